@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.provenance import provenance
+from papers.afd.reproduction import BASELINE
 from scenarios.afd import check_scenario, parse_ratios
 from scenarios.overrides import apply
 from twin.afd.bundle import Bundle
 from twin.afd.plan import make_plan
-from twin.reproductions.afd.reproduction import BASELINE
 
 SCENARIO = Path(__file__).parent.parent / "examples" / "afd-deepseek-v3.yaml"
 PAPER_SWEEP = ["sweep", str(SCENARIO), "--ratio", "1,2,4,8,16,24,32", "--json"]

@@ -24,17 +24,6 @@ def sections(titled: Iterable[Section]) -> Report:
     return Report("", blocks)
 
 
-def disagreements(claims: Iterable[Document]) -> Text:
-    """The claims that the results contradict, one a line, or `nothing`."""
-    lines = [
-        f"{claim['where']}, {claim['what']}: {claim['published']} printed, {claim['found']} found"
-        + (f"; {claim['note']}" if claim["note"] else "")
-        for claim in claims
-        if not claim["agrees"]
-    ]
-    return bullets(lines) if lines else Text("nothing")
-
-
 def bullets(lines: Iterable[str]) -> Text:
     """A list, an item a line."""
     return Text("\n".join(lines), "list")

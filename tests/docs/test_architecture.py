@@ -38,7 +38,7 @@ def allowed() -> dict[str, set[str]]:
 
 def imported(package: str) -> set[str]:
     """The other packages that a package's modules import. Commands that start the live backend are left out."""
-    names = "adapt", "adapt_measure", "adapt_text", "calibrate", "quality_runs", "validate", "serve_live"
+    names = "adapt", "adapt_measure", "adapt_text", "calibrate", "validate", "serve_live"
     commands = {f"twin/cli/{name}.py" for name in names}
     found: set[str] = set()
     for file in sorted((ROOT / package).rglob("*.py")):

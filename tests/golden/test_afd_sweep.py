@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from papers.afd.reproduction import BASELINE
 from scenarios.overrides import apply
 from twin.executors.processes import Processes
-from twin.reproductions.afd.reproduction import BASELINE
 from twin.sweeps.ratio_sweep import prepare
 
 GOLDEN = Path(__file__).with_name("afd_sweep.json")

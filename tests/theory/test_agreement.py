@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from papers.afd.reproduction import BASELINE
 from scenarios.overrides import apply
 from twin.executors.processes import Processes
-from twin.reproductions.afd.reproduction import BASELINE
 from twin.sweeps.ratio_sweep import prepare
 
 PROMISED = 0.02

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from papers.afd.reproduction import BASELINE
 from scenarios.afd import Topology, check_scenario, parse_ratios
 from scenarios.overrides import apply
 from twin.afd.bundle import Bundle
@@ -15,7 +16,6 @@ from twin.afd.plan import BundlePlan, make_plan
 from twin.afd.point import simulate
 from twin.afd.steady import SteadyState, steady_state
 from twin.afd.steps import step_table
-from twin.reproductions.afd.reproduction import BASELINE
 from workloads.traces import Trace
 
 FIXED = {

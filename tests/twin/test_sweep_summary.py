@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from papers.afd.reproduction import BASELINE
 from scenarios.afd import Topology, check_scenario, parse_ratios
 from scenarios.overrides import apply
 from twin.afd.plan import BundlePlan, make_plan
 from twin.afd.point import describe, simulate
 from twin.afd.summary import curves, idle_crossing, simulation_summary, theory_summary
-from twin.reproductions.afd.reproduction import BASELINE
 from workloads.traces import Trace
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from workloads.errors import BadInput
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from matplotlib.figure import Figure
 
     from reports.blocks import Report
@@ -27,8 +29,8 @@ REPORTS = {
 }
 """Functions of `reports` that make a result's report, by the schema of its document."""
 
-PAPER = "twin.reproduction-"
-"""Documents of reproduced papers: `twin.reproduction-<paper>[-quality]/1`, shown by `reports.reproductions.<paper>`."""
+PAPER = re.compile(r"twin\.reproduction-(?P<paper>[a-z]+)(?P<quality>-quality)?/1")
+"""Schemas of reproduced papers; `papers.<paper>` shows their documents."""
 
 
 def report(document: Document) -> Report:
@@ -44,17 +46,15 @@ def report(document: Document) -> Report:
         module, _, name = REPORTS[schema].partition(":")
         result: Report = getattr(import_module(f"reports.{module}"), name)(document)
         return result
-    paper, kind = _paper(schema)
-    if not paper:
+    paper = _paper_report(schema)
+    if paper is None:
         expected = "expected the schema of a run: a sweep, a simulation, a plan or a reproduction of this version"
         raise BadInput(expected, field="schema", value=schema)
     from reports.blocks import Picture, Report
 
-    package = f"reports.reproductions.{paper}"
-    figures = import_module(f"{package}.{kind}figures").figures(document)
-    tables = import_module(f"{package}.{kind}table").tables(document)
-    pictures = [Picture(name, svg) for name, svg in figures.items()]
-    return Report(f"The {paper} paper: printed, and computed again", [*pictures, *tables])
+    pictures = [Picture(name, svg) for name, svg in paper.figures(document).items()]
+    title = f"The {document['paper']} paper: printed, and computed again"
+    return Report(title, [*pictures, *paper.tables(document)])
 
 
 def draw(document: Document, manifest: Document) -> tuple[dict[str, str], str]:
@@ -95,12 +95,14 @@ def illustrate(document: Document, run: RunDirectory) -> None:
     run.write_text("report.html", page)
 
 
-def _paper(schema: object) -> tuple[str, str]:
-    """The reproduced paper that a schema names, if this version can show it, and the kind of its study."""
-    if not isinstance(schema, str) or not (schema.startswith(PAPER) and schema.endswith("/1")):
-        return "", ""
-    paper, _, study = schema[len(PAPER) : -len("/1")].partition("-")
-    kind = "quality_" if study == "quality" else ""
-    package = f"reports.reproductions.{paper}"
-    known = paper.isalpha() and study in ("", "quality") and find_spec(package) is not None
-    return (paper, kind) if known and find_spec(f"{package}.{kind}figures") is not None else ("", "")
+def _paper_report(schema: object) -> ModuleType | None:
+    """The module in `papers` that shows documents of a schema, if this version has one."""
+    named = PAPER.fullmatch(schema) if isinstance(schema, str) else None
+    if named is None:
+        return None
+    try:
+        return import_module(f"papers.{named['paper']}.{'quality_report' if named['quality'] else 'report'}")
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("papers."):
+            raise
+        return None

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from reports.records.run_directory import RunDirectory
 
 FLAG = Parameter(negative=())
 
@@ -70,127 +73,168 @@ def reproduce(
         Start anew even if an unfinished run exists.
     """
     from twin.api.arguments import require_at_least
-    from twin.api.drawing import illustrate
-    from twin.cli.console import note, print_json, print_table
-    from twin.cli.ratio_runs import run_folder, run_points
-    from twin.cli.sweep import load_figures
-    from twin.executors.processes import Processes, usable_cores
-    from twin.reproductions.afd import reproduction as afd
-    from workloads.errors import BadInput
 
     require_at_least("--jobs", jobs, 1)
-    if trace is not None and paper != "spear":
-        raise BadInput(f"expected it with spear only, found it with {paper}", field="--trace", value=str(trace))
+    _check_options(
+        paper,
+        {
+            "--trace": trace,
+            "--quality": quality or None,
+            "--full": full or None,
+            "--seeds": seeds,
+            "--data": data,
+            "--fit": fit,
+            "--fit-prompts": fit_prompts,
+            "--fit-data": fit_data,
+        },
+    )
     if quality:
         return _reproduce_quality(paper, full, seeds, jobs, runs, fresh=fresh, as_json=json)
-    for option, chosen in (("--full", full or None), ("--seeds", seeds)):
-        if chosen is not None:
-            raise BadInput("expected it with --quality only", field=option, value=str(chosen))
-    given = {"--data": data, "--fit": fit, "--fit-prompts": fit_prompts, "--fit-data": fit_data}
-    if paper == "fastafd":
-        return _reproduce_fastafd(data, fit, fit_prompts, fit_data, runs, as_json=json)
-    for option, value in given.items():
-        if value is not None:
-            raise BadInput(f"expected it with fastafd only, found it with {paper}", field=option, value=str(value))
-    if paper != "afd":
-        return _reproduce_serving(paper, trace, runs, jobs, as_json=json)
-    plan = afd.sweep()
-    with run_folder(plan, f"reproduce-{paper}", runs, fresh=fresh, asked={"paper": paper}) as run:
-        document = run_points(plan, run, Processes(jobs or usable_cores()), load_figures)
-        afd.annotate(document)
-        summary: dict[str, Any] = {
-            "schema": "twin.reproduction/1",
-            "paper": paper,
-            "simulated": True,
-            "optimal_ratios": afd.compare_ratios(),
-            "claims": afd.claims(document),
-            "run": document["run"],
-            "sweep": document,
-        }
-        run.write_json("summary.json", summary)
-        illustrate(document, run)
-        run.set_status(True, "complete")
-    if json:
-        print_json(summary)
-    else:
-        from reports.reproductions.afd.table import reproduction_tables
+    if paper == "afd":
+        return _reproduce_afd(runs, jobs, fresh=fresh, as_json=json)
+    return _reproduce_tables(paper, jobs, runs, trace, (data, fit, fit_prompts, fit_data), as_json=json)
 
-        print_table(reproduction_tables(summary))
-    note(f"run folder: {run.path}")
-    return 0
+
+SEEDS = 3
+"""Seeds of small models unless `--seeds` says otherwise."""
+
+PAPERS_BY_OPTION: dict[str, tuple[str, ...]] = {
+    "--trace": ("spear",),
+    "--quality": ("sun", "spear"),
+    "--full": ("sun", "spear"),
+    "--seeds": ("sun", "spear"),
+    "--data": ("fastafd",),
+    "--fit": ("fastafd",),
+    "--fit-prompts": ("fastafd",),
+    "--fit-data": ("fastafd",),
+}
+"""The papers that read an option."""
+
+
+def _check_options(paper: str, values: dict[str, Any]) -> None:
+    """Refuse options that a paper does not read.
+
+    Raises:
+        BadInput: with the option as the field.
+    """
+    from workloads.errors import BadInput
+
+    for option, value in values.items():
+        if value is None:
+            continue
+        shown = None if option == "--quality" else str(value)
+        if option in ("--full", "--seeds") and not values["--quality"]:
+            raise BadInput("expected it with --quality only", field=option, value=shown)
+        papers = PAPERS_BY_OPTION[option]
+        if paper not in papers:
+            expected = f"expected it with {' or '.join(papers)} only, found it with {paper}"
+            raise BadInput(expected, field=option, value=shown)
 
 
 def _reproduce_quality(
     paper: str, full: bool, seeds: int | None, jobs: int | None, runs: Path, *, fresh: bool, as_json: bool
 ) -> int:
-    """Reproduce a paper's claims about accuracy on small models."""
+    """Reproduce a paper's claims about accuracy on small models that are trained here, in a run that is resumed."""
+    from dataclasses import asdict
+    from importlib import import_module
+
+    from reports.records.run_directory import fingerprint, open_run
     from twin.api.arguments import require_at_least
-    from twin.cli.quality_runs import SEEDS, STUDIES, reproduce_quality
+    from twin.api.manifest import manifest
     from twin.executors.processes import usable_cores
-    from workloads.errors import BadInput
+    from workloads.errors import missing_extra
 
-    if paper not in STUDIES:
-        raise BadInput(f"expected it with {' or '.join(STUDIES)} only, found it with {paper}", field="--quality")
     require_at_least("--seeds", seeds, 1)
-    count = SEEDS if seeds is None else seeds
-    processes = jobs or usable_cores()
-    return reproduce_quality(paper, full=full, seeds=count, jobs=processes, runs=runs, fresh=fresh, as_json=as_json)
+    try:
+        study = import_module(f"papers.{paper}.training").STUDY
+    except ImportError as error:
+        raise missing_extra("live", error, field="--quality") from None
+    size, seeds = "full" if full else "reduced", seeds or SEEDS
+    sizes = asdict(study.sizes[size])
+    settings = {"paper": paper, "quality": True, "size": size, "sizes": sizes, "seeds": seeds}
+    content = manifest(settings)
+    identity = fingerprint([settings, content["version"]])
+    with open_run(runs, f"reproduce-{paper}-quality", identity, content, resume=not fresh) as run:
+        document = study.summarise(sizes, *study.train(run, size, seeds, jobs or usable_cores()))
+        _keep(document, run)
+    return _print(document, f"papers.{paper}.quality_report", as_json=as_json)
 
 
-def _reproduce_serving(paper: str, trace: Path | None, runs: Path, jobs: int | None, *, as_json: bool) -> int:
-    """Reproduce a paper on serving systems.
+def _reproduce_afd(runs: Path, jobs: int | None, *, fresh: bool, as_json: bool) -> int:
+    """Reproduce the AFD paper: one sweep, in a run that is resumed."""
+    from papers.afd import reproduction as afd
+    from twin.cli.ratio_runs import run_folder, run_points
+    from twin.cli.sweep import load_figures
+    from twin.executors.processes import Processes, usable_cores
 
-    `twin.reproductions.<paper>.reproduction` makes the document and `reports.reproductions.<paper>` shows it. SPEAR's
-    `reproduce` takes the trace first.
+    plan = afd.sweep()
+    with run_folder(plan, "reproduce-afd", runs, fresh=fresh, asked={"paper": "afd"}) as run:
+        sweep = run_points(plan, run, Processes(jobs or usable_cores()), load_figures)
+        document = afd.document(sweep)
+        _keep(document, run)
+    return _print(document, "papers.afd.report", as_json=as_json)
+
+
+def _reproduce_tables(
+    paper: str, jobs: int | None, runs: Path, trace: Path | None, fit: tuple[Any, ...], *, as_json: bool
+) -> int:
+    """Reproduce a paper on serving systems or measured bundles, in a run folder that is not resumed.
+
+    Args:
+        trace: of spear. fit: the data, ratios, prompt lengths and fitted data of fastafd.
     """
+    from reports.records.run_directory import open_run
+    from twin.api.manifest import manifest
+
+    settings, compute = _computation(paper, jobs, trace, fit)
+    with open_run(runs, f"reproduce-{paper}", "serving", manifest({"paper": paper, **settings}), resume=False) as run:
+        document = compute()
+        _keep(document, run)
+    return _print(document, f"papers.{paper}.report", as_json=as_json)
+
+
+def _computation(
+    paper: str, jobs: int | None, trace: Path | None, fit: tuple[Any, ...]
+) -> tuple[dict[str, Any], Callable[[], dict[str, Any]]]:
+    """The settings that the manifest keeps, and the program. Input files are read here: they may be unusable."""
     from importlib import import_module
 
     from twin.cli.console import note
     from twin.executors.processes import usable_cores
-    from workloads.traces import read_trace
 
-    reproduction = import_module(f"twin.reproductions.{paper}.reproduction")
-    asked: dict[str, Any] = {"paper": paper}
-    lengths: list[Any] = []
+    program = import_module(f"papers.{paper}.reproduction")
+    if paper == "fastafd":
+        data, ratios, prompts, fit_data = fit
+        steps = program.reproduce(data, program.FitChoice(ratios, prompts), fit_data)
+        return {"data": str(data), **steps["fit"]}, lambda: steps
+    count = jobs or usable_cores()
     if paper == "spear":
-        asked["trace"] = str(trace) if trace else None
-        lengths = [read_trace(trace) if trace else None]  # before there is a run folder: the file may not be one
-    return _keep_and_print(
-        asked, runs, lambda: reproduction.reproduce(*lengths, jobs or usable_cores(), note), as_json=as_json
-    )
+        from workloads.traces import read_trace
+
+        lengths = read_trace(trace) if trace else None
+        return {"trace": str(trace) if trace else None}, lambda: program.reproduce(lengths, count, note)
+    return {}, lambda: program.reproduce(count, note)
 
 
-def _reproduce_fastafd(
-    data: Path | None, fit: str | None, fit_prompts: str | None, fit_data: Path | None, runs: Path, *, as_json: bool
-) -> int:
-    """Predict measured bundles; no run folder is left where the tables or the choice of steps cannot be used."""
-    from twin.reproductions.fastafd.reproduction import FitChoice
-    from twin.reproductions.fastafd.reproduction import reproduce as reproduce_steps
+def _keep(document: dict[str, Any], run: RunDirectory) -> None:
+    """Write a document with its figures and page, and complete the run."""
+    from twin.api.drawing import illustrate
 
-    document = reproduce_steps(data, FitChoice(fit, fit_prompts), fit_data)
-    asked = {"paper": "fastafd", "data": str(data), **document["fit"]}
-    return _keep_and_print(asked, runs, lambda: document, as_json=as_json)
+    document["run"] = {"id": run.id, "directory": str(run.path)}
+    run.write_json("summary.json", document)
+    illustrate(document, run)
+    run.set_status(True, "complete")
 
 
-def _keep_and_print(asked: dict[str, Any], runs: Path, compute: Callable[[], dict[str, Any]], *, as_json: bool) -> int:
-    """Compute a reproduction's document in a run folder of its own, draw it there, and print it."""
+def _print(document: dict[str, Any], report: str, *, as_json: bool) -> int:
+    """Print a document, or its tables as a module shows them."""
     from importlib import import_module
 
-    from reports.records.run_directory import open_run
-    from twin.api.drawing import illustrate
-    from twin.api.manifest import manifest
     from twin.cli.console import note, print_json, print_table
 
-    paper = asked["paper"]
-    with open_run(runs, f"reproduce-{paper}", "serving", manifest(asked), resume=False) as run:
-        document = compute()
-        document["run"] = {"id": run.id, "directory": str(run.path)}
-        run.write_json("summary.json", document)
-        illustrate(document, run)
-        run.set_status(True, "complete")
     if as_json:
         print_json(document)
     else:
-        print_table(import_module(f"reports.reproductions.{paper}.table").tables(document))
-    note(f"run folder: {run.path}")
+        print_table(import_module(report).tables(document))
+    note(f"run folder: {document['run']['directory']}")
     return 0

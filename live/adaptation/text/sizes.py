@@ -50,28 +50,3 @@ TEXT_SIZES = {
     ),
 }
 """Sizes by name: `reduced` has 0.6 million parameters and takes two minutes on an idle core, `full` has 4 million."""
-
-
-@dataclass(frozen=True)
-class TextStudy:
-    """A language model, and the trainings that adapt it to tasks of text, as in `live.adaptation.sizes.Size`."""
-
-    model: TextSize
-    adaptation: TrainingSettings
-    retuning: TrainingSettings
-    prompts: int = 256
-
-
-TEXT_STUDIES = {
-    "reduced": TextStudy(
-        model=TEXT_SIZES["reduced"],
-        adaptation=TrainingSettings(steps=300, batch_size=8, learning_rate=2e-3),
-        retuning=TrainingSettings(steps=75, batch_size=8, learning_rate=1e-3),
-    ),
-    "full": TextStudy(
-        model=TEXT_SIZES["full"],
-        adaptation=TrainingSettings(steps=1200, batch_size=32, learning_rate=1e-3),
-        retuning=TrainingSettings(steps=400, batch_size=32, learning_rate=5e-4),
-    ),
-}
-"""Studies by the name of their size."""

@@ -1,0 +1,49 @@
+"""Claims of a paper beside the results, and the tables that show them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from reports.blocks import Table, Text
+from reports.layout import bullets, table
+
+Claim = dict[str, Any]
+
+
+def claim(where: str, what: str, published: str, found: str, agrees: bool, note: str = "") -> Claim:
+    """A claim as it is in a document: where the paper makes it, what is printed and found, and whether that agrees."""
+    return {"where": where, "what": what, "published": published, "found": found, "agrees": bool(agrees), "note": note}
+
+
+def claims_table(claims: Iterable[Claim], columns: dict[str, Callable[[Claim], str]] | None = None) -> Table:
+    """All claims, one a row, with further columns by their titles."""
+    columns = columns or {}
+    rows = table("claim", "where", "published", "found", *columns, "holds")
+    for row in claims:
+        cells = [cell(row) for cell in columns.values()]
+        rows.add_row(
+            row["what"], row["where"], row["published"], row["found"], *cells, "yes" if row["agrees"] else "no"
+        )
+    return rows
+
+
+def disagreements(claims: Iterable[Claim]) -> Text:
+    """The claims that the results contradict, one a line, or `nothing`."""
+    lines = [
+        f"{row['where']}, {row['what']}: {row['published']} printed, {row['found']} found"
+        + (f"; {row['note']}" if row["note"] else "")
+        for row in claims
+        if not row["agrees"]
+    ]
+    return bullets(lines) if lines else Text("nothing")
+
+
+def percent_range(ends: Sequence[float] | None) -> str:
+    """Two shares in per cent, such as `1.0 to 2.5`; nothing for None."""
+    return f"{100 * ends[0]:.1f} to {100 * ends[1]:.1f}" if ends else ""
+
+
+def ms(seconds: float) -> str:
+    """Milliseconds with one digit, without the unit."""
+    return f"{1e3 * seconds:.1f}"

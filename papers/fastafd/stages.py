@@ -1,0 +1,148 @@
+"""Seconds of one layer's stages, and the decode step that two alternating microbatches make of them.
+
+A bundle has one FFN tray, over whose GPUs the experts lie once, and r attention trays, each of whose GPUs holds its own
+sequences. For one microbatch of b sequences on every attention GPU, n = 4·r·b tokens reach the FFN tray. In one layer
+
+    a = b·context·V_token / bandwidth + s·b                      the attention GPU,
+    f = distinct(n)·expert bytes / (4·bandwidth)
+        + (8·n/4)·(6·H·I / FLOP/s + 3·H / link) / η + d·r        the FFN GPU,
+    c                                                            the way there and back, which nothing hides.
+
+V_token, the expert's bytes and FLOPs follow from the model file (AFD eq. 24 and 27), the rates are the hardware file's
+peaks, and η, s, d and c are fitted (`papers.fastafd.fitting`). Few tokens do not touch every expert:
+distinct(n) = E (1 − (1 − k/E)^n) of E experts, for tokens that choose k of them evenly. A row is sent in 8 bits and
+returned in 16 (eq. 34), once for every expert that it goes to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from latency_models.deployment.hardware import WEIGHT_BYTES, Hardware
+from latency_models.deployment.models import ExpertFFN, Model
+from papers.fastafd.measurements import TRAY
+from workloads.errors import BadInput
+
+KV_BYTES = 2.0
+"""Bytes of one element of the KV cache. The measured capacities imply 16 bits."""
+
+ROW_BYTES = 3.0
+"""Bytes of one activation element to an expert and back: 8 bits and 16 (eq. 34)."""
+
+MICROBATCHES = 2
+PRECISION: Final = "fp8"
+
+
+@dataclass(frozen=True, slots=True)
+class BundleParameters:
+    """The fitted numbers of a bundle; seconds are of one layer and microbatch.
+
+    Attributes:
+        sequence_seconds: s, of an attention GPU for each of its sequences, beside reading their KV cache.
+        row_efficiency: η, share of the peak FLOP/s and link rate that the experts' rows reach.
+        tray_seconds: d, of an FFN GPU for each attention tray that it receives from and returns to.
+        exchange_seconds: c, of the way to the FFN and back.
+    """
+
+    sequence_seconds: float
+    row_efficiency: float
+    tray_seconds: float
+    exchange_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStages:
+    """Stage times of one layer of a mixture-of-experts model on one kind of GPU."""
+
+    hardware: Hardware
+    model: Model
+
+    @property
+    def experts(self) -> ExpertFFN:
+        """The model's experts.
+
+        Raises:
+            BadInput: the model has none.
+        """
+        if not isinstance(self.model.ffn, ExpertFFN):
+            raise BadInput("expected a mixture of experts", field="model", value=self.model.name)
+        return self.model.ffn
+
+    def kv_read(self, sequences: float, context: int) -> float:
+        """Reading the KV cache of so many sequences at the full memory bandwidth."""
+        return sequences * context * self.model.kv_bytes(KV_BYTES) / self.hardware.memory_bandwidth
+
+    def expert_read(self, tokens: float, gpus: int) -> float:
+        """Reading the weights of the experts that `tokens` choose, on one of the `gpus` that share them evenly."""
+        ffn = self.experts
+        distinct = distinct_experts(tokens, ffn.experts, ffn.experts_per_token)
+        weights = distinct * ffn.expert_weights(self.model.hidden_size) * WEIGHT_BYTES[PRECISION]
+        return weights / gpus / self.hardware.memory_bandwidth
+
+    def rows(self, tokens: float, gpus: int, efficiency: float) -> float:
+        """Receiving, computing and returning the rows that `tokens` send to one of the `gpus`."""
+        hidden, ffn = self.model.hidden_size, self.experts
+        compute = ffn.row_flops(hidden) / self.hardware.flops(PRECISION)
+        transfer = ROW_BYTES * hidden / self.hardware.network.intra_node
+        return tokens * ffn.experts_per_token / gpus * (compute + transfer) / efficiency
+
+    def attention(self, parameters: BundleParameters, sequences: float, context: int) -> float:
+        """One microbatch on an attention GPU, a."""
+        return self.kv_read(sequences, context) + parameters.sequence_seconds * sequences
+
+    def ffn(self, parameters: BundleParameters, sequences: float, ratio: float) -> float:
+        """One microbatch on a GPU of the FFN tray, f, with `sequences` from every attention GPU."""
+        tokens = TRAY * ratio * sequences
+        busy = self.expert_read(tokens, TRAY) + self.rows(tokens, TRAY, parameters.row_efficiency)
+        return busy + parameters.tray_seconds * ratio
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedStep:
+    """One decode step. `bound`: what sets its length: `attention`, `ffn`, or the `round trip` of one microbatch."""
+
+    tpot: float
+    bound: str
+
+
+def predict_step(
+    stages: LayerStages, parameters: BundleParameters, prompt_tokens: int, batch_size: int, ratio: float
+) -> PredictedStep:
+    """The decode step of a bundle with one FFN tray and `ratio` attention trays."""
+    sizes = microbatch_sizes(batch_size)
+    attention = [stages.attention(parameters, size, prompt_tokens) for size in sizes]
+    ffn = [stages.ffn(parameters, size, ratio) for size in sizes]
+    periods = layer_periods(attention, ffn, parameters.exchange_seconds)
+    bound = max(periods, key=periods.__getitem__)
+    return PredictedStep(periods[bound] * stages.model.layers, bound)
+
+
+def layer_periods(attention: Sequence[float], ffn: Sequence[float], exchange: float) -> dict[str, float]:
+    """Lower bounds of the time in which every microbatch passes one layer; the largest is exact.
+
+    Attention and FFN each serve one microbatch at a time, in a fixed order, and the exchange is a delay. The period of
+    such a ring is the largest cycle mean of its event graph: all attention, all FFN, or one microbatch that never
+    waits (`docs/explanation/afd-theory.md`).
+    """
+    return {
+        "attention": sum(attention),
+        "ffn": sum(ffn),
+        "round trip": max(a + f for a, f in zip(attention, ffn, strict=True)) + exchange,
+    }
+
+
+def microbatch_sizes(batch_size: int) -> list[int]:
+    """The sequences of each microbatch: two halves, or a single one of one sequence."""
+    return [size for size in (-(-batch_size // MICROBATCHES), batch_size // MICROBATCHES) if size]
+
+
+def distinct_experts(tokens: float, experts: int, per_token: int) -> float:
+    """Mean number of experts that some of the tokens choose, if each chooses `per_token` of them evenly."""
+    return float(experts * (1 - (1 - per_token / experts) ** tokens))
+
+
+def throughput_per_gpu(batch_size: int, ratio: float, tpot: float) -> float:
+    """Output tokens a second and GPU of a bundle, its FFN tray included."""
+    return batch_size * ratio / (ratio + 1) / tpot

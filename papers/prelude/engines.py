@@ -1,0 +1,342 @@
+"""Tables 4 to 6 of the Prelude paper from three costs an engine: what a request, a step and a token take.
+
+Every prediction is a closed loop through the twin's own schedulers, with as many requests as the paper sent. A client
+waits as long between an answer and its next request as Table 4 shows. The variation of that time is not printed, and
+exponential is assumed: clients that never vary would stay in step with each other, unlike real ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import brentq, minimize_scalar
+
+from latency_models.deployment.hardware import load_hardware
+from latency_models.deployment.models import load_model
+from latency_models.sources.linear import LinearStepTime
+from papers.prelude.hardware import floor_seconds, step_line
+from papers.prelude.published import (
+    PROMPT_TOKENS,
+    ServingRow,
+    SweepRow,
+    decode_rows,
+    one_shot_rows,
+    sweep_rows,
+)
+from schedulers.batches import Batch
+from twin.serving.plan.plan import ServingPlan
+from twin.serving.results.uncertainty import combine
+from twin.serving.run.simulation import Run, Simulation
+from twin.sweeps.serving_sweep import prepare
+
+FITTED = (1, 16, 96)
+"""Concurrencies of Table 5 that parameters are fitted to; the others are predicted."""
+
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Shares of a lone request's fixed time that may block the engine. Throughput alone does not determine the share."""
+
+FITTING, PREDICTING = range(4), range(4, 12)
+"""Replications. Predictions are made with other random numbers than the fit."""
+
+
+@dataclass(frozen=True)
+class EngineCosts:
+    """The costs of an engine, seconds.
+
+    `client` lies between an answer and the next request; `host` is of a request, beside other requests' work;
+    `overhead` a step; `per_prompt` of a step for each prompt of it.
+    """
+
+    client: float
+    host: float
+    overhead: float
+    per_prompt: float
+
+
+class HeldUp(LinearStepTime):
+    """A line, and `per_prompt` further seconds for each prompt: work of the host for which the whole step waits."""
+
+    def __init__(self, overhead: float, per_token: float, per_kv_token: float, per_prompt: float) -> None:
+        super().__init__(overhead, per_token, per_kv_token)
+        self.per_prompt = per_prompt
+
+    def seconds(self, batch: Batch) -> float:
+        """Duration of one step, seconds."""
+        return super().seconds(batch) + self.per_prompt * len(batch.chunks)
+
+
+# -- Table 5 -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SweepTask:
+    """Fit one engine's costs to the rows `fitted` of Table 5, and predict every row."""
+
+    engine: str
+    fitted: tuple[int, ...] = FITTED
+    shares: tuple[float, ...] = SHARES
+
+    def run(self) -> dict[str, Any]:
+        """See `fit_sweep`."""
+        client = one_shot_rows()[self.engine].client_seconds
+        return fit_sweep(self.engine, sweep_rows(), client, self.fitted, self.shares)
+
+
+def sweep_rates(one_shot: bool, costs: EngineCosts, concurrency: int, replications: Sequence[int]) -> list[float]:
+    """Throughput (requests/s) of 200 requests of 512 tokens in a closed loop, one entry for each replication.
+
+    `one_shot`: the engine has the class; otherwise it serves such requests like generations.
+    """
+    plan = _waiting(_plan(one_shot, 200, PROMPT_TOKENS, 1, concurrency), costs.client + costs.host)
+    plan = plan.with_step_time(LinearStepTime(costs.overhead, costs.per_prompt / PROMPT_TOKENS))
+    return [len(run.columns.last_token) / max(run.columns.last_token) for run in _runs(plan, replications)]
+
+
+def split_costs(alone: float, client: float, per_prompt: float, share: float) -> EngineCosts:
+    """The costs of an engine that answers a lone request every `alone` seconds.
+
+    The time that neither the client nor the prompt takes is fixed, and `share` of it blocks the engine.
+    """
+    fixed = alone - client - per_prompt
+    return EngineCosts(client, (1 - share) * fixed, share * fixed, per_prompt)
+
+
+def fit_share(
+    engine: str, rows: Sequence[SweepRow], client: float, floor: float, share: float
+) -> tuple[EngineCosts, float]:
+    """Costs with the best `per_prompt` for one share, and the root mean square of the relative errors over `rows`.
+
+    The mean of the row with one client is met for any `per_prompt`, which is at least `floor`.
+    """
+    alone = 1 / next(row.rates[engine] for row in rows if row.concurrency == 1)
+    others = [row for row in rows if row.concurrency > 1]
+
+    def misfit(per_prompt: float) -> float:
+        costs = split_costs(alone, client, per_prompt, share)
+        errors = [
+            np.mean(sweep_rates(_has_class(engine), costs, row.concurrency, FITTING)) / row.rates[engine] - 1
+            for row in others
+        ]
+        return float(np.sqrt(np.mean(np.square(errors))))
+
+    found = minimize_scalar(misfit, bounds=(floor, alone - client), method="bounded", options={"xatol": 2e-5})
+    return split_costs(alone, client, float(found.x), share), float(found.fun)
+
+
+def fit_sweep(
+    engine: str,
+    rows: Sequence[SweepRow],
+    client: float,
+    fitted: Sequence[int] = FITTED,
+    shares: Sequence[float] = SHARES,
+) -> dict[str, Any]:
+    """Fit one engine's costs to some rows of Table 5, and predict all rows; the first row has one client.
+
+    `shares` has the best fit for each share of the fixed time that may block the engine. `any_share` of a row is the
+    range of predictions over these fits, which the fitted rows leave open. `switched` is a row's prediction with the
+    one-shot class switched.
+    """
+    model, hardware = load_model("qwen3-4b"), load_hardware("h200-sxm")
+    floor = floor_seconds(model, hardware, 1, PROMPT_TOKENS)
+    chosen = [row for row in rows if row.concurrency in fitted]
+    fits = [(share, *fit_share(engine, chosen, client, floor, share)) for share in shares]
+    best = min(range(len(fits)), key=lambda index: fits[index][2])
+    share, costs, misfit = fits[best]
+    predicted = {
+        row.concurrency: [
+            _interval(sweep_rates(_has_class(engine), each, row.concurrency, PREDICTING)) for _, each, _ in fits
+        ]
+        for row in rows
+    }
+    return {
+        "engine": engine,
+        "fitted": list(fitted),
+        "share": share,
+        **dataclasses.asdict(costs),
+        "misfit": misfit,
+        "floor_per_prompt": floor,
+        "shares": [{"share": each, "misfit": error, **dataclasses.asdict(part)} for each, part, error in fits],
+        "rows": [
+            {
+                "concurrency": row.concurrency,
+                "fitted": row.concurrency in fitted,
+                "published": row.rates[engine],
+                **predicted[row.concurrency][best],
+                "error": predicted[row.concurrency][best]["predicted"] / row.rates[engine] - 1,
+                "any_share": [
+                    min(each["predicted"] for each in predicted[row.concurrency]),
+                    max(each["predicted"] for each in predicted[row.concurrency]),
+                ],
+                "switched": float(np.mean(sweep_rates(not _has_class(engine), costs, row.concurrency, PREDICTING))),
+                "of_floor": row.rates[engine] * floor,
+            }
+            for row in rows
+        ],
+        "latency_alone": 1 / rows[0].rates[engine] - client,
+    }
+
+
+# -- Tables 4 and 6 ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DecodeTask:
+    """Predict one engine's row of Table 6, under one interpretation of its fixed time."""
+
+    engine: str
+    held: bool
+
+    def run(self) -> dict[str, Any]:
+        """See `predict_decode`."""
+        return predict_decode(one_shot_rows()[self.engine], decode_rows()[self.engine], self.held)
+
+
+def predict_decode(alone: ServingRow, control: ServingRow, held: bool) -> dict[str, Any]:
+    """Predict TTFT, E2E and throughput of Table 6 from Table 4 and the TPOT.
+
+    A lone request's TTFT beyond a step is the host's. One client cannot show whether that time overlaps with other
+    requests' work or blocks the engine (`held`), so both are tried.
+
+    Args:
+        alone, control: one engine's rows of Tables 4 and 6.
+    """
+    hardware = load_hardware("h200-sxm")
+    _, per_token, per_kv_token = step_line(load_model("qwen3-0.6b"), hardware)
+    tokens = round(alone.prompt_tokens)
+    plan = _plan(_has_class(alone.engine), control.requests, tokens, control.output_tokens, control.concurrency)
+
+    def costs(overhead: float) -> EngineCosts:
+        fixed = alone.ttft - overhead - per_token * tokens
+        return EngineCosts(alone.client_seconds, 0.0 if held else fixed, overhead, fixed if held else 0.0)
+
+    @functools.cache
+    def measured(overhead: float, replications: Sequence[int]) -> list[dict[str, float]]:
+        each = costs(overhead)
+        line = HeldUp(each.overhead, per_token, per_kv_token, each.per_prompt)
+        timed = _waiting(plan, each.client + each.host).with_step_time(line)
+        return [_latencies(run, each.host) for run in _runs(timed, replications)]
+
+    assert control.tpot is not None
+    goal = control.tpot
+
+    def excess(overhead: float) -> float:
+        return float(np.mean([run["tpot"] for run in measured(overhead, FITTING)])) - goal
+
+    feasible = excess(0.0) < 0
+    overhead = float(brentq(excess, 0.0, goal, xtol=1e-6)) if feasible else 0.0
+    mean, intervals = combine(measured(overhead, PREDICTING))
+    published = {"ttft": control.ttft, "tpot": control.tpot, "e2e": control.e2e, "rate": control.rate}
+    return {
+        "engine": alone.engine,
+        "held": held,
+        "feasible": feasible,
+        **dataclasses.asdict(costs(overhead)),
+        "rows": [
+            {
+                "metric": metric,
+                "fitted": metric == "tpot",
+                "published": value,
+                "predicted": mean[metric],
+                "interval": intervals[metric]["confidence"],
+                "error": mean[metric] / value - 1,
+            }
+            for metric, value in published.items()
+        ],
+    }
+
+
+def floors(one_shot: dict[str, ServingRow], sweep: Sequence[SweepRow]) -> list[dict[str, Any]]:
+    """Each engine's best beside the peak of one H200: TTFT of Table 4, the most requests/s of Table 5."""
+    hardware = load_hardware("h200-sxm")
+    small, large = load_model("qwen3-0.6b"), load_model("qwen3-4b")
+    most = 1 / floor_seconds(large, hardware, 1, PROMPT_TOKENS)
+    found = []
+    for engine, row in one_shot.items():
+        least = floor_seconds(small, hardware, 1, round(row.prompt_tokens))
+        best = max(sweep, key=lambda each: each.rates[engine])
+        found.append(
+            {
+                "engine": engine,
+                "ttft": row.ttft,
+                "ttft_floor": least,
+                "best_rate": best.rates[engine],
+                "best_concurrency": best.concurrency,
+                "rate_ceiling": most,
+            }
+        )
+    return found
+
+
+# -- the closed loop ---------------------------------------------------------------------------------------------------
+
+
+def _has_class(engine: str) -> bool:
+    return engine == "prelude"
+
+
+def _plan(one_shot: bool, requests: int, prompt: int, output: int, concurrency: int) -> ServingPlan:
+    """The paper's load on one engine. Budgets are production defaults of vLLM on such a device; Prelude's are not
+    printed, and taken to be alike. `max_num_seqs` is above every concurrency.
+    """
+    document = {
+        "schema": "twin.scenario/1",
+        "kind": "serving",
+        "name": "prelude-tables",
+        "detail": False,
+        "workload": {
+            "requests": requests,
+            "prefill": {"distribution": "fixed", "mean": prompt},
+            "decode": {"distribution": "fixed", "mean": output},
+            "arrivals": {"process": "closed_loop", "concurrency": concurrency, "think_cv": 1.0},
+        },
+        "engine": {
+            "num_gpu_blocks": 40_000,
+            "max_num_batched_tokens": 8192,
+            "max_num_seqs": 256,
+            "one_shot": {"tokens": 8192, "sequences": 256} if one_shot else None,
+        },
+        "step_time": {"source": "linear", "overhead": 0.0},
+    }
+    return prepare(document, Path("prelude")).cases[0].plan
+
+
+def _waiting(plan: ServingPlan, think: float) -> ServingPlan:
+    """The plan with clients who take `think` seconds in the mean. A host beside the engine delays no one else: for
+    throughput it is the same as a slower client.
+    """
+    workload = plan.scenario.workload
+    arrivals = workload.arrivals.model_copy(update={"think": think})
+    workload = workload.model_copy(update={"arrivals": arrivals})
+    return dataclasses.replace(plan, scenario=plan.scenario.model_copy(update={"workload": workload}))
+
+
+def _runs(plan: ServingPlan, replications: Sequence[int]) -> list[Run]:
+    return [Simulation(plan, replication).run() for replication in replications]
+
+
+def _latencies(run: Run, host: float) -> dict[str, float]:
+    """Means as the paper's harness reports them; `host` is the time of a request before the engine sees it."""
+    arrival, first, last = (np.array(getattr(run.columns, name)) for name in ("arrival", "first_token", "last_token"))
+    tokens = np.array(run.columns.output_tokens)
+    return {
+        "ttft": float((first - arrival).mean()) + host,
+        "tpot": float(((last - first) / np.maximum(tokens - 1, 1)).mean()),
+        "e2e": float((last - arrival).mean()) + host,
+        "rate": len(last) / float(last.max()),
+    }
+
+
+def _interval(rates: Sequence[float]) -> dict[str, Any]:
+    """The mean with its 95 % interval, and the 95 % range of one more run of 200 requests."""
+    mean, intervals = combine([{"rate": rate} for rate in rates])
+    return {
+        "predicted": mean["rate"],
+        "interval": intervals["rate"]["confidence"],
+        "one_run": intervals["rate"]["prediction"],
+    }

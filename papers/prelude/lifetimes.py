@@ -1,0 +1,239 @@
+"""Judges among chats: the cost of a decode-shaped lifetime, and the savings of Prelude's one-shot class (section 3).
+
+Five engines serve the same requests in the same order: with and without the one-shot class, each with blocks taken as
+they are needed (vLLM) and with the whole answer's blocks taken at admission; and one that takes judges for chats, with
+the chats' limit on the answer, and so reserves blocks that they never use.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latency_models.deployment.hardware import load_hardware
+from latency_models.deployment.models import load_model
+from papers.prelude.hardware import step_line
+from reports.metrics import spread
+from scenarios.overrides import Settings
+from schedulers.batches import Batch
+from schedulers.engine_core import EngineCore
+from schedulers.sequence import WAITING
+from twin.serving.engine.engine import Engine
+from twin.serving.results.uncertainty import combine, flatten
+from twin.serving.run.simulation import Run, Simulation
+from twin.sweeps.serving_sweep import prepare
+
+JUDGE = 1
+"""The priority of judges. Under first come, first served it orders nothing, but tells them from chats."""
+
+REPLICATIONS = 5
+
+VARIANTS: dict[str, Settings] = {
+    "one-shot": {},
+    "decode-shaped": {"engine.one_shot": None},
+    "one-shot, answers reserved": {"engine.kv_reservation": "max_tokens"},
+    "decode-shaped, answers reserved": {"engine.one_shot": None, "engine.kv_reservation": "max_tokens"},
+    "judges as chats, answers reserved": {"engine.one_shot": None, "engine.kv_reservation": "max_tokens"},
+}
+COMPARED = [
+    ("one-shot", "decode-shaped"),
+    ("one-shot, answers reserved", "decode-shaped, answers reserved"),
+    ("one-shot, answers reserved", "judges as chats, answers reserved"),
+]
+LOADS: dict[str, Settings] = {
+    "open": {},
+    "saturated": {"workload.arrivals": {"process": "closed_loop", "concurrency": 64}},
+}
+"""Loads: Poisson arrivals below capacity, and 64 clients that keep the engine full, which shows the capacity."""
+
+
+@dataclass(frozen=True)
+class LifetimeTask:
+    """One run."""
+
+    load: str
+    variant: str
+    replication: int
+    requests: int
+
+    def run(self) -> dict[str, Any]:
+        """The run's metrics; seconds, blocks, tokens/s, requests/s."""
+        document, settings = variant(self.variant, self.load, self.requests)
+        plan = prepare(document, Path("prelude-judges"), [settings]).cases[0].plan
+        meter = Meter()
+        return meter.report(Simulation(plan, self.replication, watch=meter).run())
+
+
+def scenario() -> dict[str, Any]:
+    """`examples/prelude-judges.yaml`: three judges to a chat on Qwen3-32B, one H200, a roofline's step time.
+
+    KV memory is tight: enough for the tokens that chats use, not for their limits.
+    """
+    overhead, per_token, per_kv_token = step_line(load_model("qwen3-32b"), load_hardware("h200-sxm"))
+    return {
+        "schema": "twin.scenario/1",
+        "kind": "serving",
+        "name": "prelude-judges",
+        "description": "Judges among chats on one engine, judges under the one-shot contract",
+        "seed": 1,
+        "workload": {
+            "requests": 3000,
+            "max_tokens": 4096,
+            "tasks": [
+                {
+                    "task": "generate",
+                    "weight": 1,
+                    "prefill": {"distribution": "lognormal", "mean": 1500, "cv": 1.0},
+                    "decode": {"distribution": "geometric", "mean": 400},
+                },
+                {
+                    "task": "score",
+                    "weight": 3,
+                    "prefill": {"distribution": "fixed", "mean": 600},
+                    "priority": JUDGE,
+                },
+            ],
+            "arrivals": {"process": "poisson", "rate": 5},
+        },
+        "engine": {
+            "kv_memory": {
+                "memory": load_hardware("h200-sxm").memory_capacity,
+                "gpu_memory_utilization": 0.65,
+                "model": "qwen3-32b",
+            },
+            "max_num_batched_tokens": 2048,
+            "max_num_seqs": 256,
+            "one_shot": {"tokens": 2048, "sequences": 256},
+        },
+        "step_time": {
+            "source": "linear",
+            "overhead": overhead,
+            "per_token": per_token,
+            "per_kv_token": per_kv_token,
+        },
+    }
+
+
+def variant(name: str, load: str, requests: int) -> tuple[dict[str, Any], Settings]:
+    """The scenario of one engine, and the settings that set it apart."""
+    document = copy.deepcopy(scenario()) | {"fast_forward": False}  # the meter sees what is not passed over
+    document["workload"]["requests"] = requests
+    if name.startswith("judges as chats"):
+        document["workload"]["tasks"][1] |= {"task": "generate", "decode": {"distribution": "fixed", "mean": 1}}
+    return document, {**VARIANTS[name], **LOADS[load]}
+
+
+def tasks(requests: int = 3000, replications: int = REPLICATIONS) -> list[LifetimeTask]:
+    """Every run. Replication i has the same requests, at the same times when open, in every variant."""
+    return [
+        LifetimeTask(load, name, replication, requests)
+        for load in LOADS
+        for name in VARIANTS
+        for replication in range(replications)
+    ]
+
+
+def summarise_lifetimes(results: Mapping[LifetimeTask, dict[str, Any]]) -> dict[str, Any]:
+    """Means and 95 % intervals of every variant, and of the differences between the variants of each comparison.
+
+    Differences are between runs with the same requests, so that common variation cancels. `results` are in
+    the order of `tasks`.
+    """
+    found: dict[str, Any] = {}
+    for load in LOADS:
+        runs = {
+            name: [result for task, result in results.items() if (task.load, task.variant) == (load, name)]
+            for name in VARIANTS
+        }
+        found[load] = {
+            "variants": [{"variant": name, **combined(runs[name])} for name in VARIANTS],
+            "differences": [
+                {
+                    "of": first,
+                    "to": second,
+                    **combined([_difference(a, b) for a, b in zip(runs[first], runs[second], strict=True)]),
+                }
+                for first, second in COMPARED
+            ],
+        }
+    return {"scenario": scenario(), "loads": found}
+
+
+class Meter:
+    """Integrates the blocks of judges and of all requests over a run. For one engine, without fast-forwarding.
+
+    Attributes:
+        judges: ids of the judges seen so far.
+        block_seconds, slot_seconds: blocks and slots of judges, integrated over time.
+        all_block_seconds: of all. peak, judge_peak: the most blocks in a step, of all and of judges.
+        blocks: the pool.
+    """
+
+    def __init__(self) -> None:
+        self.judges: set[int] = set()
+        self.block_seconds = self.slot_seconds = self.all_block_seconds = 0.0
+        self.peak = self.judge_peak = self.blocks = 0
+
+    def __call__(self, engine: Engine, batch: Batch, start: float, end: float) -> None:
+        """Account for one step. A request that does not wait holds its blocks, with or without a chunk in this step."""
+        core = engine.core
+        assert isinstance(core, EngineCore)
+        judges = [
+            sequence
+            for sequence in core.sequences.values()
+            if sequence.request.priority == JUDGE and sequence.state != WAITING
+        ]
+        self.judges.update(sequence.request.id for sequence in judges)
+        held = sum(core.kv_cache.num_blocks_of(sequence.blocks) for sequence in judges)
+        everything = core.kv_cache.num_blocks - core.kv_cache.num_free_blocks
+        self.block_seconds += held * (end - start)
+        self.all_block_seconds += everything * (end - start)
+        self.slot_seconds += sum(sequence in core.running for sequence in judges) * (end - start)
+        self.peak, self.judge_peak = max(self.peak, everything), max(self.judge_peak, held)
+        self.blocks = core.kv_cache.num_blocks
+
+    def report(self, run: Run) -> dict[str, Any]:
+        """The run's metrics, chats and judges apart."""
+        table = run.columns.table()
+        judge = np.isin(table["id"], list(self.judges))
+        tokens, first, last = table["output_tokens"], table["first_token"], table["last_token"]
+        ttft, several = first - table["arrival"], ~judge & (tokens > 1)
+        tpot = (last[several] - first[several]) / (tokens[several] - 1)
+        return {
+            "requests_per_second": len(tokens) / run.end,
+            "chat_tokens_per_second": float(tokens[~judge].sum()) / run.end,
+            "chat_ttft": _mean_and_tail(ttft[~judge]),
+            "chat_tpot": _mean_and_tail(tpot),
+            "judge_ttft": _mean_and_tail(ttft[judge]),
+            "kv_blocks": self.blocks,
+            "kv_blocks_held": self.all_block_seconds / run.end,
+            "kv_blocks_peak": self.peak,
+            "judge_blocks_held": self.block_seconds / run.end,
+            "judge_blocks_peak": self.judge_peak,
+            "judge_block_seconds": self.block_seconds / int(judge.sum()),
+            "judge_slots": self.slot_seconds / run.end,
+            "preemptions": int(table["preemptions"].sum()),
+        }
+
+
+def _mean_and_tail(values: NDArray[np.float64]) -> dict[str, float]:
+    found = spread(values)
+    assert found is not None
+    return {"mean": found["mean"], "p95": found["p95"]}
+
+
+def combined(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The mean of every metric over replications, with its 95 % interval."""
+    mean, intervals = combine(runs)
+    return {"mean": mean, "intervals": {name: each["confidence"] for name, each in intervals.items()}}
+
+
+def _difference(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    one, other = flatten(first), flatten(second)
+    return {name: value - other[name] for name, value in one.items()}  # type: ignore[operator]  # none is missing

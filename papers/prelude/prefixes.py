@@ -1,0 +1,184 @@
+"""Prefix-led planning: one request computes a cold rubric while its peers wait a step (Prelude 3, "Waiting versus
+batching"), against computing it for each of them, and against an engine that can share within a step.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latency_models.deployment.hardware import load_hardware
+from latency_models.deployment.models import load_model
+from papers.prelude.hardware import step_line
+from papers.prelude.lifetimes import combined
+from reports.metrics import spread
+from scenarios.overrides import Settings
+from schedulers.engine_core import EngineCore
+from twin.serving.results.uncertainty import flatten
+from twin.serving.run.simulation import Simulation
+from twin.sweeps.serving_sweep import prepare
+
+REPLICATIONS = 5
+
+VARIANTS: dict[str, Settings] = {
+    "led": {},
+    "not led": {"engine.in_batch_prefix_caching": False},
+    "shared within a step": {"engine.in_batch_prefix_caching": False, "engine.cache_blocks_on": "scheduled"},
+    "no prefix cache": {"engine.in_batch_prefix_caching": False, "engine.enable_prefix_caching": False},
+}
+COLD_JOBS = (4, 16, 64, 256)
+"""Requests of an evaluation job that come at once, with one rubric that is not cached yet."""
+
+BLOCK_TOKENS = 16
+
+ITEM_TOKENS = 128
+"""Tokens that each request of such a job adds to the rubric."""
+
+
+@dataclass(frozen=True)
+class PrefixTask:
+    """One run: of steady traffic, or of a cold job of `peers` requests (0: steady)."""
+
+    variant: str
+    replication: int
+    requests: int
+    peers: int = 0
+
+    def run(self) -> dict[str, Any]:
+        """Tokens computed and spared, TTFT in seconds, requests/s."""
+        document = cold_job(self.peers) if self.peers else copy.deepcopy(scenario())
+        document["workload"]["requests"] = self.requests
+        plan = prepare(document, Path("prelude-rubric"), [VARIANTS[self.variant]]).cases[0].plan
+        simulation = Simulation(plan, self.replication)
+        run, (engine,) = simulation.run(), simulation.system.engines()
+        core = engine.core
+        assert isinstance(core, EngineCore)
+        first, arrival = (np.array(getattr(run.columns, name)) for name in ("first_token", "arrival"))
+        ttft = spread(first - arrival)
+        assert ttft is not None
+        return {
+            "computed_tokens": core.prefill_tokens,
+            "cached_tokens": core.cached_tokens,
+            "steps": run.logs[0].num_steps,
+            "ttft": {"mean": ttft["mean"], "p95": ttft["p95"]},
+            "requests_per_second": len(first) / run.end,
+        }
+
+
+def scenario() -> dict[str, Any]:
+    """`examples/prelude-rubric.yaml`: scores against 64 rubrics in bursts, on Qwen3-4B, with a cache that forgets."""
+    overhead, per_token, per_kv_token = step_line(load_model("qwen3-4b"), load_hardware("h200-sxm"))
+    return {
+        "schema": "twin.scenario/1",
+        "kind": "serving",
+        "name": "prelude-rubric",
+        "description": "Scores against shared rubrics, cold ones led by one request",
+        "seed": 1,
+        "workload": {
+            "requests": 4000,
+            "tasks": [
+                {"task": "score", "weight": 1, "prefill": {"distribution": "uniform", "low": 576, "high": 704}},
+            ],
+            "prefixes": {"groups": 64, "tokens": 512, "zipf": 1.0, "cache_suffix": True, "block_tokens": BLOCK_TOKENS},
+            "arrivals": {"process": "gamma", "rate": 200, "cv": 4.0},
+        },
+        "engine": {
+            "num_gpu_blocks": 2000,
+            "block_size": BLOCK_TOKENS,
+            "max_num_batched_tokens": 8192,
+            "max_num_seqs": 256,
+            "cache_blocks_on": "computed",
+            "in_batch_prefix_caching": True,
+            "one_shot": {"tokens": 8192, "sequences": 256},
+        },
+        "step_time": {
+            "source": "linear",
+            "overhead": overhead,
+            "per_token": per_token,
+            "per_kv_token": per_kv_token,
+        },
+    }
+
+
+def cold_tokens(peers: int, rubric: int, item: int, block: int, budget: int, led: bool) -> int:
+    """Prompt tokens computed for `peers` requests that wait together with one cold rubric: the closed form.
+
+    A hit spares the rubric's full blocks. Led, the first request computes the whole of its prompt and all others their
+    rest. Not led, every request that fits into the first step's `budget` computes the whole.
+
+    Args:
+        rubric, item: tokens that requests share, and that each adds. block: tokens of a block.
+    """
+    whole = rubric + item
+    spared = rubric // block * block
+    first = 1 if led else min(peers, budget // whole)
+    return first * whole + (peers - first) * (whole - spared)
+
+
+def cold_job(peers: int) -> dict[str, Any]:
+    """The scenario with one job of `peers` requests at once, and nothing else."""
+    document = copy.deepcopy(scenario())
+    rubric = document["workload"]["prefixes"]["tokens"]
+    document["engine"]["num_gpu_blocks"] = 20_000  # nothing is forgotten
+    document["workload"] |= {
+        "requests": peers,
+        "tasks": [{"task": "score", "weight": 1, "prefill": {"distribution": "fixed", "mean": rubric + ITEM_TOKENS}}],
+        "prefixes": {"groups": 1, "tokens": rubric, "block_tokens": BLOCK_TOKENS},
+        "arrivals": {"process": "closed_loop", "concurrency": peers},
+    }
+    return document
+
+
+def tasks(requests: int = 4000, replications: int = REPLICATIONS) -> list[PrefixTask]:
+    """Every run."""
+    steady = [PrefixTask(name, replication, requests) for name in VARIANTS for replication in range(replications)]
+    return steady + [PrefixTask(name, 0, peers, peers) for peers in COLD_JOBS for name in VARIANTS]
+
+
+def summarise_prefixes(results: Mapping[PrefixTask, dict[str, Any]]) -> dict[str, Any]:
+    """Steady traffic with 95 % intervals, led against each other engine run by run; cold jobs beside the closed form.
+
+    `results` are in the order of `tasks`.
+    """
+    runs = {
+        name: [result for task, result in results.items() if task.variant == name and not task.peers]
+        for name in VARIANTS
+    }
+    jobs = {
+        peers: {task.variant: result for task, result in results.items() if task.peers == peers} for peers in COLD_JOBS
+    }
+    return {
+        "scenario": scenario(),
+        "steady": [{"variant": name, **combined(runs[name])} for name in VARIANTS],
+        "led_over": [
+            {"variant": name, **combined([_ratio(a, b) for a, b in zip(runs["led"], runs[name], strict=True)])}
+            for name in VARIANTS
+            if name != "led"
+        ],
+        "cold": [_cold(peers, found) for peers, found in jobs.items()],
+    }
+
+
+def _cold(peers: int, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    document = cold_job(peers)
+    rubric, budget = document["workload"]["prefixes"]["tokens"], document["engine"]["one_shot"]["tokens"]
+    return {
+        "peers": peers,
+        "expected": {
+            name: cold_tokens(peers, rubric, ITEM_TOKENS, BLOCK_TOKENS, budget, led)
+            for name, led in (("led", True), ("not led", False))
+        },
+        "runs": found,
+    }
+
+
+def _ratio(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """First over second, metric by metric; None where the second is 0."""
+    other = flatten(second)
+    return {name: value / below if value is not None and (below := other[name]) else None
+            for name, value in flatten(first).items()}  # fmt: skip

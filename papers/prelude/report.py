@@ -1,0 +1,216 @@
+"""Tables and figures of the reproduced Prelude paper: published beside computed, and the disagreements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from papers.claims import disagreements
+from reports.blocks import Report, Table
+from reports.layout import Document, Section, milliseconds, percent, render, sections, table
+
+
+def tables(document: Document) -> Report:
+    """Tables 5 and 6 beside the fitted engines, judges among chats, shared rubrics, then the disagreements in words."""
+    parts: list[Section] = [
+        ("Table 5, requests/s: Qwen3-4B, 512 in, 1 out (* fitted)", _sweep(document["sweep"])),
+        ("What a request costs each engine, ms, as fitted", _costs(document)),
+        ("Table 6: Qwen3-0.6B, 128 in, 32 out, from Table 4 and the TPOT (*)", _decode(document["decode_control"])),
+        ("The best printed beside the peak of one H200", _floors(document["floors"])),
+        *((f"Judges among chats, {load}", _lifetimes(found)) for load, found in document["lifetimes"]["loads"].items()),
+        ("Shared rubrics in bursts", _steady(document["prefixes"])),
+        ("One cold rubric, requests that come at once: prompt tokens computed", _cold(document["prefixes"]["cold"])),
+        ("What disagrees", disagreements(document["claims"])),
+    ]
+    return sections(parts)
+
+
+def _sweep(fits: list[Document]) -> Table:
+    shown = table("engine", "c", "printed", "predicted", "error", "any split", "of peak")
+    for fit in fits:
+        for row in fit["rows"]:
+            low, high = row["any_share"]
+            shown.add_row(
+                fit["engine"],
+                f"{row['concurrency']}{'*' if row['fitted'] else ''}",
+                f"{row['published']:.1f}",
+                f"{row['predicted']:.1f}",
+                percent(row["error"]),
+                f"{low:.0f}-{high:.0f}",
+                f"{100 * row['of_floor']:.0f} %",
+            )
+    return shown
+
+
+def _costs(document: Document) -> Table:
+    shown = table(
+        "engine", "client", "host", "step", "prompt", "least prompt", "misfit", "all rows fitted", "one a step, req/s",
+    )  # fmt: skip
+    every_row = {fit["engine"]: fit["misfit"] for fit in document["sweep_all_rows"]}
+    for fit in document["sweep"]:
+        misfit = every_row.get(fit["engine"])
+        shown.add_row(
+            fit["engine"],
+            *(milliseconds(fit[name]) for name in ("client", "host", "overhead", "per_prompt", "floor_per_prompt")),
+            f"{100 * fit['misfit']:.1f} %",
+            "-" if misfit is None else f"{100 * misfit:.1f} %",
+            f"{1 / fit['latency_alone']:.1f}",
+        )
+    return shown
+
+
+def _decode(predictions: list[Document]) -> Table:
+    shown = table("engine", "metric", "printed", "host beside", "error", "host holds up", "error")
+    found = {(each["engine"], each["held"]): each["rows"] for each in predictions}
+    for engine in dict.fromkeys(each["engine"] for each in predictions):
+        for beside, held in zip(found[engine, False], found[engine, True], strict=True):
+            written = _rate if beside["metric"] == "rate" else milliseconds
+            shown.add_row(
+                engine,
+                _metric(beside["metric"]) + ("*" if beside["fitted"] else ""),
+                written(beside["published"]),
+                written(beside["predicted"]),
+                percent(beside["error"]),
+                written(held["predicted"]),
+                percent(held["error"]),
+            )
+    return shown
+
+
+def _floors(rows: list[Document]) -> Table:
+    shown = table("engine", "TTFT ms, 0.6B", "least", "times", "req/s, 4B", "most", "share")
+    for row in rows:
+        shown.add_row(
+            row["engine"],
+            milliseconds(row["ttft"]),
+            f"{1e3 * row['ttft_floor']:.2f}",
+            f"{row['ttft'] / row['ttft_floor']:.0f}",
+            f"{row['best_rate']:.1f}",
+            f"{row['rate_ceiling']:.1f}",
+            f"{100 * row['best_rate'] / row['rate_ceiling']:.0f} %",
+        )
+    return shown
+
+
+def _lifetimes(found: Document) -> Table:
+    shown = table(
+        "engine", "judges' blocks", "peak", "slots", "all blocks", "chat TTFT ms", "judge TTFT ms", "TPOT ms", "tok/s",
+    )  # fmt: skip
+    for row in found["variants"]:
+        shown.add_row(
+            row["variant"],
+            _interval(row, "judge_blocks_held", 1, 1),
+            f"{row['mean']['judge_blocks_peak']:.0f}",
+            f"{row['mean']['judge_slots']:.2f}",
+            f"{row['mean']['kv_blocks_held']:.0f}/{row['mean']['kv_blocks']:.0f}",
+            _interval(row, "chat_ttft.mean", 1e3, 0),
+            _interval(row, "judge_ttft.mean", 1e3, 0),
+            _interval(row, "chat_tpot.mean", 1e3, 1),
+            _interval(row, "chat_tokens_per_second", 1, 1),
+        )
+    return shown
+
+
+def _steady(found: Document) -> Table:
+    shown = table("engine", "tokens computed", "spared", "TTFT ms", "P95 ms", "req/s")
+    for row in found["steady"]:
+        shown.add_row(
+            row["variant"],
+            f"{row['mean']['computed_tokens']:.0f}",
+            f"{row['mean']['cached_tokens']:.0f}",
+            _interval(row, "ttft.mean", 1e3, 1),
+            _interval(row, "ttft.p95", 1e3, 1),
+            f"{row['mean']['requests_per_second']:.1f}",
+        )
+    return shown
+
+
+def _cold(jobs: list[Document]) -> Table:
+    names = list(jobs[0]["runs"])
+    shown = table("peers", "expected led", "not led", *names)
+    for job in jobs:
+        shown.add_row(
+            str(job["peers"]),
+            str(job["expected"]["led"]),
+            str(job["expected"]["not led"]),
+            *(
+                f"{job['runs'][name]['computed_tokens']} ({milliseconds(job['runs'][name]['ttft']['mean'])} ms)"
+                for name in names
+            ),
+        )
+    return shown
+
+
+def _interval(row: Document, name: str, scale: float, digits: int) -> str:
+    """A mean and the half-width of its 95 % interval."""
+    low, high = row["intervals"][name]
+    return f"{scale * (low + high) / 2:.{digits}f} ± {scale * (high - low) / 2:.{digits}f}"
+
+
+def _metric(name: str) -> str:
+    return "req/s" if name == "rate" else f"{name.upper()} ms"
+
+
+def _rate(value: float) -> str:
+    return f"{value:.1f}"
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+COLOURS = {"prelude": "#1f5fa8", "vllm": "#d1762b", "sglang": "#2a8c5a"}
+SIZE = (7.2, 4.2)
+"""Width and height of a figure, inches."""
+
+
+def figures(document: Document) -> dict[str, str]:
+    """Every figure by name, each a complete SVG text."""
+    return {
+        "sweep": render(_draw_sweep, document, size=SIZE),
+        "lifetimes": render(_draw_lifetimes, document, size=SIZE),
+    }
+
+
+def _draw_sweep(panels: list[Any], document: Document) -> None:
+    """Table 5: printed and predicted requests/s, the range that the fit leaves open, and the peak of the device."""
+    (axes,) = panels
+    for fit in document["sweep"]:
+        colour, rows = COLOURS[fit["engine"]], fit["rows"]
+        at = [row["concurrency"] for row in rows]
+        low, high = zip(*(row["any_share"] for row in rows), strict=True)
+        axes.fill_between(at, low, high, color=colour, alpha=0.12, linewidth=0)
+        axes.plot(
+            at, [row["predicted"] for row in rows], "-", color=colour, lw=1.2, label=f"{fit['engine']}, predicted"
+        )
+        for fitted, face in ((True, colour), (False, "white")):
+            shown = [row for row in rows if row["fitted"] == fitted]
+            axes.plot(
+                [row["concurrency"] for row in shown], [row["published"] for row in shown], "o", color=colour, mfc=face,
+                ms=5, label=f"{fit['engine']}, printed{', fitted' if fitted else ''}",
+            )  # fmt: skip
+    peak = document["floors"][0]["rate_ceiling"]
+    axes.axhline(peak, color="black", ls=":", lw=1, label=f"one H200 at its peak, {peak:.0f}")
+    axes.set_xscale("log", base=2)
+    ticks = [row["concurrency"] for row in document["sweep"][0]["rows"]]
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("concurrency")
+    axes.set_ylabel("requests/s")
+    axes.set_title("Prelude, Table 5: Qwen3-4B, 512 tokens in, 1 out", loc="left", fontsize=10)
+    axes.legend(fontsize=7, frameon=False, ncols=2)
+
+
+def _draw_lifetimes(panels: list[Any], document: Document) -> None:
+    """Mean TTFT of judges and chats below capacity, with 95 % intervals."""
+    (axes,) = panels
+    variants = document["lifetimes"]["loads"]["open"]["variants"]
+    for offset, (who, colour) in enumerate((("judge", COLOURS["prelude"]), ("chat", COLOURS["vllm"]))):
+        bounds = [row["intervals"][f"{who}_ttft.mean"] for row in variants]
+        middle = [(low + high) / 2 for low, high in bounds]
+        reach = [(high - low) / 2 for low, high in bounds]
+        places = [index + 0.36 * (offset - 0.5) for index in range(len(variants))]
+        axes.barh(places, middle, 0.34, xerr=reach, color=colour, alpha=0.8, ecolor="#333", capsize=2, label=f"{who}s")
+    axes.set_yticks(range(len(variants)), [row["variant"] for row in variants])
+    axes.invert_yaxis()
+    axes.set_xlabel("mean TTFT, seconds, with 95 % interval")
+    axes.set_title("Judges among chats, below capacity (simulated)", loc="left", fontsize=10)
+    axes.legend(fontsize=8, frameon=False)

@@ -1,0 +1,267 @@
+"""The latency tables that the static rows of SPEAR's Table 3 imply, and the twin's errors in these rows.
+
+At a static chunk size almost every long gap between tokens is a step with a whole chunk, so that P99 ITL is the time of
+such a step. That gives T_S at the four chunk sizes under each of three densities, as
+
+    T_S(M) = W(M) + density · E(M):
+
+W is a pass of the plain 4-bit model, and E the time that compensators on all modules would add. A pass over one token
+is known from 5.3.1; compensators are taken to have the share in it that they have at the smallest chunk. Between these
+points T_S is linear, as in 4.3. How P99 ITL splits over layer types and attention it does not say: by weights, all in
+the former.
+
+Whether decodes count as part of a static chunk, and whether it is padded, the paper leaves open. Each answer is a
+`Reading`, and the static rows judge between them. Of what a step of d decodes and c prompt tokens takes they cannot:
+with the chunk beside the decodes, T(d) + T(c) and T(d + c) fit them alike. Section 4.3 estimates an iteration as the
+former.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latency_models.sources.ec_tables import LAYER_TYPES, LayerTables, LayerType, Passes
+from papers.spear.published import (
+    DENSITIES,
+    HIDDEN,
+    INTERMEDIATE,
+    LAYERS,
+    SINGLE_TOKEN,
+    SINGLE_TOKEN_DENSITY,
+    Row,
+    static_rows,
+)
+from papers.spear.workload import scenario
+from scenarios.serving import check_scenario
+from twin.serving.plan.plan import make_plan
+from twin.serving.results.summary import summarise
+from twin.serving.run.simulation import Simulation
+from workloads.traces import Trace
+
+CHUNKS = (64, 128, 256, 512)
+GRID = (1, *CHUNKS)
+
+SMALLEST, LARGEST = 16, CHUNKS[-1]
+"""c_min and c_max, tokens, which the paper does not give. c_max is where the tables end."""
+
+WEIGHTS: dict[LayerType, int] = {
+    "qkv": 3 * HIDDEN * HIDDEN,
+    "o": HIDDEN * HIDDEN,
+    "gate_up": 2 * HIDDEN * INTERMEDIATE,
+    "down": HIDDEN * INTERMEDIATE,
+}
+"""Weights of one layer."""
+
+HOPELESS = 1.0
+"""Misfit of TTFT (a factor of e, typically) that no change of the tables can mend: such a fit ends there."""
+
+Floats = NDArray[np.float64]
+Figures = tuple[float, float]
+"""P99 ITL and mean TTFT of one run, seconds."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """An interpretation of a step.
+
+    Attributes:
+        passes: its prompt tokens run in a pass of their own, T(d) + T(c), or with the decodes, T(d + c).
+        beside: a static chunk size is of prompt tokens, beside the decodes; otherwise decodes are part of it.
+        padded: static chunks are padded to their size, as section 4.3 says of "regular chunked prefill".
+    """
+
+    passes: Passes
+    beside: bool
+    padded: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name in tables."""
+        step = "T(d) + T(c)" if self.passes == "separate" else "T(d + c)"
+        return f"{step}, decodes {'beside' if self.beside else 'within'}{', padded' if self.padded else ''}"
+
+
+READINGS = (
+    Reading("separate", beside=True),
+    Reading("separate", beside=True, padded=True),
+    Reading("separate", beside=False),
+    Reading("joint", beside=True),
+    Reading("joint", beside=False),
+    Reading("joint", beside=False, padded=True),
+)
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """The times W and E over `GRID`, seconds of the whole model."""
+
+    base: tuple[float, ...]
+    compensators: tuple[float, ...]
+
+    def at(self, density: float) -> list[float]:
+        """The time T_S over `GRID`."""
+        return [w + density * e for w, e in zip(self.base, self.compensators, strict=True)]
+
+    def tables(self) -> LayerTables:
+        """Kernel tables of one layer, by weights."""
+        shares = {kind: WEIGHTS[kind] / sum(WEIGHTS.values()) / LAYERS for kind in LAYER_TYPES}
+        return LayerTables(
+            schema="twin.ec-tables/1",
+            layers=LAYERS,
+            tokens=list(GRID),
+            w4={kind: [share * w for w in self.base] for kind, share in shares.items()},
+            ec={kind: [share * t for t in self.at(1.0)] for kind, share in shares.items()},
+            attention=[0.0] * len(GRID),
+            source="implied by the static rows of SPEAR's Table 3 and the decode latency of 5.3.1; attention is within"
+            " the linear layers, which are split by weights",
+        )
+
+
+def complete(base: Sequence[float], compensators: Sequence[float]) -> Iteration:
+    """The times W and E over `CHUNKS` and a single token. W and W + E, and so every T_S, grow with the tokens."""
+    share = max(compensators[0], 0.0) / base[0]
+    single = SINGLE_TOKEN / (1 + SINGLE_TOKEN_DENSITY * share)
+    slightly = np.arange(len(GRID)) * 1e-9  # seconds
+    plain = np.maximum.accumulate([single, *base]) + slightly
+    full = np.array([single, *base]) + np.maximum([share * single, *compensators], 0.0)
+    carrying = np.maximum.accumulate(np.maximum(full, plain)) + slightly
+    return Iteration(tuple(plain.tolist()), tuple((carrying - plain).tolist()))
+
+
+def on_density(values: Floats, densities: Sequence[str]) -> tuple[Floats, Floats]:
+    """Least squares of values, shape (densities, chunks), as a + b · density: a and b. One density alone leaves the
+    least a and b.
+    """
+    design = np.array([[1.0, DENSITIES[name]] for name in densities])
+    (a, b), *_ = np.linalg.lstsq(design, values, rcond=None)
+    return a, b
+
+
+def density_misfit(densities: Sequence[str] = tuple(DENSITIES)) -> list[dict[str, float]]:
+    """Distance of printed P99 ITL from a line in the density, at each static chunk size, seconds."""
+    printed = _by_density({(row.density, row.chunk): row.p99_itl for row in static_rows()}, densities)
+    a, b = on_density(printed, densities)
+    lines = a + np.outer([DENSITIES[name] for name in densities], b)
+    return [
+        {"chunk": chunk, "at_none": float(a[i]), "per_density": float(b[i]), "largest": float(largest)}
+        for i, (chunk, largest) in enumerate(zip(CHUNKS, np.abs(printed - lines).max(axis=0), strict=True))
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """A reading and the requests that it is tried on.
+
+    Attributes:
+        lengths: what requests are drawn from; None: synthetic. name: of that sampling.
+        step: the SLO scheduler's chunks are multiples of it, tokens.
+    """
+
+    reading: Reading
+    lengths: Trace | None
+    name: str
+    step: int = 1
+
+    def run(self, iteration: Iteration, row: Row, replications: Sequence[int]) -> list[Figures]:
+        """The row, simulated: P99 ITL and mean TTFT, one entry a replication. Every row meets the same requests."""
+        reading = self.reading
+        step_time = {
+            "source": "ec_tables",
+            "tables": iteration.tables().document(),
+            "selection": {"density": DENSITIES[row.density]},
+            "passes": reading.passes,
+            "pad_to": row.chunk if reading.padded and row.chunk else 0,
+        }
+        document = scenario(self.chunking(row), step_time, synthetic=self.lengths is None)
+        checked = check_scenario(document, {}, Path())
+        plan = make_plan(checked, Path(), self.lengths)
+        figures = []
+        for replication in replications:
+            summary = summarise(Simulation(plan, replication).run(), checked.measure)
+            figures.append((summary["itl"]["p99"], summary["ttft"]["mean"]))
+        return figures
+
+    def chunking(self, row: Row) -> dict[str, Any]:
+        """The `chunking` section of the row's engine."""
+        if row.chunk:
+            return {"policy": "static", "tokens": row.chunk, "exclude_decodes": self.reading.beside}
+        return {
+            "policy": "slo",
+            "slo_seconds": row.goal,
+            "min_tokens": SMALLEST,
+            "max_tokens": LARGEST,
+            "granularity": self.step,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class FitTask:
+    """Fit W and E to the P99 ITL of the static rows of some densities, by simulation.
+
+    The result of `run` has the fitted `iteration`; the `p99` and `ttft` that the last round gave, seconds, shape
+    (densities, chunks); and the misfits of both columns: root mean square of ln(simulated mean / printed).
+
+    Attributes:
+        start: the first guess; None: from P99 ITL.
+    """
+
+    setting: Setting
+    densities: tuple[str, ...]
+    replications: tuple[int, ...]
+    rounds: int
+    start: Iteration | None = None
+
+    def run(self) -> dict[str, Any]:
+        """Simulate and correct by the error of P99 ITL, repeatedly; the last round corrects nothing."""
+        rows = [row for row in static_rows() if row.density in self.densities]
+        printed_p99, printed_ttft = (
+            _by_density({(row.density, row.chunk): getattr(row, name) for row in rows}, self.densities)
+            for name in ("p99_itl", "ttft")
+        )
+        base, added = self._first_guess(printed_p99)
+        result: dict[str, Any] = {}
+        for _ in range(self.rounds):
+            iteration = complete(base.tolist(), added.tolist())
+            found = {(row.density, row.chunk): self._means(iteration, row) for row in rows}
+            p99, ttft = (_by_density({key: each[i] for key, each in found.items()}, self.densities) for i in range(2))
+            result = {
+                "iteration": iteration,
+                "p99": p99,
+                "ttft": ttft,
+                "misfit_p99": _misfit(p99, printed_p99),
+                "misfit_ttft": _misfit(ttft, printed_ttft),
+            }
+            if result["misfit_ttft"] > HOPELESS:
+                break
+            # Half of what is missing: of two passes, the one over the decodes may read the same entry of the table.
+            a, b = on_density(0.5 * (printed_p99 - p99), self.densities)
+            base, added = np.array(iteration.base[1:]) + a, np.array(iteration.compensators[1:]) + b
+        return result
+
+    def _first_guess(self, p99: Floats) -> tuple[Floats, Floats]:
+        """The first guess. If passes are separate, the decodes' takes about half of a step with the smallest chunk."""
+        if self.start is not None:
+            return np.array(self.start.base[1:]), np.array(self.start.compensators[1:])
+        a, b = on_density(p99, self.densities)
+        if self.setting.reading.passes == "joint":
+            return a, b
+        return a - a[0] / 2, b - b[0] / 2
+
+    def _means(self, iteration: Iteration, row: Row) -> Figures:
+        p99, ttft = zip(*self.setting.run(iteration, row, self.replications), strict=True)
+        return math.fsum(p99) / len(p99), math.fsum(ttft) / len(ttft)
+
+
+def _by_density(values: dict[Any, float], densities: Sequence[str]) -> Floats:
+    return np.array([[values[name, chunk] for chunk in CHUNKS] for name in densities])
+
+
+def _misfit(found: Floats, printed: Floats) -> float:
+    return float(np.sqrt(np.mean(np.log(found / printed) ** 2)))

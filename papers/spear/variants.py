@@ -1,0 +1,177 @@
+"""SPEAR and what it is compared with, on one quantised language model. All but `all` have the same budget of bytes.
+
+spear       Algorithm 1's modules, two phases (Table 1)
+random      as many modules, drawn at random (Table 4)
+uniform     all modules, at the rank that the budget allows (Table 18)
+all         all modules, at twice the budget (Table 4)
+gate_off    spear's modules with γ at 1, at the rank that the gate's bytes allow (5.4.2)
+corpus      spear calibrated on the training text (Table 17)
+svd         all modules, a static term: SVD of the error (LQER, Table 2)
+whitened    all modules, a static term with the least error of the output (QERA and EoRA, Table 2)
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from live.adaptation.compensation.calibrating import Calibrated, CalibrationText, calibrate, calibration_text
+from live.adaptation.compensation.compensators import compensated, initial_gate
+from live.adaptation.compensation.costs import deployment_costs
+from live.adaptation.compensation.diagnosis import damage
+from live.adaptation.compensation.low_rank import svd_factors, whitened_factors
+from live.adaptation.compensation.measures import Evaluation, TokenMeasures, by_quartile, recovered
+from live.adaptation.compensation.memory import LLAMA_2_7B, Size, affordable_rank, share_of, total_bytes
+from live.adaptation.compensation.selection import Placement, select
+from live.adaptation.forward import ForwardPass
+from live.adaptation.quantisers.models import QuantisedModel, quantise_model
+from live.adaptation.training import curve
+from live.adaptation.weights import module_names, to_named
+from live.models.weights import Weights
+from papers.spear.sizes import Cell, StudySize
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StudiedModel:
+    """A language model with its texts, and everything that is computed of it once.
+
+    Attributes:
+        texts: `sampled` and `corpus` to calibrate with, `evaluation`; each (sequences, n) int64. `evaluation_states`:
+            the model's final states for the last, (sequences, n − 1, hidden).
+    """
+
+    forward: ForwardPass
+    weights: Weights
+    texts: dict[str, torch.Tensor]
+    size: StudySize
+    seed: int
+
+    @cached_property
+    def evaluation(self) -> Evaluation:
+        """The evaluation text."""
+        assert self.weights.head is not None
+        return Evaluation(self.forward, self.texts["evaluation"], self.texts["evaluation_states"], self.weights.head)
+
+    @cached_property
+    def sizes(self) -> dict[str, Size]:
+        """(outputs, inputs) of every linear layer."""
+        named = to_named(self.weights)
+        return {name: (named[name].shape[0], named[name].shape[1]) for name in module_names(self.forward.config)}
+
+    @cached_property
+    def budget(self) -> int:
+        """Bytes of compensators: half of those on all modules at full rank."""
+        return total_bytes(self.sizes.values(), self.size.full_rank) // 2
+
+    def run(self, cell: Cell) -> Row:
+        """The quantised model's measures, its damage and placement, and every variant of the cell."""
+        sampled = self.texts["sampled"]
+        rounded = sampled[: self.size.rounded]
+        model = quantise_model(self.forward, self.weights, cell.method, cell.precision, rounded)
+        found = damage(self.forward, model, sampled[: self.size.diagnosed])
+        placement = select(found, deployment_costs(found), self.sizes, self.budget, self.size.rule)
+        full, quantised = self.evaluation.reference(), self.evaluation.measure(model.weights())
+        compensation = Compensation(self, model, placement, full, quantised)
+        layers, bits = self.forward.config.shape.layers, cell.precision.bits
+        return {
+            "cell": cell.name,
+            "full": full.summary(),
+            "quantised": {**quantised.summary(), "bytes": model.nbytes},
+            "damage": found,
+            "entropy": placement.entropy,
+            "modules": list(placement.modules),
+            "budget": self.budget,
+            "share": total_bytes([self.sizes[name] for name in placement.modules], placement.rank) / model.nbytes,
+            "share_llama_2_7b": share_of(LLAMA_2_7B, placement.modules, layers, placement.rank, bits),
+            "variants": {name: compensation.variant(name) for name in cell.variants},
+        }
+
+
+@dataclass(frozen=True)
+class Compensation:
+    """A quantised model that is compensated in several ways."""
+
+    study: StudiedModel
+    model: QuantisedModel
+    placement: Placement
+    full: TokenMeasures
+    quantised: TokenMeasures
+
+    def variant(self, name: str) -> Row:
+        """Compensate in one way and measure."""
+        if name in ("svd", "whitened"):
+            return self._static(name)
+        modules, rank, text = self._placed(name), None, self._sampled
+        if name == "all":
+            rank = self.study.size.full_rank
+        elif name == "corpus":
+            text = self._text("corpus")
+        return self._trained(modules, rank, text, gated=name != "gate_off", closely=name == "spear")
+
+    def _placed(self, name: str) -> Sequence[str]:
+        """The modules of a variant."""
+        every = list(self.study.sizes)
+        if name == "random":
+            drawn = random.Random(f"{self.study.seed} {self.model.method} {self.model.precision}")
+            return drawn.sample(every, len(self.placement.modules))
+        return every if name in ("all", "uniform") else self.placement.modules
+
+    def _trained(
+        self, modules: Sequence[str], rank: int | None, text: CalibrationText, *, gated: bool, closely: bool
+    ) -> Row:
+        """Train compensators of a rank, or of the largest that the budget allows.
+
+        `closely`: also measure them in float32, and by quartiles of the tokens with and without the gate.
+        """
+        study = self.study
+        if rank is None:
+            rank = affordable_rank([study.sizes[name] for name in modules], study.budget, gate=gated)
+        trained = calibrate(
+            study.forward, self.model, modules, rank, text, study.size.calibration, gated=gated, seed=study.seed
+        )
+        row = self._row(trained, rank, gated=gated) | {"losses": curve(trained.losses)}
+        if closely:
+            exact = study.evaluation.measure(trained.weights())
+            row["perplexity_float"] = exact.perplexity
+            ungated = compensated(self.model.weights(), trained.dense(), trained.parts, gated=False)
+            row["quartiles"] = by_quartile(self.quantised, exact, study.evaluation.measure(ungated))
+        return row
+
+    def _static(self, name: str) -> Row:
+        """A static term on every module."""
+        study, errors = self.study, self.model.errors()
+        rank = affordable_rank(study.sizes.values(), study.budget, gate=False)
+        parts = {}
+        for module, error in errors.items():
+            moment = self._sampled.inputs[module].second_moment
+            down, up = svd_factors(error, rank) if name == "svd" else whitened_factors(error, moment, rank)
+            parts[module] = {"down": down, "up": up, **initial_gate(rank, 0)}
+        return self._row(Calibrated(self.model, parts, []), rank, gated=False)
+
+    def _row(self, trained: Calibrated, rank: int, *, gated: bool) -> Row:
+        """The measures of compensators in INT8."""
+        measures = self.study.evaluation.measure(trained.stored_weights())
+        sizes = [self.study.sizes[name] for name in trained.parts]
+        full, quantised = self.full.perplexity, self.quantised.perplexity
+        return {
+            **measures.summary(),
+            "recovered": recovered(full, quantised, measures.perplexity),
+            "modules": len(sizes),
+            "rank": rank,
+            "bytes": total_bytes(sizes, rank, gate=gated),
+        }
+
+    @cached_property
+    def _sampled(self) -> CalibrationText:
+        return self._text("sampled")
+
+    def _text(self, name: str) -> CalibrationText:
+        """Calibration text, computed with the weights that were quantised: AWQ scales what layers get."""
+        return calibration_text(self.study.forward, self.model.reference, self.study.texts[name])

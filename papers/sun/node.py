@@ -1,0 +1,148 @@
+"""The paper's testbed (appendix A.2) as a scenario: four models on one DGX A100, prefill and decode apart."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latency_models.deployment.hardware import load_hardware
+from latency_models.deployment.models import load_model
+from papers.sun.concurrency import DEVICE
+from papers.sun.decode import fit_decode, fit_prompts, rows_of
+from papers.sun.published import Placement, concurrency_rows
+from scenarios.serving import MeasureSpec
+from twin.serving.results.summary import latencies, summarise
+from twin.serving.run.simulation import Run
+from twin.sweeps.one_run import make_run
+from twin.sweeps.serving_sweep import prepare
+
+MODEL, MODEL_FILE, BITS = "LLaMA3.1-8B", "llama-3.1-8b", 16
+MODELS = 4
+PROMPT = 1024
+"""Prompt tokens: A.2's only example and Table 4's minimum. Our text of section 4.3 lacks its number."""
+
+LARGEST_BATCH = 256
+"""Sequences of a decode worker: vLLM's default on an A100 (1024 on newer devices); the paper states none. The fitted
+line may be a little fast so far up, for the ridge lies at 153 rows."""
+
+STEP_BUDGET = 2048
+"""Tokens of a step: the default of vLLM's server on an A100."""
+
+CACHE_BYTES = 2.0
+"""Bytes of one KV element, for any bits of the weights."""
+
+GRACE, WINDOW = 30.0, 60.0
+"""Grace period and measured window, seconds (appendix A.2)."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """Seconds of a prefill step and of each of its tokens, of a decode step and of each KV token that it reads."""
+
+    prompt_overhead: float
+    prompt_token: float
+    step: float
+    kv_token: float
+
+    def prompts_a_second(self, tokens: int) -> float:
+        """Most prompts that one prefill worker computes in a second, with its budget full."""
+        together = STEP_BUDGET // tokens
+        return together / (self.prompt_overhead + self.prompt_token * together * tokens)
+
+
+@dataclass(frozen=True)
+class Load:
+    """The offered load. `rate`: requests a second, all models together; `zipf`: skew over models; tokens; seconds."""
+
+    rate: float
+    answer: int
+    zipf: float = 0.0
+    grace: float = GRACE
+    window: float = WINDOW
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The results of one run's window.
+
+    Attributes:
+        throughput: output tokens a second, all workers. tpot, ttft: means over requests, seconds.
+        interactivity: mean over requests of 1/TPOT, a second. achieved: answered over offered requests.
+    """
+
+    throughput: float
+    tpot: float
+    ttft: float
+    interactivity: float
+    achieved: float
+
+
+def fitted_service() -> Service:
+    """Service times from Table 4's rows of the model that section 4.3 serves, 16-bit weights, concurrency 1 and 4."""
+    rows = rows_of(concurrency_rows(), MODEL)
+    fit, prompts = fit_decode(rows), fit_prompts(rows)[BITS]
+    return Service(prompts.beta_, prompts.alpha_, fit.overhead(BITS, several=True), fit.per_kv_token)
+
+
+def scenario(service: Service, load: Load, placement: Placement, workers: int = MODELS) -> dict[str, Any]:
+    """A scenario document; `workers` are decode workers in all.
+
+    Requests come at random (Poisson), as vLLM's client sends them unless told otherwise; the paper says only that
+    their rate is controlled.
+    """
+    hardware, model = load_hardware(DEVICE), load_model(MODEL_FILE)
+    until = load.grace + load.window
+    expected = load.rate * until
+    return {
+        "schema": "twin.scenario/1",
+        "kind": "serving",
+        "name": f"sun-{placement}",
+        "detail": False,
+        "workload": {
+            # So many that they practically never run out before the window ends.
+            "requests": math.ceil(expected + 4 * math.sqrt(expected)),
+            "prefill": {"distribution": "fixed", "mean": PROMPT},
+            "decode": {"distribution": "fixed", "mean": load.answer},
+            "arrivals": {"process": "poisson", "rate": load.rate},
+            "models": {"count": MODELS, "zipf": load.zipf},
+        },
+        "engine": {
+            "kv_memory": {"memory": hardware.memory_capacity, "model": MODEL_FILE},
+            "max_num_batched_tokens": STEP_BUDGET,
+            "max_num_seqs": LARGEST_BATCH,
+            "enable_prefix_caching": False,
+        },
+        "step_time": {"source": "linear", "overhead": service.prompt_overhead, "per_token": service.prompt_token},
+        "system": {
+            "layout": "disaggregated",
+            "decode": placement,
+            "decode_replicas": workers if placement == "shared" else workers // MODELS,
+            "link": {
+                "bandwidth": hardware.network.intra_node,
+                "bytes_per_token": model.kv_bytes(CACHE_BYTES) * model.layers,
+            },
+            "decode_step_time": {"source": "linear", "overhead": service.step, "per_kv_token": service.kv_token},
+        },
+        "measure": {"after": load.grace, "before": until},
+    }
+
+
+def outcomes(document: dict[str, Any], replications: int) -> list[Outcome]:
+    """One run for each realisation of the arrivals; run k of two scenarios of one load gets the same requests."""
+    tasks = prepare(document, Path(document["name"]), replications=replications).tasks
+    return [_outcome(make_run(task.plan, task.replication), task.plan.scenario.measure, document) for task in tasks]
+
+
+def _outcome(run: Run, measure: MeasureSpec, document: dict[str, Any]) -> Outcome:
+    summary, found = summarise(run, measure), latencies(run.columns, measure)
+    return Outcome(
+        throughput=summary["output_throughput"],
+        tpot=summary["tpot"]["mean"],
+        ttft=summary["ttft"]["mean"],
+        interactivity=float(np.mean(1 / found["tpot"])),
+        achieved=summary["request_throughput"] / document["workload"]["arrivals"]["rate"],
+    )

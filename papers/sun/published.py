@@ -1,0 +1,114 @@
+"""The SUN paper's published serving runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from papers.data import published
+
+ISOLATED: Final = "isolated"
+SHARED: Final = "shared"
+
+Placement = Literal["isolated", "shared"]
+
+
+@dataclass(frozen=True)
+class ConcurrencyRow:
+    """A row of Table 4: seconds, tokens, output tokens a second of the system; each client has one request at a time.
+
+    `prefill_bits` and `decode_bits` are those of the weights; the KV cache has 16 throughout.
+    """
+
+    model: str
+    method: str
+    prefill_bits: int
+    decode_bits: int
+    prompt: int
+    answer: int
+    concurrency: int
+    ttft: float
+    tpot: float
+    throughput: float
+
+    @property
+    def tpot_of_throughput(self) -> float:
+        """TPOT by the other column: each of c clients gets one answer in TTFT + (n - 1) TPOT seconds."""
+        return (self.concurrency * self.answer / self.throughput - self.ttft) / (self.answer - 1)
+
+    @property
+    def decoding(self) -> float:
+        """The share of a request's time in the system in which it decodes."""
+        decoding = (self.answer - 1) * self.tpot
+        return decoding / (self.ttft + decoding)
+
+
+@dataclass(frozen=True)
+class PoolRow:
+    """Decode workers of four models under one offered load (section 4.3): output tokens a second and decode GPU, and by
+    how much interactivity differs from that of isolated workers.
+    """
+
+    workers: int
+    placement: str
+    throughput_per_worker: float
+    interactivity_change: float
+
+
+@dataclass(frozen=True)
+class AccuracyRow:
+    """A printed accuracy, in per cent: tables 1 and 3 (of which table 2 is a part), and figure 2 as section 3.2.2 says.
+
+    `variant` has the names of `papers.sun.variants`.
+    """
+
+    where: str
+    model: str
+    variant: str
+    benchmark: str
+    accuracy: float
+
+
+def accuracy_rows() -> list[AccuracyRow]:
+    """Tables 1 and 3, and figure 2."""
+    return [
+        AccuracyRow(row["where"], row["model"], row["variant"], row["benchmark"], float(row["accuracy"]))
+        for row in published("sun", "accuracy")
+    ]
+
+
+def concurrency_rows() -> list[ConcurrencyRow]:
+    """Table 4."""
+    return [
+        ConcurrencyRow(
+            row["model"],
+            row["method"],
+            int(row["weight_bits_prefill"]),
+            int(row["weight_bits_decode"]),
+            int(row["isl"]),
+            int(row["osl"]),
+            int(row["concurrency"]),
+            float(row["ttft_ms"]) / 1e3,
+            float(row["tpot_ms"]) / 1e3,
+            float(row["throughput_tok_s"]),
+        )
+        for row in published("sun", "concurrency")
+    ]
+
+
+def pool_rows() -> list[PoolRow]:
+    """Section 4.3, figure 3: the isolated row first, then shared pools from large to small."""
+    return [
+        PoolRow(
+            int(row["decode_workers"]),
+            row["placement"],
+            float(row["throughput_per_decode_gpu_tok_s"]),
+            float(row["interactivity_change_vs_isolated"]),
+        )
+        for row in published("sun", "decode_pool")
+    ]
+
+
+def skew_facts() -> dict[str, float]:
+    """Section 4.3, figure 4: the sizes that the text prints, relative."""
+    return {row["fact"]: float(row["published"]) for row in published("sun", "skew")}

@@ -1,0 +1,221 @@
+"""Tables and figures of the reproduced SUN paper: published beside computed, and the disagreements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from papers.claims import disagreements
+from reports.blocks import Report, Table
+from reports.layout import (
+    Document,
+    Section,
+    bullets,
+    milliseconds,
+    percent,
+    render,
+    sections,
+    table,
+)
+
+FORMS = {
+    "batching": "batching, rows free: what the roofline says",
+    "rows": "every row",
+    "neither": "neither: KV alone",
+}
+
+
+def tables(document: Document) -> Report:
+    """Table 4's high concurrency, pools of decode workers, skew over models, then the disagreements in words."""
+    skew = document["skew"]
+    parts: list[Section] = [
+        ("Table 4, concurrency 16 from concurrency 1 and 4", _concurrency(document["concurrency"])),
+        ("The decode line behind it: microseconds, and nanoseconds a KV token", _fits(document["concurrency"]["fits"])),
+        (
+            "Who bears what four sequences cost beyond their KV: mean errors in closed form",
+            _forms(document["concurrency"]["forms"]),
+        ),
+        ("Figure 3: tok/s a decode GPU and interactivity against isolated (* fixes the load)", _pool(document["pool"])),
+        (
+            f"Figure 4: {skew['rate']:.2f} requests/s, answers of {skew['answer']} tokens,"
+            f" {skew['replications']} minutes each",
+            _skew(skew),
+        ),
+        ("Sizes of the effect of skew, zipf 2", _sizes(skew["sizes"])),
+        ("What disagrees", disagreements(document["claims"])),
+        ("Notes", bullets(document["notes"])),
+    ]
+    return sections(parts)
+
+
+def _concurrency(found: Document) -> Table:
+    shown = table("model", "method", "in", "TPOT ms", "predicted", "error", "any split", "tok/s", "predicted", "error")
+    for row in found["rows"]:
+        if row["fitted"]:
+            continue
+        published, predicted, errors = row["published"], row["predicted"], row["errors"]
+        low, high = sorted(row["tpot_any_split"])
+        shown.add_row(
+            row["model"],
+            row["method"],
+            str(row["prompt"]),
+            milliseconds(published["tpot"]),
+            f"{1e3 * predicted['tpot']:.2f}",
+            percent(errors["tpot"]),
+            f"{1e3 * low:.1f}-{1e3 * high:.1f}",
+            f"{published['throughput']:.1f}",
+            f"{predicted['throughput']:.1f}",
+            percent(errors["throughput"]),
+        )
+    means = {metric: f"{100 * found['errors'][metric]['mean']:.2f} %" for metric in ("tpot", "throughput")}
+    shown.add_row("mean |error|", "", "", "", "", means["tpot"], "", "", "", means["throughput"])
+    for name, error in found["errors"]["tpot"]["by_method"].items():
+        throughput = found["errors"]["throughput"]["by_method"][name]
+        model, _, method = name.rpartition(" ")
+        shown.add_row(model, method, "", "", "", f"{100 * error:.2f} %", "", "", "", f"{100 * throughput:.2f} %")
+    return shown
+
+
+def _fits(fits: list[Document]) -> Table:
+    shown = table("model", "β, 16 bits", "β, 4 bits", "batching", "KV token", "misfit", "ridge, 16 bits", "4 bits")
+    for fit in fits:
+        shown.add_row(
+            fit["model"],
+            *(f"{1e6 * seconds:.0f}" for seconds in (fit["weights"]["16"], fit["weights"]["4"], fit["batching"])),
+            f"{1e9 * fit['per_kv_token']:.0f}",
+            f"{100 * fit['misfit']:.1f} %",
+            *(f"{fit['ridge_rows'][bits]:.0f} rows" for bits in ("16", "4")),
+        )
+    return shown
+
+
+def _forms(forms: list[Document]) -> Table:
+    shown = table("borne by", "fit", "fitted rows", "TPOT at 16", "throughput at 16")
+    for form in forms:
+        errors = (f"{100 * form[name]:.2f} %" for name in ("misfit", "tpot_error", "throughput_error"))
+        shown.add_row(FORMS[form["form"]], "TPOT alone" if form["plain"] else "both columns", *errors)
+    return shown
+
+
+def _pool(pool: Document) -> Table:
+    """The printed pools, the chosen length, and the other possible lengths with the errors that they would give."""
+    lengths = [pool["chosen"], *(each for each in pool["lengths"] if each["answer"] != pool["chosen"]["answer"])]
+    shown = table("decode workers", "printed", *(f"{each['answer']} out" for each in lengths))
+    for index, row in enumerate(pool["chosen"]["rows"]):
+        star = "*" if row["fixes_the_load"] else ""
+        shown.add_row(
+            f"{row['workers']} {row['placement']}{star}",
+            _pool_cell(row["published"]),
+            *(_pool_cell(each["rows"][index]["predicted"]) for each in lengths),
+        )
+    shown.add_row("requests/s", "", *(f"{each['rate']:.2f}" for each in lengths))
+    return shown
+
+
+def _pool_cell(values: Document) -> str:
+    return f"{values['throughput']:.0f} {100 * values['interactivity_change']:+.1f} %"
+
+
+def _skew(skew: Document) -> Table:
+    shown = table("decode", "zipf", "tok/s", "of offered", "TPOT ms", "interactivity", "TTFT ms")
+    for point in skew["points"]:
+        shown.add_row(
+            point["placement"],
+            f"{point['zipf']:g}",
+            f"{point['throughput']:.0f}",
+            f"{100 * point['achieved']:.1f} %",
+            milliseconds(point["tpot"]),
+            f"{point['interactivity']:.1f}",
+            milliseconds(point["ttft"]),
+        )
+    return shown
+
+
+def _sizes(sizes: list[Document]) -> Table:
+    shown = table("change", "printed", "predicted", "one run of a minute")
+    for size in sizes:
+        low, high = size["one_run"]
+        shown.add_row(
+            size["what"],
+            percent(size["published"]),
+            percent(size["predicted"]),
+            f"{percent(low)} to {percent(high)}",
+        )
+    return shown
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+COLOURS = {"Full-FT": "#1f5fa8", "AWQ": "#d1762b", "QSUN": "#2a8c5a"}
+ISOLATED, SHARED = "#d1762b", "#1f5fa8"
+
+
+def figures(document: Document) -> dict[str, str]:
+    """Every figure by name, each a complete SVG text."""
+    return {
+        "concurrency": render(_draw_concurrency, document, 2),
+        "pool": render(_draw_pool, document, 1),
+        "skew": render(_draw_skew, document, 2),
+    }
+
+
+def _draw_concurrency(panels: list[Any], document: Document) -> None:
+    """Printed against predicted TPOT and throughput, fitted rows filled, held-out ones open."""
+    rows = document["concurrency"]["rows"]
+    for axes, (metric, scale, unit) in zip(panels, (("tpot", 1e3, "ms"), ("throughput", 1.0, "tok/s")), strict=True):
+        for method, colour in COLOURS.items():
+            for fitted, face in ((True, colour), (False, "white")):
+                shown = [row for row in rows if row["method"] == method and row["fitted"] == fitted]
+                axes.plot(
+                    [scale * row["predicted"][metric] for row in shown],
+                    [scale * row["published"][metric] for row in shown],
+                    "o", color=colour, mfc=face, ms=4.5, lw=0,
+                    label=f"{method}, {'fitted' if fitted else 'concurrency 16'}",
+                )  # fmt: skip
+        ends = [scale * reach(row["published"][metric] for row in rows) for reach in (min, max)]
+        axes.plot(ends, ends, color="black", lw=0.8)
+        if metric == "throughput":
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+        axes.set_xlabel(f"predicted {'TPOT' if metric == 'tpot' else metric}, {unit}")
+        axes.set_ylabel(f"printed, {unit}")
+    panels[0].set_title("SUN, Table 4: both models, prompts of 1024 to 4096", loc="left", fontsize=10)
+    panels[0].legend(fontsize=7, frameon=False)
+
+
+def _draw_pool(panels: list[Any], document: Document) -> None:
+    """Interactivity against throughput a decode GPU."""
+    axes, chosen = panels[0], document["pool"]["chosen"]
+    for kind, marker, colour in (("published", "o", "black"), ("predicted", "s-", SHARED)):
+        axes.plot(
+            [row[kind]["throughput"] for row in chosen["rows"]],
+            [100 * (1 + row[kind]["interactivity_change"]) for row in chosen["rows"]],
+            marker, color=colour, ms=5, lw=1, label="printed" if kind == "published" else "predicted",
+        )  # fmt: skip
+    for row in chosen["rows"]:
+        at = (row["published"]["throughput"], 100 * (1 + row["published"]["interactivity_change"]))
+        axes.annotate(f"{row['workers']} {row['placement']}", at, (6, 5), textcoords="offset points", fontsize=8)
+    axes.set_ylim(0, 110)
+    axes.set_xlabel("output tokens/s a decode GPU")
+    axes.set_ylabel("interactivity, % of isolated")
+    axes.set_title(f"SUN, figure 3: answers of {chosen['answer']} tokens", loc="left", fontsize=10)
+    axes.legend(fontsize=8, frameon=False)
+
+
+def _draw_skew(panels: list[Any], document: Document) -> None:
+    """Throughput and interactivity over skew."""
+    skew = document["skew"]
+    for axes, (metric, label) in zip(
+        panels, (("throughput", "output tokens/s"), ("interactivity", "mean 1/TPOT, tokens/s")), strict=True
+    ):
+        for placement, colour in (("isolated", ISOLATED), ("shared", SHARED)):
+            points = [point for point in skew["points"] if point["placement"] == placement]
+            axes.plot(
+                [point["zipf"] for point in points], [point[metric] for point in points],
+                "o-", color=colour, ms=4, lw=1.2, label=placement,
+            )  # fmt: skip
+        axes.set_ylim(0, 1.1 * max(point[metric] for point in skew["points"]))
+        axes.set_xlabel("Zipf exponent over four models")
+        axes.set_ylabel(label)
+    panels[0].set_title(f"SUN, figure 4: {skew['rate']:.2f} requests/s (simulated)", loc="left", fontsize=10)
+    panels[0].legend(fontsize=8, frameon=False, loc="lower left")

@@ -1,0 +1,154 @@
+"""`twin reproduce sun --quality`: base models, and the tasks that each is adapted to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from live.adaptation.decomposition import Modules
+from live.adaptation.directories import read_model
+from live.adaptation.forward import ForwardPass
+from live.adaptation.quantisers.models import METHODS, Method
+from live.adaptation.recipes import Lesson
+from live.adaptation.runs import train_base
+from live.adaptation.sizes import SIZES, Size
+from live.adaptation.tasks import BASE_OPERATIONS, NEW_OPERATIONS
+from live.adaptation.text.corpus import standard_library
+from live.adaptation.text.language_model import text_data
+from live.adaptation.text.runs import train_text_model
+from live.adaptation.text.sizes import TEXT_SIZES, TextSize
+from live.adaptation.text.tasks import FORMS, text_lesson
+from live.adaptation.text.tokenizer import read_tokenizer
+from live.adaptation.training import TrainingSettings, curve
+from live.adaptation.tuning import Scope
+from papers.sun.quality import summarise
+from papers.sun.variants import Comparison
+from papers.training import Recipe, Study
+
+Row = dict[str, Any]
+
+TASKS = tuple(NEW_OPERATIONS)
+
+TEXT_TASKS = tuple(FORMS)
+
+QUANTISED: tuple[tuple[Method, int], ...] = tuple((method, bits) for bits in (4, 3) for method in METHODS)
+
+TEXT_QUANTISED: tuple[tuple[Method, int], ...] = (("awq", 4), ("awq", 3))
+"""Decode modules in few bits on tasks of text, where a training takes five times as long."""
+
+SCOPES: tuple[Scope, ...] = ("attention", "low_rank")
+"""Parts of the prefill module that are tuned alone, with the first seed only: they cost as much as SUN itself."""
+
+CALIBRATION = 256
+"""Sequences that GPTQ and AWQ see."""
+
+
+@dataclass(frozen=True)
+class TextStudy:
+    """A language model, and the trainings that adapt it to tasks of text, as in `live.adaptation.sizes.Size`."""
+
+    model: TextSize
+    adaptation: TrainingSettings
+    retuning: TrainingSettings
+    prompts: int = 256
+
+
+TEXT_STUDIES = {
+    "reduced": TextStudy(
+        model=TEXT_SIZES["reduced"],
+        adaptation=TrainingSettings(steps=300, batch_size=8, learning_rate=2e-3),
+        retuning=TrainingSettings(steps=75, batch_size=8, learning_rate=1e-3),
+    ),
+    "full": TextStudy(
+        model=TEXT_SIZES["full"],
+        adaptation=TrainingSettings(steps=1200, batch_size=32, learning_rate=1e-3),
+        retuning=TrainingSettings(steps=400, batch_size=32, learning_rate=5e-4),
+    ),
+}
+"""Studies of text by the name of their size."""
+
+
+@dataclass(frozen=True)
+class StudySize:
+    """Sizes of the studies on sequence operations and on text."""
+
+    operations: Size
+    text: TextStudy
+
+
+STUDY_SIZES = {name: StudySize(SIZES[name], TEXT_STUDIES[name]) for name in SIZES}
+
+
+def train_operations(name: str, seed: int, directory: Path) -> Row:
+    """Train a base model, and measure it on its own operations."""
+    torch.set_num_threads(1)
+    size = STUDY_SIZES[name].operations
+    trained, forward = train_base(directory, size, "llama", seed)
+    modules = Modules(forward, trained.weights, trained.weights)
+    return {
+        "kind": "base",
+        "seed": seed,
+        "exact_match": {
+            operation: Lesson((operation,), size.digits, seed).exact_match(modules, size.prompts)
+            for operation in BASE_OPERATIONS
+        },
+        "parameters": trained.trained_parameters,
+        "losses": curve(trained.losses),
+    }
+
+
+def adapt_to_operation(task: str, name: str, seed: int, base: Path) -> Row:
+    """Adapt a finished base model to a sequence operation in every way, and measure."""
+    torch.set_num_threads(1)
+    config, weights = read_model(base)
+    size = STUDY_SIZES[name].operations
+    compared = Comparison(
+        ForwardPass(config), weights, Lesson((task,), size.digits, seed),
+        Lesson(tuple(BASE_OPERATIONS), size.digits, seed).sequences(CALIBRATION),
+        size.fine_tuning(task), size.tuning_again(task), QUANTISED, SCOPES if seed == 0 else (), size.prompts,
+    )  # fmt: skip
+    return {"kind": "task", "seed": seed, "task": task, "variants": compared.variants()}
+
+
+def train_text(name: str, seed: int, directory: Path) -> Row:
+    """Train a language model."""
+    torch.set_num_threads(1)
+    _, document = train_text_model(directory, STUDY_SIZES[name].text.model, "llama", seed)
+    return {
+        "kind": "text_base",
+        "seed": seed,
+        "perplexity": document["perplexity"],
+        "parameters": document["trained_parameters"],
+        "corpus": document["corpus"],
+        "losses": curve(document["losses"]),
+    }
+
+
+def adapt_to_text(task: str, name: str, seed: int, base: Path) -> Row:
+    """Adapt a finished language model to a task of text in every way, and measure."""
+    torch.set_num_threads(1)
+    config, weights = read_model(base)
+    tokenizer, corpus, size = read_tokenizer(base), standard_library(), STUDY_SIZES[name].text
+    data = text_data(tokenizer, corpus.training, corpus.evaluation, size.model.window)
+    compared = Comparison(
+        ForwardPass(config), weights, text_lesson(task, corpus, tokenizer, seed),
+        data.batch(CALIBRATION, seed, size.model.training.steps),
+        size.adaptation, size.retuning, TEXT_QUANTISED, (), size.prompts,
+    )  # fmt: skip
+    return {"kind": "text_task", "seed": seed, "task": task, "variants": compared.variants()}
+
+
+def recipes(_: str) -> Sequence[Recipe]:
+    """A base model and a language model a seed, and their tasks; alike in every size."""
+    return (
+        Recipe("base", "base", train_operations, {task: partial(adapt_to_operation, task) for task in TASKS}),
+        Recipe("text base", "text", train_text, {task: partial(adapt_to_text, task) for task in TEXT_TASKS}),
+    )
+
+
+STUDY = Study(STUDY_SIZES, recipes, summarise)

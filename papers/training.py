@@ -1,0 +1,97 @@
+"""Small models that are trained for a paper's claims about accuracy, in a run that can be resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from papers.tasks import Task
+from twin.cli.console import progress
+from twin.executors.processes import each_as_done
+
+if TYPE_CHECKING:
+    from reports.records.run_directory import RunDirectory
+
+Row = dict[str, Any]
+Job = Callable[[str, int, Path], Row]
+"""Computes a row for a size, a seed and the folder of the seed's model."""
+
+
+class Recipe(NamedTuple):
+    """A model of each seed, and what is compared on it.
+
+    Attributes:
+        name: of the model's points. folder: of the models, below `models/`. train: trains a model into its folder,
+            which may hold one that is finished or half done. compare: by the names of points.
+    """
+
+    name: str
+    folder: str
+    train: Job
+    compare: Mapping[str, Job]
+
+
+class Models(NamedTuple):
+    """The jobs of one seed, by the names of their points: the model, then those that need it."""
+
+    train: Task
+    compare: Sequence[Task]
+
+
+class Study(NamedTuple):
+    """A paper's study on small models.
+
+    Attributes:
+        sizes: by name, reduced and full. recipes: of a size. summarise: the document of a size and the rows of models
+            and of what is compared on them.
+    """
+
+    sizes: Mapping[str, Any]
+    recipes: Callable[[str], Sequence[Recipe]]
+    summarise: Callable[[Row, list[Row], list[Row]], Row]
+
+    def train(self, run: RunDirectory, size: str, seeds: int, jobs: int) -> tuple[list[Row], list[Row]]:
+        """Rows of models, and of what is compared on them, in order; every finished job is a point of the run."""
+        models = [
+            _models(recipe, size, seed, run.path / "models" / f"{recipe.folder}-{seed}")
+            for recipe in self.recipes(size)
+            for seed in range(seeds)
+        ]
+        names = [each.train.name for each in models], [task.name for each in models for task in each.compare]
+        done = run.points()
+        with progress("training", sum(map(len, names)), len(done)) as advance:
+            for wave in waves(models, jobs):
+                _run_missing(run, wave, done, jobs, advance)
+        trained, compared = ([done[name] for name in each] for each in names)
+        return trained, compared
+
+
+def _models(recipe: Recipe, size: str, seed: int, folder: Path) -> Models:
+    """The jobs of a seed, whose model's folder is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    arguments = (size, seed, folder)
+    compare = [Task(f"{name}, seed {seed}", job, arguments) for name, job in recipe.compare.items()]
+    return Models(Task(f"{recipe.name}, seed {seed}", recipe.train, arguments), compare)
+
+
+def waves(models: Sequence[Models], jobs: int) -> list[list[Task]]:
+    """Jobs that may run together, wave by wave: no processor waits for the last of an odd number of models."""
+    first, rest = models[:jobs], models[jobs:]
+    return [
+        [each.train for each in first],
+        [each.train for each in rest] + [task for each in first for task in each.compare],
+        [task for each in rest for task in each.compare],
+    ]
+
+
+def _run_missing(
+    run: RunDirectory, tasks: Iterable[Task], done: dict[str, Any], jobs: int, advance: Callable[[str], None]
+) -> None:
+    """Run the tasks that are not done; every result is kept at once."""
+    missing = [task for task in tasks if task.name not in done]
+    with each_as_done(Task.run, missing, jobs) as results:
+        for task, row in results:
+            run.add_point(task.name, dict(row))
+            done[task.name] = row
+            advance(task.name)

@@ -1,1 +1,0 @@
-"""Tables and figures of reproduced papers: published beside computed values."""

@@ -1,1 +1,0 @@
-"""The AFD ratio paper: published and computed values, as tables."""

@@ -1,1 +1,0 @@
-"""The Prelude paper: published and computed values, as tables and figures."""

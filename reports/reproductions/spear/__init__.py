@@ -1,1 +1,0 @@
-"""The SPEAR paper: published and computed values, as tables and figures."""

@@ -1,1 +1,0 @@
-"""The SUN paper: published and computed values, as tables and figures."""

@@ -1,0 +1,305 @@
+"""SUN: what low concurrency says of high, decode pools, and skew; and that nothing held out gets into a fit."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from rich.console import Console
+
+from latency_models.deployment.hardware import load_hardware
+from latency_models.fitting.linear import LinearLatency
+from papers.sun import pool as sun_pool
+from papers.sun import reproduction as sun
+from papers.sun import skew as sun_skew
+from papers.sun.concurrency import ConcurrencyTask, errors, forms
+from papers.sun.concurrency import scenario as row_scenario
+from papers.sun.decode import (
+    FITTED,
+    FORMS,
+    DecodeFit,
+    all_rows,
+    closed_loop,
+    fit_decode,
+    fit_prompts,
+    ridge_rows,
+    rows_of,
+)
+from papers.sun.node import Load, Outcome, fitted_service, outcomes, scenario
+from papers.sun.pool import PoolTask, choose, offered, possible_answers
+from papers.sun.published import ISOLATED, SHARED, ConcurrencyRow, concurrency_rows, pool_rows
+from papers.sun.report import figures as sun_figures
+from papers.sun.report import tables as sun_table
+from papers.sun.skew import SkewTask, summarise_skew
+from twin.api.drawing import draw
+from twin.cli import run
+
+ROOT = Path(__file__).parents[2]
+PUBLISHED = ROOT.parent / "shared" / "data" / "published"
+MODELS = ("LLaMA3.1-8B", "Qwen3-8B-Base")
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="the published tables are not at hand")
+@pytest.mark.parametrize("name", ["sun_concurrency.csv", "sun_decode_pool.csv"])
+def test_the_project_s_copy_of_the_facts(name: str) -> None:
+    own = ROOT / "papers" / "sun" / "data" / name.removeprefix("sun_")
+    assert list(csv.reader(own.read_text().splitlines())) == list(
+        csv.reader((PUBLISHED / name).read_text().splitlines())
+    )
+
+
+# -- Table 4 -----------------------------------------------------------------------------------------------------------
+
+
+def planted_rows(line: DecodeFit, prompts: LinearLatency) -> Iterator[ConcurrencyRow]:
+    """Table 4's settings of one model with the times that this line gives."""
+    for row in rows_of(concurrency_rows(), MODELS[0]):
+        found = closed_loop(line, prompts, row)
+        yield dataclasses.replace(row, ttft=found.ttft, tpot=found.tpot, throughput=found.throughput)
+
+
+def test_a_planted_line_is_found_again_and_predicts() -> None:
+    line = DecodeFit({4: 6e-3, 16: 12e-3}, batching=4e-4, per_row=0.0, per_kv_token=9e-8, misfit=math.nan)
+    prompts = LinearLatency.from_coefficients(7e-5, 2e-2)
+    rows = list(planted_rows(line, prompts))
+    found = fit_decode(rows)
+    assert found.weights == pytest.approx(line.weights, rel=1e-9)
+    assert (found.batching, found.per_kv_token) == pytest.approx((4e-4, 9e-8), rel=1e-9)
+    assert found.misfit < 1e-9
+    assert fit_prompts(rows)[16].alpha_ == pytest.approx(7e-5)
+    high = [row for row in rows if row.concurrency not in FITTED]
+    assert [closed_loop(found, prompts, row).tpot for row in high] == pytest.approx([row.tpot for row in high])
+    # A line in which every row costs cannot be told from it at low concurrency and is slower at high.
+    assert all(closed_loop(all_rows(found), prompts, row).tpot > row.tpot + 1e-3 for row in high)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("form", FORMS)
+def test_held_out_rows_touch_no_parameter(model: str, form: Any) -> None:
+    rows = rows_of(concurrency_rows(), model)
+    spoilt = [
+        row if row.concurrency in FITTED else dataclasses.replace(row, ttft=9.0, tpot=9.0, throughput=9.0)
+        for row in rows
+    ]
+    assert sum(row.tpot == 9.0 for row in spoilt) == 9
+    assert fit_decode(spoilt, form) == fit_decode(rows, form)
+    before, after = fit_prompts(rows), fit_prompts(spoilt)
+    assert [(line.alpha_, line.beta_) for line in before.values()] == [
+        (line.alpha_, line.beta_) for line in after.values()
+    ]
+    prompts = before[16]
+    for row, other in zip(rows, spoilt, strict=True):
+        fit = fit_decode(rows, form)
+        assert closed_loop(fit, prompts, row) == closed_loop(fit, prompts, other)
+        assert row_scenario(row, fit, 1e-4, 1e-2) == row_scenario(other, fit, 1e-4, 1e-2)
+
+
+def test_quantised_weights_change_what_is_read_and_nothing_else() -> None:
+    for model in MODELS:
+        fit = fit_decode(rows_of(concurrency_rows(), model))
+        assert 0.25 < fit.weights[4] / fit.weights[16] < 1  # a quarter of the bytes, with scales and a host
+        bandwidth = load_hardware("a100-sxm-80gb").memory_bandwidth
+        assert fit.weights[16] > 2 * 7.5e9 / bandwidth  # weights of 8B models without embeddings
+        assert fit.per_kv_token > 131072 / bandwidth
+
+
+def test_concurrency_16_is_below_the_ridge() -> None:
+    hardware = load_hardware("a100-sxm-80gb")
+    assert ridge_rows(hardware, 16) == pytest.approx(312e12 / 2.039e12)
+    assert 16 < ridge_rows(hardware, 4) == pytest.approx(ridge_rows(hardware, 16) / 4)
+
+
+def test_concurrency_16_from_1_and_4() -> None:
+    tasks = [ConcurrencyTask(model, method) for model in MODELS for method in ("Full-FT", "AWQ", "QSUN")]
+    results = [result for task in tasks for result in task.run()]
+    assert len(results) == 54
+    held = [result for result in results if not result["fitted"]]
+    assert len(held) == 18
+    for metric in ("tpot", "throughput"):
+        found = errors(results, metric)
+        assert found["mean"] < 0.03
+        assert abs(found["worst"]) == max(
+            abs(result["predicted"][metric] / result["published"][metric] - 1) for result in held
+        )
+        assert found["worst_row"]["prompt"] == 4096
+        assert set(found["by_method"]) == {f"{task.model} {task.method}" for task in tasks}
+    for result in results:
+        for metric in ("tpot", "throughput"):  # the simulation and the closed form: two ways to the same number
+            assert result["predicted"][metric] == pytest.approx(result["closed_form"][metric], rel=0.01)
+    assert errors(results, "ttft")["mean"] > 0.2  # known: the print's prompts wait for each other
+
+
+def test_a_cost_of_every_row_would_miss() -> None:
+    found = {form["form"]: form for form in forms(concurrency_rows()) if not form["plain"]}
+    assert found["batching"]["tpot_error"] < 0.03 < found["rows"]["tpot_error"]
+    assert found["batching"]["misfit"] == pytest.approx(
+        found["rows"]["misfit"], abs=1e-3
+    )  # low concurrency cannot tell
+
+
+# -- figures 3 and 4 ---------------------------------------------------------------------------------------------------
+
+
+def test_pools_of_two_and_three_from_the_rows_of_four_and_one() -> None:
+    service = fitted_service()
+    found = PoolTask(service, 256, 2).run()
+    isolated, three, two, one = found["rows"]
+    assert found["rate"] * 256 == pytest.approx(4 * 935)
+    assert isolated["predicted"] == {"throughput": 935.0, "interactivity_change": 0.0}
+    assert [row["fixes_the_load"] for row in found["rows"]] == [True, False, False, True]
+    for row in (three, two):
+        assert abs(row["throughput_error"]) < 0.02
+        assert abs(row["interactivity_points"]) < 0.03
+    changes = [row["predicted"]["interactivity_change"] for row in found["rows"]]
+    assert changes == sorted(changes, reverse=True)
+    assert one["predicted"]["interactivity_change"] < -0.3
+    longer = PoolTask(service, 512, 2).run()
+    assert choose([longer, found])["answer"] == 256
+    blind = [{**each, "rows": [each["rows"][0], None, None, each["rows"][3]]} for each in (longer, found)]
+    assert choose(blind)["answer"] == 256
+
+
+def test_lengths_that_one_prefill_worker_could_not_bear_are_left_out() -> None:
+    service = fitted_service()
+    assert possible_answers(service) == [256, 512, 1024, 2048]
+    quick = dataclasses.replace(service, prompt_overhead=0.0, prompt_token=1e-7)
+    assert possible_answers(quick) == list(sun_pool.ANSWERS)
+    assert offered(pool_rows()[0], 2048).window == 180.0
+
+
+def test_skew_hurts_isolated_workers_and_not_the_pool() -> None:
+    service = fitted_service()
+    found = {
+        placement: [SkewTask(service, 14.61, placement, zipf, 1).run()[0] for zipf in (0.0, 1.0, 2.0)]
+        for placement in (ISOLATED, SHARED)
+    }
+    for metric in ("throughput", "interactivity"):
+        alone, together = ([getattr(each, metric) for each in found[placement]] for placement in (ISOLATED, SHARED))
+        assert alone[0] > alone[1] > alone[2]
+        assert together == pytest.approx([together[0]] * 3, rel=0.02)
+        assert alone[2] < 0.9 * alone[0]
+        assert alone[2] < 0.9 * together[2]
+    assert found[ISOLATED][2].achieved < 0.9 < found[SHARED][2].achieved
+
+
+def test_both_placements_are_sent_the_same_requests() -> None:
+    """At a load at which nothing waits for decoding, they complete alike."""
+    load = Load(rate=2.0, answer=64, zipf=1.0, grace=2.0, window=10.0)
+    service = fitted_service()
+    alone, together = (outcomes(scenario(service, load, placement), 2) for placement in (ISOLATED, SHARED))
+    assert [each.ttft for each in alone] == [each.ttft for each in together]
+    assert alone[0].ttft != alone[1].ttft
+
+
+def test_sizes_of_the_effect_are_worked_out_by_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sun_skew, "SKEWS", (0.0, 2.0))
+    even = [Outcome(1000.0, 0.02, 0.1, 50.0, 1.0), Outcome(2000.0, 0.02, 0.1, 50.0, 1.0)]
+    worse = [Outcome(900.0, 0.04, 0.1, 30.0, 0.9), Outcome(1600.0, 0.04, 0.1, 30.0, 0.8)]
+    points: dict[sun_skew.Point, list[Outcome]] = {
+        (ISOLATED, 0.0): even, (ISOLATED, 2.0): worse, (SHARED, 0.0): even, (SHARED, 2.0): even,
+    }  # fmt: skip
+    found = summarise_skew(points, 7.0)
+    change, gain, interactivity, by_mean = found["sizes"]
+    assert change["predicted"] == pytest.approx(-0.15)  # of -10 % and -20 %
+    # Student's t of 97.5 % with one degree of freedom, the deviation of the pair, and one run beside the mean of two
+    reach = 12.7062 * math.sqrt(0.005) * math.sqrt(1.5)
+    assert change["one_run"] == pytest.approx([-0.15 - reach, -0.15 + reach], rel=1e-4)
+    assert gain["predicted"] == pytest.approx((1 / 0.9 + 1 / 0.8) / 2 - 1)
+    assert interactivity["predicted"] == pytest.approx(50 / 30 - 1)
+    assert by_mean["predicted"] == pytest.approx(1.0)
+    assert found["falls"] == {"throughput": True, "interactivity": True}
+    swapped = summarise_skew({**points, (ISOLATED, 0.0): worse, (ISOLATED, 2.0): even}, 7.0)
+    assert swapped["falls"] == {"throughput": False, "interactivity": False}
+
+
+# -- examples and the whole --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("placement", [ISOLATED, SHARED])
+def test_examples_are_the_scenarios_of_figure_4(placement: Any) -> None:
+    service = fitted_service()
+    rate = offered(pool_rows()[0], 256).rate
+    expected = scenario(service, Load(rate, sun_skew.ANSWER), placement)
+    example = yaml.safe_load((ROOT / "examples" / f"sun-{placement}.yaml").read_text())
+    assert example.pop("description")
+    if placement == ISOLATED:  # one for each model, which goes without saying
+        assert expected["system"].pop("decode_replicas") == 1
+    flat, wanted = dict(leaves(example)), dict(leaves(expected))
+    assert flat.keys() == wanted.keys()
+    for key, value in wanted.items():
+        assert flat[key] == (pytest.approx(value, rel=1e-3) if isinstance(value, float | int) else value), key
+
+
+def leaves(document: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in document.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def test_the_isolated_example_degrades_by_the_command_that_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    example = str(ROOT / "examples" / "sun-isolated.yaml")
+    assert (
+        run(["sweep", example, "--set", "workload.models.zipf=0,0.5,1,1.5,2", "--no-figures", "--json", "--jobs", "1"])
+        == 0
+    )
+    points = yaml.safe_load(capsys.readouterr().out)["points"]
+    throughput = [point["summary"]["output_throughput"] for point in points]
+    tpot = [point["summary"]["tpot"]["mean"] for point in points]
+    assert throughput == sorted(throughput, reverse=True)
+    assert tpot == sorted(tpot)
+    assert throughput[-1] < 0.9 * throughput[0]
+
+
+def test_the_whole_reproduction_on_few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sun_pool, "ANSWERS", (256, 512))
+    monkeypatch.setattr(sun_skew, "SKEWS", (0.0, 2.0))
+    seen: list[str] = []
+    document = sun.reproduce(1, seen.append, replications=2)
+    assert document["schema"] == "twin.reproduction-sun/1"
+    assert len(seen) == 6 + 2 + 4
+    assert document["skew"]["rate"] == document["pool"]["chosen"]["rate"]
+    found = {(claim["where"], claim["what"]): claim for claim in document["claims"]}
+    assert len(found) == len(document["claims"]) == 16
+    # The row of one worker is too slow in the twin by more than the goal, and the document says so.
+    assert found["figure 3", "1 shared: interactivity"]["agrees"] is False
+    assert found["figure 3", "2 shared: interactivity"]["agrees"] is True
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(sun_table(document))
+    text = console.export_text()
+    assert "1 shared: interactivity: -48 % printed" in text.partition("What disagrees")[2]
+    assert "2 shared: interactivity" not in text
+    figures, page = draw(document, {"command": "twin reproduce sun"})
+    assert figures == sun_figures(document)
+    for svg in figures.values():
+        assert ElementTree.fromstring(svg).tag.endswith("svg")
+    assert page.count("<figure><svg") == len(figures) == 3
+    assert "1 shared: interactivity: -48 % printed" in page
+
+
+def test_claims_follow_the_numbers() -> None:
+    chosen = {
+        "rows": [
+            {},
+            {
+                "workers": 2, "fixes_the_load": False, "throughput_error": 0.021, "interactivity_points": -0.029,
+                "published": {"throughput": 1858.0, "interactivity_change": -0.19},
+                "predicted": {"throughput": 1897.0, "interactivity_change": -0.219},
+            },
+        ]
+    }  # fmt: skip
+    throughput, interactivity = sun._pool_claims(chosen)
+    assert (throughput["agrees"], interactivity["agrees"]) == (False, True)
+    assert (throughput["found"], interactivity["found"]) == ("1897", "-21.9 %")

@@ -1,1 +1,0 @@
-"""The papers' tables and figures, computed again beside the published values."""
