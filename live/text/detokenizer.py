@@ -5,6 +5,10 @@ Qwen) each token stands for some bytes, and the output is all of them decoded to
 spread over several tokens. In a vocabulary with byte fallback (Llama 2) tokens are text, and characters that it lacks
 are runs of one-byte tokens. Such a run is decoded when it is over; if it is not UTF-8, each of its bytes becomes a
 replacement character. So the text of a run is unknown until the run ends.
+
+`tokenizers.decoders.DecodeStream` does not serve here. It refuses most random outputs of a vocabulary with byte
+fallback ("Invalid prefix encountered"), it sends text that later tokens change, and it decodes an unfinished run again
+at each token.
 """
 
 from __future__ import annotations
