@@ -58,49 +58,36 @@ def _size(count: int) -> str:
 
 
 ENGINES = Limit(100_000, "engines", 6_500)
-MODELS = Limit(100_000, "models")
 REQUESTS = Limit(10_000_000, "requests", 220)
-CLIENTS = Limit(1_000_000, "clients", 900)
 KV_BLOCKS = Limit(10**9, "KV blocks")
-BLOCK_TOKENS = Limit(10**6, "tokens a block")
-STEP_TOKENS = Limit(10**8, "tokens a step")
-SEQUENCES = Limit(10**6, "sequences")
 PREFIX_IDS = Limit(10_000_000, "ids of prompt blocks", 40)
 SESSION_IDS = Limit(1_000_000, "ids of prompt blocks")
-VIRTUAL_NODES = Limit(10_000, "virtual nodes of an engine")
 RING_PLACES = Limit(20_000_000, "virtual nodes of all engines", 400)
-PREFIX_GROUPS = Limit(10**7, "rubrics", 16)
 SLOTS = Limit(10_000_000, "slots of a bundle", 600)
 BUNDLE_REQUESTS = Limit(50_000_000, "requests of a bundle", 230)
-STAGES = Limit(1_000, "pipeline stages")
-MICROBATCHES = Limit(1_000, "microbatches")
-LAYERS = Limit(10_000, "layers")
 REPLICATIONS = Limit(10_000, "replications")
 DRAWS = Limit(10_000, "draws")
 SWEEP_POINTS = Limit(10_000, "combinations of values")
 DECISIONS = Limit(10_000_000, "decisions of autoscaling")
 RUNS = Limit(100_000, "runs")
-REPEATS = Limit(1_000, "repeats")
-PROBES = Limit(100_000, "rounds or steps")
-THREADS = Limit(1_024, "threads")
 
 Engines = Annotated[PositiveInt, AfterValidator(ENGINES.check)]
-Models = Annotated[PositiveInt, AfterValidator(MODELS.check)]
+Models = Annotated[PositiveInt, AfterValidator(Limit(100_000, "models").check)]
 Requests = Annotated[PositiveInt, AfterValidator(REQUESTS.check)]
-Clients = Annotated[PositiveInt, AfterValidator(CLIENTS.check)]
+Clients = Annotated[PositiveInt, AfterValidator(Limit(1_000_000, "clients", 900).check)]
 KVBlocks = Annotated[PositiveInt, AfterValidator(KV_BLOCKS.check)]
-BlockTokens = Annotated[PositiveInt, AfterValidator(BLOCK_TOKENS.check)]
-StepTokens = Annotated[PositiveInt, AfterValidator(STEP_TOKENS.check)]
-Sequences = Annotated[PositiveInt, AfterValidator(SEQUENCES.check)]
-PipelineStages = Annotated[PositiveInt, AfterValidator(STAGES.check)]
-PrefixGroups = Annotated[PositiveInt, AfterValidator(PREFIX_GROUPS.check)]
-VirtualNodes = Annotated[PositiveInt, AfterValidator(VIRTUAL_NODES.check)]
+BlockTokens = Annotated[PositiveInt, AfterValidator(Limit(10**6, "tokens a block").check)]
+StepTokens = Annotated[PositiveInt, AfterValidator(Limit(10**8, "tokens a step").check)]
+Sequences = Annotated[PositiveInt, AfterValidator(Limit(10**6, "sequences").check)]
+PipelineStages = Annotated[PositiveInt, AfterValidator(Limit(1_000, "pipeline stages").check)]
+PrefixGroups = Annotated[PositiveInt, AfterValidator(Limit(10**7, "rubrics", 16).check)]
+VirtualNodes = Annotated[PositiveInt, AfterValidator(Limit(10_000, "virtual nodes of an engine").check)]
 Slots = Annotated[PositiveInt, AfterValidator(SLOTS.check)]
-Microbatches = Annotated[PositiveInt, AfterValidator(MICROBATCHES.check)]
-Layers = Annotated[PositiveInt, AfterValidator(LAYERS.check)]
-Repeats = Annotated[int, AfterValidator(REPEATS.check)]
-Probes = Annotated[int, AfterValidator(PROBES.check)]
-Threads = Annotated[PositiveInt, AfterValidator(THREADS.check)]
+Microbatches = Annotated[PositiveInt, AfterValidator(Limit(1_000, "microbatches").check)]
+Layers = Annotated[PositiveInt, AfterValidator(Limit(10_000, "layers").check)]
+Repeats = Annotated[int, AfterValidator(Limit(1_000, "repeats").check)]
+Probes = Annotated[int, AfterValidator(Limit(100_000, "rounds or steps").check)]
+Threads = Annotated[PositiveInt, AfterValidator(Limit(1_024, "threads").check)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Tokens = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 PositiveTokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]

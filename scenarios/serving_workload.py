@@ -12,7 +12,7 @@ from pydantic import Field, PositiveFloat, model_validator
 from latency_models.io.config_io import Strict
 from latency_models.io.late_section import late_section, late_sections
 from scenarios.lengths import LengthSpec, UniformLengths
-from scenarios.limits import Clients, Models, PositiveTokens, Requests
+from scenarios.limits import Clients, Models, PositiveTokens, Requests, refuse_first
 from workloads.arrivals import LONGEST, SMALLEST_CV, Arrivals, ClosedLoop, Deterministic, Gamma, Pauses, Poisson
 from workloads.errors import BadInput
 from workloads.generator import Workload
@@ -22,8 +22,7 @@ from workloads.pairs import Independent, LengthPairs
 if TYPE_CHECKING:
     from scenarios.overload import RetriesSpec
     from scenarios.requests import ClientSpec, PrefixesSpec, ServiceClassSpec, TaskSpec, TraceSpec
-    from scenarios.sessions import BurstsSpec, DrawnSessionsSpec, ProfileSpec, RecordedSessionsSpec, SessionsSpec
-    from workloads.prefixes import SharedPrefixes
+    from scenarios.sessions import BurstsSpec, ProfileSpec, RecordedSessionsSpec, SessionsSpec
     from workloads.recorded_sessions import RecordedSessions
     from workloads.sessions import DrawnSessions
     from workloads.trace import Trace
@@ -182,24 +181,25 @@ class ServingWorkloadSpec(Strict):
             *((f"tasks.{i}", task) for i, task in enumerate(self.tasks or [])),
             *((f"clients.{i}", client) for i, client in enumerate(self.clients)),
         ]
+        names = ", ".join(self.service_classes) or "none"
         for field, spec in sections:
             name = spec.service_class
-            if name is None:
-                continue
-            if name not in self.service_classes:
-                expected = f"expected one of workload.service_classes ({', '.join(self.service_classes) or 'none'})"
-                raise BadInput(expected, field=f"{field}.service_class", value=name)
-            if spec.priority:
-                expected = f"expected none: that of service_classes.{name} holds"
-                raise BadInput(expected, field=f"{field}.priority", value=spec.priority)
+            refuse_first([
+                (name is not None and name not in self.service_classes, f"{field}.service_class", name,
+                 f"expected one of workload.service_classes ({names})"),
+                (name is not None and spec.priority, f"{field}.priority", spec.priority,
+                 f"expected none: that of service_classes.{name} holds"),
+            ])  # fmt: skip
         return self
 
     @model_validator(mode="after")
     def _clients_of_single_requests(self) -> ServingWorkloadSpec:
-        if self.clients and (self.tasks is not None or self.sessions is not None):
-            raise BadInput("expected none with tasks, which name them, or sessions", field="clients")
-        if self.clients and self.arrivals.process == "replay":
-            raise BadInput("expected none with the arrivals of a trace", field="clients")
+        elsewhere = self.tasks is not None or self.sessions is not None
+        replays = self.arrivals.process == "replay"
+        refuse_first([
+            (self.clients and elsewhere, "clients", None, "expected none with tasks, which name them, or sessions"),
+            (self.clients and replays, "clients", None, "expected none with the arrivals of a trace"),
+        ])  # fmt: skip
         return self
 
     def read_trace(self, base: Path) -> Trace | None:
@@ -207,72 +207,35 @@ class ServingWorkloadSpec(Strict):
         return None if self.trace is None else self.trace.read(base)
 
     def _check_recorded(self, spec: RecordedSessionsSpec) -> None:
-        if self.trace is None or self.trace.pairing != "joint":
-            raise BadInput(
-                "expected drawn without a trace of pairing joint", field="sessions.source", value=spec.source
-            )
-        if self.prefixes is not None:
-            raise BadInput("expected none with the sessions of a trace", field="prefixes")
-        if (self.arrivals.process == "replay") != (spec.think is None):
-            expected = "expected replay for turns at their recorded times, and sessions.think with any other process"
-            raise BadInput(expected, field="arrivals.process", value=self.arrivals.process)
+        replays = self.arrivals.process == "replay"
+        refuse_first([
+            (self.trace is None or self.trace.pairing != "joint", "sessions.source", spec.source,
+             "expected drawn without a trace of pairing joint"),
+            (self.prefixes is not None, "prefixes", None, "expected none with the sessions of a trace"),
+            (replays != (spec.think is None), "arrivals.process", self.arrivals.process,
+             "expected replay for turns at their recorded times, and sessions.think with any other process"),
+        ])  # fmt: skip
 
     def build(self, trace: Trace | None) -> Workload | DrawnSessions | RecordedSessions:
         models = None if self.models.count == 1 else ModelMix.zipf(self.models.names, self.models.zipf)
         if trace is not None and self.prefixes is not None:
             self.prefixes.check_prompts(int(trace.prefill_tokens.max()), float(trace.prefill_tokens.mean()))
         prefixes = self.prefixes.build() if self.prefixes else None
-        arrivals = self.arrivals
+        arrivals, limit = self.arrivals, self.max_tokens
+        process: Arrivals = arrivals.build() if isinstance(arrivals, OpenLoopSpec) else ClosedLoop()
         if self.sessions is not None and self.sessions.source != "drawn":
             assert trace is not None
-            return self._recorded_sessions(self.sessions, trace, models)
+            speed = arrivals.speed if isinstance(arrivals, ReplaySpec) else 1.0
+            return self.sessions.build(trace, speed, arrivals=process, models=models, max_tokens=limit)
         if isinstance(arrivals, ReplaySpec):
             assert trace is not None
-            return Workload.replay(
-                trace, speed=arrivals.speed, models=models, prefixes=prefixes, max_tokens=self.max_tokens
-            )
-        process: Arrivals = ClosedLoop() if isinstance(arrivals, ClosedLoopSpec) else arrivals.build()
+            return Workload.replay(trace, speed=arrivals.speed, models=models, prefixes=prefixes, max_tokens=limit)
         if self.sessions is not None:
-            return self._drawn_sessions(self.sessions, process, models, prefixes)
-        return Workload(self._content(trace), process, models, prefixes, self.max_tokens)
-
-    def _drawn_sessions(
-        self, spec: DrawnSessionsSpec, arrivals: Arrivals, models: ModelMix | None, prefixes: SharedPrefixes | None
-    ) -> DrawnSessions:
-        from workloads.sessions import DrawnSessions
-
-        assert self.prefill is not None
-        assert self.decode is not None
-        return DrawnSessions(
-            turns=spec.turns.build(),
-            first=self.prefill.build(),
-            growth=spec.growth.build(),
-            answers=self.decode.build(),
-            think=spec.think.build(),
-            tools=spec.tools.build() if spec.tools else None,
-            branches=spec.branches.build() if spec.branches else None,
-            arrivals=arrivals,
-            models=models,
-            prefixes=prefixes,
-            max_tokens=self.max_tokens,
-            max_model_len=spec.max_model_len,
-            block_tokens=spec.block_tokens,
-        )
-
-    def _recorded_sessions(self, spec: RecordedSessionsSpec, trace: Trace, models: ModelMix | None) -> RecordedSessions:
-        from workloads.recorded_sessions import RecordedSessions
-
-        arrivals: Arrivals = self.arrivals.build() if isinstance(self.arrivals, OpenLoopSpec) else ClosedLoop()
-        return RecordedSessions(
-            trace,
-            spec.source,
-            think=spec.think.build() if spec.think else None,
-            speed=self.arrivals.speed if isinstance(self.arrivals, ReplaySpec) else 1.0,
-            arrivals=arrivals,
-            models=models,
-            max_tokens=self.max_tokens,
-            block_tokens=spec.block_tokens,
-        )
+            assert self.prefill is not None
+            assert self.decode is not None
+            lengths = self.prefill.build(), self.decode.build()
+            return self.sessions.build(*lengths, arrivals=process, models=models, prefixes=prefixes, max_tokens=limit)
+        return Workload(self._content(trace), process, models, prefixes, limit)
 
     def count(self, trace: Trace | None) -> int:
         """Number of requests."""

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from latency_models.io.config_io import Strict
 from scenarios.lengths import LengthSpec
 from scenarios.limits import SESSION_IDS, BlockTokens, PositiveTokens
-from workloads.arrivals import LONGEST, SMALLEST_CV, Pauses
+from workloads.arrivals import LONGEST, SMALLEST_CV, Arrivals, Pauses
 from workloads.errors import BadInput
+from workloads.lengths import Lengths
+from workloads.mixes import ModelMix
+from workloads.prefixes import SharedPrefixes
 from workloads.rates import Bursts, Profile
-from workloads.sessions import MAX_BRANCHES, Branches, ToolCalls
+from workloads.sessions import MAX_BRANCHES, Branches, DrawnSessions, ToolCalls
+
+if TYPE_CHECKING:
+    from workloads.recorded_sessions import RecordedSessions
+    from workloads.trace import Trace
 
 
 class ProfileSpec(Strict):
@@ -131,6 +138,27 @@ class DrawnSessionsSpec(Strict):
             turn = f"the last of {turns:,.0f} turns has some {blocks:,} of {self.block_tokens} tokens"
             raise BadInput(f"{SESSION_IDS.expectation(blocks)}; {turn}", field="sessions")
 
+    def build(
+        self, first: Lengths, answers: Lengths, *, arrivals: Arrivals, models: ModelMix | None,
+        prefixes: SharedPrefixes | None, max_tokens: int | None,
+    ) -> DrawnSessions:  # fmt: skip
+        """Sessions with `first` prompts and `answers` of these lengths."""
+        return DrawnSessions(
+            turns=self.turns.build(),
+            first=first,
+            growth=self.growth.build(),
+            answers=answers,
+            think=self.think.build(),
+            tools=self.tools.build() if self.tools else None,
+            branches=self.branches.build() if self.branches else None,
+            arrivals=arrivals,
+            models=models,
+            prefixes=prefixes,
+            max_tokens=max_tokens,
+            max_model_len=self.max_model_len,
+            block_tokens=self.block_tokens,
+        )
+
 
 class RecordedSessionsSpec(Strict):
     """The sessions of the trace, by its `session_ids`, or recovered from its `prefix_ids`. See `RecordedSessions`.
@@ -143,6 +171,15 @@ class RecordedSessionsSpec(Strict):
     source: Literal["session_ids", "prefix_ids"]
     think: PauseSpec | None = None
     block_tokens: BlockTokens = 16
+
+    def build(
+        self, trace: Trace, speed: float, *, arrivals: Arrivals, models: ModelMix | None, max_tokens: int | None
+    ) -> RecordedSessions:
+        """The sessions of a trace; `speed` 2 sends turns at recorded times twice as fast."""
+        from workloads.recorded_sessions import RecordedSessions
+
+        think, size = self.think.build() if self.think else None, self.block_tokens
+        return RecordedSessions(trace, self.source, think, speed, arrivals, models, max_tokens, size)
 
 
 SessionsSpec = Annotated[DrawnSessionsSpec | RecordedSessionsSpec, Field(discriminator="source")]
