@@ -153,10 +153,6 @@ class EcTables(StepTime):
         self._outside: dict[str, float] = {}
         self._tokens, self._seconds = tables.tokens, tables.iteration(selection)
 
-    def select(self, selection: Selection) -> EcTables:
-        """The same tables with another selection."""
-        return EcTables(self.tables, selection, self.passes, self.pad_to, self.spread)
-
     def at(self, tokens: int) -> float:
         """The time T_S(tokens), seconds; T_S(0) = 0."""
         if tokens > self._tokens[-1] and tokens > self._outside.get("tokens", 0):

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import AliasChoices, Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from latency_models.calibration.file_format import Provenance
 from latency_models.fitting.broken_line import BrokenLine, basis, choose_knots, from_basis
@@ -104,8 +104,6 @@ SCHEMA = "twin.engine-steps/2"
 class EngineRegressionFile(Strict):
     """The file `twin.engine-steps/2`. Times are in seconds.
 
-    `page_tokens`, an earlier name of `block_size`, is read as well.
-
     Attributes:
         block_size: tokens of a KV block.
         overhead, slopes, lines: β, then δ κ ω by name, then the broken lines by name.
@@ -119,7 +117,7 @@ class EngineRegressionFile(Strict):
     """
 
     schema_: Literal["twin.engine-steps/2"] = Field(alias="schema")
-    block_size: PositiveInt = Field(validation_alias=AliasChoices("block_size", "page_tokens"))
+    block_size: PositiveInt
     overhead: NonNegativeFloat
     slopes: dict[str, NonNegativeFloat]
     lines: dict[str, BrokenLine]

@@ -24,18 +24,6 @@ from latency_models.unknowns import Unknown
 Points = Mapping[tuple[float, ...], float]
 
 
-def describe(tables: KernelTables) -> dict[str, Any]:
-    """Ranges of the axes, held-out errors by table and axis, errors of the skew fit, and the provenance."""
-    skew = tables.skew
-    return {
-        "provenance": tables.provenance.model_dump(mode="json", exclude_none=True),
-        "tensor_parallel": tables.tensor_parallel,
-        "ranges": tables.ranges or tables.measured_ranges(),
-        "held_out": {name: error.model_dump() for name, error in (tables.held_out or held_out_errors(tables)).items()},
-        "skew": None if skew is None else skew.model_dump(exclude={"pure", "mixed"}),
-    }
-
-
 def held_out_errors(tables: KernelTables) -> dict[str, HeldOut]:
     """Errors by table and axis. An axis without three points on any line has none.
 

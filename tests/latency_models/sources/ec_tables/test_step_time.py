@@ -92,13 +92,6 @@ def test_between_the_points_it_is_linear_and_beyond_them_it_says_so() -> None:
     assert model.outside() == {"tokens": 112.0}
 
 
-def test_another_selection_on_the_same_tables() -> None:
-    model = EcTables(tables(), Selection(density=0.0), passes="joint", pad_to=32)
-    second = model.select(Selection(density=1.0))
-    assert (second.at(16), second.passes, second.pad_to) == (pytest.approx(FULL[1]), "joint", 32)
-    assert model.at(16) == pytest.approx(PLAIN[1])
-
-
 # -- a step ------------------------------------------------------------------------------------------------------------
 
 
