@@ -36,9 +36,8 @@ def run_report(document: Document) -> Report:
     if document.get("devices"):
         blocks.append(Text(sentences.devices(document)))
     blocks += [*texts(sentences.error_parts(document)), *_assumptions(document)]
-    for title, rows in {"Engines": "engines", "Links": "links", "Outages, seconds": "outages"}.items():
-        if document.get(rows):
-            blocks.append(_entries(title, document[rows]))
+    entries = {"Engines": document["engines"], "Links": document["links"], "Outages, seconds": document.get("outages")}
+    blocks += [_entries(title, rows) for title, rows in entries.items() if rows]
     blocks += [Text(sentences.footnote(document), "note"), *texts(sentences.warnings(document), "warning")]
     return Report(document["name"], blocks)
 

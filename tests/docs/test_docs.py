@@ -25,7 +25,7 @@ from pathlib import Path
 
 import pytest
 
-from reports.afd import figures
+from reports import svg
 from twin.afd import summary
 from twin.cli import run
 
@@ -132,7 +132,7 @@ def test_a_guide_can_be_followed_from_top_to_bottom(
 ) -> None:
     monkeypatch.setattr(summary, "CURVE_POINTS", 4)
     if page.parent.name != "tutorial":  # figures are slow, and the tutorial draws all there are
-        monkeypatch.setattr(figures, "sweep_figures", lambda document: {})
+        monkeypatch.setattr(svg, "figures", lambda blocks: {})
     for file in sorted(workplace.glob("examples/afd-*.yaml")):
         file.write_text(_smaller(file.read_text()))
     (workplace / AZURE_NAME).write_text(

@@ -113,7 +113,7 @@ def test_figures_are_drawn_from_the_document(document: Document) -> None:
         assert ElementTree.fromstring(svg).tag.endswith("svg")
     assert spear_figures(document) == figures
     labels = ElementTree.fromstring(figures["tradeoff"])
-    words = {"".join(each.itertext()) for each in labels.iter("{http://www.w3.org/2000/svg}text")}
+    words = {"".join(label.itertext()) for label in labels.iter("{http://www.w3.org/2000/svg}text")}
     assert {"256", "22 ms", "static, printed", "SLO, predicted", "SPEAR, Table 3: mid"} <= words
     document["rows"].append({**STATIC, "density": "dense"})
     assert "dense" in spear_figures(document)["tradeoff"]

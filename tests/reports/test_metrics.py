@@ -15,8 +15,8 @@ FINITE = st.floats(-1e9, 1e9, allow_subnormal=False)
 
 @given(st.lists(FINITE, min_size=1, max_size=30), st.lists(st.floats(0, 1), max_size=5))
 def test_quantiles_are_numpys_bit_for_bit(values: list[float], shares: list[float]) -> None:
-    found = quantiles(np.array(values), np.array(shares, dtype=np.float64))
-    assert found.tolist() == np.quantile(values, np.array(shares, dtype=np.float64)).tolist()
+    result = quantiles(np.array(values), np.array(shares, dtype=np.float64))
+    assert result.tolist() == np.quantile(values, np.array(shares, dtype=np.float64)).tolist()
 
 
 @given(st.lists(FINITE, min_size=1, max_size=30))

@@ -49,9 +49,11 @@ class Tables(HTMLParser):
 
 def models(page: str, name: str) -> list[dict[str, Any]]:
     """The attributes of all models of one type in the page's charts."""
-    found = re.search(r'<script type="application/json" id="charts">(.*?)</script>', page, re.S)
+    script = re.search(r'<script type="application/json" id="charts">(.*?)</script>', page, re.S)
     return (
-        [] if found is None else [each["attributes"] for each in _objects(json.loads(found[1])) if each["name"] == name]
+        []
+        if script is None
+        else [item["attributes"] for item in _objects(json.loads(script[1])) if item["name"] == name]
     )
 
 
@@ -65,23 +67,23 @@ def columns(page: str) -> list[dict[str, list[Any]]]:
 
 def titles(page: str) -> list[str]:
     """The titles of the page's charts."""
-    return [each["text"] for each in models(page, "Title") if each.get("text")]
+    return [item["text"] for item in models(page, "Title") if item.get("text")]
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
     if isinstance(value, list):
-        for each in value:
-            yield from _objects(each)
+        for child in value:
+            yield from _objects(child)
     elif isinstance(value, dict):
         if value.get("type") == "object":
             yield {"attributes": {}, **value}
-        for each in value.values():
-            yield from _objects(each)
+        for child in value.values():
+            yield from _objects(child)
 
 
-def _values(found: Any) -> list[Any]:
+def _values(column: Any) -> list[Any]:
     """A column: a list, or compressed numbers."""
-    if isinstance(found, dict):
-        array = np.frombuffer(gzip.decompress(base64.b64decode(found["array"]["data"])), dtype=found["dtype"])
+    if isinstance(column, dict):
+        array = np.frombuffer(gzip.decompress(base64.b64decode(column["array"]["data"])), dtype=column["dtype"])
         return array.tolist()  # type: ignore[no-any-return]
-    return list(found)
+    return list(column)

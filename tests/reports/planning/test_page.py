@@ -53,7 +53,7 @@ def test_a_plan_has_its_answer_its_goals_and_what_would_change_it() -> None:
 
 
 def test_prices_are_shown() -> None:
-    rows = [each | {"cost_per_hour": 5.2} for each in plan()["rows"]]
+    rows = [item | {"cost_per_hour": 5.2} for item in plan()["rows"]]
     assert ["1", "2 = 2×1", "TP 2", "1024", "5.2", "–", "100", "40", "400 ±50 ms ✓", "95 %", "97 %"] in Tables(
         page_of(plan(rows=rows), {})
     ).rows
@@ -63,33 +63,33 @@ def test_80_columns_keep_the_price_and_the_chosen_settings() -> None:
     goals = [{"name": name, "limit": 0.5, "value": 0.0154, "interval": [0.0150, 0.0158], "met": True}
              for name in ("ttft_p99", "itl_p95")]  # fmt: skip
     priced = {"cost_per_hour": 32.4, "cost_per_million_output_tokens": 0.123, "goals": goals, "devices": "8 = 2×4"}
-    rows = [each | priced for each in plan()["rows"]]
+    rows = [item | priced for item in plan()["rows"]]
     question = plan()["question"] | {"goals": {"ttft_p99": 0.5, "itl_p95": 0.5}, "arrivals": "Poisson"}
     lines = lines_of(plan(rows=rows, question=question), 80)
     (left_out,) = (line for line in lines if line.startswith("Left out"))
     assert "$/M tokens" in left_out
     assert "$/h" not in left_out
     assert "max_num_batched_tokens" not in left_out
-    for shown in ("$/h", "32.4", "1024", "15.4 ±0.4 ms ✓"):
-        assert shown in "\n".join(lines)
+    for text in ("$/h", "32.4", "1024", "15.4 ±0.4 ms ✓"):
+        assert text in "\n".join(lines)
 
 
 def test_deployments_are_compared_by_throughput_and_interactivity() -> None:
     page = page_of(plan())
-    explored = next(each for each in columns(page) if "#verdict" in each)
+    explored = next(item for item in columns(page) if "#verdict" in item)
     assert explored["user"] == [40.0, 60.0]
     assert explored["output_throughput_per_device"] == [100.0, 100.0]
     assert explored["#verdict"] == ["recommended", "misses a goal"]
     assert explored["devices"] == [2, 4]
-    chosen = {each["title"]: each["value"] for each in models(page, "Select")}
-    assert chosen == {"horizontal": "user", "vertical": "output_throughput_per_device", "colour": "#verdict"}
+    axes = {item["title"]: item["value"] for item in models(page, "Select")}
+    assert axes == {"horizontal": "user", "vertical": "output_throughput_per_device", "colour": "#verdict"}
 
 
 def test_every_candidate_is_there_with_its_reason() -> None:
     page = page_of(plan())
-    ledger = next(each for each in columns(page) if ["feasible", "saturated"] in each.values())
+    ledger = next(item for item in columns(page) if ["feasible", "saturated"] in item.values())
     assert ["", "5 requests/s <arrive>"] in ledger.values()
-    assert {each["title"] for each in models(page, "MultiChoice")} >= {"only status"}
+    assert {item["title"] for item in models(page, "MultiChoice")} >= {"only status"}
 
 
 def test_a_plan_without_a_feasible_candidate_names_the_nearest_miss() -> None:

@@ -28,8 +28,8 @@ def texts(svg: str) -> set[str]:
 
 def paths(svg: str, style: str) -> list[list[tuple[float, float]]]:
     """Points of each clipped path of that style, in the figure's own units."""
-    found = [path for path in ET.fromstring(svg).iter(f"{SVG}path") if style in path.get("style", "")]
-    pairs = [re.findall(r"[ML] (\S+) (\S+)", path.get("d", "")) for path in found if path.get("clip-path")]
+    clipped = [path for path in ET.fromstring(svg).iter(f"{SVG}path") if style in path.get("style", "")]
+    pairs = [re.findall(r"[ML] (\S+) (\S+)", path.get("d", "")) for path in clipped if path.get("clip-path")]
     return [[(float(x), float(y)) for x, y in path] for path in pairs]
 
 

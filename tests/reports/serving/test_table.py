@@ -19,8 +19,8 @@ def words(document: dict[str, Any]) -> list[list[str]]:
 
 def line(lines: list[list[str]], *start: str) -> str:
     """The rest of the one line that starts so."""
-    (found,) = [each for each in lines if each[: len(start)] == list(start)]
-    return " ".join(found[len(start) :])
+    (matches,) = [row for row in lines if row[: len(start)] == list(start)]
+    return " ".join(matches[len(start) :])
 
 
 def test_the_answer_in_one_sentence() -> None:
@@ -66,8 +66,8 @@ def test_a_sweep_shows_sessions_where_there_are_some() -> None:
     for point in document["points"]:
         point["summary"]["sessions"] = {"time": spread(90.0), "resent_cached": 0.9}
     lines = lines_of((document), 400)
-    assert any("session s" in each and "resent cached" in each for each in lines)
-    assert any(" 90 " in each and " 90 %" in each for each in lines)
+    assert any("session s" in row and "resent cached" in row for row in lines)
+    assert any(" 90 " in row and " 90 %" in row for row in lines)
 
 
 def test_ten_seconds_are_not_told_in_milliseconds() -> None:
@@ -78,7 +78,7 @@ def test_ten_seconds_are_not_told_in_milliseconds() -> None:
 
 def test_a_latency_that_nobody_had_has_no_row() -> None:
     lines = words(simulation(summary=simulation()["summary"] | {"tpot": None}))
-    assert [each[0] for each in lines if each and each[0] in ("TTFT", "TPOT", "ITL", "E2E")] == ["TTFT", "ITL", "E2E"]
+    assert [row[0] for row in lines if row and row[0] in ("TTFT", "TPOT", "ITL", "E2E")] == ["TTFT", "ITL", "E2E"]
 
 
 def test_intervals_stand_below_their_metric() -> None:
@@ -100,8 +100,8 @@ def test_errors_are_taken_apart_and_assumptions_stand_in_their_order() -> None:
     assert line(lines, "output", "of", "one") == "run, standard deviation: sampling unknown, model 1.3 %"
     assert line(lines, "host", "time") == "8 % 3 % 4 % 0.5 % assumed a step log"
     fixed = {**replicated(), "random": ["step_time"]}
-    found = [text for text in lines_of(fixed) if text.startswith("output of one run")]
-    assert found == [
+    matches = [text for text in lines_of(fixed) if text.startswith("output of one run")]
+    assert matches == [
         "output of one run, standard deviation: sampling none (arrivals and lengths are fixed), model 1.3 %"
     ]
 
@@ -155,7 +155,7 @@ def test_devices_and_their_cost_have_columns_where_they_are_known() -> None:
             per_device = point["summary"]["output_throughput"] / (4 * (i + 1))
             point["summary"] |= {"output_throughput_per_device": per_device, "cost_per_million_output_tokens": 8.68}
     lines = words(document)
-    assert any(" ".join(each).endswith("in SLO load GPUs tok/s/GPU cost/h cost/M tokens") for each in lines)
+    assert any(" ".join(row).endswith("in SLO load GPUs tok/s/GPU cost/h cost/M tokens") for row in lines)
     assert line(lines, "2", "fcfs").endswith("1.5 75 % 25 % 4 100 12.5 8.68")
     assert line(lines, "4", "priority").endswith("1.5 75 % 25 % 16 – 50 –")
 
@@ -169,9 +169,9 @@ def test_a_narrow_terminal_has_fewer_columns_and_whole_ones(width: int) -> None:
     assert "TPOT mean" in header
     assert "output tok/s" in header
     assert "…" not in " ".join(text)
-    told = " ".join(text).split("Left out for lack of width: ")[1].split(". ")[0].rstrip(".").split(", ")
-    assert not [title for title in told if title in header]
-    assert {*header.split(), *" ".join(told).split()} == set(wide[1].split())
+    expected = " ".join(text).split("Left out for lack of width: ")[1].split(". ")[0].rstrip(".").split(", ")
+    assert not [title for title in expected if title in header]
+    assert {*header.split(), *" ".join(expected).split()} == set(wide[1].split())
     rows = [row.split()[:2] for row in text[2:6]]
     assert rows == [["2", "fcfs"], ["4", "fcfs"], ["2", "priority"], ["4", "priority"]]
 
@@ -193,29 +193,29 @@ def test_a_sweep_says_whether_there_are_intervals_and_where_step_times_come_from
 
 
 def test_what_lies_outside_is_said_once() -> None:
-    told = "extrapolated: kv_tokens up to 70000 lies outside what the step times were measured for"
+    expected = "extrapolated: kv_tokens up to 70000 lies outside what the step times were measured for"
     document = sweep()
     document["points"][0]["outside"] = {"kv_tokens": 70000.0}
-    assert warnings(document["points"][0]) == [told]
+    assert warnings(document["points"][0]) == [expected]
     document["points"][1]["step_time"]["notes"] = ["assumed: LoRA"]
     text = " ".join(lines_of(document))
-    assert text.count(told) == 1
-    first, second, _, last = (in_words(each["settings"], varying([p["settings"] for p in document["points"]]))
-                     for each in document["points"])  # fmt: skip
-    assert f"{first}; {last}: {told}" in text
+    assert text.count(expected) == 1
+    first, second, _, last = (in_words(row["settings"], varying([p["settings"] for p in document["points"]]))
+                     for row in document["points"])  # fmt: skip
+    assert f"{first}; {last}: {expected}" in text
     assert f"{second}: assumed: LoRA" in text
     assert warnings(simulation()) == []
-    assert told.split() in words(simulation(outside={"kv_tokens": 70000.0}))
+    assert expected.split() in words(simulation(outside={"kv_tokens": 70000.0}))
 
 
 def test_overload_is_said_in_one_line() -> None:
     overload = {"engines": ["engine-0"], "arrival_rate": 12.04, "service_rate": 10.5, "waiting": 300}
-    told = (
+    expected = (
         "overloaded: 12 requests/s arrive at engine-0 and 10.5 are started, so latencies grow with the length of the "
         "run (300 requests wait at the last arrival)"
     )
-    assert warnings(simulation(saturated=True, overload=overload)) == [told]
-    assert told.split() in words(simulation(saturated=True, overload=overload))
+    assert warnings(simulation(saturated=True, overload=overload)) == [expected]
+    assert expected.split() in words(simulation(saturated=True, overload=overload))
     several = overload | {"engines": ["engine-0", "engine-1", "engine-2"]}
     assert "arrive at engine-0 to engine-2 and" in warnings(simulation(saturated=True, overload=several))[0]
     assert warnings(simulation(saturated=False, overload=overload)) == []

@@ -43,7 +43,9 @@ def test_every_step_is_in_one_slice() -> None:
     slices = events("X")
     assert [event["name"] for event in slices] == ["mixed", "decode ×2", "one-shot", "decode ×2"]
     times = [(event["ts"], event["ts"] + event["dur"]) for event in slices]
-    assert times == [pytest.approx(each) for each in [(0.25e6, 0.5e6), (0.5e6, 0.7e6), (1e6, 1.25e6), (1.25e6, 1.45e6)]]
+    assert times == [
+        pytest.approx(event) for event in [(0.25e6, 0.5e6), (0.5e6, 0.7e6), (1e6, 1.25e6), (1.25e6, 1.45e6)]
+    ]
     assert [event["args"] for event in slices] == [{"prompt tokens": 64}, {}, {"prompt tokens": 30}, {}]
     assert {(event["pid"], event["tid"]) for event in slices} == {(1, 1)}
 
@@ -101,9 +103,9 @@ def test_every_engine_is_a_process_with_its_name() -> None:
 def test_the_file_is_one_json_array_of_events_that_a_viewer_accepts(tmp_path: Path) -> None:
     file = tmp_path / "trace.json.gz"
     write_trace_events(file, [Log()], Requests())
-    written = json.loads(gzip.decompress(file.read_bytes()))
-    assert written == list(trace_events([Log()], Requests()))
-    for event in written:
+    events = json.loads(gzip.decompress(file.read_bytes()))
+    assert events == list(trace_events([Log()], Requests()))
+    for event in events:
         assert {"ph", "pid", "name"} <= event.keys()
         assert event["ph"] == "M" or event["ts"] >= 0
         assert event["ph"] != "X" or event["dur"] >= 0
