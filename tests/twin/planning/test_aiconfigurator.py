@@ -12,6 +12,7 @@ import yaml
 from tests.twin.planning.scenarios import document, kind, question
 from twin.cli import run
 from twin.planning.aiconfigurator import candidates_of_answer
+from twin.planning.space import Candidate
 from workloads.errors import BadInput
 
 AGG: dict[str, Any] = {
@@ -47,12 +48,12 @@ def write(path: Path, *rows: dict[str, Any]) -> Path:
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-32B_h200_sxm_vllm_isl200_osl16_ttft300_tpot40_735296", "Qwen3-32B", ""])
 def test_a_folder_has_a_candidate_of_each_table(name: str, tmp_path: Path) -> None:
-    asked = question(document())  # 40 requests a second
+    answers = question(document())  # 40 requests a second
     folder = tmp_path / name
     write(folder / "agg" / "best_config_topn.csv", AGG, {**AGG, "tp": 8})
     write(folder / "disagg" / "best_config_topn.csv", DISAGG)
     write(folder / "agg" / "pareto.csv", AGG)
-    together, apart = candidates_of_answer(tmp_path, asked)
+    together, apart = candidates_of_answer(tmp_path, answers)
     # 40/15 and 40/25 replicas, rounded up; the plan's own engines of one and of two devices have the step times.
     assert (together.devices, apart.devices) == ("6 = 3×2", "8 = 4×1 P + 2×2 D")
     assert together.cost == 12.0
@@ -66,12 +67,19 @@ def test_a_folder_has_a_candidate_of_each_table(name: str, tmp_path: Path) -> No
     assert decode["engine"]["max_num_seqs"] == 64
 
 
-def without_engines(**plan: Any) -> dict[str, Any]:
+def without_engines(**section: Any) -> dict[str, Any]:
     """A question whose engines have other numbers of GPUs than the answer."""
-    made = document(engines=[kind("one", 1, 2.0, 1.0)], prices={"h200-sxm": 3.5}, **plan)
-    made["engine"] = {key: value for key, value in made["engine"].items() if key != "num_gpu_blocks"}
-    made["plan"]["engines"][0]["engine"] = {"num_gpu_blocks": 2000}
-    return made
+    scenario = document(engines=[kind("one", 1, 2.0, 1.0)], prices={"h200-sxm": 3.5}, **section)
+    scenario["engine"] = {key: value for key, value in scenario["engine"].items() if key != "num_gpu_blocks"}
+    scenario["plan"]["engines"][0]["engine"] = {"num_gpu_blocks": 2000}
+    return scenario
+
+
+def pools_of(row: dict[str, Any], folder: Path, scenario: dict[str, Any]) -> tuple[Candidate, list[dict[str, Any]]]:
+    """The candidate of a table of one row, and its pools."""
+    (candidate,) = candidates_of_answer(write(folder / "best_config_topn.csv", row), question(scenario))
+    assert candidate.family.given is not None
+    return candidate, candidate.family.given.sections["system"]["pools"]
 
 
 @pytest.mark.parametrize(
@@ -99,10 +107,7 @@ def without_engines(**plan: Any) -> dict[str, Any]:
 def test_its_model_ids_systems_and_formats_are_known(
     row: dict[str, Any], expected: dict[str, Any], tmp_path: Path
 ) -> None:
-    file = write(tmp_path / "best_config_topn.csv", AGG | row)
-    (found,) = candidates_of_answer(file, question(without_engines()))
-    assert found.family.given is not None
-    (pool,) = found.family.given.sections["system"]["pools"]
+    _, (pool,) = pools_of(AGG | row, tmp_path, without_engines())
     assert {key: pool["step_time"][key] for key in expected} == expected
     assert pool["device"]["count"] == (row.get("tp", 2) * row.get("dp", 1))
 
@@ -110,37 +115,27 @@ def test_its_model_ids_systems_and_formats_are_known(
 def test_a_row_whose_experts_are_both_split_and_spread_is_passed_over(tmp_path: Path) -> None:
     mixed = AGG | {"model": "deepseek-ai/DeepSeek-V3", "tp": 1, "dp": 8, "moe_tp": 2, "moe_ep": 4, "moe": "fp8_block"}
     file = write(tmp_path / "best_config_topn.csv", mixed, mixed | {"moe_tp": 1, "moe_ep": 8, "bs": 9})
-    (found,) = candidates_of_answer(file, question(without_engines()))
-    assert found.family.given is not None
-    assert found.family.given.sections["engine"]["max_num_seqs"] == 9
+    (candidate,) = candidates_of_answer(file, question(without_engines()))
+    assert candidate.family.given is not None
+    assert candidate.family.given.sections["engine"]["max_num_seqs"] == 9
 
 
 def test_a_large_batch_of_decodes_has_as_many_tokens_a_step(tmp_path: Path) -> None:
-    file = write(tmp_path / "best_config_topn.csv", DISAGG | {"(d)bs": 3000})
-    (found,) = candidates_of_answer(file, question(document()))
-    assert found.family.given is not None
-    decode = found.family.given.sections["system"]["pools"][1]["engine"]
-    assert (decode["max_num_seqs"], decode["max_num_batched_tokens"]) == (3000, 3000)
+    _, (_, decode) = pools_of(DISAGG | {"(d)bs": 3000}, tmp_path, document())
+    assert (decode["engine"]["max_num_seqs"], decode["engine"]["max_num_batched_tokens"]) == (3000, 3000)
 
 
 def test_engines_that_the_plan_lacks_get_step_times_of_data_sheets(tmp_path: Path) -> None:
-    made = without_engines()
-    (found,) = candidates_of_answer(write(tmp_path / "best_config_topn.csv", AGG), question(made))
-    assert found.family.given is not None
-    (pool,) = found.family.given.sections["system"]["pools"]
+    candidate, (pool,) = pools_of(AGG, tmp_path, without_engines())
     step_time = pool["step_time"]
     assert step_time["source"] == "roofline"
     assert (step_time["model"], step_time["hardware"]) == ("Qwen/Qwen3-32B", "h200-sxm")
     assert (step_time["weights"], step_time["cache"], step_time["tensor_parallel"]) == ("fp8", "fp8", 2)
-    assert found.cost == 6 * 3.5
+    assert candidate.cost == 6 * 3.5
 
 
 def test_stages_of_the_answer_are_stages_of_the_engine(tmp_path: Path) -> None:
-    made = without_engines()
-    row = {**AGG, "pp": 2, "num_total_gpus": 4}
-    (found,) = candidates_of_answer(write(tmp_path / "best_config_topn.csv", row), question(made))
-    assert found.family.given is not None
-    (pool,) = found.family.given.sections["system"]["pools"]
+    _, (pool,) = pools_of(AGG | {"pp": 2, "num_total_gpus": 4}, tmp_path, without_engines())
     assert pool["engine"]["pipeline_parallel_size"] == pool["step_time"]["pipeline_parallel"] == 2
     assert pool["device"]["count"] == 4
 
@@ -151,10 +146,10 @@ def test_its_row_is_in_the_table_of_the_plan(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(document(limits={"engines": 3})))
     write(tmp_path / "answer" / "agg" / "best_config_topn.csv", AGG)
-    asked = ["plan", "plan.yaml", "--candidate", "answer", "--json", "--no-figures", "--brief", "--jobs", "1"]
-    assert run(asked) == 0
+    command = ["plan", "plan.yaml", "--candidate", "answer", "--json", "--no-figures", "--brief", "--jobs", "1"]
+    assert run(command) == 0
     answer = json.loads(capsys.readouterr().out)
-    (row,) = [each for each in answer["rows"] if each["parallelism"] == "given: answer (agg of AIConfigurator)"]
+    (row,) = [row for row in answer["rows"] if row["parallelism"] == "given: answer (agg of AIConfigurator)"]
     assert row["devices"] == "6 = 3×2"
     assert row["summary"]["tpot"]["mean"] > 0
 
@@ -185,11 +180,11 @@ def test_a_folder_is_not_walked_to_its_end(tmp_path: Path) -> None:
 
 
 def test_missing_tables_columns_and_links_are_named(tmp_path: Path) -> None:
-    asked = question(document())
+    answers = question(document())
     with pytest.raises(BadInput, match=r"expected agg/best_config_topn.csv"):
-        candidates_of_answer(tmp_path, asked)
+        candidates_of_answer(tmp_path, answers)
     with pytest.raises(BadInput, match="bs"):
-        candidates_of_answer(write(tmp_path / "a.csv", {key: AGG[key] for key in AGG if key != "bs"}), asked)
+        candidates_of_answer(write(tmp_path / "a.csv", {key: AGG[key] for key in AGG if key != "bs"}), answers)
     together = question(document(layouts=["colocated"], link=None))
     with pytest.raises(BadInput, match=r"plan.link.*expected a link"):
         candidates_of_answer(write(tmp_path / "b.csv", DISAGG), together)

@@ -24,7 +24,7 @@ PREFILL = {
 BUNDLE = {"model": "llama-3.1-8b", "hardware": "h200-sxm", "ratios": "1,2,3/2", "price_per_hour": 3.0}
 
 
-def asked(*, bundles: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+def bundled(*, bundles: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     """Prefill engines and bundles that decode."""
     section = {
         "goals": {"ttft_p99": "300ms", "tpot_p99": "60ms"},
@@ -46,7 +46,7 @@ def test_a_plan_of_bundles_and_the_scenario_that_it_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(asked()))
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(bundled()))
     assert run(["plan", "plan.yaml", "--write", "out", "--json", "--no-figures", "--brief", "--jobs", "1"]) == 0
     answer = json.loads(capsys.readouterr().out)
     best = answer["recommendation"]
@@ -62,20 +62,20 @@ def test_a_plan_of_bundles_and_the_scenario_that_it_leaves(
 
 
 def test_slots_are_those_whose_caches_fit() -> None:
-    made = question(asked(bundles={"model": "llama-3.1-8b", "weights": "fp8"}))
-    (kind,) = [each for each in made.spec.engines if each.name == "2A1F"]
+    scenario = question(bundled(bundles={"model": "llama-3.1-8b", "weights": "fp8"}))
+    (kind,) = [kind for kind in scenario.spec.engines if kind.name == "2A1F"]
     assert kind.engine["max_num_seqs"] == 2 * 64  # `max_num_seqs` of the scenario, for each attention instance
-    long = asked()
+    long = bundled()
     long["workload"]["prefill"] = {"distribution": "lognormal", "mean": 40_000, "cv": 0.5}
-    few = {each.name: each.engine["max_num_seqs"] for each in question(long).spec.engines if each.is_bundle}
+    few = {kind.name: kind.engine["max_num_seqs"] for kind in question(long).spec.engines if kind.is_bundle}
     slots = few["2A1F"] // 2
     assert 0 < slots < 64
     assert few == {"1A1F": slots, "2A1F": 2 * slots, "3A2F": 3 * slots}
     # One sequence more would exceed the memory of an attention instance with a probability above 0.1 %.
-    made = question(long)
-    lengths = made.sample(made.plan({**made.document, "step_time": PREFILL["step_time"]}))
+    scenario = question(long)
+    lengths = scenario.sample(scenario.plan({**scenario.document, "step_time": PREFILL["step_time"]}))
     pairs = JointEmpirical(lengths.prompts, np.maximum(lengths.answers, 1))
-    pool = next(each for each in question(long).spec.engines if each.name == "1A1F")
+    pool = next(kind for kind in question(long).spec.engines if kind.name == "1A1F")
     capacity = question(long).step_times.build(_source(pool.step_time)).instance_tokens()  # type: ignore[attr-defined]
     assert load_quantile(pairs, slots, 0.999, in_step=False) <= capacity
     assert load_quantile(pairs, slots + 1, 0.999, in_step=False) > capacity
@@ -88,7 +88,7 @@ def _source(section: Any) -> Any:
 
 
 def test_bundles_that_do_not_fit_are_out_of_memory_with_the_reason() -> None:
-    answer = plan(asked(bundles={"model": "llama-3.1-70b", "ffn_gpus": [1], "hardware": "l40s"}))
+    answer = plan(bundled(bundles={"model": "llama-3.1-70b", "ffn_gpus": [1], "hardware": "l40s"}))
     bundles = [entry for entry in answer["ledger"] if entry["layout"] == "afd"]
     assert bundles
     assert {entry["status"] for entry in bundles} == {"out of memory"}
@@ -96,8 +96,8 @@ def test_bundles_that_do_not_fit_are_out_of_memory_with_the_reason() -> None:
 
 
 def test_models_without_stages_are_unsupported() -> None:
-    made = asked(bundles={"model": "gpt-oss-20b", "ffn_gpus": [1]}, layouts=["colocated", "afd"])
-    answer = plan(made)
+    scenario = bundled(bundles={"model": "gpt-oss-20b", "ffn_gpus": [1]}, layouts=["colocated", "afd"])
+    answer = plan(scenario)
     bundles = [entry for entry in answer["ledger"] if entry["layout"] == "afd"]
     assert {entry["status"] for entry in bundles} == {"unsupported"}
     assert all("sliding windows" in entry["reason"] for entry in bundles)
@@ -119,9 +119,9 @@ def test_bad_input_is_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    made = asked()
-    made["plan"] |= change
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(made))
+    scenario = bundled()
+    scenario["plan"] |= change
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(scenario))
     assert run(["plan", "plan.yaml", "--no-figures", "--jobs", "1"]) == 2
-    (told,) = capsys.readouterr().err.strip().splitlines()
-    assert expected in told
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert expected in line

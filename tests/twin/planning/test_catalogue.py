@@ -31,7 +31,7 @@ def scenario(model: str, gpu: str = "h100", **fields: Any) -> dict[str, Any]:
 def weights_on_each(made: dict[str, Any], settings: dict[str, Any] | None = None) -> dict[str, float]:
     """Bytes of weights on a device of each kind of engine that can be had."""
     question = read_question(made, of_every_engine(settings or {}, made), Path("plan"))
-    found = {}
+    weight_bytes = {}
     for family in families(question):
         try:
             plan = question.plan(candidate_document(question, family, (1,)))
@@ -40,16 +40,16 @@ def weights_on_each(made: dict[str, Any], settings: dict[str, Any] | None = None
         known = plan.step_time.measured_deployment()
         assert known is not None
         assert known.weights is not None
-        found[family.kinds[0].name] = known.weights
-    return found
+        weight_bytes[family.kinds[0].name] = known.weights
+    return weight_bytes
 
 
 @pytest.mark.parametrize("weights", [None, "mxfp4"])
 def test_gpt_oss_fits_on_one_gpu_as_it_is_published(weights: str | None) -> None:
     for model in ("gpt-oss-120b", "openai/gpt-oss-120b"):
-        found = weights_on_each(scenario(model, weights=(weights,)))
-        assert found["tp1"] == pytest.approx(65.2e9, rel=0.01)
-        assert found.keys() == {"tp1", "tp2", "tp4", "tp8"}
+        weight_bytes = weights_on_each(scenario(model, weights=(weights,)))
+        assert weight_bytes["tp1"] == pytest.approx(65.2e9, rel=0.01)
+        assert weight_bytes.keys() == {"tp1", "tp2", "tp4", "tp8"}
     assert weights_on_each(scenario("gpt-oss-120b", weights=("bf16",))).keys() == {"tp4", "tp8"}
 
 

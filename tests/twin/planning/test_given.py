@@ -85,9 +85,9 @@ def test_the_command_prints_the_document_and_takes_goals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    made = server({}, window=600, replications=4)
-    del made["plan"]["goals"]
-    (tmp_path / "one.yaml").write_text(yaml.safe_dump(made))
+    scenario = server({}, window=600, replications=4)
+    del scenario["plan"]["goals"]
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(scenario))
     assert run(["plan", "one.yaml", "--max-load", "--slo", "ttft_mean=400ms", "--json", "--jobs", "1"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["schema"] == "twin.max-load/1"
@@ -101,15 +101,15 @@ def test_the_command_prints_the_document_and_takes_goals(
 @pytest.mark.parametrize("system", [{"layout": "colocated", "replicas": 2}, APART], ids=["together", "apart"])
 def test_a_given_deployment_is_simulated_as_its_file_says(system: dict[str, Any], tmp_path: Path) -> None:
     """The windows of a given candidate are those of `simulate`, with the same requests."""
-    made = deployment(**system)
+    scenario = deployment(**system)
     path = Path("scenario.yaml")
-    given = given_candidate(made, path, question(document()), "mine")
+    given = given_candidate(scenario, path, question(document()), "mine")
     search = planner(document(), given=[given])
     answer = search.run().document()
     (row,) = [row for row in answer["rows"] if row["name"].startswith("given mine")]
     assert row["sizes"] == ([2] if len(given.sizes) == 1 else [2, 1])
     window = search.evaluator(search.question).scenario(given, row["requests_a_window"])
-    scenario = {**made, "workload": window["workload"], "measure": window["measure"], "seed": row["seed"]}
+    scenario = {**scenario, "workload": window["workload"], "measure": window["measure"], "seed": row["seed"]}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(scenario))
     summary = twin.simulate(tmp_path / "mine.yaml", replications=row["windows"], jobs=1).document["summary"]
     assert row["summary"]["ttft"] == summary["ttft"]
@@ -117,10 +117,10 @@ def test_a_given_deployment_is_simulated_as_its_file_says(system: dict[str, Any]
 
 
 def test_a_given_deployment_that_is_cheaper_is_recommended() -> None:
-    made = deployment(layout="pools", pools=[{"name": "mine", "replicas": 2}])
-    made["system"]["pools"][0]["device"] = {"type": "X", "price_per_hour": 0.5}
+    scenario = deployment(layout="pools", pools=[{"name": "mine", "replicas": 2}])
+    scenario["system"]["pools"][0]["device"] = {"type": "X", "price_per_hour": 0.5}
     scenario = document(layouts=["colocated"], replications=8)
-    given = given_candidate(made, Path("scenario.yaml"), question(scenario), "mine")
+    given = given_candidate(scenario, Path("scenario.yaml"), question(scenario), "mine")
     best = plan(scenario, given=[given])["recommendation"]
     assert (best["name"], best["cost_per_hour"]) == ("given mine 2", 1.0)
 
@@ -146,18 +146,18 @@ def test_its_row_has_its_own_values_of_what_the_plan_varies(
 
 def test_other_pools_than_one_of_each_role_are_refused() -> None:
     pools = [{"name": "a", "role": "both"}, {"name": "b", "role": "both"}]
-    made = deployment(layout="pools", pools=pools)
+    scenario = deployment(layout="pools", pools=pools)
     with pytest.raises(Exception, match="expected one pool of engines"):
-        given_candidate(made, Path("scenario.yaml"), question(document()), "mine")
+        given_candidate(scenario, Path("scenario.yaml"), question(document()), "mine")
 
 
 def test_hit_rates_of_the_prefix_cache_are_among_the_changes() -> None:
     """Prompts of which four fifths are shared: without hits the engine has many times the work."""
-    made = document(layouts=["colocated"], engines=[kind("one", 1, 2.0, 1.0)], vary={}, limits={"engines": 2})
+    scenario = document(layouts=["colocated"], engines=[kind("one", 1, 2.0, 1.0)], vary={}, limits={"engines": 2})
     workload = {**SMALL["workload"], "prefill": {"distribution": "fixed", "mean": 2000}}
     prefixes = {"groups": 4, "tokens": 1600}
-    made |= {"workload": workload | {"prefixes": prefixes}, "engine": {"num_gpu_blocks": 8000, "max_num_seqs": 64}}
-    search = planner(made | {"workload": made["workload"] | {"arrivals": {"process": "poisson", "rate": 8}}})
+    scenario |= {"workload": workload | {"prefixes": prefixes}, "engine": {"num_gpu_blocks": 8000, "max_num_seqs": 64}}
+    search = planner(scenario | {"workload": scenario["workload"] | {"arrivals": {"process": "poisson", "rate": 8}}})
     best = search.run().best
     assert best is not None
     rows = {row["change"]: row for row in changes(search.evaluator, search.question, best.candidate)}

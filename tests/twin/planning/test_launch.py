@@ -71,7 +71,7 @@ def launched(script: str, folder: Path, **environment: str) -> list[dict[str, An
         ["sh", str(folder / "launch.sh")], check=True, timeout=60,
         env={"PATH": path, "RECORDS": str(records), **environment},
     )  # fmt: skip
-    found = []
+    programs = []
     for file in records.iterdir():
         record = json.loads(file.read_text())
         words, flags = record["argv"][1:], {}
@@ -80,8 +80,8 @@ def launched(script: str, folder: Path, **environment: str) -> list[dict[str, An
                 values = words[i + 1 : next((j for j in range(i + 1, len(words)) if words[j].startswith("--")), None)]
                 flags[word] = " ".join(values)
         program = Path(record["argv"][0]).name
-        found.append({"program": program, "words": words, "flags": flags, "environment": record["environment"]})
-    return sorted(found, key=lambda each: int(each["flags"]["--port"]))
+        programs.append({"program": program, "words": words, "flags": flags, "environment": record["environment"]})
+    return sorted(programs, key=lambda record: int(record["flags"]["--port"]))
 
 
 def roofline(model: str, width: int, **fields: Any) -> dict[str, Any]:
@@ -194,20 +194,20 @@ def test_prefill_and_decode_apart_have_a_proxy_in_front(tmp_path: Path) -> None:
         "--decoder-hosts": "one two two",
         "--decoder-ports": "8102 8103 8104",
     }
-    assert [each["flags"]["--port"] for each in engines] == ["8100", "8101", "8102", "8103", "8104"]
-    assert [each["environment"]["CUDA_VISIBLE_DEVICES"] for each in engines] == [
+    assert [record["flags"]["--port"] for record in engines] == ["8100", "8101", "8102", "8103", "8104"]
+    assert [record["environment"]["CUDA_VISIBLE_DEVICES"] for record in engines] == [
         "0,1",
         "2,3",
         "4,5,6,7",
         "0,1,2,3",
         "4,5,6,7",
     ]
-    assert [each["environment"]["VLLM_NIXL_SIDE_CHANNEL_HOST"] for each in engines] == ["one"] * 3 + ["two"] * 2
-    assert len({each["environment"]["VLLM_NIXL_SIDE_CHANNEL_PORT"] for each in engines}) == 5
-    for each in engines:
-        check_flags(each)
-        assert json.loads(each["flags"]["--kv-transfer-config"])["kv_connector"] == "NixlConnector"
-    assert {each["flags"]["--kv-cache-dtype"] for each in engines} == {"auto", "fp8"}
+    assert [record["environment"]["VLLM_NIXL_SIDE_CHANNEL_HOST"] for record in engines] == ["one"] * 3 + ["two"] * 2
+    assert len({record["environment"]["VLLM_NIXL_SIDE_CHANNEL_PORT"] for record in engines}) == 5
+    for record in engines:
+        check_flags(record)
+        assert json.loads(record["flags"]["--kv-transfer-config"])["kv_connector"] == "NixlConnector"
+    assert {record["flags"]["--kv-cache-dtype"] for record in engines} == {"auto", "fp8"}
 
 
 def test_settings_that_vllm_has_no_flag_for_are_named(tmp_path: Path) -> None:
@@ -221,9 +221,9 @@ def test_the_files_of_a_plan_may_be_moved_together(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "trace.csv").write_text("num_prefill_tokens,num_decode_tokens\n" + "200,16\n150,10\n" * 300)
-    asked = document(layouts=["colocated"], engines=[kind("one", 1, 2.0, 1.0)], vary={}, limits={"engines": 2})
-    asked["workload"] = {"trace": {"path": "trace.csv"}, "arrivals": {"process": "poisson", "rate": 20}}
-    (tmp_path / "own" / "plan.yaml").write_text(yaml.safe_dump(asked))
+    scenario = document(layouts=["colocated"], engines=[kind("one", 1, 2.0, 1.0)], vary={}, limits={"engines": 2})
+    scenario["workload"] = {"trace": {"path": "trace.csv"}, "arrivals": {"process": "poisson", "rate": 20}}
+    (tmp_path / "own" / "plan.yaml").write_text(yaml.safe_dump(scenario))
     command = ["plan", "own/plan.yaml", "--write", "own/out", "--no-figures", "--brief", "--jobs", "1"]
     assert run(command) == 0
     text = (tmp_path / "own" / "out" / "scenario.yaml").read_text()
@@ -242,11 +242,14 @@ def test_paths_of_every_kind_move_and_names_stay(tmp_path: Path) -> None:
         "system": {"link": {"bandwidth": 1.0}},
         "plugins": ["mine.py", "package.module"],
     }  # fmt: skip
-    there = moved(section, base, tmp_path / "out")
-    assert there["step_time"] == section["step_time"] | {
+    result = moved(section, base, tmp_path / "out")
+    assert result["step_time"] == section["step_time"] | {
         "hardware": "../question/mine.yaml", "efficiency": "../question/fits.yaml",
     }  # fmt: skip
-    assert there["engine"]["lora_config"]["cost"] == "../question/cost.yaml"
-    assert there["engine"]["speculative_config"]["acceptance_profile"] == "../question/a.csv"
-    assert (there["system"], there["plugins"]) == (section["system"], ["../question/mine.py", "package.module"])
+    assert result["engine"]["lora_config"]["cost"] == "../question/cost.yaml"
+    assert result["engine"]["speculative_config"]["acceptance_profile"] == "../question/a.csv"
+    assert (result["system"], result["plugins"]) == (
+        section["system"],
+        ["../question/mine.py", "package.module"],
+    )
     assert re.search(r'"hardware": "/.*/question/mine.yaml"', json.dumps(moved(section, base)))

@@ -22,11 +22,11 @@ from twin.planning.space import Candidate, candidate, families
 def uncertain(**changes: Any) -> Planner:
     """Two engines with linear step times of an error that is stated."""
     engines = [kind("one", 1, 2.0, 1.0), kind("two", 2, 2.0, 1.8)]
-    engines = [each | {"step_time": each["step_time"] | {"spread": 0.3}} for each in engines]
+    engines = [entry | {"step_time": entry["step_time"] | {"spread": 0.3}} for entry in engines]
     section = {"goals": {"tpot_p50": "12ms"}, "layouts": ["colocated"], "vary": {}, "engines": engines, "window": 300}
-    made = document(**{**section, **changes})
+    scenario = document(**{**section, **changes})
     arrivals = {"process": "poisson", "rate": 100}
-    return planner({**made, "workload": {**made["workload"], "arrivals": arrivals}})
+    return planner({**scenario, "workload": {**scenario["workload"], "arrivals": arrivals}})
 
 
 @cache
@@ -40,29 +40,29 @@ def planned() -> tuple[Planner, dict[str, Any]]:
     return search, plan.document()
 
 
-def every(made: Planner) -> list[Candidate]:
-    return [candidate for family in made.families for candidate in family.candidates]
+def every(search: Planner) -> list[Candidate]:
+    return [candidate for family in search.families for candidate in family.candidates]
 
 
 def test_the_answer_says_what_the_error_of_the_step_times_costs() -> None:
-    made, answer = planned()
-    evaluator = made.evaluator(made.question)
+    search, answer = planned()
+    evaluator = search.evaluator(search.question)
     by_estimate, best = answer["by_best_estimate"], answer["recommendation"]
-    meets = [trial.candidate.gpus for trial in evaluator.evaluate(every(made)) if trial.meets]
+    meets = [trial.candidate.gpus for trial in evaluator.evaluate(every(search)) if trial.meets]
     assert by_estimate["gpus"] == min(meets) < best["gpus"]
-    assert by_estimate["sure"] < made.question.spec.confidence <= best["sure"]
+    assert by_estimate["sure"] < search.question.spec.confidence <= best["sure"]
     assert f"By the best estimate of the step times {by_estimate['gpus']} GPU" in answer["answer"]
     assert f"the other {best['gpus'] - by_estimate['gpus']} pay for its error" in answer["answer"]
-    measures = {unknown.about: unknown.measure for unknown in made.families[0].decode.step_time.unknowns()}
+    measures = {unknown.about: unknown.measure for unknown in search.families[0].decode.step_time.unknowns()}
     costliest = by_estimate["costliest_unknown"]
     assert measures[costliest["about"]] == costliest["measure"]
 
 
 def test_no_cheaper_candidate_is_clearly_better_than_the_plan_asks_for() -> None:
     """All windows and all draws of the search give none of them more than one draw beyond the confidence."""
-    made, answer = planned()
-    evaluator, best, spec = made.evaluator(made.question), answer["recommendation"], made.question.spec
-    trials = evaluator.evaluate([each for each in every(made) if each.gpus < best["gpus"]], spec.replications)
+    search, answer = planned()
+    evaluator, best, spec = search.evaluator(search.question), answer["recommendation"], search.question.spec
+    trials = evaluator.evaluate([entry for entry in every(search) if entry.gpus < best["gpus"]], spec.replications)
     sure = {trial.candidate.name: evaluator.add_draws(trial, every=True).sure or 0.0 for trial in trials}
     assert sure
     assert max(sure.values()) <= spec.confidence + 1 / DRAWS
@@ -73,11 +73,11 @@ def test_no_cheaper_candidate_is_clearly_better_than_the_plan_asks_for() -> None
 
 
 def test_the_worst_draws_are_those_that_move_a_candidate_furthest() -> None:
-    made, _ = planned()
-    evaluator = made.evaluator(made.question)
-    evaluator.rank_draws(every(made)[-1])
+    search, _ = planned()
+    evaluator = search.evaluator(search.question)
+    evaluator.rank_draws(every(search)[-1])
     assert len(evaluator.worst_draws) == 3  # a confidence of 0.9 allows two of twenty
-    (trial,) = evaluator.evaluate(every(made)[-1:])
+    (trial,) = evaluator.evaluate(every(search)[-1:])
     shifts = [max(shift) for shift in evaluator.add_draws(trial, every=True).shifts]  # the worst draws first
     assert len(shifts) == DRAWS
     # Windows are others, so the order is not quite the same.
@@ -92,18 +92,18 @@ def test_step_times_without_an_error_cost_nothing_more(monkeypatch: pytest.Monke
 
 
 def test_model_error_is_separate_from_chance_and_all_rows_have_the_same_windows_and_draws() -> None:
-    made, answer = planned()
-    rows = {each["role"]: each for each in answer["rows"]}
+    search, answer = planned()
+    rows = {entry["role"]: entry for entry in answer["rows"]}
     assert {"recommended", "best estimate"} <= rows.keys()
-    assert {(each["draws"], each["seed"]) for each in answer["rows"]} == {(DRAWS, OTHER_SEED)}
-    assert all(each["sure"] is not None for each in answer["rows"])
+    assert {(entry["draws"], entry["seed"]) for entry in answer["rows"]} == {(DRAWS, OTHER_SEED)}
+    assert all(entry["sure"] is not None for entry in answer["rows"])
     best = answer["recommendation"]
     assert f"{100 * best['sure']:.0f} % sure that it meets tpot_p50 ≤ 12 ms" in answer["answer"]
     assert "100 hours like this one if its step times are as estimated" in answer["answer"]
     assert "for 100 requests/s, Poisson arrivals" in answer["answer"]
     # Harder questions are asked about the same windows and draws.
-    assert made.best is not None
-    harder = {row["change"]: row for row in changes(made.confirming, made.question, made.best.candidate)}
+    assert search.best is not None
+    harder = {row["change"]: row for row in changes(search.confirming, search.question, search.best.candidate)}
     for name in ("rate +20 %", "lengths +20 %", "one engine lost"):
         assert (harder[name]["sure"] or 0.0) <= best["sure"]
         assert percent(harder[name]["probability"]) <= percent(best["probability"])
@@ -111,15 +111,15 @@ def test_model_error_is_separate_from_chance_and_all_rows_have_the_same_windows_
 
 def test_without_a_candidate_that_is_sure_enough_the_table_shows_the_closest_and_why() -> None:
     """At the best estimate the goal is met by engines with room, and under a third of the draws by none."""
-    made = uncertain(goals={"tpot_p50": "6.5ms"})
-    answer = made.run().document()
+    search = uncertain(goals={"tpot_p50": "6.5ms"})
+    answer = search.run().document()
     assert not answer["feasible"]
     assert answer["by_best_estimate"]["sure"] < 0.9
     closest = answer["nearest_miss"]
     assert "with a confidence of 90 %; closest:" in answer["answer"]
     assert f"{100 * closest['sure']:.0f} % sure" in answer["answer"]
     assert answer["rows"][0]["role"] == "best estimate"
-    assert closest["sure"] == max(each["sure"] for each in answer["rows"])
+    assert closest["sure"] == max(entry["sure"] for entry in answer["rows"])
     assert "draws of the step times" in closest["reason"]
 
 
@@ -128,13 +128,13 @@ def test_equal_prices_go_to_the_simpler_layout() -> None:
     fast = [kind("one", 1, 2.0, 1.0)]
     answer = plan(document(engines=fast, goals={"ttft_p99": "2s"}, limits={"engines": 2}, vary={}))
     best = answer["recommendation"]
-    equal = [each for each in answer["ledger"] if each["cost_per_hour"] == best["cost_per_hour"]]
+    equal = [entry for entry in answer["ledger"] if entry["cost_per_hour"] == best["cost_per_hour"]]
     assert best["layout"] == "colocated"
     both = question(document(engines=[*fast, kind("two", 2, 2.0, 2.0)], vary={}))
     pairs = [candidate(both.spec, family, (2,) * len(family.kinds)) for family in families(both)]
     apart = [candidate(both.spec, family, (1, 1)) for family in families(both) if len(family.kinds) == 2]
-    in_order = sorted([*pairs, *apart], key=lambda each: each.complexity)
-    assert [len(each.sizes) for each in in_order] == sorted(len(each.sizes) for each in in_order)
+    in_order = sorted([*pairs, *apart], key=lambda entry: entry.complexity)
+    assert [len(entry.sizes) for entry in in_order] == sorted(len(entry.sizes) for entry in in_order)
     assert in_order[0].devices == "2 = 2×1"
     assert in_order[-1].sizes == (1, 1)
     assert equal
