@@ -118,9 +118,9 @@ class Row:
     def builtin(self, name: str, kind: Literal["hardware", "models"]) -> str:
         """The name of a built-in model or device."""
         text = self.table.text(name)[self.index]
-        for name in (SYSTEMS.get(text, text), text.rpartition("/")[2]):  # the latter of a local path
-            if builtin_name(kind, name) is not None:
-                return name if kind == "models" else str(builtin_name(kind, name))
+        for candidate in (SYSTEMS.get(text, text), text.rpartition("/")[2]):  # the latter of a local path
+            if builtin_name(kind, candidate) is not None:
+                return candidate if kind == "models" else str(builtin_name(kind, candidate))
         expected = f"expected one of {', '.join(builtin_names(kind))}, or an engine of as many GPUs in plan.engines"
         raise self.fault(expected, name)
 
