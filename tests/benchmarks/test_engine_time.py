@@ -14,7 +14,7 @@ from latency_models.deployment.models import load_model
 from latency_models.sources.roofline.efficiency import built_in_efficiency
 from latency_models.sources.roofline.work import family
 
-ROWS = Path(__file__).resolve().parents[5] / "shared" / "data" / "measured" / "aiconfigurator_silicon_calib_dev.csv.gz"
+ROWS = Path(__file__).resolve().parents[3] / "shared" / "data" / "measured" / "aiconfigurator_silicon_calib_dev.csv.gz"
 DEVICES = {"h100_sxm": "h100-sxm", "h200_sxm": "h200-sxm"}
 
 
