@@ -88,8 +88,8 @@ class Curve:
 
     Attributes:
         x: numbers, or names of categories where a chart is only drawn as SVG.
-        kind: `solid`, `dashed`, `dotted`, `steps`, `points`, or `both`. low, high: ends of an interval at each point.
-        names: of the points.
+        kind: `solid`, `dashed`, `dotted`, `steps`, `points`, `crosses`, or `both`.
+        low, high: ends of an interval at each point. names: of the points.
     """
 
     label: str

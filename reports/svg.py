@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from reports.blocks import Block, Chart, Curve, Figure, Numbers, Picture
 from reports.pages.theme import GOAL, OUTAGE, SERIES, series_colours
 
-STYLES = {"solid": "-", "dashed": "--", "dotted": ":", "steps": "-", "points": "o", "both": "o-"}
+STYLES = {"solid": "-", "dashed": "--", "dotted": ":", "steps": "-", "points": "o", "crosses": "x", "both": "o-"}
 
 
 def svg_text(drawing: Drawing) -> str:

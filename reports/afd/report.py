@@ -273,7 +273,7 @@ def _simulated(points: Sequence[Document], unit: str, name: str, colour: str | N
     if name:
         return [steady]
     eq_21 = [point[f"throughput_per_{unit}"] for point in points]
-    curves = [steady, Curve("simulated, first 80 % (eq. 21)", ratios, eq_21, SOFT, "points")]
+    curves = [steady, Curve("simulated, first 80 % (eq. 21)", ratios, eq_21, SOFT, "crosses")]
     unfit = [point for point in points if point["fits"] is False]
     if unfit:
         rates = [rate_per_unit(point, unit) for point in unfit]

@@ -72,12 +72,13 @@ def _draw(figure: Figure, chart: Chart, curve: Curve, colour: str) -> list[Glyph
                                      line_alpha=0.45))  # fmt: skip
     if curve.kind == "steps":
         glyphs.append(figure.step("x", "y", source=source, line_color=colour, line_width=2, mode="after"))
-    elif curve.kind != "points":
+    elif curve.kind not in ("points", "crosses"):
         dash = curve.kind if curve.kind in ("dashed", "dotted") else "solid"
         glyphs.append(figure.line("x", "y", source=source, line_color=colour, line_width=2, line_dash=dash))
-    if curve.kind in ("points", "both"):
-        glyphs.append(figure.scatter("x", "y", source=source, size=7, color=colour))
-    mode = "mouse" if curve.kind in ("points", "both") else "vline"
+    if curve.kind in ("points", "crosses", "both"):
+        marker = "x" if curve.kind == "crosses" else "circle"
+        glyphs.append(figure.scatter("x", "y", source=source, size=7, color=colour, marker=marker))
+    mode = "mouse" if curve.kind in ("points", "crosses", "both") else "vline"
     figure.add_tools(HoverTool(renderers=[glyphs[-1]], tooltips=tips, mode=mode, visible=False))
     return glyphs
 
