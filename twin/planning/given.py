@@ -33,7 +33,7 @@ def given_candidate(document: Document, path: Path, question: Question, name: st
         document: of the file, whose own workload does not matter.
     """
     names = ("engine", "step_time", "system", "plugins")
-    deployment = {name: value for name, value in document.items() if name in names}
+    deployment = {key: value for key, value in document.items() if key in names}
     scenario = check_scenario({**question.document, **deployment}, {}, path)
     check_fixed(scenario.system.autoscaling, "a plan is about a fixed number of engines", path)
     pools = scenario.pools

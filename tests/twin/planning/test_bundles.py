@@ -62,8 +62,8 @@ def test_a_plan_of_bundles_and_the_scenario_that_it_leaves(
 
 
 def test_slots_are_those_whose_caches_fit() -> None:
-    scenario = question(bundled(bundles={"model": "llama-3.1-8b", "weights": "fp8"}))
-    (kind,) = [kind for kind in scenario.spec.engines if kind.name == "2A1F"]
+    fp8 = question(bundled(bundles={"model": "llama-3.1-8b", "weights": "fp8"}))
+    (kind,) = [kind for kind in fp8.spec.engines if kind.name == "2A1F"]
     assert kind.engine["max_num_seqs"] == 2 * 64  # `max_num_seqs` of the scenario, for each attention instance
     long = bundled()
     long["workload"]["prefill"] = {"distribution": "lognormal", "mean": 40_000, "cv": 0.5}

@@ -117,10 +117,10 @@ def test_a_given_deployment_is_simulated_as_its_file_says(system: dict[str, Any]
 
 
 def test_a_given_deployment_that_is_cheaper_is_recommended() -> None:
-    scenario = deployment(layout="pools", pools=[{"name": "mine", "replicas": 2}])
-    scenario["system"]["pools"][0]["device"] = {"type": "X", "price_per_hour": 0.5}
+    mine = deployment(layout="pools", pools=[{"name": "mine", "replicas": 2}])
+    mine["system"]["pools"][0]["device"] = {"type": "X", "price_per_hour": 0.5}
     scenario = document(layouts=["colocated"], replications=8)
-    given = given_candidate(scenario, Path("scenario.yaml"), question(scenario), "mine")
+    given = given_candidate(mine, Path("scenario.yaml"), question(scenario), "mine")
     best = plan(scenario, given=[given])["recommendation"]
     assert (best["name"], best["cost_per_hour"]) == ("given mine 2", 1.0)
 
