@@ -44,14 +44,14 @@ class HuberFit:
     Attributes:
         coefficients: shape (k,).
         scaled: the design over its columns' maxima, shape (n, k). scale: these maxima, over the unit of the times.
-        residual: shape (n,). cut: the residual from which the loss is linear.
+        residual: shape (n,). threshold: the residual from which the loss is linear.
     """
 
     coefficients: Floats
     scaled: Floats
     scale: Floats
     residual: Floats
-    cut: float
+    threshold: float
 
     @property
     def covariance(self) -> Floats:
@@ -61,8 +61,8 @@ class HuberFit:
         """
         count, size = self.scaled.shape
         free = self.coefficients > 0
-        inside = self.scaled[np.abs(self.residual) <= self.cut][:, free]
-        pulls = self.scaled[:, free] * np.clip(self.residual, -self.cut, self.cut)[:, None]
+        inside = self.scaled[np.abs(self.residual) <= self.threshold][:, free]
+        pulls = self.scaled[:, free] * np.clip(self.residual, -self.threshold, self.threshold)[:, None]
         bread = np.linalg.pinv(inside.T @ inside)
         spare = count / max(count - int(free.sum()), 1)  # as many degrees of freedom as the coefficients leave
         covariance = np.zeros((size, size))
