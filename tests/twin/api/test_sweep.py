@@ -95,7 +95,7 @@ def test_an_afd_bundle_at_each_ratio(scenario: Path, capsys: pytest.CaptureFixtu
 def test_figures_of_an_afd_bundle(scenario: Path) -> None:
     swept = twin.sweep(scenario, ratio="1,2", jobs=1)
     assert swept.plot().axes[0].get_title(loc="left") == "Throughput: output tokens per cycle and instance"
-    assert swept.plot("idle").axes[0].get_ylabel() == "idle time, % (eq. 23, simulated)"
+    assert swept.plot("idle").axes[0].get_ylabel() == "idle time, %"
     with pytest.raises(BadInput, match="expected one of throughput, idle, regimes"):
         swept.plot("sweep")
     with pytest.raises(BadInput, match="requests=True"):
