@@ -12,86 +12,22 @@ admitted within the token, sequence and block limits. One-shot requests (Prelude
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from schedulers.admission import admit, uncached_prefix_key
-from schedulers.admission_control import AdmissionControl
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch, OneShotBatch
-from schedulers.chunking import ChunkPolicy
-from schedulers.decode_set import DecodeSet
-from schedulers.engine_config import EngineConfig
-from schedulers.kv_cache import CacheObserver, KVCache
-from schedulers.kv_tiers import KVTiers, Load
-from schedulers.model_slots import ADMITS, ModelSlots
-from schedulers.preemption import PREEMPTION_POLICIES
+from schedulers.core_state import CoreState
+from schedulers.kv_tiers import Load
+from schedulers.remote_prefills import admit_transferred, allocate_transferred, blocks_to_admit, complete_reserved
 from schedulers.sequence import DECODING, FINISHED, FINISHING, PREFILLING, WAITING, Sequence
-from schedulers.waiting_queue import SCHEDULING_POLICIES, WaitingQueue
 
 if TYPE_CHECKING:
     from workloads.request import Request
 
 
-class EngineCore:
-    """One engine's scheduler.
-
-    Attributes:
-        config: the settings. chunk_policy: limits prompt tokens a step besides the settings, or None.
-        scheduling_policy: the order of waiting sequences.
-        kv_cache: the blocks. decode_set: the decoding sequences.
-        queues: waiting sequences: [all], or with one-shot limits [generation, one-shot].
-        waiting_for_remote_kv: sequences whose cache was computed by a prefill engine, and that wait for admission.
-            Those that have their blocks already come first.
-        reserved: sequences, by request id, whose cache is coming from a prefill engine into blocks that they have.
-        running: sequences that hold a slot, oldest admission first. one_shot_running: admitted one-shot work, which
-            holds none.
-        awaiting_transfer: finished sequences that keep their blocks until `release`.
-        kv_tiers: tiers below the device, None without.
-        model_slots: the models that the engine holds, None where it holds one or all.
-        gates_admission: whether there are tiers or slots, which a waiting sequence may have to wait for.
-        admission_control: sheds arriving requests, None for none.
-        prefix_leaders: first uncached prefix ids of prompts that are being computed.
-        sequences: submitted and unfinished sequences by request id.
-        outstanding_tokens: prompt tokens plus `max_tokens` of all unfinished requests; routers balance it.
-        blocks_allocated_ahead: blocks of coming steady steps that `allocate_ahead` has allocated.
-        preemptions, prefill_tokens, cached_tokens: counters of preempted sequences, of prompt tokens scheduled, and of
-            prompt tokens supplied by the prefix cache.
-    """
-
-    def __init__(
-        self, config: EngineConfig, chunk_policy: ChunkPolicy | None = None, make_cache: type[KVCache] = KVCache
-    ) -> None:
-        self.config, self.chunk_policy = config, chunk_policy
-        blocks_per_node = config.prefix_id_tokens // config.block_size
-        caching = config.enable_prefix_caching
-        self.kv_cache = make_cache(config.num_gpu_blocks, config.block_size, blocks_per_node, caching)
-        self.kv_tiers = KVTiers(config.kv_offloading, self.kv_cache) if config.kv_offloading is not None else None
-        self.model_slots = ModelSlots(config.model_slots) if config.model_slots is not None else None
-        self.gates_admission = self.kv_tiers is not None or self.model_slots is not None
-        self.decode_set = DecodeSet(config.block_size)
-        self.scheduling_policy = SCHEDULING_POLICIES.select(config.scheduling_policy)(**config.scheduling_parameters)
-        limits = config.admission_control
-        self.admission_control = AdmissionControl(limits) if limits is not None else None
-        self.queues = [self.scheduling_policy.make_queue() for _ in range(2 if config.one_shot else 1)]
-        self.waiting_for_remote_kv: deque[Sequence] = deque()
-        self.reserved: dict[int, Sequence] = {}
-        self.running: dict[Sequence, None] = {}
-        self.one_shot_running: dict[Sequence, None] = {}
-        self.awaiting_transfer: dict[Sequence, None] = {}
-        self.prefix_leaders: dict[int, None] = {}
-        self.sequences: dict[int, Sequence] = {}
-        self.outstanding_tokens = 0
-        self.preemptions = self.prefill_tokens = self.cached_tokens = 0
-        self._prefilling: dict[Sequence, None] = {}
-        self._transferred: list[Sequence] | tuple[()] = ()  # admitted by the latest step begun
-        self._num_submitted = 0
-        self.blocks_allocated_ahead = 0
-        self._by_importance = PREEMPTION_POLICIES.select(config.resolved_preemption_policy)
-        cache_when_computed = config.cache_blocks_on == "computed"
-        self._cache_when_computed = cache_when_computed and (caching or config.in_batch_prefix_caching)
-        # Every waiting sequence lacks a slot or blocks, until a change resets this: admission need not be tried.
-        self._admission_blocked = False
+class EngineCore(CoreState):
+    """One engine's scheduler. Its attributes are those of `CoreState`, which it changes."""
 
     # -- called by the backend ---------------------------------------------------------------------------------------
 
@@ -119,7 +55,7 @@ class EngineCore:
             RequestShed: admission control refuses it.
         """
         if remote_prefill and request.id in self.reserved:
-            return self._complete_reserved(self.reserved.pop(request.id))
+            return complete_reserved(self, self.reserved.pop(request.id))
         if request.id in self.sequences:
             raise ValueError(f"request {request.id}: expected an id that is not being served, found one that is")
         one_shot = self.config.one_shot is not None and request.one_shot
@@ -162,9 +98,9 @@ class EngineCore:
         slots = self.config.max_num_seqs - len(self.running) - len(self.reserved)
         if slots <= 0 or self._has_queued() or self.waiting_for_remote_kv:
             return None
-        if self._blocks_to_admit(sequence) > self.kv_cache.num_free_blocks:
+        if blocks_to_admit(self, sequence) > self.kv_cache.num_free_blocks:
             return None
-        self._allocate_transferred(sequence)
+        allocate_transferred(self, sequence)
         self._num_submitted += 1
         self.outstanding_tokens += request.prompt_tokens + sequence.max_tokens
         self.sequences[request.id] = self.reserved[request.id] = sequence
@@ -175,7 +111,7 @@ class EngineCore:
         decode_set, slots = self.decode_set, self.model_slots
         if slots is not None:
             slots.begin_step(now)
-        transferred = self._transferred = self._admit_transferred() if self.waiting_for_remote_kv else ()
+        transferred = self._transferred = admit_transferred(self) if self.waiting_for_remote_kv else ()
         new_blocks = decode_set.num_new_blocks()
         preempted = bool(new_blocks) and self._allocate_decode_blocks(new_blocks)
         decodes = tuple(decode_set.sequences)
@@ -237,35 +173,7 @@ class EngineCore:
             self._queue_of(sequence).requeue(sequence)
         self._admission_blocked = False
 
-    def observe_cache(self, observer: CacheObserver) -> None:
-        """Report to `observer` every block that enters or leaves the prefix cache, lower tiers included."""
-        if self.kv_tiers is None:
-            self.kv_cache.observers.append(observer)
-        else:
-            self.kv_tiers.listeners.append(observer)
-
     # -- runs of decode steps ----------------------------------------------------------------------------------------
-
-    def steady_decode_steps(self) -> int:
-        """The number of coming steps that only decode the same sequences, as long as no request arrives.
-
-        In these steps no sequence is admitted, prefilled or preempted, and none reaches its `max_tokens`. A backend
-        that knows when answers end stops earlier.
-        """
-        decode_set = self.decode_set
-        if not decode_set.size or self._prefilling or self.waiting_for_remote_kv:
-            return 0
-        if not self._admission_blocked and self._has_queued():
-            return 0
-        return decode_set.steps_within_blocks(self.kv_cache.num_free_blocks, decode_set.steps_to_max_tokens() - 1)
-
-    def has_blocks_for_steps(self, steps: int) -> bool:
-        """Tell whether the free blocks suffice for `steps` further steps of the same decodes."""
-        return self.decode_set.steps_within_blocks(self.kv_cache.num_free_blocks, steps) == steps
-
-    def num_new_blocks_by_step(self, steps: int) -> list[int]:
-        """Blocks that each of the next `steps` steady decode steps starts."""
-        return self.decode_set.num_new_blocks_by_step(steps)
 
     def allocate_ahead(self, steps: int) -> None:
         """Allocate the blocks of the next `steps` steady decode steps before `advance` does.
@@ -299,139 +207,7 @@ class EngineCore:
             self._sync_blocks(sequence)
         return self._finish_all(finishing, stopped, self.decode_set.step_index)
 
-    def current_decode_batch(self) -> Batch:
-        """The decode step that `advance` has just begun, for a backend that is a step ahead."""
-        decode_set = self.decode_set
-        decodes, step_index = tuple(decode_set.sequences), decode_set.step_index
-        return DecodeBatch((), decodes, decode_set.kv_tokens, decode_set.longest(), step_index=step_index)
-
-    # -- questions ---------------------------------------------------------------------------------------------------
-
-    @property
-    def step_index(self) -> int:
-        """Steps begun so far."""
-        return self.decode_set.step_index
-
-    @property
-    def model_loads(self) -> int:
-        """Models that were loaded into slots so far."""
-        return 0 if self.model_slots is None else self.model_slots.loads
-
-    @property
-    def num_decodes(self) -> int:
-        """Decoding sequences."""
-        return self.decode_set.size
-
-    @property
-    def num_running(self) -> int:
-        """Requests that are admitted and unfinished."""
-        return len(self.running) + len(self.one_shot_running)
-
-    @property
-    def num_running_seqs(self) -> int:
-        """Running requests that count towards `max_num_seqs`: all but one-shot work with a budget of its own."""
-        return len(self.running)
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that wait for admission."""
-        waiting = sum(queue.count for queue in self.queues) + len(self.waiting_for_remote_kv)
-        return waiting if self.kv_tiers is None else waiting + len(self.kv_tiers.loads)
-
-    def cached_prefix_tokens(self, request: Request) -> int:
-        """Leading prompt tokens of a request that are in the prefix cache, lower tiers included."""
-        kv_cache, ids, tokens = self.kv_cache, request.prefix_blocks, request.prompt_tokens
-        if self.kv_tiers is not None:
-            return self.kv_tiers.cached_prefix_tokens(ids, tokens)
-        return len(kv_cache.match_prefix(ids, tokens)) * kv_cache.node_tokens
-
-    def check_integrity(self) -> None:
-        """Check that blocks are conserved, sums are those of the sequences, and each sequence is in one place.
-
-        Raises:
-            AssertionError: one of these fails; the message has the numbers.
-        """
-        self.decode_set.check_integrity()
-        if self.admission_control is not None:
-            self.admission_control.check_integrity()
-        owners = [*self.sequences.values(), *self.awaiting_transfer]
-        owned = [sequence.blocks for sequence in owners]
-        if self.kv_tiers is not None:
-            self.kv_tiers.check_integrity()
-            owned += self.kv_tiers.held_blocks()
-        self.kv_cache.check_integrity(owned, self._num_unassigned_blocks())
-        if self.model_slots is not None:
-            self.model_slots.check_integrity(self.running)
-        if len(self.running) > self.config.max_num_seqs:
-            raise AssertionError(f"{len(self.running)} sequences run, the limit is {self.config.max_num_seqs}")
-        places = self.num_waiting + len(self.running) + len(self.one_shot_running)
-        if places + len(self.reserved) != len(self.sequences):
-            raise AssertionError(
-                f"{places} sequences wait or run and {len(self.reserved)} are reserved, {len(self.sequences)} are "
-                f"unfinished"
-            )
-
-    def _num_unassigned_blocks(self) -> int:
-        """Blocks of decodes that their `SequenceBlocks` do not count yet."""
-        unassigned = self.blocks_allocated_ahead
-        for sequence in self.decode_set.sequences:
-            if not sequence.blocks_reserved:
-                unassigned += self.kv_cache.blocks_for(self.decode_set.num_computed_tokens(sequence))
-                unassigned -= self.kv_cache.num_blocks_of(sequence.blocks)
-        return unassigned
-
     # -- one step ----------------------------------------------------------------------------------------------------
-
-    def _admit_transferred(self) -> list[Sequence]:
-        """Admit sequences prefilled elsewhere within the slot and block limits.
-
-        Preempted sequences go first, but those that have their blocks do not wait: they alone can free them.
-        """
-        waiting, admitted, slots = self.waiting_for_remote_kv, [], self.model_slots
-        while waiting and len(self.running) < self.config.max_num_seqs:
-            sequence = waiting[0]
-            reserved = sequence.blocks.num_private > 0
-            if not reserved and (
-                self.queues[0].count or self._blocks_to_admit(sequence) > self.kv_cache.num_free_blocks
-            ):
-                break
-            if slots is not None:
-                if slots.admission(sequence) != ADMITS:
-                    break
-                slots.enter(sequence)
-            if not reserved:
-                self._allocate_transferred(sequence)
-            admitted.append(waiting.popleft())
-            sequence.num_computed_tokens = sequence.request.prompt_tokens
-            self.running[sequence] = None
-            self.decode_set.add(sequence)
-        return admitted
-
-    def _blocks_to_admit(self, sequence: Sequence) -> int:
-        """Free blocks that a sequence prefilled elsewhere needs: those of its prompt and of the next token at least."""
-        reserve_output = self.config.kv_reservation == "max_tokens"
-        output = sequence.max_tokens - 1 if reserve_output else 1
-        return self.kv_cache.blocks_for(sequence.request.prompt_tokens + output)
-
-    def _allocate_transferred(self, sequence: Sequence) -> None:
-        """Allocate the blocks of a sequence prefilled elsewhere."""
-        reserve_output = self.config.kv_reservation == "max_tokens"
-        output = sequence.max_tokens - 1 if reserve_output else 0
-        self.kv_cache.allocate(sequence.blocks, self.kv_cache.blocks_for(sequence.request.prompt_tokens + output))
-        sequence.blocks_reserved = reserve_output
-
-    def _complete_reserved(self, sequence: Sequence) -> Sequence:
-        """A reserved sequence's cache has come: it waits for a slot, behind those that came before it."""
-        sequence.num_output_tokens = 1
-        waiting = self.waiting_for_remote_kv
-        place = sum(1 for each in waiting if each.blocks.num_private)
-        waiting.insert(place, sequence)
-        return sequence
-
-    def _has_queued(self) -> bool:
-        """Tell whether a queue has a sequence."""
-        queues = self.queues
-        return queues[0].count > 0 or queues[-1].count > 0
 
     def _allocate_decode_blocks(self, new_blocks: int) -> bool:
         """Allocate the `new_blocks` blocks that decodes start; if blocks run out, preempt sequences.
@@ -484,11 +260,6 @@ class EngineCore:
         for sequence in self.decode_set.sequences:
             self.scheduling_policy.on_output(sequence, self.decode_set.num_output_tokens(sequence))
 
-    def _all_lack_slots(self) -> bool:
-        """Tell whether every slot is taken and every waiting sequence needs one."""
-        only_queue = len(self.queues) == 1 or not self.queues[-1].count
-        return only_queue and len(self.running) >= self.config.max_num_seqs
-
     def schedule_chunk(self, chunks: list[Chunk], sequence: Sequence, num_tokens: int) -> int:
         """Append a chunk of `num_tokens` prompt tokens, whose blocks are allocated. Called by `schedulers.admission`.
 
@@ -530,17 +301,6 @@ class EngineCore:
             finishing.append(sequence)
         else:
             self.decode_set.add(sequence)
-
-    def _sync_blocks(self, sequence: Sequence) -> None:
-        """Assign to a sequence that has just left the decode set the blocks that were allocated for it there."""
-        self._admission_blocked = False  # a smaller decode set may let a one-shot prompt run whole, without blocks
-        if not sequence.blocks_reserved:
-            sequence.blocks.num_private += self._num_missing_blocks(sequence, sequence.num_computed_tokens)
-
-    def _num_missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
-        """Blocks that a sequence lacks for `num_tokens` cached tokens; negative if it has more than enough."""
-        kv_cache, blocks = self.kv_cache, sequence.blocks
-        return kv_cache.blocks_for(num_tokens) - len(blocks.nodes) * kv_cache.blocks_per_node - blocks.num_private
 
     def _remove(self, sequence: Sequence) -> None:
         """Take a sequence out of its queue or set, and write its counts and blocks back into it."""
@@ -629,10 +389,6 @@ class EngineCore:
         """Queue a preempted sequence again."""
         self._queue_of(sequence).requeue(sequence)
 
-    def _queue_of(self, sequence: Sequence) -> WaitingQueue:
-        """The queue that a sequence waits in."""
-        return self.queues[-1 if sequence.one_shot else 0]
-
     def _cache_computed_chunk(self, chunk: Chunk) -> None:
         """Put the blocks of a computed chunk into the prefix cache."""
         sequence = chunk.sequence
@@ -640,33 +396,3 @@ class EngineCore:
             self.prefix_leaders.pop(uncached_prefix_key(sequence, chunk.context // self.kv_cache.node_tokens), None)
         if sequence.state not in (WAITING, FINISHED):
             self._cache_prompt_blocks(sequence, chunk.context + chunk.tokens)
-
-    def _cache_prompt_blocks(self, sequence: Sequence, num_computed_tokens: int) -> None:
-        """Put a prompt's blocks into the prefix cache as far as computed; generated tokens have no prefix ids."""
-        request = sequence.request
-        num_tokens = min(num_computed_tokens, request.prompt_tokens)
-        self.kv_cache.cache_blocks(sequence.blocks, request.prefix_blocks, num_tokens)
-
-    def _cache_answer_blocks(self, sequence: Sequence) -> None:
-        """Put the blocks of a prompt and its answer into the prefix cache, where the request has ids for the latter.
-
-        The answer's last token was never an input, so that its cache is not computed. While an answer grows, no other
-        request can repeat it: its blocks are put into the cache when it has ended, and not one by one as in vLLM.
-        """
-        request, kv_cache = sequence.request, self.kv_cache
-        if len(request.prefix_blocks) * kv_cache.node_tokens > request.prompt_tokens:
-            num_tokens = min(sequence.num_computed_tokens, request.prompt_tokens + sequence.num_output_tokens - 1)
-            kv_cache.cache_blocks(sequence.blocks, request.prefix_blocks, num_tokens)
-
-    def _check_fits(self, sequence: Sequence) -> None:
-        """Raise ValueError for a request without a prompt, or one whose tokens exceed the whole cache."""
-        request = sequence.request
-        if request.prompt_tokens < 1:
-            raise ValueError(f"request {request.id}: expected a prompt of at least 1 token, found none")
-        tokens = request.prompt_tokens + (0 if sequence.one_shot else sequence.max_tokens - 1)
-        blocks = self.kv_cache.blocks_for(tokens)
-        if blocks > self.kv_cache.num_blocks:
-            raise ValueError(
-                f"request {request.id}: expected at most {self.kv_cache.num_blocks} KV blocks, "
-                f"{tokens} prompt and output tokens take {blocks}"
-            )

@@ -22,6 +22,7 @@ from schedulers.draft_policies import DraftPolicy
 from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
 from schedulers.kv_cache import KVCache
+from schedulers.remote_prefills import admit_transferred
 from schedulers.sequence import DECODING, PREFILLING, Sequence
 
 Propose: TypeAlias = Callable[[Sequence, int], int]
@@ -188,7 +189,7 @@ class SpeculativeEngineCore(EngineCore):
         decode_set, slots = self.speculative_decodes, self.model_slots
         if slots is not None:
             slots.begin_step(now)
-        transferred = self._transferred = self._admit_transferred() if self.waiting_for_remote_kv else ()
+        transferred = self._transferred = admit_transferred(self) if self.waiting_for_remote_kv else ()
         preempted = self._allocate_next_tokens()
         decodes = tuple(decode_set.sequences)
         draft_tokens = self._schedule_drafts(decodes)

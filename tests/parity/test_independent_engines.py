@@ -17,7 +17,7 @@ from tests.twin.serving.by_hand import Row
 from tests.twin.serving.scenarios import records, reported, scenario
 from twin.serving.engine.engine import Engine
 from twin.serving.plan.plan import ServingPlan
-from twin.serving.records.engine_log import engine_log
+from twin.serving.records import engine_log
 from twin.serving.results import summary
 from twin.serving.results.timeseries import timeseries
 from twin.serving.run import independent_engines

@@ -35,7 +35,7 @@ from schedulers.engine_config import EngineConfig, OneShotBudget  # noqa: E402
 from schedulers.engine_core import EngineCore  # noqa: E402
 from twin.environment import Environment, Priority  # noqa: E402
 from twin.serving.engine.engine import Engine as SimulatedEngine  # noqa: E402
-from twin.serving.records.engine_log import RequestRecord  # noqa: E402
+from twin.serving.records.requests import RequestRecord  # noqa: E402
 from workloads.request import Request  # noqa: E402
 
 BLOCK = 4

@@ -27,7 +27,7 @@ from twin.environment import Environment, Priority  # noqa: E402
 from twin.serving.engine.draft_outcomes import DraftOutcomes  # noqa: E402
 from twin.serving.engine.engine import Engine as SimulatedEngine  # noqa: E402
 from twin.serving.engine.speculation import Acceptance, SimulatedSpeculation  # noqa: E402
-from twin.serving.records.engine_log import RequestRecord  # noqa: E402
+from twin.serving.records.requests import RequestRecord  # noqa: E402
 from workloads.request import Request  # noqa: E402
 
 VOCABULARY = 12

@@ -19,8 +19,27 @@ from schedulers.sequence import Sequence
 from twin.environment import Environment
 from twin.serving.engine.answer_ends import AnswerEnds
 from twin.serving.engine.engine import Engine, Watch
+from twin.serving.engine.step_records import StepRecords
 from twin.serving.records.engine_log import EngineLog
 from twin.serving.records.requests import RequestRecord
+
+
+class MicroBatchRecords(StepRecords):
+    """The records of a pipeline: what follows a token is the next step of the same micro-batch."""
+
+    def __init__(self, log: EngineLog, deliver: float, expects_ends: bool) -> None:
+        super().__init__(log, deliver, expects_ends)
+        self._lost_of = [0] * len(log.micro_batches)  # steps of each micro-batch that earlier schedulers had
+
+    def end_of_step(self, step: int) -> float:
+        """See `StepRecords.end_of_step`."""
+        number = micro_batch_of(step)
+        return self.log.micro_batches[number].end_of(self._lost_of[number] + step % MICRO_BATCH_STEPS - 1)
+
+    def restart(self) -> None:
+        """See `StepRecords.restart`."""
+        super().restart()
+        self._lost_of = [log.num_steps for log in self.log.micro_batches]
 
 
 class PipelinedEngine(Engine):
@@ -52,11 +71,11 @@ class PipelinedEngine(Engine):
         )  # fmt: skip
         self.stage_busy = [0.0] * size
         self.log.micro_batches = [EngineLog(name, detail=False) for _ in range(size)]
+        self.step_records = MicroBatchRecords(self.log, deliver, expects_ends=True)
         self._shares, self._link = stages.shares, stages.link
         self._stage_free, self._link_free = [0.0] * size, [0.0] * size
         self._durations: deque[list[float]] = deque()  # of the batches in flight in each stage, seconds
         self._ends_of = [AnswerEnds() for _ in range(size)]
-        self._lost_of = [0] * size  # steps of each micro-batch that earlier schedulers had
 
     @property
     def _pipeline(self) -> PipelinedEngineCore:
@@ -78,8 +97,8 @@ class PipelinedEngine(Engine):
             if self._watch is not None:
                 self._watch(self, batch, start, end)
             if batch.chunks or batch.transferred:
-                self._answer_ends = self._ends_of[micro_batch_of(batch.step_index)]
-                self._note_starts(batch, now)
+                self.step_records.answer_ends = self._ends_of[micro_batch_of(batch.step_index)]
+                self.step_records.begin(batch, now)
 
     def _pass_stages(self, batch: Batch, now: float) -> tuple[float, float]:
         """When a batch enters the first stage and leaves the last one, seconds."""
@@ -104,21 +123,16 @@ class PipelinedEngine(Engine):
     def _end_step(self, batch: Batch, start: float, end: float) -> list[Sequence]:
         """See `Engine._end_step`. The gap to the step before is that of the same micro-batch."""
         number = micro_batch_of(batch.step_index)
-        self._answer_ends = self._ends_of[number]
+        self.step_records.answer_ends = self._ends_of[number]
         self.log.micro_batches[number].step(end, batch.n_decodes - len(batch.transferred))
         for stage, seconds in enumerate(self._durations.popleft()):
             self.stage_busy[stage] += seconds
         return super()._end_step(batch, start, end)
 
-    def _end_of_step(self, step: int) -> float:
-        """See `Engine._end_of_step`."""
-        number = micro_batch_of(step)
-        return self.log.micro_batches[number].end_of(self._lost_of[number] + step % MICRO_BATCH_STEPS - 1)
-
     def _next_visit_tells(self) -> bool:
         """See `Engine._next_visit_tells`."""
         if self._running:
-            self._answer_ends = self._ends_of[micro_batch_of(self._running[0][0].step_index)]
+            self.step_records.answer_ends = self._ends_of[micro_batch_of(self._running[0][0].step_index)]
         return super()._next_visit_tells()
 
     # -- outages -----------------------------------------------------------------------------------------------------
@@ -132,16 +146,8 @@ class PipelinedEngine(Engine):
         self._stage_free, self._link_free = [self._env.now] * size, [self._env.now] * size
         return lost
 
-    def recover(self) -> None:
-        """See `Engine.recover`."""
-        super().recover()
-        self._lost_of = [log.num_steps for log in self.log.micro_batches]
-
     def _abort(self, sequence: Sequence, now: float) -> RequestRecord:
         """See `Engine._abort`. A token whose batch is in flight is lost."""
-        record: RequestRecord = sequence.payload  # type: ignore[assignment]
         lost = self._pipeline.awaits_token(sequence)
         self.core.abort(sequence.request.id, now)
-        record.delivered += max(sequence.num_output_tokens - lost, 0)
-        record.preemptions += sequence.preemptions
-        return record
+        return self.step_records.abort(sequence, sequence.num_output_tokens - lost)

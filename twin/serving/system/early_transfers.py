@@ -70,7 +70,7 @@ class EarlyTransfers:
             else:
                 self._computed(engine, sequence, computed)
 
-        engine.on_chunk = on_chunk
+        engine.step_records.on_chunk = on_chunk
 
     def _begin(self, engine: Engine, sequence: Sequence) -> None:
         """A step begins with a chunk of a prompt that is not its last."""

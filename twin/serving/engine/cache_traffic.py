@@ -1,0 +1,109 @@
+"""The traffic of an engine's KV cache: copies from and to the tiers below it, and the events that routers follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from schedulers.engine_core import EngineCore
+from schedulers.kv_cache import CacheObserver
+from schedulers.kv_events import CacheView
+from schedulers.kv_tiers import Load
+from schedulers.lockstep import LockstepGroup
+from twin.environment import Alarm, Environment, Priority
+from twin.serving.engine.fast_forward import Window, cores_of
+from twin.serving.engine.tier_links import TierLinks
+
+
+class CacheTraffic:
+    """The traffic of one engine that has tiers or a view.
+
+    Args:
+        view: what routers know of the cache; None: the cache itself.
+        links: to the tiers below the device, if the scheduler has some.
+        on_load: called when a prefix has come from tiers, which `finish_loads` passes to the scheduler.
+    """
+
+    def __init__(
+        self, env: Environment, view: CacheView | None, links: TierLinks | None, on_load: Callable[[], None]
+    ) -> None:
+        self.view, self.links = view, links
+        self._env, self._on_load = env, on_load
+        self._cores: list[EngineCore] = []
+        self._observers: list[CacheObserver] = []
+        self._loaded: list[tuple[EngineCore, Load]] = []
+
+    def follow(self, core: EngineCore | LockstepGroup) -> None:
+        """Follow the cache of a scheduler that is new and empty."""
+        view = self.view
+        self._cores = cores_of(core)
+        self._observers = [] if view is None else [view]
+        if view is not None:
+            view.clear()
+        for rank in self._cores:
+            if rank.kv_tiers is not None:
+                self._observers.append(rank.kv_tiers)
+            if view is not None:
+                rank.observe_cache(view)
+
+    def lose_loads(self) -> None:
+        """Forget what has been loaded: the engine has failed."""
+        self._loaded.clear()
+
+    def end_steps(self, core: EngineCore | LockstepGroup, window: Window | None, now: float) -> None:
+        """Tell the observers the time, after the evictions of a window that ends now."""
+        if window is not None:
+            self._allocate_one_by_one(core, window, window.num_steps)
+        for observer in self._observers:
+            observer.now = now
+
+    def allocate_begun(self, core: EngineCore | LockstepGroup, window: Window, steps: int) -> None:
+        """Allocate the blocks of a window's first steps, which have begun; what they evict may go to a tier."""
+        self._allocate_one_by_one(core, window, steps)
+        self.begin_copies(computed=False)
+
+    def _allocate_one_by_one(self, core: EngineCore | LockstepGroup, window: Window, steps: int) -> None:
+        """Allocate the blocks of a window's first steps as each begins, so that evictions are told with their times."""
+        first = window.allocated
+        if steps <= first:
+            return
+        window.allocated = steps
+        new_blocks = core.num_new_blocks_by_step(steps)
+        for step in range(first, steps):
+            if new_blocks[step] or step == steps - 1:
+                begin = window.ends[step - 1] if step else window.opened
+                for observer in self._observers:
+                    observer.now = begin
+                core.allocate_ahead(step + 1)
+
+    def finish_loads(self) -> None:
+        """Pass prefixes that have been loaded since the last step end to the scheduler."""
+        for core, load in self._loaded:
+            core.finish_load(load)
+        self._loaded.clear()
+
+    def begin_copies(self, *, computed: bool) -> None:
+        """Begin the copies to and from tiers. `computed`: a step has ended."""
+        links, now = self.links, self._env.now
+        if links is None:
+            return
+        for core in self._cores:
+            tiers = core.kv_tiers
+            if tiers is None:
+                continue
+            for store in tiers.take_stores(computed):
+                store.block.ready_at = links.store(store.tier, store.when)
+            for load in tiers.take_loads():
+                nodes = [0] * len(tiers.tiers)
+                for tier, _ in load.sources:
+                    nodes[tier] += 1
+                self._load(core, load, links.load(now, nodes))
+
+    def _load(self, core: EngineCore, load: Load, end: float) -> None:
+        """Have a prefix that has come at `end` noticed at the next step end, or then if the engine is idle."""
+
+        def loaded(now: float) -> None:
+            if core in self._cores:  # it has not failed since
+                self._loaded.append((core, load))
+                self._on_load()
+
+        self._env.set(Alarm(Priority.LATE, loaded), end)
