@@ -126,7 +126,7 @@ def test_devices_and_what_they_cost() -> None:
 
 def test_settings_reach_a_pool_by_its_name_or_number() -> None:
     document = scenario() | {"system": {"pools": [pool("a", replicas=2), pool("b")]}}
-    changed = {"system.pools.b.replicas": 3, "system.pools.0.engine.order": "priority"}
+    changed = {"system.pools.b.replicas": 3, "system.pools.0.engine.scheduling_policy": "priority"}
     first, second = check_scenario(document, changed, FILE).pools
     assert (first.replicas, second.replicas) == (2, 3)
     assert (first.engine.scheduling_policy, second.engine.scheduling_policy) == ("priority", "fcfs")
