@@ -124,8 +124,11 @@ class Engine(EngineState):
     def _next_visit_tells(self) -> bool:
         """Tell whether something outside may notice the next visit: a request finishes, or the load changes."""
         inbox = self._inbox
-        if inbox.reservations or (inbox.requests and (self._sheds or inbox.changes_load())):
+        if inbox.reservations or (self._sheds and inbox.requests):
             return True
+        for _, request, max_tokens, _, _ in inbox.requests:
+            if not (max_tokens or request.max_tokens):  # it counts for a token more once the scheduler has it
+                return True
         if self._window is not None:
             return self._window.finishes
         if self.speculation is not None:

@@ -50,13 +50,6 @@ class Inbox:
         """Take out the reservation for a request, if there is one."""
         self.reservations = [entry for entry in self.reservations if entry[0] is not record]
 
-    def changes_load(self) -> bool:
-        """Tell whether a request without a limit counts for a token more once the scheduler has it."""
-        for _, request, max_tokens, _, _ in self.requests:
-            if not (max_tokens or request.max_tokens):
-                return True
-        return False
-
     def accept(self, core: EngineCore | LockstepGroup, now: float, backlog: Backlog, on_shed: Shed) -> None:
         """Pass everything to the scheduler, reservations first.
 
