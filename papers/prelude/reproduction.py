@@ -11,14 +11,14 @@ from papers.prelude.engines import FITTED, DecodeTask, SweepTask, floors
 from papers.prelude.lifetimes import LifetimeTask
 from papers.prelude.prefixes import PrefixTask
 from papers.prelude.published import ENGINES, arithmetic, one_shot_rows, sweep_rows
-from twin.executors.processes import each_as_done
+from papers.tasks import Task, run_tasks
 
 SCHEMA = "twin.reproduction-prelude/1"
 
-Task = SweepTask | DecodeTask | LifetimeTask | PrefixTask
+Case = SweepTask | DecodeTask | LifetimeTask | PrefixTask
 
 
-def all_tasks() -> list[Task]:
+def all_cases() -> list[Case]:
     """Every fit and every run, the longest first: about 90 seconds of one core."""
     every_row = tuple(row.concurrency for row in sweep_rows())
     return [
@@ -29,27 +29,19 @@ def all_tasks() -> list[Task]:
     ]
 
 
-def reproduce(jobs: int, progress: Callable[[str], None], tasks: Sequence[Task] | None = None) -> dict[str, Any]:
+def reproduce(jobs: int, progress: Callable[[str], None], cases: Sequence[Case] | None = None) -> dict[str, Any]:
     """The document `twin.reproduction-prelude/1`: predicted beside published values, and the paper's claims
     beside the results.
 
     Args:
-        jobs: processes. progress: called with what has just been done. tasks: fewer or shorter ones, for a trial.
+        jobs: processes. progress: called with what has just been done. cases: fewer or shorter ones, for a trial.
     """
-    tasks = all_tasks() if tasks is None else tasks
-    done: dict[Task, dict[str, Any]] = {}
-    with each_as_done(_run, tasks, jobs) as results:
-        for task, result in results:
-            done[task] = result
-            progress(f"{len(done)} of {len(tasks)}: {task}")
-    return _assemble({task: done[task] for task in tasks})
+    cases = all_cases() if cases is None else cases
+    results = run_tasks([Task(str(case), case.run, ()) for case in cases], jobs, progress)
+    return _assemble(dict(zip(cases, results, strict=True)))
 
 
-def _run(task: Task) -> dict[str, Any]:
-    return task.run()
-
-
-def _assemble(done: dict[Task, dict[str, Any]]) -> dict[str, Any]:
+def _assemble(done: dict[Case, dict[str, Any]]) -> dict[str, Any]:
     sweeps = [(task, result) for task, result in done.items() if isinstance(task, SweepTask)]
     document = {
         "schema": SCHEMA,

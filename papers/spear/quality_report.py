@@ -95,10 +95,12 @@ PLAIN = "#b9c9dc"
 
 
 def figures(document: Document) -> dict[str, str]:
-    """Every figure by name, each a complete SVG text."""
+    """Every figure by name, each a complete SVG text; all but the first need the rows of quantised models."""
     full = _compared_cells(document)
-    return {
-        "quality": render(_draw_variants, document, len(full), (4.6 * len(full) + 1, 3.6)),
+    quality = {"quality": render(_draw_variants, document, len(full), (4.6 * len(full) + 1, 3.6))}
+    if "cells" not in document:
+        return quality
+    return quality | {
         "quartiles": render(_draw_quartiles, document, len(full)),
         "cka_maps": render(_draw_maps, document, len(_map_names(document)), (2.3 * len(_map_names(document)) + 1, 3.2)),
         "losses": render(_draw_losses, document, 1 + len(full)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,14 +22,14 @@ from papers.spear.tables import (
     READINGS,
     SMALLEST,
     Figures,
-    FitTask,
+    Fit,
     Iteration,
     Reading,
     Setting,
     density_misfit,
 )
 from papers.spear.workload import SAMPLINGS, SYNTHETIC, Sampling
-from twin.executors.processes import each_as_done
+from papers.tasks import Task, run_tasks
 from twin.serving.results.uncertainty import combine
 from workloads.traces import Trace
 
@@ -48,7 +49,7 @@ class Study:
 
     Attributes:
         readings, samplings: those that are tried.
-        screening: replications and rounds (see `FitTask`) of the first fit of each, to the middle density alone.
+        screening: replications and rounds (see `Fit`) of the first fit of each, to the middle density alone.
         fitting: of the fit of those that come out best. refining: of the best one's tables, from there.
         predicting: replications of the rows of Table 3 with these. Intervals need at least 2, here and in fitting.
         others: how many further samplings are fitted under the best reading.
@@ -63,43 +64,6 @@ class Study:
     others: int = 2
 
 
-@dataclass(frozen=True, eq=False)
-class RowTask:
-    """One row of Table 3, simulated with fitted tables."""
-
-    setting: Setting
-    iteration: Iteration
-    row: Row
-    replications: tuple[int, ...]
-
-    def run(self) -> list[Figures]:
-        """P99 ITL and mean TTFT, one entry a replication."""
-        return self.setting.run(self.iteration, self.row, self.replications)
-
-
-Task = FitTask | RowTask
-
-
-class _Progress:
-    """Counts finished tasks, stage by stage."""
-
-    def __init__(self, jobs: int, say: Callable[[str], None]) -> None:
-        self.jobs, self.say = jobs, say
-
-    def run(self, stage: str, tasks: Sequence[Task]) -> list[Any]:
-        """The tasks' results, in their order."""
-        done: dict[Task, Any] = {}
-        with each_as_done(_run, tasks, self.jobs) as results:
-            for task, result in results:
-                done[task] = result
-                self.say(f"{stage}: {len(done)} of {len(tasks)}")
-        return [done[task] for task in tasks]
-
-
-def _run(task: Task) -> Any:
-    return task.run()
-
-
 def reproduce(
     trace: Trace | None, jobs: int, progress: Callable[[str], None], study: Study | None = None
 ) -> dict[str, Any]:
@@ -110,24 +74,28 @@ def reproduce(
         trace: ShareGPT's lengths, turn by turn; without, log-normal lengths of the same moments.
         jobs: processes. progress: called with the task just finished. study: a smaller one for a trial.
     """
-    study, runs = study or Study(), _Progress(jobs, progress)
+    study = study or Study()
+
+    def run(stage: str, functions: Sequence[Callable[[], Any]]) -> list[Any]:
+        return run_tasks([Task(stage, function, ()) for function in functions], jobs, progress)
+
     settings = _settings(trace, study)
-    screened = runs.run("screening", [_fit(each, ("mid",), study.screening) for each in settings])
+    screened = run("screening", [_fit(each, ("mid",), study.screening) for each in settings])
     finalists = _finalists(settings, screened, study)
-    fits = runs.run("fitting", [_fit(each, tuple(DENSITIES), study.fitting) for each in finalists])
+    fits = run("fitting", [_fit(each, tuple(DENSITIES), study.fitting) for each in finalists])
     stated = [i for i, each in enumerate(finalists) if each.reading.passes == "separate"]
     best = min(stated, key=lambda i: _misfit(fits[i]))
     refining = _fit(finalists[best], tuple(DENSITIES), study.refining, fits[best]["iteration"])
-    (fits[best],) = runs.run("refining", [refining])
+    (fits[best],) = run("refining", [refining])
     rows, first = published_rows(), max(study.fitting[0], study.refining[0])
-    tasks = [_row_task(finalists[best], fits[best], row, first, study.predicting) for row in rows]
-    found = runs.run("predicting", tasks)
+    tasks = [_row(finalists[best], fits[best], row, first, study.predicting) for row in rows]
+    found = run("predicting", tasks)
     stepped = dataclasses.replace(finalists[best], step=STEP)
-    tasks = [_row_task(stepped, fits[best], row, first, study.predicting) for row in slo_rows()]
-    coarse = runs.run("coarse chunks", tasks)
+    tasks = [_row(stepped, fits[best], row, first, study.predicting) for row in slo_rows()]
+    coarse = run("coarse chunks", tasks)
     others = [i for i in range(len(fits)) if i != best]
-    tasks = [_row_task(finalists[i], fits[i], row, first, study.fitting[0]) for i in others for row in slo_rows()]
-    rest = iter(runs.run("alternatives", tasks))
+    tasks = [_row(finalists[i], fits[i], row, first, study.fitting[0]) for i in others for row in slo_rows()]
+    rest = iter(run("alternatives", tasks))
     document = {
         "schema": SCHEMA,
         "paper": "spear",
@@ -171,13 +139,15 @@ def _settings(trace: Trace | None, study: Study) -> list[Setting]:
 
 def _fit(
     setting: Setting, densities: tuple[str, ...], effort: tuple[int, int], start: Iteration | None = None
-) -> FitTask:
+) -> Callable[[], dict[str, Any]]:
+    """A fit to be run."""
     replications, rounds = effort
-    return FitTask(setting, densities, tuple(range(replications)), rounds, start)
+    return Fit(setting, densities, tuple(range(replications)), rounds, start).run
 
 
-def _row_task(setting: Setting, fit: dict[str, Any], row: Row, first: int, replications: int) -> RowTask:
-    return RowTask(setting, fit["iteration"], row, tuple(range(first, first + replications)))
+def _row(setting: Setting, fit: dict[str, Any], row: Row, first: int, replications: int) -> Callable[[], list[Figures]]:
+    """A row of Table 3 to be simulated with fitted tables."""
+    return partial(setting.run, fit["iteration"], row, range(first, first + replications))
 
 
 def _misfit(fit: dict[str, Any]) -> float:

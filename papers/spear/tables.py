@@ -202,7 +202,7 @@ class Setting:
 
 
 @dataclass(frozen=True, eq=False)
-class FitTask:
+class Fit:
     """Fit W and E to the P99 ITL of the static rows of some densities, by simulation.
 
     The result of `run` has the fitted `iteration`; the `p99` and `ttft` that the last round gave, seconds, shape

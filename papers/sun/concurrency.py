@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,26 +37,19 @@ METRICS = ("ttft", "tpot", "throughput")
 Result = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class ConcurrencyTask:
-    """All rows of one model and method, simulated."""
-
-    model: str
-    method: str
-
-    def run(self) -> list[Result]:
-        """Compute each row: printed, by the twin, in closed form, and the range that concurrency 1 and 4 leave open."""
-        rows = rows_of(concurrency_rows(), self.model)
-        fit, prompts = fit_decode(rows), fit_prompts(rows)
-        found = []
-        for row in rows:
-            if row.method != self.method:
-                continue
-            line = prompts[row.prefill_bits]
-            twin = simulate_row(row, fit, line.alpha_, line.beta_)
-            open_ends = [closed_loop(each, line, row).tpot for each in (fit, all_rows(fit))]
-            found.append(_compare(row, twin, closed_loop(fit, line, row), open_ends))
-        return found
+def predict_engine(model: str, method: str) -> list[Result]:
+    """The rows of a model and method: printed, simulated, in closed form, and the range that the fit leaves open."""
+    rows = rows_of(concurrency_rows(), model)
+    fit, prompts = fit_decode(rows), fit_prompts(rows)
+    results = []
+    for row in rows:
+        if row.method != method:
+            continue
+        line = prompts[row.prefill_bits]
+        twin = simulate_row(row, fit, line.alpha_, line.beta_)
+        open_ends = [closed_loop(form, line, row).tpot for form in (fit, all_rows(fit))]
+        results.append(_compare(row, twin, closed_loop(fit, line, row), open_ends))
+    return results
 
 
 def simulate_row(row: ConcurrencyRow, fit: DecodeFit, prompt_token: float, prompt_overhead: float) -> ClosedLoop:

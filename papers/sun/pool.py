@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,30 +24,22 @@ STRONGEST_SKEW = 2.0
 Result = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class PoolTask:
-    """Compute all rows for one length of answers."""
-
-    service: Service
-    answer: int
-    replications: int
-
-    def run(self) -> Result:
-        """Compute each row: printed and by the twin, and the error of the row that chooses the length."""
-        isolated, *pools = pool_rows()
-        load = offered(isolated, self.answer)
-        base = outcomes(scenario(self.service, load, ISOLATED), self.replications)
-        rows = [_compare(isolated, isolated, base, base)]
-        for row in pools:
-            found = outcomes(scenario(self.service, load, SHARED, row.workers), self.replications)
-            rows.append(_compare(row, isolated, found, base))
-        return {
-            "answer": self.answer,
-            "rate": load.rate,
-            "replications": self.replications,
-            "rows": rows,
-            "distance": _distance(rows[-1]),
-        }
+def predict_pools(service: Service, answer: int, replications: int) -> Result:
+    """All rows for one length of answers, printed and by the twin, and the error of the row that chooses the length."""
+    isolated, *pools = pool_rows()
+    load = offered(isolated, answer)
+    base = outcomes(scenario(service, load, ISOLATED), replications)
+    rows = [_compare(isolated, isolated, base, base)]
+    for row in pools:
+        pool = outcomes(scenario(service, load, SHARED, row.workers), replications)
+        rows.append(_compare(row, isolated, pool, base))
+    return {
+        "answer": answer,
+        "rate": load.rate,
+        "replications": replications,
+        "rows": rows,
+        "distance": _distance(rows[-1]),
+    }
 
 
 def offered(isolated: PoolRow, answer: int) -> Load:

@@ -103,10 +103,13 @@ RETUNED = "#d1762b"
 
 
 def figures(document: Document) -> dict[str, str]:
-    """Every figure by name, each a complete SVG text."""
+    """Every figure by name, each a complete SVG text; loss curves where the document has the trainings' rows."""
     panels = 1 + len(_text_names(document))
-    return {
-        "quality": render(_draw_quality, document, panels, (4.6 * panels + 1.5, 0.22 * len(document["variants"]) + 1)),
+    size = (4.6 * panels + 1.5, 0.22 * len(document["variants"]) + 1)
+    quality = {"quality": render(_draw_quality, document, panels, size)}
+    if "tasks" not in document:
+        return quality
+    return quality | {
         "losses": render(_draw_losses, document, len(_task_names(document)), (13.0, 3.4)),
         "base_loss": render(_draw_base, document, 1),
     }
@@ -171,7 +174,7 @@ def _shares(losses: list[float]) -> list[float]:
 
 
 def _text_names(document: Document) -> list[str]:
-    return list(dict.fromkeys(row["task"] for row in document["text_tasks"]))
+    return list(document["text_variants"][0]["by_task"]) if document["text_variants"] else []
 
 
 def _task_names(document: Document) -> list[str]:

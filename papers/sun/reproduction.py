@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 from papers.claims import Claim, claim
 from papers.sun import skew
-from papers.sun.concurrency import METRICS, ConcurrencyTask, errors, fits, forms
+from papers.sun.concurrency import METRICS, errors, fits, forms, predict_engine
 from papers.sun.node import LARGEST_BATCH, PROMPT, fitted_service
-from papers.sun.pool import PoolTask, choose, possible_answers
+from papers.sun.pool import choose, possible_answers, predict_pools
 from papers.sun.published import ISOLATED, SHARED, concurrency_rows
-from papers.sun.skew import SkewTask
-from twin.executors.processes import each_as_done
+from papers.tasks import Task, run_tasks
 
 SCHEMA = "twin.reproduction-sun/1"
 REPLICATIONS = 8
@@ -23,8 +22,6 @@ GOAL = {"relative": 0.03, "throughput": 0.02, "points": 0.03, "stable": 0.02}
 `stable` is the largest change that counts as none, equal to the goal of pools' throughput."""
 
 Document = dict[str, Any]
-Task = ConcurrencyTask | PoolTask | SkewTask
-_Task = TypeVar("_Task", ConcurrencyTask, PoolTask, SkewTask)
 
 
 def reproduce(jobs: int, progress: Callable[[str], None], replications: int = REPLICATIONS) -> Document:
@@ -36,16 +33,21 @@ def reproduce(jobs: int, progress: Callable[[str], None], replications: int = RE
     rows, service = concurrency_rows(), fitted_service()
     answers = possible_answers(service)
     engines = dict.fromkeys((row.model, row.method) for row in rows)
-    table = _run_all([ConcurrencyTask(*engine) for engine in engines], jobs, progress)
-    pools = _run_all([PoolTask(service, answer, replications) for answer in answers], jobs, progress)
-    chosen = choose(list(pools.values()))
+    tasks = [Task(f"Table 4, {model} {method}", predict_engine, (model, method)) for model, method in engines]
+    results = [result for engine in run_tasks(tasks, jobs, progress) for result in engine]
+    tasks = [Task(f"figure 3, answers of {n} tokens", predict_pools, (service, n, replications)) for n in answers]
+    pools = run_tasks(tasks, jobs, progress)
+    chosen = choose(pools)
+    points = [(placement, zipf) for placement in (ISOLATED, SHARED) for zipf in skew.SKEWS]
     tasks = [
-        SkewTask(service, chosen["rate"], placement, zipf, replications)
-        for placement in (ISOLATED, SHARED)
-        for zipf in skew.SKEWS
+        Task(
+            f"figure 4, {placement}, zipf {zipf:g}",
+            skew.simulate,
+            (service, chosen["rate"], placement, zipf, replications),
+        )
+        for placement, zipf in points
     ]
-    curves = _run_all(tasks, jobs, progress)
-    results = [result for found in table.values() for result in found]
+    curves = dict(zip(points, run_tasks(tasks, jobs, progress), strict=True))
     document: Document = {
         "schema": SCHEMA,
         "paper": "sun",
@@ -56,8 +58,8 @@ def reproduce(jobs: int, progress: Callable[[str], None], replications: int = RE
             "fits": fits(rows),
             "forms": forms(rows),
         },
-        "pool": {"chosen": chosen, "lengths": list(pools.values())},
-        "skew": skew.summarise_skew({(task.placement, task.zipf): curves[task] for task in tasks}, chosen["rate"]),
+        "pool": {"chosen": chosen, "lengths": pools},
+        "skew": skew.summarise_skew(curves, chosen["rate"]),
     }
     document["claims"], document["notes"] = claims(document), notes(document)
     return document
@@ -93,30 +95,6 @@ def notes(document: Document) -> list[str]:
         f"Prompts of {PROMPT} tokens, Poisson arrivals, {LARGEST_BATCH} sequences a worker and 80 GB a GPU are assumed;"
         " the paper states none.",
     ]
-
-
-def _run_all(tasks: Sequence[_Task], jobs: int, progress: Callable[[str], None]) -> dict[_Task, Any]:
-    """Every task's result, in the order of the tasks."""
-    done: dict[_Task, Any] = {}
-    with each_as_done(_run, tasks, jobs) as results:
-        for task, result in results:
-            done[task] = result
-            progress(f"{_name(task)} ({len(done)} of {len(tasks)})")
-    return {task: done[task] for task in tasks}
-
-
-def _run(task: Task) -> Any:
-    return task.run()
-
-
-def _name(task: Task) -> str:
-    match task:
-        case ConcurrencyTask():
-            return f"Table 4, {task.model} {task.method}"
-        case PoolTask():
-            return f"figure 3, answers of {task.answer} tokens"
-        case SkewTask():
-            return f"figure 4, {task.placement}, zipf {task.zipf:g}"
 
 
 def _concurrency_claims(found: Document) -> list[Claim]:

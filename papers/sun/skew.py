@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -26,20 +26,9 @@ Result = dict[str, Any]
 Point = tuple[Placement, float]
 
 
-@dataclass(frozen=True)
-class SkewTask:
-    """One placement under one skew."""
-
-    service: Service
-    rate: float
-    placement: Placement
-    zipf: float
-    replications: int
-
-    def run(self) -> list[Outcome]:
-        """Run every replication."""
-        load = Load(self.rate, ANSWER, self.zipf)
-        return outcomes(scenario(self.service, load, self.placement), self.replications)
+def simulate(service: Service, rate: float, placement: Placement, zipf: float, replications: int) -> list[Outcome]:
+    """The outcomes of one placement under one skew."""
+    return outcomes(scenario(service, Load(rate, ANSWER, zipf), placement), replications)
 
 
 def summarise_skew(found: Mapping[Point, Sequence[Outcome]], rate: float) -> Result:

@@ -37,8 +37,8 @@ def allowed() -> dict[str, set[str]]:
 
 
 def imported(package: str) -> set[str]:
-    """The other packages that a package's modules import. Commands that start the live backend are left out."""
-    names = "adapt", "adapt_measure", "adapt_text", "calibrate", "validate", "serve_live"
+    """The other packages that a package's modules import, without what commands load of the live backend and papers."""
+    names = "adapt", "adapt_measure", "adapt_text", "calibrate", "validate", "serve_live", "reproduce"
     commands = {f"twin/cli/{name}.py" for name in names}
     found: set[str] = set()
     for file in sorted((ROOT / package).rglob("*.py")):
@@ -46,7 +46,7 @@ def imported(package: str) -> set[str]:
             modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             modules += [each.name for each in node.names] if isinstance(node, ast.Import) else []
             packages = {module.partition(".")[0] for module in modules}
-            found |= packages - {"live"} if str(file.relative_to(ROOT)) in commands else packages
+            found |= packages - {"live", "papers"} if str(file.relative_to(ROOT)) in commands else packages
     return found & set(PACKAGES) - {package}
 
 

@@ -248,14 +248,14 @@ def test_the_examples_are_the_scenarios(name: str, made: dict[str, Any]) -> None
 
 def test_the_whole_document_from_short_runs(tmp_path: Path) -> None:
     said: list[str] = []
-    tasks: list[prelude.Task] = [
+    cases: list[prelude.Case] = [
         *(SweepTask(engine, FITTED, (1.0,)) for engine in ENGINES),
         *(DecodeTask(engine, held) for engine in ENGINES for held in (False, True)),
         *prelude_lifetimes.tasks(requests=150, replications=2),
         *prelude_prefixes.tasks(requests=150, replications=2),
     ]
-    document = prelude.reproduce(1, said.append, tasks)
-    assert len(said) == len(tasks)
+    document = prelude.reproduce(1, said.append, cases)
+    assert len(said) == len(cases)
     assert document["schema"] == "twin.reproduction-prelude/1"
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     check_table_5(document["sweep"])

@@ -26,7 +26,7 @@ from papers.spear.published import DENSITIES, GOALS, Row, published_rows, slo_ro
 from papers.spear.report import figures as spear_figures
 from papers.spear.report import tables as spear_table
 from papers.spear.reproduction import Study, reproduce
-from papers.spear.tables import GRID, READINGS, FitTask, Iteration, Reading, Setting, complete
+from papers.spear.tables import GRID, READINGS, Fit, Iteration, Reading, Setting, complete
 from papers.spear.workload import Sampling
 from workloads.traces import Trace
 
@@ -144,17 +144,17 @@ def test_planted_tables_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(spear_workload, "REQUESTS", 100)
     rows = planted("mid", (0,))
     monkeypatch.setattr(spear_published, "published_rows", lambda: rows)
-    found = FitTask(SYNTHETIC, ("mid",), (0,), 8).run()
+    found = Fit(SYNTHETIC, ("mid",), (0,), 8).run()
     assert found["misfit_p99"] < 5e-3
     assert found["misfit_ttft"] < 5e-2
     assert found["iteration"].at(DENSITIES["mid"])[1:] == pytest.approx(TABLES.at(DENSITIES["mid"])[1:], rel=0.02)
-    rough = FitTask(SYNTHETIC, ("mid",), (0,), 1).run()
+    rough = Fit(SYNTHETIC, ("mid",), (0,), 1).run()
     assert rough["misfit_p99"] > 3 * found["misfit_p99"]
 
 
 def test_held_out_rows_touch_no_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spear_workload, "REQUESTS", 60)
-    task = FitTask(SYNTHETIC, tuple(DENSITIES), (0,), 2)
+    task = Fit(SYNTHETIC, tuple(DENSITIES), (0,), 2)
     before = task.run()
     spoilt = [
         row if row.chunk else dataclasses.replace(row, p99_itl=9.0, ttft=9.0)

@@ -20,7 +20,7 @@ from latency_models.fitting.linear import LinearLatency
 from papers.sun import pool as sun_pool
 from papers.sun import reproduction as sun
 from papers.sun import skew as sun_skew
-from papers.sun.concurrency import ConcurrencyTask, errors, forms
+from papers.sun.concurrency import errors, forms, predict_engine
 from papers.sun.concurrency import scenario as row_scenario
 from papers.sun.decode import (
     FITTED,
@@ -34,11 +34,11 @@ from papers.sun.decode import (
     rows_of,
 )
 from papers.sun.node import Load, Outcome, fitted_service, outcomes, scenario
-from papers.sun.pool import PoolTask, choose, offered, possible_answers
+from papers.sun.pool import choose, offered, possible_answers, predict_pools
 from papers.sun.published import ISOLATED, SHARED, ConcurrencyRow, concurrency_rows, pool_rows
 from papers.sun.report import figures as sun_figures
 from papers.sun.report import tables as sun_table
-from papers.sun.skew import SkewTask, summarise_skew
+from papers.sun.skew import simulate, summarise_skew
 from twin.api.drawing import draw
 from twin.cli import run
 
@@ -118,8 +118,8 @@ def test_concurrency_16_is_below_the_ridge() -> None:
 
 
 def test_concurrency_16_from_1_and_4() -> None:
-    tasks = [ConcurrencyTask(model, method) for model in MODELS for method in ("Full-FT", "AWQ", "QSUN")]
-    results = [result for task in tasks for result in task.run()]
+    engines = [(model, method) for model in MODELS for method in ("Full-FT", "AWQ", "QSUN")]
+    results = [result for engine in engines for result in predict_engine(*engine)]
     assert len(results) == 54
     held = [result for result in results if not result["fitted"]]
     assert len(held) == 18
@@ -130,7 +130,7 @@ def test_concurrency_16_from_1_and_4() -> None:
             abs(result["predicted"][metric] / result["published"][metric] - 1) for result in held
         )
         assert found["worst_row"]["prompt"] == 4096
-        assert set(found["by_method"]) == {f"{task.model} {task.method}" for task in tasks}
+        assert set(found["by_method"]) == {f"{model} {method}" for model, method in engines}
     for result in results:
         for metric in ("tpot", "throughput"):  # the simulation and the closed form: two ways to the same number
             assert result["predicted"][metric] == pytest.approx(result["closed_form"][metric], rel=0.01)
@@ -150,7 +150,7 @@ def test_a_cost_of_every_row_would_miss() -> None:
 
 def test_pools_of_two_and_three_from_the_rows_of_four_and_one() -> None:
     service = fitted_service()
-    found = PoolTask(service, 256, 2).run()
+    found = predict_pools(service, 256, 2)
     isolated, three, two, one = found["rows"]
     assert found["rate"] * 256 == pytest.approx(4 * 935)
     assert isolated["predicted"] == {"throughput": 935.0, "interactivity_change": 0.0}
@@ -161,7 +161,7 @@ def test_pools_of_two_and_three_from_the_rows_of_four_and_one() -> None:
     changes = [row["predicted"]["interactivity_change"] for row in found["rows"]]
     assert changes == sorted(changes, reverse=True)
     assert one["predicted"]["interactivity_change"] < -0.3
-    longer = PoolTask(service, 512, 2).run()
+    longer = predict_pools(service, 512, 2)
     assert choose([longer, found])["answer"] == 256
     blind = [{**each, "rows": [each["rows"][0], None, None, each["rows"][3]]} for each in (longer, found)]
     assert choose(blind)["answer"] == 256
@@ -178,7 +178,7 @@ def test_lengths_that_one_prefill_worker_could_not_bear_are_left_out() -> None:
 def test_skew_hurts_isolated_workers_and_not_the_pool() -> None:
     service = fitted_service()
     found = {
-        placement: [SkewTask(service, 14.61, placement, zipf, 1).run()[0] for zipf in (0.0, 1.0, 2.0)]
+        placement: [simulate(service, 14.61, placement, zipf, 1)[0] for zipf in (0.0, 1.0, 2.0)]
         for placement in (ISOLATED, SHARED)
     }
     for metric in ("throughput", "interactivity"):
