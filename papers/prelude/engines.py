@@ -20,6 +20,7 @@ from scipy.optimize import brentq, minimize_scalar
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
 from latency_models.sources.linear import LinearStepTime
+from papers.data import scenario
 from papers.prelude.hardware import floor_seconds, step_line
 from papers.prelude.published import (
     PROMPT_TOKENS,
@@ -207,7 +208,8 @@ def predict_decode(alone: ServingRow, control: ServingRow, held: bool) -> dict[s
         alone, control: one engine's rows of Tables 4 and 6.
     """
     hardware = load_hardware("h200-sxm")
-    _, per_token, per_kv_token = step_line(load_model("qwen3-0.6b"), hardware)
+    line = step_line(load_model("qwen3-0.6b"), hardware)
+    per_token, per_kv_token = line["per_token"], line["per_kv_token"]
     tokens = round(alone.prompt_tokens)
     plan = _plan(_has_class(alone.engine), control.requests, tokens, control.output_tokens, control.concurrency)
 
@@ -218,8 +220,8 @@ def predict_decode(alone: ServingRow, control: ServingRow, held: bool) -> dict[s
     @functools.cache
     def measured(overhead: float, replications: Sequence[int]) -> list[dict[str, float]]:
         each = costs(overhead)
-        line = HeldUp(each.overhead, per_token, per_kv_token, each.per_prompt)
-        timed = _waiting(plan, each.client + each.host).with_step_time(line)
+        step_time = HeldUp(each.overhead, per_token, per_kv_token, each.per_prompt)
+        timed = _waiting(plan, each.client + each.host).with_step_time(step_time)
         return [_latencies(run, each.host) for run in _runs(timed, replications)]
 
     assert control.tpot is not None
@@ -281,28 +283,13 @@ def _has_class(engine: str) -> bool:
 
 
 def _plan(one_shot: bool, requests: int, prompt: int, output: int, concurrency: int) -> ServingPlan:
-    """The paper's load on one engine. Budgets are production defaults of vLLM on such a device; Prelude's are not
-    printed, and taken to be alike. `max_num_seqs` is above every concurrency.
-    """
-    document = {
-        "schema": "twin.scenario/1",
-        "kind": "serving",
-        "name": "prelude-tables",
-        "detail": False,
-        "workload": {
-            "requests": requests,
-            "prefill": {"distribution": "fixed", "mean": prompt},
-            "decode": {"distribution": "fixed", "mean": output},
-            "arrivals": {"process": "closed_loop", "concurrency": concurrency, "think_cv": 1.0},
-        },
-        "engine": {
-            "num_gpu_blocks": 40_000,
-            "max_num_batched_tokens": 8192,
-            "max_num_seqs": 256,
-            "one_shot": {"tokens": 8192, "sequences": 256} if one_shot else None,
-        },
-        "step_time": {"source": "linear", "overhead": 0.0},
-    }
+    """The paper's load on one engine."""
+    document = scenario("prelude", "tables")
+    workload = document["workload"]
+    workload["requests"] = requests
+    workload["prefill"]["mean"], workload["decode"]["mean"] = prompt, output
+    workload["arrivals"]["concurrency"] = concurrency
+    document["engine"]["one_shot"] = {"tokens": 8192, "sequences": 256} if one_shot else None
     return prepare(document, Path("prelude")).cases[0].plan
 
 

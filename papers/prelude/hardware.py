@@ -26,14 +26,18 @@ def floor_seconds(model: Model, hardware: Hardware, prompts: int, tokens: int) -
     return max(flops / hardware.flops("bf16"), weight_bytes(model) / hardware.memory_bandwidth)
 
 
-def step_line(model: Model, hardware: Hardware) -> tuple[float, float, float]:
+def step_line(model: Model, hardware: Hardware) -> dict[str, float]:
     """Seconds a step, a token, and a cached token that a decode reads: a roofline at the efficiencies that the hardware
     file assumes. The parts are added up although a device overlaps them, so this is an upper bound.
     """
     bandwidth = hardware.memory_bandwidth * hardware.efficiency.memory
     rate = hardware.flops("bf16") * hardware.efficiency.compute
     cached = model.kv_bytes(CACHE_BYTES) * model.layers
-    return weight_bytes(model) / bandwidth, 2 * _layer_weights(model) / rate, cached / bandwidth
+    return {
+        "overhead": weight_bytes(model) / bandwidth,
+        "per_token": 2 * _layer_weights(model) / rate,
+        "per_kv_token": cached / bandwidth,
+    }
 
 
 def _layer_weights(model: Model) -> float:

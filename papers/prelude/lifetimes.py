@@ -7,7 +7,6 @@ the chats' limit on the answer, and so reserves blocks that they never use.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
+from papers.data import scenario as read_scenario
 from papers.prelude.hardware import step_line
 from reports.metrics import spread
 from scenarios.overrides import Settings
@@ -71,58 +71,17 @@ class LifetimeTask:
 
 
 def scenario() -> dict[str, Any]:
-    """`examples/prelude-judges.yaml`: three judges to a chat on Qwen3-32B, one H200, a roofline's step time.
-
-    KV memory is tight: enough for the tokens that chats use, not for their limits.
-    """
-    overhead, per_token, per_kv_token = step_line(load_model("qwen3-32b"), load_hardware("h200-sxm"))
-    return {
-        "schema": "twin.scenario/1",
-        "kind": "serving",
-        "name": "prelude-judges",
-        "description": "Judges among chats on one engine, judges under the one-shot contract",
-        "seed": 1,
-        "workload": {
-            "requests": 3000,
-            "max_tokens": 4096,
-            "tasks": [
-                {
-                    "task": "generate",
-                    "weight": 1,
-                    "prefill": {"distribution": "lognormal", "mean": 1500, "cv": 1.0},
-                    "decode": {"distribution": "geometric", "mean": 400},
-                },
-                {
-                    "task": "score",
-                    "weight": 3,
-                    "prefill": {"distribution": "fixed", "mean": 600},
-                    "priority": JUDGE,
-                },
-            ],
-            "arrivals": {"process": "poisson", "rate": 5},
-        },
-        "engine": {
-            "kv_memory": {
-                "memory": load_hardware("h200-sxm").memory_capacity,
-                "gpu_memory_utilization": 0.65,
-                "model": "qwen3-32b",
-            },
-            "max_num_batched_tokens": 2048,
-            "max_num_seqs": 256,
-            "one_shot": {"tokens": 2048, "sequences": 256},
-        },
-        "step_time": {
-            "source": "linear",
-            "overhead": overhead,
-            "per_token": per_token,
-            "per_kv_token": per_kv_token,
-        },
-    }
+    """`judges.yaml` with the device's memory and a roofline's step time."""
+    hardware = load_hardware("h200-sxm")
+    document = read_scenario("prelude", "judges")
+    document["engine"]["kv_memory"]["memory"] = hardware.memory_capacity
+    document["step_time"] |= step_line(load_model("qwen3-32b"), hardware)
+    return document
 
 
 def variant(name: str, load: str, requests: int) -> tuple[dict[str, Any], Settings]:
     """The scenario of one engine, and the settings that set it apart."""
-    document = copy.deepcopy(scenario()) | {"fast_forward": False}  # the meter sees what is not passed over
+    document = scenario() | {"fast_forward": False}  # the meter sees what is not passed over
     document["workload"]["requests"] = requests
     if name.startswith("judges as chats"):
         document["workload"]["tasks"][1] |= {"task": "generate", "decode": {"distribution": "fixed", "mean": 1}}

@@ -4,7 +4,6 @@ batching"), against computing it for each of them, and against an engine that ca
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
+from papers.data import scenario as read_scenario
 from papers.prelude.hardware import step_line
 from papers.prelude.lifetimes import combined
 from reports.metrics import spread
@@ -51,7 +51,7 @@ class PrefixTask:
 
     def run(self) -> dict[str, Any]:
         """Tokens computed and spared, TTFT in seconds, requests/s."""
-        document = cold_job(self.peers) if self.peers else copy.deepcopy(scenario())
+        document = cold_job(self.peers) if self.peers else scenario()
         document["workload"]["requests"] = self.requests
         plan = prepare(document, Path("prelude-rubric"), [VARIANTS[self.variant]]).cases[0].plan
         simulation = Simulation(plan, self.replication)
@@ -71,38 +71,10 @@ class PrefixTask:
 
 
 def scenario() -> dict[str, Any]:
-    """`examples/prelude-rubric.yaml`: scores against 64 rubrics in bursts, on Qwen3-4B, with a cache that forgets."""
-    overhead, per_token, per_kv_token = step_line(load_model("qwen3-4b"), load_hardware("h200-sxm"))
-    return {
-        "schema": "twin.scenario/1",
-        "kind": "serving",
-        "name": "prelude-rubric",
-        "description": "Scores against shared rubrics, cold ones led by one request",
-        "seed": 1,
-        "workload": {
-            "requests": 4000,
-            "tasks": [
-                {"task": "score", "weight": 1, "prefill": {"distribution": "uniform", "low": 576, "high": 704}},
-            ],
-            "prefixes": {"groups": 64, "tokens": 512, "zipf": 1.0, "cache_suffix": True, "block_tokens": BLOCK_TOKENS},
-            "arrivals": {"process": "gamma", "rate": 200, "cv": 4.0},
-        },
-        "engine": {
-            "num_gpu_blocks": 2000,
-            "block_size": BLOCK_TOKENS,
-            "max_num_batched_tokens": 8192,
-            "max_num_seqs": 256,
-            "cache_blocks_on": "computed",
-            "in_batch_prefix_caching": True,
-            "one_shot": {"tokens": 8192, "sequences": 256},
-        },
-        "step_time": {
-            "source": "linear",
-            "overhead": overhead,
-            "per_token": per_token,
-            "per_kv_token": per_kv_token,
-        },
-    }
+    """`rubric.yaml` with a roofline's step time."""
+    document = read_scenario("prelude", "rubric")
+    document["step_time"] |= step_line(load_model("qwen3-4b"), load_hardware("h200-sxm"))
+    return document
 
 
 def cold_tokens(peers: int, rubric: int, item: int, block: int, budget: int, led: bool) -> int:
@@ -122,7 +94,7 @@ def cold_tokens(peers: int, rubric: int, item: int, block: int, budget: int, led
 
 def cold_job(peers: int) -> dict[str, Any]:
     """The scenario with one job of `peers` requests at once, and nothing else."""
-    document = copy.deepcopy(scenario())
+    document = scenario()
     rubric = document["workload"]["prefixes"]["tokens"]
     document["engine"]["num_gpu_blocks"] = 20_000  # nothing is forgotten
     document["workload"] |= {

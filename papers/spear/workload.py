@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from papers.data import scenario as read_scenario
 from papers.spear.published import HIDDEN, LAYERS, MEMORY, PARAMETERS, RATE, REQUESTS
 from workloads.traces import Trace
 
@@ -83,23 +84,11 @@ SAMPLINGS = (
 def scenario(chunking: dict[str, Any], step_time: dict[str, Any], *, synthetic: bool = False) -> dict[str, Any]:
     """One engine under Table 3's load. A trace has to be handed to the plan, unless lengths are `synthetic`."""
     lengths = SYNTHETIC if synthetic else {"trace": {"path": "ShareGPT"}}
-    return {
-        "schema": "twin.scenario/1",
-        "kind": "serving",
-        "name": "spear-slo",
-        "description": "SLO-constrained, EC-aware chunk scheduling of Llama-2-7B on a GH200 (SPEAR 5.3.3)",
-        "seed": 1,
-        "workload": {"requests": REQUESTS, **lengths, "arrivals": {"process": "poisson", "rate": RATE}},
-        "engine": {
-            "num_gpu_blocks": kv_blocks(),
-            "max_num_batched_tokens": 2048,
-            "max_num_seqs": 256,
-            "enable_prefix_caching": False,
-            "chunking": chunking,
-        },
-        "step_time": step_time,
-        "detail": False,
-    }
+    document = read_scenario("spear")
+    document["workload"] |= {"requests": REQUESTS, **lengths}
+    document["workload"]["arrivals"]["rate"] = RATE
+    document["engine"] |= {"num_gpu_blocks": kv_blocks(), "chunking": chunking}
+    return document | {"step_time": step_time}
 
 
 def kv_blocks(block_tokens: int = 16, utilization: float = 0.9) -> int:

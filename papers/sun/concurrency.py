@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from latency_models.deployment.hardware import load_hardware
+from papers.data import scenario as read_scenario
 from papers.sun.decode import (
     FITTED,
     FORMS,
@@ -26,9 +27,6 @@ from papers.sun.published import ConcurrencyRow, concurrency_rows
 from twin.sweeps.serving_sweep import prepare, run_task
 
 DEVICE = "a100-sxm-80gb"
-GRACE = 30.0
-"""Grace period, seconds: only requests that end later count (appendix A.2)."""
-
 ROUNDS = 8
 """Requests of each client. The first few end in the grace period; the others are all alike, so more change nothing."""
 
@@ -65,38 +63,22 @@ def simulate_row(row: ConcurrencyRow, fit: DecodeFit, prompt_token: float, promp
 
 
 def scenario(row: ConcurrencyRow, fit: DecodeFit, prompt_token: float, prompt_overhead: float) -> dict[str, Any]:
-    """The row's settings as a scenario document.
-
-    Prefill and decode are apart, as the paper serves (section 4.1); the table says so too, for at concurrency 4 AWQ's
-    prompts are slower than QSUN's by a fifth and its TPOT is not. TTFT is fitted as clients saw it, so it has the move
-    of the cache in it and the link costs nothing. A budget of one prompt keeps prompts whole and apart.
-    """
-    blocks = row.concurrency * -(-(row.prompt + row.answer) // 16)
-    return {
-        "schema": "twin.scenario/1",
-        "kind": "serving",
-        "name": f"sun-{row.model}-{row.method}-{row.prompt}-{row.concurrency}",
-        "detail": False,
-        "workload": {
-            "requests": ROUNDS * row.concurrency,
-            "prefill": {"distribution": "fixed", "mean": row.prompt},
-            "decode": {"distribution": "fixed", "mean": row.answer},
-            "arrivals": {"process": "closed_loop", "concurrency": row.concurrency},
-        },
-        "engine": {"num_gpu_blocks": blocks, "max_num_batched_tokens": row.prompt, "enable_prefix_caching": False},
-        "step_time": {"source": "linear", "overhead": prompt_overhead, "per_token": prompt_token},
-        "system": {
-            "layout": "disaggregated",
-            "link": {"bandwidth": 1.0, "bytes_per_token": 0.0},
-            "decode_step_time": {
-                "source": "linear",
-                "overhead": fit.overhead(row.decode_bits, row.concurrency > 1) - fit.per_row,
-                "per_token": fit.per_row,
-                "per_kv_token": fit.per_kv_token,
-            },
-        },
-        "measure": {"after": GRACE},
+    """The row's settings as a scenario document. A budget of one prompt keeps prompts whole and apart."""
+    document = read_scenario("sun", "engines")
+    document["name"] = f"sun-{row.model}-{row.method}-{row.prompt}-{row.concurrency}"
+    workload, engine = document["workload"], document["engine"]
+    workload["requests"] = ROUNDS * row.concurrency
+    workload["prefill"]["mean"], workload["decode"]["mean"] = row.prompt, row.answer
+    workload["arrivals"]["concurrency"] = row.concurrency
+    engine["num_gpu_blocks"] = row.concurrency * -(-(row.prompt + row.answer) // 16)
+    engine["max_num_batched_tokens"] = row.prompt
+    document["step_time"] |= {"overhead": prompt_overhead, "per_token": prompt_token}
+    document["system"]["decode_step_time"] |= {
+        "overhead": fit.overhead(row.decode_bits, row.concurrency > 1) - fit.per_row,
+        "per_token": fit.per_row,
+        "per_kv_token": fit.per_kv_token,
     }
+    return document
 
 
 def fits(rows: Sequence[ConcurrencyRow]) -> list[Result]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
+from papers.data import scenario as read_scenario
 from papers.sun.concurrency import DEVICE
 from papers.sun.decode import fit_decode, fit_prompts, rows_of
 from papers.sun.published import Placement, concurrency_rows
@@ -89,46 +90,28 @@ def fitted_service() -> Service:
 
 
 def scenario(service: Service, load: Load, placement: Placement, workers: int = MODELS) -> dict[str, Any]:
-    """A scenario document; `workers` are decode workers in all.
-
-    Requests come at random (Poisson), as vLLM's client sends them unless told otherwise; the paper says only that
-    their rate is controlled.
-    """
+    """A scenario document; `workers` are decode workers in all."""
     hardware, model = load_hardware(DEVICE), load_model(MODEL_FILE)
     until = load.grace + load.window
     expected = load.rate * until
-    return {
-        "schema": "twin.scenario/1",
-        "kind": "serving",
-        "name": f"sun-{placement}",
-        "detail": False,
-        "workload": {
-            # So many that they practically never run out before the window ends.
-            "requests": math.ceil(expected + 4 * math.sqrt(expected)),
-            "prefill": {"distribution": "fixed", "mean": PROMPT},
-            "decode": {"distribution": "fixed", "mean": load.answer},
-            "arrivals": {"process": "poisson", "rate": load.rate},
-            "models": {"count": MODELS, "zipf": load.zipf},
-        },
-        "engine": {
-            "kv_memory": {"memory": hardware.memory_capacity, "model": MODEL_FILE},
-            "max_num_batched_tokens": STEP_BUDGET,
-            "max_num_seqs": LARGEST_BATCH,
-            "enable_prefix_caching": False,
-        },
-        "step_time": {"source": "linear", "overhead": service.prompt_overhead, "per_token": service.prompt_token},
-        "system": {
-            "layout": "disaggregated",
-            "decode": placement,
-            "decode_replicas": workers if placement == "shared" else workers // MODELS,
-            "link": {
-                "bandwidth": hardware.network.intra_node,
-                "bytes_per_token": model.kv_bytes(CACHE_BYTES) * model.layers,
-            },
-            "decode_step_time": {"source": "linear", "overhead": service.step, "per_kv_token": service.kv_token},
-        },
-        "measure": {"after": load.grace, "before": until},
+    document = read_scenario("sun", "node") | {"name": f"sun-{placement}"}
+    workload, system = document["workload"], document["system"]
+    # So many that they practically never run out before the window ends.
+    workload["requests"] = math.ceil(expected + 4 * math.sqrt(expected))
+    workload["decode"]["mean"] = load.answer
+    workload["arrivals"]["rate"] = load.rate
+    workload["models"]["zipf"] = load.zipf
+    document["engine"]["kv_memory"]["memory"] = hardware.memory_capacity
+    document["step_time"] |= {"overhead": service.prompt_overhead, "per_token": service.prompt_token}
+    system["decode"] = placement
+    system["decode_replicas"] = workers if placement == "shared" else workers // MODELS
+    system["link"] = {
+        "bandwidth": hardware.network.intra_node,
+        "bytes_per_token": model.kv_bytes(CACHE_BYTES) * model.layers,
     }
+    system["decode_step_time"] |= {"overhead": service.step, "per_kv_token": service.kv_token}
+    document["measure"] = {"after": load.grace, "before": until}
+    return document
 
 
 def outcomes(document: dict[str, Any], replications: int) -> list[Outcome]:

@@ -38,7 +38,7 @@ def reproduce(jobs: int, progress: Callable[[str], None], replications: int = RE
     tasks = [Task(f"figure 3, answers of {n} tokens", predict_pools, (service, n, replications)) for n in answers]
     pools = run_tasks(tasks, jobs, progress)
     chosen = choose(pools)
-    points = [(placement, zipf) for placement in (ISOLATED, SHARED) for zipf in skew.SKEWS]
+    points: list[skew.Point] = [(placement, zipf) for placement in (ISOLATED, SHARED) for zipf in skew.SKEWS]
     tasks = [
         Task(
             f"figure 4, {placement}, zipf {zipf:g}",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import csv
-import io
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from rich.console import Console
 
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
@@ -47,6 +45,7 @@ from papers.prelude.report import figures as prelude_figures
 from papers.prelude.report import tables as prelude_table
 from schedulers.engine_core import EngineCore
 from tests.reports.pages.page_contents import columns
+from tests.reports.rendering import lines_of
 from twin import cli
 from twin.serving.run.simulation import Run, Simulation
 from twin.sweeps.serving_sweep import prepare
@@ -96,7 +95,7 @@ def test_the_floor_is_flops_for_long_prompts_and_bytes_for_short_ones() -> None:
     flops = 3 * (2 * weights * 512 + 36 * 4 * 32 * 128 * 512 * 513 / 2 + 2 * head)
     assert floor_seconds(model, H200, 3, 512) == pytest.approx(flops / 9.894e14)
     assert floor_seconds(model, H200, 1, 8) == pytest.approx(2 * (weights + head) / 4.8e12)
-    overhead, per_token, per_kv_token = step_line(model, H200)
+    overhead, per_token, per_kv_token = step_line(model, H200).values()
     assert overhead == pytest.approx(2 * (weights + head) / (0.8 * 4.8e12))
     assert per_token == pytest.approx(2 * weights / (0.6 * 9.894e14))
     assert per_kv_token == pytest.approx(36 * 2 * 8 * 128 * 2 / (0.8 * 4.8e12))
@@ -159,7 +158,7 @@ def one_judge(name: str, prompt: int) -> tuple[Meter, Run]:
 
 
 def test_what_one_judge_holds() -> None:
-    overhead, per_token, _ = step_line(load_model("qwen3-32b"), H200)
+    overhead, per_token, _ = step_line(load_model("qwen3-32b"), H200).values()
     step = overhead + 100 * per_token
     held, _ = one_judge("one-shot", 100)
     assert (held.block_seconds, held.slot_seconds, held.judge_peak) == (0, 0, 0)
@@ -206,7 +205,7 @@ def test_cold_tokens_are_those_of_the_closed_form(peers: int, rubric: int, budge
 
 
 def test_a_leader_goes_one_step_ahead() -> None:
-    overhead, per_token, _ = step_line(load_model("qwen3-4b"), H200)
+    overhead, per_token, _ = step_line(load_model("qwen3-4b"), H200).values()
     run = cold(4, 512, 8192, True)
     first = overhead + 640 * per_token
     assert sorted(run.columns.first_token) == [pytest.approx(each) for each in [first] + 3 * [
@@ -304,12 +303,11 @@ def check_claims(document: dict[str, Any]) -> None:
 
 
 def check_what_is_shown(document: dict[str, Any]) -> None:
-    text = io.StringIO()
-    Console(width=200, file=text).print(prelude_table(document))
+    text = "\n".join(lines_of(prelude_table(document)))
     row = document["sweep"][0]["rows"][1]
-    shown = next(line.split() for line in text.getvalue().splitlines() if line.startswith("prelude    4 "))
+    shown = next(line.split() for line in text.splitlines() if line.startswith("prelude    4 "))
     assert shown[2:6] == ["90.8", f"{row['predicted']:.1f}", f"{100 * row['error']:+.1f}", "%"]
-    missed = text.getvalue().split("What disagrees")[1]
+    missed = text.split("What disagrees")[1]
     assert missed.count("\n- ") == sum(not claim["agrees"] for claim in document["claims"])
     figures = prelude_figures(document)
     assert set(figures) == {"sweep", "lifetimes"}

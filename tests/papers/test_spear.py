@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import csv
 import dataclasses
-import io
 import json
 import re
 from pathlib import Path
@@ -14,7 +13,6 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from latency_models.sources.ec_tables import Selection
 from papers.spear import published as spear_published
@@ -28,6 +26,7 @@ from papers.spear.report import tables as spear_table
 from papers.spear.reproduction import Study, reproduce
 from papers.spear.tables import GRID, READINGS, Fit, Iteration, Reading, Setting, complete
 from papers.spear.workload import Sampling
+from tests.reports.rendering import lines_of
 from workloads.traces import Trace
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +50,7 @@ def document() -> Document:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spear_workload, "REQUESTS", 120)
         found = reproduce(None, 1, said.append, SMALL)
-    stages = {line.partition(":")[0] for line in said}
+    stages = {line.partition(" (")[0] for line in said}
     assert stages == {"screening", "fitting", "refining", "predicting", "coarse chunks", "alternatives"}
     return found
 
@@ -268,9 +267,7 @@ def by_name(each: list[Document]) -> dict[str, Document]:
 
 
 def test_what_is_shown(document: Document) -> None:
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(spear_table(document))
-    text = console.export_text()
+    text = "\n".join(lines_of(spear_table(document)))
     row = document["rows"][13]["ttft"]
     shown = next(line for line in text.splitlines() if line.startswith("SLO 22 ms        mid"))
     low, high = (f"{1e3 * bound:.1f}" for bound in row["prediction"])

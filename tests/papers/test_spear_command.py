@@ -92,7 +92,7 @@ def test_the_command_with_a_trace(
     assert run(["reproduce", "spear", "--trace", "t.csv", "--jobs", "1", "--json"]) == 0
     printed = capsys.readouterr()
     document = json.loads(printed.out)
-    assert "twin: predicting: 18 of 18" in printed.err
+    assert "twin: predicting (18 of 18)" in printed.err
     assert document["workload"]["sampling"] in {"vllm", "prompt up to 512"}
     folder = tmp_path / document["run"]["directory"]
     assert json.loads((folder / "summary.json").read_text()) == document

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import io
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,6 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
-from rich.console import Console
 
 from latency_models.deployment.hardware import load_hardware
 from latency_models.fitting.linear import LinearLatency
@@ -39,6 +37,7 @@ from papers.sun.published import ISOLATED, SHARED, ConcurrencyRow, concurrency_r
 from papers.sun.report import figures as sun_figures
 from papers.sun.report import tables as sun_table
 from papers.sun.skew import simulate, summarise_skew
+from tests.reports.rendering import lines_of
 from twin.api.drawing import draw
 from twin.cli import run
 
@@ -276,9 +275,7 @@ def test_the_whole_reproduction_on_few_runs(monkeypatch: pytest.MonkeyPatch) -> 
     # The row of one worker is too slow in the twin by more than the goal, and the document says so.
     assert found["figure 3", "1 shared: interactivity"]["agrees"] is False
     assert found["figure 3", "2 shared: interactivity"]["agrees"] is True
-    console = Console(width=160, record=True, file=io.StringIO())
-    console.print(sun_table(document))
-    text = console.export_text()
+    text = "\n".join(lines_of(sun_table(document)))
     assert "1 shared: interactivity: -48 % printed" in text.partition("What disagrees")[2]
     assert "2 shared: interactivity" not in text
     figures, page = draw(document, {"command": "twin reproduce sun"})
