@@ -95,7 +95,7 @@ class ObjectiveOptions:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class RunOptions:
-    """Where and how windows are simulated."""
+    """Processes that simulate windows, and the folder that keeps them."""
 
     json: Annotated[bool, FLAG] = False
     """Print one JSON document on stdout and nothing else there."""
