@@ -86,7 +86,7 @@ class ObjectiveOptions:
     """At most so many GPUs in all."""
 
     confidence: float | None = None
-    """How sure the plan must be, given the error of the step times: a share of their draws, 0.5 to 1. Default: 0.9."""
+    """Confidence of the plan, given the error of the step times: a share of their draws, 0.5 to 1. Default: 0.9."""
 
     objective: str | None = None
     """gpus, cost_per_hour, cost_per_million_tokens, or throughput: the highest rate on --max-gpus."""
@@ -107,7 +107,7 @@ class RunOptions:
     """Processes; default: one for each core."""
 
     executor: str = "local"
-    """Where windows are simulated: local, dask (workers of its own), dask://host:port (a running scheduler) or ray."""
+    """Executor of the windows: local, dask (workers of its own), dask://host:port (a running scheduler) or ray."""
 
     fresh: Annotated[bool, FLAG] = False
     """Start anew even if an unfinished run of the same plan exists."""
