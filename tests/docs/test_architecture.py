@@ -38,7 +38,7 @@ def allowed() -> dict[str, set[str]]:
 
 def imported(package: str) -> set[str]:
     """The other packages that a package's modules import, without what commands load of the live backend and papers."""
-    names = "adapt", "adapt_measure", "adapt_text", "calibrate", "validate", "serve_live", "reproduce"
+    names = "adapt", "adapt_measure", "adapt_options", "adapt_text", "calibrate", "validate", "serve_live", "reproduce"
     commands = {f"twin/cli/{name}.py" for name in names}
     found: set[str] = set()
     for file in sorted((ROOT / package).rglob("*.py")):
