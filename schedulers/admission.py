@@ -131,8 +131,8 @@ def _try_admit(core: AdmittingCore, chunks: list[Chunk], budget: int, sequence: 
     reserve_output = config.kv_reservation == "max_tokens"
     reserved_blocks = kv_cache.blocks_for(_reserved_tokens(core, sequence, num_cached + num_tokens))
     new_blocks = max(reserved_blocks - len(nodes) * kv_cache.blocks_per_node - reclaimable, 0)
-    needed = new_blocks + reclaimable
-    if (kv_cache.free_blocks_needed(nodes, needed) if nodes else needed) > kv_cache.num_free_blocks:
+    required = new_blocks + reclaimable
+    if (kv_cache.free_blocks_needed(nodes, required) if nodes else required) > kv_cache.num_free_blocks:
         return _too_few_blocks(core, nodes)
     if config.max_table_blocks and _block_table_is_full(core, reserved_blocks):
         return NO_SPACE

@@ -119,16 +119,16 @@ class AdmissionControl:
             ahead = self._tenants.get(request.tenant, 0)
             if ahead >= limits.max_waiting_per_tenant:
                 reason = "tenant_waiting"
-        allowed = 0.0
+        limit = 0.0
         if not reason and limits.ttft_factor * request.ttft_goal < inf and self._all.requests:
             ahead = self._all.requests if ahead_of is None else ahead_of(sequence)
-            allowed = limits.ttft_factor * request.ttft_goal
-            if ahead * self.seconds_per_admission() > allowed:
+            limit = limits.ttft_factor * request.ttft_goal
+            if ahead * self.seconds_per_admission() > limit:
                 reason = "ttft"
         if reason:
             self.shed += 1
             interval = self.seconds_per_admission()
-            wait = max(ahead * interval - allowed, interval) if interval else FIRST_RETRY_AFTER
+            wait = max(ahead * interval - limit, interval) if interval else FIRST_RETRY_AFTER
             raise RequestShed(reason, wait)
 
     def _over(self, prefix: str, waiting: Waiting, limits: WaitingLimits) -> str:
@@ -192,6 +192,6 @@ class AdmissionControl:
             AssertionError: they are not; the message has the numbers.
         """
         tokens = sum(sequence.request.prompt_tokens for sequence in self.waiting)
-        counted = sum(each.requests for each in self._classes.values()), sum(self._tenants.values())
-        if (self._all.requests, self._all.tokens, *counted) != (len(self.waiting), tokens, *2 * [len(self.waiting)]):
+        sums = sum(state.requests for state in self._classes.values()), sum(self._tenants.values())
+        if (self._all.requests, self._all.tokens, *sums) != (len(self.waiting), tokens, *2 * [len(self.waiting)]):
             raise AssertionError(f"{len(self.waiting)} sequences of {tokens} tokens wait, counted {self._all.requests}")

@@ -135,11 +135,11 @@ class Autoscaler:
     def _stabilise(self, now: float, current: int, recommended: int) -> int:
         """Change no further than every recommendation of a window would."""
         up, down = self._up.stabilization_window, self._down.stabilization_window
-        kept = [each for each in self._recommendations if each[0] > now - max(up, down)]
-        least = min([recommended, *(count for when, count in kept if when > now - up)])
-        most = max([recommended, *(count for when, count in kept if when > now - down)])
-        self._recommendations = [*kept, (now, recommended)]
-        return min(max(current, least), most)
+        recent = [entry for entry in self._recommendations if entry[0] > now - max(up, down)]
+        lower = min([recommended, *(count for when, count in recent if when > now - up)])
+        upper = max([recommended, *(count for when, count in recent if when > now - down)])
+        self._recommendations = [*recent, (now, recommended)]
+        return min(max(current, lower), upper)
 
     def _limit_rate(self, now: float, current: int, desired: int) -> int:
         if desired > current:
@@ -215,24 +215,24 @@ def replicas_at_target(
         missing_as: by default the target, as for a metric of pods; for a resource it is the larger of it and 100 %.
         unready: replicas that are not ready: they are left out, but count as 0 when the others call for more.
     """
-    known = [value for value in values if value is not None]
-    missing = len(values) - len(known)
-    if not known:
+    ratios = [value for value in values if value is not None]
+    missing = len(values) - len(ratios)
+    if not ratios:
         return replicas
-    ratio = sum(known) / len(known) / target
+    ratio = sum(ratios) / len(ratios) / target
     if not missing and not (unready and ratio > 1):
-        return replicas if _within(ratio, tolerance) else math.ceil(ratio * len(known))
+        return replicas if _within(ratio, tolerance) else math.ceil(ratio * len(ratios))
     if ratio < 1:
-        known += [target if missing_as is None else missing_as] * missing
+        ratios += [target if missing_as is None else missing_as] * missing
     elif ratio > 1:
-        known += [0.0] * (missing + unready)
-    dampened = sum(known) / len(known) / target
+        ratios += [0.0] * (missing + unready)
+    dampened = sum(ratios) / len(ratios) / target
     if _within(dampened, tolerance) or (ratio < 1 < dampened) or (dampened < 1 < ratio):
         return replicas
-    found = math.ceil(dampened * len(known))
-    if (dampened < 1 and found > replicas) or (dampened > 1 and found < replicas):
+    recommended = math.ceil(dampened * len(ratios))
+    if (dampened < 1 and recommended > replicas) or (dampened > 1 and recommended < replicas):
         return replicas
-    return found
+    return recommended
 
 
 def _within(ratio: float, tolerance: float) -> bool:
@@ -340,13 +340,13 @@ class MeetGoals:
 
     def desired(self, observation: Observation) -> int:
         """See `ScalingPolicy.desired`."""
-        least, most = observation.min_replicas, observation.max_replicas
+        lower, upper = observation.min_replicas, observation.max_replicas
         if any(observation.latencies.get(name, 0.0) > limit for name, limit in self.goals.items()):
-            least = min(max(least, observation.replicas), most)
-        start = min(max(observation.replicas, least), most)
+            lower = min(max(lower, observation.replicas), upper)
+        start = min(max(observation.replicas, lower), upper)
         if self._meets(start):
-            return self._least_down_from(start, least)
-        return self._least_up_from(start, most)
+            return self._least_down_from(start, lower)
+        return self._least_up_from(start, upper)
 
     def _least_down_from(self, enough: int, least: int) -> int:
         """The fewest engines that meet the goals, from `least` to `enough`, which do."""

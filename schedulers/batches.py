@@ -156,7 +156,7 @@ class DraftedSteps:
 
     def batches(self) -> Iterator[Batch]:
         """The steps one by one."""
-        sequences = tuple(each.sequence for each in self.decodes)
+        sequences = tuple(decode.sequence for decode in self.decodes)
         for step, (kv, longest) in enumerate(zip(self.kv_tokens, self.longest, strict=True)):
-            draft_tokens = [each.num_drafted[step] for each in self.decodes]
+            draft_tokens = [decode.num_drafted[step] for decode in self.decodes]
             yield DecodeBatch((), sequences, kv, longest, draft_tokens=draft_tokens)

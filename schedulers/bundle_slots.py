@@ -160,11 +160,11 @@ class BundleSlots:
                 loads[instance] += offset + microbatch.step
                 active[instance] += 1
             free = [microbatch.vacant.count(instance) for instance in range(self.instances)]
-            seen = (microbatch.loads, microbatch.active, microbatch.requests)
-            counted = (loads, active, sum(active))
-            if seen != counted:
-                raise AssertionError(f"microbatch {microbatch.index}: running {seen}, counted {counted}")
-            if any(held + empty != self.batch_size for held, empty in zip(active, free, strict=True)):
+            sums = (microbatch.loads, microbatch.active, microbatch.requests)
+            expected = (loads, active, sum(active))
+            if sums != expected:
+                raise AssertionError(f"microbatch {microbatch.index}: running {sums}, counted {expected}")
+            if any(occupied + empty != self.batch_size for occupied, empty in zip(active, free, strict=True)):
                 raise AssertionError(
                     f"microbatch {microbatch.index}: active {active} and free {free} do not add to {self.batch_size}"
                 )

@@ -98,17 +98,17 @@ class SloChunks:
         return max(chunk - chunk % self.granularity, self.min_tokens)
 
     def _largest_within_slo(self, num_decodes: int) -> int:
-        left = self.slo_seconds - self.seconds(num_decodes)
-        if self.seconds(self.max_tokens) <= left:
+        seconds = self.slo_seconds - self.seconds(num_decodes)
+        if self.seconds(self.max_tokens) <= seconds:
             return self.max_tokens
         x, y = self._tokens, self._seconds
-        i = min(max(bisect_right(y, left), 1), len(y) - 1)
-        chunk = x[i - 1] + int((left - y[i - 1]) * (x[i] - x[i - 1]) / (y[i] - y[i - 1]))
+        i = min(max(bisect_right(y, seconds), 1), len(y) - 1)
+        chunk = x[i - 1] + int((seconds - y[i - 1]) * (x[i] - x[i - 1]) / (y[i] - y[i - 1]))
         chunk = min(max(chunk, self.min_tokens), self.max_tokens)
         # Rounding may put the chunk off by one, so T itself decides.
-        while chunk > self.min_tokens and self.seconds(chunk) > left:
+        while chunk > self.min_tokens and self.seconds(chunk) > seconds:
             chunk -= 1
-        while chunk < self.max_tokens and self.seconds(chunk + 1) <= left:
+        while chunk < self.max_tokens and self.seconds(chunk + 1) <= seconds:
             chunk += 1
         return chunk
 

@@ -79,9 +79,9 @@ class DecodeSet:
     def num_new_blocks_within(self, steps: int) -> int:
         """Blocks that the next `steps` steps start while the set stays as it is."""
         starts, size = self._block_starts, self.block_size
-        laps, rest = divmod(steps, size)
+        laps, remainder = divmod(steps, size)
         first = self.step_index % size
-        after = first + rest
+        after = first + remainder
         started = sum(starts[first:after]) if after <= size else sum(starts[first:]) + sum(starts[: after - size])
         return started + laps * sum(starts) if laps else started
 
@@ -101,10 +101,10 @@ class DecodeSet:
         if not lap:
             return max_steps
         laps = num_blocks // lap
-        steps, left = laps * self.block_size, num_blocks - laps * lap
+        steps, remainder = laps * self.block_size, num_blocks - laps * lap
         while steps < max_steps:
-            left -= self._block_starts[(self.step_index + steps) % self.block_size]
-            if left < 0:
+            remainder -= self._block_starts[(self.step_index + steps) % self.block_size]
+            if remainder < 0:
                 break
             steps += 1
         return min(steps, max_steps)

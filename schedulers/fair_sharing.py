@@ -85,21 +85,27 @@ class FairSharing:
 
     def account(self, tenant: str) -> Account:
         """The account of a tenant, which is new if the tenant is."""
-        found = self._accounts.get(tenant)
-        if found is None:
+        account = self._accounts.get(tenant)
+        if account is None:
             if len(self._accounts) >= MAX_ACCOUNTS:
                 self._forget_idle()
-            found = self._accounts[tenant] = Account(self.weights.get(tenant, 1.0))
-        return found
+            account = self._accounts[tenant] = Account(self.weights.get(tenant, 1.0))
+        return account
 
     def _forget_idle(self) -> None:
         """Drop the accounts of tenants that wait with nothing and have no more service than the others.
 
         A tenant that comes back is lifted at least as high. If all others owe service, they are forgiven it.
         """
-        least = min((self.counter(name) for name, each in self._accounts.items() if each.waiting), default=inf)
-        kept = {name: each for name, each in self._accounts.items() if each.waiting or self.counter(name) > least}
-        self._accounts = kept if len(kept) < MAX_ACCOUNTS else {n: each for n, each in kept.items() if each.waiting}
+        minimum = min((self.counter(name) for name, account in self._accounts.items() if account.waiting), default=inf)
+        accounts = {
+            name: account for name, account in self._accounts.items() if account.waiting or self.counter(name) > minimum
+        }
+        self._accounts = (
+            accounts
+            if len(accounts) < MAX_ACCOUNTS
+            else {n: account for n, account in accounts.items() if account.waiting}
+        )
 
     def counter(self, tenant: str) -> float:
         """The virtual token counter of a tenant."""
@@ -113,12 +119,12 @@ class FairSharing:
             return
         waiting = [name for name, account in self._accounts.items() if account.waiting]
         if waiting:
-            least = min(self.counter(name) for name in waiting)
+            minimum = min(self.counter(name) for name in waiting)
         elif self._last in self._accounts:
-            least = self.counter(self._last)
+            minimum = self.counter(self._last)
         else:
             return
-        lack = least - self.counter(tenant)
+        lack = minimum - self.counter(tenant)
         if lack > 0:
             self.account(tenant).lifted += lack
 
@@ -161,13 +167,13 @@ class FairQueue:
     def peek(self) -> Sequence | None:
         """See `WaitingQueue.peek`."""
         best: Sequence | None = None
-        least = (inf, 0)
+        minimum = (inf, 0)
         for tenant, line in self._lines.items():
             head = line.peek()
             if head is not None:
                 key = (self.policy.counter(tenant), head.seq_id)
-                if key < least or best is None:
-                    best, least = head, key
+                if key < minimum or best is None:
+                    best, minimum = head, key
         self._head = best
         return best
 
@@ -193,7 +199,7 @@ class FairQueue:
         line = self._lines.get(tenant)
         if line is None:
             return 0
-        weights = sum(policy.account(each).weight for each in self._lines)
+        weights = sum(policy.account(name).weight for name in self._lines)
         return min(int(line.ahead_of(sequence) * weights / policy.account(tenant).weight), self.count)
 
     def remove(self, sequence: Sequence) -> None:

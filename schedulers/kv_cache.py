@@ -342,6 +342,6 @@ class KVCache:
             if node.ref_count != count:
                 raise AssertionError(f"prefix block {node.key}: {node.ref_count} references, {count} holders")
         private = sum(blocks.num_private for blocks in owners)
-        held, free = private + len(counts) * self.blocks_per_node + unassigned, self.num_free_blocks
-        if held + free != self.num_blocks:
-            raise AssertionError(f"{held} blocks held and {free} free make {held + free} of {self.num_blocks}")
+        in_use, free = private + len(counts) * self.blocks_per_node + unassigned, self.num_free_blocks
+        if in_use + free != self.num_blocks:
+            raise AssertionError(f"{in_use} blocks held and {free} free make {in_use + free} of {self.num_blocks}")

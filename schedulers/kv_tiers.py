@@ -167,9 +167,9 @@ class KVTiers(CacheObserver):
 
         Those that are not complete in their tier yet do not count. All blocks of the path count as used.
         """
-        found = self._continue(nodes, ids, tokens)
-        self._touch(nodes, found)
-        return found
+        blocks = self._continue(nodes, ids, tokens)
+        self._touch(nodes, blocks)
+        return blocks
 
     def cached_prefix_tokens(self, ids: tuple[int, ...], tokens: int) -> int:
         """Leading prompt tokens that are on the device, or follow there in tiers; changes nothing."""
@@ -262,7 +262,7 @@ class KVTiers(CacheObserver):
     # -- within ------------------------------------------------------------------------------------------------------
 
     def _continue(self, nodes: Many[PrefixNode], ids: Many[int], tokens: int) -> list[tuple[int, TierBlock]]:
-        found: list[tuple[int, TierBlock]] = []
+        blocks: list[tuple[int, TierBlock]] = []
         path = nodes[-1].block_hash if nodes else 0
         for key in ids[len(nodes) : tokens // self._kv_cache.node_tokens]:
             path = block_hash(path, key)
@@ -272,8 +272,8 @@ class KVTiers(CacheObserver):
             block = self.tiers[number].blocks[path]
             if block.ready_at > self.now:
                 break
-            found.append((number, block))
-        return found
+            blocks.append((number, block))
+        return blocks
 
     def _tier_of(self, block: int) -> int:
         """The number of the nearest tier that has a block; -1 if none has."""
@@ -282,10 +282,10 @@ class KVTiers(CacheObserver):
                 return number
         return -1
 
-    def _touch(self, nodes: Many[PrefixNode], found: Many[tuple[int, TierBlock]]) -> None:
+    def _touch(self, nodes: Many[PrefixNode], blocks: Many[tuple[int, TierBlock]]) -> None:
         """Note that a path is used, its end first, so that it is evicted first."""
         loss = 0.0
-        for number, block in reversed(found):
+        for number, block in reversed(blocks):
             loss += self._cost(block.depth)
             self.tiers[number].eviction.use(block, loss)
         first = self.tiers[0]
@@ -310,9 +310,9 @@ class KVTiers(CacheObserver):
             before = node.parent
             while before is not None and before.parent is not None:
                 loss += self._cost(before.depth)
-                held = first.blocks.get(before.block_hash)
-                if held is not None:
-                    first.eviction.use(held, loss)
+                block = first.blocks.get(before.block_hash)
+                if block is not None:
+                    first.eviction.use(block, loss)
                 before = before.parent
             loss = 0.0
         nodes.clear()
@@ -326,9 +326,9 @@ class KVTiers(CacheObserver):
     ) -> None:
         """Put a block into a tier; what it replaces goes to the next tier."""
         tier = self.tiers[number]
-        held = tier.blocks.get(block_hash)
-        if held is not None:
-            tier.eviction.use(held, loss)
+        block = tier.blocks.get(block_hash)
+        if block is not None:
+            tier.eviction.use(block, loss)
             return
         if len(tier.blocks) >= tier.capacity:
             victim = tier.eviction.victim()

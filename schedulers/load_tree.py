@@ -37,25 +37,25 @@ class LoadTree:
         insort(self._sorted, load)
         nodes[node] = load
         while node > 1:
-            other = nodes[node ^ 1]
-            least = load if load <= other else other
+            sibling = nodes[node ^ 1]
+            minimum = load if load <= sibling else sibling
             node >>= 1
-            if nodes[node] == least:
+            if nodes[node] == minimum:
                 break
-            nodes[node] = load = least
+            nodes[node] = load = minimum
 
     def first_least(self, start: int) -> int:
         """The first position with the smallest load, looking from `start` to the end and then from 0."""
         nodes, node = self._nodes, self._first_leaf + start
-        least = nodes[1]
-        if nodes[node] != least:
+        minimum = nodes[1]
+        if nodes[node] != minimum:
             # Up, until a subtree to the right has it: from a left child to its sibling.
-            while node > 1 and (node & 1 or nodes[node + 1] != least):
+            while node > 1 and (node & 1 or nodes[node + 1] != minimum):
                 node >>= 1
             node = node + 1 if node > 1 else 1  # none from `start` on: the first of all
         while node < self._first_leaf:
             node *= 2
-            if nodes[node] != least:
+            if nodes[node] != minimum:
                 node += 1
         return node - self._first_leaf
 

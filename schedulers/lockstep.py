@@ -23,14 +23,14 @@ class GroupBatch(Batch):
     __slots__ = ("ranks",)
 
     def __init__(self, ranks: list[Batch | None], step_index: int) -> None:
-        here = [batch for batch in ranks if batch is not None]
+        batches = [batch for batch in ranks if batch is not None]
         super().__init__(
-            [chunk for batch in here for chunk in batch.chunks],
-            [sequence for batch in here for sequence in batch.decodes],
-            sum(batch.decode_kv for batch in here),
-            max((batch.longest_decode for batch in here), default=0),
-            transferred=[sequence for batch in here for sequence in batch.transferred],
-            finishing=[sequence for batch in here for sequence in batch.finishing],
+            [chunk for batch in batches for chunk in batch.chunks],
+            [sequence for batch in batches for sequence in batch.decodes],
+            sum(batch.decode_kv for batch in batches),
+            max((batch.longest_decode for batch in batches), default=0),
+            transferred=[sequence for batch in batches for sequence in batch.transferred],
+            finishing=[sequence for batch in batches for sequence in batch.finishing],
             step_index=step_index,
         )
         self.ranks = ranks
@@ -100,11 +100,11 @@ class LockstepGroup:
     def end_step(self, batch: Batch, stopped: Iterable[Sequence], now: float) -> list[Sequence]:
         """See `EngineCore.end_step`."""
         assert isinstance(batch, GroupBatch)
-        ended = self._group_by_rank(stopped)
+        stopped_by_rank = self._group_by_rank(stopped)
         finished: list[Sequence] = []
         for rank, part in zip(self.ranks, batch.ranks, strict=True):
             if part is not None:
-                finished.extend(rank.end_step(part, ended.get(id(rank), ()), now))
+                finished.extend(rank.end_step(part, stopped_by_rank.get(id(rank), ()), now))
         self._forget(finished)
         return finished
 
@@ -140,8 +140,10 @@ class LockstepGroup:
 
     def run_decode_step(self, stopped: Iterable[Sequence]) -> list[Sequence]:
         """See `EngineCore.run_decode_step`."""
-        ended = self._group_by_rank(stopped)
-        finished = [sequence for rank in self.ranks for sequence in rank.run_decode_step(ended.get(id(rank), ()))]
+        stopped_by_rank = self._group_by_rank(stopped)
+        finished = [
+            sequence for rank in self.ranks for sequence in rank.run_decode_step(stopped_by_rank.get(id(rank), ()))
+        ]
         self._forget(finished)
         return finished
 
@@ -201,10 +203,10 @@ class LockstepGroup:
         return all(rank.has_blocks_for_steps(steps) for rank in self.ranks)
 
     def _group_by_rank(self, sequences: Iterable[Sequence]) -> dict[int, list[Sequence]]:
-        found: dict[int, list[Sequence]] = {}
+        groups: dict[int, list[Sequence]] = {}
         for sequence in sequences:
-            found.setdefault(id(self._rank_of[sequence.request.id]), []).append(sequence)
-        return found
+            groups.setdefault(id(self._rank_of[sequence.request.id]), []).append(sequence)
+        return groups
 
     def _forget(self, finished: Iterable[Sequence]) -> None:
         for sequence in finished:

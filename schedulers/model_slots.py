@@ -105,7 +105,7 @@ class ModelSlots:
             self._waits_since = None
         keep_alive = self.config.keep_alive
         if keep_alive is not None:
-            for model in [each for each, since in self.resident.items() if each not in self.running]:
+            for model in [name for name, since in self.resident.items() if name not in self.running]:
                 if now - self.resident[model] > keep_alive:
                     self._evict(model)
 
@@ -137,7 +137,7 @@ class ModelSlots:
         else:
             replaces = ""
             if len(self.resident) == self.config.slots:
-                replaces = next(each for each in self.resident if each not in self.running)
+                replaces = next(name for name in self.resident if name not in self.running)
                 self._evict(replaces)
             self._load(model, replaces)
         self.resident[model] = self._now
@@ -149,9 +149,9 @@ class ModelSlots:
         model = sequence.request.model
         if model == self.config.base:
             return
-        left = self.running[model] - 1
-        if left:
-            self.running[model] = left
+        count = self.running[model] - 1
+        if count:
+            self.running[model] = count
         else:
             del self.running[model]
             self._left.append(model)
@@ -200,4 +200,4 @@ class ModelSlots:
         self.in_host.pop(model, None)
         self.in_host[model] = None
         if len(self.in_host) > room:
-            del self.in_host[next(each for each in self.in_host if each not in self.resident)]
+            del self.in_host[next(name for name in self.in_host if name not in self.resident)]

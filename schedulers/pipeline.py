@@ -82,7 +82,7 @@ class PipelinedEngineCore(EngineCore):
         self.in_flight[micro_batch_of(batch.step_index)] = None
         finished = super().end_step(batch, stopped, now)
         if self._returning:
-            for sequence in [each for each in self._returning if not self.is_in_flight(each)]:
+            for sequence in [candidate for candidate in self._returning if not self.is_in_flight(candidate)]:
                 self._queue_again(sequence)
         return finished
 
@@ -125,13 +125,13 @@ class PipelinedEngineCore(EngineCore):
     def check_integrity(self) -> None:
         """See `EngineCore.check_integrity`. A sequence decodes in one micro-batch, and in one batch in flight."""
         super().check_integrity()
-        seen: dict[Sequence, None] = {}
+        decoding: dict[Sequence, None] = {}
         for decodes in self.micro_batches:
             decodes.check_integrity()
             for sequence in decodes.sequences:
-                if sequence in seen:
+                if sequence in decoding:
                     raise AssertionError(f"{sequence} decodes in two micro-batches")
-                seen[sequence] = None
+                decoding[sequence] = None
         flying: dict[Sequence, None] = {}
         for batch in self.in_flight:
             for sequence in () if batch is None else batch.decodes:

@@ -50,6 +50,6 @@ def complete_reserved(core: CoreState, sequence: Sequence) -> Sequence:
     """A reserved sequence's cache has come: it waits for a slot, behind those that came before it."""
     sequence.num_output_tokens = 1
     waiting = core.waiting_for_remote_kv
-    place = sum(1 for each in waiting if each.blocks.num_private)
+    place = sum(1 for candidate in waiting if candidate.blocks.num_private)
     waiting.insert(place, sequence)
     return sequence

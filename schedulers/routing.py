@@ -141,9 +141,9 @@ class RoundRobin:
 
     def choose(self, request: Request, engines: Many[Engine]) -> Engine:
         """See `Router.choose`."""
-        chosen = engines[self._turn % len(engines)]
+        engine = engines[self._turn % len(engines)]
         self._turn += 1
-        return chosen
+        return engine
 
     def requests_elsewhere(self, position: int, size: int) -> int:
         """See `ForeseesChoices.requests_elsewhere`."""
@@ -231,25 +231,25 @@ class WeightedRandom:
 
     def choose(self, request: Request, engines: Many[Engine]) -> Engine:
         """See `Router.choose`."""
-        left = 0.0
+        remainder = 0.0
         for engine in engines:
-            left += engine.speed
-        left *= self._draw(1 << 53) / (1 << 53)
+            remainder += engine.speed
+        remainder *= self._draw(1 << 53) / (1 << 53)
         for engine in engines:
-            left -= engine.speed
-            if left < 0:
+            remainder -= engine.speed
+            if remainder < 0:
                 return engine
         return engines[-1]
 
 
 def _soonest(engines: Many[Engine], start: int, tokens: int) -> Engine:
     """The engine with the least time for its load and so many further tokens; from `start` on among equals."""
-    best, least = engines[start], 0.0
+    best, minimum = engines[start], 0.0
     for i in range(len(engines)):
         engine = engines[(start + i) % len(engines)]
         delay = (engine.load + tokens) / engine.speed
-        if not i or delay < least:
-            best, least = engine, delay
+        if not i or delay < minimum:
+            best, minimum = engine, delay
     return best
 
 
@@ -292,12 +292,12 @@ class PrefixAware:
             return engines[0]
         start = self._turn % len(engines)
         self._turn += 1
-        best, least, weight = engines[start], 0.0, self._weight
+        best, minimum, weight = engines[start], 0.0, self._weight
         for i in range(len(engines)):
             engine = engines[(start + i) % len(engines)]
             cost = engine.load - weight * engine.cached_prefix_tokens(request)
-            if not i or cost < least:
-                best, least = engine, cost
+            if not i or cost < minimum:
+                best, minimum = engine, cost
         return best
 
 
@@ -329,12 +329,12 @@ class SessionAffinity:
             if engine.index == index and engine.load <= _bounded_load(engines, self._load_factor):
                 self._engine_of.move_to_end(session)
                 return engine
-        chosen = self._least_loaded.choose(request, engines)
-        self._engine_of[session] = chosen.index
+        target = self._least_loaded.choose(request, engines)
+        self._engine_of[session] = target.index
         self._engine_of.move_to_end(session)
         if len(self._engine_of) > self._max_sessions:
             self._engine_of.popitem(last=False)
-        return chosen
+        return target
 
 
 class ConsistentHashing:
@@ -363,14 +363,14 @@ class ConsistentHashing:
         indices = [engine.index for engine in engines]
         if indices != self._indices:
             self._make_ring(indices)
-        bound = _bounded_load(engines, self._load_factor)
+        limit = _bounded_load(engines, self._load_factor)
         owners, size = self._owners, len(self._points)
         place = bisect_left(self._points, _spread(hash((routing_key(request), -3))))
         for i in range(size):
             engine = engines[owners[(place + i) % size]]
-            if engine.load <= bound:
+            if engine.load <= limit:
                 return engine
-        raise AssertionError(f"no engine has at most {bound} tokens, though the mean is below")
+        raise AssertionError(f"no engine has at most {limit} tokens, though the mean is below")
 
     def _make_ring(self, indices: list[int]) -> None:
         """Place engines on the ring. The places of an engine do not depend on the other engines."""

@@ -325,16 +325,16 @@ class SpeculativeEngineCore(EngineCore):
 
     def _schedule_drafts(self, decodes: tuple[Sequence, ...]) -> list[int]:
         """Draft tokens of each decode, within the policy, the token budget, `max_tokens` and the free blocks."""
-        most = self.draft_policy.num_draft_tokens(len(decodes))
-        left = self.config.max_num_batched_tokens - len(decodes)
+        max_tokens = self.draft_policy.num_draft_tokens(len(decodes))
+        budget = self.config.max_num_batched_tokens - len(decodes)
         draft_tokens: list[int] = []
         for sequence in decodes:
-            limit = min(most, left, sequence.max_tokens - sequence.num_output_tokens - 1)
+            limit = min(max_tokens, budget, sequence.max_tokens - sequence.num_output_tokens - 1)
             if limit > 0:
                 limit = min(limit, self._num_tokens_within_blocks(sequence) - 1)
             drafted = self.propose(sequence, limit) if limit > 0 else 0
             if drafted:
-                left -= drafted
+                budget -= drafted
                 missing = self._num_missing_blocks(sequence, sequence.num_computed_tokens + 1 + drafted)
                 if missing > 0:
                     self.kv_cache.allocate(sequence.blocks, missing)

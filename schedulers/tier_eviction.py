@@ -122,20 +122,20 @@ class CostAware(EvictionPolicy):
 
     def victim(self) -> TierBlock | None:
         """See `EvictionPolicy.victim`."""
-        heap, pinned, found = self._heap, list[TierBlock](), None
-        while heap and found is None:
+        heap, pinned, victim = self._heap, list[TierBlock](), None
+        while heap and victim is None:
             priority, number, block = heappop(heap)
             if self._blocks.get(block, 0) != number:
                 continue
             if block.pins:
                 pinned.append(block)
                 continue
-            found, self._clock = block, priority
-        for each in pinned:
-            self._push(each)
-        if found is not None:
-            self._push(found)
-        return found
+            victim, self._clock = block, priority
+        for entry in pinned:
+            self._push(entry)
+        if victim is not None:
+            self._push(victim)
+        return victim
 
     def size(self) -> int:
         """See `EvictionPolicy.size`."""

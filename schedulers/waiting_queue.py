@@ -161,7 +161,7 @@ class KeyQueue:
         if self.sort_key is fcfs:
             return self.count
         key = self.sort_key(sequence)
-        return sum(1 for other, each in self._heap if other < key and each.state == WAITING)
+        return sum(1 for other, sequence in self._heap if other < key and sequence.state == WAITING)
 
     def remove(self, sequence: Sequence) -> None:
         """See `WaitingQueue.remove`."""

@@ -113,9 +113,9 @@ def _simulate_in_processes(plan: ServingPlan, replication: int, draw: Draw, sink
         engines: list[EngineOfProcess] = []
         outsides = [plan.outside()]
         with each_as_done(_simulate_share, shares, processes) as done:
-            for share, (found, outside) in done:
+            for share, (ends, outside) in done:
                 file = StepFile(share.steps, new=False) if share.steps.exists() else None
-                engines += [_engine(end, file) for end in found]
+                engines += [_engine(end, file) for end in ends]
                 outsides.append(outside)
         spans = zip(*map(_finished_parts, shares), strict=True)
         return merged_run(plan, map(_together, spans), sink, lambda: engines, widest(outsides))

@@ -74,7 +74,7 @@ class RatioSweep:
             ]
             for case in self.cases
         ]
-        return fingerprint([version, identity, [str(each.ratio) for each in self.topologies]])
+        return fingerprint([version, identity, [str(topology.ratio) for topology in self.topologies]])
 
     def tasks(self, done: dict[str, dict[str, Any]], requests: bool = False) -> list[Task]:
         """The points not yet done, the longest first so that no core is left with a long one at the end."""
@@ -152,14 +152,14 @@ class RatioSweep:
     def _configuration(self, index: int, points: list[dict[str, Any]]) -> dict[str, Any]:
         case = self.cases[index]
         theory, drawn = self.theory[index]
-        own = [point for point in points if point["configuration"] == index]
+        of_configuration = [point for point in points if point["configuration"] == index]
         return {
             "settings": case.settings,
             "scenario": case.plan.scenario.model_dump(mode="json", by_alias=True),
             "cards": asdict(case.plan.cards),
             "memory": None if case.plan.memory_check is None else case.plan.memory_check.describe(),
             "theory": theory,
-            "simulation": simulation_summary(own, theory),
+            "simulation": simulation_summary(of_configuration, theory),
             "curves": drawn,
         }
 

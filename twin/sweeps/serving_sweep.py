@@ -99,8 +99,8 @@ class ServingSweep:
         """The runs of one configuration: replications, draws, and each unknown alone at a score of -1 and of +1."""
         case = self.cases[index]
         draws = self.draws_of(case)
-        alone = [(unknown.name, score) for unknown in case.plan.unknowns() for score in ALONE] if draws else []
-        varied: list[Draw] = [*range(draws), *alone]
+        one_at_a_time = [(unknown.name, score) for unknown in case.plan.unknowns() for score in ALONE] if draws else []
+        varied: list[Draw] = [*range(draws), *one_at_a_time]
         return [
             *(Task(index, None, replication, case.plan) for replication in range(self.replications_of(case))),
             *(Task(index, draw, 0, case.plan) for draw in varied),
@@ -113,8 +113,8 @@ class ServingSweep:
     def draws_of(self, case: Case) -> int:
         """Number of draws of a configuration; none where the error of its step times is unknown."""
         as_replications = max(self.replications, FEWEST_DRAWS) if self.replications > 1 else 0
-        wanted = self.draws if self.draws is not None else as_replications
-        return wanted if wanted and case.plan.can_draw else 0
+        draws = self.draws if self.draws is not None else as_replications
+        return draws if draws and case.plan.can_draw else 0
 
     def fingerprint(self, version: str) -> str:
         """A digest of `version` and of everything that a result depends on."""
@@ -127,8 +127,8 @@ class ServingSweep:
             ]
             for case in self.cases
         ]
-        beside = [[each.settings, each.reason] for each in self.infeasible]
-        return fingerprint([version, identity, self.replications, self.draws, *([beside] if beside else [])])
+        infeasible = [[configuration.settings, configuration.reason] for configuration in self.infeasible]
+        return fingerprint([version, identity, self.replications, self.draws, *([infeasible] if infeasible else [])])
 
     def run(
         self, done: dict[str, dict[str, Any]], keep: Callable[[str, dict[str, Any]], None], executor: Executor
@@ -139,8 +139,8 @@ class ServingSweep:
             BadInput: the only configuration turns out to be one that cannot run.
         """
         missing = [task for task in self.tasks if task.key not in done]
-        alone = len(self.cases) + len(self.infeasible) == 1
-        with executor.each_as_done(run_task if alone else run_if_feasible, missing) as results:
+        is_single = len(self.cases) + len(self.infeasible) == 1
+        with executor.each_as_done(run_task if is_single else run_if_feasible, missing) as results:
             for task, point in results:
                 keep(task.key, point)
                 done[task.key] = point
@@ -187,12 +187,12 @@ class ServingSweep:
         }
         effects = sensitivities(points[None][0]["summary"], varied)
         described = {unknown.group: unknown for unknown in reversed(case.plan.unknowns())}
-        found = [
+        assumptions = [
             {"name": name, "about": described[name].about, "basis": described[name].basis,
              "measure": described[name].measure, "deviation": {metric: effect.get(metric, 0.0) for metric in JUDGED}}
             for name, effect in effects.items()
         ]  # fmt: skip
-        return sorted(found, key=lambda each: -max(each["deviation"].values()))
+        return sorted(assumptions, key=lambda row: -max(row["deviation"].values()))
 
     def summarise(self, done: dict[str, dict[str, Any]]) -> dict[str, Any]:
         """The document `twin.serving-sweep/1`.
@@ -210,7 +210,7 @@ class ServingSweep:
             "simulated": True,
             "note": NOTE,
             "points": [self.document(index, done) for index in range(len(self.cases)) if index not in refused],
-            "infeasible": [asdict(each) for each in infeasible],
+            "infeasible": [asdict(configuration) for configuration in infeasible],
         }
 
     def _refused(self, index: int, done: dict[str, dict[str, Any]]) -> str:
@@ -311,7 +311,7 @@ def prepare(
         advance(in_words(settings))
     if not cases and errors:
         raise errors[0][1].in_file(path)
-    infeasible = [Infeasible(each, str(error)) for each, error in errors]
+    infeasible = [Infeasible(settings, str(error)) for settings, error in errors]
     return ServingSweep(cases, replications, draws, infeasible)
 
 

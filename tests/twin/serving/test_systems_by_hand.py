@@ -45,7 +45,7 @@ def test_ranks_in_lockstep(fast: bool) -> None:
 @both_modes
 def test_ranks_in_lockstep_fill_blocks_of_their_own(fast: bool) -> None:
     """Prompts of 16 and 24 and 39 decodes each: in the d-th of them 16 + d and 24 + d tokens are cached."""
-    result = play([(0, 16, 40), (0, 24, 40)], engine={"data_parallel": 2}, fast_forward=fast)
+    result = play([(0, 16, 40), (0, 24, 40)], engine={"data_parallel_size": 2}, fast_forward=fast)
     assert requests(result)["last_token"] == [63, 63]
     first = 1 * 24 + 2 * 16 + 3 * 16 + 4 * 7
     second = 2 * 24 + 2 * 8 + 3 * 16 + 4 * 15

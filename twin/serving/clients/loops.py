@@ -41,11 +41,11 @@ class OpenLoop:
 
     def _draw(self) -> None:
         """Draw one more request, if there is one."""
-        drawn = next(self._requests, None)
-        if drawn is None:
+        entry = next(self._requests, None)
+        if entry is None:
             self._is_last = True
         else:
-            self._coming.append(RequestRecord(drawn[0], drawn[1]))
+            self._coming.append(RequestRecord(entry[0], entry[1]))
 
     def _await_next(self) -> None:
         """Set the alarm to the arrival of the next request, if there is one."""

@@ -43,13 +43,13 @@ class AnswerEnds:
 
         A sequence that was preempted while that very step ran is included: it has its last token.
         """
-        ended: list[Sequence] = []
+        sequences: list[Sequence] = []
         heap = self._heap
         while heap and heap[0][0] <= step_index:
             last_step, _, sequence, joined = heappop(heap)
             if sequence.joined_step == joined or (sequence.preempted_step == last_step and _has_whole_answer(sequence)):
-                ended.append(sequence)
-        return ended
+                sequences.append(sequence)
+        return sequences
 
     def clear(self) -> None:
         """Remove all sequences."""

@@ -29,8 +29,8 @@ class DraftOutcomes:
     def resampled(self, seed: int) -> DraftOutcomes:
         """The same number of answers, drawn with replacement: outcomes that might as well have been measured."""
         size = len(self.answers)
-        chosen = np.random.default_rng([seed, 53]).integers(size, size=size).tolist()
-        return DraftOutcomes([self.answers[i] for i in chosen])
+        indices = np.random.default_rng([seed, 53]).integers(size, size=size).tolist()
+        return DraftOutcomes([self.answers[i] for i in indices])
 
     def shares(self, num_speculative_tokens: int) -> tuple[float, list[float]]:
         """The share of positions that have a draft, and that of drafts whose token at each position is right."""
@@ -41,8 +41,8 @@ class DraftOutcomes:
             if drafted
         ]
         positions = sum(len(answer.drafted) - 1 for answer in self.answers)
-        found = np.array(drafts)
-        by_position = [float((found > i).mean()) if drafts else 0.0 for i in range(num_speculative_tokens)]
+        accepted = np.array(drafts)
+        by_position = [float((accepted > i).mean()) if drafts else 0.0 for i in range(num_speculative_tokens)]
         return len(drafts) / max(positions, 1), by_position
 
 
@@ -87,11 +87,11 @@ def read_draft_outcomes(file: Path) -> tuple[DraftOutcomesFile, DraftOutcomes]:
     Raises:
         BadInput: a file that cannot be read, or breaks the schema.
     """
-    read = checked(DraftOutcomesFile, read_json_object(file), file)
-    return read, DraftOutcomes([AnswerDrafts(each.drafted, each.right) for each in read.answers])
+    content = checked(DraftOutcomesFile, read_json_object(file), file)
+    return content, DraftOutcomes([AnswerDrafts(answer.drafted, answer.right) for answer in content.answers])
 
 
 def document(outcomes: DraftOutcomes, settings: dict[str, Any], source: str) -> dict[str, Any]:
     """The content of a file. `settings`: the fields of `DraftOutcomesFile` that say how was drafted."""
-    answers = [{"drafted": each.drafted, "right": each.right} for each in outcomes.answers]
+    answers = [{"drafted": answer.drafted, "right": answer.right} for answer in outcomes.answers]
     return {"schema": SCHEMA, **settings, "source": source, "answers": answers}

@@ -38,7 +38,7 @@ class Course:
 
     __slots__ = ("computed", "decode", "held", "high", "left", "low", "position", "reach", "room", "shares")
 
-    def __init__(self, sequence: Sequence, shares: tuple[float, ...], key: int, held: int) -> None:
+    def __init__(self, sequence: Sequence, shares: tuple[float, ...], key: int, num_slots: int) -> None:
         record: RequestRecord = sequence.payload  # type: ignore[assignment]
         self.decode, self.shares = DraftedDecode(sequence), shares
         self.high: i64 = key >> 32
@@ -48,11 +48,11 @@ class Course:
         self.room: i64 = sequence.max_tokens - sequence.num_output_tokens
         self.computed: i64 = sequence.num_computed_tokens
         self.reach: i64 = sequence.num_computed_tokens
-        self.held: i64 = held
+        self.held: i64 = num_slots
 
-    def num_drafted(self, most: i64, proposed: float) -> i64:
+    def num_drafted(self, max_drafted: i64, proposed: float) -> i64:
         """Draft tokens in the next step, at most `most`. `proposed`: see `Acceptance`."""
-        drafted = min(most, self.room - 1)
+        drafted = min(max_drafted, self.room - 1)
         if drafted > 0 and proposed < 1.0 and uniform(self.high, self.low, self.position + PROPOSALS) >= proposed:
             return 0
         return drafted
@@ -85,22 +85,22 @@ def foresee(core: SpeculativeEngineCore, speculation: SimulatedSpeculation, draf
     `drafts`: the scheduler's `steady_draft_tokens`.
     """
     acceptance, kv_cache = speculation.acceptance, core.kv_cache
-    proposed, most, block_size = acceptance.proposed, i64(drafts), i64(kv_cache.block_size)
+    proposed, max_drafted, block_size = acceptance.proposed, i64(drafts), i64(kv_cache.block_size)
     courses: list[Course] = []
     for sequence in core.decode_set.sequences:
         request = sequence.request
-        held = kv_cache.num_blocks_of(sequence.blocks) * kv_cache.block_size
-        courses.append(Course(sequence, acceptance.of(request.model), speculation.key(request.id), held))
-    found = DraftedSteps([course.decode for course in courses], drafts)
+        num_slots = kv_cache.num_blocks_of(sequence.blocks) * kv_cache.block_size
+        courses.append(Course(sequence, acceptance.of(request.model), speculation.key(request.id), num_slots))
+    foreseen = DraftedSteps([course.decode for course in courses], drafts)
     free = i64(kv_cache.num_free_blocks + core.blocks_allocated_ahead)
     reserve, verified = i64(core.blocks_of_drafted_step(drafts)), i64(0)
-    while free >= reserve and len(found.rows) < steps and not found.finishes:
+    while free >= reserve and len(foreseen.rows) < steps and not foreseen.finishes:
         rows: i64 = 0
         kv_tokens: i64 = 0
         longest: i64 = 0
         new_blocks: i64 = 0
         for course in courses:
-            drafted = course.num_drafted(most, proposed)
+            drafted = course.num_drafted(max_drafted, proposed)
             attended = course.computed + 1 + drafted
             rows += 1 + drafted
             kv_tokens += attended
@@ -114,20 +114,20 @@ def foresee(core: SpeculativeEngineCore, speculation: SimulatedSpeculation, draf
             if drafted > 0:
                 right = course.num_right(drafted)
                 verified += drafted
-                found.num_accepted[right] += 1
+                foreseen.num_accepted[right] += 1
             course.decode.num_drafted.append(drafted)
             course.emit(right)
             if course.left <= 0 or course.room <= 0:
-                found.finishes = True
-        found.rows.append(rows)
-        found.kv_tokens.append(kv_tokens)
-        found.longest.append(longest)
-        found.new_blocks.append(new_blocks)
+                foreseen.finishes = True
+        foreseen.rows.append(rows)
+        foreseen.kv_tokens.append(kv_tokens)
+        foreseen.longest.append(longest)
+        foreseen.new_blocks.append(new_blocks)
         free -= new_blocks
-    found.num_draft_tokens = verified
+    foreseen.num_draft_tokens = verified
     for course in courses:
         course.end()
-    return found
+    return foreseen
 
 
 class DraftedWindows(FastForward):

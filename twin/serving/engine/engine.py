@@ -258,8 +258,8 @@ class Engine(EngineState):
         self._window = None
         for number in list(self.core.reserved):  # their prompts are still being computed
             self.core.abort(number, now)
-        lost = [self._abort(sequence, now) for sequence in list(self.core.sequences.values())]
-        lost += self._inbox.clear()
+        records = [self._abort(sequence, now) for sequence in list(self.core.sequences.values())]
+        records += self._inbox.clear()
         if self._cache_traffic is not None:
             self._cache_traffic.lose_loads()
         self._running.clear()
@@ -270,7 +270,7 @@ class Engine(EngineState):
         self.log.running_seqs.set(now, 0)
         self.log.state(now, 0, 0, self.blocks)
         self._alarm.unset()
-        return lost
+        return records
 
     def recover(self) -> None:
         """Work again, with an empty cache."""

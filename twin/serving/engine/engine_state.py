@@ -128,10 +128,10 @@ class EngineState:
         """Bring the KV cache up to the steps of an open window that have begun."""
         window = self._window
         if window is not None:
-            begun = window.num_begun(self._env.now)
+            num_steps = window.num_begun(self._env.now)
             if self._cache_traffic is not None:
-                self._cache_traffic.allocate_begun(self.core, window, begun)
-            self.core.allocate_ahead(begun)
+                self._cache_traffic.allocate_begun(self.core, window, num_steps)
+            self.core.allocate_ahead(num_steps)
 
     @property
     def is_idle(self) -> bool:
@@ -142,7 +142,7 @@ class EngineState:
     @property
     def records(self) -> list[RequestRecord]:
         """Its unfinished requests."""
-        records: list[RequestRecord] = [each.payload for each in self.core.sequences.values()]  # type: ignore[misc]
+        records: list[RequestRecord] = [sequence.payload for sequence in self.core.sequences.values()]  # type: ignore[misc]
         return records + [record for record, *_ in self._inbox.requests]
 
     @property

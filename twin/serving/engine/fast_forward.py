@@ -180,7 +180,7 @@ class FastForward:
     def _log_states(self, core: EngineCore | LockstepGroup, window: Window, num_steps: int) -> None:
         """Log free blocks at the start of the window's first `num_steps` steps, as if each had been visited."""
         cores = cores_of(core)
-        free = sum(each.kv_cache.num_free_blocks + each.blocks_allocated_ahead for each in cores)
+        free = sum(rank.kv_cache.num_free_blocks + rank.blocks_allocated_ahead for rank in cores)
         allocated = core.num_new_blocks_by_step(num_steps)
         starts = chain((window.opened,), window.ends)
         running, waiting = core.num_running, core.num_waiting
@@ -203,7 +203,7 @@ def steady_step_seconds(core: EngineCore | LockstepGroup, step_time: StepTime, s
     seconds = step_time.decode_seconds(decodes, kv, longest, steps)
     if core.model_slots is not None:
         adapters = step_time.adapter_seconds(core.decode_set.sequences)
-        seconds = [each + adapters for each in seconds]
+        seconds = [step_seconds + adapters for step_seconds in seconds]
     return seconds
 
 

@@ -139,15 +139,15 @@ class PipelinedEngine(Engine):
 
     def fail(self) -> list[RequestRecord]:
         """See `Engine.fail`."""
-        lost = super().fail()
+        records = super().fail()
         size = len(self._ends_of)
         self._ends_of = [AnswerEnds() for _ in range(size)]
         self._durations.clear()
         self._stage_free, self._link_free = [self._env.now] * size, [self._env.now] * size
-        return lost
+        return records
 
     def _abort(self, sequence: Sequence, now: float) -> RequestRecord:
         """See `Engine._abort`. A token whose batch is in flight is lost."""
-        lost = self._pipeline.awaits_token(sequence)
+        in_flight = self._pipeline.awaits_token(sequence)
         self.core.abort(sequence.request.id, now)
-        return self.step_records.abort(sequence, sequence.num_output_tokens - lost)
+        return self.step_records.abort(sequence, sequence.num_output_tokens - in_flight)

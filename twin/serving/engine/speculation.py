@@ -78,10 +78,10 @@ class SimulatedSpeculation:
         accepted, emitted = [], []
         for sequence, drafted in zip(batch.decodes, batch.draft_tokens, strict=True):
             right = self._num_accepted(sequence, drafted) if drafted else 0
-            left = _tokens_left(sequence)
+            remaining = _tokens_left(sequence)
             accepted.append(right)
-            emitted.append(min(right + 1, left))
-            if right + 1 >= left:
+            emitted.append(min(right + 1, remaining))
+            if right + 1 >= remaining:
                 stopped.append(sequence)
         for chunk in batch.chunks:
             if chunk.last and chunk.sequence.state == DECODING and _tokens_left(chunk.sequence) <= 0:
@@ -169,11 +169,11 @@ def describe_speculation(stats: Many[SpeculationStats]) -> dict[str, object]:
     draft emits, its own included. Both are vLLM's definitions. `tokens_per_decode`: tokens that a decode emits in a
     step, with a draft or without.
     """
-    drafts = sum(each.num_drafts for each in stats)
-    tokens = sum(each.num_draft_tokens for each in stats)
-    accepted = sum(each.num_accepted_tokens for each in stats)
-    decodes = sum(each.num_decodes for each in stats)
-    emitted = sum(each.num_emitted_tokens for each in stats)
+    drafts = sum(counts.num_drafts for counts in stats)
+    tokens = sum(counts.num_draft_tokens for counts in stats)
+    accepted = sum(counts.num_accepted_tokens for counts in stats)
+    decodes = sum(counts.num_decodes for counts in stats)
+    emitted = sum(counts.num_emitted_tokens for counts in stats)
     by_position = [
         sum(counts) for counts in zip_longest(*(each.num_accepted_tokens_per_pos for each in stats), fillvalue=0)
     ]

@@ -37,20 +37,20 @@ def check_deployment(
     Raises:
         BadInput: another model, or another number of devices.
     """
-    known, memory = step_time.measured_deployment(), engine.kv_memory
-    if known is None:
+    measured, memory = step_time.measured_deployment(), engine.kv_memory
+    if measured is None:
         return
-    tables = _builtin(known.origin.model)
-    if known.model is not None and tables is not None and not _alike(known.model, tables):
+    tables = _builtin(measured.origin.model)
+    if measured.model is not None and tables is not None and not _alike(measured.model, tables):
         expected = f"expected {tables.name}, whose kernels were measured"
-        raise BadInput(expected, field=f"{section}.model", value=known.model.name)
+        raise BadInput(expected, field=f"{section}.model", value=measured.model.name)
     if memory is None or memory.model is None:
         return
-    if known.ranks is not None and memory.tensor_parallel_size != known.ranks:
-        expected = f"expected {known.ranks}, as {section} is for"
+    if measured.ranks is not None and memory.tensor_parallel_size != measured.ranks:
+        expected = f"expected {measured.ranks}, as {section} is for"
         field = f"{engine_section}.kv_memory.tensor_parallel_size"
         raise BadInput(expected, field=field, value=memory.tensor_parallel_size)
-    model = known.model or tables
+    model = measured.model or tables
     if model is not None and not _alike(_load_model(memory.model, base), model):
         expected = f"expected {model.name}, which {section} is for"
         raise BadInput(expected, field=f"{engine_section}.kv_memory.model", value=memory.model)
@@ -72,13 +72,13 @@ def check_device(device: DeviceSpec | None, ranks: int, step_time: StepTime, sec
     Raises:
         BadInput: another number of devices, or another GPU, as far as both are known.
     """
-    known = step_time.measured_deployment()
-    if device is None or known is None:
+    measured = step_time.measured_deployment()
+    if device is None or measured is None:
         return
-    if known.ranks is not None and device.count != known.ranks * ranks:
-        expected = f"expected {known.ranks * ranks}, as its step_time is for"
+    if measured.ranks is not None and device.count != measured.ranks * ranks:
+        expected = f"expected {measured.ranks * ranks}, as its step_time is for"
         raise BadInput(expected, field=f"{section}.device.count", value=device.count)
-    gpu = known.origin.gpu or known.device
+    gpu = measured.origin.gpu or measured.device
     if (stated := _product(device.type)) and (theirs := _product(gpu)) and stated != theirs:
         expected = f"expected {gpu}, which its step_time is for"
         raise BadInput(expected, field=f"{section}.device.type", value=device.type)
@@ -86,8 +86,8 @@ def check_device(device: DeviceSpec | None, ranks: int, step_time: StepTime, sec
 
 def _product(name: str) -> str:
     """The part of a GPU's name that tells it from others, such as H200 or L40S; "" where none is found."""
-    found = re.search(r"(?<![a-z0-9])(gb|mi|[abhl])(\d{2,3}[a-z]?)(?![0-9])", name.lower())
-    return found.group(0) if found else ""
+    match = re.search(r"(?<![a-z0-9])(gb|mi|[abhl])(\d{2,3}[a-z]?)(?![0-9])", name.lower())
+    return match.group(0) if match else ""
 
 
 def _alike(one: Model, other: Model) -> bool:

@@ -27,8 +27,8 @@ def describe_devices(pools: Sequence[PlannedPool]) -> dict[str, Any] | None:
         by_type[device.type] = by_type.get(device.type, Fraction()) + count
         price = device.price_per_hour
         cost = None if cost is None or price is None else cost + float(count) * price
-    whole = {name: ceil(count) for name, count in by_type.items()}
-    return {"total": sum(whole.values()), "by_type": whole, "cost_per_hour": cost}
+    counts = {name: ceil(count) for name, count in by_type.items()}
+    return {"total": sum(counts.values()), "by_type": counts, "cost_per_hour": cost}
 
 
 def devices_of(pool: PlannedPool) -> DeviceSpec | None:
@@ -38,8 +38,8 @@ def devices_of(pool: PlannedPool) -> DeviceSpec | None:
 
 def _computed_for(pool: PlannedPool) -> DeviceSpec | None:
     """The devices of computed step times."""
-    known = pool.step_time.measured_deployment()
-    return DeviceSpec(type=known.device, count=known.devices) if known and known.devices else None
+    measured = pool.step_time.measured_deployment()
+    return DeviceSpec(type=measured.device, count=measured.devices) if measured and measured.devices else None
 
 
 def cost_per_million_tokens(devices: dict[str, Any] | None, output_throughput: float | None) -> float | None:

@@ -102,8 +102,10 @@ class ServingPlan:
         if not isinstance(self.workload, Workload):
             return ASSUMED_LENGTHS
         size = min(self.requests, LENGTHS_DRAWN)
-        drawn = list(self.workload.requests(np.random.default_rng(self.scenario.seed), size))
-        return sum(each.prompt_tokens for each, _ in drawn) / size, sum(answer for _, answer in drawn) / size
+        requests = list(self.workload.requests(np.random.default_rng(self.scenario.seed), size))
+        return sum(request.prompt_tokens for request, _ in requests) / size, sum(
+            answer for _, answer in requests
+        ) / size
 
     def with_step_time(self, step_time: StepTime) -> ServingPlan:
         """The same plan with other step times in every pool."""
@@ -127,8 +129,8 @@ class ServingPlan:
         """Unknowns of all pools; one entry for each name. Empty if no step-time model has any."""
         if not any(pool.step_time.can_draw for pool in self.pools):
             return ()
-        found = {unknown.name: unknown for pool in self.pools for unknown in pool.unknowns()}
-        return tuple(found.values())
+        unknowns = {unknown.name: unknown for pool in self.pools for unknown in pool.unknowns()}
+        return tuple(unknowns.values())
 
     @property
     def can_draw(self) -> bool:
@@ -142,11 +144,11 @@ class ServingPlan:
 
 def widest(outsides: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """The largest value on each axis, by name."""
-    found: dict[str, float] = {}
+    maxima: dict[str, float] = {}
     for outside in outsides:
         for axis, value in outside.items():
-            found[axis] = max(value, found.get(axis, value))
-    return dict(sorted(found.items()))
+            maxima[axis] = max(value, maxima.get(axis, value))
+    return dict(sorted(maxima.items()))
 
 
 class StepTimes:

@@ -170,13 +170,13 @@ def engines_by_model(pools: Iterable[PlannedPool]) -> EnginesByModel:
         for model, engines in pool.engines.items():
             names.setdefault(model, []).append(engines)
     tuples: dict[tuple[int, ...], tuple[str, ...]] = {}
-    found: EnginesByModel = {}
+    by_model: EnginesByModel = {}
     for model, lists in names.items():
         key = tuple(map(id, lists))
         if key not in tuples:
             tuples[key] = tuple(name for engines in lists for name in engines)
-        found[model] = tuples[key]
-    return found
+        by_model[model] = tuples[key]
+    return by_model
 
 
 def _drafted(
@@ -216,10 +216,10 @@ def _draft_outcomes(spec: SpeculativeSpec, base: Path) -> DraftOutcomes | None:
     if spec.acceptance_profile is None:
         return None
     file = base / spec.acceptance_profile
-    read, outcomes = read_draft_outcomes(file)
-    if read.num_speculative_tokens < spec.num_speculative_tokens:
+    content, outcomes = read_draft_outcomes(file)
+    if content.num_speculative_tokens < spec.num_speculative_tokens:
         expected = f"expected at least engine.speculative_config.num_speculative_tokens ({spec.num_speculative_tokens})"
-        raise BadInput(expected, file=file, field="num_speculative_tokens", value=read.num_speculative_tokens)
+        raise BadInput(expected, file=file, field="num_speculative_tokens", value=content.num_speculative_tokens)
     return outcomes
 
 

@@ -49,5 +49,5 @@ def random_parts(
     thinking = isinstance(arrivals, ClosedLoopSpec) and bool(arrivals.think and arrivals.think_cv)
     routed = largest_group > 1 and draws(router_name(scenario.system.routing))
     drafted = any(pool.engine.speculative_config for pool in scenario.pools)
-    others = {"routing": routed, "think_times": thinking, "speculation": drafted}
-    return tuple(dict.fromkeys((*workload.random, *(name for name, random in others.items() if random))))
+    parts = {"routing": routed, "think_times": thinking, "speculation": drafted}
+    return tuple(dict.fromkeys((*workload.random, *(name for name, random in parts.items() if random))))

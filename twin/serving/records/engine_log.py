@@ -60,10 +60,10 @@ class Counters:
         """These counts and those of `cores`."""
         every: list[Counters | EngineCore] = [self, *cores]
         return Counters(
-            sum(each.prefill_tokens for each in every),
-            sum(each.cached_tokens for each in every),
-            sum(each.preemptions for each in every),
-            sum(each.model_loads for each in every),
+            sum(counts.prefill_tokens for counts in every),
+            sum(counts.cached_tokens for counts in every),
+            sum(counts.preemptions for counts in every),
+            sum(counts.model_loads for counts in every),
         )
 
 
@@ -282,7 +282,7 @@ class StepKeeper:
 
     def __call__(self, logs: Iterable[EngineLog]) -> None:
         """Move steps of these logs."""
-        for log in [each for engine in logs for each in (engine, *engine.micro_batches)]:
+        for log in [log for engine in logs for log in (engine, *engine.micro_batches)]:
             if not log.detail and len(log.ends) >= WORTH_A_PART:
                 if self._file is None:
                     self._file = self._make_file()

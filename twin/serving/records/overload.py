@@ -118,15 +118,19 @@ def overload_of(backlogs: dict[str, Backlog]) -> Overload | None:
     arrivals since then outnumber starts by more than chance explains (`SIGNIFICANT`). Requests that arrive all at once
     have no rate. An engine whose batch still fills when arrivals end is not overloaded, since no request waits.
     """
-    used = [(each.first, each.last) for each in backlogs.values() if each.first is not None and each.last is not None]
-    seconds = sum(last.time - first for first, last in used)
-    backlogged = sum(last.time - last.emptied for _, last in used)
-    waiting = sum(last.arrived - last.started for _, last in used)
-    arrived = sum(last.arrived - last.before for _, last in used)
+    ends = [
+        (backlog.first, backlog.last)
+        for backlog in backlogs.values()
+        if backlog.first is not None and backlog.last is not None
+    ]
+    seconds = sum(last.time - first for first, last in ends)
+    backlogged = sum(last.time - last.emptied for _, last in ends)
+    waiting = sum(last.arrived - last.started for _, last in ends)
+    arrived = sum(last.arrived - last.before for _, last in ends)
     started = arrived - waiting
     if not backlogged or backlogged < BACKLOGGED * seconds or waiting <= SIGNIFICANT * math.sqrt(arrived + started):
         return None
-    rates = len(used) / backlogged
+    rates = len(ends) / backlogged
     return Overload(list(backlogs), arrived * rates, started * rates, waiting)
 
 

@@ -48,15 +48,15 @@ class PrefixReuse:
         for number, prompt in enumerate(self._prompts):
             turns.append((prompt.begin, 1, number, prompt))
             turns.append((prompt.end, 0, number, prompt))
-        made, size = BlockStream(), self.node_tokens
+        stream, size = BlockStream(), self.node_tokens
         for _, begins, _, prompt in sorted(turns):
             if begins:
                 blocks, lookups = prompt.prompt_tokens // size, (prompt.prompt_tokens - 1) // size
             else:  # the last token of an answer has no KV cache
                 blocks, lookups = (prompt.prompt_tokens + max(prompt.output_tokens - 1, 0)) // size, 0
             ids = prompt.ids[:blocks]
-            made.add(ids, min(lookups, len(ids)))
-        return made
+            stream.add(ids, min(lookups, len(ids)))
+        return stream
 
     def summary(self) -> dict[str, Any]:
         """Shares of all prompt tokens: those that caches supplied, and bounds for one cache of the same size.

@@ -170,20 +170,20 @@ class Columns:
         rows = len(self.id)
 
         def column(values: array[Any]) -> Any:
-            found = np.frombuffer(values, dtype=values.typecode)[len(values) - rows :]
-            return found.astype(np.float64 if values.typecode == "d" else np.int64)
+            rows_of_column = np.frombuffer(values, dtype=values.typecode)[len(values) - rows :]
+            return rows_of_column.astype(np.float64 if values.typecode == "d" else np.int64)
 
         plain = (
             "id", "arrival", "queued", "scheduled", "first_token", "last_token", "prompt_tokens", "output_tokens",
             "cached_tokens", "preemptions", "attempts",
         )  # fmt: skip
         models, replicas = np.array([model for model, _ in self.kinds]), np.array(list(self.replicas))
-        found = {name: column(getattr(self, name)) for name in plain} | {
+        columns = {name: column(getattr(self, name)) for name in plain} | {
             "one_shot": column(self.one_shot).astype(bool),
             "model": models[column(self.kind)],
             "replica": replicas[column(self.replica)],
         }
-        return found | self.client_table(rows)
+        return columns | self.client_table(rows)
 
     def client_table(self, rows: int | None = None) -> dict[str, Any]:
         """Service class and tenant of the last `rows` requests, or of all; empty if they have neither."""

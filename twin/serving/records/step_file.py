@@ -34,11 +34,11 @@ class StepFile:
 
     def append(self, values: array[Any]) -> int:
         """Append numbers; returns their place, a byte offset."""
-        place, rest = self._end, memoryview(values).cast("B")
+        place, remainder = self._end, memoryview(values).cast("B")
         with naming(self._path):
-            while rest:
-                written = os.pwrite(self._file, rest, self._end)
-                self._end, rest = self._end + written, rest[written:]
+            while remainder:
+                size = os.pwrite(self._file, remainder, self._end)
+                self._end, remainder = self._end + size, remainder[size:]
         return place
 
     def read(self, place: int, count: int, typecode: str) -> NDArray[Any]:

@@ -37,12 +37,12 @@ def summarise_clients(run: Run, plan: ServingPlan) -> dict[str, Any]:
     classes, tenants = (list(dict.fromkeys(names)) for names in zip(*columns.clients, strict=True))
     specs = plan.scenario.workload.service_classes
     latencies = {name: request_latency(name, columns, plan.scenario.measure) for name in LATENCIES}
-    counted = in_measured_window(columns, plan.scenario.measure)
+    in_window = in_measured_window(columns, plan.scenario.measure)
     if any(classes):
         summary["service_classes"] = {
             name or NONE: _of(
                 latencies,
-                counted & _are(columns, 0, name),
+                in_window & _are(columns, 0, name),
                 specs[name].goals if name else {},
                 _num_shed(run, plan, 0, name),
             )
@@ -52,7 +52,9 @@ def summarise_clients(run: Run, plan: ServingPlan) -> dict[str, Any]:
         weights = _weights(plan.pools[0].spec.engine)
         service = np.array([weights[0], weights[1]]) @ _tokens(columns)
         summary["tenants"] = {
-            name or NONE: _of(latencies, (mask := counted & _are(columns, 1, name)), {}, _num_shed(run, plan, 1, name))
+            name or NONE: _of(
+                latencies, (mask := in_window & _are(columns, 1, name)), {}, _num_shed(run, plan, 1, name)
+            )
             | {"service": float(service[mask].sum())}
             for name in tenants
         }
@@ -73,36 +75,38 @@ def _num_shed(run: Run, plan: ServingPlan, part: int, name: str) -> int | None:
     if run.shed is None:
         return None
     of = np.array([client[part] == name for client in run.shed.clients])
-    counted = shed_in_window(run.shed, plan.scenario.measure)
-    return int((counted & of[np.array(run.shed.client, dtype=np.int64)]).sum())
+    in_window = shed_in_window(run.shed, plan.scenario.measure)
+    return int((in_window & of[np.array(run.shed.client, dtype=np.int64)]).sum())
 
 
 def _of(latencies: dict[str, Floats], mask: Mask, goals: dict[str, float], shed: int | None) -> dict[str, Any]:
     """The count and the latencies of some requests, and the share that met all goals; none that was shed did."""
     finished = int(mask.sum())
-    found: dict[str, Any] = {"requests": finished}
+    summary: dict[str, Any] = {"requests": finished}
     if shed is not None:
-        found |= {"shed": shed, "shed_share": shed / (shed + finished) if shed + finished else 0.0}
+        summary |= {"shed": shed, "shed_share": shed / (shed + finished) if shed + finished else 0.0}
     nothing = dict.fromkeys(("mean", *(f"p{point}" for point in PERCENTILES)))
     for name, values in latencies.items():
-        chosen = values[mask]
-        found[name] = spread(chosen[~np.isnan(chosen)]) or nothing
+        selection = values[mask]
+        summary[name] = spread(selection[~np.isnan(selection)]) or nothing
     if goals:
-        met = np.ones(int(mask.sum()), dtype=np.bool_)
+        within = np.ones(int(mask.sum()), dtype=np.bool_)
         for name, limit in goals.items():
-            met &= ~(latencies[name][mask] > limit)  # an answer without gaps has no TPOT to miss
+            within &= ~(latencies[name][mask] > limit)  # an answer without gaps has no TPOT to miss
         offered = finished + (shed or 0)
-        found["goals_met"] = float(met.sum()) / offered if offered else None
-    return found
+        summary["goals_met"] = float(within.sum()) / offered if offered else None
+    return summary
 
 
 def _weights(engine: EngineSpec) -> tuple[float, float, dict[str, float]]:
     """Service of a prompt token and of an output token, and the weights of tenants, as in the order of waiting."""
     scheduling = engine.scheduling_policy
-    given = scheduling.parameters if isinstance(scheduling, SchedulingSpec) else {}
+    parameters = scheduling.parameters if isinstance(scheduling, SchedulingSpec) else {}
     return (
-        given.get("prompt_weight", PROMPT_WEIGHT), given.get("output_weight", OUTPUT_WEIGHT), given.get("weights", {}),
-    )  # fmt: skip
+        parameters.get("prompt_weight", PROMPT_WEIGHT),
+        parameters.get("output_weight", OUTPUT_WEIGHT),
+        parameters.get("weights", {}),
+    )
 
 
 def _tokens(columns: Columns) -> Floats:
@@ -156,15 +160,15 @@ def _evenly(begin: Floats, end: Floats, amounts: Floats, edges: Floats) -> Float
 def _steps(times: Floats, amounts: Floats, edges: Floats) -> Floats:
     order = np.argsort(times)
     sums = np.concatenate(([0.0], np.cumsum(amounts[order])))
-    found: Floats = sums[np.searchsorted(times[order], edges, side="right")]
-    return found
+    integral: Floats = sums[np.searchsorted(times[order], edges, side="right")]
+    return integral
 
 
 def _ramps(times: Floats, slopes: Floats, edges: Floats) -> Floats:
     """Σ slope · max(edge - time, 0)."""
     origin = edges[0]  # near the times, so that little is lost in the difference
-    found: Floats = (edges - origin) * _steps(times, slopes, edges) - _steps(times, slopes * (times - origin), edges)
-    return found
+    integral: Floats = (edges - origin) * _steps(times, slopes, edges) - _steps(times, slopes * (times - origin), edges)
+    return integral
 
 
 def _backlogged(queued: Floats, started: Floats, edges: Floats) -> Mask:
@@ -193,28 +197,28 @@ def summarise_pools(run: Run, plan: ServingPlan, seconds: float) -> dict[str, An
     if len(pools) < 2 or not columns.detail:
         return {}
     latencies = {name: request_latency(name, columns, measure) for name in LATENCIES}
-    counted = in_measured_window(columns, measure)
+    in_window = in_measured_window(columns, measure)
     replica = np.array(columns.replica, dtype=np.int64)
     output = np.array(columns.output_tokens, dtype=np.int64)
     busy = {log.name: log.busy / run.end if run.end else 0.0 for log in run.logs}
     nothing = dict.fromkeys(("mean", *(f"p{point}" for point in PERCENTILES)))
-    found: dict[str, Any] = {}
+    summaries: dict[str, Any] = {}
     for pool in pools:
         names = pool.names
-        here = counted & np.isin(replica, [columns.replicas[name] for name in names if name in columns.replicas])
-        throughput = float(output[here].sum()) / seconds if seconds else None
+        mask = in_window & np.isin(replica, [columns.replicas[name] for name in names if name in columns.replicas])
+        throughput = float(output[mask].sum()) / seconds if seconds else None
         devices = describe_devices([pool]) if run.scaling is None else None
-        found[pool.spec.name] = {
+        summaries[pool.spec.name] = {
             "engines": len(names),
-            "requests": int(here.sum()),
-            "share": float(here.sum() / counted.sum()) if counted.any() else None,
-            **{name: spread(_known(values[here])) or nothing for name, values in latencies.items()},
+            "requests": int(mask.sum()),
+            "share": float(mask.sum() / in_window.sum()) if in_window.any() else None,
+            **{name: spread(_known(values[mask])) or nothing for name, values in latencies.items()},
             "output_throughput": throughput,
             "busy": sum(busy.get(name, 0.0) for name in names) / len(names),
             "cost_per_hour": devices and devices["cost_per_hour"],
             "cost_per_million_output_tokens": cost_per_million_tokens(devices, throughput),
         }
-    return {"pools": found}
+    return {"pools": summaries}
 
 
 def _known(values: Floats) -> Floats:

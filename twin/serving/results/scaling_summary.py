@@ -99,11 +99,11 @@ def _engines(run: Run, pool: str) -> Floats:
     """Rows of `STATES` of all engines of a pool, whatever their models, up to the end of the run."""
     logs = [log for log in run.scaling or () if log.pool == pool]
     times = np.unique([row[0] for log in logs for row in log.changes if row[0] <= run.end])
-    found = np.zeros((len(times), len(STATES)))
-    found[:, 0] = times
+    counts = np.zeros((len(times), len(STATES)))
+    counts[:, 0] = times
     for log in logs:
-        found[:, 1:] += states_at(log, times)
-    return found
+        counts[:, 1:] += states_at(log, times)
+    return counts
 
 
 def states_at(log: ScalingLog, times: Floats) -> Floats:
@@ -121,19 +121,19 @@ def goals_by_minute(columns: Columns, measure: MeasureSpec) -> dict[str, Any]:
     arrival = np.frombuffer(columns.arrival, dtype=np.float64) if len(columns.arrival) else np.empty(0)
     minute = (arrival // MINUTE).astype(np.int64)
     count = int(minute.max()) + 1 if len(minute) else 0
-    found: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "start": (MINUTE * np.arange(count)).tolist(),
         "requests": np.bincount(minute, minlength=count).tolist(),
         "missed": None,
     }
     if measure.slo:
-        found["missed"] = np.bincount(minute[~meets_goals(columns, measure)], minlength=count).tolist()
+        summary["missed"] = np.bincount(minute[~meets_goals(columns, measure)], minlength=count).tolist()
     order = np.argsort(minute, kind="stable")
     edges = np.searchsorted(minute[order], np.arange(count + 1))
     for name, values in request_latencies(columns, measure).items():
         by_minute = [values[order[first:last]] for first, last in itertools.pairwise(edges)]
-        found[f"{name}_p99"] = [_p99(part[~np.isnan(part)]) for part in by_minute]
-    return found
+        summary[f"{name}_p99"] = [_p99(part[~np.isnan(part)]) for part in by_minute]
+    return summary
 
 
 def _p99(values: Floats) -> float | None:
@@ -149,27 +149,27 @@ def around_outages(run: Run, measure: MeasureSpec) -> dict[str, Any] | None:
     if not spans:
         return None
     columns = run.columns
-    arrival, counted = np.frombuffer(columns.arrival, dtype=np.float64), in_measured_window(columns, measure)
+    arrival, in_window = np.frombuffer(columns.arrival, dtype=np.float64), in_measured_window(columns, measure)
     during = _within(arrival, spans)
     after = _within(arrival, [(end, 2 * end - start) for start, end in spans]) & ~during
     values = request_latencies(columns, measure)
     good = meets_goals(columns, measure) if measure.slo else None
     parts = {"during": during, "after": after, "otherwise": ~during & ~after}
-    return {name: _spreads(values, good, chosen & counted) for name, chosen in parts.items()}
+    return {name: _spreads(values, good, mask & in_window) for name, mask in parts.items()}
 
 
-def _spreads(values: dict[str, Floats], good: Mask | None, chosen: Mask) -> dict[str, Any]:
-    found: dict[str, Any] = {"requests": int(chosen.sum())}
+def _spreads(values: dict[str, Floats], good: Mask | None, mask: Mask) -> dict[str, Any]:
+    summary: dict[str, Any] = {"requests": int(mask.sum())}
     for name in LATENCIES:
-        part = values[name][chosen]
-        found[name] = spread(part[~np.isnan(part)])
+        part = values[name][mask]
+        summary[name] = spread(part[~np.isnan(part)])
     if good is not None:
-        found["goodput_share"] = float(good[chosen].mean()) if chosen.any() else None
-    return found
+        summary["goodput_share"] = float(good[mask].mean()) if mask.any() else None
+    return summary
 
 
 def _within(times: Floats, spans: Sequence[tuple[float, float]]) -> Mask:
-    found = np.zeros(len(times), dtype=np.bool_)
+    covered = np.zeros(len(times), dtype=np.bool_)
     for start, end in spans:
-        found |= (times >= start) & (times < end)
-    return found
+        covered |= (times >= start) & (times < end)
+    return covered

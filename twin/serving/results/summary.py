@@ -34,11 +34,11 @@ def summarise(run: Run, measure: MeasureSpec) -> dict[str, Any]:
     window, over the window; without one, over the time from the first arrival to the last answer.
     """
     columns = run.columns
-    counted = in_measured_window(columns, measure)
-    output = _whole(columns.output_tokens)[counted]
-    seconds = _span(columns, counted, measure)
+    in_window = in_measured_window(columns, measure)
+    output = _whole(columns.output_tokens)[in_window]
+    seconds = _span(columns, in_window, measure)
     document: dict[str, Any] = {
-        "requests": int(counted.sum()),
+        "requests": int(in_window.sum()),
         "duration": seconds,
         "ttft": spread(latency("ttft", columns, measure)),
         "tpot": spread(latency("tpot", columns, measure)),
@@ -46,12 +46,12 @@ def summarise(run: Run, measure: MeasureSpec) -> dict[str, Any]:
         "e2e": spread(latency("e2e", columns, measure)),
         "output_tokens": int(output.sum()),
         "output_throughput": float(output.sum()) / seconds if seconds else None,
-        "request_throughput": float(counted.sum()) / seconds if seconds else None,
+        "request_throughput": float(in_window.sum()) / seconds if seconds else None,
     }
     if measure.slo:
-        good = float((meets_goals(columns, measure) & counted).sum())
+        good = float((meets_goals(columns, measure) & in_window).sum())
         document["goodput"] = good / seconds if seconds else None
-        document["goodput_share"] = good / int(counted.sum()) if counted.any() else None
+        document["goodput_share"] = good / int(in_window.sum()) if in_window.any() else None
     if run.sessions is not None:
         document["sessions"] = summarise_sessions(run.sessions, measure)
     document |= _engine_counts(run)
@@ -75,11 +75,11 @@ def _shed(log: ShedLog, measure: MeasureSpec, finished: int) -> dict[str, Any]:
 
 def shed_in_window(log: ShedLog, measure: MeasureSpec) -> Mask:
     """A mask of the requests that were shed for good in the measured window."""
-    ended = _floats(log.ended)
-    counted: Mask = ended >= measure.after
+    end = _floats(log.ended)
+    in_window: Mask = end >= measure.after
     if measure.before is not None:
-        counted &= ended < measure.before
-    return counted
+        in_window &= end < measure.before
+    return in_window
 
 
 def engine_summaries(run: Run) -> list[dict[str, Any]]:
@@ -139,8 +139,8 @@ def overload(run: Run, plan: ServingPlan) -> dict[str, Any] | None:
     if isinstance(plan.scenario.workload.arrivals, ClosedLoopSpec):
         return None
     backlogs = {engine.name: engine.backlog for engine in run.engines}
-    found = first_overload([{name: backlogs[name] for name in names} for names in plan.groups])
-    return describe_overload(found, max(run.columns.arrival), run.end) if found else None
+    first = first_overload([{name: backlogs[name] for name in names} for names in plan.groups])
+    return describe_overload(first, max(run.columns.arrival), run.end) if first else None
 
 
 LATENCIES = ("ttft", "tpot", "e2e")
@@ -154,10 +154,10 @@ def latencies(columns: Columns, measure: MeasureSpec) -> dict[str, Floats]:
 
 def latency(name: str, columns: Columns, measure: MeasureSpec) -> Floats:
     """One of `LATENCIES` of each request that counts and has it, seconds."""
-    values, counted = request_latency(name, columns, measure), in_measured_window(columns, measure)
+    values, in_window = request_latency(name, columns, measure), in_measured_window(columns, measure)
     if name == "tpot":
-        counted &= _whole(columns.output_tokens) > 1
-    return values if counted.all() else values[counted]
+        in_window &= _whole(columns.output_tokens) > 1
+    return values if in_window.all() else values[in_window]
 
 
 def request_latencies(columns: Columns, measure: MeasureSpec) -> dict[str, Floats]:
@@ -196,7 +196,7 @@ def _itl(logs: list[EngineLog], measure: MeasureSpec) -> dict[str, float] | None
 
 def _parts_of_gaps(logs: list[EngineLog], measure: MeasureSpec) -> Iterator[tuple[Floats, NDArray[np.int64]]]:
     """The gaps and weights that `pooled_gaps` brings together, in parts of one engine."""
-    for log in [each for engine in logs for each in (*engine.micro_batches, engine)]:
+    for log in [log for engine in logs for log in (*engine.micro_batches, engine)]:
         last = None
         for ends, decodes, repeats in () if log.micro_batches else log.step_parts(STEPS_OF_PART):
             weights = np.repeat(decodes.astype(np.int64), repeats)
@@ -220,10 +220,10 @@ def _start_times(columns: Columns, measure: MeasureSpec) -> Floats:
 def in_measured_window(columns: Columns, measure: MeasureSpec) -> Mask:
     """A mask of the requests that end in the measured window, which the summary counts."""
     last = _floats(columns.last_token)
-    counted: Mask = last >= measure.after
+    in_window: Mask = last >= measure.after
     if measure.before is not None:
-        counted &= last < measure.before
-    return counted
+        in_window &= last < measure.before
+    return in_window
 
 
 def meets_goals(columns: Columns, measure: MeasureSpec) -> Mask:
@@ -237,8 +237,8 @@ def meets_goals(columns: Columns, measure: MeasureSpec) -> Mask:
     return good
 
 
-def _span(columns: Columns, counted: Mask, measure: MeasureSpec) -> float:
-    if not counted.any():
+def _span(columns: Columns, in_window: Mask, measure: MeasureSpec) -> float:
+    if not in_window.any():
         return 0.0
     last = float(_floats(columns.last_token).max())
     if measure.after or measure.before is not None:
@@ -250,12 +250,15 @@ def _engine_counts(run: Run) -> dict[str, Any]:
     counters = [engine.counters for engine in run.engines]
     seconds, seats = run.end * len(run.logs), run.end * sum(engine.max_num_seqs for engine in run.engines)
     if run.scaling is not None:
-        paid = [(run.engine_seconds(engine.name), engine.max_num_seqs) for engine in run.engines]
-        seconds, seats = sum(each for each, _ in paid), sum(each * max_num_seqs for each, max_num_seqs in paid)
+        available = [(run.engine_seconds(engine.name), engine.max_num_seqs) for engine in run.engines]
+        seconds, seats = (
+            sum(each for each, _ in available),
+            sum(each * max_num_seqs for each, max_num_seqs in available),
+        )
     return {
-        "prefill_tokens": sum(each.prefill_tokens for each in counters),
-        "cached_tokens": sum(each.cached_tokens for each in counters),
-        "preemptions": sum(each.preemptions for each in counters),
+        "prefill_tokens": sum(counts.prefill_tokens for counts in counters),
+        "cached_tokens": sum(counts.cached_tokens for counts in counters),
+        "preemptions": sum(counts.preemptions for counts in counters),
         "steps": sum(log.num_steps for log in run.logs),
         "busy": sum(log.busy for log in run.logs) / seconds if seconds else 0.0,
         "load": sum(log.running_seqs.area for log in run.logs) / seats if seats else 0.0,
@@ -295,15 +298,15 @@ def _kv_used(run: Run, engines: Sequence[EngineAtEnd]) -> float | None:
     """Mean share of KV blocks in use over the time for which engines are paid; None for a run without detail."""
     if not run.end or not all(engine.log.detail for engine in engines):
         return None
-    used = 0.0
+    block_seconds = 0.0
     for engine in engines:
         states = engine.log.states()
         seconds = np.diff(np.minimum(states[:, 0], run.end), append=run.end)
-        used += float(((engine.blocks - states[:, 3]) * seconds).sum())
+        block_seconds += float(((engine.blocks - states[:, 3]) * seconds).sum())
     if run.scaling is None:
-        return used / (run.end * sum(engine.blocks for engine in engines))
-    paid = sum(run.engine_seconds(engine.name) * engine.blocks for engine in engines)
-    return used / paid if paid else 0.0
+        return block_seconds / (run.end * sum(engine.blocks for engine in engines))
+    available = sum(run.engine_seconds(engine.name) * engine.blocks for engine in engines)
+    return block_seconds / available if available else 0.0
 
 
 def _littles_law(run: Run) -> float:
@@ -330,20 +333,20 @@ def summarise_sessions(log: SessionLog, measure: MeasureSpec) -> dict[str, Any]:
     of its prompt tokens, and `resent_cached` the share of them that the prefix cache supplied.
     """
     start, end, waited = (_array(column, np.float64) for column in (log.start, log.end, log.waited))
-    counted = end >= measure.after
+    in_window = end >= measure.after
     if measure.before is not None:
-        counted &= end < measure.before
+        in_window &= end < measure.before
     sums = {
-        name: int(_array(getattr(log, name), np.int64)[counted].sum())
+        name: int(_array(getattr(log, name), np.int64)[in_window].sum())
         for name in ("turns", "requests", "prompt_tokens", "resent_tokens", "resent_cached_tokens")
     }
-    count, resent = int(counted.sum()), sums["resent_tokens"]
+    count, resent = int(in_window.sum()), sums["resent_tokens"]
     return {
         "count": count,
         "turns": sums["turns"] / count if count else None,
         "requests": sums["requests"] / count if count else None,
-        "time": spread((end - start)[counted]),
-        "waited": spread(waited[counted]),
+        "time": spread((end - start)[in_window]),
+        "waited": spread(waited[in_window]),
         "resent_tokens": resent,
         "resent_share": resent / sums["prompt_tokens"] if sums["prompt_tokens"] else None,
         "resent_cached": sums["resent_cached_tokens"] / resent if resent else None,

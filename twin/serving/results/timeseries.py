@@ -33,24 +33,24 @@ def timeseries(run: Run, measure: MeasureSpec) -> dict[str, Any]:
     curves = {name: curve(values) for name, values in of_requests.items()}
     curves["itl"] = _weighted_quantiles(gaps, weights)
     instants = np.linspace(0.0, run.end, SAMPLES)
-    running, waiting, used = (np.zeros(SAMPLES) for _ in range(3))
+    running, waiting, blocks_in_use = (np.zeros(SAMPLES) for _ in range(3))
     blocks = sum(engine.blocks for engine in run.engines)
     for engine in run.engines:
         changes = engine.log.states()
         if not len(changes):
             continue
         at = np.searchsorted(changes[:, 0], instants, side="right") - 1
-        known = at >= 0
-        running += np.where(known, changes[at, 1], 0)
-        waiting += np.where(known, changes[at, 2], 0)
-        used += np.where(known, engine.blocks - changes[at, 3], 0) / blocks
+        started = at >= 0
+        running += np.where(started, changes[at, 1], 0)
+        waiting += np.where(started, changes[at, 2], 0)
+        blocks_in_use += np.where(started, engine.blocks - changes[at, 3], 0) / blocks
     series: dict[str, Any] = {
         "quantiles": {"p": np.linspace(0, 1, POINTS).tolist(), **curves},
         "classes": _classes(run, measure),
         "time": instants.tolist(),
         "running": running.tolist(),
         "waiting": waiting.tolist(),
-        "kv_used": used.tolist(),
+        "kv_used": blocks_in_use.tolist(),
     }
     if run.scaling is not None:
         from twin.serving.results.scaling_summary import STATES, states_at
@@ -76,19 +76,19 @@ def _classes(run: Run, measure: MeasureSpec) -> dict[str, Any] | None:
     if len(kinds) < 2:
         return None
     varies = [len(set(parts)) > 1 for parts in zip(*kinds.values(), strict=True)]
-    counted = in_measured_window(columns, measure)
-    found: dict[str, Any] = {}
-    for index, parts in sorted(kinds.items(), key=lambda each: each[1]):
-        chosen = counted & (kind == index)
-        values = {name: request_latency(name, columns, measure)[chosen] for name in LATENCIES}
-        values["tpot"] = values["tpot"][np.frombuffer(columns.output_tokens, dtype=np.int32)[chosen] > 1]
+    in_window = in_measured_window(columns, measure)
+    summaries: dict[str, Any] = {}
+    for index, parts in sorted(kinds.items(), key=lambda item: item[1]):
+        mask = in_window & (kind == index)
+        values = {name: request_latency(name, columns, measure)[mask] for name in LATENCIES}
+        values["tpot"] = values["tpot"][np.frombuffer(columns.output_tokens, dtype=np.int32)[mask] > 1]
         name = " ".join(part for part, several in zip(parts, varies, strict=True) if several)
-        found[name] = {
-            "requests": int(chosen.sum()),
-            **{name: spread(each) for name, each in values.items()},
-            "quantiles": {name: curve(each) for name, each in values.items()},
+        summaries[name] = {
+            "requests": int(mask.sum()),
+            **{name: spread(latencies) for name, latencies in values.items()},
+            "quantiles": {name: curve(latencies) for name, latencies in values.items()},
         }
-    return found
+    return summaries
 
 
 def curve(values: Floats) -> list[float] | None:
@@ -97,15 +97,15 @@ def curve(values: Floats) -> list[float] | None:
 
 
 def _weighted_quantiles(values: Floats, weights: NDArray[np.int64]) -> list[float] | None:
-    kept = weights > 0
-    values, weights = values[kept], weights[kept]
+    positive = weights > 0
+    values, weights = values[positive], weights[positive]
     if not len(values):
         return None
     order = np.argsort(values)
     through = np.cumsum(weights[order])
     ranks = np.linspace(0, 1, POINTS) * (through[-1] - 1)
-    found: list[float] = values[order][np.searchsorted(through, ranks, side="right")].tolist()
-    return found
+    quantiles: list[float] = values[order][np.searchsorted(through, ranks, side="right")].tolist()
+    return quantiles
 
 
 KINDS = np.array(["decode", "mixed", "one-shot"])

@@ -35,25 +35,27 @@ def combine(runs: Sequence[Summary], draws: Sequence[Summary] = ()) -> tuple[Sum
     single run has no intervals, nor has a metric that is missing in a run: latencies, where no request counts. A metric
     that is equal in all runs has one without width (see `with_width`).
     """
-    table, drawn = [flatten(run) for run in runs], [flatten(run) for run in draws]
+    table, draw_table = [flatten(run) for run in runs], [flatten(run) for run in draws]
     mean: dict[str, float | None] = {}
     intervals: dict[str, Any] = {}
     for name in table[0]:
-        values, others = [row.get(name) for row in table], [row.get(name) for row in drawn]
-        if any(value is None for value in (*values, *others)):
+        values, draw_values = [row.get(name) for row in table], [row.get(name) for row in draw_table]
+        if any(value is None for value in (*values, *draw_values)):
             mean[name] = None
             continue
-        sample, model = np.array(values, dtype=np.float64), np.array(others, dtype=np.float64)
+        sample, model = np.array(values, dtype=np.float64), np.array(draw_values, dtype=np.float64)
         mean[name] = float(sample.mean())
-        found = _intervals(sample, model)
-        if found is not None:
-            intervals[name] = found
+        interval = _intervals(sample, model)
+        if interval is not None:
+            intervals[name] = interval
     return unflatten(mean, runs[0]), intervals
 
 
 def with_width(intervals: dict[str, Any]) -> dict[str, Any]:
     """Intervals without those of no width: that runs agree to the last digit does not mean that a metric is certain."""
-    return {name: each for name, each in intervals.items() if each["prediction"][0] < each["prediction"][1]}
+    return {
+        name: interval for name, interval in intervals.items() if interval["prediction"][0] < interval["prediction"][1]
+    }
 
 
 def sensitivities(centre: Summary, varied: Mapping[str, tuple[Summary, Summary]]) -> dict[str, dict[str, float]]:

@@ -127,7 +127,7 @@ class IndependentEngines:
         self._requests = requests_of(plan, replication)
         self._keep = StepKeeper(file)
         groups = independent_groups(plan)
-        parts = {each.name: each for each in engine_parts(plan, draw)}
+        parts = {part.name: part for part in engine_parts(plan, draw)}
         self.engines: dict[str, Engine] = {}
         self._groups: list[_Group | None] = [None] * len(groups)
         for number in range(share, len(groups), shares):
@@ -164,14 +164,14 @@ class IndependentEngines:
     def _spans(self) -> Iterator[tuple[float, list[list[tuple[Request, int]]]]]:
         """Spans of arrivals: the last arrival of each, seconds, and the requests of each group, with their answers."""
         groups, group_of = self._groups, self._router.group_of
-        while drawn := list(islice(self._requests, SPAN)):
+        while requests := list(islice(self._requests, SPAN)):
             coming: list[list[tuple[Request, int]]] = [[] for _ in groups]
-            for sent in drawn:
+            for sent in requests:
                 number = group_of(sent[0])
                 if groups[number] is not None:
                     coming[number].append(sent)
             self._sent += sum(map(len, coming))
-            yield drawn[-1][0].arrival, coming
+            yield requests[-1][0].arrival, coming
 
     def _take(self) -> Rows:
         """The requests finished since the last call, in the order in which one simulation of all finishes them."""
@@ -219,24 +219,24 @@ def merged_run(
     for rows in parts:
         columns.extend(rows)
     columns.flush()
-    named = {engine.name: engine for engine in at_end()}
-    engines = [named[name] for group in plan.groups for name in group]
+    by_name = {engine.name: engine for engine in at_end()}
+    engines = [by_name[name] for group in plan.groups for name in group]
     return Run(columns, engines, {}, population(columns), plan.outside() if outside is None else outside)
 
 
 def population(columns: Columns) -> float:
     """∫ requests in the system dt, from arrivals and departures, summed in the order of a simulation."""
     arrivals, departures = np.sort(numbers(columns.arrival)), numbers(columns.last_token)
-    area, since, count, come, gone = 0.0, 0.0, 0, 0, 0
-    while gone < len(departures):
-        until = departures[min(gone + SPAN, len(departures)) - 1]
+    area, since, count, come, departed = 0.0, 0.0, 0, 0, 0
+    while departed < len(departures):
+        until = departures[min(departed + SPAN, len(departures)) - 1]
         to_come, to_go = (int(np.searchsorted(times, until, side="right")) for times in (arrivals, departures))
-        times = np.concatenate((arrivals[come:to_come], departures[gone:to_go]))
+        times = np.concatenate((arrivals[come:to_come], departures[departed:to_go]))
         order = np.argsort(times, kind="stable")  # arrivals first: the count is that of a simulation
         times, changes = times[order], np.where(order < to_come - come, 1, -1)
         before = count + np.cumsum(changes) - changes
         area = float(np.cumsum(np.concatenate(([area], before * np.diff(times, prepend=since))))[-1])
-        since, count, come, gone = float(times[-1]), count + int(changes.sum()), to_come, to_go
+        since, count, come, departed = float(times[-1]), count + int(changes.sum()), to_come, to_go
     return area
 
 
@@ -245,8 +245,8 @@ class _Group:
 
     def __init__(self, plan: ServingPlan, parts: list[EngineParts], keep: Callable[[RequestRecord], None]) -> None:
         self.env = Environment()
-        self.engines = [each.make(self.env) for each in parts]
-        names = {each.name for each in parts}
+        self.engines = [part.make(self.env) for part in parts]
+        names = {part.name for part in parts}
         pool = Pool(self.engines, _router(plan))
         models = [model for model, group in plan.prefill_engines.items() if names.issubset(group)]
         self.clients = PartwiseLoop(self.env, system := System(self.env, dict.fromkeys(models, pool), {}, {}))

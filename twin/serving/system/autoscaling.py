@@ -261,9 +261,9 @@ class PoolScaler:
 
     def _observe(self) -> Observation:
         now = self._env.now
-        up = [each for each in self._instances if each.state == UP and not each.engine.failed]
-        metrics = [found for each in up if (found := each.metrics(now)) is not None]
-        failed = sum(each.engine.failed and each.state in (UP, STARTING) for each in self._instances)
+        up = [instance for instance in self._instances if instance.state == UP and not instance.engine.failed]
+        metrics = [values for instance in up if (values := instance.metrics(now)) is not None]
+        failed = sum(instance.engine.failed and instance.state in (UP, STARTING) for instance in self._instances)
         return Observation(
             now, self._replicas, tuple(metrics),
             starting=self._replicas - len(metrics) - failed, failed=failed, draining=self._count(DRAINING),
@@ -275,7 +275,7 @@ class PoolScaler:
 
     def _adjust(self) -> None:
         """Start or stop engines until there are as many as there should be, as far as some are free."""
-        alive = [each for each in self._instances if each.state in (STARTING, UP)]
+        alive = [instance for instance in self._instances if instance.state in (STARTING, UP)]
         free = sorted((each for each in self._instances if each.state == STOPPED), key=lambda each: each.engine.failed)
         for instance in free[: max(self._replicas - len(alive), 0)]:
             self._start(instance)
@@ -346,12 +346,12 @@ class PoolScaler:
         self._env.at(self._env.now, Priority.LATE).callbacks.append(look)
 
     def _count(self, state: str) -> int:
-        return sum(each.state == state for each in self._instances)
+        return sum(instance.state == state for instance in self._instances)
 
     def _note(self) -> None:
         """Note how many engines are in each state."""
-        sound = [each.state for each in self._instances if not each.engine.failed]
-        failed = sum(each.engine.failed and each.state != STOPPED for each in self._instances)
+        sound = [instance.state for instance in self._instances if not instance.engine.failed]
+        failed = sum(instance.engine.failed and instance.state != STOPPED for instance in self._instances)
         row = (float(self._env.now), sound.count(UP), sound.count(STARTING), sound.count(DRAINING), failed)
         changes = self.log.changes
         if changes and changes[-1][0] == row[0]:

@@ -90,13 +90,13 @@ def engine_parts(plan: ServingPlan, draw: Draw) -> list[EngineParts]:
     """The parts of every engine of a plan, in the order of its pools, with what is not known at a draw."""
     varied = dict[int, StepTime]()
     scores = scores_of(plan.unknowns() if draw is not None else (), plan.scenario.seed, draw)
-    found: list[EngineParts] = []
+    parts: list[EngineParts] = []
     for planned in plan.pools:
         pool = planned.at(scores) if scores else planned
         step_time = varied.setdefault(id(planned.step_time), pool.step_time)  # pools of one model share its draw
         for i, name in enumerate(pool.names):
-            found.append(EngineParts(name, len(found), i, pool, step_time, plan))
-    return found
+            parts.append(EngineParts(name, len(parts), i, pool, step_time, plan))
+    return parts
 
 
 @dataclass
@@ -154,11 +154,11 @@ class Parts:
     def make_pools(self, engines: EnginesByModel) -> dict[str, Pool]:
         """A pool of engines for each model, with a router of its own; models with the same engines share one."""
         routing = self.plan.scenario.system.routing
-        made: dict[tuple[str, ...], Pool] = {}
+        pools: dict[tuple[str, ...], Pool] = {}
         for names in engines.values():
-            if names not in made:
-                made[names] = Pool([self.engines[name] for name in names], make_router(routing, self._draw_below))
-        return {model: made[names] for model, names in engines.items()}
+            if names not in pools:
+                pools[names] = Pool([self.engines[name] for name in names], make_router(routing, self._draw_below))
+        return {model: pools[names] for model, names in engines.items()}
 
     @functools.cached_property
     def _draw_below(self) -> functools.partial[int]:

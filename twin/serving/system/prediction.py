@@ -95,14 +95,14 @@ class Predictor:
     def _coming(self) -> list[_Coming]:
         """The requests of a prediction, in order."""
         now, decodes = self._env.now, self._role == "decode"
-        known = [record.output_tokens for record in self._records if record.last_token != UNSET]
+        lengths = [record.output_tokens for record in self._records if record.last_token != UNSET]
         rng = np.random.default_rng([self._seed, round(1e6 * now)])
 
         def answer(record: RequestRecord) -> int:
             if record.last_token != UNSET:
                 return record.output_tokens
-            drawn = known[int(rng.integers(len(known)))] if known else record.request.max_tokens
-            return min(drawn, record.request.max_tokens)
+            length = lengths[int(rng.integers(len(lengths)))] if lengths else record.request.max_tokens
+            return min(length, record.request.max_tokens)
 
         coming: list[_Coming] = []
         for record in self._present():
@@ -110,13 +110,13 @@ class Predictor:
             coming.append(_Coming(0.0, record.request, max(tokens // 2, 2) if begun else tokens, begun, judged=False))
         times = [(record.first_token if decodes else record.request.arrival, record) for record in self._records]
         again = sorted((each for each in times if each[0] != UNSET), key=lambda each: (each[0], each[1].request.id))
-        chosen = again[-self._spec.max_requests :]
+        recent = again[-self._spec.max_requests :]
         begin = max(now - self._spec.window, 0.0)
-        start = begin if len(chosen) == len(again) else chosen[0][0]
+        start = begin if len(recent) == len(again) else recent[0][0]
         growth = 1.0
         if self._lead and now >= self._spec.window:  # a part of a window says little about growth
             growth = growth_until([time for time, _ in again], begin, now, now + self._lead)
-        for time, record in chosen:
+        for time, record in recent:
             tokens = answer(record)
             if not decodes or tokens > 1:
                 coming.append(_Coming(max(time - start, 0.0) / growth, record.request, tokens, decodes, judged=True))
@@ -124,25 +124,25 @@ class Predictor:
 
     def _simulate(self, engines: int) -> dict[str, float]:
         """Latencies by goal with a number of engines; none without requests."""
-        if not any(each.judged for each in self._load):
+        if not any(pending.judged for pending in self._load):
             return {}
         env, names = Environment(), tuple(self._names[:engines])
         pool = replace(self._plan.pools[0], engines={model: list(names) for model in self._models})
         parts = Parts(replace(self._plan, pools=[pool]), env, np.random.default_rng(self._seed), self._draw)
         parts.make_engines()
-        (served,) = {id(each): each for each in parts.make_pools(dict.fromkeys(self._models, names)).values()}.values()
+        (served,) = {id(pool): pool for pool in parts.make_pools(dict.fromkeys(self._models, names)).values()}.values()
         alarm = Alarm(Priority.ARRIVAL, _never)
         judged: list[RequestRecord] = []
-        for number, each in enumerate(self._load):
-            record = each.record(number)
-            if each.judged:
+        for number, pending in enumerate(self._load):
+            record = pending.record(number)
+            if pending.judged:
                 judged.append(record)
-            if each.time:
-                env.run_to(alarm, each.time)
+            if pending.time:
+                env.run_to(alarm, pending.time)
             engine = served.choose(record.request)
             assert engine is not None, "engines of a prediction do not fail"
             max_tokens = 1 if self._role == "prefill" and not record.request.one_shot else None
-            engine.submit(record, max_tokens=max_tokens, remote_prefill=each.begun)
+            engine.submit(record, max_tokens=max_tokens, remote_prefill=pending.begun)
         env.run()
         return latencies_of(judged, self._goals)
 

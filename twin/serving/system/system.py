@@ -200,8 +200,8 @@ class System:
                 self._answer(record)
             else:
                 record.delivered = 0
-                told = early is not None and early.leaves_from <= env.now
-                leaves = engine.hold(self._hand_over) if self._hand_over and not told else 0.0
+                is_announced = early is not None and early.leaves_from <= env.now
+                leaves = engine.hold(self._hand_over) if self._hand_over and not is_announced else 0.0
                 sending[record] = env.process(self._transfer(engine, record, sequence, leaves, early))
 
         return finished
@@ -265,12 +265,12 @@ class System:
         while it is down: it recovers when every outage is over.
         """
         self._outages[engine.name] += 1
-        lost = engine.fail() + self._interrupt_transfers(engine)
+        records = engine.fail() + self._interrupt_transfers(engine)
         if self._early is not None:
             self._early.lose(engine)
         for pool in self.pools():
             pool.refresh()
-        for record in lost:
+        for record in records:
             record.attempts += 1
             self._resume(record)
         self.on_outage(engine)
@@ -302,9 +302,9 @@ class System:
         sending = self._sending.get(engine.name, {})
         for process in sending.values():
             process.interrupt()
-        lost = list(sending)
+        records = list(sending)
         sending.clear()
-        return lost
+        return records
 
     def _resume(self, record: RequestRecord) -> None:
         """Route a request again: its new engine computes the prompt and the tokens so far, then the rest."""
@@ -318,7 +318,7 @@ class System:
             self._stranded.append(record)
             return
         delivered = record.delivered
-        rest = replace(
+        continuation = replace(
             request, prompt_tokens=request.prompt_tokens + delivered, max_tokens=request.max_tokens - delivered
         )
-        engine.submit(record, rest)
+        engine.submit(record, continuation)
