@@ -52,9 +52,7 @@ class AdmittingCore(Protocol):
     prefix_leaders: dict[int, None]
     cached_tokens: int
 
-    def schedule_chunk(self, chunks: list[Chunk], sequence: Sequence, num_tokens: int) -> int:
-        """See `EngineCore.schedule_chunk`."""
-        ...
+    def schedule_chunk(self, chunks: list[Chunk], sequence: Sequence, num_tokens: int) -> int: ...
 
 
 def uncached_prefix_key(sequence: Sequence, num_cached_nodes: int) -> int:

@@ -255,7 +255,6 @@ class TargetUtilization:
         self._target, self._metric, self._tolerance = target, metric, tolerance
 
     def desired(self, observation: Observation) -> int:
-        """See `ScalingPolicy.desired`."""
         values: list[float | None] = [getattr(engine, self._metric) for engine in observation.engines]
         values += [None] * (observation.starting + observation.failed)
         return replicas_at_target(observation.replicas, values, self._target, self._tolerance)
@@ -282,7 +281,6 @@ class QueueLength:
         self._target, self._count, self._tolerance = target, count, tolerance
 
     def desired(self, observation: Observation) -> int:
-        """See `ScalingPolicy.desired`."""
         requests = observation.queued + sum(engine.waiting for engine in observation.engines)
         if self._count == "unfinished":
             requests += sum(engine.running for engine in observation.engines)
@@ -308,7 +306,6 @@ class Scheduled:
         self._times, self._counts, self._period = times, [int(count) for _, count in schedule], period
 
     def desired(self, observation: Observation) -> int:
-        """See `ScalingPolicy.desired`."""
         now = observation.now if self._period is None else math.fmod(observation.now, self._period)
         return self._counts[bisect_right(self._times, now) - 1]
 
@@ -339,7 +336,6 @@ class MeetGoals:
         self._predict, self._margin = predict, margin
 
     def desired(self, observation: Observation) -> int:
-        """See `ScalingPolicy.desired`."""
         lower, upper = observation.min_replicas, observation.max_replicas
         if any(observation.latencies.get(name, 0.0) > limit for name, limit in self.goals.items()):
             lower = min(max(lower, observation.replicas), upper)

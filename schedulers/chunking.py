@@ -49,7 +49,6 @@ class StaticChunks:
         self.tokens, self.exclude_decodes = tokens, exclude_decodes
 
     def max_prefill_tokens(self, num_decodes: int) -> int:
-        """See `ChunkPolicy.max_prefill_tokens`."""
         return self.tokens if self.exclude_decodes else max(self.tokens - num_decodes, 0)
 
 

@@ -39,7 +39,6 @@ class FixedDrafts:
         self.num_speculative_tokens = num_speculative_tokens
 
     def num_draft_tokens(self, num_decodes: int) -> int:
-        """See `DraftPolicy.num_draft_tokens`."""
         return self.num_speculative_tokens
 
     def observe(self, num_drafted: int, num_accepted: int) -> None:
@@ -69,7 +68,6 @@ class DraftsByBatchSize:
         self._decodes, self._drafts = list(decodes), list(drafts)
 
     def num_draft_tokens(self, num_decodes: int) -> int:
-        """See `DraftPolicy.num_draft_tokens`."""
         for decodes, drafts in zip(self._decodes, self._drafts, strict=True):
             if num_decodes <= decodes:
                 return drafts
@@ -118,7 +116,6 @@ class GoodputDrafts:
         return self._accepted / self._tried
 
     def num_draft_tokens(self, num_decodes: int) -> int:
-        """See `DraftPolicy.num_draft_tokens`."""
         best, best_rate, emitted, more = 0, 0.0, 0.0, 1.0
         for drafts in range(self.num_speculative_tokens + 1):
             emitted += more
@@ -133,7 +130,6 @@ class GoodputDrafts:
         return 1 if self.explore and self._steps_without % self.explore == 0 else 0
 
     def observe(self, num_drafted: int, num_accepted: int) -> None:
-        """See `DraftPolicy.observe`."""
         self._accepted = MEMORY * self._accepted + num_accepted
         self._tried = MEMORY * self._tried + num_accepted + (num_accepted < num_drafted)
 

@@ -66,7 +66,6 @@ class FairSharing:
         self._last = ""  # the tenant whose sequence left the queues last
 
     def make_queue(self) -> FairQueue:
-        """See `SchedulingPolicy.make_queue`."""
         return FairQueue(self)
 
     def on_scheduled(self, sequence: Sequence, num_tokens: int) -> None:
@@ -77,7 +76,6 @@ class FairSharing:
             self.account(sequence.request.tenant).prompt_tokens += charged
 
     def on_output(self, sequence: Sequence, num_output_tokens: int) -> None:
-        """See `SchedulingPolicy.on_output`."""
         new = num_output_tokens - max(sequence.charged_output_tokens, 0)
         if new > 0:
             sequence.charged_output_tokens = num_output_tokens
@@ -147,7 +145,6 @@ class FairQueue:
         self._head: Sequence | None = None  # what `peek` has returned last
 
     def push(self, sequence: Sequence) -> None:
-        """See `WaitingQueue.push`."""
         self.policy.on_push(sequence.request.tenant)
         self._enter(sequence)
 
@@ -165,7 +162,6 @@ class FairQueue:
         line.push(sequence)
 
     def peek(self) -> Sequence | None:
-        """See `WaitingQueue.peek`."""
         best: Sequence | None = None
         minimum = (inf, 0)
         for tenant, line in self._lines.items():
@@ -178,13 +174,11 @@ class FairQueue:
         return best
 
     def peek_key(self) -> tuple[float, int]:
-        """See `WaitingQueue.peek_key`."""
         head = self._head
         assert head is not None, "the queue has a sequence, which was peeked at"
         return self.policy.counter(head.request.tenant), head.seq_id
 
     def pop(self) -> Sequence:
-        """See `WaitingQueue.pop`."""
         head = self._head
         assert head is not None, "the queue has a sequence, which was peeked at"
         tenant = head.request.tenant
@@ -203,7 +197,6 @@ class FairQueue:
         return min(int(line.ahead_of(sequence) * weights / policy.account(tenant).weight), self.count)
 
     def remove(self, sequence: Sequence) -> None:
-        """See `WaitingQueue.remove`."""
         tenant = sequence.request.tenant
         line = self._lines[tenant]
         line.remove(sequence)

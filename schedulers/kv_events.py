@@ -34,7 +34,6 @@ class CacheView(CacheObserver):
         self._under_way: deque[tuple[float, bool, int]] = deque()  # when each comes, whether cached, its block
 
     def publish(self, cached: bool, block: int) -> None:
-        """See `CacheObserver.publish`."""
         self._under_way.append((self.now + self._delay, cached, block))
 
     def clear(self) -> None:
@@ -72,7 +71,6 @@ class CacheEvents(CacheObserver):
         self.events: list[tuple[bool, int]] = []
 
     def publish(self, cached: bool, block: int) -> None:
-        """See `CacheObserver.publish`."""
         self.events.append((cached, block))
 
     def take(self) -> list[tuple[bool, int]]:

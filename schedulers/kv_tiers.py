@@ -146,14 +146,12 @@ class KVTiers(CacheObserver):
     # -- what the device's cache reports -----------------------------------------------------------------------------
 
     def on_cached(self, node: PrefixNode) -> None:
-        """See `CacheObserver.on_cached`."""
         self._on_device[node.block_hash] = None
         self._tell(True, node.block_hash)
         if not self._write_back:
             self._cached.append(node)
 
     def on_evicted(self, node: PrefixNode) -> None:
-        """See `CacheObserver.on_evicted`."""
         del self._on_device[node.block_hash]
         if self._write_back:
             self._store(0, node.block_hash, node.depth, DEVICE, node.payload, 0, self._cost(node.depth))

@@ -98,7 +98,6 @@ class LockstepGroup:
         return GroupBatch(batches, self.step_index)
 
     def end_step(self, batch: Batch, stopped: Iterable[Sequence], now: float) -> list[Sequence]:
-        """See `EngineCore.end_step`."""
         assert isinstance(batch, GroupBatch)
         stopped_by_rank = self._group_by_rank(stopped)
         finished: list[Sequence] = []
@@ -109,12 +108,10 @@ class LockstepGroup:
         return finished
 
     def abort(self, request_id: int, now: float) -> Sequence | None:
-        """See `EngineCore.abort`."""
         rank = self._rank_of.pop(request_id, None)
         return rank.abort(request_id, now) if rank else None
 
     def release(self, sequence: Sequence) -> None:
-        """See `EngineCore.release`."""
         rank = self._rank_of.pop(sequence.request.id, None)
         if rank is not None:
             rank.release(sequence)
@@ -129,17 +126,14 @@ class LockstepGroup:
         return [sum(blocks) for blocks in zip(*(r.num_new_blocks_by_step(steps) for r in self.ranks), strict=True)]
 
     def allocate_ahead(self, steps: int) -> None:
-        """See `EngineCore.allocate_ahead`."""
         for rank in self.ranks:
             rank.allocate_ahead(steps)
 
     def advance(self, steps: int) -> None:
-        """See `EngineCore.advance`."""
         for rank in self.ranks:
             rank.advance(steps)
 
     def run_decode_step(self, stopped: Iterable[Sequence]) -> list[Sequence]:
-        """See `EngineCore.run_decode_step`."""
         stopped_by_rank = self._group_by_rank(stopped)
         finished = [
             sequence for rank in self.ranks for sequence in rank.run_decode_step(stopped_by_rank.get(id(rank), ()))
@@ -148,7 +142,6 @@ class LockstepGroup:
         return finished
 
     def current_decode_batch(self) -> Batch:
-        """See `EngineCore.current_decode_batch`."""
         batches = [rank.current_decode_batch() if rank.num_decodes else None for rank in self.ranks]
         return GroupBatch(batches, self.step_index)
 
@@ -199,7 +192,6 @@ class LockstepGroup:
         return max(rank.cached_prefix_tokens(request) for rank in self.ranks)
 
     def has_blocks_for_steps(self, steps: int) -> bool:
-        """See `EngineCore.has_blocks_for_steps`."""
         return all(rank.has_blocks_for_steps(steps) for rank in self.ranks)
 
     def _group_by_rank(self, sequences: Iterable[Sequence]) -> dict[int, list[Sequence]]:

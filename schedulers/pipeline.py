@@ -78,7 +78,6 @@ class PipelinedEngineCore(EngineCore):
         return batch
 
     def end_step(self, batch: Batch, stopped: Iterable[Sequence], now: float) -> list[Sequence]:
-        """See `EngineCore.end_step`."""
         self.in_flight[micro_batch_of(batch.step_index)] = None
         finished = super().end_step(batch, stopped, now)
         if self._returning:
@@ -114,12 +113,10 @@ class PipelinedEngineCore(EngineCore):
 
     @property
     def num_decodes(self) -> int:
-        """See `EngineCore.num_decodes`."""
         return sum(decodes.size for decodes in self.micro_batches)
 
     @property
     def num_waiting(self) -> int:
-        """See `EngineCore.num_waiting`."""
         return sum(queue.count for queue in self.queues) + len(self.waiting_for_remote_kv) + len(self._returning)
 
     def check_integrity(self) -> None:
@@ -153,7 +150,6 @@ class PipelinedEngineCore(EngineCore):
         return idle
 
     def _remove(self, sequence: Sequence) -> None:
-        """See `EngineCore._remove`."""
         if sequence in self._returning:
             self._queue_again(sequence)
         scheduled = self.decode_set
@@ -163,7 +159,6 @@ class PipelinedEngineCore(EngineCore):
         self.decode_set = scheduled
 
     def _preempt(self, sequence: Sequence) -> None:
-        """See `EngineCore._preempt`."""
         decoding = sequence.state == DECODING
         super()._preempt(sequence)
         if decoding:
@@ -191,7 +186,6 @@ class PipelinedEngineCore(EngineCore):
         self.decode_set = scheduled
 
     def _num_unassigned_blocks(self) -> int:
-        """See `EngineCore._num_unassigned_blocks`."""
         scheduled, unassigned = self.decode_set, 0
         for decodes in self.micro_batches:
             self.decode_set = decodes

@@ -140,17 +140,14 @@ class RoundRobin:
         self._turn = 0
 
     def choose(self, request: Request, engines: Many[Engine]) -> Engine:
-        """See `Router.choose`."""
         engine = engines[self._turn % len(engines)]
         self._turn += 1
         return engine
 
     def requests_elsewhere(self, position: int, size: int) -> int:
-        """See `ForeseesChoices.requests_elsewhere`."""
         return (position - self._turn) % size
 
     def turn_of(self, number: int, size: int) -> int:
-        """See `TakesTurns.turn_of`."""
         return number % size
 
 
@@ -165,7 +162,6 @@ class LeastLoaded:
         self._loads: LoadTree | None = None
 
     def follow(self, engines: Many[EngineState]) -> LoadTree:
-        """See `FollowsLoads.follow`."""
         self._loads = LoadTree([engine.load for engine in engines])
         return self._loads
 
@@ -174,7 +170,6 @@ class LeastLoaded:
         return 0 if self._loads is None else self._loads.num_below(position)
 
     def choose(self, request: Request, engines: Many[Engine]) -> Engine:
-        """See `Router.choose`."""
         if len(engines) == 1:
             return engines[0]
         start = self._turn % len(engines)
@@ -194,7 +189,6 @@ class WeightedLeastLoaded:
         self._turn = 0
 
     def choose(self, request: Request, engines: Many[Engine]) -> Engine:
-        """See `Router.choose`."""
         start = self._turn % len(engines)
         self._turn += 1
         return _soonest(engines, start, 0)
@@ -215,7 +209,6 @@ class ShortestExpectedDelay:
         self._turn = 0
 
     def choose(self, request: Request, engines: Many[Engine]) -> Engine:
-        """See `Router.choose`."""
         start = self._turn % len(engines)
         self._turn += 1
         return _soonest(engines, start, request.prompt_tokens + request.max_tokens)
@@ -230,7 +223,6 @@ class WeightedRandom:
         self._draw = draw
 
     def choose(self, request: Request, engines: Many[Engine]) -> Engine:
-        """See `Router.choose`."""
         remainder = 0.0
         for engine in engines:
             remainder += engine.speed
@@ -262,7 +254,6 @@ class PowerOfTwo:
         self._draw = draw
 
     def choose(self, request: Request, engines: Many[Engine]) -> Engine:
-        """See `Router.choose`."""
         if len(engines) == 1:
             return engines[0]
         first = self._draw(len(engines))
@@ -287,7 +278,6 @@ class PrefixAware:
         self._turn = 0
 
     def choose(self, request: Request, engines: Many[Engine]) -> Engine:
-        """See `Router.choose`."""
         if len(engines) == 1:
             return engines[0]
         start = self._turn % len(engines)
@@ -320,7 +310,6 @@ class SessionAffinity:
         self._engine_of: OrderedDict[int, int] = OrderedDict()
 
     def choose(self, request: Request, engines: Many[Engine]) -> Engine:
-        """See `Router.choose`."""
         session = request.session
         if session < 0:
             return self._least_loaded.choose(request, engines)
@@ -357,7 +346,6 @@ class ConsistentHashing:
         self._owners: list[int] = []
 
     def choose(self, request: Request, engines: Many[Engine]) -> Engine:
-        """See `Router.choose`."""
         if len(engines) == 1:
             return engines[0]
         indices = [engine.index for engine in engines]

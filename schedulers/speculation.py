@@ -102,7 +102,6 @@ class SpeculativeDecodeSet(DecodeSet):
         self.in_step = False
 
     def add(self, sequence: Sequence) -> None:
-        """See `DecodeSet.add`."""
         sequence.state = DECODING
         sequence.joined_step = self.step_index
         self.sequences[sequence] = None
@@ -120,7 +119,6 @@ class SpeculativeDecodeSet(DecodeSet):
         self.size -= 1
 
     def num_computed_tokens(self, sequence: Sequence) -> int:
-        """See `DecodeSet.num_computed_tokens`."""
         return sequence.num_computed_tokens
 
     def num_output_tokens(self, sequence: Sequence) -> int:
@@ -139,11 +137,9 @@ class SpeculativeDecodeSet(DecodeSet):
         self.kv_tokens += num_tokens
 
     def longest(self) -> int:
-        """See `DecodeSet.longest`."""
         return max((sequence.num_computed_tokens for sequence in self.sequences), default=0)
 
     def check_integrity(self) -> None:
-        """See `DecodeSet.check_integrity`."""
         tokens = sum(sequence.num_computed_tokens for sequence in self.sequences)
         if (len(self.sequences), tokens) != (self.size, self.kv_tokens):
             raise AssertionError(

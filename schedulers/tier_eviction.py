@@ -67,19 +67,15 @@ class LeastRecentlyUsed(EvictionPolicy):
         self._order = RecencyList()
 
     def add(self, block: TierBlock, loss: float) -> None:
-        """See `EvictionPolicy.add`."""
         self._order.append(block)
 
     def use(self, block: TierBlock, loss: float) -> None:
-        """See `EvictionPolicy.use`."""
         self._order.move_to_end(block)
 
     def remove(self, block: TierBlock) -> None:
-        """See `EvictionPolicy.remove`."""
         self._order.remove(block)
 
     def victim(self) -> TierBlock | None:
-        """See `EvictionPolicy.victim`."""
         block = self._order.first
         while block is not None:
             assert isinstance(block, TierBlock)
@@ -89,7 +85,6 @@ class LeastRecentlyUsed(EvictionPolicy):
         return None
 
     def size(self) -> int:
-        """See `EvictionPolicy.size`."""
         return self._order.size
 
 
@@ -107,21 +102,17 @@ class CostAware(EvictionPolicy):
         self._heap: list[tuple[float, int, TierBlock]] = []
 
     def add(self, block: TierBlock, loss: float) -> None:
-        """See `EvictionPolicy.add`."""
         self.use(block, loss)
 
     def use(self, block: TierBlock, loss: float) -> None:
-        """See `EvictionPolicy.use`."""
         block.uses += 1
         block.priority = self._clock + block.uses * loss
         self._push(block)
 
     def remove(self, block: TierBlock) -> None:
-        """See `EvictionPolicy.remove`."""
         del self._blocks[block]
 
     def victim(self) -> TierBlock | None:
-        """See `EvictionPolicy.victim`."""
         heap, pinned, victim = self._heap, list[TierBlock](), None
         while heap and victim is None:
             priority, number, block = heappop(heap)
@@ -138,7 +129,6 @@ class CostAware(EvictionPolicy):
         return victim
 
     def size(self) -> int:
-        """See `EvictionPolicy.size`."""
         return len(self._blocks)
 
     def _push(self, block: TierBlock) -> None:

@@ -108,7 +108,6 @@ class KeyOrder:
         self.sort_key = sort_key
 
     def make_queue(self) -> KeyQueue:
-        """See `SchedulingPolicy.make_queue`."""
         return KeyQueue(self.sort_key)
 
     def on_scheduled(self, sequence: Sequence, num_tokens: int) -> None:
@@ -131,7 +130,6 @@ class KeyQueue:
         self._heap: list[tuple[tuple[float, int], Sequence]] = []
 
     def push(self, sequence: Sequence) -> None:
-        """See `WaitingQueue.push`."""
         self.count += 1
         sort_key = self.sort_key  # Python 3.11 calls a function held by an instance attribute slowly
         heappush(self._heap, (sort_key(sequence), sequence))
@@ -141,18 +139,15 @@ class KeyQueue:
         self.push(sequence)
 
     def peek(self) -> Sequence | None:
-        """See `WaitingQueue.peek`."""
         heap = self._heap
         while heap and heap[0][1].state != WAITING:
             heappop(heap)
         return heap[0][1] if heap else None
 
     def peek_key(self) -> tuple[float, int]:
-        """See `WaitingQueue.peek_key`."""
         return self._heap[0][0]
 
     def pop(self) -> Sequence:
-        """See `WaitingQueue.pop`."""
         self.count -= 1
         return heappop(self._heap)[1]
 
@@ -164,7 +159,6 @@ class KeyQueue:
         return sum(1 for other, sequence in self._heap if other < key and sequence.state == WAITING)
 
     def remove(self, sequence: Sequence) -> None:
-        """See `WaitingQueue.remove`."""
         self.count -= 1
         if len(self._heap) > 2 * self.count + 64:  # removed sequences must not pile up
             self._heap = [entry for entry in self._heap if entry[1].state == WAITING and entry[1] is not sequence]

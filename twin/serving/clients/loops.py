@@ -33,7 +33,6 @@ class OpenLoop:
         self._await_next()
 
     def time_after(self, requests: int) -> float:
-        """See `twin.serving.engine.foresight.Arrivals`."""
         coming = self._coming
         if requests < len(coming):
             return coming[requests].request.arrival

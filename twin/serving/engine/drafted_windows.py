@@ -165,7 +165,6 @@ class DraftedWindows(FastForward):
         return Window(now, ends, steps, foreseen.finishes)
 
     def _run(self, core: EngineCore | LockstepGroup, steps: int, finishes: bool) -> list[Sequence]:
-        """See `FastForward._run`."""
         assert isinstance(core, SpeculativeEngineCore)
         foreseen, speculation = core.foreseen, self._speculation
         assert foreseen is not None, "the steps of a window are foreseen"

@@ -32,12 +32,10 @@ class MicroBatchRecords(StepRecords):
         self._lost_of = [0] * len(log.micro_batches)  # steps of each micro-batch that earlier schedulers had
 
     def end_of_step(self, step: int) -> float:
-        """See `StepRecords.end_of_step`."""
         number = micro_batch_of(step)
         return self.log.micro_batches[number].end_of(self._lost_of[number] + step % MICRO_BATCH_STEPS - 1)
 
     def restart(self) -> None:
-        """See `StepRecords.restart`."""
         super().restart()
         self._lost_of = [log.num_steps for log in self.log.micro_batches]
 
@@ -130,7 +128,6 @@ class PipelinedEngine(Engine):
         return super()._end_step(batch, start, end)
 
     def _next_visit_tells(self) -> bool:
-        """See `Engine._next_visit_tells`."""
         if self._running:
             self.step_records.answer_ends = self._ends_of[micro_batch_of(self._running[0][0].step_index)]
         return super()._next_visit_tells()
@@ -138,7 +135,6 @@ class PipelinedEngine(Engine):
     # -- outages -----------------------------------------------------------------------------------------------------
 
     def fail(self) -> list[RequestRecord]:
-        """See `Engine.fail`."""
         records = super().fail()
         size = len(self._ends_of)
         self._ends_of = [AnswerEnds() for _ in range(size)]

@@ -103,7 +103,6 @@ class SimulatedSpeculation:
         return key
 
     def _propose(self, sequence: Sequence, max_tokens: int) -> int:
-        """See `schedulers.speculation.Propose`."""
         if self._answers:
             answer, place = self._measured(sequence)
             return min(answer.drafted[place], max_tokens)

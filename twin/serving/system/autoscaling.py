@@ -236,7 +236,6 @@ class PoolScaler:
             self._adjust()
 
     def on_outage(self, engine: Engine) -> None:
-        """See `System.on_outage`."""
         instance = self._by_name.get(engine.name)
         if instance is None:
             return
@@ -252,7 +251,6 @@ class PoolScaler:
         self._note()
 
     def on_release(self, engine: Engine) -> None:
-        """See `System.on_release`."""
         instance = self._by_name.get(engine.name)
         if instance is not None and instance.state == DRAINING:
             self._stop_when_idle(instance)

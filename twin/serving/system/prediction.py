@@ -76,7 +76,6 @@ class Predictor:
         return latencies_of([*self._records], self._goals)
 
     def predict(self, engines: int) -> Mapping[str, float]:
-        """See `schedulers.autoscaling.Predict`."""
         if self._asked_at != self._env.now:
             self._asked_at = self._env.now
             self._forget()
