@@ -298,8 +298,8 @@ def _try_admit_one_shot(
         return NO_BUDGET
     else:
         num_tokens = budget
-        held = len(nodes) * kv_cache.blocks_per_node + reclaimable
-        new_blocks = kv_cache.blocks_for(num_cached + num_tokens) - held
+        available = len(nodes) * kv_cache.blocks_per_node + reclaimable
+        new_blocks = kv_cache.blocks_for(num_cached + num_tokens) - available
     if kv_cache.free_blocks_needed(nodes, new_blocks + reclaimable) > kv_cache.num_free_blocks:
         return _too_few_blocks(core, nodes)
     core.queues[-1].pop()

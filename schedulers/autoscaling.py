@@ -344,30 +344,30 @@ class MeetGoals:
             return self._least_down_from(start, lower)
         return self._least_up_from(start, upper)
 
-    def _least_down_from(self, enough: int, least: int) -> int:
+    def _least_down_from(self, enough: int, lower: int) -> int:
         """The fewest engines that meet the goals, from `least` to `enough`, which do."""
         step = 1
-        while enough > least:
-            tried = max(enough - step, least)
+        while enough > lower:
+            tried = max(enough - step, lower)
             if not self._meets(tried):
                 return self._between(tried, enough)
             enough, step = tried, 2 * step
         return enough
 
-    def _least_up_from(self, few: int, most: int) -> int:
+    def _least_up_from(self, low: int, upper: int) -> int:
         """The fewest engines that meet the goals, above `few`, which do not, or `most`."""
         step = 1
-        while few < most:
-            tried = min(few + step, most)
+        while low < upper:
+            tried = min(low + step, upper)
             if self._meets(tried):
-                return self._between(few, tried)
-            few, step = tried, 2 * step
-        return most
+                return self._between(low, tried)
+            low, step = tried, 2 * step
+        return upper
 
-    def _between(self, few: int, enough: int) -> int:
-        while enough - few > 1:
-            middle = (few + enough) // 2
-            few, enough = (few, middle) if self._meets(middle) else (middle, enough)
+    def _between(self, low: int, enough: int) -> int:
+        while enough - low > 1:
+            middle = (low + enough) // 2
+            low, enough = (low, middle) if self._meets(middle) else (middle, enough)
         return enough
 
     def _meets(self, engines: int) -> bool:

@@ -289,9 +289,9 @@ class KVTiers(CacheObserver):
         first = self.tiers[0]
         for node in reversed(nodes):
             loss += self._cost(node.depth)
-            held = first.blocks.get(node.block_hash)
-            if held is not None:
-                first.eviction.use(held, loss)
+            copy = first.blocks.get(node.block_hash)
+            if copy is not None:
+                first.eviction.use(copy, loss)
 
     def _store_cached(self) -> None:
         """Store the blocks that were computed, of each prompt the last first, and count those before them as used.

@@ -156,7 +156,7 @@ class KeyQueue:
         if self.sort_key is fcfs:
             return self.count
         key = self.sort_key(sequence)
-        return sum(1 for other, sequence in self._heap if other < key and sequence.state == WAITING)
+        return sum(1 for entry_key, sequence in self._heap if entry_key < key and sequence.state == WAITING)
 
     def remove(self, sequence: Sequence) -> None:
         self.count -= 1

@@ -151,7 +151,7 @@ class RatioSweep:
 
     def _configuration(self, index: int, points: list[dict[str, Any]]) -> dict[str, Any]:
         case = self.cases[index]
-        theory, drawn = self.theory[index]
+        theory, curves = self.theory[index]
         of_configuration = [point for point in points if point["configuration"] == index]
         return {
             "settings": case.settings,
@@ -160,7 +160,7 @@ class RatioSweep:
             "memory": None if case.plan.memory_check is None else case.plan.memory_check.describe(),
             "theory": theory,
             "simulation": simulation_summary(of_configuration, theory),
-            "curves": drawn,
+            "curves": curves,
         }
 
 
@@ -206,15 +206,15 @@ def _check_size(cases: Sequence[Case], topologies: Sequence[Topology], path: Pat
     """Refuse a bundle, or a number of points, beyond the limits."""
     if (points := len(cases) * len(topologies)) > RUNS.maximum:
         raise BadInput(RUNS.expectation(points), field="ratio", value=points, file=path)
-    most = max(topology.attention_instances for topology in topologies)
+    largest = max(topology.attention_instances for topology in topologies)
     for scenario in (case.plan.scenario for case in cases):
         counts = {
-            "batch_size": (SLOTS, scenario.batch_size * scenario.microbatches * most),
-            "requests_per_instance": (BUNDLE_REQUESTS, scenario.requests_per_instance * most),
+            "batch_size": (SLOTS, scenario.batch_size * scenario.microbatches * largest),
+            "requests_per_instance": (BUNDLE_REQUESTS, scenario.requests_per_instance * largest),
         }
         for field, (limit, count) in counts.items():
             if count > limit.maximum:
-                expected = f"{limit.expectation(count)}; there are {count:,} with {most:,} attention instances"
+                expected = f"{limit.expectation(count)}; there are {count:,} with {largest:,} attention instances"
                 raise BadInput(expected, field=field, value=getattr(scenario, field), file=path)
 
 

@@ -152,8 +152,8 @@ class ServingSweep:
         points: dict[Draw, list[dict[str, Any]]] = {}
         for task in self.tasks_of(index):
             points.setdefault(task.draw, []).append(done[task.key])
-        runs, drawn = points[None], [points[draw][0] for draw in range(self.draws_of(case))]
-        summary, intervals = combine([run["summary"] for run in runs], [run["summary"] for run in drawn])
+        runs, draws = points[None], [points[draw][0] for draw in range(self.draws_of(case))]
+        summary, intervals = combine([run["summary"] for run in runs], [run["summary"] for run in draws])
         first = runs[0]
         overloads = [run["overload"] for run in runs if run["overload"]]
         return {
@@ -164,7 +164,7 @@ class ServingSweep:
             "settings": case.settings,
             **describe(case.plan),
             "replications": len(runs),
-            "draws": len(drawn),
+            "draws": len(draws),
             "summary": summary,
             "intervals": with_width(intervals),
             "assumptions": self._assumptions(case, points),

@@ -174,7 +174,8 @@ def describe_speculation(stats: Many[SpeculationStats]) -> dict[str, object]:
     decodes = sum(counts.num_decodes for counts in stats)
     emitted = sum(counts.num_emitted_tokens for counts in stats)
     by_position = [
-        sum(counts) for counts in zip_longest(*(each.num_accepted_tokens_per_pos for each in stats), fillvalue=0)
+        sum(counts)
+        for counts in zip_longest(*(counters.num_accepted_tokens_per_pos for counters in stats), fillvalue=0)
     ]
     return {
         "num_drafts": drafts,

@@ -79,7 +79,7 @@ def check_device(device: DeviceSpec | None, ranks: int, step_time: StepTime, sec
         expected = f"expected {measured.ranks * ranks}, as its step_time is for"
         raise BadInput(expected, field=f"{section}.device.count", value=device.count)
     gpu = measured.origin.gpu or measured.device
-    if (stated := _product(device.type)) and (theirs := _product(gpu)) and stated != theirs:
+    if (stated := _product(device.type)) and (product := _product(gpu)) and stated != product:
         expected = f"expected {gpu}, which its step_time is for"
         raise BadInput(expected, field=f"{section}.device.type", value=device.type)
 
@@ -90,10 +90,10 @@ def _product(name: str) -> str:
     return match.group(0) if match else ""
 
 
-def _alike(one: Model, other: Model) -> bool:
+def _alike(model: Model, reference: Model) -> bool:
     """True if two models have the same layers, whatever their names, sources and formats."""
     names = {"name", "source", "published_parameters", "checkpoints"}
-    return one.model_dump(exclude=names) == other.model_dump(exclude=names)
+    return model.model_dump(exclude=names) == reference.model_dump(exclude=names)
 
 
 @functools.cache  # the built-in files stay as they are, and a sweep asks in each of its points
@@ -101,5 +101,5 @@ def _builtin(name: str) -> Model | None:
     """The built-in model of a name, with any owner and in any case."""
     from latency_models.origin import plain_name
 
-    found = next((known for known in builtin_names("models") if plain_name(known) == plain_name(name)), None)
-    return None if found is None else _load_model(found)
+    builtin = next((known for known in builtin_names("models") if plain_name(known) == plain_name(name)), None)
+    return None if builtin is None else _load_model(builtin)

@@ -252,8 +252,8 @@ def _engine_counts(run: Run) -> dict[str, Any]:
     if run.scaling is not None:
         available = [(run.engine_seconds(engine.name), engine.max_num_seqs) for engine in run.engines]
         seconds, seats = (
-            sum(each for each, _ in available),
-            sum(each * max_num_seqs for each, max_num_seqs in available),
+            sum(duration for duration, _ in available),
+            sum(duration * max_num_seqs for duration, max_num_seqs in available),
         )
     return {
         "prefill_tokens": sum(counts.prefill_tokens for counts in counters),

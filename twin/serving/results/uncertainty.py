@@ -87,7 +87,7 @@ def flatten(summary: Summary, prefix: str = "") -> dict[str, float | None]:
         if isinstance(value, dict):
             flat |= flatten(value, f"{name}.")
         elif isinstance(value, list):
-            flat |= {f"{name}.{i}": each for i, each in enumerate(value)}
+            flat |= {f"{name}.{i}": item for i, item in enumerate(value)}
         else:
             flat[name] = value
     return flat

@@ -166,10 +166,10 @@ class IndependentEngines:
         groups, group_of = self._groups, self._router.group_of
         while requests := list(islice(self._requests, SPAN)):
             coming: list[list[tuple[Request, int]]] = [[] for _ in groups]
-            for sent in requests:
-                number = group_of(sent[0])
+            for pair in requests:
+                number = group_of(pair[0])
                 if groups[number] is not None:
-                    coming[number].append(sent)
+                    coming[number].append(pair)
             self._sent += sum(map(len, coming))
             yield requests[-1][0].arrival, coming
 

@@ -274,7 +274,10 @@ class PoolScaler:
     def _adjust(self) -> None:
         """Start or stop engines until there are as many as there should be, as far as some are free."""
         alive = [instance for instance in self._instances if instance.state in (STARTING, UP)]
-        free = sorted((each for each in self._instances if each.state == STOPPED), key=lambda each: each.engine.failed)
+        free = sorted(
+            (instance for instance in self._instances if instance.state == STOPPED),
+            key=lambda instance: instance.engine.failed,
+        )
         for instance in free[: max(self._replicas - len(alive), 0)]:
             self._start(instance)
         if len(alive) > self._replicas:

@@ -108,7 +108,9 @@ class Predictor:
             begun, tokens = record.first_token != UNSET, answer(record)
             coming.append(_Coming(0.0, record.request, max(tokens // 2, 2) if begun else tokens, begun, judged=False))
         times = [(record.first_token if decodes else record.request.arrival, record) for record in self._records]
-        again = sorted((each for each in times if each[0] != UNSET), key=lambda each: (each[0], each[1].request.id))
+        again = sorted(
+            (entry for entry in times if entry[0] != UNSET), key=lambda entry: (entry[0], entry[1].request.id)
+        )
         recent = again[-self._spec.max_requests :]
         begin = max(now - self._spec.window, 0.0)
         start = begin if len(recent) == len(again) else recent[0][0]
@@ -185,14 +187,14 @@ def growth_until(times: Sequence[float], begin: float, end: float, until: float)
 
 def latencies_of(records: Sequence[RequestRecord], goals: Sequence[Goal]) -> dict[str, float]:
     """Latencies by goal, seconds, of the requests that have them."""
-    found: dict[str, float] = {}
+    merged: dict[str, float] = {}
     for goal in goals:
         values = np.array([value for record in records if (value := _latency(record, goal.metric)) is not None])
         if len(values):
-            found[goal.name] = float(
+            merged[goal.name] = float(
                 values.mean() if goal.quantile is None else quantiles(values, np.array([goal.quantile]))[0]
             )
-    return found
+    return merged
 
 
 def _latency(record: RequestRecord, metric: str) -> float | None:
