@@ -42,7 +42,7 @@ def _table(table: Table) -> RenderableType:
 
 
 class FittingTable:
-    """As many columns as fit. Cells are never cut, unless not even the columns of rank 0 fit."""
+    """Columns that fit. Cells are never cut, unless not even the columns of rank 0 fit."""
 
     def __init__(self, table: Table) -> None:
         self._table = table

@@ -29,31 +29,6 @@ PRIVATE_WORDS = {
 PARTS_OF_NAMES = PEOPLE | PRIVATE_WORDS | {"pace", "tick"}
 WORDS_OF_PAGES = PEOPLE | PRIVATE_WORDS - {"asked"} | {"pace"}
 
-FILE_NAMES = {
-    "buckets", "cohort", "coming", "engine_steps", "faults", "learning", "likelihood", "measured",
-    "measured_calibration", "measured_steps", "pace", "pieces", "plant", "play", "probe", "probes", "regimes",
-    "resident", "running", "seats", "series", "strict", "takes", "tickets", "wishes", "yardsticks",
-}  # fmt: skip
-"""Retired names of modules and folders; longer names that contain one are others."""
-
-NAMES = {
-    "BETWEEN", "Coming", "FIRST", "Holding", "Known", "Remains", "Spoken", "Take", "WHOLE", "engine_steps",
-    "measured_calibration", "measured_steps", "quiet_steps",
-}  # fmt: skip
-"""Retired public names."""
-
-ATTRIBUTES = {
-    "EngineCore": {"arriving", "held", "lanes", "leading", "visiting"},
-    "EngineSpec": {"block_tokens", "kv_blocks", "order", "prefix_caching"},
-    "Generation": {"ending", "fewest", "pooled", "top", "until"},
-    "KVMemorySpec": {"utilization"},
-    "Sequence": {"goal"},
-    "Service": {"contexts", "most", "words"},
-    "System": {"back", "front"},
-}
-"""Retired attributes of classes. Elsewhere these words may mean something else."""
-
-
 OPENINGS = {"As", "How", "Of", "That", "What", "Where", "Whether", "Which", "Whoever", "Why"}
 """Words that begin a sentence which does not stand alone."""
 
@@ -119,7 +94,7 @@ def where(path: Path) -> str:
 def test_file_names_are_the_fields_own(package: str) -> None:
     paths = [path for path in sorted((ROOT / package).rglob("*")) if path.suffix in {"", ".py", ".md", ".svg"}]
     assert len(paths) > 5
-    retired = [where(path) for path in paths if path.stem in FILE_NAMES or parts(path.stem) & PARTS_OF_NAMES]
+    retired = [where(path) for path in paths if parts(path.stem) & PARTS_OF_NAMES]
     assert [path for path in retired if "__pycache__" not in path] == []
 
 
@@ -127,13 +102,8 @@ def test_file_names_are_the_fields_own(package: str) -> None:
 def test_public_names_are_the_fields_own(package: str) -> None:
     retired = []
     for file in (file for file in MODULES if where(file).split("/")[0] == package):
-        tree = ast.parse(file.read_text())
-        names = set(public_names(tree))
-        retired += [f"{where(file)}: {name}" for name in sorted(names) if name in NAMES or parts(name) & PARTS_OF_NAMES]
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef):
-                old = ATTRIBUTES.get(node.name, set()) & set(attributes(node))
-                retired += [f"{where(file)}: {node.name}.{name}" for name in sorted(old)]
+        names = set(public_names(ast.parse(file.read_text())))
+        retired += [f"{where(file)}: {name}" for name in sorted(names) if parts(name) & PARTS_OF_NAMES]
     assert retired == []
 
 

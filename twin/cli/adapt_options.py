@@ -28,7 +28,7 @@ STATE = "training.safetensors"
 @Parameter(name="*")
 @dataclass(frozen=True)
 class TorchOptions:
-    """What every computation has."""
+    """Options of every computation."""
 
     seed: int = 0
     """Seed of weights, data and prompts."""
@@ -61,7 +61,7 @@ class TorchOptions:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class QuantiserOptions:
-    """How a model is quantised."""
+    """Quantisation of a model."""
 
     method: Literal["rtn", "gptq", "awq"] = "rtn"
     """rtn: rounding to nearest. gptq and awq use text that the model writes itself."""
@@ -88,7 +88,7 @@ class QuantiserOptions:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class BudgetOptions:
-    """How many compensators there are, and where."""
+    """Number and places of compensators."""
 
     full_rank: int = 8
     """The budget is half the bytes of compensators of this rank on all modules."""

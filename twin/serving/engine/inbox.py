@@ -1,4 +1,4 @@
-"""What is handed in to an engine between its step ends: requests, and prompts to reserve blocks for."""
+"""Inbox of an engine between its step ends: requests, and prompts to reserve blocks for."""
 
 from __future__ import annotations
 
