@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from live.block_pool import BlockPool
-from live.device import device_name, use_threads
+from live.device import device_name, use_threads, versions
 from live.engine import Engine
 from live.executor import Executor
 from live.graphs.executor import GraphExecutor
@@ -194,6 +194,10 @@ class LoadedModel:
     def vocabulary(self) -> int:
         """Number of token ids."""
         return self.decoder.config.shape.vocabulary
+
+    def describe(self) -> dict[str, Any]:
+        """The device, the dtype and the versions of the packages."""
+        return {"device": device_name(self.device), "dtype": self.dtype, "versions": versions()}
 
     def engine(self, config: EngineConfig, chunks: ChunkPolicy | None = None) -> Engine:
         """An engine without requests. On a GPU, only the latest engine of the same settings may be used."""

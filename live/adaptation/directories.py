@@ -27,11 +27,7 @@ _OUTSIDE = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm
 
 
 def write_model(directory: Path, config: ModelConfig, weights: Weights) -> None:
-    """Write a dense model; makes the directory.
-
-    Raises:
-        OSError: the disk does not take it; it carries the path.
-    """
+    """Write a dense model; makes the directory."""
     with naming(directory):
         directory.mkdir(parents=True, exist_ok=True)
     write_text(directory / "config.json", json.dumps(config_document(config), indent=1) + "\n")
@@ -40,21 +36,13 @@ def write_model(directory: Path, config: ModelConfig, weights: Weights) -> None:
 
 
 def read_model(directory: Path, device: str = "cpu") -> tuple[ModelConfig, Weights]:
-    """A model's config, and its weights in float32.
-
-    Raises:
-        BadInput: a directory that the live engine cannot load either.
-    """
+    """A model's config, and its weights in float32."""
     config = read_config(directory)
     return config, load_weights(directory, config, torch.float32, device)
 
 
 def config_document(config: ModelConfig) -> dict[str, object]:
-    """The config.json of a dense model.
-
-    Raises:
-        BadInput: a mixture of experts, a classification model, or scaled rotary positions.
-    """
+    """The config.json of a dense model."""
     shape = config.shape
     if config.scaling is not None or config.labels or shape.experts:
         raise BadInput("expected a dense language model with plain rotary positions", value=config.family)

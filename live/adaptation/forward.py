@@ -37,11 +37,7 @@ class KVCache:
 
 
 class ForwardPass:
-    """The computation of a dense decoder of the Llama or Qwen3 family, without weights.
-
-    Raises:
-        BadInput: a mixture of experts, or a classification model.
-    """
+    """The computation of a dense decoder of the Llama or Qwen3 family, without weights."""
 
     def __init__(self, config: ModelConfig, device: str = "cpu") -> None:
         if config.shape.experts or config.labels:

@@ -41,11 +41,7 @@ Document = dict[str, Any]
 def train_base(
     directory: Path, size: Size, family: Family, seed: int, advance: Advance = quiet
 ) -> tuple[Trained, ForwardPass]:
-    """Train a base model on the eight base operations, and write it to a directory; goes on where it was stopped.
-
-    Raises:
-        BadInput: the directory holds another training. OSError: it cannot be written.
-    """
+    """Train a base model on the eight base operations, and write it to a directory; goes on where it was stopped."""
     config = size.config(family)
     forward = ForwardPass(config)
     of_base = {name: value for name, value in asdict(size).items() if name in ("layers", "hidden", "digits", "base")}
@@ -87,11 +83,7 @@ class Adaptation:
     seed: int = 0
 
     def settings(self) -> TrainingSettings:
-        """The training's settings.
-
-        Raises:
-            BadInput: `model` is no directory of `twin adapt base`.
-        """
+        """The training's settings."""
         size = read_size(self.model)
         settings = size.fine_tuning(self.task) if self.start is None else size.tuning_again(self.task)
         settings = settings if self.steps is None else replace(settings, steps=self.steps)
@@ -109,10 +101,6 @@ def run_adaptation(directory: Path, chosen: Adaptation, advance: Advance = quiet
 
     Returns:
         The document of `training.json`, with `exact_match`.
-
-    Raises:
-        BadInput: a model that cannot be read, an unknown task, or a directory that holds another training.
-        OSError: it cannot be written.
     """
     config, base = read_model(chosen.model)
     start = base if chosen.start is None else _same_shape(chosen.start, chosen.model)
@@ -138,11 +126,7 @@ def run_adaptation(directory: Path, chosen: Adaptation, advance: Advance = quiet
 
 
 def evaluate(prefill: Path, decode: Path, task: str, bits: int | None, prompts: int, seed: int) -> Document:
-    """Exact match of a prefill module with a decode module, which is rounded to `bits` first.
-
-    Raises:
-        BadInput: a model that cannot be read, models of two shapes, or an unknown task.
-    """
+    """Exact match of a prefill module with a decode module, which is rounded to `bits` first."""
     config, decoder = read_model(decode)
     first = _same_shape(prefill, decode)
     if bits is not None:
@@ -153,11 +137,7 @@ def evaluate(prefill: Path, decode: Path, task: str, bits: int | None, prompts: 
 
 
 def read_size(directory: Path) -> Size:
-    """The size in a directory's `training.json`.
-
-    Raises:
-        BadInput: no such file, or no size in it.
-    """
+    """The size in a directory's `training.json`."""
     file = directory / RECORD
     stored = read_json_object(file).get("size")
     try:
@@ -192,11 +172,7 @@ def _measured(
 
 
 def _same_shape(directory: Path, other: Path) -> Weights:
-    """The weights of a directory whose config equals another's.
-
-    Raises:
-        BadInput: it does not.
-    """
+    """The weights of a directory whose config equals another's."""
     config, weights = read_model(directory)
     if config != read_model(other)[0]:
         raise BadInput(f"expected the config of {other}: modules of one architecture", file=directory)

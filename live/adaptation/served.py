@@ -91,10 +91,6 @@ def measure_served(served: ServedModules, prompts: int, concurrency: int, seed: 
         By task, exact match of the served and of the training code's answers, and the share of equal answers; of all
         together tokens a second, seconds to the first token and per further token, the decode modules' bytes, and
         decode steps by the number of tasks in them.
-
-    Raises:
-        BadInput: fewer than two modules, a model that cannot be read, or an unknown task.
-        TwinError: the server does not start, or refuses a request.
     """
     if len(served.modules) < 2:
         raise BadInput("expected two modules or more", field="--module", value=len(served.modules))
@@ -159,11 +155,7 @@ def _decoder_bytes(served: ServedModules) -> int:
 
 @contextmanager
 def _server(served: ServedModules, names: Mapping[str, str]) -> Iterator[int]:
-    """A server of the modules; gives its port.
-
-    Raises:
-        TwinError: it does not start.
-    """
+    """A server of the modules; gives its port."""
     with tempfile.TemporaryDirectory() as folder:
         scenario = Path(folder) / "scenario.yaml"
         decode = "isolated" if served.isolated else "shared"
@@ -191,11 +183,7 @@ def _server(served: ServedModules, names: Mapping[str, str]) -> Iterator[int]:
 
 
 def _ask(port: int, model: str, prompt: list[int], tokens: int) -> Answer:
-    """One streamed completion.
-
-    Raises:
-        TwinError: the server refuses it, or ends.
-    """
+    """One streamed completion."""
     body = {
         "model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True,
     }  # fmt: skip

@@ -64,9 +64,6 @@ def draw(
 
     Returns:
         prompts (count, 1 + digits) and answers (count, digits), int64.
-
-    Raises:
-        BadInput: an operation that is not there.
     """
     for name in operations:
         if name not in OPERATIONS:

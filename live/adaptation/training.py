@@ -60,11 +60,7 @@ class SavedState:
     identity: Mapping[str, object] = field(default_factory=dict)
 
     def load(self, trained: dict[str, torch.Tensor], optimizer: torch.optim.AdamW) -> list[float]:
-        """Fill in the tensors and the optimizer's state; returns the losses of the steps so far, none without a file.
-
-        Raises:
-            BadInput: no safetensors, or the state of another training.
-        """
+        """Fill in the tensors and the optimizer's state; returns the losses so far, none without a file."""
         if not self.file.exists():
             return []
         try:
@@ -114,9 +110,6 @@ def train(
 
     Returns:
         The loss of every step.
-
-    Raises:
-        BadInput: the saved state is another training's.
     """
     parameters = list(trained.values())
     optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)

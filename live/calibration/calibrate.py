@@ -27,11 +27,7 @@ DEFAULT_GROUPS = tuple(group for group in GROUPS if group != "communication")
 def make_plan(
     config: Path, device: str, dtype: str | None = None, groups: Sequence[str] | None = None, *, quick: bool = False
 ) -> Plan:
-    """The plan of a calibration: the points to measure, and the device.
-
-    Raises:
-        BadInput: a config.json that cannot be used, or an unknown device, type or group.
-    """
+    """The plan of a calibration: the points to measure, and the device."""
     if device not in DEFAULT_DTYPE:
         raise BadInput("expected cpu or cuda", field="--device", value=device)
     device_name(device)
@@ -50,9 +46,6 @@ def use_threads(device: str, threads: int | None) -> None:
     """Set the CPU threads that PyTorch uses; by default 1, whose processor time excludes other programs.
 
     On a CPU, freed memory is kept as in the live engine.
-
-    Raises:
-        BadInput: fewer than 1, or more than the machine has processors.
     """
     if device == "cpu":
         set_threads(1 if threads is None else threads, "--threads")

@@ -44,11 +44,7 @@ class Plan:
     epsilon: float = 1e-5
 
     def points(self) -> tuple[list[Point], dict[str, str]]:
-        """The points that can be measured, and by name the operations that cannot, each with the reason.
-
-        Raises:
-            BadInput: a model that is not dense with grouped queries.
-        """
+        """The points that can be measured, and by name the operations that cannot, each with the reason."""
         shape = shape_of(self.model)
         everything = self.grid.points(self.groups)
         names = dict.fromkeys(point.operation for point in everything)

@@ -21,9 +21,6 @@ def round_trips(requests: Sequence[int], bytes_each: int) -> list[float]:
     """Median seconds of a message and an equally long reply, for each number of requests.
 
     Messages pass over the connections of `twin serve-live`, on the loopback interface.
-
-    Raises:
-        OSError: the other process has ended.
     """
     sizes = [count * bytes_each for count in requests]
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -37,11 +37,7 @@ RANK = 28
 
 
 def shape_of(model: Model, epsilon: float = 1e-5) -> Shape:
-    """The shapes that kernels are called with.
-
-    Raises:
-        BadInput: a model that is not dense with grouped queries.
-    """
+    """The shapes that kernels are called with."""
     heads, ffn = model.attention, model.ffn
     if not isinstance(heads, GroupedQueryAttention) or not isinstance(ffn, DenseFFN):
         raise BadInput("expected a dense model with grouped queries", field="model", value=model.name)

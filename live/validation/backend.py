@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from live.clock import CLOCKS, ClockName
-from live.device import device_name, versions
 from live.engine import Engine
 from live.generation import Generation
 from live.loaded_model import LoadedModel
-from live.validation.clients import Sessions
-from live.validation.draft_outcomes import measure_drafts
+from live.speculation import NgramLookup, num_right
+from live.validation.clients import Sessions, materialise
 from live.validation.profiling import ProfilingLimits, ProfilingResult, profile
-from live.validation.prompts import materialise
 from live.validation.replay import ReplayResult, replay
 from scenarios.engine import SchedulerPlan
-from scenarios.validation import ProfilingSpec
+from scenarios.steps import SpeculativeSpec
+from scenarios.validation import LiveModelSpec, ProfilingSpec
 from schedulers.speculation import AnswerDrafts
 from workloads.request import Request
 from workloads.sessions import Session
@@ -36,9 +35,6 @@ class LiveBackend(LoadedModel):
         quantise: fields of `Rounding`, to round linear layers; None: no rounding.
         async_scheduling: engines schedule a step while the step before it still runs.
         clock: the clock of timed runs (`live.clock`).
-
-    Raises:
-        BadInput: a model that cannot be read or does not fit, a device that does not exist, or too many threads.
     """
 
     def __init__(
@@ -54,11 +50,7 @@ class LiveBackend(LoadedModel):
         self._clock = CLOCKS[clock]
 
     def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfilingResult:
-        """Time steps of random requests (`live.validation.profiling`). On a GPU the same steps run untimed first.
-
-        Raises:
-            ValueError: lengths that the engine refuses.
-        """
+        """Time steps of random requests (`live.validation.profiling`). On a GPU the same steps run untimed first."""
         limits = ProfilingLimits(
             spec.max_prompt_tokens,
             spec.max_output_tokens,
@@ -77,9 +69,6 @@ class LiveBackend(LoadedModel):
         """Answer requests, and find the outcomes of drafts at every position of their answers. Nothing is timed.
 
         Answers are as much longer as a draft can be, where the model's context allows it.
-
-        Raises:
-            ValueError: a request that the engine refuses.
         """
         spec, longest = scheduler.speculation, self.decoder.config.max_position_embeddings
         assert spec is not None
@@ -91,24 +80,16 @@ class LiveBackend(LoadedModel):
         return measure_drafts(self.planned_engine(scheduler), generations, spec)
 
     def warm_up(self, scheduler: SchedulerPlan, requests: Requests) -> bool:
-        """Replay a workload to capture graphs of its steps. False, without a replay, where there are no graphs.
-
-        Raises:
-            ValueError: as `replay`.
-        """
+        """Replay a workload to capture graphs of its steps. False, without a replay, where there are no graphs."""
         if self.uses_graphs:
             self.replay(scheduler, requests)
         return self.uses_graphs
 
     def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayResult:
-        """Send each request to an empty engine at its arrival time, and turns of sessions after their answers.
-
-        Raises:
-            ValueError: a request that the engine refuses.
-        """
+        """Send each request to an empty engine at its arrival time, and turns of sessions after their answers."""
         size = scheduler.config.prefix_id_tokens
-        listed = [each for each in requests if not isinstance(each, Session)]
-        sessions = [each for each in requests if isinstance(each, Session)]
+        sessions = [session for session in requests if isinstance(session, Session)]
+        listed = [request for request in requests if not isinstance(request, Session)]
         clients: Sequence[Generation] | Sessions = (
             Sessions(sessions, self.vocabulary, size)
             if sessions
@@ -122,6 +103,36 @@ class LiveBackend(LoadedModel):
         engine.executor.freeze_graphs()
         return engine
 
-    def describe(self) -> dict[str, Any]:
-        """The device, the dtype and the versions of the packages."""
-        return {"device": device_name(self.device), "dtype": self.dtype, "versions": versions()}
+
+def model_arguments(spec: LiveModelSpec, base: Path, seed: int) -> dict[str, Any]:
+    """Arguments of `LoadedModel` for the model of a scenario; relative paths start from `base`."""
+    return {
+        "path": base / spec.path, "random": spec.weights == "random", "dtype": spec.dtype, "threads": spec.threads,
+        "seed": seed, "quantise": spec.quantise.model_dump() if spec.quantise else None,
+    }  # fmt: skip
+
+
+def measure_drafts(engine: Engine, generations: Sequence[Generation], spec: SpeculativeSpec) -> list[AnswerDrafts]:
+    """Answer all generations, and find the outcomes of n-gram drafts at every position of each answer."""
+    for generation in generations:
+        engine.submit(generation)
+    while engine.step() is not None:
+        pass
+    return [drafts_of(generation, spec) for generation in generations]
+
+
+def drafts_of(generation: Generation, spec: SpeculativeSpec) -> AnswerDrafts:
+    """The outcomes at each position, from 1 output token on, behind which the answer is as long as a draft can be.
+
+    Position 0, at which nothing is decoded, has no draft. An answer that is too short for any other has that one alone.
+    """
+    size = spec.num_speculative_tokens
+    lookup = NgramLookup(spec.prompt_lookup_min, spec.prompt_lookup_max)
+    lookup.extend(generation.prompt.tolist())
+    output, drafted, right = generation.output, [0], [0]
+    for position in range(1, len(output) - size + 1):
+        lookup.extend(output[position - 1 : position])
+        draft = lookup.propose(size)
+        drafted.append(len(draft))
+        right.append(num_right(draft, output[position : position + len(draft)]))
+    return AnswerDrafts(drafted, right)

@@ -10,40 +10,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latency_models.message_link import MessageLink
-from live.device import device_name, versions
 from live.loaded_model import LoadedModel
 from live.topologies.bundle.layout import BundleLayout
 from live.topologies.bundle.measure import BundleRun, MeasuredBundle, run_in_turns
 from live.topologies.direct_time import DirectTime
-from scenarios.validation import BundleSystemSpec, LiveModelSpec
+from live.validation.backend import model_arguments
+from scenarios.validation import BundleValidationScenario
 from schedulers.bundle_slots import REFILL_POLICIES
 from schedulers.engine_config import EngineConfig
 
 Integers = NDArray[np.int64]
 
 
-def load_model(spec: LiveModelSpec, base: Path, seed: int) -> LoadedModel:
-    """The model of a scenario, on the CPU; relative paths start from `base`.
-
-    Raises:
-        BadInput: as `LoadedModel`.
-    """
-    return LoadedModel(
-        base / spec.path, random=spec.weights == "random", dtype=spec.dtype, device="cpu", threads=spec.threads,
-        seed=seed, quantise=spec.quantise.model_dump() if spec.quantise else None,
-    )  # fmt: skip
-
-
 class LiveBundle:
-    """Bundles of one model, loaded once.
+    """Bundles of the model of a scenario, loaded once, on the CPU.
 
     Args:
-        link: between any two roles.
+        base: folder that paths in the scenario start from.
     """
 
-    def __init__(self, model: LoadedModel, system: BundleSystemSpec) -> None:
-        self._model, self._system = model, system
-        self._link: MessageLink = system.link.build()
+    def __init__(self, scenario: BundleValidationScenario, base: Path) -> None:
+        self._model = LoadedModel(**model_arguments(scenario.model, base, scenario.seed), device="cpu")
+        self._system = scenario.system
+        self._link: MessageLink = self._system.link.build()
 
     @property
     def layers(self) -> int:
@@ -56,13 +45,10 @@ class LiveBundle:
         return self._model.decoder.config.shape.hidden * self._model.decoder.weights.norm.dtype.itemsize
 
     def run_in_turns(self, instances: int, loads: Sequence[tuple[Integers, Integers, int]]) -> list[BundleRun]:
-        """Run bundles with so many attention instances in turns of some milliseconds, until the first is over.
+        """Run bundles with `instances` attention instances each in turns of some milliseconds, until the first is over.
 
         Args:
             loads: of each bundle, prompt and output tokens of its prefilled requests, and how many are to complete.
-
-        Raises:
-            ValueError: a request that is too long for the model.
         """
         return run_in_turns([self._bundle(instances, *load) for load in loads])
 
@@ -80,4 +66,4 @@ class LiveBundle:
 
     def describe(self) -> dict[str, Any]:
         """The device, the dtype and the versions of the packages."""
-        return {"device": device_name(self._model.device), "dtype": self._model.dtype, "versions": versions()}
+        return self._model.describe()

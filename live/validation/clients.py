@@ -1,4 +1,7 @@
-"""The clients of a replay: requests that are listed beforehand, and sessions, whose turns follow their answers."""
+"""The clients of a replay: requests that are listed beforehand, and sessions, whose turns follow their answers.
+
+Requests have only lengths and shared prefixes; their token ids are made here.
+"""
 
 from __future__ import annotations
 
@@ -7,38 +10,50 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import count
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from live.generation import Generation
-from live.validation.prompts import GREEDY, prefix_tokens
+from kernels.sampling import SamplingParams
+from live.generation import Contract, Generation, make_generation
+from workloads.request import Request
 from workloads.sessions import Prompt, Round, Session
 
 Tokens = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
+GREEDY = SamplingParams(temperature=0.0)
 
-class Clients(Protocol):
-    """Senders of requests."""
 
-    def due(self, now: float) -> list[Generation]:
-        """Requests that arrive until `now` and were not taken before, in order of arrival."""
-        ...
+def materialise(request: Request, answer: int, vocabulary: int, id_tokens: int) -> Generation:
+    """A generation with random tokens, whose prompt shares blocks with exactly the requests that share its prefix ids.
 
-    @property
-    def next_arrival(self) -> float | None:
-        """When the next request arrives; None if none does before a further answer."""
-        ...
+    Args:
+        answer: number of output tokens; ignored for a task without output.
+        id_tokens: prompt tokens that one prefix id stands for.
+    """
+    prompt = prefix_tokens(request.prefix_blocks, (request.id,), request.prompt_tokens, vocabulary, id_tokens)
+    return make_generation(
+        request.id,
+        prompt,
+        answer if request.max_tokens else 0,
+        sampling_params=GREEDY,
+        block_size=id_tokens,
+        task=request.task,
+        model=request.model,
+        contract=Contract(request.arrival, request.priority, request.tenant, request.service_class, request.ttft_goal),
+    )
 
-    def finished(self, generation: Generation) -> None:
-        """Take note of an answer."""
-        ...
 
-    def columns(self, sent: Sequence[Generation]) -> dict[str, Floats]:
-        """Columns that these clients add to those of the requests, in the order given."""
-        ...
+def prefix_tokens(
+    ids: Sequence[int], key: Sequence[int], tokens: int, vocabulary: int, id_tokens: int
+) -> npt.NDArray[np.int64]:
+    """A prompt of `tokens` random tokens: those of a block depend on its id, and the rest on `key`."""
+    parts = [np.random.default_rng([7, block]).integers(vocabulary, size=id_tokens) for block in ids]
+    new_tokens = max(tokens - id_tokens * len(parts), 0)
+    parts.append(np.random.default_rng([11, *key]).integers(vocabulary, size=new_tokens))
+    prompt: npt.NDArray[np.int64] = np.concatenate(parts)[:tokens]
+    return prompt
 
 
 class OpenLoop:
@@ -48,31 +63,31 @@ class OpenLoop:
         self._waiting = deque(sorted(generations, key=lambda generation: generation.request.arrival))
 
     def due(self, now: float) -> list[Generation]:
-        """See `Clients.due`."""
-        found: list[Generation] = []
+        """Requests that arrive until `now` and were not taken before, in order of arrival."""
+        due: list[Generation] = []
         while self._waiting and self._waiting[0].request.arrival <= now:
-            found.append(self._waiting.popleft())
-        return found
+            due.append(self._waiting.popleft())
+        return due
 
     @property
     def next_arrival(self) -> float | None:
-        """See `Clients.next_arrival`."""
+        """The time of the next arrival; None if there is none before a further answer."""
         return self._waiting[0].request.arrival if self._waiting else None
 
     def finished(self, generation: Generation) -> None:
-        """See `Clients.finished`."""
+        """Take note of an answer."""
 
-    def columns(self, sent: Sequence[Generation]) -> dict[str, Floats]:
-        """See `Clients.columns`: none."""
+    def columns(self, generations: Sequence[Generation]) -> dict[str, Floats]:
+        """Columns that these clients add to those of the requests: none."""
         return {}
 
 
 @dataclass
-class _Held:
+class _SessionState:
     """A session under way.
 
     Attributes:
-        said: tokens of its latest prompt and answer. turn: rounds sent so far.
+        text: tokens of its latest prompt and answer. turn: rounds sent so far.
         round: the next one, or the one that is being answered. unanswered: requests of it without an answer.
         first: the request of the round that the conversation goes on from.
     """
@@ -80,7 +95,7 @@ class _Held:
     session: Session
     rounds: Iterator[Round]
     round: Round
-    said: Tokens
+    text: Tokens
     turn: int = 0
     unanswered: int = 0
     first: Generation | None = None
@@ -99,45 +114,43 @@ class Sessions:
     def __init__(self, sessions: Sequence[Session], vocabulary: int, id_tokens: int) -> None:
         self._vocabulary, self._id_tokens = vocabulary, id_tokens
         self._ids, self._order = count(), count()
-        self._coming: list[tuple[float, int, _Held]] = []
-        self._held: dict[int, _Held] = {}  # by the ids of unanswered requests
+        self._pending: list[tuple[float, int, _SessionState]] = []
+        self._states: dict[int, _SessionState] = {}  # by the ids of unanswered requests
         self._of_request: dict[int, tuple[int, int, Prompt]] = {}  # session, turn and prompt, by id
         for session in sessions:
             rounds = iter(session.rounds)
-            held = _Held(session, rounds, next(rounds), np.empty(0, dtype=np.int64))
-            heappush(self._coming, (session.arrival, next(self._order), held))
+            state = _SessionState(session, rounds, next(rounds), np.empty(0, dtype=np.int64))
+            heappush(self._pending, (session.arrival, next(self._order), state))
 
     def due(self, now: float) -> list[Generation]:
-        """See `Clients.due`."""
-        found: list[Generation] = []
-        while self._coming and self._coming[0][0] <= now:
-            time, _, held = heappop(self._coming)
-            found += self._send(held, time)
-        return found
+        due: list[Generation] = []
+        while self._pending and self._pending[0][0] <= now:
+            time, _, state = heappop(self._pending)
+            due += self._send(state, time)
+        return due
 
     @property
     def next_arrival(self) -> float | None:
-        """See `Clients.next_arrival`."""
-        return self._coming[0][0] if self._coming else None
+        return self._pending[0][0] if self._pending else None
 
     def finished(self, generation: Generation) -> None:
-        """See `Clients.finished`: the last answer of a round brings the next one."""
-        held = self._held.pop(generation.request.id)
-        held.unanswered -= 1
-        if held.unanswered:
+        """Take note of an answer: the last one of a round brings the next round."""
+        state = self._states.pop(generation.request.id)
+        state.unanswered -= 1
+        if state.unanswered:
             return
-        following = next(held.rounds, None)
+        following = next(state.rounds, None)
         if following is None:
             return
-        assert held.first is not None
-        held.said = np.concatenate((held.first.prompt, np.array(held.first.output, dtype=np.int64)))
-        held.round = following
+        assert state.first is not None
+        state.text = np.concatenate((state.first.prompt, np.array(state.first.output, dtype=np.int64)))
+        state.round = following
         time = max(generation.last_token + following.pause, following.not_before)
-        heappush(self._coming, (time, next(self._order), held))
+        heappush(self._pending, (time, next(self._order), state))
 
-    def columns(self, sent: Sequence[Generation]) -> dict[str, Floats]:
-        """See `Clients.columns`: session, turn, prompt_tokens and resent_tokens."""
-        rows = [self._of_request[each.request.id] for each in sent]
+    def columns(self, generations: Sequence[Generation]) -> dict[str, Floats]:
+        """The columns session, turn, prompt_tokens and resent_tokens."""
+        rows = [self._of_request[generation.request.id] for generation in generations]
         return {
             "session": np.array([float(session) for session, _, _ in rows]),
             "turn": np.array([float(turn) for _, turn, _ in rows]),
@@ -145,23 +158,23 @@ class Sessions:
             "resent_tokens": np.array([float(prompt.resent_tokens) for _, _, prompt in rows]),
         }
 
-    def _send(self, held: _Held, time: float) -> list[Generation]:
+    def _send(self, state: _SessionState, time: float) -> list[Generation]:
         """The requests of a session's round."""
         generations = []
-        for branch, prompt in enumerate(held.round.prompts):
+        for branch, prompt in enumerate(state.round.prompts):
             number = next(self._ids)
-            request = replace(held.session.request(prompt, number, time), max_tokens=prompt.answer_tokens)
-            generations.append(Generation(request, self._tokens(held, prompt, branch), GREEDY))
-            self._held[number], self._of_request[number] = held, (held.session.id, held.turn, prompt)
-        held.turn += 1
-        held.unanswered, held.first = len(generations), generations[0]
+            request = replace(state.session.request(prompt, number, time), max_tokens=prompt.answer_tokens)
+            generations.append(Generation(request, self._tokens(state, prompt, branch), GREEDY))
+            self._states[number], self._of_request[number] = state, (state.session.id, state.turn, prompt)
+        state.turn += 1
+        state.unanswered, state.first = len(generations), generations[0]
         return generations
 
-    def _tokens(self, held: _Held, prompt: Prompt, branch: int) -> Tokens:
+    def _tokens(self, state: _SessionState, prompt: Prompt, branch: int) -> Tokens:
         """The text so far, as far as the prompt repeats it, and new tokens."""
-        resent = min(prompt.resent_tokens, len(held.said))
-        whole = prompt.prefix_blocks[: prompt.tokens // self._id_tokens]
-        key = held.session.id, held.turn, branch
-        made = prefix_tokens(whole, key, prompt.tokens, self._vocabulary, self._id_tokens)
-        made[:resent] = held.said[:resent]
-        return made
+        resent = min(prompt.resent_tokens, len(state.text))
+        blocks = prompt.prefix_blocks[: prompt.tokens // self._id_tokens]
+        key = state.session.id, state.turn, branch
+        tokens = prefix_tokens(blocks, key, prompt.tokens, self._vocabulary, self._id_tokens)
+        tokens[:resent] = state.text[:resent]
+        return tokens

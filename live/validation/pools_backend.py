@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +18,14 @@ from live.loaded_model import LoadedModel
 from live.memory import no_garbage_collection
 from live.models.decoder import Decoder
 from live.topologies.pools.deployment import LocalPools
-from live.topologies.pools.layout import FRONT, PoolsLayout
+from live.topologies.pools.layout import FRONT
 from live.topologies.pools.planned import kv_bytes, pools_layout
-from live.validation.backend import LiveBackend, Requests
+from live.validation.backend import Requests, model_arguments
+from live.validation.clients import materialise
 from live.validation.pools_profiling import TURNS, PoolsProfile
 from live.validation.profiling import ProfilingLimits, ProfilingResult
-from live.validation.prompts import materialise
-from live.validation.role_steps import RecordedTime, Span, role_steps, watch_into
+from live.validation.replay import request_columns
+from live.validation.role_steps import RecordedTime, Span, role_steps, watch_steps
 from scenarios.engine import SchedulerPlan
 from scenarios.live_engines import engine_pools
 from scenarios.validation import ProfilingSpec, ValidationScenario
@@ -33,7 +35,7 @@ from workloads.errors import BadInput
 from workloads.request import Request
 from workloads.sessions import Session
 
-BESIDE_SEED = 1001
+IN_TURNS_SEED = 1001
 """Seed of the profile that takes turns with replays: other requests than those of the profile before."""
 
 Floats = npt.NDArray[np.float64]
@@ -54,7 +56,7 @@ class ReplayedPools:
         self.spans: list[Span] = []
         self.profiled: ProfilingResult | None = None
         self._generations = generations
-        self._times: dict[int, list[float]] = {each.request.id: [] for each in generations}
+        self._times: dict[int, list[float]] = {generation.request.id: [] for generation in generations}
 
     def note(self, progress: Progress) -> None:
         """Note the tokens of a step."""
@@ -64,39 +66,28 @@ class ReplayedPools:
     @property
     def token_times(self) -> list[list[float]]:
         """The times of each request's output tokens, at the front."""
-        return [self._times[each.request.id] for each in self._generations]
+        return [self._times[generation.request.id] for generation in self._generations]
 
     def columns(self) -> dict[str, Floats]:
         """One entry a request: arrival, noticed (by the front), first_token, last_token, output_tokens."""
-        each = self._generations
-        return {
-            "arrival": np.array([one.request.arrival for one in each]),
-            "noticed": np.array([one.submitted for one in each]),
-            "first_token": np.array([one.first_token for one in each]),
-            "last_token": np.array([one.last_token for one in each]),
-            "output_tokens": np.array([float(len(one.output)) for one in each]),
-        }
+        return request_columns(self._generations, [generation.submitted for generation in self._generations])
 
 
-class PoolsBackend:
-    """The pools of a scenario.
+class PoolsBackend(LoadedModel):
+    """The pools of a scenario, on the CPU.
 
     Args:
         base: folder that paths in the scenario start from.
 
     Raises:
-        BadInput: as `LiveBackend`; or a link that counts other bytes of a token than the model's cache has.
+        BadInput: as `LoadedModel`; or a link that counts other bytes of a token than the model's cache has.
     """
 
     def __init__(self, scenario: ValidationScenario, base: Path) -> None:
         spec, link = scenario.model, scenario.system.kv_link
         assert link is not None
-        quantise = spec.quantise.model_dump() if spec.quantise else None
-        self._single = LiveBackend(
-            base / spec.path, random=spec.weights == "random", dtype=spec.dtype, device="cpu", threads=spec.threads,
-            seed=scenario.seed, quantise=quantise, clock="direct",
-        )  # fmt: skip
-        if link.bytes_per_token != (expected := kv_bytes(self._single.decoder.config, spec.dtype)):
+        super().__init__(**model_arguments(spec, base, scenario.seed), device="cpu")
+        if link.bytes_per_token != (expected := kv_bytes(self.decoder.config, spec.dtype)):
             raise BadInput(
                 f"expected {expected}, the bytes of the model's KV cache of a token",
                 field="system.link.bytes_per_token",
@@ -105,54 +96,37 @@ class PoolsBackend:
         serving, pools = engine_pools(scenario.serving_without_times(), {}, base / "scenario")
         self._layout, self._chunks = pools_layout(serving, pools)
         self._link = MessageLink(link.latency, link.bandwidth)
-        self._decoder_of = self._load_modules(self._layout, base, scenario)
+        self._decoder_of = self._load_modules(scenario, base)
         self._spec = scenario.profiling
-        self._beside: PoolsProfile | None = None
+        self._profile_in_turns: PoolsProfile | None = None
 
     @property
     def models(self) -> list[str]:
         """Names of the models that requests may be for."""
         return list(self._layout.prefill)
 
-    def _load_modules(
-        self, layout: PoolsLayout, base: Path, scenario: ValidationScenario
-    ) -> Callable[[str | None], Decoder]:
+    def _load_modules(self, scenario: ValidationScenario, base: Path) -> Callable[[str | None], Decoder]:
         """The decoder of each module, with random weights of its own."""
         spec = scenario.model
-        names = sorted({place.module for place in layout.engines if place.module is not None})
+        names = sorted({place.module for place in self._layout.engines if place.module is not None})
         if names and spec.weights != "random":
             raise BadInput("expected random with several models", field="model.weights", value=spec.weights)
-        decoders: dict[str | None, Decoder] = {None: self._single.decoder}
-        for i, name in enumerate(names):
-            loaded = LoadedModel(
-                base / spec.path, random=True, dtype=spec.dtype, device="cpu", threads=spec.threads,
-                seed=scenario.seed + 1 + i,
-            )  # fmt: skip
-            decoders[name] = loaded.decoder
+        decoders: dict[str | None, Decoder] = {None: self.decoder}
+        for seed, name in enumerate(names, start=scenario.seed + 1):
+            arguments = model_arguments(spec, base, seed) | {"quantise": None}
+            decoders[name] = LoadedModel(**arguments, device="cpu").decoder
         return decoders.__getitem__
 
     def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfilingResult:
-        """Time steps of random requests in this topology: see `live.validation.pools_profiling`.
-
-        Raises:
-            ValueError: lengths that the engines refuse.
-        """
+        """Time steps of random requests in this topology (`live.validation.pools_profiling`)."""
         return self._new_profile(scheduler.config, spec, seed).run(spec.rounds)
 
     def _new_profile(self, config: EngineConfig, spec: ProfilingSpec, seed: int) -> PoolsProfile:
         limits = ProfilingLimits(
             spec.max_prompt_tokens, spec.max_output_tokens, config.max_num_seqs, spec.rounds, spec.max_steps
         )
-        decode_ranks = sorted({rank for ranks in self._layout.decode.values() for rank in ranks})
-        return PoolsProfile(
-            self._pools, RecordedTime(self._link), self.models, decode_ranks, limits, self._single.vocabulary, seed
-        )
-
-    def _pools(self, time: RecordedTime, on_progress: Callable[[Progress], None]) -> LocalPools:
-        return LocalPools(
-            self._layout, self._decoder_of, timekeeper=time, packed=True, on_progress=on_progress,
-            chunks=self._chunks[0],
-        )  # fmt: skip
+        decode_ranks, time = sorted(set(chain(*self._layout.decode.values()))), RecordedTime(self._link)
+        return PoolsProfile(self._pools, time, self.models, decode_ranks, limits, self.vocabulary, seed)
 
     def measure_drafts(
         self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]
@@ -161,43 +135,41 @@ class PoolsBackend:
         return ()
 
     def warm_up(self, scheduler: SchedulerPlan, requests: Requests) -> bool:
-        """Nothing is done only in a first replay on a CPU."""
+        """False: a first replay on a CPU does nothing that later ones do not."""
         return False
 
-    def describe(self) -> dict[str, Any]:
-        """The device, the dtype and the versions of the packages."""
-        return self._single.describe()
+    def _pools(self, time: RecordedTime, on_progress: Callable[[Progress], None]) -> LocalPools:
+        return LocalPools(
+            self._layout, self._decoder_of, timekeeper=time, packed=True, on_progress=on_progress,
+            chunks=self._chunks[0],
+        )  # fmt: skip
 
     def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayedPools:
         """Send each request to the front at its arrival time. Sessions are refused by the scenario.
 
         With `profiling.in_turns` a profile takes turns with it, and goes on where it paused in the replay before.
-
-        Raises:
-            ValueError: a request that the engines refuse.
         """
-        made = [
-            materialise(request, answer, self._single.vocabulary, scheduler.config.prefix_id_tokens)
-            for request, answer in (each for each in requests if not isinstance(each, Session))
+        unsorted = [
+            materialise(request, answer, self.vocabulary, scheduler.config.prefix_id_tokens)
+            for request, answer in (entry for entry in requests if not isinstance(entry, Session))
         ]
-        generations = sorted(made, key=lambda each: each.request.arrival)
-        if self._spec.in_turns and self._beside is None:
-            self._beside = self._new_profile(scheduler.config, self._spec, BESIDE_SEED)
+        generations = sorted(unsorted, key=lambda generation: generation.request.arrival)
+        if self._spec.in_turns and self._profile_in_turns is None:
+            self._profile_in_turns = self._new_profile(scheduler.config, self._spec, IN_TURNS_SEED)
+        profile = self._profile_in_turns
         replayed, time = ReplayedPools(generations), RecordedTime(self._link)
         pools = self._pools(time, replayed.note)
         time.restart()
-        steps: dict[int, list[Span]] = {}
-        for rank, worker in enumerate(pools.workers, start=1):
-            worker.engine.watch = watch_into(steps.setdefault(rank, []))
+        steps = {rank: watch_steps(worker.engine) for rank, worker in enumerate(pools.workers, start=1)}
         for generation in generations:
             pools.frontend.check(generation)
             pools.network.at(FRONT, generation.request.arrival, partial(pools.submit, generation))
         with no_garbage_collection():
             while not pools.network.run_some(TURNS):
-                if self._beside is not None:
-                    self._beside.go_on()
-        if self._beside is not None:
-            replayed.profiled = self._beside.take()
+                if profile is not None:
+                    profile.go_on()
+        if profile is not None:
+            replayed.profiled = profile.take()
         for rank, timed in steps.items():
             replayed.spans += role_steps(time, rank, timed).spans
         return replayed

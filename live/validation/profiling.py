@@ -27,7 +27,7 @@ from live.engine import Engine
 from live.generation import make_generation
 from live.memory import no_garbage_collection
 from live.speculation import SpeculativeEngine
-from live.validation.prompts import GREEDY
+from live.validation.clients import GREEDY
 from schedulers.batches import Batch
 from schedulers.sequence import Sequence
 
@@ -37,7 +37,7 @@ EARLIER_PROMPTS = 16
 """Prompts that a later one may repeat."""
 
 WARM_UP_STEPS = 40
-"""Steps before the first round, which are discarded."""
+"""Steps, of each engine that decodes, before the first round; they are discarded."""
 
 
 @dataclass(frozen=True)
@@ -98,21 +98,27 @@ def profile(
         clock: started before the first step; None: wall time.
     """
     rng = np.random.default_rng([seed, 23])
-    num_seqs = stratified_sizes(rng, limits.rounds, limits.max_num_seqs, power=2)
-    prompts = stratified_sizes(rng, limits.rounds, limits.max_prompt_tokens, power=2)
-    outputs = stratified_sizes(rng, limits.rounds, limits.max_output_tokens, power=2)
+    sizes = random_sizes(rng, limits)
     engine = make_engine()
     engine.clock = clock = clock or WallClock()
     profiler = _Profiler(engine, clock, vocabulary, rng, limits.resent)
-    warm_up = Round(min(limits.max_num_seqs, 4), limits.max_prompt_tokens, limits.max_output_tokens)
     clock.start()
-    profiler.run(warm_up, WARM_UP_STEPS)
+    profiler.run(warm_up_round(limits), WARM_UP_STEPS)
     drafted = [0.0] * limits.rounds
     if isinstance(engine, SpeculativeEngine):
         drafted = ((rng.permutation(limits.rounds) + rng.random(limits.rounds)) / limits.rounds).tolist()
-    sizes = map(Round, num_seqs, prompts, outputs, drafted)
-    rounds = [profiler.run(each, limits.max_steps) for each in sizes]
-    return ProfilingResult(rounds)
+    return ProfilingResult([profiler.run(size, limits.max_steps) for size in map(Round, *sizes, drafted)])
+
+
+def warm_up_round(limits: ProfilingLimits) -> Round:
+    """A round whose steps are discarded."""
+    return Round(min(limits.max_num_seqs, 4), limits.max_prompt_tokens, limits.max_output_tokens)
+
+
+def random_sizes(rng: np.random.Generator, limits: ProfilingLimits) -> list[list[int]]:
+    """The sequences, prompt tokens and output tokens of each round."""
+    largest = limits.max_num_seqs, limits.max_prompt_tokens, limits.max_output_tokens
+    return [stratified_sizes(rng, limits.rounds, size, power=2) for size in largest]
 
 
 def stratified_sizes(rng: np.random.Generator, rounds: int, largest: int, power: int = 1) -> list[int]:
@@ -171,11 +177,11 @@ class _Profiler:
                 result = engine.step()
                 if result is None:
                     break
-                left = sequences_left(size.num_seqs, i, max_steps)
+                target = sequences_left(size.num_seqs, i, max_steps)
                 for _ in result.finished:
-                    if len(sequences) < left:
+                    if len(sequences) < target:
                         self._submit(size)
-                while len(sequences) > left:
+                while len(sequences) > target:
                     engine.abort(next(reversed(sequences)))
         engine.watch = None
         self._drain()
@@ -203,8 +209,8 @@ class _Profiler:
         rng, earlier = self._rng, self._earlier
         if earlier and rng.random() < self._resent:
             begin = earlier[int(rng.integers(len(earlier)))]
-            kept = begin[: int(rng.integers(1, len(begin) + 1))]
-            prompt = np.concatenate((kept, prompt))[: max(size.max_prompt_tokens, len(kept) + 1)]
+            prefix = begin[: int(rng.integers(1, len(begin) + 1))]
+            prompt = np.concatenate((prefix, prompt))[: max(size.max_prompt_tokens, len(prefix) + 1)]
         earlier.append(prompt)
         return prompt
 
@@ -231,7 +237,6 @@ class _MadeUpDrafts:
         engine.core.propose = self._propose
 
     def _propose(self, sequence: Sequence, max_tokens: int) -> int:
-        """See `schedulers.speculation.Propose`."""
         self._drafts.propose(sequence, max_tokens)
         with self._clock.paused():
             rng = self._rng

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ from live.clock import Clock, WallClock
 from live.engine import Engine
 from live.generation import Generation
 from live.memory import no_garbage_collection
-from live.validation.clients import Clients, OpenLoop
+from live.validation.clients import OpenLoop, Sessions
 from schedulers.batches import Batch
 from schedulers.sequence import Sequence as Sequenced
 from schedulers.speculation import SpeculationStats, SpeculativeEngineCore
@@ -49,7 +49,7 @@ class ReplayResult:
     noticed: list[float]
     steps: list[TimedStep]
     followed: list[bool]
-    more: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+    more: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
     speculation: SpeculationStats | None = None
 
     @property
@@ -64,25 +64,28 @@ class ReplayResult:
     @property
     def token_times(self) -> list[list[float]]:
         """The times of each request's output tokens, seconds since the start."""
-        return [each.times for each in self.generations]
+        return [generation.times for generation in self.generations]
 
     def columns(self) -> dict[str, npt.NDArray[np.float64]]:
         """One entry a request: arrival, noticed, first_token, last_token (seconds since the start), output_tokens."""
-        generations = self.generations
-        noticed = {each.request.id: now for now, each in zip(self.noticed, self.sent, strict=True)}
-        return {
-            "arrival": np.array([each.request.arrival for each in generations]),
-            "noticed": np.array([noticed[each.request.id] for each in generations]),
-            "first_token": np.array([each.first_token for each in generations]),
-            "last_token": np.array([each.last_token for each in generations]),
-            "output_tokens": np.array([float(len(each.output)) for each in generations]),
-            **self.more,
-        }
+        noticed = {generation.request.id: now for now, generation in zip(self.noticed, self.sent, strict=True)}
+        return request_columns(self.generations, [noticed[row.request.id] for row in self.generations]) | self.more
+
+
+def request_columns(generations: Sequence[Generation], noticed: Sequence[float]) -> dict[str, npt.NDArray[np.float64]]:
+    """Times of requests, seconds since the start, and their output tokens. `noticed`: when the engine took them in."""
+    return {
+        "arrival": np.array([generation.request.arrival for generation in generations]),
+        "noticed": np.array(noticed),
+        "first_token": np.array([generation.first_token for generation in generations]),
+        "last_token": np.array([generation.last_token for generation in generations]),
+        "output_tokens": np.array([float(len(generation.output)) for generation in generations]),
+    }
 
 
 def replay(
     engine: Engine,
-    requests: Sequence[Generation] | Clients,
+    requests: Sequence[Generation] | Sessions,
     clock: Clock | None = None,
 ) -> ReplayResult:
     """Send each request when it arrives, and step the engine until all are finished.
@@ -91,11 +94,8 @@ def replay(
     time, from which its waiting time counts.
 
     Args:
-        requests: in any order, or the clients that send them. The clock stops while clients make up a request.
+        requests: in any order, or sessions that send them. The clock stops while sessions make up a request.
         clock: started when the replay begins; None: wall time.
-
-    Raises:
-        ValueError: a request that does not fit even alone.
     """
     steps: list[TimedStep] = []
     noticed: list[float] = []
@@ -135,6 +135,5 @@ def replay(
     generations = list(requests) if isinstance(requests, Sequence) else sent
     more = clients.columns(generations)
     if more:
-        found = [float(cached[each.request.id].num_cached_tokens) for each in generations]
-        more["cached_tokens"] = np.array(found)
+        more["cached_tokens"] = np.array([float(cached[row.request.id].num_cached_tokens) for row in generations])
     return ReplayResult(generations, sent, noticed, steps, followed, more, stats)

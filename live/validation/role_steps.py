@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from latency_models.message_link import MessageLink
+from live.engine import Engine
 from live.generation import Generation
 from live.topologies.direct_time import DirectTime
 from live.topologies.pools.layout import FRONT
@@ -54,28 +55,24 @@ class RecordedTime(DirectTime):
         super().__init__(link, one_at_a_time=True)
         self.turns: dict[int, list[Turn]] = {}
         self.posts: dict[int, list[Post]] = {}
-        self._begun = 0.0
+        self._turn_begin = 0.0
 
     def restart(self) -> None:
-        """See `DirectTime.restart`."""
         super().restart()
         self.turns.clear()
         self.posts.clear()
 
     def resume(self, rank: int) -> None:
-        """See `Timekeeper.resume`."""
-        self._begun = self.now(rank)
+        self._turn_begin = self.now(rank)
         super().resume(rank)
 
     def pause(self, rank: int) -> None:
-        """See `Timekeeper.pause`."""
         super().pause(rank)
         turns = self.turns.setdefault(rank, [])
-        waited = not turns or self._begun > turns[-1].end
-        turns.append(Turn(self._begun, self.now(rank), waited))
+        waited = not turns or self._turn_begin > turns[-1].end
+        turns.append(Turn(self._turn_begin, self.now(rank), waited))
 
     def arrival(self, source: int, destination: int, size: int) -> float:
-        """See `Timekeeper.arrival`."""
         arrival = super().arrival(source, destination, size)
         self.posts.setdefault(source, []).append(Post(source, destination, self.now(source), arrival, size))
         return arrival
@@ -112,57 +109,48 @@ def role_steps(time: RecordedTime, rank: int, steps: Sequence[Span]) -> RoleStep
     hand_overs: list[tuple[int, float]] = []
     last_turn, last_end = -1, 0.0
     for batch, begin, end in steps:
-        turn = bisect.bisect_left(ends, end)
-        gone = released[bisect.bisect_left(released, last_end) : bisect.bisect_left(released, begin)]
-        if gone and spans:
-            hand_overs.append((len(gone), gone[-1] - last_end))
-        waits = [each.begin for each in turns[last_turn + 1 : turn + 1] if each.waited]
-        spans.append((batch, max([last_end, *gone[-1:], *waits[-1:]]), ends[turn]))
-        last_turn, last_end = turn, ends[turn]
+        place = bisect.bisect_left(ends, end)
+        releases = released[bisect.bisect_left(released, last_end) : bisect.bisect_left(released, begin)]
+        if releases and spans:
+            hand_overs.append((len(releases), releases[-1] - last_end))
+        waits = [turn.begin for turn in turns[last_turn + 1 : place + 1] if turn.waited]
+        spans.append((batch, max([last_end, *releases[-1:], *waits[-1:]]), ends[place]))
+        last_turn, last_end = place, ends[place]
     return RoleSteps(spans, hand_overs)
 
 
 def _announces(time: RecordedTime, rank: int, post: Post) -> bool:
     """Tell whether a message is SENT: it goes to the front right after blocks have gone to a decode engine."""
     posts = time.posts[rank]
-    place = bisect.bisect_left(posts, post.sent, key=lambda each: each.sent)
+    place = bisect.bisect_left(posts, post.sent, key=lambda post: post.sent)
     return post.destination == FRONT and place > 0 and posts[place - 1].destination != FRONT
 
 
 def route_seconds(time: RecordedTime, arrivals: Sequence[float]) -> list[float]:
     """Seconds of each request from its arrival at the front to that of the next message that brings an engine work."""
     posts = [post for post in time.posts.get(FRONT, []) if post.size]
-    found = []
-    for arrival in arrivals:
-        place = bisect.bisect_left(posts, arrival, key=lambda post: post.sent)
-        if place < len(posts):
-            found.append(posts[place].arrival - arrival)
-    return found
+    places = [bisect.bisect_left(posts, arrival, key=lambda post: post.sent) for arrival in arrivals]
+    return [posts[i].arrival - arrival for i, arrival in zip(places, arrivals, strict=True) if i < len(posts)]
 
 
 def deliver_seconds(spans: Sequence[Span], generations: Mapping[int, Generation]) -> list[float]:
     """Seconds of each prompt from the end of its last step to the first token at the front."""
-    found = []
-    for batch, _, end in spans:
-        for chunk in batch.chunks:
-            generation = generations.get(chunk.sequence.request.id)
-            if chunk.last and generation is not None and generation.first_token >= end:
-                found.append(generation.first_token - end)
-    return found
+    ends = [(chunk.sequence.request.id, end) for batch, _, end in spans for chunk in batch.chunks if chunk.last]
+    tokens = [(generations[i].first_token, end) for i, end in ends if i in generations]
+    return [first_token - end for first_token, end in tokens if first_token >= end]
 
 
 def frontend_times(
     routes: Sequence[float], deliveries: Sequence[float], hand_overs: Sequence[tuple[int, float]]
 ) -> dict[str, float]:
     """Fields of `system.frontend`: medians."""
-    each = [seconds / count for count, seconds in hand_overs]
-    samples: dict[str, Sequence[float]] = {"route": routes, "deliver": deliveries, "hand_over": each}
+    per_cache = [seconds / count for count, seconds in hand_overs]
+    samples: dict[str, Sequence[float]] = {"route": routes, "deliver": deliveries, "hand_over": per_cache}
     return {name: float(np.median(values)) if len(values) else 0.0 for name, values in samples.items()}
 
 
-Watch = Callable[[Batch, float, float], None]
-
-
-def watch_into(steps: list[Span]) -> Watch:
-    """A watch of an engine that keeps its steps."""
-    return lambda batch, begin, end: steps.append((batch, begin, end))
+def watch_steps(engine: Engine) -> list[Span]:
+    """A list that takes in the engine's steps as they end."""
+    steps: list[Span] = []
+    engine.watch = lambda batch, begin, end: steps.append((batch, begin, end))
+    return steps

@@ -27,7 +27,7 @@ from live.graphs.executor import GraphExecutor  # noqa: E402
 from live.models.config import ModelConfig  # noqa: E402
 from live.models.decoder import Decoder  # noqa: E402
 from live.models.weights import random_weights  # noqa: E402
-from live.validation.prompts import materialise  # noqa: E402
+from live.validation.clients import materialise  # noqa: E402
 from live.validation.replay import ReplayResult, replay  # noqa: E402
 from schedulers.batches import Batch  # noqa: E402
 from schedulers.chunking import ChunkPolicy, StaticChunks  # noqa: E402

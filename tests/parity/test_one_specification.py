@@ -17,7 +17,7 @@ from live.engine import Engine
 from live.loaded_model import ModelSource
 from live.server import launcher
 from live.server.loading import engine_of_plan
-from live.validation.prompts import materialise
+from live.validation.clients import materialise
 from live.validation.replay import replay
 from scenarios.live_engines import single_engine
 from tests.parity.test_live_and_twin import BLOCK, Recorded, durations_and_arrivals, noted, requests, trace

@@ -44,7 +44,7 @@ from live.topologies.bundle.layout import BundleLayout
 from live.topologies.pools.deployment import LocalPools
 from live.topologies.pools.layout import EnginePlace, PoolsLayout
 from live.topologies.streams import RoleStreams
-from live.validation.prompts import GREEDY
+from live.validation.clients import GREEDY
 from live.validation.replay import ReplayResult, replay
 from schedulers.chunking import StaticChunks
 from schedulers.engine_config import EngineConfig, OneShotBudget

@@ -66,21 +66,13 @@ class CardMemory:
 
 
 def load_deployed(spec: RooflineSpec, base: Path) -> Deployed:
-    """Load the files that a derived calibration names; relative paths start from `base`.
-
-    Raises:
-        BadInput: a file or a field of the deployment that cannot be used.
-    """
+    """Load the files that a derived calibration names; relative paths start from `base`."""
     deployment = read_deployment(spec.deployment, DEPLOYMENT)
     return Deployed(load_hardware(spec.hardware, base), load_model(spec.model, base), deployment)
 
 
 def instance_cards(spec: InstancesSpec, deployed: Deployed | None) -> Cards:
-    """Cards of the instances, from the deployment or else from the scenario.
-
-    Raises:
-        BadInput: the scenario counts cards where the deployment does already.
-    """
+    """Cards of the instances, from the deployment or else from the scenario."""
     if deployed is None:
         given = spec.attention_cards is not None or spec.ffn_cards is not None
         return Cards(spec.attention_cards or 1, spec.ffn_cards or 1, "scenario" if given else "assumed")
@@ -90,11 +82,7 @@ def instance_cards(spec: InstancesSpec, deployed: Deployed | None) -> Cards:
 
 
 def card_memory(spec: InstancesSpec, deployed: Deployed | None) -> CardMemory | None:
-    """Memory of the cards, from the deployment or else from the scenario; None where neither says.
-
-    Raises:
-        BadInput: some, but not all fields that a check of the memory needs, or bytes that the deployment already gives.
-    """
+    """Memory of the cards, from the deployment or else from the scenario; None where neither says."""
     bytes_given = ("kv_bytes_per_token", "attention_weights", "ffn_weights")
     if deployed is not None:
         _refuse_given(spec, bytes_given, "expected none: a derived calibration has it from its model and deployment")

@@ -169,11 +169,7 @@ class BundlePlan:
 
 
 def make_plan(scenario: AfdScenario, base: Path, trace: Trace | None) -> BundlePlan:
-    """Load the files of a scenario; relative paths start from `base`, the scenario's folder.
-
-    Raises:
-        BadInput: a calibration or a trace that cannot be used, or not together.
-    """
+    """Load the files of a scenario; relative paths start from `base`, the scenario's folder."""
     spec = scenario.calibration
     deployed = load_deployed(spec, base) if isinstance(spec, RooflineSpec) else None
     calibration = _derived(deployed) if deployed is not None else load_calibration(str(spec), base)

@@ -199,11 +199,7 @@ class RoleBundle:
         self.records = RoleRecords([-1.0] * count, [-1.0] * count, self._roles)
 
     def run(self) -> RoleRecords:
-        """Run until the wanted number of requests has finished.
-
-        Raises:
-            ValueError: there are too few requests to keep all slots full until then.
-        """
+        """Run until the wanted number of requests has finished."""
         ring = deque(_Turns(self.slots.microbatches[index]) for index in range(self.config.microbatches))
         for turns in ring:
             self._begin_step(turns)

@@ -56,11 +56,7 @@ class RecordedWork:
         self.timed: list[TimedStretch] = []
 
     def seconds(self, rank: int, stretch: Stretch) -> float:
-        """Seconds of a role's next stretch.
-
-        Raises:
-            ValueError: the live role has done less.
-        """
+        """Seconds of a role's next stretch."""
         begin = self._next[rank]
         self._next[rank] = end = begin + 1 + stretch.readings
         parts = self._work[rank][begin:end]
@@ -92,11 +88,7 @@ class RoleTimes:
         self.microbatches = microbatches
 
     def fit(self, recorded: Mapping[Part, Sequence[TimedStretch]]) -> RoleTimes:
-        """Learn from the parts of a recording.
-
-        Raises:
-            CannotFit: a kind that was not recorded at all, or a part without a whole round.
-        """
+        """Learn from the parts of a recording."""
         by_kind: dict[str, list[TimedStretch]] = defaultdict(list)
         for stretches in recorded.values():
             for stretch in stretches:

@@ -207,16 +207,14 @@ def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> Live
     from workloads.errors import missing_extra
 
     try:
-        from live.validation.backend import LiveBackend
+        from live.validation.backend import LiveBackend, model_arguments
         from live.validation.pools_backend import PoolsBackend
     except ImportError as error:
         raise missing_extra("live", error, field="--backend", value=device) from None
     if scenario.system.kv_link is not None:
         return PoolsBackend(scenario, base)
-    spec = scenario.model
     return LiveBackend(
-        base / spec.path, random=spec.weights == "random", dtype=spec.dtype, device=device, threads=spec.threads,
-        seed=scenario.seed, quantise=spec.quantise.model_dump() if spec.quantise else None,
+        **model_arguments(scenario.model, base, scenario.seed), device=device,
         async_scheduling=scenario.engine.async_scheduling, clock=scenario.clock or "wall",
     )  # fmt: skip
 
@@ -225,10 +223,10 @@ def _live_bundle(scenario: BundleValidationScenario, base: Path) -> LiveBundle:
     from workloads.errors import missing_extra
 
     try:
-        from live.validation.bundle_backend import LiveBundle, load_model
+        from live.validation.bundle_backend import LiveBundle
     except ImportError as error:
         raise missing_extra("live", error, field="system.layout", value="afd") from None
-    return LiveBundle(load_model(scenario.model, base, scenario.seed), scenario.system)
+    return LiveBundle(scenario, base)
 
 
 def _run_folder(validation: _Validation, source: _Source, runs: Path, *, fresh: bool) -> RunDirectory:

@@ -1,6 +1,6 @@
-"""The protocol of a live backend: a model on a machine that can be profiled and can replay a workload.
+"""Protocols of live backends: a model on a machine that can be profiled and can replay a workload.
 
-`live.validation.backend.LiveBackend` implements it.
+`live.validation` implements them: `LiveBackend` and `PoolsBackend` for engines, `LiveBundle` for bundles.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latency_models.sources.engine_regression import Step
+from reports.bundle_metrics import BundleTimes
 from scenarios.engine import SchedulerPlan
 from scenarios.validation import ProfilingSpec
 from schedulers.batches import Batch
 from schedulers.speculation import AnswerDrafts, SpeculationStats
 from workloads.request import Request
 from workloads.sessions import Session
+
+Integers = NDArray[np.int64]
 
 Requests: TypeAlias = Sequence[tuple[Request, int]] | Sequence[Session]
 """Requests, each paired with its number of output tokens, or sessions, whose rounds have not begun."""
@@ -65,29 +68,49 @@ class Backend(Protocol):
     """A model on a machine."""
 
     def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfiledRounds:
-        """Time the steps of requests of random lengths.
-
-        Raises:
-            ValueError: lengths that the engine refuses.
-        """
+        """Time the steps of requests of random lengths."""
 
     def measure_drafts(
         self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]
     ) -> Sequence[AnswerDrafts]:
-        """Answer requests, and find the outcomes of drafts at every position of their answers. Nothing is timed.
-
-        Raises:
-            ValueError: a request that the engine refuses.
-        """
+        """Answer requests, and find the outcomes of drafts at every position of their answers. Nothing is timed."""
 
     def warm_up(self, scheduler: SchedulerPlan, requests: Requests) -> bool:
         """Do the work that only the first replay of these requests would do. False if there is none."""
 
     def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayedRun:
-        """Send each request to an empty engine at its arrival time, and turns of sessions after their answers.
+        """Send each request to an empty engine at its arrival time, and turns of sessions after their answers."""
 
-        Raises:
-            ValueError: a request that the engine refuses.
+    def describe(self) -> dict[str, Any]:
+        """The device, the dtype and the versions of the packages."""
+
+
+class BundleRun(Protocol):
+    """A live run: the times of requests, steps and roles, and by rank the stretches of each role's work."""
+
+    @property
+    def times(self) -> BundleTimes: ...
+
+    @property
+    def work(self) -> Mapping[int, Sequence[float]]: ...
+
+
+class BundleBackend(Protocol):
+    """Bundles of one model on a machine."""
+
+    @property
+    def layers(self) -> int:
+        """Layers of the model."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one request's row, on its way to the FFN and back."""
+
+    def run_in_turns(self, instances: int, loads: Sequence[tuple[Integers, Integers, int]]) -> Sequence[BundleRun]:
+        """Run bundles with `instances` attention instances each in turns of some milliseconds, until the first is over.
+
+        Args:
+            loads: of each bundle, prompt and output tokens of its prefilled requests, and how many are to complete.
         """
 
     def describe(self) -> dict[str, Any]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from reports.bundle_metrics import BundleMetrics
-from reports.statistics import student_quantile
-
-CONFIDENCE = 0.95
+from twin.validation.compare import error_entry
 
 GOALS = {"throughput": 0.03, "tpot": 0.03, "idle_attention": 0.02, "idle_ffn": 0.02}
 """Limits of each ratio's |error|, averaged over repeats; `--tolerance` multiplies them."""
@@ -75,7 +72,7 @@ def compare_ratios(
 
 def _values(run: BundleMetrics) -> dict[str, float | None]:
     """The metrics by name. Throughput counts all tokens, since slots are full; transfers are means."""
-    there, back = run.attention_to_ffn, run.ffn_to_attention
+    to_ffn, to_attention = run.attention_to_ffn, run.ffn_to_attention
     return {
         "throughput": run.throughput_full,
         "throughput_eq_21": run.throughput,
@@ -83,8 +80,8 @@ def _values(run: BundleMetrics) -> dict[str, float | None]:
         "tpot_eq_22": run.tpot,
         "idle_attention": run.idle_attention,
         "idle_ffn": run.idle_ffn,
-        "transfer_attention_to_ffn": there.seconds / there.messages,
-        "transfer_ffn_to_attention": back.seconds / back.messages,
+        "transfer_attention_to_ffn": to_ffn.seconds / to_ffn.messages,
+        "transfer_ffn_to_attention": to_attention.seconds / to_attention.messages,
     }
 
 
@@ -92,7 +89,7 @@ def _metrics(
     measured: Sequence[Mapping[str, float | None]], predicted: Sequence[Mapping[str, float | None]]
 ) -> dict[str, Any]:
     """Mean, error and goal of each metric over the repeats."""
-    found = {}
+    entries = {}
     for name in measured[0]:
         if any(run[name] is None for run in (*measured, *predicted)):
             continue
@@ -100,17 +97,8 @@ def _metrics(
         # Transfers over a link that takes no time.
         relative = np.divide(twin, live, out=np.ones_like(live), where=live != 0) - 1
         errors = twin - live if name in DIFFERENCES else relative
-        n, error = len(errors), float(errors.mean())
-        half = student_quantile(CONFIDENCE, n - 1) * float(errors.std(ddof=1)) / math.sqrt(n)
-        found[name] = {
-            "measured": float(live.mean()),
-            "predicted": float(twin.mean()),
-            "error": error,
-            "interval": [error - half, error + half],
-            "repeat_spread": float(live.std(ddof=1)),
-            "goal": GOALS.get(name),
-        }
-    return found
+        entries[name] = error_entry(live, twin, errors, float(live.std(ddof=1)), GOALS.get(name))
+    return entries
 
 
 def missed_goals(document: Mapping[str, Any], tolerance: float) -> list[str]:

@@ -1,15 +1,15 @@
 """Validates a bundle: profiles its roles, runs it live at every ratio, predicts the same requests, compares.
 
 Profiling runs a bundle of the same shape with requests of other lengths. It takes turns with the live run, for some
-milliseconds each, so that both meet the same moods of the machine. What the live run measures is not used for the
+milliseconds each, so that both see the same machine speed. What the live run measures is not used for the
 prediction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,53 +22,18 @@ from twin.afd.bundle import Supply
 from twin.afd.plan import mid_life
 from twin.afd.role_bundle import MessageSizes, RoleBundle, RoleBundleConfig, RoleRecords, RoleWork
 from twin.afd.role_times import Part, RecordedWork, RoleTimes, SampledWork, TimedStretch
+from twin.validation.backend import BundleBackend
 from twin.validation.bundle_compare import compare_ratios
-from twin.validation.bundle_recordings import read_stretches, read_times, write_stretches, write_times
 from twin.validation.bundle_theory import theory_curves
 from twin.validation.contention import ContentionMeter
+from twin.validation.recordings import read_stretches, read_times, write_stretches, write_times
 from twin.validation.run import blamed_on
 
 SCHEMA = "twin.bundle-validation/1"
 DRAWS = 16
 """Simulations of each live run, which begin at other places of the roles' scatter; their metrics are averaged."""
 
-Integers = NDArray[np.int64]
 Note = Callable[[str], None]
-
-
-class BundleRun(Protocol):
-    """A live run: the times of requests, steps and roles, and by rank the stretches of each role's work."""
-
-    @property
-    def times(self) -> BundleTimes: ...
-
-    @property
-    def work(self) -> Mapping[int, Sequence[float]]: ...
-
-
-class BundleBackend(Protocol):
-    """Live bundles of one model on a machine. `live.validation.bundle_backend.LiveBundle` implements it."""
-
-    @property
-    def layers(self) -> int:
-        """Layers of the model."""
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one request's row, on its way to the FFN and back."""
-
-    def run_in_turns(self, instances: int, loads: Sequence[tuple[Integers, Integers, int]]) -> Sequence[BundleRun]:
-        """Run bundles with so many attention instances in turns of some milliseconds, until the first is over.
-
-        Args:
-            loads: of each bundle, prompt and output tokens of its prefilled requests, and how many are to complete.
-
-        Raises:
-            ValueError: a request that is too long for the model.
-        """
-
-    def describe(self) -> dict[str, Any]:
-        """The device, the dtype and the versions of the packages."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +51,7 @@ class BundleValidation:
     note: Note
 
     def document(self) -> dict[str, Any]:
-        """Profile, run, predict and compare: the document `twin.bundle-validation/1`.
-
-        Raises:
-            BadInput: a request that the live bundle refuses.
-        """
+        """Profile, run, predict and compare: the document `twin.bundle-validation/1`."""
         scenario = self.scenario
         ratios = [topology.attention_instances for topology in scenario.topologies]
         stretches: dict[Part, list[TimedStretch]] = {}
@@ -111,7 +72,7 @@ class BundleValidation:
             "backend": self.backend.describe(),
             "calibration": roles.document(),
             **compare_ratios(
-                {x: [bundle_metrics(each) for each in runs] for x, runs in live.items()},
+                {x: [bundle_metrics(run) for run in runs] for x, runs in live.items()},
                 {x: [metrics for metrics, _ in runs] for x, runs in predicted.items()},
                 theory,
             ),
@@ -128,7 +89,7 @@ class BundleValidation:
         supplies = workload_supply(self.scenario, x, repeat), profiling_supply(self.scenario, x, repeat)
         with blamed_on("workload"), ContentionMeter() as meter:
             measured, profiled = self.backend.run_in_turns(
-                x, [(each.prefill, each.decode, each.completions or 0) for each in supplies]
+                x, [(supply.prefill, supply.decode, supply.completions or 0) for supply in supplies]
             )
         recorded = RecordedWork(profiled.work)
         RoleBundle(self._config(x), replace(supplies[1], completions=len(profiled.times.ids)), recorded).run()
@@ -174,7 +135,8 @@ def profiling_supply(scenario: BundleValidationScenario, x: int, part: int) -> S
     completions = int(2 * scenario.completions(x) * scenario.workload.lengths(None).mean_decode / mean) + 1
     count = completions + _in_flight(scenario, x)
     prefill, decode = (
-        np.ceil(most ** rng.random(count)).astype(np.int64) for most in (spec.max_prompt_tokens, spec.max_output_tokens)
+        np.ceil(limit ** rng.random(count)).astype(np.int64)
+        for limit in (spec.max_prompt_tokens, spec.max_output_tokens)
     )
     return Supply(prefill, decode, None, completions)
 
@@ -209,17 +171,13 @@ def _busy_and_elapsed(records: RoleRecords, ranks: slice) -> NDArray[np.float64]
 
 def mean_metrics(runs: Sequence[BundleMetrics]) -> BundleMetrics:
     """The means over simulations of the same requests."""
-    each = [asdict(run) for run in runs]
+    rows = [asdict(run) for run in runs]
     means: dict[str, Any] = {
-        name: None if each[0][name] is None else float(np.mean([run[name] for run in each]))
-        for name in each[0]
+        name: None if rows[0][name] is None else float(np.mean([row[name] for row in rows]))
+        for name in rows[0]
         if name not in ("requests", "steps", "attention_to_ffn", "ffn_to_attention")
     }
-    first = runs[0]
-    return BundleMetrics(
-        **means, requests=first.requests, steps=first.steps,
-        attention_to_ffn=first.attention_to_ffn, ffn_to_attention=first.ffn_to_attention,
-    )  # fmt: skip
+    return replace(runs[0], **means)
 
 
 POINTS = 120

@@ -15,6 +15,7 @@ from reports.metrics import spread
 from reports.statistics import student_quantile
 from schedulers.speculation import SpeculationStats
 from twin.serving.engine.speculation import describe_speculation
+from twin.serving.records.requests import Columns
 from twin.serving.results.timeseries import curve
 from twin.serving.results.uncertainty import flatten
 from twin.validation.recordings import TimedBatch
@@ -42,6 +43,7 @@ OF_SPECULATION = ("acceptance_rate", "mean_acceptance_length", "tokens_per_decod
 
 CONFIDENCE = 0.95
 WORST = 10
+TIMELINE_POINTS = 200
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,27 @@ def session_summary(columns: Mapping[str, Floats]) -> dict[str, Any]:
 def _latest(groups: NDArray[np.int64], times: Floats) -> Floats:
     """The latest time of each group, in order of the groups' numbers."""
     _, places = np.unique(groups, return_inverse=True)
-    found = np.full(int(places.max()) + 1, -np.inf)
-    np.maximum.at(found, places, times)
-    return found
+    latest = np.full(int(places.max()) + 1, -np.inf)
+    np.maximum.at(latest, places, times)
+    return latest
+
+
+def error_entry(live: Floats, twin: Floats, errors: Floats, repeat_spread: float, goal: float | None) -> dict[str, Any]:
+    """A metric's means, its mean error with a confidence interval, and its goal.
+
+    Args:
+        live, twin, errors: of each repeat. repeat_spread: the deviation among the measured repeats.
+    """
+    n, error = len(errors), float(errors.mean())
+    half = student_quantile(CONFIDENCE, n - 1) * float(errors.std(ddof=1)) / math.sqrt(n)
+    return {
+        "measured": float(live.mean()),
+        "predicted": float(twin.mean()),
+        "error": error,
+        "interval": [error - half, error + half],
+        "repeat_spread": repeat_spread,
+        "goal": goal,
+    }
 
 
 def compare_load(
@@ -132,7 +152,7 @@ def compare_load(
     """Mean, error and goal of each metric over the repeats of a load.
 
     Measured and predicted runs of a repeat have the same requests, so errors are taken repeat by repeat: `error` is
-    their mean and `interval` its confidence interval. `repeat_spread` is the deviation among the measured repeats.
+    their mean and `interval` its confidence interval.
 
     Args:
         measured, predicted: summaries of each repeat.
@@ -140,32 +160,20 @@ def compare_load(
     """
     metrics = {}
     for name in _names([*measured, *predicted]):
-        live = np.array([_pick(each, name) for each in measured])
-        twin = np.array([_pick(each, name) for each in predicted])
+        live, twin = (np.array([_pick(run, name) for run in runs]) for runs in (measured, predicted))
         errors = twin / live - 1
-        n = len(errors)
-        half = student_quantile(CONFIDENCE, n - 1) * float(errors.std(ddof=1)) / math.sqrt(n)
-        error = float(errors.mean())
-        metrics[name] = {
-            "measured": float(live.mean()),
-            "predicted": float(twin.mean()),
-            "error": error,
-            "interval": [error - half, error + half],
-            "repeat_spread": float(live.std(ddof=1) / live.mean()),
-            "goal": GOALS.get(name),
-        } | {
-            key: float((np.array([_pick(each, name) for each in other]) / live - 1).mean())
-            for key, other in others.items()
+        metrics[name] = error_entry(live, twin, errors, float(live.std(ddof=1) / live.mean()), GOALS.get(name)) | {
+            key: float((np.array([_pick(run, name) for run in runs]) / live - 1).mean()) for key, runs in others.items()
         }
     return metrics
 
 
 def compare_steps(steps: Sequence[StepTimes]) -> dict[str, Any]:
     """Step-time errors by kind of batch over all repeats, and the steps with the largest errors in seconds."""
-    kinds = np.array([kind for each in steps for kind in each.kinds])
-    measured = np.concatenate([each.measured for each in steps])
-    predicted = np.concatenate([each.predicted for each in steps])
-    batches = [text for each in steps for text in each.batches]
+    kinds = np.array([kind for part in steps for kind in part.kinds])
+    measured = np.concatenate([part.measured for part in steps])
+    predicted = np.concatenate([part.predicted for part in steps])
+    batches = [text for part in steps for text in part.batches]
     errors = predicted / measured - 1
     by_kind = {kind: _errors(errors[kinds == kind], measured[kinds == kind]) for kind in np.unique(kinds).tolist()}
     order = np.argsort(-np.abs(predicted - measured))[:WORST].tolist()
@@ -196,8 +204,8 @@ def _errors(errors: Floats, measured: Floats) -> dict[str, Any]:
 
 def curves(columns: Sequence[Mapping[str, Floats]]) -> dict[str, Any]:
     """Quantiles of every metric over all repeats, for plots of distributions."""
-    each = [metrics(one) for one in columns]
-    return {name: curve(np.concatenate([one[name] for one in each])) for name in each[0]}
+    repeats = [metrics(repeat) for repeat in columns]
+    return {name: curve(np.concatenate([values[name] for values in repeats])) for name in repeats[0]}
 
 
 def missed(loads: Sequence[Mapping[str, Any]], tolerance: float) -> list[str]:
@@ -221,11 +229,11 @@ def missed(loads: Sequence[Mapping[str, Any]], tolerance: float) -> list[str]:
 
 def _names(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     """Metrics of all summaries: those that every run has, and of sessions and speculation those that none lacks."""
-    first, flat = summaries[0], [flatten(dict(each)) for each in summaries]
+    first, tables = summaries[0], [flatten(dict(summary)) for summary in summaries]
     nested = [f"{key}.{inner}" for key in ("ttft", "tpot", "itl", "e2e") if first[key] for inner in first[key]]
-    others = (*(f"sessions.{name}" for name in OF_SESSIONS), *(f"speculation.{name}" for name in OF_SPECULATION))
-    known = [name for name in others if all(each.get(name) for each in flat)]
-    return [*nested, "output_throughput", "request_throughput", *known]
+    optional = (*(f"sessions.{name}" for name in OF_SESSIONS), *(f"speculation.{name}" for name in OF_SPECULATION))
+    common = [name for name in optional if all(table.get(name) for table in tables)]
+    return [*nested, "output_throughput", "request_throughput", *common]
 
 
 def _pick(summary: Mapping[str, Any], name: str) -> float:
@@ -233,3 +241,22 @@ def _pick(summary: Mapping[str, Any], name: str) -> float:
     for key in name.split("."):
         value = value[key]
     return float(value)
+
+
+def timeline(live: Mapping[str, Floats], twin: Columns) -> dict[str, Any]:
+    """Number of requests that have arrived and not finished, at each `time` in seconds."""
+    arrivals, finished = np.array(twin.arrival), np.array(twin.last_token)
+    end = float(max(live["last_token"].max(), finished.max()))
+    times = np.linspace(0.0, end, TIMELINE_POINTS)
+    return {
+        "time": times.tolist(),
+        "live": _in_system(live["arrival"], live["last_token"], times),
+        "twin": _in_system(arrivals, finished, times),
+    }
+
+
+def _in_system(arrivals: Floats, finished: Floats, times: Floats) -> list[int]:
+    arrived = np.searchsorted(np.sort(arrivals), times, side="right")
+    departed = np.searchsorted(np.sort(finished), times, side="right")
+    counts: list[int] = (arrived - departed).tolist()
+    return counts

@@ -50,9 +50,9 @@ class ContentionMeter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        found = {name: after - self._before[name] for name, after in _counters().items() if name in self._before}
+        counts = {name: after - self._before[name] for name, after in _counters().items() if name in self._before}
         pieces = self._pieces + self._equal_work()
-        self.document = {**found, "equal_work_seconds": float(np.median(pieces))}
+        self.document = {**counts, "equal_work_seconds": float(np.median(pieces))}
 
     def _equal_work(self) -> list[float]:
         """CPU seconds of pieces of equal work."""
@@ -111,8 +111,8 @@ def contention(points: Iterable[Mapping[str, Any]]) -> Document | None:
     }
 
 
-def verdict(missed: list[str], found: Document | None) -> Verdict:
+def verdict(missed: list[str], contention: Document | None) -> Verdict:
     """`undecided` where goals were missed on a contended machine."""
     if not missed:
         return "met"
-    return "undecided" if found is not None and found["contended"] else "missed"
+    return "undecided" if contention is not None and contention["contended"] else "missed"

@@ -1,4 +1,4 @@
-"""Intervals of a forecast beside its errors, and how often they contain what was measured."""
+"""Intervals of a forecast, and how often they contain what was measured."""
 
 from __future__ import annotations
 
@@ -51,33 +51,33 @@ def forecast_intervals(
         By metric: `forecast_interval`, of one more run with other requests; `parts`, the relative deviations of one run
         by sampling and by the model; `inside`, the number of repeats whose measured value lies in the model's interval
         around the forecast for its own requests (sampling is no part of that error), and None without draws. With
-        `of_drafts` there is a part `drafts`, by which that interval is wider: a forecast for given requests does not
+        `of_drafts` there is a part `drafts`, that widens that interval: a forecast for given requests does not
         know their answers.
     """
-    _, intervals = combine([dict(each) for each in predicted], [dict(each) for each in drawn])
+    _, intervals = combine([*map(dict, predicted)], [*map(dict, drawn)])
     tables = [(flatten(dict(live)), flatten(dict(twin))) for live, twin in zip(measured, predicted, strict=True)]
-    found = {}
+    entries = {}
     for name, interval in intervals.items():
         model = interval["parts"]["model"]
         if of_drafts:
-            interval["parts"]["drafts"] = luck = _deviation([flatten(dict(each)).get(name) for each in of_drafts])
+            interval["parts"]["drafts"] = luck = _deviation([flatten(dict(run)).get(name) for run in of_drafts])
             model = None if model is None or luck is None else math.hypot(model, luck)
         reach = None if model is None else model * student_quantile(CONFIDENCE, len(drawn) - 1)
         values = [(live.get(name), twin.get(name)) for live, twin in tables]
-        found[name] = {
+        entries[name] = {
             "forecast_interval": interval["prediction"],
             "parts": interval["parts"],
             "inside": None if reach is None else sum(_within(live, twin, reach) for live, twin in values),
         }
-    return found
+    return entries
 
 
-def coverage(loads: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> dict[str, int] | None:
-    """Measured values of the shown metrics, over loads and repeats, and how many lie in their intervals."""
+def coverage(loads: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, int] | None:
+    """Measured values of these metrics, over loads and repeats, and how many lie in their intervals."""
     entries = [
         (load["metrics"][name]["inside"], len(load["measured"]))
         for load in loads
-        for name in shown
+        for name in names
         if load["metrics"].get(name, {}).get("inside") is not None
     ]
     if not entries:
@@ -87,9 +87,9 @@ def coverage(loads: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> dict[s
 
 def _deviation(values: Sequence[float | None]) -> float | None:
     """The relative deviation of values of one metric; None if one is missing, or all are 0."""
-    found = [value for value in values if value is not None]
-    mean = statistics.fmean(found) if found else 0.0
-    return statistics.stdev(found) / mean if len(found) == len(values) and mean else None
+    numbers = [value for value in values if value is not None]
+    mean = statistics.fmean(numbers) if numbers else 0.0
+    return statistics.stdev(numbers) / mean if len(numbers) == len(values) and mean else None
 
 
 def _within(live: float | None, twin: float | None, reach: float) -> bool:

@@ -26,10 +26,6 @@ def measured_drafts(
     """Measure the outcomes of drafts, and write them into the run folder: `twin.draft-outcomes/1`.
 
     Every answer is as long as the longest that will be replayed. What the run folder holds is not measured again.
-
-    Raises:
-        ValueError: a request that the engine refuses.
-        OSError: a file that cannot be written.
     """
     file, spec = run.path / FILE, scenario.engine.speculative_config
     assert spec is not None
@@ -38,10 +34,10 @@ def measured_drafts(
     plan = _workload(scenario, base)
     count = min(scenario.profiling.answers, plan.workload.recorded or scenario.profiling.answers)
     note(f"measuring drafts in {count} answers")
-    asked = realisation(replace(plan, requests=count), scenario.repeats + 1)
+    answered = realisation(replace(plan, requests=count), scenario.repeats + 1)
     replayed = (answer for repeat in range(scenario.repeats) for _, answer in realisation(plan, repeat))
-    longest = max(*replayed, *(answer for _, answer in asked))
-    drafts = backend.measure_drafts(scenario.engine.build(base), [(request, longest) for request, _ in asked])
+    longest = max(*replayed, *(answer for _, answer in answered))
+    drafts = backend.measure_drafts(scenario.engine.build(base), [(request, longest) for request, _ in answered])
     outcomes = DraftOutcomes(list(drafts))
     settings = spec.model_dump(
         include={"method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"}

@@ -36,9 +36,6 @@ class ProfiledStepModel:
     Args:
         base: folder that paths in the scenario start from.
         run: keeps the profile, which is not made again if it holds one.
-
-    Raises:
-        BadInput: invalid settings of the engine.
     """
 
     def __init__(
@@ -47,19 +44,14 @@ class ProfiledStepModel:
         self._backend, self._scenario, self._run, self._note = backend, scenario, run, note
         self._scheduler = scenario.engine.build(base)
         self._parts: list[ProfilingRecording] = []
-        self._beside: list[ProfilingRecording] = []
+        self._in_turns: list[ProfilingRecording] = []
 
     def profile(self) -> None:
-        """Profile the engine, unless the run folder has its profile.
-
-        Raises:
-            ValueError: lengths that the engine refuses.
-            OSError: a profile that cannot be written, or a kept one that cannot be read.
-        """
+        """Profile the engine, unless the run folder has its profile."""
         name, folder = "profiling-1", self._run.path / "profiling" / "part-1"
-        kept = self._run.points().get(name)
-        if kept is not None:
-            self._parts.append(ProfilingRecording.read(folder, kept.get("frontend", {})))
+        point = self._run.points().get(name)
+        if point is not None:
+            self._parts.append(ProfilingRecording.read(folder, point.get("frontend", {})))
             return
         spec = self._scenario.profiling
         self._note(f"profiling the engine: {spec.rounds} rounds")
@@ -72,38 +64,31 @@ class ProfiledStepModel:
         self._run.add_point(name, point)
         self._parts.append(part)
 
-    def keep_beside(self, repeat: str, profiled: ProfiledRounds | None) -> None:
-        """Keep what was profiled in turns with a repeat, or take it from the run folder; nothing if there is none.
-
-        Raises:
-            OSError: a part that cannot be written, or a kept one that cannot be read.
-        """
+    def keep_in_turns(self, repeat: str, profiled: ProfiledRounds | None) -> None:
+        """Keep what was profiled in turns with a repeat, or take it from the run folder; nothing if there is none."""
         name = f"profiling-{repeat}"
-        folder, kept = self._run.path / "profiling" / repeat, self._run.points().get(name)
-        if kept is not None:
-            self._beside.append(ProfilingRecording.read(folder, kept["frontend"]))
+        folder, point = self._run.path / "profiling" / repeat, self._run.points().get(name)
+        if point is not None:
+            self._in_turns.append(ProfilingRecording.read(folder, point["frontend"]))
         elif profiled is not None and any(profiled.rounds):
             part = ProfilingRecording(profiled.rounds, profiled.frontend)
             part.write(folder)
             self._run.add_point(name, {"steps": sum(map(len, part.rounds)), "frontend": dict(part.frontend)})
-            self._beside.append(part)
+            self._in_turns.append(part)
 
     @property
-    def profiled_beside(self) -> bool:
-        """True if enough was profiled in turns with the repeats for a model of its own."""
-        return sum(len(part.rounds) for part in self._beside) >= 2 * HELD_OUT_EVERY
+    def profiled_in_turns(self) -> bool:
+        """True if enough was profiled in turns with the repeats for a model of that alone."""
+        return sum(len(part.rounds) for part in self._in_turns) >= 2 * HELD_OUT_EVERY
 
-    def fitted_file(self, name: str, *, beside: bool = False) -> Path:
+    def fitted_file(self, name: str, *, in_turns: bool = False) -> Path:
         """Fit the model to the profile, and write it into the run folder: `twin.engine-steps/2`.
 
-        `beside`: to what was profiled in turns with the repeats.
-
-        Raises:
-            OSError: a file that cannot be written.
+        `in_turns`: to what was profiled in turns with the repeats.
         """
         backend = self._backend.describe()
         document = fitted_document(
-            self._beside if beside else self._parts,
+            self._in_turns if in_turns else self._parts,
             self._scheduler.config.block_size,
             self._scenario.clock or "wall",
             {
@@ -127,12 +112,12 @@ class FixedStepModel:
     def profile(self) -> None:
         """Do nothing: the model is complete."""
 
-    def keep_beside(self, repeat: str, profiled: ProfiledRounds | None) -> None:
+    def keep_in_turns(self, repeat: str, profiled: ProfiledRounds | None) -> None:
         """Do nothing: the model is complete."""
 
-    profiled_beside = False
+    profiled_in_turns = False
 
-    def fitted_file(self, name: str, *, beside: bool = False) -> Path:
+    def fitted_file(self, name: str, *, in_turns: bool = False) -> Path:
         """The given file, for any name."""
         return self._file
 
@@ -198,7 +183,6 @@ def repeat_spread(rounds: Sequence[Sequence[Step]]) -> float:
     return float((high - low) / 1.349 / math.sqrt(2))
 
 
-def _equal_decodes(one: Step, other: Step) -> bool:
-    return not one.chunks and (one.rows, one.decode_attention, one.chunks, one.decodes) == (
-        other.rows, other.decode_attention, other.chunks, other.decodes,
-    )  # fmt: skip
+def _equal_decodes(before: Step, after: Step) -> bool:
+    features = [(step.rows, step.decode_attention, step.chunks, step.decodes) for step in (before, after)]
+    return not before.chunks and features[0] == features[1]

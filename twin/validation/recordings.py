@@ -4,6 +4,14 @@ profiling/part-1/steps.parquet              one row a step: its round, its featu
 live/load-0.7-repeat-2/requests.parquet     one row a request: its times, and the times of its output tokens
 live/load-0.7-repeat-2/steps.parquet        one row a step: its batch, its features, its begin and its duration
 live/load-0.7-repeat-2/speculation.parquet  one row: counters of drafts, with speculative decoding
+
+Of a bundle:
+
+profiling/ratio-4-repeat-2/stretches.parquet  one row a stretch of a role's work: rank, kind, features, seconds
+live/ratio-4-repeat-2/requests.parquet        one row a completed request: its number, tokens, first and last token
+live/ratio-4-repeat-2/steps.parquet           one row a step of a microbatch: its end and its tokens
+live/ratio-4-repeat-2/roles.parquet           one row an instance: busy and elapsed seconds
+live/ratio-4-repeat-2/transfers.parquet       messages, bytes and seconds, from attention to the FFN and back
 """
 
 from __future__ import annotations
@@ -18,14 +26,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latency_models.sources.engine_regression import Step, describe
+from reports.bundle_metrics import BundleTimes, Transfers
 from reports.records.columns import read_columns, write_columns
 from schedulers.batches import Batch, DecodeBatch, OneShotBatch
 from schedulers.speculation import SpeculationStats
+from twin.afd.role_bundle import FEATURES
+from twin.afd.role_times import TimedStretch
 from twin.validation.backend import ReplayedRun
+from workloads.errors import BadInput
 
 Floats = NDArray[np.float64]
 
 SPECULATION_FILE = "speculation.parquet"
+BUNDLE_REQUESTS = ("ids", "tokens", "first_token", "finish")
 
 
 @dataclass(frozen=True)
@@ -86,26 +99,16 @@ class Recording:
         return float(np.mean(self.requests["noticed"] - self.requests["arrival"]))
 
     def write(self, folder: Path) -> None:
-        """Write the files of a repeat.
-
-        Raises:
-            OSError: a file that cannot be written.
-        """
+        """Write the files of a repeat."""
         write_columns(folder / "requests.parquet", {**self.requests, "token_times": [*map(list, self.token_times)]})
-        rows = [
-            {"kind": each.kind, "batch": each.batch, "begin": each.begin, **asdict(each.step)} for each in self.steps
-        ]
+        rows = [{"kind": row.kind, "batch": row.batch, "begin": row.begin, **asdict(row.step)} for row in self.steps]
         _write_steps(folder, rows)
         if self.speculation is not None:
             write_columns(folder / SPECULATION_FILE, {k: [v] for k, v in self.speculation.counters().items()})
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read the files that `write` wrote.
-
-        Raises:
-            OSError: a file that cannot be read.
-        """
+        """Read the files that `write` wrote."""
         requests = read_columns(folder / "requests.parquet")
         token_times = requests.pop("token_times")
         columns = read_columns(folder / "steps.parquet")
@@ -131,11 +134,7 @@ class ProfilingRecording:
     frontend: Mapping[str, float] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Write the files of a part.
-
-        Raises:
-            OSError: a file that cannot be written.
-        """
+        """Write the files of a part."""
         rows = [
             {"round": i, "begin": begin, **asdict(step)} for i, steps in enumerate(self.rounds) for begin, step in steps
         ]
@@ -143,11 +142,7 @@ class ProfilingRecording:
 
     @classmethod
     def read(cls, folder: Path, frontend: Mapping[str, float] = MappingProxyType({})) -> Self:
-        """Read the files that `write` wrote. `frontend`: as of the class.
-
-        Raises:
-            OSError: a file that cannot be read.
-        """
+        """Read the files that `write` wrote. `frontend`: as of the class."""
         columns = read_columns(folder / "steps.parquet")
         numbers, begins = columns.pop("round"), columns.pop("begin")
         rounds: list[list[tuple[float, Step]]] = [[] for _ in range(max(numbers) + 1)]
@@ -188,3 +183,53 @@ def _in_words(batch: Batch) -> str:
     chunks = ", ".join(f"{chunk.context}+{chunk.tokens}" for chunk in batch.chunks)
     drafts = f" with {sum(batch.draft_tokens)} draft tokens" if any(batch.draft_tokens) else ""
     return f"{batch.n_decodes} decodes of {batch.decode_kv} tokens{drafts}" + (f"; prompts {chunks}" if chunks else "")
+
+
+def write_times(folder: Path, times: BundleTimes) -> None:
+    """Write the files of a live run."""
+    write_columns(folder / "requests.parquet", {name: getattr(times, name) for name in BUNDLE_REQUESTS})
+    write_columns(folder / "steps.parquet", {"end": times.step_ends, "tokens": times.step_tokens})
+    instances = np.concatenate([times.attention, times.ffn])
+    names = ["attention"] * len(times.attention) + ["ffn"] * len(times.ffn)
+    write_columns(folder / "roles.parquet", {"role": names, "busy": instances[:, 0], "elapsed": instances[:, 1]})
+    directions = [asdict(times.attention_to_ffn), asdict(times.ffn_to_attention)]
+    write_columns(folder / "transfers.parquet", {name: [row[name] for row in directions] for name in directions[0]})
+
+
+def read_times(folder: Path) -> BundleTimes:
+    """Read the files that `write_times` wrote."""
+    requests = {name: np.array(values) for name, values in read_columns(folder / "requests.parquet").items()}
+    steps, roles = read_columns(folder / "steps.parquet"), read_columns(folder / "roles.parquet")
+    columns = read_columns(folder / "transfers.parquet")
+    busy_and_elapsed = np.array([roles["busy"], roles["elapsed"]]).T
+    is_attention = np.array(roles["role"]) == "attention"
+    to_ffn, to_attention = (Transfers(*row) for row in zip(*columns.values(), strict=True))
+    return BundleTimes(
+        **requests,
+        step_ends=np.array(steps["end"]),
+        step_tokens=np.array(steps["tokens"]),
+        attention=busy_and_elapsed[is_attention],
+        ffn=busy_and_elapsed[~is_attention],
+        attention_to_ffn=to_ffn,
+        ffn_to_attention=to_attention,
+    )
+
+
+def write_stretches(folder: Path, stretches: Sequence[TimedStretch]) -> None:
+    """Write the stretches of a part of the profiling."""
+    rank, kind, features, seconds = zip(*stretches, strict=True)
+    columns = {"rank": rank, "kind": kind, "features": [list(row) for row in features], "seconds": seconds}
+    write_columns(folder / "stretches.parquet", {name: list(column) for name, column in columns.items()})
+
+
+def read_stretches(folder: Path) -> list[TimedStretch]:
+    """Read the file that `write_stretches` wrote."""
+    file = folder / "stretches.parquet"
+    columns = read_columns(file)
+    rows = zip(columns["rank"], columns["kind"], columns["features"], columns["seconds"], strict=True)
+    stretches = [TimedStretch(rank, kind, tuple(features), seconds) for rank, kind, features, seconds in rows]
+    for stretch in stretches:
+        if len(stretch.features) != len(FEATURES.get(stretch.kind, ())):
+            expected = "expected the features of this version; --fresh profiles anew"
+            raise BadInput(expected, field=stretch.kind, value=list(stretch.features), file=file)
+    return stretches

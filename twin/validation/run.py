@@ -24,13 +24,12 @@ from twin.serving.results.timeseries import curve
 from twin.serving.run.simulation import Run, Simulation, realisation, realised_sessions
 from twin.sweeps.serving_sweep import prepare
 from twin.validation.backend import Backend, Requests
-from twin.validation.compare import GOALS, StepTimes, compare_load, compare_steps, curves, summary
+from twin.validation.compare import GOALS, StepTimes, compare_load, compare_steps, curves, summary, timeline
 from twin.validation.contention import ContentionMeter
 from twin.validation.coverage import coverage, drawn_summaries, forecast_intervals, summaries_of_drafts
 from twin.validation.drafting import measured_drafts
 from twin.validation.fitting import FixedStepModel, ProfiledStepModel
 from twin.validation.recordings import Recording
-from twin.validation.timeline import timeline
 from workloads.errors import BadInput
 from workloads.generator import Workload
 
@@ -52,9 +51,6 @@ def run_validation(
         calibration: the step-time model to predict with; None: profile the engine.
         run: keeps each part of the profiling and each repeat as soon as it is over; what it holds is not run again.
         note: called with each line of progress.
-
-    Raises:
-        BadInput: a request that the live engine refuses, or a file that cannot be used.
     """
     model = (
         ProfiledStepModel(backend, scenario, base, run, note) if calibration is None else FixedStepModel(calibration)
@@ -75,12 +71,12 @@ def run_validation(
     plans = _plans(scenario, base, beforehand, drafts, capacity)
     recordings = _replay_all(backend, scenario, plans, run, model, note)
     forecast = plans
-    if model.profiled_beside:
-        beforehand = model.fitted_file(FITTED, beside=True)
+    if model.profiled_in_turns:
+        beforehand = model.fitted_file(FITTED, in_turns=True)
         plans = _plans(scenario, base, beforehand, drafts, capacity)
     elif scenario.profiling.in_turns:
         note("too few rounds were profiled in turns with the replays: predicted by those before them")
-    file, in_turns = read_engine_regression_file(beforehand), model.profiled_beside
+    file, in_turns = read_engine_regression_file(beforehand), model.profiled_in_turns
     loads = [
         {
             "load": load,
@@ -111,11 +107,7 @@ def run_validation(
 
 @contextlib.contextmanager
 def blamed_on(section: str) -> Iterator[None]:
-    """Turn a refusal of the live engine into an error of this section of the scenario.
-
-    Raises:
-        BadInput: in place of a `ValueError` in the block.
-    """
+    """Turn a refusal of the live engine into an error of this section of the scenario."""
     try:
         yield
     except ValueError as error:
@@ -125,21 +117,13 @@ def blamed_on(section: str) -> Iterator[None]:
 
 
 def _require_clock(file: Path, clock: ClockName) -> None:
-    """Refuse a step-time model whose steps were timed with the other clock.
-
-    Raises:
-        BadInput: naming the file.
-    """
+    """Refuse a step-time model whose steps were timed with the other clock."""
     if (timed := read_engine_regression_file(file).clock) != clock:
         raise BadInput(f"expected steps timed with clock: {clock}", file=file, field="clock", value=timed)
 
 
 def _require_drafts(file: Path) -> None:
-    """Refuse a step-time model of steps without drafts for an engine that speculates.
-
-    Raises:
-        BadInput: naming the file.
-    """
+    """Refuse a step-time model of steps without drafts for an engine that speculates."""
     if not read_engine_regression_file(file).largest.get("drafted"):
         expected = "expected steps with drafts, of an engine with speculative_config"
         raise BadInput(expected, file=file, field="largest.drafted")
@@ -147,10 +131,10 @@ def _require_drafts(file: Path) -> None:
 
 def _capacity(plan: ServingPlan) -> float:
     """Predicted requests per second of an engine that always has waiting requests; of sessions, sessions per second."""
-    found = summarise(Simulation(plan).run(), plan.scenario.measure)
-    rate = found["request_throughput"]
+    result = summarise(Simulation(plan).run(), plan.scenario.measure)
+    rate = result["request_throughput"]
     assert isinstance(rate, float)
-    return rate / found["sessions"]["requests"] if "sessions" in found else rate
+    return rate / result["sessions"]["requests"] if "sessions" in result else rate
 
 
 def requests_of(plan: ServingPlan, replication: int) -> Requests:
@@ -183,13 +167,13 @@ def _replay_all(
     note: Note,
 ) -> dict[float, list[Recording]]:
     """Replay every load in every repeat. Loads alternate, so that all of them meet the same drift of the machine."""
-    done = run.points()
+    points = run.points()
     names = {_name(load, repeat) for load in plans for repeat in range(scenario.repeats)}
-    if kept := names & done.keys():
-        note(f"resuming {run.path}: {len(kept)} of {len(names)} repeats have been replayed")
+    if finished := names & points.keys():
+        note(f"resuming {run.path}: {len(finished)} of {len(names)} repeats have been replayed")
     recordings: dict[float, list[Recording]] = {load: [] for load in plans}
     for load, plan in plans.items():
-        if any(_name(load, repeat) not in done for repeat in range(scenario.repeats)):
+        if any(_name(load, repeat) not in points for repeat in range(scenario.repeats)):
             scheduler, requests = plan.scheduler, requests_of(plan, scenario.repeats)
             with blamed_on("workload"):
                 warmed = backend.warm_up(scheduler, requests)
@@ -198,9 +182,9 @@ def _replay_all(
     for repeat in range(scenario.repeats):
         for load, plan in plans.items():
             name = _name(load, repeat)
-            if name in done:
+            if name in points:
                 recordings[load].append(Recording.read(run.path / "live" / name))
-                model.keep_beside(name, None)
+                model.keep_in_turns(name, None)
                 continue
             recordings[load].append(_replay(backend, plan, repeat, run, name, model))
             note(f"repeat {repeat + 1} of {scenario.repeats}, load {load:g}: {plan.requests} requests replayed")
@@ -221,7 +205,7 @@ def _replay(
         replayed = backend.replay(scheduler, requests_of(plan, repeat))
     recording = Recording.of(replayed, scheduler.config.block_size)
     recording.write(run.path / "live" / name)
-    model.keep_beside(name, replayed.profiled)
+    model.keep_in_turns(name, replayed.profiled)
     point = {"requests": plan.requests, "steps": len(recording.steps), "contention": meter.document}
     run.add_point(name, point)
     return recording
@@ -242,7 +226,7 @@ def _load(
     measure, model = plan.scenario.measure, EngineRegression.from_file(file)
     columns = [recording.columns() for recording in recordings]
     simulated = [Simulation(plan, i).run() for i in range(len(recordings))]
-    measured = [summary(each, live.speculation) for each, live in zip(columns, recordings, strict=True)]
+    measured = [summary(live, part.speculation) for live, part in zip(columns, recordings, strict=True)]
     predicted = [summarise(run, measure) for run in simulated]
     intervals = forecast_intervals(measured, predicted, drawn_summaries(plan), summaries_of_drafts(plan))
     over_time = timeline(columns[0], simulated[0].columns)
@@ -257,7 +241,7 @@ def _load(
         },
         "measured": measured,
         "predicted": predicted,
-        "steps": compare_steps([StepTimes.of(each.steps, model) for each in recordings]),
+        "steps": compare_steps([StepTimes.of(recording.steps, model) for recording in recordings]),
         "curves": {"live": curves(columns), "twin": _simulated_curves(plan, simulated)},
         "timeline": over_time,
         "late": float(np.mean([recording.late for recording in recordings])),
@@ -267,8 +251,8 @@ def _load(
 def _simulated_curves(plan: ServingPlan, runs: Sequence[Run]) -> dict[str, Any]:
     """The same quantiles as `compare.curves`, of simulated runs."""
     measure = plan.scenario.measure
-    each = [latencies(run.columns, measure) for run in runs]
-    result = {name: curve(np.concatenate([one[name] for one in each])) for name in each[0]}
+    repeats = [latencies(run.columns, measure) for run in runs]
+    result = {name: curve(np.concatenate([values[name] for values in repeats])) for name in repeats[0]}
     gaps = [pooled_gaps(run.logs, measure) for run in runs]
     result["itl"] = curve(np.concatenate([np.repeat(values, weights) for values, weights in gaps]))
     return result

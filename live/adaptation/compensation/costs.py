@@ -17,9 +17,6 @@ def deployment_costs(modules: Iterable[str], tables: Path | None = None) -> dict
 
     Args:
         tables: a file `twin.ec-tables/1`; None: `MEASURED`.
-
-    Raises:
-        BadInput: a file that cannot be read, or breaks the schema.
     """
     added = _added(read_layer_tables(MEASURED if tables is None else tables))
     return {name: added[module_type(name)] for name in modules}

@@ -31,9 +31,6 @@ def text_quality(models: Sequence[Path], sources: Path | None = None) -> list[di
     Args:
         models: directories with tokenizers; all have the shape of the first.
         sources: folder whose held-out Python files are the text; None: the standard library.
-
-    Raises:
-        BadInput: a directory that cannot be read, models of two shapes, or too little text.
     """
     config, reference = read_model(models[0])
     tokens = encode(read_tokenizer(models[0]), standard_library(sources).evaluation)
@@ -70,11 +67,7 @@ def _tensors(value: object) -> Iterator[torch.Tensor]:
 
 
 def _same_shape(directory: Path, config: ModelConfig) -> Weights:
-    """The weights of a directory.
-
-    Raises:
-        BadInput: its model has another shape.
-    """
+    """The weights of a directory."""
     found, weights = read_model(directory)
     if replace(found, quantisation=None) != replace(config, quantisation=None):
         raise BadInput("expected the shape of the first model", file=directory)

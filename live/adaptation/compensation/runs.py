@@ -64,11 +64,7 @@ class Job:
 
     @cached_property
     def loaded(self) -> Loaded:
-        """The model quantised, with its texts; computed once.
-
-        Raises:
-            BadInput: a directory that cannot be read, a model in few bits, or too little text.
-        """
+        """The model quantised, with its texts; computed once."""
         config, weights = read_model(self.model)
         if config.quantisation is not None:
             raise BadInput("expected dense weights", field="quantization_config", file=self.model)
@@ -132,22 +128,14 @@ class Budget:
 
 
 def quantise(job: Job, directory: Path) -> Document:
-    """Quantise a model and write it to a directory that the live engine loads.
-
-    Raises:
-        BadInput: a model that cannot be read or packed. OSError: it cannot be written.
-    """
+    """Quantise a model and write it to a directory that the live engine loads."""
     loaded = job.loaded
     write_quantised(directory, loaded.forward.config, loaded.model)
     return _written(job, directory, loaded.measures())
 
 
 def diagnose(job: Job, budget: Budget) -> Document:
-    """The damage of every module, and the placement that follows: `damage`, `modules`, `rank`, `entropy`.
-
-    Raises:
-        BadInput: a model or tables that cannot be read.
-    """
+    """The damage of every module, and the placement that follows: `damage`, `modules`, `rank`, `entropy`."""
     found, placement = _placed(job.loaded, budget)
     return {**job.describe(), **job.loaded.measures(), "damage": found, **_placement(job.loaded, placement)}
 
@@ -164,9 +152,6 @@ def compensate(
 
     Args:
         where: cka: Algorithm 1's modules; all: every module, at twice the memory.
-
-    Raises:
-        BadInput: a model or tables that cannot be read, or weights that no engine serves. OSError: as `quantise`.
     """
     loaded = job.loaded
     write_quantised(directory, loaded.forward.config, loaded.model)

@@ -31,12 +31,7 @@ PARTS = {
 
 
 def write_quantised(directory: Path, config: ModelConfig, model: QuantisedModel) -> None:
-    """Write config.json and model.safetensors; makes the directory.
-
-    Raises:
-        BadInput: 2 bits, which no engine serves, or sizes that do not fill whole words.
-        OSError: the disk does not take it.
-    """
+    """Write config.json and model.safetensors; makes the directory."""
     precision = model.precision
     if precision.bits not in STEPS:
         raise BadInput("expected 3 or 4: no engine serves others", field="bits", value=precision.bits)
@@ -60,11 +55,7 @@ def write_quantised(directory: Path, config: ModelConfig, model: QuantisedModel)
 
 
 def write_compensators(directory: Path, compensators: Mapping[str, Compensator], rank: int) -> None:
-    """Write the compensators of some modules, all of one rank, beside a quantised model.
-
-    Raises:
-        OSError: the disk does not take it.
-    """
+    """Write the compensators of some modules, all of one rank, beside a quantised model."""
     tensors = {
         f"{name.removeprefix('layers.')}.{part}": tensor.contiguous()
         for name, each in compensators.items()

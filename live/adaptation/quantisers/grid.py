@@ -18,9 +18,6 @@ class Precision:
 
     Attributes:
         bits: 2, 3 or 4. group: inputs that share a scale: 128, or -1 for a whole row (per channel).
-
-    Raises:
-        BadInput: another width or group.
     """
 
     bits: int
@@ -91,11 +88,7 @@ class QuantisedMatrix:
         return (self.codes.float() - zeros.float()) * scales.float()
 
     def packed(self) -> PackedWeight:
-        """The weight as the kernels multiply with it.
-
-        Raises:
-            BadInput: 2 bits, for which there is no kernel.
-        """
+        """The weight as the kernels multiply with it."""
         if self.precision.bits not in STEPS:
             raise BadInput("expected 3 or 4: no kernel multiplies with others", field="bits", value=self.precision.bits)
         group = 0 if self.scales.shape[1] == 1 else self.precision.group

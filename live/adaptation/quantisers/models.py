@@ -59,9 +59,6 @@ def quantise_model(
 
     Args:
         calibration: sequences of tokens, (sequences, n), for GPTQ and AWQ.
-
-    Raises:
-        BadInput: an unknown method.
     """
     if method not in METHODS:
         raise BadInput(f"expected one of {', '.join(METHODS)}", field="method", value=method)

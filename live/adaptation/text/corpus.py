@@ -39,9 +39,6 @@ def standard_library(root: Path | None = None) -> Corpus:
 
     Args:
         root: the folder whose `*.py` files are read; None: the running Python's standard library.
-
-    Raises:
-        BadInput: fewer than two files, or all of them on one side.
     """
     folder = Path(sysconfig.get_path("stdlib")) if root is None else root
     parts: dict[bool, list[str]] = {False: [], True: []}

@@ -51,11 +51,7 @@ def encode(tokenizer: Tokenizer, texts: Iterable[str]) -> NDArray[np.int64]:
 
 
 def text_data(tokenizer: Tokenizer, training: Iterable[str], evaluation: Iterable[str], window: int) -> TextData:
-    """Tokens of training and evaluation texts.
-
-    Raises:
-        BadInput: less than a window of either.
-    """
+    """Tokens of training and evaluation texts."""
     made = TextData(encode(tokenizer, training), encode(tokenizer, evaluation), window)
     for name, tokens in (("training", made.training), ("evaluation", made.evaluation)):
         if len(tokens) < window:

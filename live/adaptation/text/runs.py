@@ -55,9 +55,6 @@ def train_text_model(
 
     Returns:
         The model, and the document of `training.json`: corpus, losses, and perplexity on what is held out.
-
-    Raises:
-        BadInput: too little text, or a directory that holds another training. OSError: it cannot be written.
     """
     corpus = standard_library(text)
     tokenizer = train_tokenizer(corpus.training, size.vocabulary)

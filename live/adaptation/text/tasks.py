@@ -105,11 +105,7 @@ class TextLesson:
 
 
 def text_lesson(task: str, corpus: Corpus, tokenizer: Tokenizer, seed: int) -> TextLesson:
-    """The examples of a task in a corpus.
-
-    Raises:
-        BadInput: an unknown task, or a corpus without examples.
-    """
+    """The examples of a task in a corpus."""
     if task not in FORMS:
         raise BadInput(f"expected one of {', '.join(FORMS)}", field="task", value=task)
     find = {"brackets": _brackets, "docstring": _docstrings}[task]

@@ -17,11 +17,7 @@ BYTES = 256
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
-    """Train byte pairs until there are `vocabulary` tokens; with 256 of them every byte is a token.
-
-    Raises:
-        BadInput: fewer tokens than bytes.
-    """
+    """Train byte pairs until there are `vocabulary` tokens; with 256 of them every byte is a token."""
     if vocabulary < BYTES:
         raise BadInput(f"expected at least {BYTES}, one for each byte", field="vocabulary", value=vocabulary)
     tokenizer = Tokenizer(models.BPE())
@@ -34,20 +30,12 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
 
 
 def write_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
-    """Write tokenizer.json into a model directory.
-
-    Raises:
-        OSError: the disk does not take it.
-    """
+    """Write tokenizer.json into a model directory."""
     write_text(directory / FILE, tokenizer.to_str(pretty=True) + "\n")
 
 
 def read_tokenizer(directory: Path) -> Tokenizer:
-    """The tokenizer of a model directory.
-
-    Raises:
-        BadInput: no such file, or one that the library does not read.
-    """
+    """The tokenizer of a model directory."""
     file = directory / FILE
     try:
         return Tokenizer.from_str(file.read_text(encoding="utf-8"))
