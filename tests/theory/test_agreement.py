@@ -13,7 +13,7 @@ import pytest
 from papers.afd.reproduction import BASELINE
 from scenarios.overrides import apply
 from twin.executors.processes import Processes
-from twin.sweeps.ratio_sweep import prepare
+from twin.sweeps.ratio_sweep import RatioSweep, prepare
 
 PROMISED = 0.02
 PROMISED_INDEPENDENT = 0.01
@@ -45,11 +45,18 @@ def largest_difference(settings: dict[str, Any], ratio: str) -> float:
     """Over the ratios, the largest relative difference between theory and simulation."""
     document = apply(BASELINE, {"batch_size": 128, "requests_per_instance": 4000, **settings})
     sweep = prepare(document, Path("afd"), ratio)
-    done: dict[str, dict[str, Any]] = {}
-    points = list(sweep.run(done, lambda key, point: None, Processes(1)))
     return max(
-        abs(point["throughput_per_instance_barrier"] / point["throughput_per_instance_steady"] - 1) for point in points
+        abs(point["throughput_per_instance_barrier"] / point["throughput_per_instance_steady"] - 1)
+        for point in simulated(sweep)
     )
+
+
+def simulated(sweep: RatioSweep) -> list[dict[str, Any]]:
+    """The points of a sweep."""
+    done: dict[str, dict[str, Any]] = {}
+    for _ in sweep.run(done, lambda key, point: None, Processes(1)):
+        pass
+    return list(done.values())
 
 
 @pytest.mark.parametrize("name", sorted(WORKLOADS))
@@ -72,5 +79,5 @@ def test_the_published_formula_alone_would_miss() -> None:
     # What the barrier and the exposed communication cost at balance: the reason for the longer theory.
     document = apply(BASELINE, {"requests_per_instance": 4000})
     sweep = prepare(document, Path("afd"), "9")
-    (point,) = sweep.run({}, lambda key, point: None, Processes(1))
+    (point,) = simulated(sweep)
     assert point["throughput_per_instance_theory"] / point["throughput_per_instance_steady"] - 1 > 0.05

@@ -19,30 +19,47 @@ Variations = Mapping[str, Iterable[Any]] | Iterable[str] | str
 """Several values of fields: dotted keys with their values, or texts `key=v1,v2` as after `--set`."""
 
 
-def require_at_least(name: str, value: int | None, least: int) -> None:
-    """Refuse a value that is no whole number or below `least`; None passes.
+def require_at_least(name: str, value: int | None, minimum: int) -> None:
+    """Refuse a value that is no whole number or below `minimum`; None passes.
 
     Raises:
         BadInput: with `name` as the field.
     """
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if value is not None and (not whole or value < least):
-        raise BadInput(f"expected a whole number from {least} up", field=name, value=value)
+    if value is not None and (not whole or value < minimum):
+        raise BadInput(f"expected a whole number from {minimum} up", field=name, value=value)
 
 
-def check_counts(prefix: str, *, jobs: int | None, replications: int, draws: int | None) -> None:
-    """Refuse a number of processes, replications or draws that is too small.
-
-    Args:
-        prefix: of the names in an error, `--` on the command line.
+def check_counts(*, jobs: int | None, replications: int, draws: int | None) -> None:
+    """Refuse a number of processes, replications or draws that is too small; errors name the flags.
 
     Raises:
         BadInput: one of them is.
     """
     if replications is None:
-        raise BadInput("expected a whole number from 1 up", field=f"{prefix}replications")
-    for name, value, least in (("jobs", jobs, 1), ("replications", replications, 1), ("draws", draws, 0)):
-        require_at_least(prefix + name, value, least)
+        raise BadInput("expected a whole number from 1 up", field="--replications")
+    for name, value, minimum in (("jobs", jobs, 1), ("replications", replications, 1), ("draws", draws, 0)):
+        require_at_least(f"--{name}", value, minimum)
+
+
+def require_above_0(name: str, value: float | None) -> None:
+    """Refuse a value that is not above 0; None passes.
+
+    Raises:
+        BadInput: with `name` as the field.
+    """
+    if value is not None and not value > 0:
+        raise BadInput("expected a number above 0", field=name, value=value)
+
+
+def require_port(value: int) -> None:
+    """Refuse a `--port` that no address has.
+
+    Raises:
+        BadInput: another number.
+    """
+    if not 0 <= value <= 65535:
+        raise BadInput("expected a port from 0 to 65535", field="--port", value=value)
 
 
 def path_of(name: str, value: object, expected: str = "expected a path") -> Path:
@@ -57,21 +74,21 @@ def path_of(name: str, value: object, expected: str = "expected a path") -> Path
 
 
 def refuse_for_kind(
-    given: Mapping[str, bool], kind: str, document: Mapping[str, Any], file: Path, instead: Mapping[str, str]
+    arguments: Mapping[str, bool], kind: str, document: Mapping[str, Any], file: Path, instead: Mapping[str, str]
 ) -> None:
     """Refuse arguments that only scenarios of `kind` have, if `document` is of another kind.
 
     Args:
-        given: whether each argument is given.
+        arguments: whether each argument is given.
         instead: the end of the message by kind: the way in which such a scenario is swept.
 
     Raises:
         BadInput: one of the arguments is given.
     """
-    found = document["kind"]
-    for name, is_given in given.items():
-        if is_given and found != kind:
-            expected = f"expected a scenario of kind {kind}; this one is of kind {found}{instead[found]}"
+    actual = document["kind"]
+    for name, is_given in arguments.items():
+        if is_given and actual != kind:
+            expected = f"expected a scenario of kind {kind}; this one is of kind {actual}{instead[actual]}"
             raise BadInput(expected, field=name, file=file)
 
 
@@ -98,14 +115,14 @@ def values_of(vary: Variations | None) -> dict[str, list[Any]]:
         return {}
     if not isinstance(vary, Mapping):
         return parse_overrides(_texts("vary", vary))
-    found: dict[str, list[Any]] = {}
+    variations: dict[str, list[Any]] = {}
     for name, values in vary.items():
         key = _key("vary", name)
         plain = None if isinstance(values, str | Mapping) or not isinstance(values, Iterable) else _plain(list(values))
         if not plain:
             raise BadInput("expected a list of values", field=f"vary {key}", value=values)
-        found[key] = plain
-    return found
+        variations[key] = plain
+    return variations
 
 
 @contextlib.contextmanager
@@ -142,7 +159,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return value

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from reports.records.run_directory import RunDirectory, fingerprint, open_run
 from scenarios.reading import read_scenario
 from twin.api.manifest import manifest
+from twin.api.run_folder import complete
 from twin.planning.planner import Simulations
 from twin.planning.question import Question, read_question
 from twin.planning.space import Candidate
@@ -85,11 +86,4 @@ def planning_run(
 
 def save(run: RunDirectory, result: Plan | MaxLoad, *, figures: bool = False) -> Document:
     """Write the document of a result, and its figures and page; the run is complete then."""
-    from twin.api.drawing import illustrate
-
-    document = result.document() | {"run": {"id": run.id, "directory": str(run.path)}}
-    run.write_json("summary.json", document)
-    if figures:
-        illustrate(document, run)
-    run.set_status(True, "complete")
-    return document
+    return complete(run, result.document(), figures=figures)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from scenarios.serving import ServingScenario
 from twin.api.arguments import Overrides, check_counts, errors_name_arguments, path_of
-from twin.api.run_folder import save_run
+from twin.api.run_folder import complete, new_run
 from twin.api.scenario import Scenario, opened
 from twin.executors import processes
 from twin.executors.executor import Executor, ExecutorChoice, choose_executor
@@ -130,18 +130,15 @@ class Result:
             BadInput: the folder is not empty.
             OSError: it cannot be written.
         """
-        from twin.api.manifest import serving_manifest
-
-        manifest = serving_manifest(self._sweep, self.scenario.path, "twin.simulate(…).save(…)")
-        with save_run(path_of("folder", folder), manifest) as run:
+        inputs = self._sweep.inputs()
+        with new_run(folder, self.scenario.path, inputs, "twin.simulate(…).save(…)") as run:
             for key, point in self.points.items():
                 run.add_point(key, point)
             self.write(run, figures=figures, events=events)
         return run.path
 
     def write(self, run: RunDirectory, *, figures: bool, events: bool) -> Document:
-        """Write requests, figures and page into a run folder, the summary last; returns the summary's document."""
-        document = {**self.document, "run": {"id": run.id, "directory": str(run.path)}}
+        """Write requests, summary, figures and page into a run folder, which is complete then; returns the summary."""
         if self._spec.detail:
             if self._first.columns.sink is None:
                 from reports.records.columns import write_columns
@@ -151,12 +148,7 @@ class Result:
                 from reports.serving.trace_events import write_trace_events
 
                 write_trace_events(run.path / "trace-events.json.gz", self._first.logs, self._first.columns)
-        if figures:
-            from twin.api.drawing import illustrate
-
-            illustrate(document, run)
-        run.write_json("summary.json", document)
-        return document
+        return complete(run, self.document, figures=figures)
 
     def _repr_html_(self) -> str:
         """The headline and the summary, for notebooks."""
@@ -204,7 +196,7 @@ def simulate(
         BadInput: naming the file, the field or argument, the value and what was expected.
     """
     with errors_name_arguments():
-        check_counts("--", jobs=jobs, replications=replications, draws=draws)
+        check_counts(jobs=jobs, replications=replications, draws=draws)
         chosen = choose_executor(executor, jobs)
         source = opened(scenario, overrides, "serving")
         path = None if trace is None else path_of("trace", trace)
@@ -242,7 +234,8 @@ def run_all(
         BadInput: the reference run that the scenario names cannot be read.
     """
     task = sweep.tasks[0]
-    spec, measured = task.plan.scenario, _reference_run(sweep)
+    spec = task.plan.scenario
+    measured = _reference_run(sweep)
     first = _make_first(task, requests, jobs or processes.usable_cores())
     done[task.key] = report_run(first, task.plan)
     for finished in sweep.run(done, keep, executor) if executor else ():

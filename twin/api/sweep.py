@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from twin.api.arguments import (
     refuse_for_kind,
     values_of,
 )
-from twin.api.run_folder import save_run
+from twin.api.run_folder import complete, new_run
 from twin.api.scenario import Scenario, opened
 from twin.executors.executor import Executor, choose_executor
 from twin.sweeps import ratio_sweep, serving_sweep
@@ -99,28 +99,16 @@ class SweepResult:
             OSError: it cannot be written.
         """
         from reports.records.columns import write_columns
-        from twin.api.drawing import illustrate
 
-        with save_run(path_of("folder", folder), self._manifest()) as run:
+        inputs = self._sweep.inputs()
+        with new_run(folder, self.scenario.path, inputs, "twin.sweep(…).save(…)") as run:
             for key, point in self.finished.items():
                 run.add_point(key, point)
             for name, table in (self._requests or {}).items():
                 columns = {column: table[column].to_numpy() for column in table}
                 write_columns(run.path / "requests" / f"{name}.parquet", columns)
-            document = {**self.document, "run": {"id": run.id, "directory": str(run.path)}}
-            run.write_json("summary.json", document)
-            if figures:
-                illustrate(document, run)
+            complete(run, self.document, figures=figures)
         return run.path
-
-    def _manifest(self) -> Document:
-        from twin.api.manifest import bundle_manifest, serving_manifest
-
-        call, file = "twin.sweep(…).save(…)", self.scenario.path
-        if isinstance(self._sweep, ServingSweep):
-            return serving_manifest(self._sweep, file, call)
-        inputs = {"scenario_file": str(file), "requests": self._requests is not None}
-        return bundle_manifest(self._sweep, inputs, call)
 
     def _repr_html_(self) -> str:
         """The points, for notebooks."""
@@ -160,22 +148,23 @@ def sweep(
         BadInput: naming the file, the field or argument, the value and what was expected.
     """
     with errors_name_arguments():
-        check_counts("--", jobs=jobs, replications=replications, draws=draws)
-        chosen = choose_executor(executor, jobs)
+        check_counts(jobs=jobs, replications=replications, draws=draws)
+        choice = choose_executor(executor, jobs)
         source = opened(scenario, overrides, "serving", "afd-bundle")
-        given = {"ratio": ratio is not None, "requests": requests}
-        refuse_for_kind(given, "afd-bundle", source.document, source.path, INSTEAD)
-        given = {"replications": replications > 1, "draws": bool(draws)}
-        refuse_for_kind(given, "serving", source.document, source.path, INSTEAD)
-        settings: list[Settings] = [{**source.settings, **each} for each in combinations(values_of(vary))]
+        of_bundles = {"ratio": ratio is not None, "requests": requests}
+        refuse_for_kind(of_bundles, "afd-bundle", source.document, source.path, INSTEAD)
+        of_serving = {"replications": replications > 1, "draws": bool(draws)}
+        refuse_for_kind(of_serving, "serving", source.document, source.path, INSTEAD)
+        settings: list[Settings] = [source.settings | changes for changes in combinations(values_of(vary))]
         file = None if trace is None else path_of("trace", trace)
+        sweep: ServingSweep | RatioSweep
         if source.kind == "serving":
-            systems = serving_sweep.prepare(source.document, source.path, settings, file, replications, draws)
-            with chosen.start() as started:
-                return _serving(systems, source, started)
-        bundles = ratio_sweep.prepare(source.document, source.path, _ratios(ratio), settings, file)
-        with chosen.start() as started:
-            return _bundles(bundles, source, started, keep_requests=requests)
+            sweep = serving_sweep.prepare(source.document, source.path, settings, file, replications, draws)
+        else:
+            ratios = _ratios(ratio)
+            sweep = ratio_sweep.prepare(source.document, source.path, ratios, settings, file, keep_requests=requests)
+        with choice.start() as started:
+            return _simulate(sweep, source, started)
 
 
 def _ratios(ratio: str | float | Iterable[str | float] | None) -> str | None:
@@ -185,27 +174,15 @@ def _ratios(ratio: str | float | Iterable[str | float] | None) -> str | None:
     return ",".join(map(str, ratio)) if isinstance(ratio, Iterable) else str(ratio)
 
 
-def _serving(sweep: ServingSweep, source: Scenario, executor: Executor) -> SweepResult:
+def _simulate(sweep: ServingSweep | RatioSweep, source: Scenario, executor: Executor) -> SweepResult:
     done: dict[str, Document] = {}
-    _exhaust(sweep.run(done, lambda key, point: None, executor))
-    return SweepResult(source, sweep.summarise(done), done, sweep)
-
-
-def _bundles(sweep: RatioSweep, source: Scenario, executor: Executor, *, keep_requests: bool) -> SweepResult:
-    done: dict[str, Document] = {}
-    if not keep_requests:
-        _exhaust(sweep.run(done, lambda key, point: None, executor, sweep.prepare_theory))
-        return SweepResult(source, sweep.summarise(done), done, sweep)
-    import pandas as pd
-
     with tempfile.TemporaryDirectory() as folder:  # worker processes hand over their requests as files
-        _exhaust(sweep.run(done, lambda key, point: None, executor, sweep.prepare_theory, Path(folder)))
-        files = sorted(Path(folder).glob("*.parquet"), key=lambda file: file.name)
-        tables = {file.stem: pd.read_parquet(file) for file in files}
-    return SweepResult(source, sweep.summarise(done), done, sweep, tables)
+        for _ in sweep.run(done, lambda key, point: None, executor, folder=Path(folder)):
+            pass
+        requests = None
+        if isinstance(sweep, RatioSweep) and sweep.keep_requests:
+            import pandas as pd
 
-
-def _exhaust(runs: Iterator[object]) -> None:
-    """Run to the end. Each point is then in the sweep's own records."""
-    for _ in runs:
-        pass
+            files = sorted(Path(folder).glob("requests/*.parquet"), key=lambda file: file.name)
+            requests = {file.stem: pd.read_parquet(file) for file in files}
+    return SweepResult(source, sweep.summarise(done), done, sweep, requests)

@@ -6,15 +6,17 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from reports.blocks import Report
 
 LINE_SECONDS = 30.0
 
-FAR = 50.0
+MAX_LEFT_RATIO = 50.0
 """A bound of the time left, over the time until now, beyond which it says nothing."""
 
 BAR_WIDTH = 24
@@ -47,6 +49,23 @@ def print_table(report: Report) -> None:
     from reports.terminal import printed
 
     Console(width=None if sys.stdout.isatty() else 200).print(printed(report))
+
+
+def print_run(document: dict[str, Any], *, as_json: bool) -> None:
+    """Print the result of a run on stdout, and its folder on stderr."""
+    print_result(document, as_json=as_json)
+    note(f"run folder: {document['run']['directory']}")
+
+
+def write_or_print(text: str, output: Path | None) -> None:
+    """Write a file, or print its text on stdout if none is named."""
+    if output is None:
+        print(text, end="")
+        return
+    from reports.records.run_directory import naming
+
+    with naming(output):
+        output.write_text(text, encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -86,17 +105,12 @@ def progress(
         task = bar.add_task(what, total=total, completed=done, visible=patience == 0)
 
         def advance_bar(text: str) -> None:
-            made = bar.tasks[0].completed + 1
-            shown = time.monotonic() - begin >= patience
-            total_now = made + left() if left else total and max(made, total)
-            bar.update(task, completed=made, total=total_now, description=f"{what} {text}", visible=shown)
+            count = bar.tasks[0].completed + 1
+            visible = time.monotonic() - begin >= patience
+            bound = count + left() if left else total and max(count, total)
+            bar.update(task, completed=count, total=bound, description=f"{what} {text}", visible=visible)
 
         yield advance_bar
-
-
-def preparing(configurations: Sized) -> contextlib.AbstractContextManager[Callable[[str], None]]:
-    """Show the progress of checking a sweep's configurations, if that takes more than a moment."""
-    return progress("preparing", len(configurations), 0, patience=2.0)
 
 
 class _Lines:
@@ -131,8 +145,8 @@ class _Lines:
         left = (total - self._count) * seconds / (self._count - self._done)
         bound = "" if self._left is None else "at most "
         counts = f"{self._count}/{total}" if self._left is None else f"{self._count} of at most {total}"
-        told = left and (self._left is None or left < FAR * seconds)
-        return f"[{counts}, {bound}{_duration(left)} left]" if told else f"[{counts}]"
+        useful = left and (self._left is None or left < MAX_LEFT_RATIO * seconds)
+        return f"[{counts}, {bound}{_duration(left)} left]" if useful else f"[{counts}]"
 
 
 def _duration(seconds: float) -> str:

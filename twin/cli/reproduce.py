@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
-
-if TYPE_CHECKING:
-    from reports.records.run_directory import RunDirectory
 
 FLAG = Parameter(negative=())
 
@@ -141,6 +138,7 @@ def _reproduce_quality(
     from reports.records.run_directory import fingerprint, open_run
     from twin.api.arguments import require_at_least
     from twin.api.manifest import manifest
+    from twin.api.run_folder import complete
     from twin.executors.processes import usable_cores
     from workloads.errors import missing_extra
 
@@ -155,23 +153,23 @@ def _reproduce_quality(
     content = manifest(settings)
     identity = fingerprint([settings, content["version"]])
     with open_run(runs, f"reproduce-{paper}-quality", identity, content, resume=not fresh) as run:
-        document = study.summarise(sizes, *study.train(run, size, seeds, jobs or usable_cores()))
-        _keep(document, run)
+        result = study.summarise(sizes, *study.train(run, size, seeds, jobs or usable_cores()))
+        document = complete(run, result, figures=True)
     return _print(document, f"papers.{paper}.quality_report", as_json=as_json)
 
 
 def _reproduce_afd(runs: Path, jobs: int | None, *, fresh: bool, as_json: bool) -> int:
     """Reproduce the AFD paper: one sweep, in a run that is resumed."""
     from papers.afd import reproduction as afd
-    from twin.cli.ratio_runs import run_folder, run_points
-    from twin.cli.sweep import load_figures
+    from twin.api.run_folder import complete
+    from twin.cli.runs import load_figures, open_sweep, simulate_missing
     from twin.executors.processes import Processes, usable_cores
 
     plan = afd.sweep()
-    with run_folder(plan, "reproduce-afd", runs, fresh=fresh, asked={"paper": "afd"}) as run:
-        sweep = run_points(plan, run, Processes(jobs or usable_cores()), load_figures)
-        document = afd.document(sweep)
-        _keep(document, run)
+    with open_sweep(plan, "reproduce-afd", runs, {"paper": "afd"}, fresh=fresh) as run:
+        sweep = simulate_missing(plan, run, Processes(jobs or usable_cores()), load_figures)
+        sweep["run"] = {"id": run.id, "directory": str(run.path)}
+        document = complete(run, afd.document(sweep), figures=True)
     return _print(document, "papers.afd.report", as_json=as_json)
 
 
@@ -185,11 +183,11 @@ def _reproduce_tables(
     """
     from reports.records.run_directory import open_run
     from twin.api.manifest import manifest
+    from twin.api.run_folder import complete
 
     settings, compute = _computation(paper, jobs, trace, fit)
     with open_run(runs, f"reproduce-{paper}", "serving", manifest({"paper": paper, **settings}), resume=False) as run:
-        document = compute()
-        _keep(document, run)
+        document = complete(run, compute(), figures=True)
     return _print(document, f"papers.{paper}.report", as_json=as_json)
 
 
@@ -214,16 +212,6 @@ def _computation(
         lengths = read_trace(trace) if trace else None
         return {"trace": str(trace) if trace else None}, lambda: program.reproduce(lengths, count, note)
     return {}, lambda: program.reproduce(count, note)
-
-
-def _keep(document: dict[str, Any], run: RunDirectory) -> None:
-    """Write a document with its figures and page, and complete the run."""
-    from twin.api.drawing import illustrate
-
-    document["run"] = {"id": run.id, "directory": str(run.path)}
-    run.write_json("summary.json", document)
-    illustrate(document, run)
-    run.set_status(True, "complete")
 
 
 def _print(document: dict[str, Any], report: str, *, as_json: bool) -> int:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from cyclopts import Parameter
-
+from twin.cli.options import ExecutorOptions, Flag, RepetitionOptions, RunOptions, Settings
 from twin.process import configure_libraries, making_what_stays
 
 if TYPE_CHECKING:
@@ -16,28 +15,23 @@ if TYPE_CHECKING:
     from twin.executors.executor import Executor
     from twin.sweeps.serving_sweep import ServingSweep, Task
 
-FLAG = Parameter(negative=())
-
 
 def simulate(
     scenario: Path,
     /,
     *,
-    set_: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
+    set_: Settings = None,
     trace: Path | None = None,
-    json: Annotated[bool, FLAG] = False,
-    runs: Path = Path("runs"),
-    replications: int = 1,
-    draws: int | None = None,
-    jobs: int | None = None,
-    executor: str = "local",
-    events: Annotated[bool, FLAG] = False,
-    no_figures: Annotated[bool, FLAG] = False,
+    events: Flag = False,
+    repetitions: RepetitionOptions = RepetitionOptions(),  # noqa: B008 (frozen)
+    execution: ExecutorOptions = ExecutorOptions(),  # noqa: B008 (frozen)
+    run: RunOptions = RunOptions(),  # noqa: B008 (frozen)
 ) -> int:
     """Simulate a serving system: its latencies, its throughput, and the work of its engines.
 
     Leaves a run folder with manifest, summary, every request's times, figures and an HTML report. A measured run that
-    the scenario names is set beside the prediction. With replications or draws, the same command resumes a killed one.
+    the scenario names is set beside the prediction. With replications or draws, the same command resumes a killed one,
+    and an executor makes the runs after the first. A single run has several processes if its engines are independent.
 
     Parameters
     ----------
@@ -47,63 +41,43 @@ def simulate(
         Change any field, key=value. Example: --set engine.max_num_seqs=256 --set workload.arrivals.rate=12
     trace
         Trace to play: lengths, and arrivals where the scenario replays.
-    json
-        Print one JSON document on stdout and nothing else there.
-    runs
-        Parent of the run folders.
-    replications
-        Runs with other seeds of the same workload; several give every metric a 95 % interval.
-    draws
-        Runs with what is not known of step times and memory drawn, 10 or more; default: as many as replications if
-        several.
-    jobs
-        Processes, for several runs, and for one run of independent engines; default: one for each core.
-    executor
-        Where runs after the first are made: local, dask (workers of its own), dask://host:port (a running scheduler)
-        or ray.
     events
         Write trace-events.json.gz too: the steps of each engine, for Perfetto or chrome://tracing.
-    no_figures
-        Leave out figures and the HTML report.
     """
     configure_libraries()
     with making_what_stays():
-        from twin.executors.executor import choose_executor
-
-        chosen = choose_executor(executor, jobs)
-        source, plan = _prepare(scenario, set_ or [], trace, replications=replications, draws=draws, jobs=jobs)
+        repetitions.check()
+        executor = execution.choose()
+        source, plan = _prepare(scenario, set_ or [], trace, repetitions)
 
     from twin.api.simulation import started_for
-    from twin.cli.console import note, print_result
-    from twin.cli.serving_runs import note_partial_replays, serving_run_folder
+    from twin.cli.console import print_run
+    from twin.cli.runs import note_partial_replays, open_sweep
 
     note_partial_replays(plan)
-    single = len(plan.tasks) == 1
+    single, inputs = len(plan.tasks) == 1, {"scenario_file": str(scenario)}
     with (
-        started_for(plan, chosen) as started,
-        serving_run_folder(plan, "simulate", runs, scenario, fresh=single) as run,
+        started_for(plan, executor) as started,
+        open_sweep(plan, "simulate", run.runs, inputs, fresh=single) as folder,
     ):
-        result = _run(plan, source, started, jobs, run, keep_requests=events)
-        document = result.write(run, figures=not no_figures, events=events)
-        run.set_status(True, "complete")
-    print_result(document, as_json=json)
-    note(f"run folder: {run.path}")
+        result = _run(plan, source, started, execution.jobs, folder, keep_requests=events)
+        document = result.write(folder, figures=not run.no_figures, events=events)
+    print_run(document, as_json=run.json)
     return 0
 
 
 def _prepare(
-    scenario: Path, changes: list[str], trace: Path | None, *, replications: int, draws: int | None, jobs: int | None
+    scenario: Path, changes: list[str], trace: Path | None, repetitions: RepetitionOptions
 ) -> tuple[Scenario, ServingSweep]:
     """Read and check the scenario with its changes, and everything that it names."""
     from scenarios.overrides import single_settings
     from scenarios.reading import read_scenario
-    from twin.api.arguments import check_counts
     from twin.api.scenario import Scenario
     from twin.sweeps.serving_sweep import prepare
 
-    check_counts("--", jobs=jobs, replications=replications, draws=draws)
     settings = single_settings(changes, "; twin sweep tries several")
     source = Scenario(scenario, read_scenario(scenario, "serving"), settings)
+    replications, draws = repetitions.replications, repetitions.draws
     return source, prepare(source.document, scenario, [settings], trace, replications, draws)
 
 
@@ -118,22 +92,23 @@ def _run(
 ) -> Result:
     """Make every run that the folder does not have, with progress on stderr where there are several."""
     from twin.api.simulation import REQUESTS, run_all
-    from twin.cli.console import note, progress
+    from twin.cli.console import progress
+    from twin.cli.runs import note_resumed
 
     requests = None if keep_requests else run.path / REQUESTS
     if len(plan.tasks) == 1:
         _note_one_process(plan, jobs)
         return run_all(plan, source, {}, run.add_point, executor, jobs=jobs, requests=requests)
     done = run.points()
-    begun = len(done) + 1  # the first run is made each time, for its requests and steps
+    count = len(done) + 1  # the first run is made each time, for its requests and steps
     if done:
-        note(f"taking up {run.path}: {begun} of {len(plan.tasks)} runs are done")
-    with progress("simulating", len(plan.tasks), begun) as advance:
+        note_resumed(run.path, count, len(plan.tasks))
+    with progress("simulating", len(plan.tasks), count) as advance:
 
-        def made(task: Task) -> None:
+        def advance_task(task: Task) -> None:
             advance(f"replication {task.replication}" + ("" if task.draw is None else f", draw {task.draw}"))
 
-        return run_all(plan, source, done, run.add_point, executor, made, requests, jobs)
+        return run_all(plan, source, done, run.add_point, executor, advance_task, requests, jobs)
 
 
 def _note_one_process(plan: ServingSweep, jobs: int | None) -> None:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from twin.cli.options import ExecutorOptions, Flag, Fresh, RepetitionOptions, RunOptions, Settings
 from twin.process import configure_libraries
 
 if TYPE_CHECKING:
-    from reports.records.run_directory import RunDirectory
+    from scenarios.overrides import Settings as Configuration
+    from twin.sweeps.sweep import Sweep
 
-FLAG = Parameter(negative=())
-
-HOW = {
+INSTEAD = {
     "afd-bundle": ": sweep it with --ratio and --set",
     "serving": ": run it with twin simulate, or sweep its fields with twin sweep --set FIELD=V1,V2",
 }
@@ -26,18 +26,14 @@ def sweep(
     /,
     *,
     ratio: str | None = None,
-    set_: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
+    set_: Settings = None,
     zip_: Annotated[list[str] | None, Parameter(name="--zip", negative=(), consume_multiple=True)] = None,
     trace: Path | None = None,
-    json: Annotated[bool, FLAG] = False,
-    runs: Path = Path("runs"),
-    jobs: int | None = None,
-    executor: str = "local",
-    fresh: Annotated[bool, FLAG] = False,
-    no_figures: Annotated[bool, FLAG] = False,
-    requests: Annotated[bool, FLAG] = False,
-    replications: int = 1,
-    draws: int | None = None,
+    requests: Flag = False,
+    fresh: Fresh = False,
+    repetitions: RepetitionOptions = RepetitionOptions(),  # noqa: B008 (frozen)
+    execution: ExecutorOptions = ExecutorOptions(),  # noqa: B008 (frozen)
+    run: RunOptions = RunOptions(),  # noqa: B008 (frozen)
 ) -> int:
     """Sweep A/F ratios of an AFD bundle, or any field of a serving scenario.
 
@@ -59,70 +55,56 @@ def sweep(
         second another. Example: --zip system.replicas=1,2,4 workload.arrivals.rate=5,10,20
     trace
         Trace whose lengths to use: Azure LLM CSV, Mooncake JSONL, a length-only CSV, or plain CSV/JSONL; .gz too.
-    json
-        Print one JSON document on stdout and nothing else there.
-    runs
-        Parent of the run folders.
-    jobs
-        Processes; default: one for each core.
-    executor
-        Where points are simulated: local, dask (workers of its own), dask://host:port (a running scheduler) or ray.
-    fresh
-        Start anew even if an unfinished run of the same sweep exists.
-    no_figures
-        Leave out figures and the HTML report.
     requests
         Keep every request's times too, in Parquet files under requests/ in the run folder (AFD bundles).
-    replications
-        Runs of every configuration with other seeds; several give every metric a 95 % interval (serving systems).
-    draws
-        Runs with what is not known drawn, 10 or more; default: as many as replications if several (serving systems).
     """
     configure_libraries()
     from scenarios.overrides import combinations, parse_overrides, parse_zipped
     from scenarios.reading import read_scenario
-    from twin.api.arguments import check_counts, refuse_for_kind
-    from twin.cli.console import preparing
-    from twin.executors.executor import choose_executor
+    from twin.api.arguments import refuse_for_kind
+    from twin.api.run_folder import complete
+    from twin.cli.console import print_run
+    from twin.cli.runs import load_figures, note_partial_replays, open_sweep, simulate_missing
+    from twin.sweeps.serving_sweep import ServingSweep
 
-    check_counts("--", jobs=jobs, replications=replications, draws=draws)
-    chosen = choose_executor(executor, jobs)
+    repetitions.check()
+    executor = execution.choose()
     configurations = list(combinations(parse_overrides(set_ or []), parse_zipped(zip_ or [])))
-    content = read_scenario(scenario, "afd-bundle", "serving")
-    if content["kind"] == "serving":
-        from twin.cli.serving_runs import sweep_serving
-        from twin.sweeps.serving_sweep import prepare as prepare_serving
-
-        refuse_for_kind({"--ratio": ratio is not None, "--requests": requests}, "afd-bundle", content, scenario, HOW)
-        with preparing(configurations) as advance:
-            systems = prepare_serving(content, scenario, configurations, trace, replications, draws, advance)
-        return sweep_serving(systems, scenario, runs, chosen, as_json=json, fresh=fresh, figures=not no_figures)
-    from twin.api.drawing import illustrate
-    from twin.cli.ratio_runs import run_folder, run_points
-    from twin.sweeps.ratio_sweep import prepare
-
-    refuse_for_kind({"--replications": replications > 1, "--draws": bool(draws)}, "serving", content, scenario, HOW)
-    with preparing(configurations) as advance:
-        plan = prepare(content, scenario, ratio, configurations, trace, advance)
-    asked = {"scenario_file": str(scenario), "requests": requests}
-    with chosen.start() as started, run_folder(plan, "sweep", runs, fresh=fresh, asked=asked) as run:
-        meanwhile = (lambda: None) if no_figures else load_figures
-        document = run_points(plan, run, started, meanwhile, keep_requests=requests)
-        run.write_json("summary.json", document)
-        if not no_figures:
-            illustrate(document, run)
-        run.set_status(True, "complete")
-    _show(document, run, json)
+    document = read_scenario(scenario, "afd-bundle", "serving")
+    of_bundles = {"--ratio": ratio is not None, "--requests": requests}
+    refuse_for_kind(of_bundles, "afd-bundle", document, scenario, INSTEAD)
+    of_serving = {"--replications": repetitions.replications > 1, "--draws": bool(repetitions.draws)}
+    refuse_for_kind(of_serving, "serving", document, scenario, INSTEAD)
+    plan = _prepare(document, scenario, configurations, trace, ratio, repetitions, keep_requests=requests)
+    if isinstance(plan, ServingSweep):
+        note_partial_replays(plan)
+    inputs = {"scenario_file": str(scenario)}
+    with executor.start() as started, open_sweep(plan, "sweep", run.runs, inputs, fresh=fresh) as folder:
+        result = simulate_missing(plan, folder, started, (lambda: None) if run.no_figures else load_figures)
+        result = complete(folder, result, figures=not run.no_figures)
+    print_run(result, as_json=run.json)
     return 0
 
 
-def load_figures() -> None:
-    """Import the drawing library, which takes a second, while the workers simulate."""
-    import reports.svg  # noqa: F401
+def _prepare(
+    document: dict[str, Any],
+    scenario: Path,
+    configurations: list[Configuration],
+    trace: Path | None,
+    ratio: str | None,
+    repetitions: RepetitionOptions,
+    *,
+    keep_requests: bool,
+) -> Sweep[Any, Any]:
+    """Check all configurations, with progress if that takes more than a moment."""
+    from twin.cli.console import progress
 
+    with progress("preparing", len(configurations), 0, patience=2.0) as advance:
+        if document["kind"] == "serving":
+            from twin.sweeps.serving_sweep import prepare as prepare_serving
 
-def _show(document: dict[str, Any], run: RunDirectory, as_json: bool) -> None:
-    from twin.cli.console import note, print_result
+            replications, draws = repetitions.replications, repetitions.draws
+            return prepare_serving(document, scenario, configurations, trace, replications, draws, advance)
+        from twin.sweeps.ratio_sweep import prepare as prepare_ratios
 
-    print_result(document, as_json=as_json)
-    note(f"run folder: {run.path}")
+        return prepare_ratios(document, scenario, ratio, configurations, trace, advance, keep_requests=keep_requests)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gc
-import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,21 +17,12 @@ from scenarios.overrides import Settings, in_words
 from twin.afd.plan import BundlePlan, make_plan
 from twin.afd.point import run_point
 from twin.afd.summary import curves, simulation_summary, theory_summary
-from twin.executors.executor import Executor
+from twin.sweeps.sweep import Case, Document, Sweep, TraceFiles, with_trace
 from twin.theory.gaps import NAMES
 from workloads.errors import BadInput
-from workloads.traces import Trace
 
 SCHEMA = "twin.sweep/1"
 NOTE = "Every point is simulated (discrete events, no hardware); the curves are closed forms."
-
-
-@dataclass(frozen=True)
-class Case:
-    """One configuration of a sweep: the settings that set it apart, and its plan."""
-
-    settings: Settings
-    plan: BundlePlan
 
 
 @dataclass(frozen=True)
@@ -47,22 +37,32 @@ class Task:
 
 
 @dataclass(frozen=True)
-class RatioSweep:
+class RatioSweep(Sweep[Task, "tuple[Document, bytes | None]"]):
     """A checked sweep: its cases and the ratios of each.
 
     Nothing is simulated until `run`. Errors of the input are raised before.
+
+    Attributes:
+        keep_requests: write a Parquet file of every point's requests, `requests/<configuration>-<x>A-<y>F.parquet`.
     """
 
-    cases: Sequence[Case]
+    cases: Sequence[Case[BundlePlan]]
     topologies: Sequence[Topology]
+    keep_requests: bool = False
 
-    @property
-    def size(self) -> int:
-        """Number of points."""
-        return len(self.cases) * len(self.topologies)
+    def inputs(self) -> Document:
+        first = self.cases[0].plan
+        return {
+            "requests": self.keep_requests,
+            "scenarios": [case.plan.scenario.model_dump(mode="json", by_alias=True) for case in self.cases],
+            "ratios": [str(topology.ratio) for topology in self.topologies],
+            "seed": first.scenario.seed,
+            "calibration": first.calibration.name,
+            "calibration_hash": first.calibration.content_hash(),
+            "trace": None if first.trace is None else first.trace.name,
+        }
 
     def fingerprint(self, version: str) -> str:
-        """A digest of `version`, of everything that a point's result depends on, and of the list of points."""
         places: Any = {"workload": {"trace": {"path"}}, "calibration": True}
         identity = [
             [
@@ -74,60 +74,44 @@ class RatioSweep:
             ]
             for case in self.cases
         ]
-        return fingerprint([version, identity, [str(topology.ratio) for topology in self.topologies]])
+        ratios = [str(topology.ratio) for topology in self.topologies]
+        return fingerprint([f"{version} {self.keep_requests}", identity, ratios])
 
-    def tasks(self, done: dict[str, dict[str, Any]], requests: bool = False) -> list[Task]:
-        """The points not yet done, the longest first so that no core is left with a long one at the end."""
-        every = [
-            Task(f"{index}/{topology.ratio}", index, case.plan, topology, requests)
+    @property
+    def tasks(self) -> list[Task]:
+        """Every point, the longest first so that no core is left with a long one at the end."""
+        tasks = [
+            Task(f"{index}/{topology.ratio}", index, case.plan, topology, self.keep_requests)
             for index, case in enumerate(self.cases)
             for topology in self.topologies
         ]
-        missing = [task for task in every if task.key not in done]
-        return sorted(missing, key=lambda task: -task.topology.attention_instances)
+        return sorted(tasks, key=lambda task: -task.topology.attention_instances)
 
-    def run(
-        self,
-        done: dict[str, dict[str, Any]],
-        keep: Callable[[str, dict[str, Any]], None],
-        executor: Executor,
-        meanwhile: Callable[[], object] = lambda: None,
-        requests_to: Path | None = None,
-    ) -> Iterator[dict[str, Any]]:
-        """Run the missing points; `keep` each point, then yield it.
+    def label(self, task: Task) -> str:
+        return f"r = {float(task.topology.ratio):g}"
 
-        Args:
-            meanwhile: called once the workers are busy.
-            requests_to: folder for a Parquet file of every point's requests, `<configuration>-<x>A-<y>F.parquet`.
-        """
-        with executor.each_as_done(run_task, self.tasks(done, requests_to is not None)) as results:
-            meanwhile()
-            for task, (result, requests) in results:
-                if requests_to is not None and requests is not None:
-                    write_bytes(requests_to / f"{task.configuration}-{task.topology}.parquet", requests)
-                point = {"configuration": task.configuration, **result}
-                keep(task.key, point)
-                done[task.key] = point
-                yield point
+    def work(self) -> Callable[[Task], tuple[Document, bytes | None]]:
+        return run_task
 
-    def prepare_theory(self) -> None:
-        """Compute the closed forms now; otherwise `summarise` does."""
+    def keep_result(self, task: Task, result: tuple[Document, bytes | None], folder: Path | None) -> Document:
+        point, requests = result
+        if folder is not None and requests is not None:
+            write_bytes(folder / "requests" / f"{task.configuration}-{task.topology}.parquet", requests)
+        return {"configuration": task.configuration, **point}
+
+    def prepare_summary(self) -> None:
         _ = self.theory
 
     @cached_property
-    def theory(self) -> list[tuple[dict[str, Any], dict[str, list[float]]]]:
+    def theory(self) -> list[tuple[Document, dict[str, list[float]]]]:
         """Closed forms and their curves, of each configuration."""
         ratios = [float(topology.ratio) for topology in self.topologies]
         return [(theory_summary(case.plan), curves(case.plan, ratios)) for case in self.cases]
 
-    def summarise(self, done: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    def summarise(self, done: dict[str, Document]) -> Document:
         """The document `twin.sweep/1`. With one configuration its theory stands at the top as well."""
-        points = [
-            done[f"{index}/{topology.ratio}"]
-            for index in range(len(self.cases))
-            for topology in self.topologies
-            if f"{index}/{topology.ratio}" in done
-        ]
+        keys = [f"{index}/{topology.ratio}" for index in range(len(self.cases)) for topology in self.topologies]
+        points = [done[key] for key in keys if key in done]
         configurations = [self._configuration(index, points) for index in range(len(self.cases))]
         single = configurations[0] if len(configurations) == 1 else None
         first = self.cases[0].plan
@@ -149,28 +133,30 @@ class RatioSweep:
             "gap_names": NAMES,
         }
 
-    def _configuration(self, index: int, points: list[dict[str, Any]]) -> dict[str, Any]:
+    def _configuration(self, index: int, points: list[Document]) -> Document:
         case = self.cases[index]
-        theory, curves = self.theory[index]
-        of_configuration = [point for point in points if point["configuration"] == index]
+        theory, theory_curves = self.theory[index]
+        simulated = [point for point in points if point["configuration"] == index]
         return {
             "settings": case.settings,
             "scenario": case.plan.scenario.model_dump(mode="json", by_alias=True),
             "cards": asdict(case.plan.cards),
             "memory": None if case.plan.memory_check is None else case.plan.memory_check.describe(),
             "theory": theory,
-            "simulation": simulation_summary(of_configuration, theory),
-            "curves": curves,
+            "simulation": simulation_summary(simulated, theory),
+            "curves": theory_curves,
         }
 
 
 def prepare(
-    document: dict[str, Any],
+    document: Document,
     path: Path,
     ratio: str | None = None,
     configurations: Iterable[Settings] = ({},),
     trace: Path | None = None,
     advance: Callable[[str], object] = lambda text: None,
+    *,
+    keep_requests: bool = False,
 ) -> RatioSweep:
     """Check everything that a sweep needs: `document` with each configuration's settings, at every ratio.
 
@@ -184,25 +170,21 @@ def prepare(
     configurations = list(configurations)
     if trace is not None:
         _refuse_lengths_beside_a_trace(configurations)
-        document = _with_trace(document, trace)
-    traces: dict[str, Trace | None] = {}
+    document = with_trace(document, trace, ("prefill", "decode"))
+    traces = TraceFiles(path.parent)
     cases = []
     for settings in configurations:
         scenario = check_scenario(document, settings, path)
-        spec = scenario.workload.trace
-        key = json.dumps(None if spec is None else [spec.path, spec.format])
-        if key not in traces:
-            traces[key] = scenario.workload.read_trace(path.parent)
-        cases.append(Case(settings, make_plan(scenario, path.parent, traces[key])))
+        cases.append(Case(settings, make_plan(scenario, path.parent, traces.read(scenario.workload))))
         advance(in_words(settings))
     _check_alike(cases)
     _refuse_if_none_fits(cases, path)
     topologies = parse_ratios(ratio if ratio is not None else cases[0].plan.scenario.ratio)
     _check_size(cases, topologies, path)
-    return RatioSweep(cases, topologies)
+    return RatioSweep(cases, topologies, keep_requests)
 
 
-def _check_size(cases: Sequence[Case], topologies: Sequence[Topology], path: Path) -> None:
+def _check_size(cases: Sequence[Case[BundlePlan]], topologies: Sequence[Topology], path: Path) -> None:
     """Refuse a bundle, or a number of points, beyond the limits."""
     if (points := len(cases) * len(topologies)) > RUNS.maximum:
         raise BadInput(RUNS.expectation(points), field="ratio", value=points, file=path)
@@ -218,7 +200,7 @@ def _check_size(cases: Sequence[Case], topologies: Sequence[Topology], path: Pat
                 raise BadInput(expected, field=field, value=getattr(scenario, field), file=path)
 
 
-def _check_alike(cases: Sequence[Case]) -> None:
+def _check_alike(cases: Sequence[Case[BundlePlan]]) -> None:
     """Refuse configurations of different time units or ratios, which do not fit into one document."""
     units = {case.plan.calibration.time_unit for case in cases}
     if len(units) > 1:
@@ -229,7 +211,7 @@ def _check_alike(cases: Sequence[Case]) -> None:
         raise BadInput("expected one list of ratios for all configurations: give --ratio", field="--set ratio")
 
 
-def _refuse_if_none_fits(cases: Sequence[Case], path: Path) -> None:
+def _refuse_if_none_fits(cases: Sequence[Case[BundlePlan]], path: Path) -> None:
     """Refuse a sweep that has no configuration which fits in memory; others are marked."""
     refusals = [None if case.plan.memory_check is None else case.plan.memory_check.refusal() for case in cases]
     first = refusals[0]
@@ -243,7 +225,7 @@ def _refuse_lengths_beside_a_trace(configurations: Iterable[Settings]) -> None:
             raise BadInput("expected no synthetic lengths beside --trace", field="--set", value=key)
 
 
-def run_task(task: Task) -> tuple[dict[str, Any], bytes | None]:
+def run_task(task: Task) -> tuple[Document, bytes | None]:
     """Run one point, without garbage collection: a run makes millions of objects and no cycles.
 
     Returns:
@@ -258,12 +240,3 @@ def run_task(task: Task) -> tuple[dict[str, Any], bytes | None]:
             return run_point(task.plan, task.topology, file), file.read_bytes()
     finally:
         gc.enable()
-
-
-def _with_trace(document: dict[str, Any], trace: Path) -> dict[str, Any]:
-    """Replace synthetic lengths by the trace."""
-    workload = {
-        key: value for key, value in (document.get("workload") or {}).items() if key not in ("prefill", "decode")
-    }
-    workload["trace"] = {**(workload.get("trace") or {}), "path": str(trace.absolute())}
-    return {**document, "workload": workload}

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from reports.records.run_directory import fingerprint
 from scenarios.limits import DRAWS, REPLICATIONS, RUNS
 from scenarios.overrides import Settings, in_words
 from scenarios.reading import plugin_digest
 from scenarios.serving import check_scenario
-from twin.executors.executor import Executor
 from twin.serving.plan.devices import cost_per_million_tokens, describe_devices
 from twin.serving.plan.plan import ServingPlan, StepTimes, describe, make_plan
 from twin.serving.plan.randomness import Draw
@@ -22,10 +20,8 @@ from twin.serving.results.summary import engine_summaries, link_summaries, outag
 from twin.serving.results.uncertainty import combine, sensitivities, with_width
 from twin.serving.run.simulation import Run
 from twin.sweeps.one_run import make_run
+from twin.sweeps.sweep import Case, Document, Sweep, TraceFiles, with_trace
 from workloads.errors import BadInput
-
-if TYPE_CHECKING:
-    from workloads.trace import Trace
 
 SCHEMA = "twin.simulation/1"
 SWEEP_SCHEMA = "twin.serving-sweep/1"
@@ -34,19 +30,11 @@ NOTE = "Simulated (discrete events, no hardware)."
 FEWEST_DRAWS = 10
 """Student's t makes intervals of fewer draws far wider than the spread that they are of."""
 
-ALONE = (-1.0, 1.0)
-"""Scores at which each unknown is varied alone."""
+SCORES = (-1.0, 1.0)
+"""Scores for one-at-a-time sensitivity."""
 
-JUDGED = ("ttft.mean", "tpot.mean", "e2e.mean", "output_throughput")
+COMPARED = ("ttft.mean", "tpot.mean", "e2e.mean", "output_throughput")
 """Metrics by which assumptions are compared."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """One configuration: the settings that set it apart, and its plan."""
-
-    settings: Settings
-    plan: ServingPlan
 
 
 @dataclass(frozen=True)
@@ -75,7 +63,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class ServingSweep:
+class ServingSweep(Sweep[Task, Document]):
     """Checked configurations, and the number of runs of each. Nothing is simulated until `run`.
 
     Attributes:
@@ -85,7 +73,7 @@ class ServingSweep:
         infeasible: configurations beside the cases that are known not to run; some cases may turn out to be more.
     """
 
-    cases: Sequence[Case]
+    cases: Sequence[Case[ServingPlan]]
     replications: int = 1
     draws: int | None = None
     infeasible: Sequence[Infeasible] = ()
@@ -99,25 +87,24 @@ class ServingSweep:
         """The runs of one configuration: replications, draws, and each unknown alone at a score of -1 and of +1."""
         case = self.cases[index]
         draws = self.draws_of(case)
-        one_at_a_time = [(unknown.name, score) for unknown in case.plan.unknowns() for score in ALONE] if draws else []
-        varied: list[Draw] = [*range(draws), *one_at_a_time]
+        unknowns = case.plan.unknowns() if draws else []
+        varied: list[Draw] = [*range(draws), *((unknown.name, score) for unknown in unknowns for score in SCORES)]
         return [
             *(Task(index, None, replication, case.plan) for replication in range(self.replications_of(case))),
             *(Task(index, draw, 0, case.plan) for draw in varied),
         ]
 
-    def replications_of(self, case: Case) -> int:
+    def replications_of(self, case: Case[ServingPlan]) -> int:
         """Number of replications of a configuration: one if all of them would be the same run."""
         return self.replications if case.plan.random else 1
 
-    def draws_of(self, case: Case) -> int:
+    def draws_of(self, case: Case[ServingPlan]) -> int:
         """Number of draws of a configuration; none where the error of its step times is unknown."""
         as_replications = max(self.replications, FEWEST_DRAWS) if self.replications > 1 else 0
         draws = self.draws if self.draws is not None else as_replications
         return draws if draws and case.plan.can_draw else 0
 
     def fingerprint(self, version: str) -> str:
-        """A digest of `version` and of everything that a result depends on."""
         identity = [
             [
                 case.plan.scenario.model_dump(mode="json"),
@@ -127,29 +114,41 @@ class ServingSweep:
             ]
             for case in self.cases
         ]
-        infeasible = [[configuration.settings, configuration.reason] for configuration in self.infeasible]
-        return fingerprint([version, identity, self.replications, self.draws, *([infeasible] if infeasible else [])])
+        refusals = [[refusal.settings, refusal.reason] for refusal in self.infeasible]
+        return fingerprint([version, identity, self.replications, self.draws, *([refusals] if refusals else [])])
 
-    def run(
-        self, done: dict[str, dict[str, Any]], keep: Callable[[str, dict[str, Any]], None], executor: Executor
-    ) -> Iterator[Task]:
-        """Make the missing runs; `keep` each, then yield its task.
+    def inputs(self) -> Document:
+        plans = [case.plan for case in self.cases]
+        return {
+            "scenarios": [plan.scenario.model_dump(mode="json", by_alias=True) for plan in plans],
+            "replications": self.replications,
+            "draws": self.draws,
+            "seed": plans[0].scenario.seed,
+            "step_time": [plan.scenario.step_time.provenance() for plan in plans],
+            "trace": plans[0].trace_name,
+        }
 
-        Raises:
-            BadInput: the only configuration turns out to be one that cannot run.
-        """
-        missing = [task for task in self.tasks if task.key not in done]
-        is_single = len(self.cases) + len(self.infeasible) == 1
-        with executor.each_as_done(run_task if is_single else run_if_feasible, missing) as results:
-            for task, point in results:
-                keep(task.key, point)
-                done[task.key] = point
-                yield task
+    @cached_property
+    def _varying(self) -> list[str]:
+        from reports.settings import varying
 
-    def document(self, index: int, done: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        return varying([case.settings for case in self.cases])
+
+    def label(self, task: Task) -> str:
+        settings = self.cases[task.case].settings
+        return ", ".join(f"{key}={settings[key]}" for key in self._varying)
+
+    def work(self) -> Callable[[Task], Document]:
+        """`run_task`, which raises an error, for a single configuration; `run_if_feasible` for several."""
+        return run_task if len(self.cases) + len(self.infeasible) == 1 else run_if_feasible
+
+    def keep_result(self, task: Task, result: Document, folder: Path | None) -> Document:
+        return result
+
+    def document(self, index: int, done: dict[str, Document]) -> Document:
         """The document `twin.simulation/1` of one configuration."""
         case = self.cases[index]
-        points: dict[Draw, list[dict[str, Any]]] = {}
+        points: dict[Draw, list[Document]] = {}
         for task in self.tasks_of(index):
             points.setdefault(task.draw, []).append(done[task.key])
         runs, draws = points[None], [points[draw][0] for draw in range(self.draws_of(case))]
@@ -177,24 +176,29 @@ class ServingSweep:
             **({"autoscaling": first["autoscaling"]} if "autoscaling" in first else {}),
         }
 
-    def _assumptions(self, case: Case, points: dict[Draw, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    def _assumptions(self, case: Case[ServingPlan], points: dict[Draw, list[Document]]) -> list[Document]:
         """Unknowns of the configuration, by the relative deviation that each causes; the most costly first."""
         if len(points) == 1:
             return []
         varied = {
-            unknown.name: tuple(points[unknown.name, score][0]["summary"] for score in ALONE)
+            unknown.name: tuple(points[unknown.name, score][0]["summary"] for score in SCORES)
             for unknown in case.plan.unknowns()
         }
         effects = sensitivities(points[None][0]["summary"], varied)
         described = {unknown.group: unknown for unknown in reversed(case.plan.unknowns())}
         assumptions = [
-            {"name": name, "about": described[name].about, "basis": described[name].basis,
-             "measure": described[name].measure, "deviation": {metric: effect.get(metric, 0.0) for metric in JUDGED}}
+            {
+                "name": name,
+                "about": described[name].about,
+                "basis": described[name].basis,
+                "measure": described[name].measure,
+                "deviation": {metric: effect.get(metric, 0.0) for metric in COMPARED},
+            }
             for name, effect in effects.items()
-        ]  # fmt: skip
-        return sorted(assumptions, key=lambda row: -max(row["deviation"].values()))
+        ]
+        return sorted(assumptions, key=lambda assumption: -max(assumption["deviation"].values()))
 
-    def summarise(self, done: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    def summarise(self, done: dict[str, Document]) -> Document:
         """The document `twin.serving-sweep/1`.
 
         Raises:
@@ -210,21 +214,21 @@ class ServingSweep:
             "simulated": True,
             "note": NOTE,
             "points": [self.document(index, done) for index in range(len(self.cases)) if index not in refused],
-            "infeasible": [asdict(configuration) for configuration in infeasible],
+            "infeasible": [asdict(refusal) for refusal in infeasible],
         }
 
-    def _refused(self, index: int, done: dict[str, dict[str, Any]]) -> str:
+    def _refused(self, index: int, done: dict[str, Document]) -> str:
         """The reason why a configuration could not run; empty if it could."""
         reasons = (done[task.key].get("refused", "") for task in self.tasks_of(index))
         return next(filter(None, reasons), "")
 
 
-def run_task(task: Task) -> dict[str, Any]:
+def run_task(task: Task) -> Document:
     """Make one run, and report it."""
     return report_run(make_run(task.plan, task.replication, task.draw), task.plan)
 
 
-def run_if_feasible(task: Task) -> dict[str, Any]:
+def run_if_feasible(task: Task) -> Document:
     """Make one run, and report it; `refused` says why a configuration turns out not to run (too little memory)."""
     try:
         return run_task(task)
@@ -232,12 +236,12 @@ def run_if_feasible(task: Task) -> dict[str, Any]:
         return {"refused": str(error)}
 
 
-def report_run(run: Run, plan: ServingPlan) -> dict[str, Any]:
+def report_run(run: Run, plan: ServingPlan) -> Document:
     """The report of a run, which is kept without its records."""
     summary = summarise(run, plan.scenario.measure) | summarise_clients(run, plan)
     summary |= summarise_pools(run, plan, summary["duration"])
     devices, throughput = describe_devices(plan.pools), summary["output_throughput"]
-    scaled: dict[str, Any] = {}
+    scaled: Document = {}
     if run.scaling is not None:
         from twin.serving.results.scaling_summary import mean_devices, scaling_document, scaling_summary
 
@@ -263,7 +267,7 @@ def report_run(run: Run, plan: ServingPlan) -> dict[str, Any]:
 
 
 def prepare(
-    document: dict[str, Any],
+    document: Document,
     path: Path,
     configurations: Iterable[Settings] = ({},),
     trace: Path | None = None,
@@ -290,20 +294,16 @@ def prepare(
     configurations = list(configurations)
     if (runs := len(configurations) * (replications + (draws or 0))) > RUNS.maximum:
         raise BadInput(RUNS.expectation(runs), field="configurations x (replications + draws)", value=runs)
-    if trace is not None:
-        document = _with_trace(document, trace)
-    traces: dict[str, Trace | None] = {}
+    document = with_trace(document, trace, ("prefill", "decode", "tasks"))
+    traces = TraceFiles(path.parent)
     step_times = StepTimes(path.parent)
-    cases: list[Case] = []
+    cases: list[Case[ServingPlan]] = []
     errors: list[tuple[Settings, BadInput]] = []
     for settings in configurations:
         try:
             scenario = check_scenario(document, settings, path)
-            spec = scenario.workload.trace
-            key = json.dumps(None if spec is None else [spec.path, spec.format])
-            if key not in traces:
-                traces[key] = scenario.workload.read_trace(path.parent)
-            plan = replace(make_plan(scenario, path.parent, traces[key], step_times), file=path)
+            trace_rows = traces.read(scenario.workload)
+            plan = replace(make_plan(scenario, path.parent, trace_rows, step_times), file=path)
             _check_draws(plan, draws)
             cases.append(Case(settings, plan))
         except BadInput as error:
@@ -320,11 +320,3 @@ def _check_draws(plan: ServingPlan, draws: int | None) -> None:
         source = plan.scenario.step_time.name()
         expected = f"expected 0: the error of step_time.source {source} is unknown, so there is nothing to draw"
         raise BadInput(expected, field="--draws", value=draws)
-
-
-def _with_trace(document: dict[str, Any], trace: Path) -> dict[str, Any]:
-    """Replace synthetic lengths by the trace."""
-    lengths = ("prefill", "decode", "tasks")
-    workload = {key: value for key, value in (document.get("workload") or {}).items() if key not in lengths}
-    workload["trace"] = {**(workload.get("trace") or {}), "path": str(trace.absolute())}
-    return {**document, "workload": workload}

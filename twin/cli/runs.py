@@ -1,0 +1,72 @@
+"""Simulations and sweeps in run folders: open or resume one, simulate with progress, print the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from reports.records.run_directory import RunDirectory
+    from twin.executors.executor import Executor
+    from twin.sweeps.serving_sweep import ServingSweep
+    from twin.sweeps.sweep import Sweep
+
+
+def open_sweep(
+    sweep: Sweep[Any, Any], command: str, runs: Path, inputs: dict[str, Any], *, fresh: bool
+) -> RunDirectory:
+    """The run folder of a sweep, to be opened with `with`: an unfinished one is resumed unless `fresh`.
+
+    Args:
+        inputs: keys of the manifest in front of the sweep's own.
+    """
+    from reports.records.run_directory import open_run
+    from twin.api.manifest import manifest
+
+    content = manifest({**inputs, **sweep.inputs()})
+    return open_run(runs, command, sweep.fingerprint(content["version"]), content, resume=not fresh)
+
+
+def simulate_missing(
+    sweep: Sweep[Any, Any], run: RunDirectory, executor: Executor, meanwhile: Callable[[], object] = lambda: None
+) -> dict[str, Any]:
+    """Simulate what the folder lacks, each run on disk as soon as it is done; returns the sweep's document.
+
+    Args:
+        meanwhile: called once the workers are busy.
+    """
+    from twin.cli.console import progress
+
+    done = run.points()
+    total = len(sweep.tasks)
+    if done:
+        note_resumed(run.path, len(done), total)
+    with progress("simulating", total, len(done)) as advance:
+        for task in sweep.run(done, run.add_point, executor, meanwhile, run.path):
+            advance(sweep.label(task))
+    return sweep.summarise(done)
+
+
+def note_resumed(folder: Path, done: int, total: int) -> None:
+    """Note on stderr that a folder has finished runs."""
+    from twin.cli.console import note
+
+    note(f"taking up {folder}: {done} of {total} runs are done")
+
+
+def note_partial_replays(sweep: ServingSweep) -> None:
+    """Note on stderr, before anything runs, that `workload.requests` ends a replay before its trace ends."""
+    replays = [case.plan.replayed for case in sweep.cases]
+    partial = [replay for replay in replays if replay and replay["requests"] < replay["rows"]]
+    if partial:
+        from reports.serving.sentences import part_of_trace
+        from twin.cli.console import note
+
+        for text in dict.fromkeys(map(part_of_trace, partial)):
+            note(text)
+
+
+def load_figures() -> None:
+    """Import the drawing library, which takes a second, while the workers simulate."""
+    import reports.svg  # noqa: F401
