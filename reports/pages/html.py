@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reports.blocks import Block, Cell, Column, Document, Figure, Picture, Points, Report, Shown, Table, Text
 from reports.pages.charts import bokeh_chart
@@ -112,7 +112,19 @@ def html_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
 def _html(cell: Cell) -> str:
     if isinstance(cell, str):
         return escape(cell.strip())
+    if cell.unit == "s" and _is_short(cell.value):
+        return html_cell(_milliseconds(cell.value)) + " ms"
     return html_cell(cell.value) + (f" {cell.unit}" if cell.unit and cell.value is not None else "")
+
+
+def _is_short(value: object) -> bool:
+    """True for a duration, or the ends of an interval, below a second."""
+    ends = value if isinstance(value, list) else [value]
+    return all(isinstance(end, float) and abs(end) < 1 for end in ends)
+
+
+def _milliseconds(value: Any) -> Any:
+    return [1e3 * end for end in value] if isinstance(value, list) else 1e3 * value
 
 
 def html_cell(value: object) -> str:

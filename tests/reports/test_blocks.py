@@ -39,7 +39,7 @@ def test_texts_lists_and_tables_are_kept_and_warnings_come_first() -> None:
     assert "<p>one</p><p>two &amp; three</p>" in html
     assert "<ul><li>a</li><li>b</li></ul>" in html
     assert ["x", "[b]<1>[/]"] in Tables(html).rows
-    assert ["y", "0.01 s"] in Tables(html).rows
+    assert ["y", "10 ms"] in Tables(html).rows
     assert html.index("first") < html.index("1 more warnings") < html.index("second") < html.index("<p>one")
 
 

@@ -259,7 +259,7 @@ def test_a_page_holds_everything_and_loads_nothing() -> None:
     assert "<title>chats &amp; judges</title>" in page
     assert "twin simulate a&lt;b.yaml" in page
     assert "extrapolated: batch up to 300 lies outside" in page
-    assert ["TTFT", "0.12 s", "0.108 s", "0.18 s", "0.21 s", "0.3 s"] in tables.rows
+    assert ["TTFT", "120 ms", "108 ms", "180 ms", "210 ms", "300 ms"] in tables.rows
     assert ["engine-0", "77", "0.625", "3"] in tables.rows
     assert "<h2>Links</h2>" not in page
 
@@ -270,9 +270,9 @@ LINKS = [{"name": "prefill-0", "utilization": 0.5, "bytes": 1e9, "mean_wait": 0.
 @pytest.mark.parametrize(
     ("document", "row"),
     [
-        (replicated(), ["expectation", "0.11 – 0.13 s", "–", "–", "–", "–"]),
-        (replicated(), ["another run", "0.09 – 0.15 s", "–", "–", "–", "–"]),
-        (measured(), ["ttft.mean", "0.125 s", "0.12 s", "-4.00 %"]),
+        (replicated(), ["expectation", "110 – 130 ms", "–", "–", "–", "–"]),
+        (replicated(), ["another run", "90 – 150 ms", "–", "–", "–", "–"]),
+        (measured(), ["ttft.mean", "125 ms", "120 ms", "-4.00 %"]),
         (simulation(links=LINKS), ["prefill-0", "0.5", "1e+09", "0.002"]),
     ],
     ids=["expectation", "prediction", "measured", "links"],
@@ -291,7 +291,7 @@ def test_classes_of_requests_have_percentiles_and_distributions() -> None:
         for name, count, mean in (("chat", 30, 0.2), ("judge", 10, 0.05))
     }  # fmt: skip
     page = page_of(document)
-    row = ["judge", "10", "TTFT", "0.05 s", "0.045 s", "0.075 s", "0.0875 s", "0.125 s"]
+    row = ["judge", "10", "TTFT", "50 ms", "45 ms", "75 ms", "87.5 ms", "125 ms"]
     assert row in Tables(page).rows
     assert {"TTFT by class of request", "E2E by class of request"} <= set(titles(page))
     assert "TPOT by class of request" not in titles(page)
