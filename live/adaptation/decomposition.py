@@ -35,8 +35,8 @@ class Modules:
         first, cache = self.forward(self.prefill, prompts)
         if answers.shape[1] == 1:
             return first[:, -1:]
-        rest, _ = self.forward(self.decode, answers[:, :-1], cache)
-        return torch.cat([first[:, -1:], rest], dim=1)
+        logits, _ = self.forward(self.decode, answers[:, :-1], cache)
+        return torch.cat([first[:, -1:], logits], dim=1)
 
     def loss(self, prompts: torch.Tensor, answers: torch.Tensor, counted: torch.Tensor | None = None) -> torch.Tensor:
         """The mean negative log-likelihood of answers' tokens (eq. 6), a scalar.

@@ -1,19 +1,29 @@
-"""Model directories in Hugging Face's layout, which the live engine loads: config.json and model.safetensors."""
+"""Directories of trained models in Hugging Face's layout, which the live engine loads.
+
+Beside `config.json` and `model.safetensors` they have the state to resume from (`training.safetensors`), and
+`training.json`: what was trained, and the losses.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
+from live.adaptation.training import SavedState
 from live.adaptation.weights import to_named
 from live.models.checkpoint import SINGLE
 from live.models.config import ModelConfig, read_config
 from live.models.weights import Weights, load_weights
 from reports.records.run_directory import naming, replacing, write_text
 from workloads.errors import BadInput
+
+SCHEMA = "twin.adaptation/1"
+RECORD = "training.json"
+STATE = "training.safetensors"
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
@@ -24,6 +34,18 @@ _PARTS = {
 """Names of a layer's tensors that are stored as they are; `qkv` and `gate_up` are stored apart."""
 
 _OUTSIDE = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+
+
+def saved_state(directory: Path, identity: dict[str, object]) -> SavedState:
+    """The state of a training in a directory, which is made."""
+    with naming(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    return SavedState(directory / STATE, identity)
+
+
+def write_record(directory: Path, document: dict[str, Any]) -> None:
+    """Write what was trained, `training.json`."""
+    write_text(directory / RECORD, json.dumps(document, indent=1) + "\n")
 
 
 def write_model(directory: Path, config: ModelConfig, weights: Weights) -> None:

@@ -95,12 +95,12 @@ class ForwardPass:
         if past is not None:
             k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
         group = shape.heads // shape.kv_heads
-        every_k, every_v = (each.repeat_interleave(group, dim=1) for each in (k, v))
-        seen = None
+        every_k, every_v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+        mask = None
         if before:
-            seen = torch.ones(new, before + new, dtype=torch.bool, device=x.device).tril(before)
+            mask = torch.ones(new, before + new, dtype=torch.bool, device=x.device).tril(before)
         out = scaled_dot_product_attention(
-            q, every_k, every_v, attn_mask=seen, is_causal=seen is None, scale=self._scale
+            q, every_k, every_v, attn_mask=mask, is_causal=mask is None, scale=self._scale
         )
         return linear(out.transpose(1, 2).flatten(2), layer.o), (k, v)
 

@@ -88,14 +88,7 @@ def train_whole(
     advance: Advance = quiet,
 ) -> Trained:
     """Train one set of weights as prefill and decode module at once: a base model, or full fine-tuning."""
-    tuned = TunedWeights(forward.config, start)
-
-    def loss(step: int) -> torch.Tensor:
-        weights = tuned.weights()
-        return lesson.loss(Modules(forward, weights, weights), settings.batch_size, step)
-
-    losses = train(tuned.trained, loss, settings, state, advance)
-    return Trained(tuned.frozen(), losses, tuned.trained_parameters)
+    return _train(forward, TunedWeights(forward.config, start), None, lesson, settings, state, advance)
 
 
 def tune_prefill(
@@ -112,9 +105,18 @@ def tune_prefill(
 ) -> Trained:
     """Train a prefill module, from `start`, for the frozen decode module (section 3.2.2; QSUN if that is quantised)."""
     tuned = TunedWeights(forward.config, start, scope, rank, lesson.seed)
+    return _train(forward, tuned, decode, lesson, settings, state, advance)
+
+
+def _train(
+    forward: ForwardPass, tuned: TunedWeights, decode: Weights | None, lesson: Teacher, settings: TrainingSettings,
+    state: SavedState | None, advance: Advance,
+) -> Trained:  # fmt: skip
+    """Train `tuned` as a prefill module; `decode` None: as decode module, too."""
 
     def loss(step: int) -> torch.Tensor:
-        return lesson.loss(Modules(forward, tuned.weights(), decode), settings.batch_size, step)
+        weights = tuned.weights()
+        return lesson.loss(Modules(forward, weights, weights if decode is None else decode), settings.batch_size, step)
 
     losses = train(tuned.trained, loss, settings, state, advance)
     return Trained(tuned.frozen(), losses, tuned.trained_parameters)

@@ -1,38 +1,29 @@
-"""One training with its files, and the measurement of what was trained: the parts of `twin adapt`.
-
-A directory of a training has the model (`config.json`, `model.safetensors`), the state to resume from
-(`training.safetensors`), and `training.json`: what was trained, and the losses.
-"""
+"""One training with its files, and the measurement of what was trained: the parts of `twin adapt`."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from live.adaptation.decomposition import Modules
-from live.adaptation.directories import read_model, write_model
+from live.adaptation.directories import RECORD, SCHEMA, read_model, saved_state, write_model, write_record
 from live.adaptation.forward import ForwardPass
-from live.adaptation.quantisation import rounded
 from live.adaptation.recipes import Advance, Lesson, Trained, quiet, train_whole, tune_prefill
 from live.adaptation.sizes import Size
 from live.adaptation.tasks import BASE_OPERATIONS
-from live.adaptation.training import SavedState, TrainingSettings
+from live.adaptation.training import TrainingSettings
 from live.adaptation.tuning import Scope
-from live.adaptation.weights import initial_weights
+from live.adaptation.weights import initial_weights, rounded
 from live.models.checkpoint import SINGLE
 from live.models.config import Family
 from live.models.linear import Rounding
 from live.models.weights import Weights
-from reports.records.run_directory import naming, write_text
+from reports.records.run_directory import naming
 from workloads.errors import BadInput
 from workloads.json_files import read_json_object
 
-SCHEMA = "twin.adaptation/1"
-RECORD = "training.json"
-STATE = "training.safetensors"
 TRAININGS = ("base", "adaptation", "hard", "retuning", "hard_retuning")
 
 Document = dict[str, Any]
@@ -47,10 +38,10 @@ def train_base(
     of_base = {name: value for name, value in asdict(size).items() if name in ("layers", "hidden", "digits", "base")}
     identity = {"kind": "base", "size": of_base, "family": family, "seed": seed}
     lesson = Lesson(tuple(BASE_OPERATIONS), size.digits, seed)
-    state = _state(directory, identity)
+    state = saved_state(directory, identity)
     trained = train_whole(forward, initial_weights(config, seed), lesson, size.base, state, advance)
     write_model(directory, config, trained.weights)
-    _record(directory, {"name": "base", "size": asdict(size), "seed": seed, "losses": trained.losses})
+    _record(directory, "base", size, seed, trained)
     return trained, forward
 
 
@@ -96,33 +87,33 @@ class Adaptation:
         return {"kind": "adaptation", **fields, **models, "settings": asdict(self.settings())}
 
 
-def run_adaptation(directory: Path, chosen: Adaptation, advance: Advance = quiet) -> Document:
+def run_adaptation(directory: Path, adaptation: Adaptation, advance: Advance = quiet) -> Document:
     """Tune a module and write it to a directory; goes on where it was stopped.
 
     Returns:
         The document of `training.json`, with `exact_match`.
     """
-    config, base = read_model(chosen.model)
-    start = base if chosen.start is None else _same_shape(chosen.start, chosen.model)
-    forward, size = ForwardPass(config), read_size(chosen.model)
-    lesson, settings = Lesson((chosen.task,), size.digits, chosen.seed), chosen.settings()
+    config, base = read_model(adaptation.model)
+    start = base if adaptation.start is None else _same_shape(adaptation.start, adaptation.model)
+    forward, size = ForwardPass(config), read_size(adaptation.model)
+    lesson, settings = Lesson((adaptation.task,), size.digits, adaptation.seed), adaptation.settings()
     lesson.batch(1, 0)  # refuses an unknown task before anything is written
-    decode = base if chosen.bits is None else rounded(config, base, Rounding(chosen.bits))
-    state = _state(directory, chosen.identity())
-    if chosen.method == "full":
+    decode = base if adaptation.bits is None else rounded(config, base, Rounding(adaptation.bits))
+    state = saved_state(directory, adaptation.identity())
+    if adaptation.method == "full":
         trained = train_whole(forward, start, lesson, settings, state, advance)
         decode = trained.weights
     else:
         trained = tune_prefill(
             forward, start, decode, lesson, settings,
-            scope=chosen.scope, rank=chosen.rank, state=state, advance=advance,
+            scope=adaptation.scope, rank=adaptation.rank, state=state, advance=advance,
         )  # fmt: skip
     write_model(directory, config, trained.weights)
-    name = f"{chosen.task}, {chosen.method}" + (f", decoder of {chosen.bits} bits" if chosen.bits else "")
-    described = {"name": name, "size": asdict(size), "seed": chosen.seed, "losses": trained.losses}
-    _record(directory, described | {"adaptation": chosen.identity()})
+    decoder = f", decoder of {adaptation.bits} bits" if adaptation.bits else ""
+    name = f"{adaptation.task}, {adaptation.method}{decoder}"
+    _record(directory, name, size, adaptation.seed, trained, adaptation=adaptation.identity())
     modules = Modules(forward, trained.weights, decode)
-    return _measured(directory, trained, {chosen.task: (modules, chosen.task)}, size, chosen.seed)
+    return _measured(directory, trained, {adaptation.task: (modules, adaptation.task)}, size, adaptation.seed)
 
 
 def evaluate(prefill: Path, decode: Path, task: str, bits: int | None, prompts: int, seed: int) -> Document:
@@ -148,14 +139,9 @@ def read_size(directory: Path) -> Size:
         raise BadInput("expected the size that twin adapt writes", field="size", value=stored, file=file) from None
 
 
-def _state(directory: Path, identity: dict[str, object]) -> SavedState:
-    with naming(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-    return SavedState(directory / STATE, identity)
-
-
-def _record(directory: Path, document: Document) -> None:
-    write_text(directory / RECORD, json.dumps({"schema": SCHEMA, **document}, indent=1) + "\n")
+def _record(directory: Path, name: str, size: Size, seed: int, trained: Trained, **more: object) -> None:
+    document = {"schema": SCHEMA, "name": name, "size": asdict(size), "seed": seed, "losses": trained.losses}
+    write_record(directory, document | more)
 
 
 def _measured(
@@ -171,11 +157,11 @@ def _measured(
     return document
 
 
-def _same_shape(directory: Path, other: Path) -> Weights:
+def _same_shape(directory: Path, reference: Path) -> Weights:
     """The weights of a directory whose config equals another's."""
     config, weights = read_model(directory)
-    if config != read_model(other)[0]:
-        raise BadInput(f"expected the config of {other}: modules of one architecture", file=directory)
+    if config != read_model(reference)[0]:
+        raise BadInput(f"expected the config of {reference}: modules of one architecture", file=directory)
     return weights
 
 

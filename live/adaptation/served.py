@@ -1,4 +1,4 @@
-"""Tuned modules behind the HTTP server: the answers of all tasks at once, beside the answers of the training code.
+"""Tuned modules behind the HTTP server: the answers of all tasks at once, compared with those of the training code.
 
 The server is a process of its own with a prefill engine for each task and one shared decode engine, or an engine with a
 decoder of its own for each task. Clients send the prompts of all tasks mixed, so that a decode step has sequences of
@@ -26,9 +26,9 @@ import torch
 from live.adaptation.decomposition import Modules
 from live.adaptation.directories import read_model
 from live.adaptation.forward import ForwardPass
-from live.adaptation.quantisation import rounded
 from live.adaptation.runs import Document, read_size
 from live.adaptation.tasks import draw
+from live.adaptation.weights import rounded
 from live.models.config import read_config
 from live.models.linear import Rounding
 from live.models.weights import model_bytes
@@ -95,25 +95,27 @@ def measure_served(served: ServedModules, prompts: int, concurrency: int, seed: 
     if len(served.modules) < 2:
         raise BadInput("expected two modules or more", field="--module", value=len(served.modules))
     digits = read_size(served.base).digits
-    drawn = {task: draw((task,), digits, prompts, seed, 0, "evaluation") for task in served.modules}
-    offline = {task: _offline(served, task, drawn[task][0], digits) for task in served.modules}
+    examples = {task: draw((task,), digits, prompts, seed, 0, "evaluation") for task in served.modules}
+    offline = {task: _offline(served, task, examples[task][0], digits) for task in served.modules}
     names = {task: f"model-{i}" for i, task in enumerate(served.modules)}
     mixed = [(task, i) for i in range(prompts) for task in served.modules]
     with _server(served, names) as port, ThreadPoolExecutor(concurrency) as pool:
-        _ask(port, names[mixed[0][0]], drawn[mixed[0][0]][0][0].tolist(), digits)  # the first request warms up
+        _ask(port, names[mixed[0][0]], examples[mixed[0][0]][0][0].tolist(), digits)  # the first request warms up
         begin = time.perf_counter()
         answers = list(
-            pool.map(lambda each: _ask(port, names[each[0]], drawn[each[0]][0][each[1]].tolist(), digits), mixed)
+            pool.map(lambda row: _ask(port, names[row[0]], examples[row[0]][0][row[1]].tolist(), digits), mixed)
         )
         seconds = time.perf_counter() - begin
         steps = _steps_by_models(port, len(names))
     tasks = {}
-    for task, (_, expected) in drawn.items():
-        found = torch.tensor([answer.tokens for answer, (name, _) in zip(answers, mixed, strict=True) if name == task])
+    for task, (_, expected) in examples.items():
+        served_answers = torch.tensor(
+            [answer.tokens for answer, (name, _) in zip(answers, mixed, strict=True) if name == task]
+        )
         tasks[task] = {
-            "exact_match_served": _share(found, expected),
+            "exact_match_served": _share(served_answers, expected),
             "exact_match_offline": _share(offline[task], expected),
-            "equal_answers": _share(found, offline[task]),
+            "equal_answers": _share(served_answers, offline[task]),
         }
     gaps = [(answer.last - answer.first) / (digits - 1) for answer in answers]
     return {
@@ -141,16 +143,16 @@ def _offline(served: ServedModules, task: str, prompts: torch.Tensor, digits: in
     return Modules(ForwardPass(config), prefill, decode).generate(prompts, digits)
 
 
-def _share(found: torch.Tensor, expected: torch.Tensor) -> float:
+def _share(answers: torch.Tensor, expected: torch.Tensor) -> float:
     """The share of answers that are equal in every token."""
-    return float((found == expected).all(dim=1).double().mean())
+    return float((answers == expected).all(dim=1).double().mean())
 
 
 def _decoder_bytes(served: ServedModules) -> int:
     """Memory of all decode modules in float32, or rounded."""
     rounding = None if served.bits is None else Rounding(served.bits)
-    one = model_bytes(read_config(served.base), torch.float32, rounding)
-    return one * (len(served.modules) if served.isolated else 1)
+    single = model_bytes(read_config(served.base), torch.float32, rounding)
+    return single * (len(served.modules) if served.isolated else 1)
 
 
 @contextmanager
@@ -174,8 +176,8 @@ def _server(served: ServedModules, names: Mapping[str, str]) -> Iterator[int]:
         try:
             line = process.stdout.readline()
             if not line.startswith("http://"):
-                said = process.stderr.read().splitlines()
-                raise TwinError(f"the server has not started: {said[-1] if said else 'no reason given'}")
+                errors = process.stderr.read().splitlines()
+                raise TwinError(f"the server has not started: {errors[-1] if errors else 'no reason given'}")
             yield int(line.split()[0].rpartition(":")[2])
         finally:
             process.terminate()
@@ -194,14 +196,14 @@ def _ask(port: int, model: str, prompt: list[int], tokens: int) -> Answer:
         reply = connection.getresponse()
         if reply.status != 200:
             raise TwinError(f"the server answers with status {reply.status}: {reply.read().decode()[:200]}")
-        found: list[int] = []
+        token_ids: list[int] = []
         first = last = 0.0
         for event in _events(reply):
             last = time.perf_counter() - begin
             first = first or last
             for choice in event.get("choices", ()):
-                found += choice.get("token_ids") or ()
-        return Answer(found, first, last)
+                token_ids += choice.get("token_ids") or ()
+        return Answer(token_ids, first, last)
     except (OSError, http.client.HTTPException) as error:
         raise TwinError(f"the server has not answered: {type(error).__name__}: {error}") from None
     finally:

@@ -70,11 +70,11 @@ def draw(
             raise BadInput(f"expected one of {', '.join(OPERATIONS)}", field="task", value=name)
     generator = np.random.default_rng([seed, _STREAMS[part], step])
     values = _drawn(generator, digits, count, part)
-    chosen = generator.integers(len(operations), size=count)
+    indices = generator.integers(len(operations), size=count)
     answers = np.empty_like(values)
     tokens = np.empty((count, 1), dtype=np.int64)
     for index, name in enumerate(operations):
-        rows = chosen == index
+        rows = indices == index
         answers[rows] = OPERATIONS[name](values[rows])
         tokens[rows] = operation_token(name)
     return torch.from_numpy(np.concatenate([tokens, values], axis=1)), torch.from_numpy(answers)
@@ -95,8 +95,8 @@ def is_held_out(values: Digits) -> NDArray[np.bool_]:
 
 def _drawn(generator: np.random.Generator, digits: int, count: int, part: Part) -> Digits:
     """Digits of one part, drawn until there are enough."""
-    found = np.empty((0, digits), dtype=np.int64)
-    while len(found) < count:
+    rows = np.empty((0, digits), dtype=np.int64)
+    while len(rows) < count:
         values = generator.integers(10, size=(2 * count, digits))
-        found = np.concatenate([found, values[is_held_out(values) == (part == "evaluation")]])
-    return found[:count]
+        rows = np.concatenate([rows, values[is_held_out(values) == (part == "evaluation")]])
+    return rows[:count]

@@ -46,13 +46,13 @@ class TunedWeights:
 
     def weights(self) -> Weights:
         """The weights with what is trained, in autograd's graph."""
-        named = {name: self._with_training(name, tensor) for name, tensor in self._start.items()}
-        return from_named(self._config, named)
+        tensors = {name: self._with_training(name, tensor) for name, tensor in self._start.items()}
+        return from_named(self._config, tensors)
 
     def frozen(self) -> Weights:
         """A copy of the weights as they are now, outside autograd's graph."""
-        named = {name: tensor.detach().clone() for name, tensor in to_named(self.weights()).items()}
-        return from_named(self._config, named)
+        tensors = {name: tensor.detach().clone() for name, tensor in to_named(self.weights()).items()}
+        return from_named(self._config, tensors)
 
     def _with_training(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         if f"{name}.a" in self.trained:

@@ -1,4 +1,4 @@
-"""A decoder's weights by name, and initial weights."""
+"""A decoder's weights by name, initial weights, and weights in few bits."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import torch
 
+from kernels.w4_gemm import dequantise
 from live.models.config import ModelConfig
-from live.models.linear import Matrix
+from live.models.linear import Matrix, Rounding
 from live.models.weights import DenseFFN, Layer, Weights
 
 MATRICES = ("qkv", "o", "gate_up", "down")
@@ -26,26 +27,26 @@ def initial_weights(config: ModelConfig, seed: int) -> Weights:
     def normal(*size: int, std: float) -> torch.Tensor:
         return torch.randn(size, generator=generator) * std
 
-    named = {"embedding": normal(shape.vocabulary, shape.hidden, std=INITIAL_STD)}
+    tensors = {"embedding": normal(shape.vocabulary, shape.hidden, std=INITIAL_STD)}
     for i in range(shape.layers):
-        named[f"layers.{i}.before"] = torch.ones(shape.hidden)
-        named[f"layers.{i}.after"] = torch.ones(shape.hidden)
+        tensors[f"layers.{i}.before"] = torch.ones(shape.hidden)
+        tensors[f"layers.{i}.after"] = torch.ones(shape.hidden)
         for name, size in shape.linear().items():
-            named[f"layers.{i}.{name}"] = normal(*size, std=1 / math.sqrt(size[1]))
+            tensors[f"layers.{i}.{name}"] = normal(*size, std=1 / math.sqrt(size[1]))
         if shape.qk_norm:
-            named[f"layers.{i}.q_norm"] = torch.ones(shape.head_dim)
-            named[f"layers.{i}.k_norm"] = torch.ones(shape.head_dim)
-    named["norm"] = torch.ones(shape.hidden)
+            tensors[f"layers.{i}.q_norm"] = torch.ones(shape.head_dim)
+            tensors[f"layers.{i}.k_norm"] = torch.ones(shape.head_dim)
+    tensors["norm"] = torch.ones(shape.hidden)
     if not config.tied:
-        named["head"] = normal(shape.vocabulary, shape.hidden, std=INITIAL_STD)
-    return from_named(config, named)
+        tensors["head"] = normal(shape.vocabulary, shape.hidden, std=INITIAL_STD)
+    return from_named(config, tensors)
 
 
 def to_named(weights: Weights) -> dict[str, torch.Tensor]:
     """Every tensor by name; a tied head is the embedding and has no name of its own."""
-    named = {"embedding": weights.embedding, "norm": weights.norm}
+    tensors = {"embedding": weights.embedding, "norm": weights.norm}
     if weights.head is not None and weights.head is not weights.embedding:
-        named["head"] = weights.head
+        tensors["head"] = weights.head
     for i, layer in enumerate(weights.layers):
         assert isinstance(layer.ffn, DenseFFN)
         parts = {
@@ -54,24 +55,24 @@ def to_named(weights: Weights) -> dict[str, torch.Tensor]:
         }  # fmt: skip
         for name, tensor in parts.items():
             if isinstance(tensor, torch.Tensor):
-                named[f"layers.{i}.{name}"] = tensor
-    return named
+                tensors[f"layers.{i}.{name}"] = tensor
+    return tensors
 
 
-def from_named(config: ModelConfig, named: Mapping[str, torch.Tensor]) -> Weights:
+def from_named(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> Weights:
     """The inverse of `to_named`."""
     layers = []
     for i in range(config.shape.layers):
         prefix = f"layers.{i}."
-        part = {name.removeprefix(prefix): tensor for name, tensor in named.items() if name.startswith(prefix)}
+        part = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         layers.append(
             Layer(
                 before=part["before"], qkv=part["qkv"], q_norm=part.get("q_norm"), k_norm=part.get("k_norm"),
                 o=part["o"], after=part["after"], router=None, ffn=DenseFFN(part["gate_up"], part["down"]),
             )
         )  # fmt: skip
-    head = named["embedding"] if config.tied else named["head"]
-    return Weights(named["embedding"], layers, named["norm"], head)
+    head = tensors["embedding"] if config.tied else tensors["head"]
+    return Weights(tensors["embedding"], layers, tensors["norm"], head)
 
 
 def module_names(config: ModelConfig) -> list[str]:
@@ -95,3 +96,17 @@ def replaced(weights: Weights, modules: Mapping[str, Matrix]) -> Weights:
         )
         layers.append(replace(layer, qkv=qkv, o=o, ffn=DenseFFN(gate_up, down)))
     return replace(weights, layers=layers)
+
+
+def rounded(config: ModelConfig, weights: Weights, rounding: Rounding) -> Weights:
+    """Linear layers rounded to nearest as the live engine rounds them, then unpacked to dense tensors (QSUN, 3.3).
+
+    Embedding, head and norms stay as they are (appendix A.1). The values are those that `kernels/w4_gemm` multiplies
+    with; dense, they are unpacked once and not in every step of a training.
+    """
+    tensors = to_named(weights)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            if name.rpartition(".")[2] in MATRICES:
+                tensors[name] = dequantise(rounding(tensor), tensor.dtype)
+    return from_named(config, tensors)

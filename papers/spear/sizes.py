@@ -8,7 +8,7 @@ from live.adaptation.compensation.calibrating import CalibrationSettings
 from live.adaptation.compensation.selection import DEFAULT_RULE, Rule
 from live.adaptation.quantisers.grid import Precision
 from live.adaptation.quantisers.models import Method
-from live.adaptation.text.sizes import TEXT_SIZES, TextSize
+from live.adaptation.sizes import TEXT_SIZES, TextSize
 from live.adaptation.training import TrainingSettings
 
 VARIANTS = ("spear", "random", "uniform", "all", "gate_off", "corpus", "svd", "whitened")

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from live.adaptation.directories import read_model
 from live.adaptation.forward import ForwardPass, final_states
+from live.adaptation.text.language_model import self_sampled
 from live.adaptation.text.runs import train_text_model
-from live.adaptation.text.sampling import self_sampled
 from live.adaptation.training import curve
 from papers.spear.quality import summarise
 from papers.spear.sizes import STUDY_SIZES, Cell

@@ -21,13 +21,17 @@ from typing import Any
 import torch
 
 from live.adaptation.compensation.calibrating import Calibrated, CalibrationText, calibrate, calibration_text
-from live.adaptation.compensation.compensators import compensated, initial_gate
-from live.adaptation.compensation.costs import deployment_costs
-from live.adaptation.compensation.diagnosis import damage
-from live.adaptation.compensation.low_rank import svd_factors, whitened_factors
+from live.adaptation.compensation.compensators import compensated, initial_gate, svd_factors, whitened_factors
+from live.adaptation.compensation.costs import (
+    LLAMA_2_7B,
+    Size,
+    affordable_rank,
+    deployment_costs,
+    share_of,
+    total_bytes,
+)
 from live.adaptation.compensation.measures import Evaluation, TokenMeasures, by_quartile, recovered
-from live.adaptation.compensation.memory import LLAMA_2_7B, Size, affordable_rank, share_of, total_bytes
-from live.adaptation.compensation.selection import Placement, select
+from live.adaptation.compensation.selection import Placement, damage, select
 from live.adaptation.forward import ForwardPass
 from live.adaptation.quantisers.models import QuantisedModel, quantise_model
 from live.adaptation.training import curve

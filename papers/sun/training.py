@@ -16,12 +16,11 @@ from live.adaptation.forward import ForwardPass
 from live.adaptation.quantisers.models import METHODS, Method
 from live.adaptation.recipes import Lesson
 from live.adaptation.runs import train_base
-from live.adaptation.sizes import SIZES, Size
+from live.adaptation.sizes import SIZES, TEXT_SIZES, Size, TextSize
 from live.adaptation.tasks import BASE_OPERATIONS, NEW_OPERATIONS
 from live.adaptation.text.corpus import standard_library
 from live.adaptation.text.language_model import text_data
 from live.adaptation.text.runs import train_text_model
-from live.adaptation.text.sizes import TEXT_SIZES, TextSize
 from live.adaptation.text.tasks import FORMS, text_lesson
 from live.adaptation.text.tokenizer import read_tokenizer
 from live.adaptation.training import TrainingSettings, curve

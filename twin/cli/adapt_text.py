@@ -46,8 +46,8 @@ def text(
         Training steps, in place of the size's.
     """
     options.start(steps=(steps, 1))
+    from live.adaptation.sizes import TEXT_SIZES
     from live.adaptation.text.runs import train_text_model
-    from live.adaptation.text.sizes import TEXT_SIZES
     from twin.cli.console import progress
 
     sizes = TEXT_SIZES[size]

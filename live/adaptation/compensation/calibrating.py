@@ -10,8 +10,14 @@ import torch
 from torch.nn.functional import kl_div
 
 from kernels.error_compensator import Compensator
-from live.adaptation.compensation.compensators import PARTS, compensated, initial_gate, stored, with_stored
-from live.adaptation.compensation.low_rank import whitened_factors
+from live.adaptation.compensation.compensators import (
+    PARTS,
+    compensated,
+    initial_gate,
+    stored,
+    whitened_factors,
+    with_stored,
+)
 from live.adaptation.forward import ForwardPass
 from live.adaptation.quantisers.inputs import RecordedInputs, inputs_and_states
 from live.adaptation.quantisers.models import QuantisedModel
@@ -135,9 +141,9 @@ def distillation_loss(
 ) -> torch.Tensor:
     """The mean KL(P_fp ‖ P_θ) of a token at temperature 2 (eq. 5), a scalar in nats."""
     logits, _ = forward(weights, text.tokens[rows])
-    told = (text.states[rows] @ text.head.T / TEMPERATURE).log_softmax(-1)
-    found = (logits / TEMPERATURE).log_softmax(-1)
-    return kl_div(found.flatten(0, 1), told.flatten(0, 1), reduction="batchmean", log_target=True)
+    targets = (text.states[rows] @ text.head.T / TEMPERATURE).log_softmax(-1)
+    predictions = (logits / TEMPERATURE).log_softmax(-1)
+    return kl_div(predictions.flatten(0, 1), targets.flatten(0, 1), reduction="batchmean", log_target=True)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Error compensators: as they are trained, and as they are stored for `kernels/error_compensator`."""
+"""Error compensators: as they are trained, and as they are stored for `kernels/error_compensator`.
+
+Static terms of low rank, Ŵ + B · A, are baselines, and compensators begin as one.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,9 @@ from live.models.weights import Weights
 
 GATE_WIDTH = 4
 """Hidden units of the gate for each latent coordinate."""
+
+FLOOR = 1e-6
+"""The least eigenvalue that an inputs' second moment is given, as a share of their mean, so that it has an inverse."""
 
 PARTS = ("down", "up", "first", "first_bias", "second", "second_bias")
 
@@ -88,11 +94,38 @@ def compensated(
     Args:
         weights: the model with all modules quantised. dense: Ŵ by module. parts: of the compensators, by module.
     """
-    return replaced(weights, {name: TrainedCompensator(dense[name], each, gated) for name, each in parts.items()})
+    return replaced(weights, {name: TrainedCompensator(dense[name], tensors, gated) for name, tensors in parts.items()})
 
 
 def with_stored(
     weights: Weights, dense: Mapping[str, torch.Tensor], compensators: Mapping[str, Compensator]
 ) -> Weights:
     """A quantised model with stored compensators on some modules; arguments as of `compensated`."""
-    return replaced(weights, {name: StoredCompensator(dense[name], each) for name, each in compensators.items()})
+    return replaced(
+        weights, {name: StoredCompensator(dense[name], compensator) for name, compensator in compensators.items()}
+    )
+
+
+def svd_factors(error: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A, (rank, inputs), and B, (outputs, rank), with B · A nearest to an error W − Ŵ (LQER, Zhang et al. 2024).
+
+    Singular values are divided evenly between the factors.
+    """
+    left, values, right = torch.linalg.svd(error.double(), full_matrices=False)
+    root = values[:rank].sqrt()
+    return (root.unsqueeze(1) * right[:rank]).float(), (left[:, :rank] * root).float()
+
+
+def whitened_factors(error: torch.Tensor, second_moment: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and B with the least E‖(W − Ŵ − B · A) x‖² (QERA's exact solution, Zhang et al. 2025; EoRA in its eigenbasis).
+
+    With R = E[x xᵀ], they are the truncated SVD of (W − Ŵ) R^½, and A is multiplied with R^−½.
+
+    Args:
+        error: W − Ŵ, (outputs, inputs). second_moment: R, (inputs, inputs).
+    """
+    values, vectors = torch.linalg.eigh(second_moment.double())
+    values = values.clamp(min=FLOOR * float(values.mean())).sqrt()
+    root, inverse = vectors * values @ vectors.T, vectors / values @ vectors.T
+    down, up = svd_factors(error.double() @ root, rank)
+    return (down.double() @ inverse).float(), up

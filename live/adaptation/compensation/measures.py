@@ -1,16 +1,27 @@
-"""Quality lost to quantisation and recovered by compensation, on text that no training reads."""
+"""Quality lost to quantisation and recovered by compensation, on text that no training reads; bytes of models."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from live.adaptation.directories import read_model
 from live.adaptation.forward import ForwardPass, final_states
-from live.adaptation.text.language_model import EVALUATION_BATCH, perplexity
+from live.adaptation.text.corpus import standard_library
+from live.adaptation.text.language_model import EVALUATION_BATCH, TextData, encode, perplexity
+from live.adaptation.text.tokenizer import read_tokenizer
+from live.models.config import ModelConfig
 from live.models.weights import Weights
+from workloads.errors import BadInput
 
 QUARTILES = 4
+
+WINDOW, WINDOWS = 128, 128
+"""Tokens of a window of held-out text, and the number of windows."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,19 @@ class Evaluation:
     states: torch.Tensor
     head: torch.Tensor
 
+    @classmethod
+    def on_held_out(
+        cls, model: Path, forward: ForwardPass, weights: Weights, sources: Path | None, window: int, windows: int
+    ) -> Evaluation:
+        """Evaluation on the held-out text of a folder of Python sources; None: the standard library."""
+        tokens = encode(read_tokenizer(model), standard_library(sources).evaluation)
+        window = min(window, forward.config.max_position_embeddings)
+        if len(tokens) < window:
+            raise BadInput(f"expected at least {window} tokens of held-out text", field="text", value=len(tokens))
+        held_out = TextData(tokens, tokens, window).held_out(windows)
+        assert weights.head is not None
+        return cls(forward, held_out, final_states(forward, weights, held_out[:, :-1]), weights.head)
+
     def reference(self) -> TokenMeasures:
         """Measure the 16-bit model itself."""
         return self._measured(self.states)
@@ -67,16 +91,15 @@ class Evaluation:
     def _measured(self, final: torch.Tensor) -> TokenMeasures:
         """Measure the final states that a model has, as of `states`."""
         parts = []
-        batches = (each.split(EVALUATION_BATCH) for each in (self.tokens, self.states, final))
-        for tokens, states, found in zip(*batches, strict=True):
-            logs, told = (each @ self.head.T for each in (found, states))
-            logs, told = logs.log_softmax(-1), told.log_softmax(-1)
+        batches = (tensor.split(EVALUATION_BATCH) for tensor in (self.tokens, self.states, final))
+        for tokens, reference, states in zip(*batches, strict=True):
+            logs, targets = ((x @ self.head.T).log_softmax(-1) for x in (states, reference))
             loss = -logs.gather(-1, tokens[:, 1:, None])[..., 0]
-            divergence = (told.exp() * (told - logs)).sum(-1)
-            deviation = 1 - torch.cosine_similarity(found, states, dim=-1)
+            divergence = (targets.exp() * (targets - logs)).sum(-1)
+            deviation = 1 - torch.cosine_similarity(states, reference, dim=-1)
             right = (logs.argmax(-1) == tokens[:, 1:]).float()
-            parts.append([each.flatten() for each in (loss, divergence, deviation, right)])
-        return TokenMeasures(*(torch.cat(each) for each in zip(*parts, strict=True)))
+            parts.append([measure.flatten() for measure in (loss, divergence, deviation, right)])
+        return TokenMeasures(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def recovered(full: float, quantised: float, compensated: float) -> float:
@@ -113,3 +136,47 @@ def by_quartile(
 
 def _less(before: torch.Tensor, after: torch.Tensor, tokens: torch.Tensor) -> float:
     return float((before[tokens].double() - after[tokens].double()).mean())
+
+
+def text_quality(models: Sequence[Path], sources: Path | None = None) -> list[dict[str, Any]]:
+    """Perplexity and accuracy on held-out text, mean divergence from the first model in nats, and bytes of the weights.
+
+    Accuracy is the share of tokens that the model finds likeliest, given those before them.
+
+    Args:
+        models: directories with tokenizers; all have the shape of the first.
+        sources: folder whose held-out Python files are the text; None: the standard library.
+    """
+    config, reference = read_model(models[0])
+    evaluation = Evaluation.on_held_out(models[0], ForwardPass(config), reference, sources, WINDOW, WINDOWS)
+    rows = []
+    for directory in models:
+        weights = _same_shape(directory, config)
+        rows.append({**evaluation.measure(weights).summary(), "bytes": weight_bytes(weights)})
+    return rows
+
+
+def weight_bytes(weights: Weights) -> int:
+    """Bytes of all tensors, packed words, scales and compensators; tensors that share memory count once."""
+    sizes = {tensor.data_ptr(): tensor.nbytes for tensor in _tensors(weights)}
+    return sum(sizes.values())
+
+
+def _tensors(value: object) -> Iterator[torch.Tensor]:
+    """Every tensor in nested dataclasses and lists."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors(part)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _tensors(getattr(value, field.name))
+
+
+def _same_shape(directory: Path, config: ModelConfig) -> Weights:
+    """The weights of a directory."""
+    other_config, weights = read_model(directory)
+    if replace(other_config, quantisation=None) != replace(config, quantisation=None):
+        raise BadInput("expected the shape of the first model", file=directory)
+    return weights

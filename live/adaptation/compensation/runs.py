@@ -17,19 +17,22 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from live.adaptation.compensation.calibrating import CalibrationSettings, calibrate, calibration_text
-from live.adaptation.compensation.costs import deployment_costs
-from live.adaptation.compensation.diagnosis import damage
+from live.adaptation.compensation.costs import (
+    LLAMA_2_7B,
+    Size,
+    affordable_rank,
+    deployment_costs,
+    share_of,
+    total_bytes,
+)
 from live.adaptation.compensation.measures import Evaluation, by_quartile, recovered
-from live.adaptation.compensation.memory import LLAMA_2_7B, Size, affordable_rank, share_of, total_bytes
-from live.adaptation.compensation.selection import DEFAULT_RULE, Placement, Rule, select
+from live.adaptation.compensation.selection import DEFAULT_RULE, Placement, Rule, damage, select
 from live.adaptation.directories import read_model
-from live.adaptation.forward import ForwardPass, final_states
+from live.adaptation.forward import ForwardPass
 from live.adaptation.quantisers.checkpoint import write_compensators, write_quantised
 from live.adaptation.quantisers.grid import Precision
 from live.adaptation.quantisers.models import Method, QuantisedModel, quantise_model
-from live.adaptation.text.corpus import standard_library
-from live.adaptation.text.language_model import TextData, encode
-from live.adaptation.text.sampling import self_sampled
+from live.adaptation.text.language_model import self_sampled
 from live.adaptation.text.tokenizer import FILE, read_tokenizer
 from live.adaptation.training import TrainingSettings
 from live.adaptation.weights import module_names, to_named
@@ -68,20 +71,13 @@ class Job:
         config, weights = read_model(self.model)
         if config.quantisation is not None:
             raise BadInput("expected dense weights", field="quantization_config", file=self.model)
-        tokenizer = read_tokenizer(self.model)
-        tokens = encode(tokenizer, standard_library(self.sources).evaluation)
-        window = min(self.window, config.max_position_embeddings)
-        if len(tokens) < window:
-            raise BadInput(f"expected at least {window} tokens of held-out text", field="text", value=len(tokens))
         forward = ForwardPass(config)
-        first = tokenizer.encode("\n", add_special_tokens=False).ids[-1]
-        sampled = self_sampled(forward, weights, first, self.sequences, window, self.seed)
-        held_out = TextData(tokens, tokens, window).held_out(self.windows)
-        assert weights.head is not None
-        states = final_states(forward, weights, held_out[:, :-1])
-        evaluation = Evaluation(forward, held_out, states, weights.head)
-        quantised = quantise_model(forward, weights, self.method, self.precision, sampled)
-        return Loaded(forward, quantised, sampled, evaluation)
+        evaluation = Evaluation.on_held_out(self.model, forward, weights, self.sources, self.window, self.windows)
+        first = read_tokenizer(self.model).encode("\n", add_special_tokens=False).ids[-1]
+        sampled = self_sampled(forward, weights, first, self.sequences, evaluation.tokens.shape[1], self.seed)
+        return Loaded(
+            forward, quantise_model(forward, weights, self.method, self.precision, sampled), sampled, evaluation
+        )
 
     def describe(self) -> Document:
         """The job, for records."""
@@ -101,8 +97,8 @@ class Loaded:
     @cached_property
     def sizes(self) -> dict[str, Size]:
         """(outputs, inputs) of every linear layer."""
-        named = to_named(self.model.reference)
-        return {name: (named[name].shape[0], named[name].shape[1]) for name in module_names(self.forward.config)}
+        tensors = to_named(self.model.reference)
+        return {name: (tensors[name].shape[0], tensors[name].shape[1]) for name in module_names(self.forward.config)}
 
     def measures(self) -> Document:
         """Perplexity and divergence of the 16-bit model and of the quantised one."""
@@ -136,8 +132,8 @@ def quantise(job: Job, directory: Path) -> Document:
 
 def diagnose(job: Job, budget: Budget) -> Document:
     """The damage of every module, and the placement that follows: `damage`, `modules`, `rank`, `entropy`."""
-    found, placement = _placed(job.loaded, budget)
-    return {**job.describe(), **job.loaded.measures(), "damage": found, **_placement(job.loaded, placement)}
+    damages, placement = _placed(job.loaded, budget)
+    return {**job.describe(), **job.loaded.measures(), "damage": damages, **_placement(job.loaded, placement)}
 
 
 def compensate(
@@ -155,26 +151,26 @@ def compensate(
     """
     loaded = job.loaded
     write_quantised(directory, loaded.forward.config, loaded.model)
-    found, placement = _placed(loaded, budget)
+    damages, placement = _placed(loaded, budget)
     if where == "all":
         placement = replace(placement, modules=tuple(loaded.sizes), rank=budget.full_rank)
     text = calibration_text(loaded.forward, loaded.model.reference, loaded.sampled)
-    made = calibrate(
+    calibrated = calibrate(
         loaded.forward, loaded.model, placement.modules, placement.rank, text, settings, seed=job.seed, advance=advance
     )
-    write_compensators(directory, made.stored(), placement.rank)
+    write_compensators(directory, calibrated.stored(), placement.rank)
     measure = loaded.evaluation.measure
-    compensated, quantised = measure(made.stored_weights()), measure(loaded.model.weights())
+    compensated, quantised = measure(calibrated.stored_weights()), measure(loaded.model.weights())
     measures = loaded.measures()
     full = measures["full"]["perplexity"]
     document = measures | {
         "compensated": compensated.summary(),
         "recovered": recovered(full, quantised.perplexity, compensated.perplexity),
         "quartiles": by_quartile(quantised, compensated),
-        "damage": found,
+        "damage": damages,
         **_placement(loaded, placement),
         "settings": asdict(settings),
-        "losses": made.losses,
+        "losses": calibrated.losses,
     }
     return _written(job, directory, document)
 
@@ -188,12 +184,12 @@ def settings_of(factors: int, gate: int, batch_size: int = 4) -> CalibrationSett
 
 
 def _placed(loaded: Loaded, budget: Budget) -> tuple[dict[str, float], Placement]:
-    found = damage(loaded.forward, loaded.model, loaded.sampled)
-    allowed = total_bytes(loaded.sizes.values(), budget.full_rank) // 2
-    placement = select(found, deployment_costs(found, budget.tables), loaded.sizes, allowed, budget.rule)
-    if affordable_rank([loaded.sizes[name] for name in placement.modules], allowed) == 0:
+    damages = damage(loaded.forward, loaded.model, loaded.sampled)
+    limit = total_bytes(loaded.sizes.values(), budget.full_rank) // 2
+    placement = select(damages, deployment_costs(damages, budget.tables), loaded.sizes, limit, budget.rule)
+    if affordable_rank([loaded.sizes[name] for name in placement.modules], limit) == 0:
         raise BadInput("expected more: no compensator fits the budget", field="full_rank", value=budget.full_rank)
-    return found, placement
+    return damages, placement
 
 
 def _placement(loaded: Loaded, placement: Placement) -> Document:

@@ -1,4 +1,4 @@
-"""Placement of compensators: SPEAR's Algorithm 1.
+"""Diagnosis of a quantised model, and placement of compensators: SPEAR's Algorithm 1.
 
 The paper leaves three things open, which are chosen here. Its Table 16 shows what the adapted threshold does: with
 diffuse damage (Llama-3.2-3B at 4 bits), thresholds of 0.6, 0.7, 0.8 and 0.9 select 30.1, 34.7, 39.8 and 44.9 % of the
@@ -12,7 +12,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from live.adaptation.compensation.memory import Size, affordable_rank
+import torch
+
+from live.adaptation.compensation.costs import Size, affordable_rank
+from live.adaptation.forward import ForwardPass, final_states
+from live.adaptation.quantisers.models import QuantisedModel
 
 NOISE = 1e-7
 """Damage up to this is taken to be round-off."""
@@ -20,7 +24,7 @@ NOISE = 1e-7
 ENTROPY_TRIGGER = 0.9
 """The normalised entropy above which damage is diffuse and the threshold is adapted (Table 7)."""
 
-FEWEST, MOST = 0.15, 0.60
+MIN_SHARE, MAX_SHARE = 0.15, 0.60
 """Shares of the modules, at least and at most (Table 7)."""
 
 
@@ -80,8 +84,8 @@ def support(damage: Mapping[str, float], rule: Rule) -> int:
             if covered >= rule.threshold * total:
                 break
             covered, count = covered + value, count + 1
-    fewest = max(math.floor(FEWEST * len(damage)), 1)
-    return max(fewest, min(count, math.floor(MOST * len(damage))))
+    fewest = max(math.floor(MIN_SHARE * len(damage)), 1)
+    return max(fewest, min(count, math.floor(MAX_SHARE * len(damage))))
 
 
 def normalised(values: Mapping[str, float]) -> dict[str, float]:
@@ -108,7 +112,30 @@ def select(
     by_damage = sorted(clean, key=lambda name: -clean[name])
     protected = math.ceil(rule.protected * count)
     shares, costs = normalised(clean), normalised(cost)
-    rest = sorted(by_damage[protected:], key=lambda name: -(shares[name] - rule.cost_weight * costs[name]))
-    chosen = (*by_damage[:protected], *rest[: count - protected])
-    rank = affordable_rank([sizes[name] for name in chosen], budget)
-    return Placement(chosen, rank, normalised_entropy(clean), protected)
+    by_score = sorted(by_damage[protected:], key=lambda name: -(shares[name] - rule.cost_weight * costs[name]))
+    modules = (*by_damage[:protected], *by_score[: count - protected])
+    rank = affordable_rank([sizes[name] for name in modules], budget)
+    return Placement(modules, rank, normalised_entropy(clean), protected)
+
+
+def linear_cka(states: torch.Tensor, reference: torch.Tensor) -> float:
+    """Linear CKA of two sets of states of the same tokens, each (tokens, hidden); 1 for equal ones (eq. 6).
+
+    It is computed in float64: differences of 1e-9 matter.
+    """
+    first, second = (x.double() - x.double().mean(0) for x in (states, reference))
+    similarity = torch.linalg.matrix_norm(first.T @ second) ** 2
+    return float(similarity / (torch.linalg.matrix_norm(first.T @ first) * torch.linalg.matrix_norm(second.T @ second)))
+
+
+def damage(forward: ForwardPass, model: QuantisedModel, tokens: torch.Tensor) -> dict[str, float]:
+    """The damage δ of each module, 1 − CKA of final states with it alone quantised (eq. 7).
+
+    Args:
+        tokens: calibration text, (sequences, n).
+    """
+    reference = final_states(forward, model.reference, tokens).flatten(0, 1)
+    return {
+        name: 1 - linear_cka(reference, final_states(forward, model.weights([name]), tokens).flatten(0, 1))
+        for name in model.modules
+    }

@@ -1,5 +1,5 @@
 """Quantisers of linear layers: rounding to nearest, GPTQ and AWQ, at 4, 3 and 2 bits.
 
 grid        codes, scales and zero points    inputs    what linear layers get, recorded in a forward pass
-gptq, awq   the quantisers' equations        models    a whole model, module by module
+methods     the equations of GPTQ and AWQ      models    a whole model, module by module
 """

@@ -58,8 +58,8 @@ def write_compensators(directory: Path, compensators: Mapping[str, Compensator],
     """Write the compensators of some modules, all of one rank, beside a quantised model."""
     tensors = {
         f"{name.removeprefix('layers.')}.{part}": tensor.contiguous()
-        for name, each in compensators.items()
-        for part, tensor in to_int8(each, rank).items()
+        for name, compensator in compensators.items()
+        for part, tensor in to_int8(compensator, rank).items()
     }
     with replacing(directory / COMPENSATORS) as draft:
         save_file(tensors, draft)

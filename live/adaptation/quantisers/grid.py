@@ -62,9 +62,9 @@ def fit_grid(weight: torch.Tensor, bits: int) -> Grid:
         weight: (outputs, groups, inputs of a group).
     """
     low, high = weight.amin(-1).clamp(max=0), weight.amax(-1).clamp(min=0)
-    most = 2**bits - 1
-    scale = ((high - low) / most).clamp(min=torch.finfo(torch.float16).tiny).half().float()
-    return Grid(scale, (-low / scale).round().clamp(0, most), bits)
+    largest = 2**bits - 1
+    scale = ((high - low) / largest).clamp(min=torch.finfo(torch.float16).tiny).half().float()
+    return Grid(scale, (-low / scale).round().clamp(0, largest), bits)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class QuantisedMatrix:
         """Ŵ, (outputs, inputs) float32: to the last bit what the kernels unpack."""
         inputs = self.codes.shape[1]
         span = self.precision.span(inputs)
-        scales, zeros = (each.repeat_interleave(span, 1)[:, :inputs] for each in (self.scales, self.zeros))
+        scales, zeros = (values.repeat_interleave(span, 1)[:, :inputs] for values in (self.scales, self.zeros))
         return (self.codes.float() - zeros.float()) * scales.float()
 
     def packed(self) -> PackedWeight:

@@ -51,7 +51,7 @@ def inputs_and_states(
     forward: ForwardPass, weights: Weights, tokens: torch.Tensor, modules: Iterable[str]
 ) -> tuple[dict[str, RecordedInputs], torch.Tensor]:
     """The inputs of some modules as of `record_inputs`, and the states that the head gets, (sequences, n, hidden)."""
-    named = to_named(weights)
-    recorders = {name: RecordedInputs(named[name]) for name in modules}
+    tensors = to_named(weights)
+    recorders = {name: RecordedInputs(tensors[name]) for name in modules}
     states = final_states(forward, replaced(weights, recorders), tokens)
     return {name: recorder.mean() for name, recorder in recorders.items()}, states

@@ -9,10 +9,9 @@ from typing import Literal, TypeAlias, get_args
 import torch
 
 from live.adaptation.forward import ForwardPass
-from live.adaptation.quantisers.awq import search_scales
-from live.adaptation.quantisers.gptq import gptq
 from live.adaptation.quantisers.grid import Precision, QuantisedMatrix, round_to_nearest
 from live.adaptation.quantisers.inputs import record_inputs
+from live.adaptation.quantisers.methods import gptq, search_scales
 from live.adaptation.weights import from_named, module_names, replaced, to_named
 from live.models.weights import Weights
 from workloads.errors import BadInput
@@ -37,13 +36,13 @@ class QuantisedModel:
 
     def weights(self, only: Collection[str] | None = None) -> Weights:
         """The model with quantised modules, as dense tensors: all of them, or `only` some."""
-        chosen = {name: matrix.dense() for name, matrix in self.modules.items() if only is None or name in only}
-        return replaced(self.reference, chosen)
+        dense = {name: matrix.dense() for name, matrix in self.modules.items() if only is None or name in only}
+        return replaced(self.reference, dense)
 
     def errors(self) -> dict[str, torch.Tensor]:
         """The errors W − Ŵ by module, (outputs, inputs)."""
-        named = to_named(self.reference)
-        return {name: named[name] - matrix.dense() for name, matrix in self.modules.items()}
+        tensors = to_named(self.reference)
+        return {name: tensors[name] - matrix.dense() for name, matrix in self.modules.items()}
 
     @property
     def nbytes(self) -> int:
@@ -65,11 +64,11 @@ def quantise_model(
     reference, names = weights, module_names(forward.config)
     if method == "awq":
         reference = _scaled(forward, weights, precision, calibration)
-    named = to_named(reference)
+    tensors = to_named(reference)
     if method == "gptq":
         modules = _gptq_in_order(forward, reference, precision, calibration)
     else:
-        modules = {name: round_to_nearest(named[name], precision) for name in names}
+        modules = {name: round_to_nearest(tensors[name], precision) for name in names}
     return QuantisedModel(reference, modules, method, precision)
 
 
@@ -78,10 +77,10 @@ def _gptq_in_order(
 ) -> dict[str, QuantisedMatrix]:
     """GPTQ of each module, with its inputs as the modules before it, already quantised, give them."""
     modules: dict[str, QuantisedMatrix] = {}
-    named, current = to_named(weights), weights
+    tensors, current = to_named(weights), weights
     for name in module_names(forward.config):
         inputs = record_inputs(forward, current, calibration, [name])[name]
-        modules[name] = gptq(named[name], inputs.second_moment, precision)
+        modules[name] = gptq(tensors[name], inputs.second_moment, precision)
         current = replaced(current, {name: modules[name].dense()})
     return modules
 
@@ -92,17 +91,17 @@ def _scaled(forward: ForwardPass, weights: Weights, precision: Precision, calibr
     The inputs of qkv and gate_up come from a norm, those of down from the rows of up. o is left alone: its inputs are
     sums of values, and with grouped heads no rows of v belong to one of them.
     """
-    named = dict(to_named(weights))
+    tensors = dict(to_named(weights))
     inputs = record_inputs(forward, weights, calibration, module_names(forward.config))
     for i in range(forward.config.shape.layers):
         prefix = f"layers.{i}."
         for module, source in (("qkv", "before"), ("gate_up", "after"), ("down", "gate_up")):
-            seen, weight = inputs[prefix + module], named[prefix + module]
-            scales = search_scales(weight, seen.magnitude, seen.second_moment, precision)
-            named[prefix + module] = weight * scales
+            recorded, weight = inputs[prefix + module], tensors[prefix + module]
+            scales = search_scales(weight, recorded.magnitude, recorded.second_moment, precision)
+            tensors[prefix + module] = weight * scales
             divisor = scales
             if source == "gate_up":  # its first half is the gate's rows, its second half up's
                 divisor = torch.cat([torch.ones_like(scales), scales])
-            old = named[prefix + source]
-            named[prefix + source] = old / (divisor.unsqueeze(1) if old.dim() == 2 else divisor)
-    return from_named(forward.config, named)
+            old = tensors[prefix + source]
+            tensors[prefix + source] = old / (divisor.unsqueeze(1) if old.dim() == 2 else divisor)
+    return from_named(forward.config, tensors)

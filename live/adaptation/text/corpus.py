@@ -51,8 +51,8 @@ def standard_library(root: Path | None = None) -> Corpus:
             parts[is_held_out(name.as_posix())].append(content)
     if not (parts[False] and parts[True]):
         raise BadInput("expected Python sources to train on and to hold out", file=folder)
-    described = f"standard library of Python {platform.python_version()}" if root is None else folder.name
-    return Corpus(tuple(parts[False]), tuple(parts[True]), described, digest.hexdigest()[:16])
+    description = f"standard library of Python {platform.python_version()}" if root is None else folder.name
+    return Corpus(tuple(parts[False]), tuple(parts[True]), description, digest.hexdigest()[:16])
 
 
 def is_held_out(name: str) -> bool:

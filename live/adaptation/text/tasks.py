@@ -56,9 +56,9 @@ class Examples:
     answers: torch.Tensor
     counted: torch.Tensor
 
-    def rows(self, chosen: torch.Tensor | slice) -> Examples:
+    def rows(self, indices: torch.Tensor | slice) -> Examples:
         """Some of them."""
-        return Examples(self.prompts[chosen], self.answers[chosen], self.counted[chosen])
+        return Examples(self.prompts[indices], self.answers[indices], self.counted[indices])
 
 
 @dataclass(frozen=True)
@@ -89,16 +89,16 @@ class TextLesson:
         """Measures of some held-out examples: shares of answers that are right as a whole, and of right tokens
         given those before them; perplexity of a token.
         """
-        whole, right, losses = [], [], []
+        exact, right, losses = [], [], []
         for rows in _spread(len(self.evaluation.prompts), prompts).split(EVALUATION_BATCH):
             part = self.evaluation.rows(rows)
             logits = modules.answer_logits(part.prompts, part.answers)
             losses.append(cross_entropy(logits.transpose(1, 2), part.answers, reduction="none")[part.counted])
             right.append((logits.argmax(-1) == part.answers)[part.counted])
-            written = modules.generate(part.prompts, part.answers.shape[1])
-            whole.append(((written == part.answers) | ~part.counted).all(dim=1))
+            generated = modules.generate(part.prompts, part.answers.shape[1])
+            exact.append(((generated == part.answers) | ~part.counted).all(dim=1))
         return {
-            "exact_match": float(torch.cat(whole).double().mean()),
+            "exact_match": float(torch.cat(exact).double().mean()),
             "token_accuracy": float(torch.cat(right).double().mean()),
             "perplexity": float(torch.cat(losses).double().mean().exp()),
         }
@@ -147,9 +147,9 @@ def _brackets(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Lines of code with nested brackets, cut, and what closes them."""
     for text in texts:
         for line in text.splitlines():
-            found = cut_at_brackets(line.strip())
-            if found is not None and len(found[0]) < FORMS["brackets"].prompt:
-                yield found
+            pair = cut_at_brackets(line.strip())
+            if pair is not None and len(pair[0]) < FORMS["brackets"].prompt:
+                yield pair
 
 
 def _docstrings(texts: Iterable[str]) -> Iterator[tuple[str, str]]:

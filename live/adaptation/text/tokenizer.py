@@ -7,13 +7,11 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from live.adaptation.sizes import BYTES
 from reports.records.run_directory import write_text
 from workloads.errors import BadInput
 
 FILE = "tokenizer.json"
-
-BYTES = 256
-"""The smallest vocabulary: every byte is a token, and nothing is merged."""
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:

@@ -14,9 +14,8 @@ from torch.nn.functional import cross_entropy
 from live.adaptation.decomposition import Modules
 from live.adaptation.directories import read_model, write_model
 from live.adaptation.forward import ForwardPass, KVCache
-from live.adaptation.quantisation import rounded
 from live.adaptation.tasks import draw
-from live.adaptation.weights import from_named, initial_weights, to_named
+from live.adaptation.weights import from_named, initial_weights, rounded, to_named
 from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder, Inputs, PagedCache
 from live.models.linear import Rounding

@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from live.adaptation.compensation.quality import weight_bytes
+from live.adaptation import sizes
+from live.adaptation.compensation.measures import weight_bytes
 from live.adaptation.directories import read_model
-from live.adaptation.text import sizes
 from live.adaptation.text.corpus import is_held_out
 from live.adaptation.training import TrainingSettings
 from live.loaded_model import LoadedModel

@@ -20,10 +20,11 @@ from live.adaptation.compensation.compensators import (
     TrainedCompensator,
     initial_gate,
     stored,
+    svd_factors,
+    whitened_factors,
 )
-from live.adaptation.compensation.diagnosis import damage, linear_cka
-from live.adaptation.compensation.low_rank import svd_factors, whitened_factors
 from live.adaptation.compensation.measures import Evaluation, TokenMeasures, by_quartile, recovered
+from live.adaptation.compensation.selection import damage, linear_cka
 from live.adaptation.forward import ForwardPass, final_states
 from live.adaptation.quantisers.grid import Precision
 from live.adaptation.quantisers.models import QuantisedModel, quantise_model

@@ -12,11 +12,12 @@ from kernels.error_compensator import compensator, to_int8
 from latency_models.io.config_io import write_yaml
 from latency_models.sources.ec_tables import read_layer_tables
 from live.adaptation.compensation.compensators import initial_gate
-from live.adaptation.compensation.costs import MEASURED, deployment_costs
-from live.adaptation.compensation.memory import (
+from live.adaptation.compensation.costs import (
     LLAMA_2_7B,
+    MEASURED,
     affordable_rank,
     compensator_bytes,
+    deployment_costs,
     share_of,
     total_bytes,
 )

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from kernels.shapes import Shape
 from live.adaptation.compensation.calibrating import CalibrationSettings, calibrate, calibration_text
-from live.adaptation.compensation.quality import weight_bytes
+from live.adaptation.compensation.measures import weight_bytes
 from live.adaptation.directories import read_model
 from live.adaptation.forward import ForwardPass
 from live.adaptation.quantisers.checkpoint import write_compensators, write_quantised

@@ -12,8 +12,7 @@ import torch
 from kernels.shapes import Shape
 from live.adaptation.forward import ForwardPass
 from live.adaptation.text.corpus import is_held_out, standard_library
-from live.adaptation.text.language_model import TextData, encode, perplexity, text_data, token_losses
-from live.adaptation.text.sampling import self_sampled
+from live.adaptation.text.language_model import TextData, encode, perplexity, self_sampled, text_data, token_losses
 from live.adaptation.text.tokenizer import read_tokenizer, train_tokenizer, write_tokenizer
 from live.adaptation.weights import from_named, initial_weights, to_named
 from live.models.config import ModelConfig
