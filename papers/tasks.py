@@ -25,8 +25,8 @@ class Task:
 def run_tasks(tasks: Sequence[Task], jobs: int, progress: Callable[[str], None]) -> list[Any]:
     """The tasks' results, in the order of the tasks; `progress` is called with every task that ends."""
     results: dict[Task, Any] = {}
-    with each_as_done(Task.run, tasks, jobs) as done:
-        for task, result in done:
+    with each_as_done(Task.run, tasks, jobs) as pairs:
+        for task, result in pairs:
             results[task] = result
             progress(f"{task.name} ({len(results)} of {len(tasks)})")
     return [results[task] for task in tasks]

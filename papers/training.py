@@ -58,12 +58,12 @@ class Study(NamedTuple):
             for recipe in self.recipes(size)
             for seed in range(seeds)
         ]
-        names = [each.train.name for each in models], [task.name for each in models for task in each.compare]
-        done = run.points()
-        with progress("training", sum(map(len, names)), len(done)) as advance:
+        names = [model.train.name for model in models], [task.name for model in models for task in model.compare]
+        rows = run.points()
+        with progress("training", sum(map(len, names)), len(rows)) as advance:
             for wave in waves(models, jobs):
-                _run_missing(run, wave, done, jobs, advance)
-        trained, compared = ([done[name] for name in each] for each in names)
+                _run_missing(run, wave, rows, jobs, advance)
+        trained, compared = ([rows[name] for name in model] for model in names)
         return trained, compared
 
 
@@ -77,21 +77,21 @@ def _models(recipe: Recipe, size: str, seed: int, folder: Path) -> Models:
 
 def waves(models: Sequence[Models], jobs: int) -> list[list[Task]]:
     """Jobs that may run together, wave by wave: no processor waits for the last of an odd number of models."""
-    first, rest = models[:jobs], models[jobs:]
+    first, later = models[:jobs], models[jobs:]
     return [
-        [each.train for each in first],
-        [each.train for each in rest] + [task for each in first for task in each.compare],
-        [task for each in rest for task in each.compare],
+        [model.train for model in first],
+        [model.train for model in later] + [task for model in first for task in model.compare],
+        [task for model in later for task in model.compare],
     ]
 
 
 def _run_missing(
-    run: RunDirectory, tasks: Iterable[Task], done: dict[str, Any], jobs: int, advance: Callable[[str], None]
+    run: RunDirectory, tasks: Iterable[Task], rows: dict[str, Any], jobs: int, advance: Callable[[str], None]
 ) -> None:
     """Run the tasks that are not done; every result is kept at once."""
-    missing = [task for task in tasks if task.name not in done]
+    missing = [task for task in tasks if task.name not in rows]
     with each_as_done(Task.run, missing, jobs) as results:
         for task, row in results:
             run.add_point(task.name, dict(row))
-            done[task.name] = row
+            rows[task.name] = row
             advance(task.name)

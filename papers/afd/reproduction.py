@@ -72,7 +72,7 @@ def compare_ratios() -> list[dict[str, Any]]:
     agree = [index for index, row in enumerate(rows) if round(models[index].r_star, 2) == row.r_star]
     compared = []
     for index, (row, model) in enumerate(zip(rows, models, strict=True)):
-        together = [(rows[each], models[each]) for each in {*agree, index}]
+        together = [(rows[i], models[i]) for i in {*agree, index}]
         compared.append(
             {
                 "batch_size": row.batch_size,
@@ -109,8 +109,8 @@ def rounding_allows(values: Sequence[tuple[PrintedRatio, PaperModel]]) -> bool:
     printed_digits = [(0.00165, 5e-6), (50, 0.5), (0.083, 5e-4), (100, 0.5)]
     scale = np.array([value for value, _ in printed_digits])
     bounds = [((value - digit) / value, (value + digit) / value) for value, digit in printed_digits]
-    found = linprog(np.zeros(4), A_ub=np.array(rows) * scale, b_ub=np.zeros(len(rows)), bounds=bounds)
-    return bool(found.success)
+    solution = linprog(np.zeros(4), A_ub=np.array(rows) * scale, b_ub=np.zeros(len(rows)), bounds=bounds)
+    return bool(solution.success)
 
 
 def document(sweep: dict[str, Any]) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _optima(document: dict[str, Any]) -> list[dict[str, Any]]:
         reaches = low <= star * (1 + WITHIN) and high >= star * (1 - WITHIN)
         curve = configuration["curves"]
         at_star = float(np.interp(star, curve["ratio"], curve["barrier"]))
-        lost = at_star / theory["throughput_at_r_star_barrier"] - 1
+        loss = at_star / theory["throughput_at_r_star_barrier"] - 1
         rows.append(
             claim(
                 "figures 6, 7",
@@ -181,7 +181,7 @@ def _optima(document: dict[str, Any]) -> list[dict[str, Any]]:
                 f"{best:g} ({low:g} to {high:g} alike)",
                 reaches,
                 f"barrier- and pipeline-aware optimum {barrier:.2f}; building r* = {star:.2f} instead costs"
-                f" {-100 * lost:.1f} % of throughput",
+                f" {-100 * loss:.1f} % of throughput",
             )
         )
     return rows

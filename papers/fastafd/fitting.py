@@ -46,9 +46,9 @@ def fit_bundle(stages: LayerStages, measured: Sequence[StepMeasurement]) -> Bund
     """Fit the parameters to measured steps; without any, they are the medians of the prior."""
     from scipy.optimize import least_squares
 
-    known = priors(stages)
-    medians = np.log([known[field.name].median for field in fields(BundleParameters)])
-    spreads = np.array([known[field.name].spread for field in fields(BundleParameters)])
+    expected = priors(stages)
+    medians = np.log([expected[field.name].median for field in fields(BundleParameters)])
+    spreads = np.array([expected[field.name].spread for field in fields(BundleParameters)])
 
     def residuals(logarithms: Floats) -> Floats:
         parameters = BundleParameters(*np.exp(logarithms).tolist())
@@ -56,13 +56,13 @@ def fit_bundle(stages: LayerStages, measured: Sequence[StepMeasurement]) -> Bund
         return np.concatenate([_soften(errors / SCATTER), (logarithms - medians) / spreads])
 
     # The period is a maximum, so the loss has kinks: the best of several starts.
-    starts = [medians + shift * np.array([1, 0, 0, 0]) + other * np.array([0, 0, 0, 1]) for shift, other in STARTS]
+    starts = [medians + shift * np.array([1, 0, 0, 0]) + last * np.array([0, 0, 0, 1]) for shift, last in STARTS]
     solutions = [least_squares(residuals, start) for start in starts]
     best = min(solutions, key=lambda solution: float(solution.cost))
     return BundleParameters(*np.exp(best.x).tolist())
 
 
-STARTS = [(shift, other) for shift in (-0.5, 0.5) for other in (-0.5, 0.5)]
+STARTS = [(shift, last) for shift in (-0.5, 0.5) for last in (-0.5, 0.5)]
 """Starting points of a fit: shifts of the logarithms of the first and the last parameter from their medians."""
 
 

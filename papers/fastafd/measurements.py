@@ -87,13 +87,13 @@ def read_ratio_sweep(folder: Path) -> list[StepMeasurement]:
             strict=True,
         )
     ]
-    seen = set()
+    points = set()
     for index, row in enumerate(rows):
         point = (*row.curve, row.ratio)
-        if point in seen:
+        if point in points:
             expected = "expected each ratio once for a prompt length and batch"
             raise columns.fault(expected, index, "attention_trays_per_ffn_tray")
-        seen.add(point)
+        points.add(point)
     return rows
 
 
@@ -137,10 +137,10 @@ def read_systems(folder: Path) -> list[SystemMeasurement]:
 
 def curves(rows: list[StepMeasurement]) -> dict[tuple[int, int], list[StepMeasurement]]:
     """The measured curves by prompt length and batch size, each in ascending ratio."""
-    found: dict[tuple[int, int], list[StepMeasurement]] = {}
+    by_curve: dict[tuple[int, int], list[StepMeasurement]] = {}
     for row in sorted(rows, key=lambda row: (*row.curve, row.ratio)):
-        found.setdefault(row.curve, []).append(row)
-    return found
+        by_curve.setdefault(row.curve, []).append(row)
+    return by_curve
 
 
 def require_folder(folder: Path | None) -> Path:

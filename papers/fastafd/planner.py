@@ -47,5 +47,5 @@ def _at(wide_ep: WideEp, prompt_tokens: int, gpus: int) -> Document:
     wide = wide_ep.tpot(gpus, prompt_tokens, batch)
     afd = {"ratio": ratio, "batch_size": bundle_batch, "tpot_ms": 1e3 * bundle}
     afd["throughput"] = throughput_per_gpu(bundle_batch, ratio, bundle)
-    other = {"batch_size": batch, "tpot_ms": 1e3 * wide, "throughput": batch / wide}
-    return {"gpus": gpus, "afd": afd, "wide_ep": other, "gain": afd["throughput"] / other["throughput"] - 1}
+    wide_ep_row = {"batch_size": batch, "tpot_ms": 1e3 * wide, "throughput": batch / wide}
+    return {"gpus": gpus, "afd": afd, "wide_ep": wide_ep_row, "gain": afd["throughput"] / wide_ep_row["throughput"] - 1}

@@ -29,9 +29,9 @@ def tables(document: Document) -> Report:
 
 
 def _points(points: list[Document]) -> Table:
-    shown = table("prompt", "batch", "r", "TPOT ms", "predicted", "error", "tok/s/GPU", "predicted", "set by")
+    result = table("prompt", "batch", "r", "TPOT ms", "predicted", "error", "tok/s/GPU", "predicted", "set by")
     for point in points:
-        shown.add_row(
+        result.add_row(
             f"{point['prompt_tokens']:,}",
             str(point["batch_size"]),
             f"{point['ratio']:g}{'*' if point['fitted'] else ' '}",
@@ -42,14 +42,14 @@ def _points(points: list[Document]) -> Table:
             f"{point['throughput_predicted']:.0f}",
             point["bound"],
         )
-    return shown
+    return result
 
 
 def _curves(document: Document) -> Table:
-    shown = table("prompt", "batch", "fitted", "others", "without this length", "best r", "predicted", "lost")
-    left_out = {each["prompt_tokens"]: each["error"] for each in document["left_out"]}
+    result = table("prompt", "batch", "fitted", "others", "without this length", "best r", "predicted", "lost")
+    left_out = {row["prompt_tokens"]: row["error"] for row in document["left_out"]}
     for curve in document["curves"]:
-        shown.add_row(
+        result.add_row(
             f"{curve['prompt_tokens']:,}",
             str(curve["batch_size"]),
             _share(curve["error_fitted"]),
@@ -59,22 +59,26 @@ def _curves(document: Document) -> Table:
             f"{curve['best_predicted']:g}",
             _share(curve["regret"]),
         )
-    return shown
+    return result
 
 
 def _parameters(document: Document) -> Table:
-    shown = table("parameter", "value", "expected before")
-    for each in document["parameters"]:
-        shown.add_row(each["name"], _value(each["name"], each["value"]), _value(each["name"], each["prior"]))
+    result = table("parameter", "value", "expected before")
+    for parameter in document["parameters"]:
+        result.add_row(
+            parameter["name"],
+            _value(parameter["name"], parameter["value"]),
+            _value(parameter["name"], parameter["prior"]),
+        )
     if document["wide_ep_overhead"] is not None:
-        shown.add_row("wide_ep_overhead", _value("seconds", document["wide_ep_overhead"]), "")
-    return shown
+        result.add_row("wide_ep_overhead", _value("seconds", document["wide_ep_overhead"]), "")
+    return result
 
 
 def _systems(systems: list[Document]) -> Table:
-    shown = table("model", "layout", "GPUs", "batch", "TPOT ms", "predicted", "error", "tok/s/GPU", "predicted")
+    result = table("model", "layout", "GPUs", "batch", "TPOT ms", "predicted", "error", "tok/s/GPU", "predicted")
     for row in systems:
-        shown.add_row(
+        result.add_row(
             row["model"],
             row["layout"],
             f"{row['gpus']}{'*' if row['fitted'] else ' '}",
@@ -85,22 +89,22 @@ def _systems(systems: list[Document]) -> Table:
             f"{row['throughput_measured']:.0f}",
             f"{row['throughput_predicted']:.0f}",
         )
-    return shown
+    return result
 
 
 def _comparison(comparison: list[Document]) -> Table:
     gpus = [f"{row['gpus']} GPUs" for row in comparison[0]["rows"]]
-    shown = table("prompt", *gpus, "best AFD", "best wide EP", "gain of best")
+    result = table("prompt", *gpus, "best AFD", "best wide EP", "gain of best")
     for length in comparison:
         afd, wide_ep = length["best_afd"], length["best_wide_ep"]
-        shown.add_row(
+        result.add_row(
             f"{length['prompt_tokens']:,}",
             *(percent(row["gain"]) for row in length["rows"]),
             f"{afd['throughput']:.0f} ({afd['ratio']}:1)",
             f"{wide_ep['throughput']:.0f} ({wide_ep['gpus']} GPUs)",
             percent(length["gain_of_best"]),
         )
-    return shown
+    return result
 
 
 def _value(name: str, value: float) -> str:
@@ -119,10 +123,10 @@ COLOURS = ("#1f5fa8", "#d1762b", "#2a8c5a", "#8c4a9e", "#a8321f", "#5f6f7f")
 
 def figures(document: Document) -> dict[str, str]:
     """Every figure by name, each a complete SVG text."""
-    drawn = {"steps": render(_draw_steps, document, 2)}
+    svgs = {"steps": render(_draw_steps, document, 2)}
     if document["comparison"]:
-        drawn["layouts"] = render(_draw_layouts, document, 1)
-    return drawn
+        svgs["layouts"] = render(_draw_layouts, document, 1)
+    return svgs
 
 
 def _draw_steps(panels: list[Any], document: Document) -> None:
@@ -131,12 +135,16 @@ def _draw_steps(panels: list[Any], document: Document) -> None:
     for axes, (measured, predicted) in zip(panels, keys, strict=True):
         for index, curve in enumerate(document["curves"]):
             colour = COLOURS[index % len(COLOURS)]
-            own = [p for p in document["points"] if _curve(p) == _curve(curve)]
+            points = [p for p in document["points"] if _curve(p) == _curve(curve)]
             label = f"{curve['prompt_tokens']:,} tokens, batch {curve['batch_size']}"
-            axes.plot([p["ratio"] for p in own], [p[predicted] for p in own], "-", color=colour, lw=1.2, label=label)
+            axes.plot(
+                [p["ratio"] for p in points], [p[predicted] for p in points], "-", color=colour, lw=1.2, label=label
+            )
             for fitted, face in ((True, colour), (False, "white")):
-                shown = [p for p in own if p["fitted"] == fitted]
-                axes.plot([p["ratio"] for p in shown], [p[measured] for p in shown], "o", color=colour, mfc=face, ms=4)
+                subset = [p for p in points if p["fitted"] == fitted]
+                axes.plot(
+                    [p["ratio"] for p in subset], [p[measured] for p in subset], "o", color=colour, mfc=face, ms=4
+                )
         axes.set_ylim(bottom=0)
         axes.set_xlabel("attention trays for each FFN tray, r")
     panels[0].set_ylabel("TPOT, ms")

@@ -63,16 +63,16 @@ class FitChoice:
         """
         ratios = None if self.ratios is None else _measured_ratios(self.ratios, rows)
         prompts = None if self.prompts is None else _measured_prompts(self.prompts, rows)
-        chosen = [
+        selection = [
             row
             for curve in curves(list(rows)).values()
             for place, row in enumerate(curve)
             if (place % 2 == 0 if ratios is None else row.ratio in ratios)
             and (prompts is None or row.prompt_tokens in prompts)
         ]
-        if not chosen:
+        if not selection:
             raise BadInput("expected a ratio measured at one of these lengths", field="--fit", value=self.ratios)
-        return chosen
+        return selection
 
 
 def reproduce(data: Path | None, choice: FitChoice = FitChoice(), fit_data: Path | None = None) -> Document:
@@ -89,17 +89,17 @@ def reproduce(data: Path | None, choice: FitChoice = FitChoice(), fit_data: Path
     folder = require_folder(data)
     rows = read_ratio_sweep(folder)
     source = rows if fit_data is None else read_ratio_sweep(require_folder(fit_data))
-    chosen = choice.choose(source)
+    selection = choice.choose(source)
     stages = LayerStages(load_hardware(HARDWARE), load_model(MODEL))
-    parameters = fit_bundle(stages, chosen)
-    points = [_point(stages, parameters, row, row in chosen) for row in curve_order(rows)]
+    parameters = fit_bundle(stages, selection)
+    points = [_point(stages, parameters, row, row in selection) for row in curve_order(rows)]
     document: Document = {
         "schema": SCHEMA,
         "paper": "fastafd",
         "simulated": False,
         "hardware": HARDWARE,
         "model": MODEL,
-        "fit": {"points": len(chosen), **asdict(choice), "data": None if fit_data is None else str(fit_data)},
+        "fit": {"points": len(selection), **asdict(choice), "data": None if fit_data is None else str(fit_data)},
         "parameters": _parameters(stages, parameters),
         "points": points,
         "curves": _summarise_curves(points),
@@ -117,22 +117,22 @@ def curve_order(rows: Sequence[StepMeasurement]) -> list[StepMeasurement]:
 
 def claims(document: Document) -> list[Document]:
     """The goals, and whether they are met."""
-    found = document["curves"]
-    fitted = [curve for curve in found if curve["fitted_points"]]
-    others = [curve for curve in found if not curve["fitted_points"]]
+    curves = document["curves"]
+    fitted = [curve for curve in curves if curve["fitted_points"]]
+    predicted = [curve for curve in curves if not curve["fitted_points"]]
     left_out = document["left_out"]
     rows = []
     if fitted:
         error = _mean_error(document["points"], {tuple(curve[key] for key in CURVE) for curve in fitted})
         rows.append(_goal("TPOT at lengths that are fitted in part", GOAL["fitted"], error, "mean absolute error"))
-    if others:
-        error = _mean_error(document["points"], {tuple(curve[key] for key in CURVE) for curve in others})
+    if predicted:
+        error = _mean_error(document["points"], {tuple(curve[key] for key in CURVE) for curve in predicted})
         rows.append(_goal("TPOT at lengths that are not fitted", GOAL["left_out"], error, "mean absolute error"))
     rows += [
-        _goal(f"TPOT at {each['prompt_tokens']:,} tokens, fitted without them", GOAL["left_out"], each["error"])
-        for each in left_out
+        _goal(f"TPOT at {row['prompt_tokens']:,} tokens, fitted without them", GOAL["left_out"], row["error"])
+        for row in left_out
     ]
-    regrets = [curve["regret"] for curve in found] + [each["regret"] for each in left_out]
+    regrets = [curve["regret"] for curve in curves] + [row["regret"] for row in left_out]
     rows.append(_goal("throughput lost by the predicted ratio, at any curve", GOAL["worst_regret"], max(regrets)))
     median = sorted(regrets)[len(regrets) // 2]
     return [*rows, _goal("throughput lost by the predicted ratio, at most curves", GOAL["regret"], median)]
@@ -140,19 +140,19 @@ def claims(document: Document) -> list[Document]:
 
 def notes(document: Document) -> list[str]:
     """Remarks on how the numbers came about, shown below the tables."""
-    said = [
+    lines = [
         "The memory bandwidth is the data sheet's. A fitted share of it came to 1.00. The steps of 65,536-token prompts"
         " leave no room for reading the attention projections beside the KV cache, so these are not charged.",
         "One run a point, and neighbouring points differ by about 1 %: no smooth curve comes much below 1 %.",
     ]
     if document["systems"]:
-        said.append(
+        lines.append(
             f"The overhead of wide EP is fitted on {OVERHEAD_GPUS[0]} and {OVERHEAD_GPUS[1]} GPUs of {PRINTED_MODEL};"
             " nothing is fitted to another model. At 64 GPUs, with two experts on each, the measured step is far longer"
             " than predicted. An uneven choice of experts, as a second fitted number, leaves 14 % of it unexplained and"
             " makes 4 GPUs and the other model worse."
         )
-    return said
+    return lines
 
 
 CURVE = ("prompt_tokens", "batch_size")
@@ -175,32 +175,34 @@ def _point(stages: LayerStages, parameters: BundleParameters, row: StepMeasureme
 
 
 def _parameters(stages: LayerStages, parameters: BundleParameters) -> list[Document]:
-    known, values = priors(stages), asdict(parameters)
+    expected, values = priors(stages), asdict(parameters)
     return [
-        {"name": name, "value": value, "prior": known[name].median, "reason": known[name].reason}
+        {"name": name, "value": value, "prior": expected[name].median, "reason": expected[name].reason}
         for name, value in values.items()
     ]
 
 
 def _summarise_curves(points: Sequence[Document]) -> list[Document]:
     """Errors and the predicted ratio of each curve."""
-    found = []
+    summaries = []
     for curve in dict.fromkeys(tuple(point[key] for key in CURVE) for point in points):
-        own = [point for point in points if tuple(point[key] for key in CURVE) == curve]
+        curve_points = [point for point in points if tuple(point[key] for key in CURVE) == curve]
         errors = {
-            name: fmean(chosen) if (chosen := [abs(p["error"]) for p in own if p["fitted"] in kinds]) else None
+            name: fmean(subset) if (subset := [abs(p["error"]) for p in curve_points if p["fitted"] in kinds]) else None
             for name, kinds in (("error_fitted", (True,)), ("error_predicted", (False,)), ("error", (True, False)))
         }
         row = dict(zip(CURVE, curve, strict=True))
-        fitted = sum(point["fitted"] for point in own)
-        found.append({**row, "points": len(own), "fitted_points": fitted, **errors, **_regret(own)})
-    return found
+        fitted = sum(point["fitted"] for point in curve_points)
+        summaries.append(
+            {**row, "points": len(curve_points), "fitted_points": fitted, **errors, **_regret(curve_points)}
+        )
+    return summaries
 
 
-def _regret(own: Sequence[Document]) -> Document:
+def _regret(points: Sequence[Document]) -> Document:
     """The ratios of highest measured and predicted throughput, and the share of measured throughput between them."""
-    measured = max(own, key=lambda point: float(point["throughput_measured"]))
-    predicted = max(own, key=lambda point: float(point["throughput_predicted"]))
+    measured = max(points, key=lambda point: float(point["throughput_measured"]))
+    predicted = max(points, key=lambda point: float(point["throughput_predicted"]))
     return {
         "best_measured": measured["ratio"],
         "best_predicted": predicted["ratio"],
@@ -211,19 +213,19 @@ def _regret(own: Sequence[Document]) -> Document:
 def _leave_one_length_out(stages: LayerStages, rows: Sequence[StepMeasurement]) -> list[Document]:
     """Each prompt length predicted from all steps at the other lengths; none where there is only one length."""
     prompts = list(dict.fromkeys(row.prompt_tokens for row in curve_order(rows)))
-    found = []
+    results = []
     for prompt in prompts if len(prompts) > 1 else []:
-        own = [row for row in rows if row.prompt_tokens == prompt]
+        of_length = [row for row in rows if row.prompt_tokens == prompt]
         parameters = fit_bundle(stages, [row for row in rows if row.prompt_tokens != prompt])
-        error = fmean(abs(relative_error(stages, parameters, row)) for row in own)
-        points = [_point(stages, parameters, row, False) for row in own]
-        found.append({"prompt_tokens": prompt, "points": len(own), "error": error, **_worst_regret(points)})
-    return found
+        error = fmean(abs(relative_error(stages, parameters, row)) for row in of_length)
+        points = [_point(stages, parameters, row, False) for row in of_length]
+        results.append({"prompt_tokens": prompt, "points": len(of_length), "error": error, **_worst_regret(points)})
+    return results
 
 
 def _worst_regret(points: Sequence[Document]) -> Document:
     """Over the batches that were measured at one length."""
-    return max((_regret(curve) for curve in _by_batch(points)), key=lambda found: float(found["regret"]))
+    return max((_regret(curve) for curve in _by_batch(points)), key=lambda regret: float(regret["regret"]))
 
 
 def _by_batch(points: Sequence[Document]) -> list[list[Document]]:
@@ -274,8 +276,8 @@ def _mean_error(points: Sequence[Document], of_curves: Collection[tuple[Any, ...
     return fmean(abs(point["error"]) for point in points if tuple(point[key] for key in CURVE) in of_curves)
 
 
-def _goal(what: str, goal: float, found: float, note: str = "") -> Document:
-    return claim(RATIO_SWEEP, what, f"at most {100 * goal:g} %", f"{100 * found:.2f} %", found <= goal, note)
+def _goal(what: str, goal: float, value: float, note: str = "") -> Document:
+    return claim(RATIO_SWEEP, what, f"at most {100 * goal:g} %", f"{100 * value:.2f} %", value <= goal, note)
 
 
 def _measured_ratios(text: str, rows: Sequence[StepMeasurement]) -> set[float]:

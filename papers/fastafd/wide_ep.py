@@ -51,11 +51,11 @@ class WideEp:
 
     def kv_ceiling(self, gpus: int, prompt_tokens: int) -> int:
         """Sequences of so many tokens that the KV cache of one GPU holds."""
-        taken = footprint(self.stages.model, Deployment(ffn_cards=gpus, precision=PRECISION, kv_bytes=KV_BYTES))
+        memory = footprint(self.stages.model, Deployment(ffn_cards=gpus, precision=PRECISION, kv_bytes=KV_BYTES))
         # A checkpoint in 8 bits keeps embeddings and output head in 16.
-        weights = taken.attention_weights + taken.ffn_weights + self.stages.model.embedding_parameters
+        weights = memory.attention_weights + memory.ffn_weights + self.stages.model.embedding_parameters
         free = self.stages.hardware.memory_capacity * UTILIZATION - weights - RESERVE
-        return max(int(free / taken.kv_bytes_per_token / prompt_tokens), 0)
+        return max(int(free / memory.kv_bytes_per_token / prompt_tokens), 0)
 
 
 def fit_overhead(stages: LayerStages, parameters: BundleParameters, measured: Sequence[SystemMeasurement]) -> float:

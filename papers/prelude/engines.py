@@ -23,6 +23,7 @@ from latency_models.sources.linear import LinearStepTime
 from papers.data import scenario
 from papers.prelude.hardware import floor_seconds, step_line
 from papers.prelude.published import (
+    ENGINES,
     PROMPT_TOKENS,
     ServingRow,
     SweepRow,
@@ -30,6 +31,7 @@ from papers.prelude.published import (
     one_shot_rows,
     sweep_rows,
 )
+from papers.tasks import Task
 from schedulers.batches import Batch
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.results.uncertainty import combine
@@ -75,18 +77,10 @@ class HeldUp(LinearStepTime):
 # -- Table 5 -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class SweepTask:
-    """Fit one engine's costs to the rows `fitted` of Table 5, and predict every row."""
-
-    engine: str
-    fitted: tuple[int, ...] = FITTED
-    shares: tuple[float, ...] = SHARES
-
-    def run(self) -> dict[str, Any]:
-        """See `fit_sweep`."""
-        client = one_shot_rows()[self.engine].client_seconds
-        return fit_sweep(self.engine, sweep_rows(), client, self.fitted, self.shares)
+def sweep_tasks(fitted: tuple[int, ...] = FITTED, shares: tuple[float, ...] = SHARES) -> list[Task]:
+    """Each engine's costs fitted to the rows `fitted` of Table 5, and every row predicted."""
+    rows, clients = sweep_rows(), {name: row.client_seconds for name, row in one_shot_rows().items()}
+    return [Task(f"Table 5, {name}", fit_sweep, (name, rows, clients[name], fitted, shares)) for name in ENGINES]
 
 
 def sweep_rates(one_shot: bool, costs: EngineCosts, concurrency: int, replications: Sequence[int]) -> list[float]:
@@ -99,12 +93,12 @@ def sweep_rates(one_shot: bool, costs: EngineCosts, concurrency: int, replicatio
     return [len(run.columns.last_token) / max(run.columns.last_token) for run in _runs(plan, replications)]
 
 
-def split_costs(alone: float, client: float, per_prompt: float, share: float) -> EngineCosts:
+def split_costs(cycle: float, client: float, per_prompt: float, share: float) -> EngineCosts:
     """The costs of an engine that answers a lone request every `alone` seconds.
 
     The time that neither the client nor the prompt takes is fixed, and `share` of it blocks the engine.
     """
-    fixed = alone - client - per_prompt
+    fixed = cycle - client - per_prompt
     return EngineCosts(client, (1 - share) * fixed, share * fixed, per_prompt)
 
 
@@ -115,19 +109,19 @@ def fit_share(
 
     The mean of the row with one client is met for any `per_prompt`, which is at least `floor`.
     """
-    alone = 1 / next(row.rates[engine] for row in rows if row.concurrency == 1)
-    others = [row for row in rows if row.concurrency > 1]
+    cycle = 1 / next(row.rates[engine] for row in rows if row.concurrency == 1)
+    loaded = [row for row in rows if row.concurrency > 1]
 
     def misfit(per_prompt: float) -> float:
-        costs = split_costs(alone, client, per_prompt, share)
+        costs = split_costs(cycle, client, per_prompt, share)
         errors = [
             np.mean(sweep_rates(_has_class(engine), costs, row.concurrency, FITTING)) / row.rates[engine] - 1
-            for row in others
+            for row in loaded
         ]
         return float(np.sqrt(np.mean(np.square(errors))))
 
-    found = minimize_scalar(misfit, bounds=(floor, alone - client), method="bounded", options={"xatol": 2e-5})
-    return split_costs(alone, client, float(found.x), share), float(found.fun)
+    minimum = minimize_scalar(misfit, bounds=(floor, cycle - client), method="bounded", options={"xatol": 2e-5})
+    return split_costs(cycle, client, float(minimum.x), share), float(minimum.fun)
 
 
 def fit_sweep(
@@ -145,13 +139,13 @@ def fit_sweep(
     """
     model, hardware = load_model("qwen3-4b"), load_hardware("h200-sxm")
     floor = floor_seconds(model, hardware, 1, PROMPT_TOKENS)
-    chosen = [row for row in rows if row.concurrency in fitted]
-    fits = [(share, *fit_share(engine, chosen, client, floor, share)) for share in shares]
+    fitted_rows = [row for row in rows if row.concurrency in fitted]
+    fits = [(share, *fit_share(engine, fitted_rows, client, floor, share)) for share in shares]
     best = min(range(len(fits)), key=lambda index: fits[index][2])
     share, costs, misfit = fits[best]
     predicted = {
         row.concurrency: [
-            _interval(sweep_rates(_has_class(engine), each, row.concurrency, PREDICTING)) for _, each, _ in fits
+            _interval(sweep_rates(_has_class(engine), part, row.concurrency, PREDICTING)) for _, part, _ in fits
         ]
         for row in rows
     }
@@ -162,7 +156,7 @@ def fit_sweep(
         **dataclasses.asdict(costs),
         "misfit": misfit,
         "floor_per_prompt": floor,
-        "shares": [{"share": each, "misfit": error, **dataclasses.asdict(part)} for each, part, error in fits],
+        "shares": [{"share": size, "misfit": error, **dataclasses.asdict(part)} for size, part, error in fits],
         "rows": [
             {
                 "concurrency": row.concurrency,
@@ -170,10 +164,7 @@ def fit_sweep(
                 "published": row.rates[engine],
                 **predicted[row.concurrency][best],
                 "error": predicted[row.concurrency][best]["predicted"] / row.rates[engine] - 1,
-                "any_share": [
-                    min(each["predicted"] for each in predicted[row.concurrency]),
-                    max(each["predicted"] for each in predicted[row.concurrency]),
-                ],
+                "any_share": [reach(part["predicted"] for part in predicted[row.concurrency]) for reach in (min, max)],
                 "switched": float(np.mean(sweep_rates(not _has_class(engine), costs, row.concurrency, PREDICTING))),
                 "of_floor": row.rates[engine] * floor,
             }
@@ -186,19 +177,17 @@ def fit_sweep(
 # -- Tables 4 and 6 ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class DecodeTask:
-    """Predict one engine's row of Table 6, under one interpretation of its fixed time."""
-
-    engine: str
-    held: bool
-
-    def run(self) -> dict[str, Any]:
-        """See `predict_decode`."""
-        return predict_decode(one_shot_rows()[self.engine], decode_rows()[self.engine], self.held)
+def decode_tasks() -> list[Task]:
+    """Each engine's row of Table 6, under both interpretations of its fixed time."""
+    rows, controls = one_shot_rows(), decode_rows()
+    return [
+        Task(f"Table 6, {engine}", predict_decode, (rows[engine], controls[engine], blocking))
+        for engine in ENGINES
+        for blocking in (False, True)
+    ]
 
 
-def predict_decode(alone: ServingRow, control: ServingRow, held: bool) -> dict[str, Any]:
+def predict_decode(one_shot: ServingRow, control: ServingRow, blocking: bool) -> dict[str, Any]:
     """Predict TTFT, E2E and throughput of Table 6 from Table 4 and the TPOT.
 
     A lone request's TTFT beyond a step is the host's. One client cannot show whether that time overlaps with other
@@ -210,19 +199,19 @@ def predict_decode(alone: ServingRow, control: ServingRow, held: bool) -> dict[s
     hardware = load_hardware("h200-sxm")
     line = step_line(load_model("qwen3-0.6b"), hardware)
     per_token, per_kv_token = line["per_token"], line["per_kv_token"]
-    tokens = round(alone.prompt_tokens)
-    plan = _plan(_has_class(alone.engine), control.requests, tokens, control.output_tokens, control.concurrency)
+    tokens = round(one_shot.prompt_tokens)
+    plan = _plan(_has_class(one_shot.engine), control.requests, tokens, control.output_tokens, control.concurrency)
 
     def costs(overhead: float) -> EngineCosts:
-        fixed = alone.ttft - overhead - per_token * tokens
-        return EngineCosts(alone.client_seconds, 0.0 if held else fixed, overhead, fixed if held else 0.0)
+        fixed = one_shot.ttft - overhead - per_token * tokens
+        return EngineCosts(one_shot.client_seconds, 0.0 if blocking else fixed, overhead, fixed if blocking else 0.0)
 
     @functools.cache
     def measured(overhead: float, replications: Sequence[int]) -> list[dict[str, float]]:
-        each = costs(overhead)
-        step_time = HeldUp(each.overhead, per_token, per_kv_token, each.per_prompt)
-        timed = _waiting(plan, each.client + each.host).with_step_time(step_time)
-        return [_latencies(run, each.host) for run in _runs(timed, replications)]
+        engine = costs(overhead)
+        step_time = HeldUp(engine.overhead, per_token, per_kv_token, engine.per_prompt)
+        timed = _waiting(plan, engine.client + engine.host).with_step_time(step_time)
+        return [_latencies(run, engine.host) for run in _runs(timed, replications)]
 
     assert control.tpot is not None
     goal = control.tpot
@@ -235,8 +224,8 @@ def predict_decode(alone: ServingRow, control: ServingRow, held: bool) -> dict[s
     mean, intervals = combine(measured(overhead, PREDICTING))
     published = {"ttft": control.ttft, "tpot": control.tpot, "e2e": control.e2e, "rate": control.rate}
     return {
-        "engine": alone.engine,
-        "held": held,
+        "engine": one_shot.engine,
+        "held": blocking,
         "feasible": feasible,
         **dataclasses.asdict(costs(overhead)),
         "rows": [
@@ -257,22 +246,22 @@ def floors(one_shot: dict[str, ServingRow], sweep: Sequence[SweepRow]) -> list[d
     """Each engine's best beside the peak of one H200: TTFT of Table 4, the most requests/s of Table 5."""
     hardware = load_hardware("h200-sxm")
     small, large = load_model("qwen3-0.6b"), load_model("qwen3-4b")
-    most = 1 / floor_seconds(large, hardware, 1, PROMPT_TOKENS)
-    found = []
+    ceiling = 1 / floor_seconds(large, hardware, 1, PROMPT_TOKENS)
+    rows = []
     for engine, row in one_shot.items():
-        least = floor_seconds(small, hardware, 1, round(row.prompt_tokens))
-        best = max(sweep, key=lambda each: each.rates[engine])
-        found.append(
+        floor = floor_seconds(small, hardware, 1, round(row.prompt_tokens))
+        best = max(sweep, key=lambda candidate: candidate.rates[engine])
+        rows.append(
             {
                 "engine": engine,
                 "ttft": row.ttft,
-                "ttft_floor": least,
+                "ttft_floor": floor,
                 "best_rate": best.rates[engine],
                 "best_concurrency": best.concurrency,
-                "rate_ceiling": most,
+                "rate_ceiling": ceiling,
             }
         )
-    return found
+    return rows
 
 
 # -- the closed loop ---------------------------------------------------------------------------------------------------

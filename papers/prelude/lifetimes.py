@@ -8,7 +8,6 @@ the chats' limit on the answer, and so reserves blocks that they never use.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
 from papers.data import scenario as read_scenario
 from papers.prelude.hardware import step_line
+from papers.tasks import Task
 from reports.metrics import spread
 from scenarios.overrides import Settings
 from schedulers.batches import Batch
@@ -53,21 +53,12 @@ LOADS: dict[str, Settings] = {
 """Loads: Poisson arrivals below capacity, and 64 clients that keep the engine full, which shows the capacity."""
 
 
-@dataclass(frozen=True)
-class LifetimeTask:
-    """One run."""
-
-    load: str
-    variant: str
-    replication: int
-    requests: int
-
-    def run(self) -> dict[str, Any]:
-        """The run's metrics; seconds, blocks, tokens/s, requests/s."""
-        document, settings = variant(self.variant, self.load, self.requests)
-        plan = prepare(document, Path("prelude-judges"), [settings]).cases[0].plan
-        meter = Meter()
-        return meter.report(Simulation(plan, self.replication, watch=meter).run())
+def simulate(load: str, name: str, replication: int, requests: int) -> dict[str, Any]:
+    """The metrics of one run of a variant; seconds, blocks, tokens/s, requests/s."""
+    document, settings = variant(name, load, requests)
+    plan = prepare(document, Path("prelude-judges"), [settings]).cases[0].plan
+    meter = Meter()
+    return meter.report(Simulation(plan, replication, watch=meter).run())
 
 
 def scenario() -> dict[str, Any]:
@@ -88,29 +79,29 @@ def variant(name: str, load: str, requests: int) -> tuple[dict[str, Any], Settin
     return document, {**VARIANTS[name], **LOADS[load]}
 
 
-def tasks(requests: int = 3000, replications: int = REPLICATIONS) -> list[LifetimeTask]:
+def tasks(requests: int = 3000, replications: int = REPLICATIONS) -> list[Task]:
     """Every run. Replication i has the same requests, at the same times when open, in every variant."""
     return [
-        LifetimeTask(load, name, replication, requests)
+        Task(f"judges among chats, {load}, {name}", simulate, (load, name, replication, requests))
         for load in LOADS
         for name in VARIANTS
         for replication in range(replications)
     ]
 
 
-def summarise_lifetimes(results: Mapping[LifetimeTask, dict[str, Any]]) -> dict[str, Any]:
+def summarise_lifetimes(results: Mapping[tuple[Any, ...], dict[str, Any]]) -> dict[str, Any]:
     """Means and 95 % intervals of every variant, and of the differences between the variants of each comparison.
 
-    Differences are between runs with the same requests, so that common variation cancels. `results` are in
-    the order of `tasks`.
+    Differences are between runs with the same requests, so that common variation cancels. `results` are by
+    the arguments of `tasks`, in their order.
     """
-    found: dict[str, Any] = {}
+    summaries: dict[str, Any] = {}
     for load in LOADS:
         runs = {
-            name: [result for task, result in results.items() if (task.load, task.variant) == (load, name)]
+            name: [result for arguments, result in results.items() if arguments[:2] == (load, name)]
             for name in VARIANTS
         }
-        found[load] = {
+        summaries[load] = {
             "variants": [{"variant": name, **combined(runs[name])} for name in VARIANTS],
             "differences": [
                 {
@@ -121,7 +112,7 @@ def summarise_lifetimes(results: Mapping[LifetimeTask, dict[str, Any]]) -> dict[
                 for first, second in COMPARED
             ],
         }
-    return {"scenario": scenario(), "loads": found}
+    return {"scenario": scenario(), "loads": summaries}
 
 
 class Meter:
@@ -149,12 +140,12 @@ class Meter:
             if sequence.request.priority == JUDGE and sequence.state != WAITING
         ]
         self.judges.update(sequence.request.id for sequence in judges)
-        held = sum(core.kv_cache.num_blocks_of(sequence.blocks) for sequence in judges)
+        judge_blocks = sum(core.kv_cache.num_blocks_of(sequence.blocks) for sequence in judges)
         everything = core.kv_cache.num_blocks - core.kv_cache.num_free_blocks
-        self.block_seconds += held * (end - start)
+        self.block_seconds += judge_blocks * (end - start)
         self.all_block_seconds += everything * (end - start)
         self.slot_seconds += sum(sequence in core.running for sequence in judges) * (end - start)
-        self.peak, self.judge_peak = max(self.peak, everything), max(self.judge_peak, held)
+        self.peak, self.judge_peak = max(self.peak, everything), max(self.judge_peak, judge_blocks)
         self.blocks = core.kv_cache.num_blocks
 
     def report(self, run: Run) -> dict[str, Any]:
@@ -167,9 +158,9 @@ class Meter:
         return {
             "requests_per_second": len(tokens) / run.end,
             "chat_tokens_per_second": float(tokens[~judge].sum()) / run.end,
-            "chat_ttft": _mean_and_tail(ttft[~judge]),
-            "chat_tpot": _mean_and_tail(tpot),
-            "judge_ttft": _mean_and_tail(ttft[judge]),
+            "chat_ttft": mean_and_tail(ttft[~judge]),
+            "chat_tpot": mean_and_tail(tpot),
+            "judge_ttft": mean_and_tail(ttft[judge]),
             "kv_blocks": self.blocks,
             "kv_blocks_held": self.all_block_seconds / run.end,
             "kv_blocks_peak": self.peak,
@@ -181,18 +172,19 @@ class Meter:
         }
 
 
-def _mean_and_tail(values: NDArray[np.float64]) -> dict[str, float]:
-    found = spread(values)
-    assert found is not None
-    return {"mean": found["mean"], "p95": found["p95"]}
+def mean_and_tail(values: NDArray[np.float64]) -> dict[str, float]:
+    """The mean and the 95th percentile of at least one value."""
+    summary = spread(values)
+    assert summary is not None
+    return {"mean": summary["mean"], "p95": summary["p95"]}
 
 
 def combined(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The mean of every metric over replications, with its 95 % interval."""
     mean, intervals = combine(runs)
-    return {"mean": mean, "intervals": {name: each["confidence"] for name, each in intervals.items()}}
+    return {"mean": mean, "intervals": {name: interval["confidence"] for name, interval in intervals.items()}}
 
 
 def _difference(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    one, other = flatten(first), flatten(second)
-    return {name: value - other[name] for name, value in one.items()}  # type: ignore[operator]  # none is missing
+    minuend, subtrahend = flatten(first), flatten(second)
+    return {name: value - subtrahend[name] for name, value in minuend.items()}  # type: ignore[operator]  # none is missing

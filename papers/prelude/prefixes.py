@@ -5,7 +5,6 @@ batching"), against computing it for each of them, and against an engine that ca
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
 from papers.data import scenario as read_scenario
 from papers.prelude.hardware import step_line
-from papers.prelude.lifetimes import combined
-from reports.metrics import spread
+from papers.prelude.lifetimes import combined, mean_and_tail
+from papers.tasks import Task
 from scenarios.overrides import Settings
 from schedulers.engine_core import EngineCore
 from twin.serving.results.uncertainty import flatten
@@ -40,34 +39,26 @@ ITEM_TOKENS = 128
 """Tokens that each request of such a job adds to the rubric."""
 
 
-@dataclass(frozen=True)
-class PrefixTask:
-    """One run: of steady traffic, or of a cold job of `peers` requests (0: steady)."""
+def simulate(variant: str, peers: int, replication: int, requests: int) -> dict[str, Any]:
+    """One run of steady traffic, or of a cold job of `peers` requests (0: steady).
 
-    variant: str
-    replication: int
-    requests: int
-    peers: int = 0
-
-    def run(self) -> dict[str, Any]:
-        """Tokens computed and spared, TTFT in seconds, requests/s."""
-        document = cold_job(self.peers) if self.peers else scenario()
-        document["workload"]["requests"] = self.requests
-        plan = prepare(document, Path("prelude-rubric"), [VARIANTS[self.variant]]).cases[0].plan
-        simulation = Simulation(plan, self.replication)
-        run, (engine,) = simulation.run(), simulation.system.engines()
-        core = engine.core
-        assert isinstance(core, EngineCore)
-        first, arrival = (np.array(getattr(run.columns, name)) for name in ("first_token", "arrival"))
-        ttft = spread(first - arrival)
-        assert ttft is not None
-        return {
-            "computed_tokens": core.prefill_tokens,
-            "cached_tokens": core.cached_tokens,
-            "steps": run.logs[0].num_steps,
-            "ttft": {"mean": ttft["mean"], "p95": ttft["p95"]},
-            "requests_per_second": len(first) / run.end,
-        }
+    The result has tokens computed and spared, TTFT in seconds, requests/s.
+    """
+    document = cold_job(peers) if peers else scenario()
+    document["workload"]["requests"] = requests
+    plan = prepare(document, Path("prelude-rubric"), [VARIANTS[variant]]).cases[0].plan
+    simulation = Simulation(plan, replication)
+    run, (engine,) = simulation.run(), simulation.system.engines()
+    core = engine.core
+    assert isinstance(core, EngineCore)
+    first, arrival = (np.array(getattr(run.columns, name)) for name in ("first_token", "arrival"))
+    return {
+        "computed_tokens": core.prefill_tokens,
+        "cached_tokens": core.cached_tokens,
+        "steps": run.logs[0].num_steps,
+        "ttft": mean_and_tail(first - arrival),
+        "requests_per_second": len(first) / run.end,
+    }
 
 
 def scenario() -> dict[str, Any]:
@@ -77,7 +68,7 @@ def scenario() -> dict[str, Any]:
     return document
 
 
-def cold_tokens(peers: int, rubric: int, item: int, block: int, budget: int, led: bool) -> int:
+def cold_tokens(peers: int, rubric: int, item: int, block: int, budget: int, has_leader: bool) -> int:
     """Prompt tokens computed for `peers` requests that wait together with one cold rubric: the closed form.
 
     A hit spares the rubric's full blocks. Led, the first request computes the whole of its prompt and all others their
@@ -86,10 +77,10 @@ def cold_tokens(peers: int, rubric: int, item: int, block: int, budget: int, led
     Args:
         rubric, item: tokens that requests share, and that each adds. block: tokens of a block.
     """
-    whole = rubric + item
+    prompt = rubric + item
     spared = rubric // block * block
-    first = 1 if led else min(peers, budget // whole)
-    return first * whole + (peers - first) * (whole - spared)
+    first = 1 if has_leader else min(peers, budget // prompt)
+    return first * prompt + (peers - first) * (prompt - spared)
 
 
 def cold_job(peers: int) -> dict[str, Any]:
@@ -106,23 +97,22 @@ def cold_job(peers: int) -> dict[str, Any]:
     return document
 
 
-def tasks(requests: int = 4000, replications: int = REPLICATIONS) -> list[PrefixTask]:
+def tasks(requests: int = 4000, replications: int = REPLICATIONS) -> list[Task]:
     """Every run."""
-    steady = [PrefixTask(name, replication, requests) for name in VARIANTS for replication in range(replications)]
-    return steady + [PrefixTask(name, 0, peers, peers) for peers in COLD_JOBS for name in VARIANTS]
+    steady = [(name, 0, replication, requests) for name in VARIANTS for replication in range(replications)]
+    cold = [(name, peers, 0, peers) for peers in COLD_JOBS for name in VARIANTS]
+    return [Task(f"shared rubrics, {arguments[0]}", simulate, arguments) for arguments in (*steady, *cold)]
 
 
-def summarise_prefixes(results: Mapping[PrefixTask, dict[str, Any]]) -> dict[str, Any]:
+def summarise_prefixes(results: Mapping[tuple[Any, ...], dict[str, Any]]) -> dict[str, Any]:
     """Steady traffic with 95 % intervals, led against each other engine run by run; cold jobs beside the closed form.
 
-    `results` are in the order of `tasks`.
+    `results` are by the arguments of `tasks`, in their order.
     """
-    runs = {
-        name: [result for task, result in results.items() if task.variant == name and not task.peers]
-        for name in VARIANTS
-    }
+    runs = {name: [result for arguments, result in results.items() if arguments[:2] == (name, 0)] for name in VARIANTS}
     jobs = {
-        peers: {task.variant: result for task, result in results.items() if task.peers == peers} for peers in COLD_JOBS
+        peers: {variant: result for (variant, size, *_), result in results.items() if size == peers}
+        for peers in COLD_JOBS
     }
     return {
         "scenario": scenario(),
@@ -132,25 +122,25 @@ def summarise_prefixes(results: Mapping[PrefixTask, dict[str, Any]]) -> dict[str
             for name in VARIANTS
             if name != "led"
         ],
-        "cold": [_cold(peers, found) for peers, found in jobs.items()],
+        "cold": [_cold(peers, job_runs) for peers, job_runs in jobs.items()],
     }
 
 
-def _cold(peers: int, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _cold(peers: int, runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     document = cold_job(peers)
     rubric, budget = document["workload"]["prefixes"]["tokens"], document["engine"]["one_shot"]["tokens"]
     return {
         "peers": peers,
         "expected": {
-            name: cold_tokens(peers, rubric, ITEM_TOKENS, BLOCK_TOKENS, budget, led)
-            for name, led in (("led", True), ("not led", False))
+            name: cold_tokens(peers, rubric, ITEM_TOKENS, BLOCK_TOKENS, budget, has_leader)
+            for name, has_leader in (("led", True), ("not led", False))
         },
-        "runs": found,
+        "runs": runs,
     }
 
 
 def _ratio(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     """First over second, metric by metric; None where the second is 0."""
-    other = flatten(second)
-    return {name: value / below if value is not None and (below := other[name]) else None
+    denominators = flatten(second)
+    return {name: value / below if value is not None and (below := denominators[name]) else None
             for name, value in flatten(first).items()}  # fmt: skip

@@ -82,18 +82,18 @@ def arithmetic() -> list[dict[str, Any]]:
     to request at c = 1 in Table 5. `faster_half`: the most that the faster half of those requests can have averaged, if
     the slower half took P50 or longer and everything fitted into the cycle, client included.
     """
-    one, control, latency = one_shot_rows(), decode_rows(), sweep_latency()
-    alone = sweep_rows()[0].rates
+    one_shot, control, latency = one_shot_rows(), decode_rows(), sweep_latency()
+    rates = sweep_rows()[0].rates
     return [
         {
             "engine": engine,
-            "prompt_tokens": one[engine].prompt_tokens,
-            "client_one_shot": one[engine].client_seconds,
+            "prompt_tokens": one_shot[engine].prompt_tokens,
+            "client_one_shot": one_shot[engine].client_seconds,
             "client_decode": control[engine].client_seconds,
-            "cycle_4b": 1 / alone[engine],
+            "cycle_4b": 1 / rates[engine],
             "p50_4b": latency[engine][0],
-            "ttft_06b": one[engine].ttft,
-            "faster_half": 2 * (1 / alone[engine] - one[engine].client_seconds) - latency[engine][0],
+            "ttft_06b": one_shot[engine].ttft,
+            "faster_half": 2 * (1 / rates[engine] - one_shot[engine].client_seconds) - latency[engine][0],
         }
         for engine in ENGINES
     ]

@@ -16,7 +16,10 @@ def tables(document: Document) -> Report:
         ("What a request costs each engine, ms, as fitted", _costs(document)),
         ("Table 6: Qwen3-0.6B, 128 in, 32 out, from Table 4 and the TPOT (*)", _decode(document["decode_control"])),
         ("The best printed beside the peak of one H200", _floors(document["floors"])),
-        *((f"Judges among chats, {load}", _lifetimes(found)) for load, found in document["lifetimes"]["loads"].items()),
+        *(
+            (f"Judges among chats, {load}", _lifetimes(results))
+            for load, results in document["lifetimes"]["loads"].items()
+        ),
         ("Shared rubrics in bursts", _steady(document["prefixes"])),
         ("One cold rubric, requests that come at once: prompt tokens computed", _cold(document["prefixes"]["cold"])),
         ("What disagrees", disagreements(document["claims"])),
@@ -25,11 +28,11 @@ def tables(document: Document) -> Report:
 
 
 def _sweep(fits: list[Document]) -> Table:
-    shown = table("engine", "c", "printed", "predicted", "error", "any split", "of peak")
+    result = table("engine", "c", "printed", "predicted", "error", "any split", "of peak")
     for fit in fits:
         for row in fit["rows"]:
             low, high = row["any_share"]
-            shown.add_row(
+            result.add_row(
                 fit["engine"],
                 f"{row['concurrency']}{'*' if row['fitted'] else ''}",
                 f"{row['published']:.1f}",
@@ -38,48 +41,48 @@ def _sweep(fits: list[Document]) -> Table:
                 f"{low:.0f}-{high:.0f}",
                 f"{100 * row['of_floor']:.0f} %",
             )
-    return shown
+    return result
 
 
 def _costs(document: Document) -> Table:
-    shown = table(
+    result = table(
         "engine", "client", "host", "step", "prompt", "least prompt", "misfit", "all rows fitted", "one a step, req/s",
     )  # fmt: skip
     every_row = {fit["engine"]: fit["misfit"] for fit in document["sweep_all_rows"]}
     for fit in document["sweep"]:
         misfit = every_row.get(fit["engine"])
-        shown.add_row(
+        result.add_row(
             fit["engine"],
             *(milliseconds(fit[name]) for name in ("client", "host", "overhead", "per_prompt", "floor_per_prompt")),
             f"{100 * fit['misfit']:.1f} %",
             "-" if misfit is None else f"{100 * misfit:.1f} %",
             f"{1 / fit['latency_alone']:.1f}",
         )
-    return shown
+    return result
 
 
 def _decode(predictions: list[Document]) -> Table:
-    shown = table("engine", "metric", "printed", "host beside", "error", "host holds up", "error")
-    found = {(each["engine"], each["held"]): each["rows"] for each in predictions}
-    for engine in dict.fromkeys(each["engine"] for each in predictions):
-        for beside, held in zip(found[engine, False], found[engine, True], strict=True):
-            written = _rate if beside["metric"] == "rate" else milliseconds
-            shown.add_row(
+    result = table("engine", "metric", "printed", "host beside", "error", "host holds up", "error")
+    by_engine = {(prediction["engine"], prediction["held"]): prediction["rows"] for prediction in predictions}
+    for engine in dict.fromkeys(prediction["engine"] for prediction in predictions):
+        for overlapping, blocking in zip(by_engine[engine, False], by_engine[engine, True], strict=True):
+            write = _rate if overlapping["metric"] == "rate" else milliseconds
+            result.add_row(
                 engine,
-                _metric(beside["metric"]) + ("*" if beside["fitted"] else ""),
-                written(beside["published"]),
-                written(beside["predicted"]),
-                percent(beside["error"]),
-                written(held["predicted"]),
-                percent(held["error"]),
+                _metric(overlapping["metric"]) + ("*" if overlapping["fitted"] else ""),
+                write(overlapping["published"]),
+                write(overlapping["predicted"]),
+                percent(overlapping["error"]),
+                write(blocking["predicted"]),
+                percent(blocking["error"]),
             )
-    return shown
+    return result
 
 
 def _floors(rows: list[Document]) -> Table:
-    shown = table("engine", "TTFT ms, 0.6B", "least", "times", "req/s, 4B", "most", "share")
+    result = table("engine", "TTFT ms, 0.6B", "least", "times", "req/s, 4B", "most", "share")
     for row in rows:
-        shown.add_row(
+        result.add_row(
             row["engine"],
             milliseconds(row["ttft"]),
             f"{1e3 * row['ttft_floor']:.2f}",
@@ -88,15 +91,15 @@ def _floors(rows: list[Document]) -> Table:
             f"{row['rate_ceiling']:.1f}",
             f"{100 * row['best_rate'] / row['rate_ceiling']:.0f} %",
         )
-    return shown
+    return result
 
 
-def _lifetimes(found: Document) -> Table:
-    shown = table(
+def _lifetimes(load: Document) -> Table:
+    result = table(
         "engine", "judges' blocks", "peak", "slots", "all blocks", "chat TTFT ms", "judge TTFT ms", "TPOT ms", "tok/s",
     )  # fmt: skip
-    for row in found["variants"]:
-        shown.add_row(
+    for row in load["variants"]:
+        result.add_row(
             row["variant"],
             _interval(row, "judge_blocks_held", 1, 1),
             f"{row['mean']['judge_blocks_peak']:.0f}",
@@ -107,13 +110,13 @@ def _lifetimes(found: Document) -> Table:
             _interval(row, "chat_tpot.mean", 1e3, 1),
             _interval(row, "chat_tokens_per_second", 1, 1),
         )
-    return shown
+    return result
 
 
-def _steady(found: Document) -> Table:
-    shown = table("engine", "tokens computed", "spared", "TTFT ms", "P95 ms", "req/s")
-    for row in found["steady"]:
-        shown.add_row(
+def _steady(prefixes: Document) -> Table:
+    result = table("engine", "tokens computed", "spared", "TTFT ms", "P95 ms", "req/s")
+    for row in prefixes["steady"]:
+        result.add_row(
             row["variant"],
             f"{row['mean']['computed_tokens']:.0f}",
             f"{row['mean']['cached_tokens']:.0f}",
@@ -121,14 +124,14 @@ def _steady(found: Document) -> Table:
             _interval(row, "ttft.p95", 1e3, 1),
             f"{row['mean']['requests_per_second']:.1f}",
         )
-    return shown
+    return result
 
 
 def _cold(jobs: list[Document]) -> Table:
     names = list(jobs[0]["runs"])
-    shown = table("peers", "expected led", "not led", *names)
+    result = table("peers", "expected led", "not led", *names)
     for job in jobs:
-        shown.add_row(
+        result.add_row(
             str(job["peers"]),
             str(job["expected"]["led"]),
             str(job["expected"]["not led"]),
@@ -137,7 +140,7 @@ def _cold(jobs: list[Document]) -> Table:
                 for name in names
             ),
         )
-    return shown
+    return result
 
 
 def _interval(row: Document, name: str, scale: float, digits: int) -> str:
@@ -182,10 +185,10 @@ def _draw_sweep(panels: list[Any], document: Document) -> None:
             at, [row["predicted"] for row in rows], "-", color=colour, lw=1.2, label=f"{fit['engine']}, predicted"
         )
         for fitted, face in ((True, colour), (False, "white")):
-            shown = [row for row in rows if row["fitted"] == fitted]
+            subset = [row for row in rows if row["fitted"] == fitted]
             axes.plot(
-                [row["concurrency"] for row in shown], [row["published"] for row in shown], "o", color=colour, mfc=face,
-                ms=5, label=f"{fit['engine']}, printed{', fitted' if fitted else ''}",
+                [row["concurrency"] for row in subset], [row["published"] for row in subset], "o", color=colour,
+                mfc=face, ms=5, label=f"{fit['engine']}, printed{', fitted' if fitted else ''}",
             )  # fmt: skip
     peak = document["floors"][0]["rate_ceiling"]
     axes.axhline(peak, color="black", ls=":", lw=1, label=f"one H200 at its peak, {peak:.0f}")

@@ -2,62 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from papers.claims import Claim, claim, ms
 from papers.prelude import lifetimes, prefixes
-from papers.prelude.engines import FITTED, DecodeTask, SweepTask, floors
-from papers.prelude.lifetimes import LifetimeTask
-from papers.prelude.prefixes import PrefixTask
+from papers.prelude.engines import decode_tasks, floors, sweep_tasks
 from papers.prelude.published import ENGINES, arithmetic, one_shot_rows, sweep_rows
 from papers.tasks import Task, run_tasks
 
 SCHEMA = "twin.reproduction-prelude/1"
 
-Case = SweepTask | DecodeTask | LifetimeTask | PrefixTask
+Parts = dict[str, list[Task]]
 
 
-def all_cases() -> list[Case]:
-    """Every fit and every run, the longest first: about 90 seconds of one core."""
-    every_row = tuple(row.concurrency for row in sweep_rows())
-    return [
-        *(SweepTask(engine, fitted) for fitted in (every_row, FITTED) for engine in ENGINES),
-        *(DecodeTask(engine, held) for engine in ENGINES for held in (False, True)),
-        *lifetimes.tasks(),
-        *prefixes.tasks(),
-    ]
+def all_parts() -> Parts:
+    """The tasks of every part of the document, the longest first: about 90 seconds of one core."""
+    return {
+        "sweep_all_rows": sweep_tasks(tuple(row.concurrency for row in sweep_rows())),
+        "sweep": sweep_tasks(),
+        "decode_control": decode_tasks(),
+        "lifetimes": lifetimes.tasks(),
+        "prefixes": prefixes.tasks(),
+    }
 
 
-def reproduce(jobs: int, progress: Callable[[str], None], cases: Sequence[Case] | None = None) -> dict[str, Any]:
+def reproduce(jobs: int, progress: Callable[[str], None], parts: Parts | None = None) -> dict[str, Any]:
     """The document `twin.reproduction-prelude/1`: predicted beside published values, and the paper's claims
     beside the results.
 
     Args:
-        jobs: processes. progress: called with what has just been done. cases: fewer or shorter ones, for a trial.
+        jobs: processes. progress: called with each task that ends. parts: fewer or shorter tasks, for a trial.
     """
-    cases = all_cases() if cases is None else cases
-    results = run_tasks([Task(str(case), case.run, ()) for case in cases], jobs, progress)
-    return _assemble(dict(zip(cases, results, strict=True)))
-
-
-def _assemble(done: dict[Case, dict[str, Any]]) -> dict[str, Any]:
-    sweeps = [(task, result) for task, result in done.items() if isinstance(task, SweepTask)]
+    parts = all_parts() if parts is None else parts
+    results = iter(run_tasks([task for tasks in parts.values() for task in tasks], jobs, progress))
+    results_by_part = {part: [next(results) for _ in tasks] for part, tasks in parts.items()}
+    runs = {
+        part: dict(zip((task.arguments for task in parts[part]), results_by_part[part], strict=True))
+        for part in ("lifetimes", "prefixes")
+    }
     document = {
         "schema": SCHEMA,
         "paper": "prelude",
         "simulated": True,
         "arithmetic": arithmetic(),
         "floors": floors(one_shot_rows(), sweep_rows()),
-        "sweep": [result for task, result in sweeps if task.fitted == FITTED],
-        "sweep_all_rows": [result for task, result in sweeps if task.fitted != FITTED],
-        "decode_control": [result for task, result in done.items() if isinstance(task, DecodeTask)],
-        "lifetimes": lifetimes.summarise_lifetimes(
-            {task: result for task, result in done.items() if isinstance(task, LifetimeTask)}
-        ),
-        "prefixes": prefixes.summarise_prefixes(
-            {task: result for task, result in done.items() if isinstance(task, PrefixTask)}
-        ),
+        "sweep": results_by_part["sweep"],
+        "sweep_all_rows": results_by_part["sweep_all_rows"],
+        "decode_control": results_by_part["decode_control"],
+        "lifetimes": lifetimes.summarise_lifetimes(runs["lifetimes"]),
+        "prefixes": prefixes.summarise_prefixes(runs["prefixes"]),
     }
     document["claims"] = claims(document)
     return document
@@ -77,10 +71,9 @@ def claims(document: dict[str, Any]) -> list[Claim]:
 def _sweep_claims(document: dict[str, Any]) -> list[Claim]:
     """Claims of section 4, "Concurrency sweep"."""
     fits = {fit["engine"]: fit for fit in document["sweep"]}
-    ours = fits["prelude"]
     rates = {engine: [row["predicted"] for row in fit["rows"]] for engine, fit in fits.items()}
-    ahead = [own > max(others) for own, *others in zip(rates["prelude"], rates["vllm"], rates["sglang"], strict=True)]
-    switched = [row["switched"] / row["predicted"] - 1 for row in ours["rows"]]
+    ahead = [ours > max(rivals) for ours, *rivals in zip(rates["prelude"], rates["vllm"], rates["sglang"], strict=True)]
+    switched = [row["switched"] / row["predicted"] - 1 for row in fits["prelude"]["rows"]]
     rows = [
         claim("Table 5", "Prelude leads at every concurrency", "6 of 6", f"{sum(ahead)} of {len(ahead)}", all(ahead),
                "predicted from the fits, not from the rows themselves"),
@@ -106,20 +99,22 @@ def _sweep_claims(document: dict[str, Any]) -> list[Claim]:
 
 def _decode_claims(document: dict[str, Any]) -> list[Claim]:
     """Claims of section 4, "Decode control"."""
-    found = {(each["engine"], each["held"]): _by_metric(each) for each in document["decode_control"]}
+    by_engine = {(task["engine"], task["held"]): _by_metric(task) for task in document["decode_control"]}
     rows = []
     for engine in ENGINES:
-        beside, held = found[engine, False]["ttft"], found[engine, True]["ttft"]
-        low, high = sorted([beside["predicted"], held["predicted"]])
-        published = beside["published"]
+        overlapping, blocking = by_engine[engine, False]["ttft"], by_engine[engine, True]["ttft"]
+        low, high = sorted([overlapping["predicted"], blocking["predicted"]])
+        published = overlapping["published"]
         rows.append(
             claim("Table 6", f"{engine}: TTFT at c = 4", f"{ms(published)} ms", f"{ms(low)} to {ms(high)} ms",
                    low <= published <= high,
                    "from Table 4, where the host's time passes beside others' work, and where it holds the engine up")
         )  # fmt: skip
-    ratios = sorted(found["prelude", held]["rate"]["predicted"] / found["vllm", held]["rate"]["predicted"]
-                    for held in (False, True))  # fmt: skip
-    published = found["prelude", False]["rate"]["published"] / found["vllm", False]["rate"]["published"]
+    rates = {key: metrics["rate"] for key, metrics in by_engine.items()}
+    ratios = sorted(
+        rates["prelude", blocks]["predicted"] / rates["vllm", blocks]["predicted"] for blocks in (False, True)
+    )
+    published = rates["prelude", False]["published"] / rates["vllm", False]["published"]
     rows.append(
         claim("Table 6", "throughput over vLLM's at 32 output tokens", f"{published:.2f}",
                f"{ratios[0]:.2f} to {ratios[1]:.2f}", ratios[0] <= published <= ratios[1], "the same two readings")
@@ -129,82 +124,86 @@ def _decode_claims(document: dict[str, Any]) -> list[Claim]:
 
 def _table_claims(rows: list[dict[str, Any]]) -> list[Claim]:
     """Consistency of the printed numbers, without a model."""
-    found = []
+    result = []
     for row in rows:
         engine, cycle, median = row["engine"], row["cycle_4b"], row["p50_4b"]
-        found.append(
+        result.append(
             claim("section 4", f"{engine}: a lone client's P50 fits into its cycle", f"P50 {ms(median)} ms",
                    f"1/throughput {ms(cycle)} ms", median <= cycle,
                    "" if median <= cycle else "possible only if the faster half of the requests took at most"
                    f" {ms(row['faster_half'])} ms in the mean")
         )  # fmt: skip
-        found.append(
+        result.append(
             claim("Tables 4, 6", f"{engine}: the client is as quick with 4 requests as with one",
                    f"{ms(row['client_one_shot'])} ms", f"{ms(row['client_decode'])} ms",
                    row["client_decode"] <= row["client_one_shot"],
                    "between an answer and the next request, c / throughput - E2E: the load generator is part of what"
                    " was measured")
         )  # fmt: skip
-        found.append(
+        result.append(
             claim("Tables 2, 4", f"{engine}: 0.6B with 128 tokens is no slower than 4B with 512",
                    f"TTFT {ms(row['ttft_06b'])} ms", f"P50 {ms(median)} ms", row["ttft_06b"] <= median,
                    "both with one client" if row["ttft_06b"] <= median else
                    "no set of fixed costs can give both: the two benchmarks did not meet the same engine")
         )  # fmt: skip
-    return found
+    return result
 
 
-def _lifetime_claims(found: dict[str, Any]) -> list[Claim]:
+def _lifetime_claims(summary: dict[str, Any]) -> list[Claim]:
     """Claims of section 3, "Resource accounting", on judges among chats."""
-    calm, full = found["loads"]["open"], found["loads"]["saturated"]
-    by_name = {each["variant"]: each["mean"] for each in calm["variants"]}
-    one, shaped = by_name["one-shot"], by_name["decode-shaped"]
+    calm, full = summary["loads"]["open"], summary["loads"]["saturated"]
+    by_name = {row["variant"]: row["mean"] for row in calm["variants"]}
+    one_shot, shaped = by_name["one-shot"], by_name["decode-shaped"]
     reserved = by_name["one-shot, answers reserved"]
-    held = {each["variant"]: each["mean"]["judge_blocks_held"] / one["kv_blocks"] for each in full["variants"]}
-    before = {each["variant"]: each["mean"]["chat_tokens_per_second"] for each in full["variants"]}
-    gained = {each["to"]: each["intervals"] for each in full["differences"]}
+    means = {row["variant"]: row["mean"] for row in full["variants"]}
+    block_shares = {name: mean["judge_blocks_held"] / one_shot["kv_blocks"] for name, mean in means.items()}
+    before = {name: mean["chat_tokens_per_second"] for name, mean in means.items()}
+    gained = {row["to"]: row["intervals"] for row in full["differences"]}
     return [
         claim("Table 1", "one-shot work keeps no seat", "none",
-               f"{one['judge_slots']:.2f} of {shaped['judge_slots']:.2f}", one["judge_slots"] == 0,
+               f"{one_shot['judge_slots']:.2f} of {shaped['judge_slots']:.2f}", one_shot["judge_slots"] == 0,
                "slots that judges hold on average, with and without the class"),
         claim("Table 1", "and no KV", "none after one forward",
-               f"{one['judge_blocks_held']:.2f} of {shaped['judge_blocks_held']:.2f} blocks",
-               one["judge_blocks_held"] < shaped["judge_blocks_held"],
-               f"in the mean, of {one['kv_blocks']:.0f}; only a prompt that no step holds whole would be cut and take"
-               " some"),
+               f"{one_shot['judge_blocks_held']:.2f} of {shaped['judge_blocks_held']:.2f} blocks",
+               one_shot["judge_blocks_held"] < shaped["judge_blocks_held"],
+               f"in the mean, of {one_shot['kv_blocks']:.0f}; only a prompt that no step holds whole would be cut and"
+               " take some"),
         *(
-            claim("section 3", f"the class gives chats more throughput than {other}", "more tokens/s",
-                   f"{100 * low / before[other]:+.2f} to {100 * high / before[other]:+.2f} %", low > 0,
+            claim("section 3", f"the class gives chats more throughput than {variant}", "more tokens/s",
+                   f"{100 * low / before[variant]:+.2f} to {100 * high / before[variant]:+.2f} %", low > 0,
                    f"at saturation, 95 % of the difference; chat TPOT {1e3 * tpot[0]:+.1f} to {1e3 * tpot[1]:+.1f} ms."
-                   f" Without the class judges hold {100 * held[other]:.1f} % of the blocks: each stays for a step")
-            for other, intervals in gained.items()
+                   f" Without the class judges hold {100 * block_shares[variant]:.1f} % of the blocks: each stays for a"
+                   " step")
+            for variant, intervals in gained.items()
             for (low, high), tpot in [(intervals["chat_tokens_per_second"], intervals["chat_tpot.mean"])]
         ),
         *(
-            claim("section 3", f"judges answer sooner than {each['to']}", "sooner",
+            claim("section 3", f"judges answer sooner than {row['to']}", "sooner",
                    f"{1e3 * low:+.0f} to {1e3 * high:+.0f} ms", high < 0,
                    "below capacity, 95 % of the difference of mean TTFT; chats' own changes by"
                    f" {1e3 * chat[0]:+.0f} to {1e3 * chat[1]:+.0f} ms")
-            for each in calm["differences"]
-            for (low, high), chat in [(each["intervals"]["judge_ttft.mean"], each["intervals"]["chat_ttft.mean"])]
+            for row in calm["differences"]
+            for (low, high), chat in [(row["intervals"]["judge_ttft.mean"], row["intervals"]["chat_ttft.mean"])]
         ),
         claim("section 3", "reserving whole answers costs chats", "TTFT grows",
-               f"{1e3 * one['chat_ttft']['mean']:.0f} to {1e3 * reserved['chat_ttft']['mean']:.0f} ms",
-               reserved["chat_ttft"]["mean"] > one["chat_ttft"]["mean"],
+               f"{1e3 * one_shot['chat_ttft']['mean']:.0f} to {1e3 * reserved['chat_ttft']['mean']:.0f} ms",
+               reserved["chat_ttft"]["mean"] > one_shot["chat_ttft"]["mean"],
                "with the class in both: it is the chats' own reservations that fill the memory"),
     ]  # fmt: skip
 
 
-def _prefix_claims(found: dict[str, Any]) -> list[Claim]:
+def _prefix_claims(summary: dict[str, Any]) -> list[Claim]:
     """Claims of section 3, "Waiting versus batching"."""
     exact = all(job["expected"][name] == job["runs"][name]["computed_tokens"]
-                for job in found["cold"] for name in job["expected"])  # fmt: skip
-    saved = [job["runs"]["not led"]["computed_tokens"] / job["runs"]["led"]["computed_tokens"] for job in found["cold"]]
-    sooner = [job["runs"]["led"]["ttft"]["mean"] < job["runs"]["not led"]["ttft"]["mean"] for job in found["cold"]]
-    over = {each["variant"]: each for each in found["led_over"]}
+                for job in summary["cold"] for name in job["expected"])  # fmt: skip
+    saved = [
+        job["runs"]["not led"]["computed_tokens"] / job["runs"]["led"]["computed_tokens"] for job in summary["cold"]
+    ]
+    sooner = [job["runs"]["led"]["ttft"]["mean"] < job["runs"]["not led"]["ttft"]["mean"] for job in summary["cold"]]
+    over = {row["variant"]: row for row in summary["led_over"]}
     tokens, ttft = (over["not led"]["intervals"][name] for name in ("computed_tokens", "ttft.mean"))
     within = over["shared within a step"]["mean"]
-    peers = ", ".join(str(job["peers"]) for job in found["cold"])
+    peers = ", ".join(str(job["peers"]) for job in summary["cold"])
     return [
         claim("section 3", f"a cold rubric is computed once, {peers} peers", "once",
                ", ".join(f"{factor:.1f}" for factor in saved) + " times fewer tokens", exact,

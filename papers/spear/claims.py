@@ -29,17 +29,17 @@ def _goal_claims(document: dict[str, Any]) -> list[Claim]:
     rows = []
     step = document["coarse"]["step"]
     for goal in GOALS:
-        own, coarse = ([row["p99_itl"] for row in some if row["goal"] == goal]
+        exact, coarse = ([row["p99_itl"] for row in some if row["goal"] == goal]
                        for some in (document["rows"], document["coarse"]["rows"]))  # fmt: skip
-        met = [meets(row["predicted"], goal) for row in own]
+        meeting = [meets(row["predicted"], goal) for row in exact]
         rows.append(
             claim("Table 3", f"the SLO scheduler keeps P99 ITL within {ms(goal)} ms",
-                   _span(row["published"] for row in own), _span(row["predicted"] for row in own), all(met),
-                   f"met at {sum(met)} of {len(met)} densities; with chunks in multiples of {step}"
+                   _span(row["published"] for row in exact), _span(row["predicted"] for row in exact), all(meeting),
+                   f"met at {sum(meeting)} of {len(meeting)} densities; with chunks in multiples of {step}"
                    f" {_span(row['predicted'] for row in coarse)}")
         )  # fmt: skip
-    marks = [(each["published"], each["predicted"]) for row in document["rows"] if row["fitted"]
-             for each in row["meets"]]  # fmt: skip
+    marks = [(goal_row["published"], goal_row["predicted"]) for row in document["rows"] if row["fitted"]
+             for goal_row in row["meets"]]  # fmt: skip
     same = sum(a == b for a, b in marks)
     rows.append(
         claim("Table 3", "which static chunk sizes meet which goal", f"{len(marks)} marks", f"{same} the same",
@@ -51,14 +51,15 @@ def _goal_claims(document: dict[str, Any]) -> list[Claim]:
 
 def _ttft_claims(document: dict[str, Any]) -> list[Claim]:
     rows = []
-    for each in document["against_static"]:
-        published, predicted = each["published"], each["predicted"]
+    for comparison in document["against_static"]:
+        published, predicted = comparison["published"], comparison["predicted"]
         low, high = predicted["confidence"]
         note = f"predicted against static-{predicted['static']}, 95 % of the mean difference"
         if published["difference"] >= 0:
             note += "; the printed row does not bear the claim out either"
         rows.append(
-            claim("5.3.3", f"TTFT below every static size that meets {ms(each['goal'])} ms, {each['density']}",
+            claim("5.3.3",
+                   f"TTFT below every static size that meets {ms(comparison['goal'])} ms, {comparison['density']}",
                    f"{1e3 * published['difference']:+.1f} ms", f"{1e3 * low:+.1f} to {1e3 * high:+.1f} ms", high < 0,
                    note)
         )  # fmt: skip
@@ -73,14 +74,14 @@ def _table_claims(document: dict[str, Any]) -> list[Claim]:
         ("p99_itl", "P99 ITL, SLO rows, held out", False),
     ):
         some = [row[name] for row in document["rows"] if row["fitted"] == fitted]
-        inside = sum(each["inside"] for each in some)
+        inside = sum(entry["inside"] for entry in some)
         note = "; a scheduler that weighs every token comes up to its goal" if name == "p99_itl" else ""
-        errors = _percent([each["error"] for each in some])
+        errors = _percent([entry["error"] for entry in some])
         rows.append(
             claim("Table 3", title, f"{len(some)} values", f"{inside} inside", inside == len(some),
                    f"inside 95 % of runs of {REQUESTS} requests; errors of the mean {errors}{note}")
         )  # fmt: skip
-    worst = max(document["density"], key=lambda each: each["largest"])
+    worst = max(document["density"], key=lambda entry: entry["largest"])
     printed = max(row["p99_itl"]["published"] for row in document["rows"] if row["chunk"] == worst["chunk"])
     rows.append(
         claim("4.3", "P99 ITL at a static chunk size is linear in the density", "sum over modules",
@@ -97,7 +98,7 @@ def notes(document: dict[str, Any]) -> list[str]:
     widths = {f"{row['scheduler']}, {row['density']}": row["ttft"] for row in document["rows"]}
     widest = max(widths, key=lambda name: _relative_width(widths[name]))
     low, high = widths[widest]["prediction"]
-    held = [_relative_width(row["ttft"]) for row in document["rows"] if not row["fitted"]]
+    held_out = [_relative_width(row["ttft"]) for row in document["rows"] if not row["fitted"]]
     return [
         "Kernel latencies are not printed: tables are what the static rows of Table 3 and the decode latency of 5.3.1"
         " imply. They are of no use for another model or device.",
@@ -113,22 +114,22 @@ def notes(document: dict[str, Any]) -> list[str]:
         f"Chunks in multiples of {coarse['step']} tokens give P99 ITL {_percent(errors)} off on those rows. That was"
         " found by looking at them, so no prediction uses it.",
         f"Runs of {REQUESTS} requests differ. A printed mean TTFT inside their 95 % says little where those are wide"
-        f" ({widest}: {ms(low)} to {ms(high)} ms) and more at the SLO scheduler (± {100 * min(held):.0f} to"
-        f" {100 * max(held):.0f} %). Its P99 ITL hardly varies.",
+        f" ({widest}: {ms(low)} to {ms(high)} ms) and more at the SLO scheduler (± {100 * min(held_out):.0f} to"
+        f" {100 * max(held_out):.0f} %). Its P99 ITL hardly varies.",
         f"c_min = {document['chunk_limits'][0]} and c_max = {document['chunk_limits'][1]} are assumed; the paper states"
         " neither.",
     ]
 
 
-def _relative_width(found: dict[str, Any]) -> float:
+def _relative_width(column: dict[str, Any]) -> float:
     """Half of the prediction interval, in parts of the mean."""
-    low, high = found["prediction"]
-    return float((high - low) / 2 / found["predicted"])
+    low, high = column["prediction"]
+    return float((high - low) / 2 / column["predicted"])
 
 
 def _span(seconds: Iterable[float]) -> str:
-    each = list(seconds)
-    return f"{ms(min(each))} to {ms(max(each))} ms"
+    values = list(seconds)
+    return f"{ms(min(values))} to {ms(max(values))} ms"
 
 
 def _percent(errors: Sequence[float]) -> str:

@@ -77,19 +77,19 @@ def printed_recovery(
 
 def claims(cells: Sequence[Document], published: Sequence[QualityRow]) -> list[Document]:
     """The paper's claims about quality: printed, found, and whether they hold here."""
-    made: list[Document | None] = []
+    result: list[Document | None] = []
     for bits in BITS:
         rows = _of(cells, f"rtn-{bits}-pc")
         if rows:
-            made += _placement_claims(rows, bits, published) + _compensator_claims(rows, bits, published)
+            result += _placement_claims(rows, bits, published) + _compensator_claims(rows, bits, published)
     for quantiser in ("gptq", "awq"):
         for bits in BITS:
             rows = _of(cells, f"{quantiser}-{bits}-pc")
             if rows:
                 printed = list(printed_recovery(published, bits, quantiser=quantiser).values())
                 what = f"SPEAR recovers a part of the gap, {quantiser.upper()} at {bits} bits"
-                made.append(_claim("Table 1" if bits == 4 else "Table 10", what, printed, _values(rows), 0.0))
-    return [claim for claim in made if claim is not None]
+                result.append(_claim("Table 1" if bits == 4 else "Table 10", what, printed, _values(rows), 0.0))
+    return [claim for claim in result if claim is not None]
 
 
 def _placement_claims(rows: Sequence[Document], bits: int, published: Sequence[QualityRow]) -> list[Document | None]:
@@ -154,34 +154,36 @@ def shifts(cells: Sequence[Document]) -> list[Document]:
     """Changes of the damage's order from one quantiser to another, mean over seeds (Table 9)."""
     rows = []
     for bits in BITS:
-        other = _of(cells, f"awq-{bits}-pc")
+        awq = _of(cells, f"awq-{bits}-pc")
         for quantiser, printed in PRINTED_SHIFT.items():
-            pairs = list(zip(_of(cells, f"{quantiser}-{bits}-pc"), other, strict=False))
+            pairs = list(zip(_of(cells, f"{quantiser}-{bits}-pc"), awq, strict=False))
             if pairs:
                 rows.append(
                     {
                         "quantiser": quantiser,
                         "bits": bits,
-                        "spearman": mean(_spearman(one["damage"], two["damage"]) for one, two in pairs),
-                        "jaccard": mean(_overlap(one["damage"], two["damage"]) for one, two in pairs),
+                        "spearman": mean(_spearman(a["damage"], b["damage"]) for a, b in pairs),
+                        "jaccard": mean(_overlap(a["damage"], b["damage"]) for a, b in pairs),
                         "printed": printed,
                     }
                 )
     return rows
 
 
-def _spearman(one: dict[str, float], other: dict[str, float]) -> float:
+def _spearman(first: dict[str, float], second: dict[str, float]) -> float:
     """The rank correlation of two damages of the same modules, without ties."""
-    names = list(one)
-    ranks = [{name: rank for rank, name in enumerate(sorted(names, key=each.__getitem__))} for each in (one, other)]
+    names = list(first)
+    ranks = [
+        {name: rank for rank, name in enumerate(sorted(names, key=damage.__getitem__))} for damage in (first, second)
+    ]
     squares = sum((ranks[0][name] - ranks[1][name]) ** 2 for name in names)
     return 1 - 6 * squares / (len(names) * (len(names) ** 2 - 1))
 
 
-def _overlap(one: dict[str, float], other: dict[str, float]) -> float:
+def _overlap(damage: dict[str, float], reference: dict[str, float]) -> float:
     """Jaccard overlap of the modules with the most damage."""
-    count = max(round(TOP * len(one)), 1)
-    first, second = (set(sorted(each, key=each.__getitem__)[-count:]) for each in (one, other))
+    count = max(round(TOP * len(damage)), 1)
+    first, second = (set(sorted(modules, key=modules.__getitem__)[-count:]) for modules in (damage, reference))
     return len(first & second) / len(first | second)
 
 
@@ -217,8 +219,8 @@ def _hardest(row: Document) -> float:
 
 def _printed_difference(published: Sequence[QualityRow], bits: int, variant: str) -> list[float]:
     """Printed differences of SPEAR's share and another variant's, over tables, models and texts that have both."""
-    ours, other = (printed_recovery(published, bits, name) for name in ("spear", variant))
-    return [ours[key] - other[key] for key in other if key in ours]
+    ours, variant_shares = (printed_recovery(published, bits, name) for name in ("spear", variant))
+    return [ours[key] - variant_shares[key] for key in variant_shares if key in ours]
 
 
 def _claim(
@@ -226,7 +228,7 @@ def _claim(
     what: str,
     printed: Sequence[float],
     values: Sequence[float],
-    least: float,
+    minimum: float,
     *,
     strict: bool = True,
     unit: str = "points",
@@ -238,22 +240,22 @@ def _claim(
     """
     if not values:
         return None
-    found, span = mean(values), interval(values)
-    agrees = (span[0] if span else found) > least if strict else found >= least
+    average, span = mean(values), interval(values)
+    agrees = (span[0] if span else average) > minimum if strict else average >= minimum
     show: Callable[[float], str] = (lambda value: f"{100 * value:+.1f}") if unit else (lambda value: f"{value:+.4f}")
     if negated:  # an upper bound, written with its own sign
-        found, span, least = -found, (-span[1], -span[0]) if span else None, -least
-    shown = f"; {show(span[0])} to {show(span[1])} over seeds" if span else ""
+        average, span, minimum = -average, (-span[1], -span[0]) if span else None, -minimum
+    seeds_range = f"; {show(span[0])} to {show(span[1])} over seeds" if span else ""
     word = "at most" if negated else "above" if strict else "at least"
     return {
         "where": where,
         "what": what,
         "published": _range(printed, show, unit) if printed else "nothing",
-        "found": f"{show(found)} {unit}".strip(),
-        "value": found,
+        "found": f"{show(average)} {unit}".strip(),
+        "value": average,
         "interval": span,
         "agrees": agrees,
-        "note": f"goal {word} {show(least)}{shown}",
+        "note": f"goal {word} {show(minimum)}{seeds_range}",
     }
 
 
@@ -268,19 +270,19 @@ def _cell(name: str, rows: Sequence[Document], published: Sequence[QualityRow]) 
     variants = {}
     names = dict.fromkeys(variant for row in rows for variant in row["variants"])
     for variant in names:
-        each = [row["variants"][variant] for row in rows if variant in row["variants"]]
-        shares = [row["recovered"] for row in each]
+        results = [row["variants"][variant] for row in rows if variant in row["variants"]]
+        shares = [row["recovered"] for row in results]
         printed = list(printed_recovery(published, int(bits), variant, quantiser, grain).values())
         variants[variant] = {
-            "perplexity": mean(row["perplexity"] for row in each),
-            "kl": mean(row["kl"] for row in each),
+            "perplexity": mean(row["perplexity"] for row in results),
+            "kl": mean(row["kl"] for row in results),
             "recovered": mean(shares),
             "interval": interval(shares),
-            "modules": mean(row["modules"] for row in each),
-            "rank": mean(row["rank"] for row in each),
-            "bytes": mean(row["bytes"] for row in each),
+            "modules": mean(row["modules"] for row in results),
+            "rank": mean(row["rank"] for row in results),
+            "bytes": mean(row["bytes"] for row in results),
             "printed": (min(printed), max(printed)) if printed else None,
-            "seeds": len(each),
+            "seeds": len(results),
         }
     return {
         "cell": name,

@@ -25,11 +25,11 @@ NAMES = {
 def tables(document: Document) -> Report:
     """Every quantised model with its variants, quartiles, the claims with what is found, what disagrees, and notes."""
     text, bases = document["size"]["text"], document["bases"]
-    found = ", ".join(f"{base['perplexity']:.2f}" for base in bases)
+    perplexities = ", ".join(f"{base['perplexity']:.2f}" for base in bases)
     about = (
         f"Language models of {bases[0]['parameters']:,} parameters ({text['layers']} layers, width {text['hidden']},"
         f" {text['vocabulary']} tokens) on the {bases[0]['corpus']['description']}, {len(bases)} seeds; held-out"
-        f" perplexity {found}"
+        f" perplexity {perplexities}"
     )
     parts: list[Section] = [
         (f"{about}\nPerplexity and the share of the gap that is closed, %", _cells(document)),
@@ -43,44 +43,44 @@ def tables(document: Document) -> Report:
 
 
 def _cells(document: Document) -> Table:
-    shown = table(
+    result = table(
         "model", "perplexity", "KL, nats", "closed", "over seeds", "printed", "modules", "rank", "bytes",
         "of the model", "at Llama-2-7B",
     )  # fmt: skip
     for cell in document["summary"]:
-        shown.add_row("16 bits", f"{cell['full']:.3f}")
-        shown.add_row(cell["cell"], f"{cell['quantised']:.3f}", f"{cell['kl']:.4f}")
+        result.add_row("16 bits", f"{cell['full']:.3f}")
+        result.add_row(cell["cell"], f"{cell['quantised']:.3f}", f"{cell['kl']:.4f}")
         for name, row in cell["variants"].items():
             shares = [f"{100 * cell[key]:.2f} %" for key in ("share", "share_llama_2_7b")] if name == "spear" else []
-            shown.add_row(
+            result.add_row(
                 f"  + {NAMES.get(name, name)}", f"{row['perplexity']:.3f}", f"{row['kl']:.4f}",
                 f"{100 * row['recovered']:.1f}", percent_range(row["interval"]), percent_range(row["printed"]),
                 f"{row['modules']:.1f}", f"{row['rank']:.1f}", f"{row['bytes']:,.0f}", *shares,
             )  # fmt: skip
-    return shown
+    return result
 
 
 def _quartiles(document: Document) -> Table:
-    shown = table("model", "quarter", "1 − cosine", "KL", "KL recovered", "loss recovered", "of that, by the gate")
+    result = table("model", "quarter", "1 − cosine", "KL", "KL recovered", "loss recovered", "of that, by the gate")
     for name in dict.fromkeys(cell["cell"] for cell in document["cells"]):
         rows = [cell["variants"]["spear"]["quartiles"] for cell in document["cells"] if cell["cell"] == name]
         for index in range(len(rows[0])):
-            each = [
+            quartile = [
                 sum(row[index][key] for row in rows) / len(rows)
                 for key in ("deviation", "kl_quantised", "kl", "loss", "gate_loss")
             ]
-            shown.add_row(name if index == 0 else "", str(index + 1), *(f"{value:.4f}" for value in each))
-    return shown
+            result.add_row(name if index == 0 else "", str(index + 1), *(f"{value:.4f}" for value in quartile))
+    return result
 
 
 def _shifts(document: Document) -> Table:
-    shown = table("quantiser", "bits", "rank correlation", "printed", "overlap of the top 30 %")
+    result = table("quantiser", "bits", "rank correlation", "printed", "overlap of the top 30 %")
     for row in document["shifts"]:
         low, high = row["printed"]
-        shown.add_row(
+        result.add_row(
             row["quantiser"], str(row["bits"]), f"{row['spearman']:.2f}", f"{low} to {high}", f"{row['jaccard']:.2f}"
         )
-    return shown
+    return result
 
 
 def _goal(claim: Document) -> str:
@@ -131,8 +131,8 @@ def _draw_quartiles(panels: list[Any], document: Document) -> None:
         for row in (row for row in document["cells"] if row["cell"] == cell["cell"]):
             quartiles = row["variants"]["spear"]["quartiles"]
             places = range(1, len(quartiles) + 1)
-            axes.plot(places, [each["kl"] for each in quartiles], "o-", color=COLOURS["spear"], lw=1, ms=4)
-            axes.plot(places, [each["kl_quantised"] for each in quartiles], "--", color="#777777", lw=0.9)
+            axes.plot(places, [quartile["kl"] for quartile in quartiles], "o-", color=COLOURS["spear"], lw=1, ms=4)
+            axes.plot(places, [quartile["kl_quantised"] for quartile in quartiles], "--", color="#777777", lw=0.9)
         axes.set_xticks(range(1, 5))
         axes.set_xlabel("quarter of the tokens, by quantisation error")
         axes.set_title(f"{cell['cell']}: KL (dashed), and recovered", loc="left", fontsize=10)

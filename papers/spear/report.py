@@ -44,60 +44,60 @@ def tables(document: Document) -> Report:
 def _rows(rows: list[Document]) -> Table:
     """Both columns of Table 3: printed, predicted, error, the range of single runs, and whether it holds the print."""
     column = ("predicted", "error", "interval", "inside")
-    shown = table("scheduler", "density", "P99 ITL", *column, "TTFT", *column)
+    result = table("scheduler", "density", "P99 ITL", *column, "TTFT", *column)
     for row in rows:
         name = row["scheduler"] + ("*" if row["fitted"] else "")
-        shown.add_row(name, row["density"], *_cells(row["p99_itl"]), *_cells(row["ttft"]))
-    return shown
+        result.add_row(name, row["density"], *_cells(row["p99_itl"]), *_cells(row["ttft"]))
+    return result
 
 
-def _cells(found: Document) -> list[str]:
+def _cells(column: Document) -> list[str]:
     return [
-        milliseconds(found["published"]),
-        milliseconds(found["predicted"]),
-        percent(found["error"]),
-        _range(found["prediction"]),
-        "yes" if found["inside"] else "no",
+        milliseconds(column["published"]),
+        milliseconds(column["predicted"]),
+        percent(column["error"]),
+        _range(column["prediction"]),
+        "yes" if column["inside"] else "no",
     ]
 
 
 def _against(document: Document) -> Table:
     """One line for each static size whose P99 ITL keeps the goal, as printed or as predicted."""
-    shown = table("goal", "density", "static", "printed", "predicted", "interval")
-    for each in document["against_static"]:
-        for size in each["sizes"]:
-            shown.add_row(
-                f"{1e3 * each['goal']:g}",
-                each["density"],
+    result = table("goal", "density", "static", "printed", "predicted", "interval")
+    for comparison in document["against_static"]:
+        for size in comparison["sizes"]:
+            result.add_row(
+                f"{1e3 * comparison['goal']:g}",
+                comparison["density"],
                 str(size["static"]),
                 _difference(size["published"]),
                 _difference(size["predicted"]),
                 "" if size["predicted"] is None else _range(size["confidence"], "+"),
             )
-    return shown
+    return result
 
 
 def _difference(seconds: float | None) -> str:
     return "misses it" if seconds is None else f"{1e3 * seconds:+.1f}"
 
 
-def _iteration(found: Document) -> Table:
-    columns = [name for name in found if name != "tokens"]
-    shown = table("tokens", *("without" if name == "w4" else name for name in columns))
-    for index, tokens in enumerate(found["tokens"]):
-        shown.add_row(str(tokens), *(f"{1e3 * found[name][index]:.2f}" for name in columns))
-    return shown
+def _iteration(iteration: Document) -> Table:
+    columns = [name for name in iteration if name != "tokens"]
+    result = table("tokens", *("without" if name == "w4" else name for name in columns))
+    for index, tokens in enumerate(iteration["tokens"]):
+        result.add_row(str(tokens), *(f"{1e3 * iteration[name][index]:.2f}" for name in columns))
+    return result
 
 
 def _alternatives(document: Document) -> Table:
     """The chosen alternative comes first. Errors of static rows are root mean squares of logarithms, of its fit."""
-    shown = table("reading", "sampling", "static P99 ITL", "static TTFT", "SLO P99 ITL", "SLO TTFT")
-    held = [row for row in document["rows"] if not row["fitted"]]
-    for each in ({**document["fit"], "rows": held}, *document["alternatives"]):
-        spans = (_percent_span([row[name]["error"] for row in each["rows"]]) for name in ("p99_itl", "ttft"))
-        misfits = (f"{100 * each[name]:.1f} %" for name in ("misfit_p99_itl", "misfit_ttft"))
-        shown.add_row(each["reading"], each["sampling"], *misfits, *spans)
-    return shown
+    result = table("reading", "sampling", "static P99 ITL", "static TTFT", "SLO P99 ITL", "SLO TTFT")
+    held_out = [row for row in document["rows"] if not row["fitted"]]
+    for alternative in ({**document["fit"], "rows": held_out}, *document["alternatives"]):
+        spans = (_percent_span([row[name]["error"] for row in alternative["rows"]]) for name in ("p99_itl", "ttft"))
+        misfits = (f"{100 * alternative[name]:.1f} %" for name in ("misfit_p99_itl", "misfit_ttft"))
+        result.add_row(alternative["reading"], alternative["sampling"], *misfits, *spans)
+    return result
 
 
 def _percent_span(errors: list[float]) -> str:
@@ -105,7 +105,7 @@ def _percent_span(errors: list[float]) -> str:
 
 
 def _range(bounds: list[float], sign: str = "") -> str:
-    low, high = (f"{1e3 * each:{sign}.1f}" for each in bounds)
+    low, high = (f"{1e3 * end:{sign}.1f}" for end in bounds)
     return f"[{low}, {high}]"
 
 
@@ -131,10 +131,10 @@ def _densities(document: Document) -> list[str]:
 def _draw_tradeoff(panels: list[Any], document: Document) -> None:
     """Mean TTFT against P99 ITL, a panel a density; bars reach over 95 % of single runs, dots stand at the goals."""
     for axes, density in zip(panels, _densities(document), strict=True):
-        here = [row for row in document["rows"] if row["density"] == density]
+        rows = [row for row in document["rows"] if row["density"] == density]
         for fitted, colour, name in ((True, STATIC, "static"), (False, SLO, "SLO")):
-            _draw_rows(axes, [row for row in here if row["fitted"] == fitted], colour, name)
-        for goal in sorted({row["goal"] for row in here if row["goal"]}):
+            _draw_rows(axes, [row for row in rows if row["fitted"] == fitted], colour, name)
+        for goal in sorted({row["goal"] for row in rows if row["goal"]}):
             axes.axvline(1e3 * goal, color="black", ls=":", lw=1)
         axes.set_yscale("log")
         axes.set_xlabel("P99 ITL, ms")
@@ -154,7 +154,7 @@ def _draw_rows(axes: Any, rows: list[Document], colour: str, name: str) -> None:
         axes.plot(across, up, line, color=colour, mfc=face, ms=5, lw=1, label=label)
     for row in rows:
         at = 1e3 * row["p99_itl"]["predicted"]
-        axes.plot([at, at], [1e3 * bound for bound in row["ttft"]["prediction"]], color=colour, lw=1, alpha=0.6)
+        axes.plot([at, at], [1e3 * end for end in row["ttft"]["prediction"]], color=colour, lw=1, alpha=0.6)
         label, above = (str(row["chunk"]), 3) if row["chunk"] else (f"{1e3 * row['goal']:g} ms", -9)
         place = (at, 1e3 * row["ttft"]["predicted"])
         axes.annotate(label, place, (5, above), textcoords="offset points", fontsize=7)
@@ -163,10 +163,18 @@ def _draw_rows(axes: Any, rows: list[Document], colour: str, name: str) -> None:
 def _draw_iteration(panels: list[Any], document: Document) -> None:
     """T_S over the tokens of a pass, without compensators and at every density."""
     (axes,) = panels
-    found = document["iteration"]
+    iteration = document["iteration"]
     for name, colour in COLOURS.items():
         label = "without compensators" if name == "w4" else name
-        axes.plot(found["tokens"], [1e3 * each for each in found[name]], "o-", color=colour, ms=4, lw=1.2, label=label)
+        axes.plot(
+            iteration["tokens"],
+            [1e3 * seconds for seconds in iteration[name]],
+            "o-",
+            color=colour,
+            ms=4,
+            lw=1.2,
+            label=label,
+        )
     axes.set_ylim(bottom=0)
     axes.set_xlabel("tokens of a pass")
     axes.set_ylabel("iteration latency, ms")

@@ -52,7 +52,7 @@ class Study:
         screening: replications and rounds (see `Fit`) of the first fit of each, to the middle density alone.
         fitting: of the fit of those that come out best. refining: of the best one's tables, from there.
         predicting: replications of the rows of Table 3 with these. Intervals need at least 2, here and in fitting.
-        others: how many further samplings are fitted under the best reading.
+        alternatives: how many further samplings are fitted under the best reading.
     """
 
     readings: tuple[Reading, ...] = READINGS
@@ -61,7 +61,7 @@ class Study:
     fitting: tuple[int, int] = (4, 4)
     refining: tuple[int, int] = (12, 3)
     predicting: int = 20
-    others: int = 2
+    alternatives: int = 2
 
 
 def reproduce(
@@ -80,22 +80,22 @@ def reproduce(
         return run_tasks([Task(stage, function, ()) for function in functions], jobs, progress)
 
     settings = _settings(trace, study)
-    screened = run("screening", [_fit(each, ("mid",), study.screening) for each in settings])
+    screened = run("screening", [_fit(setting, ("mid",), study.screening) for setting in settings])
     finalists = _finalists(settings, screened, study)
-    fits = run("fitting", [_fit(each, tuple(DENSITIES), study.fitting) for each in finalists])
-    stated = [i for i, each in enumerate(finalists) if each.reading.passes == "separate"]
+    fits = run("fitting", [_fit(setting, tuple(DENSITIES), study.fitting) for setting in finalists])
+    stated = [i for i, setting in enumerate(finalists) if setting.reading.passes == "separate"]
     best = min(stated, key=lambda i: _misfit(fits[i]))
     refining = _fit(finalists[best], tuple(DENSITIES), study.refining, fits[best]["iteration"])
     (fits[best],) = run("refining", [refining])
     rows, first = published_rows(), max(study.fitting[0], study.refining[0])
     tasks = [_row(finalists[best], fits[best], row, first, study.predicting) for row in rows]
-    found = run("predicting", tasks)
+    figures_by_row = run("predicting", tasks)
     stepped = dataclasses.replace(finalists[best], step=STEP)
     tasks = [_row(stepped, fits[best], row, first, study.predicting) for row in slo_rows()]
     coarse = run("coarse chunks", tasks)
-    others = [i for i in range(len(fits)) if i != best]
-    tasks = [_row(finalists[i], fits[i], row, first, study.fitting[0]) for i in others for row in slo_rows()]
-    rest = iter(run("alternatives", tasks))
+    alternatives = [i for i in range(len(fits)) if i != best]
+    tasks = [_row(finalists[i], fits[i], row, first, study.fitting[0]) for i in alternatives for row in slo_rows()]
+    alternative_figures = iter(run("alternatives", tasks))
     document = {
         "schema": SCHEMA,
         "paper": "spear",
@@ -103,13 +103,13 @@ def reproduce(
         "held_out": "rows of the SLO scheduler; tables and sampling were fitted to the static rows",
         "workload": _describe_workload(finalists[best]),
         "chunk_limits": [SMALLEST, LARGEST],
-        "screening": [_describe_fit(each, fit) for each, fit in zip(settings, screened, strict=True)],
+        "screening": [_describe_fit(setting, fit) for setting, fit in zip(settings, screened, strict=True)],
         "fit": _describe_fit(finalists[best], fits[best]),
         "iteration": _describe_iteration(fits[best]["iteration"]),
         "tables": fits[best]["iteration"].tables().document(),
         "density": density_misfit(),
-        "rows": [_compare_row(row, figures) for row, figures in zip(rows, found, strict=True)],
-        "against_static": _against_static(rows, found),
+        "rows": [_compare_row(row, figures) for row, figures in zip(rows, figures_by_row, strict=True)],
+        "against_static": _against_static(rows, figures_by_row),
         "coarse": {
             "step": STEP,
             "rows": [_compare_row(row, figures) for row, figures in zip(slo_rows(), coarse, strict=True)],
@@ -117,9 +117,9 @@ def reproduce(
         "alternatives": [
             {
                 **_describe_fit(finalists[i], fits[i]),
-                "rows": [_compare_row(row, next(rest)) for row in slo_rows()],
+                "rows": [_compare_row(row, next(alternative_figures)) for row in slo_rows()],
             }
-            for i in others
+            for i in alternatives
         ],
     }
     return {**document, "claims": claims(document), "notes": notes(document)}
@@ -132,9 +132,9 @@ def _settings(trace: Trace | None, study: Study) -> list[Setting]:
     """Every reading on every sampling that leaves something of the trace."""
     lengths: list[tuple[Trace | None, str]] = [(None, "synthetic")]
     if trace is not None:
-        drawn = [(sampling.draw_from(trace), sampling.name) for sampling in study.samplings]
-        lengths = [(turns, name) for turns, name in drawn if len(turns)]
-    return [Setting(reading, *each) for each in lengths for reading in study.readings]
+        traces = [(sampling.draw_from(trace), sampling.name) for sampling in study.samplings]
+        lengths = [(turns, name) for turns, name in traces if len(turns)]
+    return [Setting(reading, *workload) for workload in lengths for reading in study.readings]
 
 
 def _fit(
@@ -159,10 +159,10 @@ def _finalists(settings: list[Setting], screened: list[dict[str, Any]], study: S
     """The best sampling of each reading; and of the best reading the next best samplings, and vLLM's."""
     order = sorted(range(len(settings)), key=lambda i: _misfit(screened[i]))
     ranked = [settings[i] for i in order]
-    chosen = {each.reading: each for each in reversed(ranked)}
-    same = [each for each in ranked if each.reading == ranked[0].reading]
-    picked = [chosen[reading] for reading in study.readings]
-    more = [*same[1 : 1 + study.others], *(each for each in same if each.name == VLLM.name)]
+    best_by_reading = {setting.reading: setting for setting in reversed(ranked)}
+    same = [setting for setting in ranked if setting.reading == ranked[0].reading]
+    picked = [best_by_reading[reading] for reading in study.readings]
+    more = [*same[1 : 1 + study.alternatives], *(setting for setting in same if setting.name == VLLM.name)]
     return list(dict.fromkeys([*picked, *more]))
 
 
@@ -232,28 +232,28 @@ def _compare_row(row: Row, figures: Sequence[Figures]) -> dict[str, Any]:
     }
 
 
-def _against_static(rows: Sequence[Row], found: Sequence[Sequence[Figures]]) -> list[dict[str, Any]]:
+def _against_static(rows: Sequence[Row], figures: Sequence[Sequence[Figures]]) -> list[dict[str, Any]]:
     """Mean TTFT of the SLO scheduler less that of the static chunk sizes that meet the same goal, seconds.
 
     `published` and `predicted` each have the static size that is quickest by their own figures; `sizes` every size
     that meets the goal by either, None if it misses it. Predicted differences are between runs of the same requests.
     """
-    pairs = list(zip(rows, found, strict=True))
+    pairs = list(zip(rows, figures, strict=True))
     results = []
-    for slo, own in pairs:
+    for slo, slo_runs in pairs:
         if slo.goal is None:
             continue
         sizes = []
         for row, runs in pairs:
             if row.chunk and row.density == slo.density:
-                differences = [{"ttft": a[1] - b[1]} for a, b in zip(own, runs, strict=True)]
+                differences = [{"ttft": a[1] - b[1]} for a, b in zip(slo_runs, runs, strict=True)]
                 mean, intervals = combine(differences)
-                kept = meets(float(np.mean([p99 for p99, _ in runs])), slo.goal)
+                meets_goal = meets(float(np.mean([p99 for p99, _ in runs])), slo.goal)
                 sizes.append(
                     {
                         "static": row.chunk,
                         "published": slo.ttft - row.ttft if row.p99_itl <= slo.goal else None,
-                        "predicted": mean["ttft"] if kept else None,
+                        "predicted": mean["ttft"] if meets_goal else None,
                         **_ends(intervals["ttft"]),
                     }
                 )

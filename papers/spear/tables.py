@@ -73,28 +73,28 @@ class Reading:
 
     Attributes:
         passes: its prompt tokens run in a pass of their own, T(d) + T(c), or with the decodes, T(d + c).
-        beside: a static chunk size is of prompt tokens, beside the decodes; otherwise decodes are part of it.
+        beside_decodes: a static chunk size is of prompt tokens, beside the decodes; otherwise decodes are part of it.
         padded: static chunks are padded to their size, as section 4.3 says of "regular chunked prefill".
     """
 
     passes: Passes
-    beside: bool
+    beside_decodes: bool
     padded: bool = False
 
     @property
     def name(self) -> str:
         """Its name in tables."""
         step = "T(d) + T(c)" if self.passes == "separate" else "T(d + c)"
-        return f"{step}, decodes {'beside' if self.beside else 'within'}{', padded' if self.padded else ''}"
+        return f"{step}, decodes {'beside' if self.beside_decodes else 'within'}{', padded' if self.padded else ''}"
 
 
 READINGS = (
-    Reading("separate", beside=True),
-    Reading("separate", beside=True, padded=True),
-    Reading("separate", beside=False),
-    Reading("joint", beside=True),
-    Reading("joint", beside=False),
-    Reading("joint", beside=False, padded=True),
+    Reading("separate", beside_decodes=True),
+    Reading("separate", beside_decodes=True, padded=True),
+    Reading("separate", beside_decodes=False),
+    Reading("joint", beside_decodes=True),
+    Reading("joint", beside_decodes=False),
+    Reading("joint", beside_decodes=False, padded=True),
 )
 
 
@@ -191,7 +191,7 @@ class Setting:
     def chunking(self, row: Row) -> dict[str, Any]:
         """The `chunking` section of the row's engine."""
         if row.chunk:
-            return {"policy": "static", "tokens": row.chunk, "exclude_decodes": self.reading.beside}
+            return {"policy": "static", "tokens": row.chunk, "exclude_decodes": self.reading.beside_decodes}
         return {
             "policy": "slo",
             "slo_seconds": row.goal,
@@ -229,8 +229,8 @@ class Fit:
         result: dict[str, Any] = {}
         for _ in range(self.rounds):
             iteration = complete(base.tolist(), added.tolist())
-            found = {(row.density, row.chunk): self._means(iteration, row) for row in rows}
-            p99, ttft = (_by_density({key: each[i] for key, each in found.items()}, self.densities) for i in range(2))
+            means = {(row.density, row.chunk): self._means(iteration, row) for row in rows}
+            p99, ttft = (_by_density({key: pair[i] for key, pair in means.items()}, self.densities) for i in range(2))
             result = {
                 "iteration": iteration,
                 "p99": p99,
@@ -263,5 +263,5 @@ def _by_density(values: dict[Any, float], densities: Sequence[str]) -> Floats:
     return np.array([[values[name, chunk] for chunk in CHUNKS] for name in densities])
 
 
-def _misfit(found: Floats, printed: Floats) -> float:
-    return float(np.sqrt(np.mean(np.log(found / printed) ** 2)))
+def _misfit(simulated: Floats, printed: Floats) -> float:
+    return float(np.sqrt(np.mean(np.log(simulated / printed) ** 2)))

@@ -66,8 +66,8 @@ class StudiedModel:
     @cached_property
     def sizes(self) -> dict[str, Size]:
         """(outputs, inputs) of every linear layer."""
-        named = to_named(self.weights)
-        return {name: (named[name].shape[0], named[name].shape[1]) for name in module_names(self.forward.config)}
+        weights = to_named(self.weights)
+        return {name: (weights[name].shape[0], weights[name].shape[1]) for name in module_names(self.forward.config)}
 
     @cached_property
     def budget(self) -> int:
@@ -79,8 +79,8 @@ class StudiedModel:
         sampled = self.texts["sampled"]
         rounded = sampled[: self.size.rounded]
         model = quantise_model(self.forward, self.weights, cell.method, cell.precision, rounded)
-        found = damage(self.forward, model, sampled[: self.size.diagnosed])
-        placement = select(found, deployment_costs(found), self.sizes, self.budget, self.size.rule)
+        damages = damage(self.forward, model, sampled[: self.size.diagnosed])
+        placement = select(damages, deployment_costs(damages), self.sizes, self.budget, self.size.rule)
         full, quantised = self.evaluation.reference(), self.evaluation.measure(model.weights())
         compensation = Compensation(self, model, placement, full, quantised)
         layers, bits = self.forward.config.shape.layers, cell.precision.bits
@@ -88,7 +88,7 @@ class StudiedModel:
             "cell": cell.name,
             "full": full.summary(),
             "quantised": {**quantised.summary(), "bytes": model.nbytes},
-            "damage": found,
+            "damage": damages,
             "entropy": placement.entropy,
             "modules": list(placement.modules),
             "budget": self.budget,
@@ -123,8 +123,8 @@ class Compensation:
         """The modules of a variant."""
         every = list(self.study.sizes)
         if name == "random":
-            drawn = random.Random(f"{self.study.seed} {self.model.method} {self.model.precision}")
-            return drawn.sample(every, len(self.placement.modules))
+            rng = random.Random(f"{self.study.seed} {self.model.method} {self.model.precision}")
+            return rng.sample(every, len(self.placement.modules))
         return every if name in ("all", "uniform") else self.placement.modules
 
     def _trained(

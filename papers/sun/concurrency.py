@@ -84,11 +84,11 @@ def scenario(row: ConcurrencyRow, fit: DecodeFit, prompt_token: float, prompt_ov
 def fits(rows: Sequence[ConcurrencyRow]) -> list[Result]:
     """The fits, model by model, with the roofline that decides their form."""
     hardware = load_hardware(DEVICE)
-    found = []
+    results = []
     for model in dict.fromkeys(row.model for row in rows):
-        own = rows_of(rows, model)
-        fit, prompts = fit_decode(own), fit_prompts(own)
-        found.append(
+        model_rows = rows_of(rows, model)
+        fit, prompts = fit_decode(model_rows), fit_prompts(model_rows)
+        results.append(
             {
                 "model": model,
                 "weights": {str(bits): seconds for bits, seconds in fit.weights.items()},
@@ -101,7 +101,7 @@ def fits(rows: Sequence[ConcurrencyRow]) -> list[Result]:
                 "ridge_rows": {str(bits): ridge_rows(hardware, bits) for bits in fit.weights},
             }
         )
-    return found
+    return results
 
 
 def forms(rows: Sequence[ConcurrencyRow]) -> list[Result]:
@@ -115,13 +115,13 @@ def forms(rows: Sequence[ConcurrencyRow]) -> list[Result]:
 
 def errors(results: Sequence[Result], metric: str) -> Result:
     """Errors of the held-out rows: mean and worst absolute relative error, in all and by model and method."""
-    held = [result for result in results if not result["fitted"]]
-    worst = max(held, key=lambda result: abs(result["errors"][metric]))
+    held_out = [result for result in results if not result["fitted"]]
+    worst = max(held_out, key=lambda result: abs(result["errors"][metric]))
     groups: dict[str, list[float]] = {}
-    for result in held:
+    for result in held_out:
         groups.setdefault(f"{result['model']} {result['method']}", []).append(abs(result["errors"][metric]))
     return {
-        "mean": float(np.mean([abs(result["errors"][metric]) for result in held])),
+        "mean": float(np.mean([abs(result["errors"][metric]) for result in held_out])),
         "worst": worst["errors"][metric],
         "worst_row": {key: worst[key] for key in ("model", "method", "prompt", "concurrency")},
         "by_method": {name: float(np.mean(values)) for name, values in groups.items()},
@@ -131,14 +131,14 @@ def errors(results: Sequence[Result], metric: str) -> Result:
 def _errors_of(rows: Sequence[ConcurrencyRow], form: Form, plain: bool) -> Result:
     misfits, tpots, throughputs = [], [], []
     for model in dict.fromkeys(row.model for row in rows):
-        own = rows_of(rows, model)
-        fit, prompts = fit_decode(own, form, plain=plain), fit_prompts(own)
+        model_rows = rows_of(rows, model)
+        fit, prompts = fit_decode(model_rows, form, plain=plain), fit_prompts(model_rows)
         misfits.append(fit.misfit)
-        for row in own:
+        for row in model_rows:
             if row.concurrency not in FITTED:
-                found = closed_loop(fit, prompts[row.prefill_bits], row)
-                tpots.append(abs(found.tpot / row.tpot - 1))
-                throughputs.append(abs(found.throughput / row.throughput - 1))
+                prediction = closed_loop(fit, prompts[row.prefill_bits], row)
+                tpots.append(abs(prediction.tpot / row.tpot - 1))
+                throughputs.append(abs(prediction.throughput / row.throughput - 1))
     return {
         "misfit": float(np.mean(misfits)),
         "tpot_error": float(np.mean(tpots)),

@@ -91,26 +91,26 @@ def fit_decode(rows: Iterable[ConcurrencyRow], form: Form = "batching", *, plain
     solution, _ = nnls(matrix / scale / target[:, None], np.ones(len(target)))
     coefficients = solution / scale
     misfit = float(np.abs(matrix @ coefficients / target - 1).mean())
-    found = [float(value) for value in coefficients]
-    extra = found[len(kinds)] if form != "neither" else 0.0
+    values = [float(value) for value in coefficients]
+    extra = values[len(kinds)] if form != "neither" else 0.0
     return DecodeFit(
-        weights=dict(zip(kinds, found[: len(kinds)], strict=True)),
+        weights=dict(zip(kinds, values[: len(kinds)], strict=True)),
         batching=extra if form == "batching" else 0.0,
         per_row=extra if form == "rows" else 0.0,
-        per_kv_token=found[-1],
+        per_kv_token=values[-1],
         misfit=misfit,
     )
 
 
 def fit_prompts(rows: Iterable[ConcurrencyRow]) -> dict[int, LinearLatency]:
     """TTFT by prompt tokens at concurrency 1, for each width of the prefill weights of one model."""
-    alone = [row for row in rows if row.concurrency == 1]
+    single = [row for row in rows if row.concurrency == 1]
     return {
         bits: LinearLatency(relative=True, holdout=0.0).fit(
-            [float(row.prompt) for row in alone if row.prefill_bits == bits],
-            [row.ttft for row in alone if row.prefill_bits == bits],
+            [float(row.prompt) for row in single if row.prefill_bits == bits],
+            [row.ttft for row in single if row.prefill_bits == bits],
         )
-        for bits in sorted({row.prefill_bits for row in alone})
+        for bits in sorted({row.prefill_bits for row in single})
     }
 
 

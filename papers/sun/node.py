@@ -121,11 +121,11 @@ def outcomes(document: dict[str, Any], replications: int) -> list[Outcome]:
 
 
 def _outcome(run: Run, measure: MeasureSpec, document: dict[str, Any]) -> Outcome:
-    summary, found = summarise(run, measure), latencies(run.columns, measure)
+    summary, samples = summarise(run, measure), latencies(run.columns, measure)
     return Outcome(
         throughput=summary["output_throughput"],
         tpot=summary["tpot"]["mean"],
         ttft=summary["ttft"]["mean"],
-        interactivity=float(np.mean(1 / found["tpot"])),
+        interactivity=float(np.mean(1 / samples["tpot"])),
         achieved=summary["request_throughput"] / document["workload"]["arrivals"]["rate"],
     )

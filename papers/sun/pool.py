@@ -58,8 +58,8 @@ def possible_answers(service: Service) -> list[int]:
     """
     isolated = pool_rows()[0]
     share = float(ModelMix.zipf([str(i) for i in range(MODELS)], STRONGEST_SKEW).probabilities[0])
-    most = service.prompts_a_second(PROMPT)
-    return [answer for answer in ANSWERS if offered(isolated, answer).rate * share < most]
+    prompt_rate = service.prompts_a_second(PROMPT)
+    return [answer for answer in ANSWERS if offered(isolated, answer).rate * share < prompt_rate]
 
 
 def choose(results: Sequence[Result]) -> Result:
@@ -67,18 +67,18 @@ def choose(results: Sequence[Result]) -> Result:
     return min(results, key=lambda result: float(result["distance"]))
 
 
-def _compare(row: PoolRow, isolated: PoolRow, found: Sequence[Outcome], base: Sequence[Outcome]) -> Result:
+def _compare(row: PoolRow, isolated: PoolRow, runs: Sequence[Outcome], base: Sequence[Outcome]) -> Result:
     """Throughput as a share of the isolated run's with the same requests, whose printed value fixed the load."""
-    throughput = np.mean([each.throughput for each in found]) / np.mean([each.throughput for each in base])
+    throughput = np.mean([run.throughput for run in runs]) / np.mean([run.throughput for run in base])
     per_worker = float(throughput) * isolated.throughput_per_worker * isolated.workers / row.workers
-    change = np.mean([each.tpot for each in base]) / np.mean([each.tpot for each in found]) - 1
+    change = np.mean([run.tpot for run in base]) / np.mean([run.tpot for run in runs]) - 1
     return {
         "workers": row.workers,
         "placement": row.placement,
         "fixes_the_load": row.placement == ISOLATED or row.workers == 1,
         "published": {"throughput": row.throughput_per_worker, "interactivity_change": row.interactivity_change},
         "predicted": {"throughput": per_worker, "interactivity_change": float(change)},
-        "tpot": float(np.mean([each.tpot for each in found])),
+        "tpot": float(np.mean([run.tpot for run in runs])),
         "throughput_error": per_worker / row.throughput_per_worker - 1,
         "interactivity_points": float(change) - row.interactivity_change,
     }

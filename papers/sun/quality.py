@@ -57,37 +57,37 @@ def summarise(size: Document, bases: Sequence[Document], tasks: Sequence[Documen
 
 def claims(tasks: Sequence[Document], published: Sequence[AccuracyRow]) -> list[Document]:
     """The paper's claims about accuracy, on sequence operations: printed, found, and whether they hold here."""
-    made = [
+    result = [
         _claim("Figure 2", "naive sharing below full fine-tuning", tasks, published, "naive", "full",
-               most=-GOAL["naive"]),
-        _claim("Table 1", "SUN against full fine-tuning", tasks, published, "sun", "full", least=-GOAL["sun"]),
+               maximum=-GOAL["naive"]),
+        _claim("Table 1", "SUN against full fine-tuning", tasks, published, "sun", "full", minimum=-GOAL["sun"]),
     ]  # fmt: skip
     for quantiser in QUANTISERS:
         for bits in (4, 3):
             kind = f"{quantiser}{bits}"
             if f"qsun_{kind}" in tasks[0]["variants"]:
-                made += _quantised_claims(tasks, published, kind, f"{quantiser.upper()} at {bits} bits", GOAL["qsun"])
-    return made
+                result += _quantised_claims(tasks, published, kind, f"{quantiser.upper()} at {bits} bits", GOAL["qsun"])
+    return result
 
 
 def text_claims(tasks: Sequence[Document], published: Sequence[AccuracyRow]) -> list[Document]:
     """The same claims on each task of text."""
-    made = []
+    result = []
     for task in dict.fromkeys(row["task"] for row in tasks):
         rows = [_judged(row) for row in tasks if row["task"] == task]
         on = f" ({task}, {METRICS[task].replace('_', ' ')})"
-        each = [
+        of_task = [
             _claim("Figure 2", "naive sharing below full fine-tuning", rows, published, "naive", "full",
-                   most=-GOAL["naive"]),
-            _claim("Table 1", "SUN against full fine-tuning", rows, published, "sun", "full", least=-GOAL["text"]),
+                   maximum=-GOAL["naive"]),
+            _claim("Table 1", "SUN against full fine-tuning", rows, published, "sun", "full", minimum=-GOAL["text"]),
         ]  # fmt: skip
         for quantiser in QUANTISERS:
             for bits in (4, 3):
                 if f"qsun_{quantiser}{bits}" in rows[0]["variants"]:
                     name = f"{quantiser.upper()} at {bits} bits"
-                    each += _quantised_claims(rows, published, f"{quantiser}{bits}", name, GOAL["qsun"])
-        made += [claim | {"what": claim["what"] + on} for claim in each]
-    return made
+                    of_task += _quantised_claims(rows, published, f"{quantiser}{bits}", name, GOAL["qsun"])
+        result += [claim | {"what": claim["what"] + on} for claim in of_task]
+    return result
 
 
 def notes() -> list[str]:
@@ -113,7 +113,7 @@ def _of_kind(rows: Sequence[Document], kind: str) -> list[Document]:
 def _judged(row: Document) -> Document:
     """A row of a task of text, with the measure that it is judged by in the place of exact match."""
     metric = METRICS[row["task"]]
-    variants = {name: {"exact_match": each[metric]} for name, each in row["variants"].items()}
+    variants = {name: {"exact_match": result[metric]} for name, result in row["variants"].items()}
     return {"seed": row["seed"], "task": row["task"], "variants": variants}
 
 
@@ -121,18 +121,18 @@ def _quantised_claims(
     tasks: Sequence[Document], published: Sequence[AccuracyRow], kind: str, name: str, goal: float
 ) -> list[Document]:
     """Claims about a decode module that is quantised in one way; against 16 bits, at 4 bits only."""
-    whole, cut, again = f"full_{kind}", f"sun_{kind}", f"qsun_{kind}"
-    made = []
+    full, sun, again = f"full_{kind}", f"sun_{kind}", f"qsun_{kind}"
+    result = []
     if kind.endswith("4"):
         what = f"QSUN, {name}, against full fine-tuning in 16 bits"
-        made.append(_claim("Table 2", what, tasks, published, again, "full", least=-goal))
+        result.append(_claim("Table 2", what, tasks, published, again, "full", minimum=-goal))
     return [
-        *made,
-        _claim("Table 2", f"QSUN, {name}, against full fine-tuning, then quantised", tasks, published, again, whole,
-               least=0.0),
-        _claim("Table 3", f"SUN's decoder quantised, {name}, without re-tuning, against SUN", tasks, published, cut,
-               "sun", most=0.0, strict=True),
-        _claim("Table 3", f"re-tuning recovers that, {name}", tasks, published, again, cut, least=0.0, strict=True),
+        *result,
+        _claim("Table 2", f"QSUN, {name}, against full fine-tuning, then quantised", tasks, published, again, full,
+               minimum=0.0),
+        _claim("Table 3", f"SUN's decoder quantised, {name}, without re-tuning, against SUN", tasks, published, sun,
+               "sun", maximum=0.0, strict=True),
+        _claim("Table 3", f"re-tuning recovers that, {name}", tasks, published, again, sun, minimum=0.0, strict=True),
     ]  # fmt: skip
 
 
@@ -170,10 +170,10 @@ def _text_variant(name: str, tasks: Sequence[Document]) -> Document:
     """A variant's measures by task of text, each with its interval over seeds."""
     by_task: Document = {}
     for task in dict.fromkeys(row["task"] for row in tasks):
-        each = [row["variants"][name] for row in tasks if row["task"] == task]
-        values = {measure: [row[measure] for row in each] for measure in MEASURES}
+        results = [row["variants"][name] for row in tasks if row["task"] == task]
+        values = {measure: [row[measure] for row in results] for measure in MEASURES}
         by_task[task] = {
-            measure: {"mean": mean(found), "interval": interval(found)} for measure, found in values.items()
+            measure: {"mean": mean(samples), "interval": interval(samples)} for measure, samples in values.items()
         }
     return {"variant": name, "by_task": by_task}
 
@@ -186,8 +186,8 @@ def _claim(
     variant: str,
     against: str,
     *,
-    least: float | None = None,
-    most: float | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
     strict: bool = False,
 ) -> Document:
     """A difference of two variants: printed over benchmarks, ours over tasks; it holds within `least` and `most`.
@@ -197,13 +197,15 @@ def _claim(
     """
 
     def within(low: float, high: float) -> bool:
-        return (least is None or _above(low, least, strict)) and (most is None or _above(-high, -most, strict))
+        return (minimum is None or _above(low, minimum, strict)) and (
+            maximum is None or _above(-high, -maximum, strict)
+        )
 
-    ours, other = _by_seed(tasks, variant), _by_seed(tasks, against)
-    differences = [ours[seed] - other[seed] for seed in ours]
-    found, span = mean(differences), interval(differences)
+    ours, reference = _by_seed(tasks, variant), _by_seed(tasks, against)
+    differences = [ours[seed] - reference[seed] for seed in ours]
+    average, span = mean(differences), interval(differences)
     by_task = _by_task(tasks, variant, against)
-    bound = f"at least {100 * least:+g}" if least is not None else f"at most {100 * (most or 0):+g}"
+    limit = f"at least {100 * minimum:+g}" if minimum is not None else f"at most {100 * (maximum or 0):+g}"
     reached = sum(within(value, value) for value in by_task.values())
     seeds = f"; {100 * span[0]:+.1f} to {100 * span[1]:+.1f} over seeds" if span else ""
     printed = _printed_differences(published, variant, against)
@@ -211,13 +213,13 @@ def _claim(
         "where": where,
         "what": what,
         "published": f"{min(printed):+.1f} to {max(printed):+.1f} points" if printed else "nothing",
-        "found": f"{100 * found:+.1f} points",
-        "difference": found,
+        "found": f"{100 * average:+.1f} points",
+        "difference": average,
         "interval": span,
         "by_task": by_task,
         "tasks": f"{reached} of {len(by_task)}",
-        "agrees": within(*(span if span and strict else (found, found))),
-        "note": f"goal {bound} points, reached on {reached} of {len(by_task)} tasks{seeds}",
+        "agrees": within(*(span if span and strict else (average, average))),
+        "note": f"goal {limit} points, reached on {reached} of {len(by_task)} tasks{seeds}",
     }
 
 
@@ -226,13 +228,13 @@ def _by_task(tasks: Sequence[Document], variant: str, against: str) -> dict[str,
     differences: dict[str, list[float]] = {}
     for row in tasks:
         shares = row["variants"]
-        found = shares[variant]["exact_match"] - shares[against]["exact_match"]
-        differences.setdefault(row["task"], []).append(found)
+        difference = shares[variant]["exact_match"] - shares[against]["exact_match"]
+        differences.setdefault(row["task"], []).append(difference)
     return {task: mean(values) for task, values in differences.items()}
 
 
-def _above(value: float, bound: float, strict: bool) -> bool:
-    return value > bound if strict else value >= bound
+def _above(value: float, limit: float, strict: bool) -> bool:
+    return value > limit if strict else value >= limit
 
 
 def _printed_differences(published: Sequence[AccuracyRow], variant: str, against: str) -> list[float]:

@@ -52,9 +52,9 @@ def tables(document: Document) -> Report:
 def _variants(document: Document) -> Table:
     rows = document["variants"]
     names = list(rows[0]["by_task"])
-    shown = table("variant", *names, "mean", "interval", "trained", "printed (other models and tasks)")
+    result = table("variant", *names, "mean", "interval", "trained", "printed (other models and tasks)")
     for row in rows:
-        shown.add_row(
+        result.add_row(
             NAMES.get(row["variant"], row["variant"]),
             *(f"{100 * row['by_task'][name]['exact_match']:.1f}" for name in names),
             f"{100 * row['exact_match']:.1f}",
@@ -62,7 +62,7 @@ def _variants(document: Document) -> Table:
             f"{row['trained_parameters']:,}" if row["trained_parameters"] else "",
             percent_range(row["printed"]),
         )
-    return shown
+    return result
 
 
 def _text(document: Document) -> Iterator[Section]:
@@ -76,21 +76,21 @@ def _text(document: Document) -> Iterator[Section]:
         f" {len(bases)} seeds; held-out perplexity {per_seed}"
     )
     for task in rows[0]["by_task"]:
-        shown = table("variant", "exact match, %", "over seeds", "right tokens, %", "over seeds", "perplexity")
+        result = table("variant", "exact match, %", "over seeds", "right tokens, %", "over seeds", "perplexity")
         for row in rows:
             measures = row["by_task"][task]
             exact, right = measures["exact_match"], measures["token_accuracy"]
-            shown.add_row(
+            result.add_row(
                 NAMES.get(row["variant"], row["variant"]),
                 f"{100 * exact['mean']:.1f}", percent_range(exact["interval"]),
                 f"{100 * right['mean']:.1f}", percent_range(right["interval"]), f"{measures['perplexity']['mean']:.3f}",
             )  # fmt: skip
-        yield f"{about}\nTask {task}", shown
+        yield f"{about}\nTask {task}", result
 
 
 def _mean(values: Iterable[float]) -> float:
-    each = list(values)
-    return sum(each) / len(each)
+    numbers = list(values)
+    return sum(numbers) / len(numbers)
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -125,8 +125,8 @@ def _draw_quality(panels: list[Any], document: Document) -> None:
     panels[0].set_xlabel("exact match on four operations, %")
     for axes, task in zip(panels[1:], _text_names(document), strict=True):
         measure = document["text_metrics"][task]
-        found = [(row["variant"], row["by_task"][task][measure]) for row in document["text_variants"]]
-        _draw_bars(axes, [(name, each["mean"], each["interval"]) for name, each in found])
+        variants = [(row["variant"], row["by_task"][task][measure]) for row in document["text_variants"]]
+        _draw_bars(axes, [(name, summary["mean"], summary["interval"]) for name, summary in variants])
         axes.set_xlabel(f"{task}: {measure.replace('_', ' ')}, %")
 
 

@@ -47,14 +47,14 @@ def tables(document: Document) -> Report:
     return sections(parts)
 
 
-def _concurrency(found: Document) -> Table:
-    shown = table("model", "method", "in", "TPOT ms", "predicted", "error", "any split", "tok/s", "predicted", "error")
-    for row in found["rows"]:
+def _concurrency(concurrency: Document) -> Table:
+    result = table("model", "method", "in", "TPOT ms", "predicted", "error", "any split", "tok/s", "predicted", "error")
+    for row in concurrency["rows"]:
         if row["fitted"]:
             continue
         published, predicted, errors = row["published"], row["predicted"], row["errors"]
         low, high = sorted(row["tpot_any_split"])
-        shown.add_row(
+        result.add_row(
             row["model"],
             row["method"],
             str(row["prompt"]),
@@ -66,49 +66,49 @@ def _concurrency(found: Document) -> Table:
             f"{predicted['throughput']:.1f}",
             percent(errors["throughput"]),
         )
-    means = {metric: f"{100 * found['errors'][metric]['mean']:.2f} %" for metric in ("tpot", "throughput")}
-    shown.add_row("mean |error|", "", "", "", "", means["tpot"], "", "", "", means["throughput"])
-    for name, error in found["errors"]["tpot"]["by_method"].items():
-        throughput = found["errors"]["throughput"]["by_method"][name]
+    means = {metric: f"{100 * concurrency['errors'][metric]['mean']:.2f} %" for metric in ("tpot", "throughput")}
+    result.add_row("mean |error|", "", "", "", "", means["tpot"], "", "", "", means["throughput"])
+    for name, error in concurrency["errors"]["tpot"]["by_method"].items():
+        throughput = concurrency["errors"]["throughput"]["by_method"][name]
         model, _, method = name.rpartition(" ")
-        shown.add_row(model, method, "", "", "", f"{100 * error:.2f} %", "", "", "", f"{100 * throughput:.2f} %")
-    return shown
+        result.add_row(model, method, "", "", "", f"{100 * error:.2f} %", "", "", "", f"{100 * throughput:.2f} %")
+    return result
 
 
 def _fits(fits: list[Document]) -> Table:
-    shown = table("model", "β, 16 bits", "β, 4 bits", "batching", "KV token", "misfit", "ridge, 16 bits", "4 bits")
+    result = table("model", "β, 16 bits", "β, 4 bits", "batching", "KV token", "misfit", "ridge, 16 bits", "4 bits")
     for fit in fits:
-        shown.add_row(
+        result.add_row(
             fit["model"],
             *(f"{1e6 * seconds:.0f}" for seconds in (fit["weights"]["16"], fit["weights"]["4"], fit["batching"])),
             f"{1e9 * fit['per_kv_token']:.0f}",
             f"{100 * fit['misfit']:.1f} %",
             *(f"{fit['ridge_rows'][bits]:.0f} rows" for bits in ("16", "4")),
         )
-    return shown
+    return result
 
 
 def _forms(forms: list[Document]) -> Table:
-    shown = table("borne by", "fit", "fitted rows", "TPOT at 16", "throughput at 16")
+    result = table("borne by", "fit", "fitted rows", "TPOT at 16", "throughput at 16")
     for form in forms:
         errors = (f"{100 * form[name]:.2f} %" for name in ("misfit", "tpot_error", "throughput_error"))
-        shown.add_row(FORMS[form["form"]], "TPOT alone" if form["plain"] else "both columns", *errors)
-    return shown
+        result.add_row(FORMS[form["form"]], "TPOT alone" if form["plain"] else "both columns", *errors)
+    return result
 
 
 def _pool(pool: Document) -> Table:
     """The printed pools, the chosen length, and the other possible lengths with the errors that they would give."""
-    lengths = [pool["chosen"], *(each for each in pool["lengths"] if each["answer"] != pool["chosen"]["answer"])]
-    shown = table("decode workers", "printed", *(f"{each['answer']} out" for each in lengths))
+    lengths = [pool["chosen"], *(length for length in pool["lengths"] if length["answer"] != pool["chosen"]["answer"])]
+    result = table("decode workers", "printed", *(f"{length['answer']} out" for length in lengths))
     for index, row in enumerate(pool["chosen"]["rows"]):
         star = "*" if row["fixes_the_load"] else ""
-        shown.add_row(
+        result.add_row(
             f"{row['workers']} {row['placement']}{star}",
             _pool_cell(row["published"]),
-            *(_pool_cell(each["rows"][index]["predicted"]) for each in lengths),
+            *(_pool_cell(length["rows"][index]["predicted"]) for length in lengths),
         )
-    shown.add_row("requests/s", "", *(f"{each['rate']:.2f}" for each in lengths))
-    return shown
+    result.add_row("requests/s", "", *(f"{length['rate']:.2f}" for length in lengths))
+    return result
 
 
 def _pool_cell(values: Document) -> str:
@@ -116,9 +116,9 @@ def _pool_cell(values: Document) -> str:
 
 
 def _skew(skew: Document) -> Table:
-    shown = table("decode", "zipf", "tok/s", "of offered", "TPOT ms", "interactivity", "TTFT ms")
+    result = table("decode", "zipf", "tok/s", "of offered", "TPOT ms", "interactivity", "TTFT ms")
     for point in skew["points"]:
-        shown.add_row(
+        result.add_row(
             point["placement"],
             f"{point['zipf']:g}",
             f"{point['throughput']:.0f}",
@@ -127,20 +127,20 @@ def _skew(skew: Document) -> Table:
             f"{point['interactivity']:.1f}",
             milliseconds(point["ttft"]),
         )
-    return shown
+    return result
 
 
 def _sizes(sizes: list[Document]) -> Table:
-    shown = table("change", "printed", "predicted", "one run of a minute")
+    result = table("change", "printed", "predicted", "one run of a minute")
     for size in sizes:
         low, high = size["one_run"]
-        shown.add_row(
+        result.add_row(
             size["what"],
             percent(size["published"]),
             percent(size["predicted"]),
             f"{percent(low)} to {percent(high)}",
         )
-    return shown
+    return result
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -165,10 +165,10 @@ def _draw_concurrency(panels: list[Any], document: Document) -> None:
     for axes, (metric, scale, unit) in zip(panels, (("tpot", 1e3, "ms"), ("throughput", 1.0, "tok/s")), strict=True):
         for method, colour in COLOURS.items():
             for fitted, face in ((True, colour), (False, "white")):
-                shown = [row for row in rows if row["method"] == method and row["fitted"] == fitted]
+                subset = [row for row in rows if row["method"] == method and row["fitted"] == fitted]
                 axes.plot(
-                    [scale * row["predicted"][metric] for row in shown],
-                    [scale * row["published"][metric] for row in shown],
+                    [scale * row["predicted"][metric] for row in subset],
+                    [scale * row["published"][metric] for row in subset],
                     "o", color=colour, mfc=face, ms=4.5, lw=0,
                     label=f"{method}, {'fitted' if fitted else 'concurrency 16'}",
                 )  # fmt: skip
@@ -185,20 +185,20 @@ def _draw_concurrency(panels: list[Any], document: Document) -> None:
 
 def _draw_pool(panels: list[Any], document: Document) -> None:
     """Interactivity against throughput a decode GPU."""
-    axes, chosen = panels[0], document["pool"]["chosen"]
+    axes, pool = panels[0], document["pool"]["chosen"]
     for kind, marker, colour in (("published", "o", "black"), ("predicted", "s-", SHARED)):
         axes.plot(
-            [row[kind]["throughput"] for row in chosen["rows"]],
-            [100 * (1 + row[kind]["interactivity_change"]) for row in chosen["rows"]],
+            [row[kind]["throughput"] for row in pool["rows"]],
+            [100 * (1 + row[kind]["interactivity_change"]) for row in pool["rows"]],
             marker, color=colour, ms=5, lw=1, label="printed" if kind == "published" else "predicted",
         )  # fmt: skip
-    for row in chosen["rows"]:
+    for row in pool["rows"]:
         at = (row["published"]["throughput"], 100 * (1 + row["published"]["interactivity_change"]))
         axes.annotate(f"{row['workers']} {row['placement']}", at, (6, 5), textcoords="offset points", fontsize=8)
     axes.set_ylim(0, 110)
     axes.set_xlabel("output tokens/s a decode GPU")
     axes.set_ylabel("interactivity, % of isolated")
-    axes.set_title(f"SUN, figure 3: answers of {chosen['answer']} tokens", loc="left", fontsize=10)
+    axes.set_title(f"SUN, figure 3: answers of {pool['answer']} tokens", loc="left", fontsize=10)
     axes.legend(fontsize=8, frameon=False)
 
 

@@ -37,13 +37,13 @@ def reproduce(jobs: int, progress: Callable[[str], None], replications: int = RE
     results = [result for engine in run_tasks(tasks, jobs, progress) for result in engine]
     tasks = [Task(f"figure 3, answers of {n} tokens", predict_pools, (service, n, replications)) for n in answers]
     pools = run_tasks(tasks, jobs, progress)
-    chosen = choose(pools)
+    pool = choose(pools)
     points: list[skew.Point] = [(placement, zipf) for placement in (ISOLATED, SHARED) for zipf in skew.SKEWS]
     tasks = [
         Task(
             f"figure 4, {placement}, zipf {zipf:g}",
             skew.simulate,
-            (service, chosen["rate"], placement, zipf, replications),
+            (service, pool["rate"], placement, zipf, replications),
         )
         for placement, zipf in points
     ]
@@ -58,8 +58,8 @@ def reproduce(jobs: int, progress: Callable[[str], None], replications: int = RE
             "fits": fits(rows),
             "forms": forms(rows),
         },
-        "pool": {"chosen": chosen, "lengths": pools},
-        "skew": skew.summarise_skew(curves, chosen["rate"]),
+        "pool": {"chosen": pool, "lengths": pools},
+        "skew": skew.summarise_skew(curves, pool["rate"]),
     }
     document["claims"], document["notes"] = claims(document), notes(document)
     return document
@@ -97,30 +97,30 @@ def notes(document: Document) -> list[str]:
     ]
 
 
-def _concurrency_claims(found: Document) -> list[Claim]:
-    made = []
+def _concurrency_claims(concurrency: Document) -> list[Claim]:
+    result = []
     for metric in ("tpot", "throughput"):
-        mean, worst, row = (found["errors"][metric][key] for key in ("mean", "worst", "worst_row"))
+        mean, worst, row = (concurrency["errors"][metric][key] for key in ("mean", "worst", "worst_row"))
         note = (
             f"goal {100 * GOAL['relative']:g} %; worst {100 * worst:+.1f} %, {row['model']} {row['method']},"
             f" {row['prompt']} tokens in"
         )
-        made.append(
+        result.append(
             claim(
                 "Table 4", f"{metric} at concurrency 16 from 1 and 4, mean error over rows", "0 %",
                 f"{100 * mean:.2f} %", mean <= GOAL["relative"], note,
             )
         )  # fmt: skip
-    return made
+    return result
 
 
-def _pool_claims(chosen: Document) -> list[Claim]:
+def _pool_claims(pool: Document) -> list[Claim]:
     """Claims on every shared pool; the row of one worker chose the length of answers and nothing more."""
-    made = []
-    for row in chosen["rows"][1:]:
+    result = []
+    for row in pool["rows"][1:]:
         note = "this row chose the length of answers" if row["fixes_the_load"] else ""
         what, published, predicted = f"{row['workers']} shared", row["published"], row["predicted"]
-        made += [
+        result += [
             claim(
                 "figure 3", f"{what}: tok/s a decode GPU", f"{published['throughput']:g}",
                 f"{predicted['throughput']:.0f}", abs(row["throughput_error"]) <= GOAL["throughput"], note,
@@ -131,26 +131,26 @@ def _pool_claims(chosen: Document) -> list[Claim]:
                 abs(row["interactivity_points"]) <= GOAL["points"], note,
             ),
         ]  # fmt: skip
-    return made
+    return result
 
 
-def _skew_claims(found: Document) -> list[Claim]:
-    made = []
-    for metric, falls in found["falls"].items():
-        change = found["shared_change"][metric]["predicted"]
-        made += [
+def _skew_claims(skewed: Document) -> list[Claim]:
+    result = []
+    for metric, falls in skewed["falls"].items():
+        change = skewed["shared_change"][metric]["predicted"]
+        result += [
             claim("figure 4", f"isolated {metric} falls with every step of skew", "falls",
                    "falls" if falls else "does not", falls, ""),
             claim("figure 4", f"shared {metric}, zipf 2 against 0", "stable", f"{100 * change:+.1f} %",
                    abs(change) <= GOAL["stable"], ""),
         ]  # fmt: skip
-    for size in found["sizes"]:
+    for size in skewed["sizes"]:
         low, high = size["one_run"]
-        made.append(
+        result.append(
             claim(
                 "figure 4", size["what"], f"{100 * size['published']:+.1f} %",
                 f"{100 * size['predicted']:+.1f} %", low <= size["published"] <= high,
                 f"95 % of runs of a minute within {100 * low:+.1f} to {100 * high:+.1f} %",
             )
         )  # fmt: skip
-    return made
+    return result

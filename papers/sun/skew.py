@@ -31,24 +31,24 @@ def simulate(service: Service, rate: float, placement: Placement, zipf: float, r
     return outcomes(scenario(service, Load(rate, ANSWER, zipf), placement), replications)
 
 
-def summarise_skew(found: Mapping[Point, Sequence[Outcome]], rate: float) -> Result:
+def summarise_skew(curves: Mapping[Point, Sequence[Outcome]], rate: float) -> Result:
     """Curves over skew, and the paper's sizes beside the results."""
-    replications = len(next(iter(found.values())))
+    replications = len(next(iter(curves.values())))
     return {
         "rate": rate,
         "answer": ANSWER,
         "replications": replications,
-        "points": [_point(placement, zipf, runs) for (placement, zipf), runs in found.items()],
-        "sizes": _sizes(found),
-        "falls": {metric: _falls(found, metric) for metric in ("throughput", "interactivity")},
+        "points": [_point(placement, zipf, runs) for (placement, zipf), runs in curves.items()],
+        "sizes": _sizes(curves),
+        "falls": {metric: _falls(curves, metric) for metric in ("throughput", "interactivity")},
         "shared_change": {
-            metric: _interval(_ratio(found, metric, (SHARED, max(SKEWS)), (SHARED, min(SKEWS))))
+            metric: _interval(_ratio(curves, metric, (SHARED, max(SKEWS)), (SHARED, min(SKEWS))))
             for metric in ("throughput", "interactivity")
         },
     }
 
 
-def _sizes(found: Mapping[Point, Sequence[Outcome]]) -> list[Result]:
+def _sizes(curves: Mapping[Point, Sequence[Outcome]]) -> list[Result]:
     """The sizes by both averages, since the paper does not say whether interactivity or TPOT is averaged."""
     facts, worst, even = skew_facts(), max(SKEWS), min(SKEWS)
     shared: Point = (SHARED, worst)
@@ -61,7 +61,7 @@ def _sizes(found: Mapping[Point, Sequence[Outcome]]) -> list[Result]:
         ("shared_interactivity_gain", "the same by mean TPOT, shared against isolated", "tpot", isolated, shared),
     ]
     return [
-        {"what": what, "published": facts[fact], **_interval(_ratio(found, metric, over, under))}
+        {"what": what, "published": facts[fact], **_interval(_ratio(curves, metric, over, under))}
         for fact, what, metric, over, under in compared
     ]
 
@@ -78,15 +78,15 @@ def _interval(changes: Floats) -> Result:
     return {"predicted": mean, "one_run": [mean - reach, mean + reach]}
 
 
-def _ratio(found: Mapping[Point, Sequence[Outcome]], metric: str, over: Point, under: Point) -> Floats:
+def _ratio(curves: Mapping[Point, Sequence[Outcome]], metric: str, over: Point, under: Point) -> Floats:
     """Relative change from `under` to `over` in each replication, which both serve the same arrivals."""
-    pairs = zip(found[over], found[under], strict=True)
+    pairs = zip(curves[over], curves[under], strict=True)
     return np.array([getattr(above, metric) / getattr(below, metric) - 1 for above, below in pairs])
 
 
-def _falls(found: Mapping[Point, Sequence[Outcome]], metric: str) -> bool:
+def _falls(curves: Mapping[Point, Sequence[Outcome]], metric: str) -> bool:
     """True if isolated workers get worse, on average, with every step of skew."""
-    curve = [np.mean([getattr(each, metric) for each in found[ISOLATED, zipf]]) for zipf in SKEWS]
+    curve = [np.mean([getattr(run, metric) for run in curves[ISOLATED, zipf]]) for zipf in SKEWS]
     return bool(np.all(np.diff(curve) < 0))
 
 

@@ -87,9 +87,9 @@ class Comparison:
             part = self._tuned(base, base, self.adaptation, scope)
             yield f"sun_{scope}", self._row(part.weights, base, part)
         for method, bits in self.quantised:
-            whole = self._quantised(full.weights, method, bits, self.task.sequences(len(self.calibration)))
+            quantised = self._quantised(full.weights, method, bits, self.task.sequences(len(self.calibration)))
             decode = self._quantised(base, method, bits, self.calibration)
-            yield f"full_{method}{bits}", self._row(whole, whole)
+            yield f"full_{method}{bits}", self._row(quantised, quantised)
             yield f"sun_{method}{bits}", self._row(sun.weights, decode)
             again = self._tuned(sun.weights, decode, self.retuning)
             yield f"qsun_{method}{bits}", self._row(again.weights, decode, again)

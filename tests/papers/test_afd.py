@@ -27,8 +27,10 @@ def test_printed_ratios_beside_computed() -> None:
 @pytest.mark.skipif(not SHARED.exists(), reason="the published tables are not at hand")
 @pytest.mark.parametrize("name", ["afd_optimal_ratio.csv", "afd_latency_parameters.csv"])
 def test_the_project_s_copy_of_the_facts(name: str) -> None:
-    own = Path(afd.__file__).parent / "data" / name.removeprefix("afd_")
-    assert list(csv.reader(own.read_text().splitlines())) == list(csv.reader((SHARED / name).read_text().splitlines()))
+    copied = Path(afd.__file__).parent / "data" / name.removeprefix("afd_")
+    assert list(csv.reader(copied.read_text().splitlines())) == list(
+        csv.reader((SHARED / name).read_text().splitlines())
+    )
 
 
 def test_the_whole_reproduction_on_short_runs(

@@ -82,9 +82,9 @@ def test_a_step_far_from_balance_is_all_attention_or_all_ffn() -> None:
 @pytest.mark.parametrize("tokens", [1, 3, 12, 60])
 def test_distinct_experts_are_what_draws_give(tokens: int) -> None:
     rng = np.random.default_rng(tokens)
-    drawn = [len({e for _ in range(tokens) for e in rng.choice(128, 8, replace=False)}) for _ in range(300)]
-    spread = np.std(drawn) / np.sqrt(len(drawn))
-    assert distinct_experts(tokens, 128, 8) == pytest.approx(np.mean(drawn), abs=4 * spread + 1e-9)
+    counts = [len({e for _ in range(tokens) for e in rng.choice(128, 8, replace=False)}) for _ in range(300)]
+    spread = np.std(counts) / np.sqrt(len(counts))
+    assert distinct_experts(tokens, 128, 8) == pytest.approx(np.mean(counts), abs=4 * spread + 1e-9)
 
 
 @given(st.integers(1, 1000))
@@ -112,32 +112,32 @@ def test_the_period_is_that_of_a_ring_played_through(times: list[tuple[float, fl
             ready[index] = ffn_free + exchange / 2
         passed.append(ready[0])
     period = (passed[-1] - passed[layers // 2 - 1]) / (layers - layers // 2)
-    found = max(layer_periods(*map(list, zip(*times, strict=True)), exchange).values())
-    assert found == pytest.approx(period, rel=1e-9, abs=1e-9)
+    longest = max(layer_periods(*map(list, zip(*times, strict=True)), exchange).values())
+    assert longest == pytest.approx(period, rel=1e-9, abs=1e-9)
 
 
 # -- the fit -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_fit_finds_the_numbers_behind_the_steps() -> None:
-    found = fit_bundle(STAGES, true_steps())
-    assert found.sequence_seconds == pytest.approx(KNOWN.sequence_seconds, rel=0.03)
-    assert found.row_efficiency == pytest.approx(KNOWN.row_efficiency, rel=0.03)
-    assert found.tray_seconds == pytest.approx(KNOWN.tray_seconds, rel=0.1)
-    assert found.exchange_seconds == pytest.approx(KNOWN.exchange_seconds, rel=0.03)
+    parameters = fit_bundle(STAGES, true_steps())
+    assert parameters.sequence_seconds == pytest.approx(KNOWN.sequence_seconds, rel=0.03)
+    assert parameters.row_efficiency == pytest.approx(KNOWN.row_efficiency, rel=0.03)
+    assert parameters.tray_seconds == pytest.approx(KNOWN.tray_seconds, rel=0.1)
+    assert parameters.exchange_seconds == pytest.approx(KNOWN.exchange_seconds, rel=0.03)
 
 
 def test_part_of_two_curves_predicts_another_length_and_batch() -> None:
-    found = fit_bundle(STAGES, [row for row in true_steps([8192, 100000]) if row.ratio % 3 == 0])
-    others = [*true_steps([20000]), true_step(8192, 50, 5), true_step(30000, 11, 9)]
-    assert max(abs(relative_error(STAGES, found, row)) for row in others) < 0.01
+    parameters = fit_bundle(STAGES, [row for row in true_steps([8192, 100000]) if row.ratio % 3 == 0])
+    held_out = [*true_steps([20000]), true_step(8192, 50, 5), true_step(30000, 11, 9)]
+    assert max(abs(relative_error(STAGES, parameters, row)) for row in held_out) < 0.01
 
 
 def test_a_run_far_off_moves_the_fit_little() -> None:
     rows = true_steps()
     rows[7] = StepMeasurement(rows[7].prompt_tokens, rows[7].batch_size, rows[7].ratio, 1.3 * rows[7].tpot)
-    found = fit_bundle(STAGES, rows)
-    errors = [abs(relative_error(STAGES, found, row)) for index, row in enumerate(rows) if index != 7]
+    parameters = fit_bundle(STAGES, rows)
+    errors = [abs(relative_error(STAGES, parameters, row)) for index, row in enumerate(rows) if index != 7]
     assert max(errors) < 0.01
 
 
@@ -155,10 +155,10 @@ def test_measured_steps_are_predicted() -> None:
     document = reproduce(MEASURED, FitChoice("1:16"))
     assert all(point["fitted"] for point in document["points"])
     assert np.mean([abs(point["error"]) for point in document["points"]]) <= GOAL["fitted"]
-    assert {each["prompt_tokens"] for each in document["left_out"]} == {16384, 65536}
-    for each in [*document["curves"], *document["left_out"]]:
-        assert each["error"] <= GOAL["left_out"]
-        assert each["regret"] <= GOAL["regret"]
+    assert {curve["prompt_tokens"] for curve in document["left_out"]} == {16384, 65536}
+    for curve in [*document["curves"], *document["left_out"]]:
+        assert curve["error"] <= GOAL["left_out"]
+        assert curve["regret"] <= GOAL["regret"]
     assert all(claim["agrees"] for claim in document["claims"])
 
 
@@ -166,9 +166,9 @@ def test_measured_steps_are_predicted() -> None:
 @pytest.mark.parametrize("ratios", [None, "4,8,12,16", "3:16:3"])
 def test_part_of_the_measured_curves_predicts_the_rest(ratios: str | None) -> None:
     document = reproduce(MEASURED, FitChoice(ratios))
-    rest = [abs(point["error"]) for point in document["points"] if not point["fitted"]]
-    assert 10 < len(rest) < 27
-    assert np.mean(rest) <= 0.02
+    errors = [abs(point["error"]) for point in document["points"] if not point["fitted"]]
+    assert 10 < len(errors) < 27
+    assert np.mean(errors) <= 0.02
 
 
 @needs_data
@@ -233,16 +233,16 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 def test_steps_of_another_folder_are_fitted(tmp_path: Path) -> None:
-    known = write_sweep(tmp_path / "known", true_steps([8192, 100000]))
-    other = write_sweep(tmp_path / "other", true_steps([20000]))
-    document = reproduce(other, FitChoice("2:16"), known)
+    fit_folder = write_sweep(tmp_path / "known", true_steps([8192, 100000]))
+    folder = write_sweep(tmp_path / "other", true_steps([20000]))
+    document = reproduce(folder, FitChoice("2:16"), fit_folder)
     assert not any(point["fitted"] for point in document["points"])
     assert document["curves"][0]["error_predicted"] < 0.01
     assert document["systems"] == document["comparison"] == []
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["fastafd"], "--data: expected a folder with ratio_sweep.csv"),
         (["fastafd", "--data", "nowhere"], "nowhere"),
@@ -258,20 +258,24 @@ def test_steps_of_another_folder_are_fitted(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(
-    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    one = true_step(8192, 10, 3)
-    write_sweep(Path("data"), [one])
-    write_sweep(Path("twice"), [one, one])
-    write_sweep(Path("broken"), [one, StepMeasurement(8192, 10, 4, -1.0)])
-    write_sweep(Path("systems"), [one])
+    step = true_step(8192, 10, 3)
+    write_sweep(Path("data"), [step])
+    write_sweep(Path("twice"), [step, step])
+    write_sweep(Path("broken"), [step, StepMeasurement(8192, 10, 4, -1.0)])
+    write_sweep(Path("systems"), [step])
     Path("systems/systems.csv").write_text(
         "model,prompt_tokens,system,gpus,batch_per_gpu,output_tokens_per_second_per_gpu,note\nm,8192,afd-7-1,31,9,99,\n"
     )
     assert run(["reproduce", *arguments]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert said in printed.err
+    assert message in printed.err
     assert printed.err.count("\n") == 1
     assert not Path("runs").exists()

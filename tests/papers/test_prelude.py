@@ -22,13 +22,13 @@ from papers.prelude import reproduction as prelude
 from papers.prelude.engines import (
     FITTED,
     FITTING,
-    DecodeTask,
     EngineCosts,
-    SweepTask,
+    decode_tasks,
     fit_share,
     fit_sweep,
     split_costs,
     sweep_rates,
+    sweep_tasks,
 )
 from papers.prelude.hardware import floor_seconds, step_line
 from papers.prelude.lifetimes import JUDGE, Meter
@@ -61,8 +61,10 @@ H200 = load_hardware("h200-sxm")
 @pytest.mark.skipif(not SHARED.exists(), reason="the published tables are not at hand")
 @pytest.mark.parametrize("name", ["prelude_oneshot.csv", "prelude_decode_control.csv", "prelude_concurrency.csv"])
 def test_the_project_s_copy_of_the_facts(name: str) -> None:
-    own = ROOT / "papers" / "prelude" / "data" / name.removeprefix("prelude_")
-    assert list(csv.reader(own.read_text().splitlines())) == list(csv.reader((SHARED / name).read_text().splitlines()))
+    copied = ROOT / "papers" / "prelude" / "data" / name.removeprefix("prelude_")
+    assert list(csv.reader(copied.read_text().splitlines())) == list(
+        csv.reader((SHARED / name).read_text().splitlines())
+    )
 
 
 def test_prompts_and_clients_follow_from_the_printed_rates() -> None:
@@ -78,11 +80,11 @@ def test_prompts_and_clients_follow_from_the_printed_rates() -> None:
 
 
 def test_what_the_printed_numbers_say_of_each_other() -> None:
-    found = {row["engine"]: row for row in arithmetic()}
-    assert found["prelude"]["p50_4b"] > found["prelude"]["cycle_4b"]
-    assert found["vllm"]["p50_4b"] < found["vllm"]["cycle_4b"]
-    mean = 1 / 70.5 - found["prelude"]["client_one_shot"]
-    assert (found["prelude"]["faster_half"] + found["prelude"]["p50_4b"]) / 2 == pytest.approx(mean)
+    by_engine = {row["engine"]: row for row in arithmetic()}
+    assert by_engine["prelude"]["p50_4b"] > by_engine["prelude"]["cycle_4b"]
+    assert by_engine["vllm"]["p50_4b"] < by_engine["vllm"]["cycle_4b"]
+    mean = 1 / 70.5 - by_engine["prelude"]["client_one_shot"]
+    assert (by_engine["prelude"]["faster_half"] + by_engine["prelude"]["p50_4b"]) / 2 == pytest.approx(mean)
 
 
 # -- the device --------------------------------------------------------------------------------------------------------
@@ -135,12 +137,12 @@ def test_a_fit_finds_the_costs_that_made_its_rows() -> None:
     rows = [SweepRow(1, {"prelude": 60.0})] + [
         SweepRow(c, {"prelude": float(np.mean(sweep_rates(True, true, c, FITTING)))}) for c in (16, 96)
     ]
-    found, misfit = fit_share("prelude", rows, 0.003, 0.0038, 0.5)
-    assert found.per_prompt == pytest.approx(true.per_prompt, abs=4e-5)  # twice what the search stops at
+    costs, misfit = fit_share("prelude", rows, 0.003, 0.0038, 0.5)
+    assert costs.per_prompt == pytest.approx(true.per_prompt, abs=4e-5)  # twice what the search stops at
     assert misfit < 0.01
-    chosen = fit_sweep("prelude", rows, 0.003, (1, 16, 96), (0.0, 0.5))
-    assert chosen["share"] == 0.5
-    assert max(abs(row["error"]) for row in chosen["rows"]) < 0.02
+    fit = fit_sweep("prelude", rows, 0.003, (1, 16, 96), (0.0, 0.5))
+    assert fit["share"] == 0.5
+    assert max(abs(row["error"]) for row in fit["rows"]) < 0.02
 
 
 # -- lifetimes ---------------------------------------------------------------------------------------------------------
@@ -160,14 +162,14 @@ def one_judge(name: str, prompt: int) -> tuple[Meter, Run]:
 def test_what_one_judge_holds() -> None:
     overhead, per_token, _ = step_line(load_model("qwen3-32b"), H200).values()
     step = overhead + 100 * per_token
-    held, _ = one_judge("one-shot", 100)
-    assert (held.block_seconds, held.slot_seconds, held.judge_peak) == (0, 0, 0)
-    held, _ = one_judge("decode-shaped", 100)
-    assert held.block_seconds == pytest.approx(7 * step)  # 100 tokens begin 7 blocks of 16
-    assert held.slot_seconds == pytest.approx(step)
-    held, _ = one_judge("judges as chats, answers reserved", 100)
-    assert held.judge_peak == -(-(100 + 4096 - 1) // 16)  # the last token is never cached
-    assert held.block_seconds == pytest.approx(held.judge_peak * step)
+    meter, _ = one_judge("one-shot", 100)
+    assert (meter.block_seconds, meter.slot_seconds, meter.judge_peak) == (0, 0, 0)
+    meter, _ = one_judge("decode-shaped", 100)
+    assert meter.block_seconds == pytest.approx(7 * step)  # 100 tokens begin 7 blocks of 16
+    assert meter.slot_seconds == pytest.approx(step)
+    meter, _ = one_judge("judges as chats, answers reserved", 100)
+    assert meter.judge_peak == -(-(100 + 4096 - 1) // 16)  # the last token is never cached
+    assert meter.block_seconds == pytest.approx(meter.judge_peak * step)
 
 
 def test_a_judge_too_long_for_a_step_holds_blocks_under_either_contract() -> None:
@@ -183,8 +185,8 @@ def test_every_variant_serves_the_same_requests() -> None:
     for name in prelude_lifetimes.VARIANTS:
         document, settings = prelude_lifetimes.variant(name, "open", 40)
         plan = prepare(document, Path("judges"), [settings]).cases[0].plan
-        made = plan.workload.requests(np.random.default_rng(3), 40)
-        plans.append([(each.arrival, each.prompt_tokens, each.priority) for each, _ in made])
+        requests = plan.workload.requests(np.random.default_rng(3), 40)
+        plans.append([(request.arrival, request.prompt_tokens, request.priority) for request, _ in requests])
     assert all(plan == plans[0] for plan in plans)
     assert {priority for _, _, priority in plans[0]} == {0, JUDGE}
 
@@ -192,15 +194,15 @@ def test_every_variant_serves_the_same_requests() -> None:
 # -- prefixes ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("led", [True, False])
+@pytest.mark.parametrize("has_leader", [True, False])
 @pytest.mark.parametrize(
     ("peers", "rubric", "budget"), [(1, 512, 8192), (5, 512, 8192), (30, 520, 4096), (9, 1000, 1200), (40, 64, 8192)]
 )
-def test_cold_tokens_are_those_of_the_closed_form(peers: int, rubric: int, budget: int, led: bool) -> None:
-    run = cold(peers, rubric, budget, led)
+def test_cold_tokens_are_those_of_the_closed_form(peers: int, rubric: int, budget: int, has_leader: bool) -> None:
+    run = cold(peers, rubric, budget, has_leader)
     core = run.engines[0].core
     assert isinstance(core, EngineCore)
-    assert core.prefill_tokens == cold_tokens(peers, rubric, 128, 16, budget, led)
+    assert core.prefill_tokens == cold_tokens(peers, rubric, 128, 16, budget, has_leader)
     assert core.prefill_tokens + core.cached_tokens == peers * (rubric + 128)
 
 
@@ -208,13 +210,13 @@ def test_a_leader_goes_one_step_ahead() -> None:
     overhead, per_token, _ = step_line(load_model("qwen3-4b"), H200).values()
     run = cold(4, 512, 8192, True)
     first = overhead + 640 * per_token
-    assert sorted(run.columns.first_token) == [pytest.approx(each) for each in [first] + 3 * [
+    assert sorted(run.columns.first_token) == [pytest.approx(seconds) for seconds in [first] + 3 * [
         first + overhead + 3 * 128 * per_token]]  # fmt: skip
     together = cold(4, 512, 8192, False)
     assert list(together.columns.first_token) == [pytest.approx(overhead + 4 * 640 * per_token)] * 4
 
 
-def cold(peers: int, rubric: int, budget: int, led: bool) -> Run:
+def cold(peers: int, rubric: int, budget: int, has_leader: bool) -> Run:
     """Requests that arrive at once with one rubric, which is not in the cache yet."""
     document = cold_job(peers)
     document["workload"]["tasks"][0]["prefill"]["mean"] = rubric + 128
@@ -222,7 +224,7 @@ def cold(peers: int, rubric: int, budget: int, led: bool) -> Run:
     document["engine"] |= {
         "max_num_batched_tokens": budget,
         "one_shot": {"tokens": budget},
-        "in_batch_prefix_caching": led,
+        "in_batch_prefix_caching": has_leader,
     }
     return Simulation(prepare(document, Path("cold")).cases[0].plan).run()
 
@@ -231,30 +233,33 @@ def cold(peers: int, rubric: int, budget: int, led: bool) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("name", "made"), [("judges", prelude_lifetimes.scenario()), ("rubric", prelude_prefixes.scenario())]
+    ("name", "expected"), [("judges", prelude_lifetimes.scenario()), ("rubric", prelude_prefixes.scenario())]
 )
-def test_the_examples_are_the_scenarios(name: str, made: dict[str, Any]) -> None:
-    written = yaml.safe_load((ROOT / "examples" / f"prelude-{name}.yaml").read_text())
-    for key, value in made.pop("step_time").items():
-        shown = written["step_time"][key]
-        assert shown == (value if isinstance(value, str) else pytest.approx(value, rel=5e-3))  # written to three digits
-    del written["step_time"]
-    assert written == made
+def test_the_examples_are_the_scenarios(name: str, expected: dict[str, Any]) -> None:
+    example = yaml.safe_load((ROOT / "examples" / f"prelude-{name}.yaml").read_text())
+    for key, value in expected.pop("step_time").items():
+        rounded = example["step_time"][key]
+        assert rounded == (
+            value if isinstance(value, str) else pytest.approx(value, rel=5e-3)
+        )  # written to three digits
+    del example["step_time"]
+    assert example == expected
 
 
 # -- all of it ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_whole_document_from_short_runs(tmp_path: Path) -> None:
-    said: list[str] = []
-    cases: list[prelude.Case] = [
-        *(SweepTask(engine, FITTED, (1.0,)) for engine in ENGINES),
-        *(DecodeTask(engine, held) for engine in ENGINES for held in (False, True)),
-        *prelude_lifetimes.tasks(requests=150, replications=2),
-        *prelude_prefixes.tasks(requests=150, replications=2),
-    ]
-    document = prelude.reproduce(1, said.append, cases)
-    assert len(said) == len(cases)
+    messages: list[str] = []
+    parts = {
+        "sweep_all_rows": [],
+        "sweep": sweep_tasks(FITTED, (1.0,)),
+        "decode_control": decode_tasks(),
+        "lifetimes": prelude_lifetimes.tasks(requests=150, replications=2),
+        "prefixes": prelude_prefixes.tasks(requests=150, replications=2),
+    }
+    document = prelude.reproduce(1, messages.append, parts)
+    assert len(messages) == sum(map(len, parts.values()))
     assert document["schema"] == "twin.reproduction-prelude/1"
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     check_table_5(document["sweep"])
@@ -274,10 +279,12 @@ def check_table_5(fits: list[dict[str, Any]]) -> None:
 
 
 def check_table_6(predictions: list[dict[str, Any]]) -> None:
-    assert [(each["engine"], each["held"]) for each in predictions] == [(e, h) for e in ENGINES for h in (False, True)]
-    for each in predictions:
-        rows = {row["metric"]: row for row in each["rows"]}
-        assert each["feasible"]
+    assert [(prediction["engine"], prediction["held"]) for prediction in predictions] == [
+        (e, h) for e in ENGINES for h in (False, True)
+    ]
+    for prediction in predictions:
+        rows = {row["metric"]: row for row in prediction["rows"]}
+        assert prediction["feasible"]
         assert abs(rows["tpot"]["error"]) < 0.01  # other random numbers than the fit's
         assert [name for name, row in rows.items() if row["fitted"]] == ["tpot"]
         gaps = rows["e2e"]["predicted"] - rows["ttft"]["predicted"]
@@ -299,14 +306,14 @@ def check_claims(document: dict[str, Any]) -> None:
     assert claims[once]["agrees"] is True
     spoiled = copy.deepcopy(document)
     spoiled["prefixes"]["cold"][0]["runs"]["led"]["computed_tokens"] += 1
-    assert {(each["where"], each["what"]): each["agrees"] for each in prelude.claims(spoiled)}[once] is False
+    assert {(entry["where"], entry["what"]): entry["agrees"] for entry in prelude.claims(spoiled)}[once] is False
 
 
 def check_what_is_shown(document: dict[str, Any]) -> None:
     text = "\n".join(lines_of(prelude_table(document)))
     row = document["sweep"][0]["rows"][1]
-    shown = next(line.split() for line in text.splitlines() if line.startswith("prelude    4 "))
-    assert shown[2:6] == ["90.8", f"{row['predicted']:.1f}", f"{100 * row['error']:+.1f}", "%"]
+    cells = next(line.split() for line in text.splitlines() if line.startswith("prelude    4 "))
+    assert cells[2:6] == ["90.8", f"{row['predicted']:.1f}", f"{100 * row['error']:+.1f}", "%"]
     missed = text.split("What disagrees")[1]
     assert missed.count("\n- ") == sum(not claim["agrees"] for claim in document["claims"])
     figures = prelude_figures(document)
@@ -325,6 +332,6 @@ def check_the_report(document: dict[str, Any], folder: Path) -> None:
     assert page.count("<figure><svg") == len(list((folder / "figures").iterdir())) == 2
     (disagree,) = re.findall(r"<ul>(?:<li>[^<]*</li>)+</ul>", page)
     assert disagree.count("<li>") == sum(not claim["agrees"] for claim in document["claims"])
-    shown = [value for table in columns(page) for values in table.values() for value in values]
-    assert round(document["sweep"][0]["rows"][1]["predicted"], 1) in shown
+    numbers = [value for table in columns(page) for values in table.values() for value in values]
+    assert round(document["sweep"][0]["rows"][1]["predicted"], 1) in numbers
     assert "twin reproduce prelude" in page

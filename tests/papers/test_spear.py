@@ -34,11 +34,11 @@ PUBLISHED = ROOT.parent / "shared" / "data" / "published" / "spear_chunk_schedul
 
 SMALL = Study(
     readings=READINGS[:2], samplings=(Sampling("vllm"), Sampling("prompt up to", 512)),
-    screening=(1, 1), fitting=(2, 1), refining=(2, 2), predicting=3, others=1,
+    screening=(1, 1), fitting=(2, 1), refining=(2, 2), predicting=3, alternatives=1,
 )  # fmt: skip
 TABLES = complete([5.0e-3, 6.5e-3, 1.0e-2, 2.0e-2], [1.7e-3, 1.6e-3, 3.5e-3, 5.4e-3])
 """About what the whole fit finds."""
-SYNTHETIC = Setting(Reading("separate", beside=True), None, "synthetic")
+SYNTHETIC = Setting(Reading("separate", beside_decodes=True), None, "synthetic")
 
 Document = dict[str, Any]
 
@@ -46,13 +46,13 @@ Document = dict[str, Any]
 @pytest.fixture(scope="module")
 def document() -> Document:
     """A whole document of few and short runs."""
-    said: list[str] = []
+    messages: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spear_workload, "REQUESTS", 120)
-        found = reproduce(None, 1, said.append, SMALL)
-    stages = {line.partition(" (")[0] for line in said}
+        result = reproduce(None, 1, messages.append, SMALL)
+    stages = {line.partition(" (")[0] for line in messages}
     assert stages == {"screening", "fitting", "refining", "predicting", "coarse chunks", "alternatives"}
-    return found
+    return result
 
 
 # -- what is printed ---------------------------------------------------------------------------------------------------
@@ -60,8 +60,8 @@ def document() -> Document:
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="the published tables are not at hand")
 def test_the_project_s_copy_of_the_facts() -> None:
-    own = ROOT / "papers" / "spear" / "data" / PUBLISHED.name.removeprefix("spear_")
-    assert list(csv.reader(own.read_text().splitlines())) == list(csv.reader(PUBLISHED.read_text().splitlines()))
+    copied = ROOT / "papers" / "spear" / "data" / PUBLISHED.name.removeprefix("spear_")
+    assert list(csv.reader(copied.read_text().splitlines())) == list(csv.reader(PUBLISHED.read_text().splitlines()))
 
 
 def test_rows_are_fitted_or_held_out() -> None:
@@ -91,8 +91,8 @@ def test_rows_are_fitted_or_held_out() -> None:
 def test_samplings_by_hand(sampling: Sampling, prompts: list[int], answers: list[int]) -> None:
     """Three conversations: of two turns, two, and one."""
     trace = Trace("t", None, np.array([10, 40, 3, 1100, 700]), np.array([20, 30, 50, 80, 9]))
-    drawn = sampling.draw_from(trace)
-    assert (drawn.prefill_tokens.tolist(), drawn.decode_tokens.tolist()) == (prompts, answers)
+    requests = sampling.draw_from(trace)
+    assert (requests.prefill_tokens.tolist(), requests.decode_tokens.tolist()) == (prompts, answers)
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -109,10 +109,10 @@ def test_a_pass_over_one_token_is_the_printed_decode_latency() -> None:
     [([5e-3, 4e-3, 1e-2, 9e-3], [2e-3, 1e-3, 1e-3, 1e-3]), ([3e-3, 6e-3, 7e-3, 8e-3], [-1e-3, -2e-3, 4e-3, -5e-3])],
 )
 def test_iteration_latency_grows_whatever_was_fitted(base: list[float], compensators: list[float]) -> None:
-    found = complete(base, compensators)
+    iteration = complete(base, compensators)
     for density in (0.0, 0.15, 0.6, 1.0):
-        assert all(np.diff(found.at(density)) > 0)
-    assert min(found.compensators) >= 0
+        assert all(np.diff(iteration.at(density)) > 0)
+    assert min(iteration.compensators) >= 0
 
 
 def test_layer_tables_add_up_to_the_iteration() -> None:
@@ -132,8 +132,8 @@ def planted(density: str, replications: tuple[int, ...]) -> list[Row]:
     rows = []
     for row in published_rows():
         if row.chunk and row.density == density:
-            found = SYNTHETIC.run(TABLES, row, replications)
-            p99, ttft = (sum(each) / len(found) for each in zip(*found, strict=True))
+            figures = SYNTHETIC.run(TABLES, row, replications)
+            p99, ttft = (sum(column) / len(figures) for column in zip(*figures, strict=True))
             row = dataclasses.replace(row, p99_itl=p99, ttft=ttft)
         rows.append(row)
     return rows
@@ -143,12 +143,12 @@ def test_planted_tables_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(spear_workload, "REQUESTS", 100)
     rows = planted("mid", (0,))
     monkeypatch.setattr(spear_published, "published_rows", lambda: rows)
-    found = Fit(SYNTHETIC, ("mid",), (0,), 8).run()
-    assert found["misfit_p99"] < 5e-3
-    assert found["misfit_ttft"] < 5e-2
-    assert found["iteration"].at(DENSITIES["mid"])[1:] == pytest.approx(TABLES.at(DENSITIES["mid"])[1:], rel=0.02)
+    fit = Fit(SYNTHETIC, ("mid",), (0,), 8).run()
+    assert fit["misfit_p99"] < 5e-3
+    assert fit["misfit_ttft"] < 5e-2
+    assert fit["iteration"].at(DENSITIES["mid"])[1:] == pytest.approx(TABLES.at(DENSITIES["mid"])[1:], rel=0.02)
     rough = Fit(SYNTHETIC, ("mid",), (0,), 1).run()
-    assert rough["misfit_p99"] > 3 * found["misfit_p99"]
+    assert rough["misfit_p99"] > 3 * fit["misfit_p99"]
 
 
 def test_held_out_rows_touch_no_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,16 +172,16 @@ def test_held_out_rows_touch_no_parameter(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("row", slo_rows(), ids=lambda row: f"{row.name} {row.density}")
 def test_the_goal_is_kept_and_no_static_size_that_keeps_it_is_quicker(row: Row) -> None:
     replications = (0, 1, 2)
-    own = SYNTHETIC.run(TABLES, row, replications)
-    assert all(meets(p99, row.goal or 0) and p99 > 0.98 * (row.goal or 0) for p99, _ in own)
-    rivals = [each for each in static_rows() if each.density == row.density]
-    met = 0
+    slo_figures = SYNTHETIC.run(TABLES, row, replications)
+    assert all(meets(p99, row.goal or 0) and p99 > 0.98 * (row.goal or 0) for p99, _ in slo_figures)
+    rivals = [static for static in static_rows() if static.density == row.density]
+    meeting = 0
     for rival in rivals:
         runs = SYNTHETIC.run(TABLES, rival, replications)
         if all(meets(p99, row.goal or 0) for p99, _ in runs):
-            met += 1
-            assert sum(ttft for _, ttft in own) < sum(ttft for _, ttft in runs)
-    assert 2 <= met < len(rivals)
+            meeting += 1
+            assert sum(ttft for _, ttft in slo_figures) < sum(ttft for _, ttft in runs)
+    assert 2 <= meeting < len(rivals)
 
 
 def test_a_scheduler_that_overrates_its_device_misses_the_goal() -> None:
@@ -210,19 +210,21 @@ def test_the_document(document: Document) -> None:
     assert [row["fitted"] for row in document["rows"]] == [True] * 12 + [False] * 6
     for row, printed in zip(document["rows"], published_rows(), strict=True):
         for name, value in (("p99_itl", printed.p99_itl), ("ttft", printed.ttft)):
-            found = row[name]
-            low, high = found["prediction"]
-            assert found["published"] == value
-            assert found["error"] == pytest.approx(found["predicted"] / value - 1)
-            assert low <= found["predicted"] <= high
-            assert found["inside"] == (low <= value <= high)
+            column = row[name]
+            low, high = column["prediction"]
+            assert column["published"] == value
+            assert column["error"] == pytest.approx(column["predicted"] / value - 1)
+            assert low <= column["predicted"] <= high
+            assert column["inside"] == (low <= value <= high)
     for row in document["rows"][12:]:
         assert meets(row["p99_itl"]["predicted"], row["goal"])
     for row in document["rows"][:12]:
         assert abs(row["p99_itl"]["error"]) < 0.06
     assert len(document["screening"]) == 2  # readings; without a trace there is one workload
     assert document["fit"]["reading"] == "T(d) + T(c), decodes beside"
-    assert [each["reading"] for each in document["alternatives"]] == ["T(d) + T(c), decodes beside, padded"]
+    assert [alternative["reading"] for alternative in document["alternatives"]] == [
+        "T(d) + T(c), decodes beside, padded"
+    ]
     assert document["coarse"]["step"] == spear.STEP
     assert document["workload"]["turns"] is None
 
@@ -230,54 +232,60 @@ def test_the_document(document: Document) -> None:
 def test_the_scheduler_against_every_static_size(document: Document) -> None:
     assert len(document["against_static"]) == 6
     ttft = {(row["chunk"], row["goal"], row["density"]): row["ttft"] for row in document["rows"]}
-    for each in document["against_static"]:
-        own = ttft[None, each["goal"], each["density"]]
+    for comparison in document["against_static"]:
+        slo_ttft = ttft[None, comparison["goal"], comparison["density"]]
         for kind in ("published", "predicted"):
-            differences = {size["static"]: size[kind] for size in each["sizes"] if size[kind] is not None}
+            differences = {size["static"]: size[kind] for size in comparison["sizes"] if size[kind] is not None}
             for chunk, difference in differences.items():
-                assert difference == pytest.approx(own[kind] - ttft[chunk, None, each["density"]][kind])
-            assert each[kind]["static"] == max(differences, key=lambda chunk: differences[chunk])
-            assert each[kind]["difference"] == max(differences.values())
-        assert all(size["predicted"] < 0 for size in each["sizes"] if size["predicted"] is not None)
-    tight = next(each for each in document["against_static"] if (each["goal"], each["density"]) == (0.016, "sparse"))
+                assert difference == pytest.approx(slo_ttft[kind] - ttft[chunk, None, comparison["density"]][kind])
+            assert comparison[kind]["static"] == max(differences, key=lambda chunk: differences[chunk])
+            assert comparison[kind]["difference"] == max(differences.values())
+        assert all(size["predicted"] < 0 for size in comparison["sizes"] if size["predicted"] is not None)
+    tight = next(
+        comparison
+        for comparison in document["against_static"]
+        if (comparison["goal"], comparison["density"]) == (0.016, "sparse")
+    )
     assert tight["published"] == {"static": 256, "difference": pytest.approx(0.0012)}  # the print against its own claim
 
 
 def test_claims_follow_what_was_found(document: Document) -> None:
-    found = by_name(claims(document))
-    assert len(found) == len(document["claims"]) == 13
-    kept = "the SLO scheduler keeps P99 ITL within 22.0 ms"
+    by_what = by_name(claims(document))
+    assert len(by_what) == len(document["claims"]) == 13
+    within = "the SLO scheduler keeps P99 ITL within 22.0 ms"
     quicker = "TTFT below every static size that meets 22.0 ms, mid"
-    assert found[kept]["agrees"] is True
-    assert found["P99 ITL, SLO rows, held out"]["agrees"] is False  # known: print stays below its goal
-    assert found["P99 ITL at a static chunk size is linear in the density"]["agrees"] is False
+    assert by_what[within]["agrees"] is True
+    assert by_what["P99 ITL, SLO rows, held out"]["agrees"] is False  # known: print stays below its goal
+    assert by_what["P99 ITL at a static chunk size is linear in the density"]["agrees"] is False
     spoilt = copy.deepcopy(document)
     spoilt["rows"][12]["p99_itl"]["predicted"] = 0.0221
     spoilt["against_static"][1]["predicted"]["confidence"] = [-1e-3, 1e-3]
     for row in spoilt["rows"][12:]:
         row["p99_itl"]["inside"] = True
-    found = by_name(claims(spoilt))
-    assert (found[kept]["agrees"], found[quicker]["agrees"]) == (False, False)
-    assert found["P99 ITL, SLO rows, held out"]["agrees"] is True
-    assert "met at 2 of 3" in found[kept]["note"]
+    by_what = by_name(claims(spoilt))
+    assert (by_what[within]["agrees"], by_what[quicker]["agrees"]) == (False, False)
+    assert by_what["P99 ITL, SLO rows, held out"]["agrees"] is True
+    assert "met at 2 of 3" in by_what[within]["note"]
 
 
-def by_name(each: list[Document]) -> dict[str, Document]:
-    return {claim["what"]: claim for claim in each}
+def by_name(rows: list[Document]) -> dict[str, Document]:
+    return {claim["what"]: claim for claim in rows}
 
 
 def test_what_is_shown(document: Document) -> None:
     text = "\n".join(lines_of(spear_table(document)))
     row = document["rows"][13]["ttft"]
-    shown = next(line for line in text.splitlines() if line.startswith("SLO 22 ms        mid"))
-    low, high = (f"{1e3 * bound:.1f}" for bound in row["prediction"])
-    assert f"52.9 {1e3 * row['predicted']:.1f} {100 * row['error']:+.1f} % [{low}, {high}]" in re.sub(" +", " ", shown)
-    assert shown.endswith("yes") == row["inside"]
+    line_22 = next(line for line in text.splitlines() if line.startswith("SLO 22 ms        mid"))
+    low, high = (f"{1e3 * end:.1f}" for end in row["prediction"])
+    assert f"52.9 {1e3 * row['predicted']:.1f} {100 * row['error']:+.1f} % [{low}, {high}]" in re.sub(
+        " +", " ", line_22
+    )
+    assert line_22.endswith("yes") == row["inside"]
     assert "static-64* " in text
     assert re.search(r"^16 +sparse +256 +\+1\.2 ", text, re.M)
-    lost = text.partition("What disagrees")[2]
-    assert "P99 ITL, SLO rows, held out: 6 values printed, 0 inside found" in lost
-    assert "keeps P99 ITL within 22.0 ms" not in lost
+    disagreements = text.partition("What disagrees")[2]
+    assert "P99 ITL, SLO rows, held out: 6 values printed, 0 inside found" in disagreements
+    assert "keeps P99 ITL within 22.0 ms" not in disagreements
     assert document["notes"][0][:60] in text.partition("Notes")[2]
     figures = spear_figures(document)
     assert figures.keys() == {"tradeoff", "iteration"}

@@ -28,12 +28,12 @@ EXAMPLE = ROOT / "examples" / "spear-slo.yaml"
 
 
 def test_the_example_is_the_scenario_that_rows_are_simulated_with() -> None:
-    written = yaml.safe_load(EXAMPLE.read_text())
-    step_time = written.pop("step_time")
-    chunking = Setting(Reading("separate", beside=True), None, "synthetic").chunking(slo_rows()[1])
-    made = spear_workload.scenario(chunking, step_time, synthetic=True)
-    del made["step_time"]
-    assert written == made
+    example = yaml.safe_load(EXAMPLE.read_text())
+    step_time = example.pop("step_time")
+    chunking = Setting(Reading("separate", beside_decodes=True), None, "synthetic").chunking(slo_rows()[1])
+    expected = spear_workload.scenario(chunking, step_time, synthetic=True)
+    del expected["step_time"]
+    assert example == expected
     assert step_time["selection"] == {"density": DENSITIES["mid"]}
     tables = LayerTables.model_validate(step_time["tables"])
     assert (tables.tokens, tables.layers) == (list(GRID), spear_published.LAYERS)
@@ -42,8 +42,8 @@ def test_the_example_is_the_scenario_that_rows_are_simulated_with() -> None:
     for entries in (tables.w4, tables.ec):
         for kind, weights in spear_tables.WEIGHTS.items():
             share = weights / sum(spear_tables.WEIGHTS.values())
-            total = [sum(entries[each][i] for each in spear_tables.WEIGHTS) for i in range(len(GRID))]
-            assert entries[kind] == pytest.approx([share * each for each in total], rel=1e-3)
+            total = [sum(entries[layer][i] for layer in spear_tables.WEIGHTS) for i in range(len(GRID))]
+            assert entries[kind] == pytest.approx([share * layer for layer in total], rel=1e-3)
 
 
 def test_the_example_s_tables_give_the_static_rows(
@@ -64,12 +64,12 @@ def test_a_tighter_goal_costs_ttft(
     """By the command that the example names."""
     monkeypatch.chdir(tmp_path)
     goals = [0.022, 0.016]
-    asked = ["--set", f"engine.chunking.slo_seconds={goals[0]},{goals[1]}", "--no-figures", "--json", "--jobs", "1"]
-    assert run(["sweep", str(EXAMPLE), *asked]) == 0
-    found = [point["summary"] for point in json.loads(capsys.readouterr().out)["points"]]
-    for summary, goal in zip(found, goals, strict=True):
+    options = ["--set", f"engine.chunking.slo_seconds={goals[0]},{goals[1]}", "--no-figures", "--json", "--jobs", "1"]
+    assert run(["sweep", str(EXAMPLE), *options]) == 0
+    summaries = [point["summary"] for point in json.loads(capsys.readouterr().out)["points"]]
+    for summary, goal in zip(summaries, goals, strict=True):
         assert 0.99 * goal < summary["itl"]["p99"] <= goal * 1.000001
-    assert found[0]["ttft"]["mean"] < 0.9 * found[1]["ttft"]["mean"]
+    assert summaries[0]["ttft"]["mean"] < 0.9 * summaries[1]["ttft"]["mean"]
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def test_the_command_with_a_trace(
     monkeypatch.chdir(tmp_path)
     tiny = Study(
         readings=READINGS[:1], samplings=(Sampling("vllm"), Sampling("prompt up to", 512)),
-        screening=(1, 1), fitting=(2, 1), refining=(2, 1), predicting=2, others=1,
+        screening=(1, 1), fitting=(2, 1), refining=(2, 1), predicting=2, alternatives=1,
     )  # fmt: skip
     monkeypatch.setattr(spear, "Study", lambda: tiny)
     monkeypatch.setattr(spear_workload, "REQUESTS", 40)
@@ -97,12 +97,12 @@ def test_the_command_with_a_trace(
     folder = tmp_path / document["run"]["directory"]
     assert json.loads((folder / "summary.json").read_text()) == document
     assert {file.name for file in (folder / "figures").iterdir()} == {"tradeoff.svg", "iteration.svg"}
-    kept = json.loads((folder / "manifest.json").read_text())
-    assert (kept["paper"], kept["trace"], kept["complete"]) == ("spear", "t.csv", True)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert (manifest["paper"], manifest["trace"], manifest["complete"]) == ("spear", "t.csv", True)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["sun", "--trace", "t.csv"], "--trace"),
         (["afd", "--trace", "t.csv"], "spear only"),
@@ -111,13 +111,17 @@ def test_the_command_with_a_trace(
     ],
 )
 def test_a_trace_that_cannot_be_used_is_refused_in_one_line(
-    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("broken.csv").write_text("a,b\n1,2\n")
     assert run(["reproduce", *arguments]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert said in printed.err
+    assert message in printed.err
     assert printed.err.count("\n") == 1
     assert not Path("runs").exists()

@@ -132,11 +132,11 @@ def smallest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from live.adaptation.training import TrainingSettings
     from papers.spear import sizes
 
-    few = TrainingSettings(steps=2, batch_size=4, learning_rate=1e-3)
-    text = dataclasses.replace(sizes.STUDY_SIZES["reduced"].text, layers=2, hidden=32, window=16, training=few)
+    training = TrainingSettings(steps=2, batch_size=4, learning_rate=1e-3)
+    text = dataclasses.replace(sizes.STUDY_SIZES["reduced"].text, layers=2, hidden=32, window=16, training=training)
     size = dataclasses.replace(
         sizes.STUDY_SIZES["reduced"], text=text, windows=8, sequences=8, rounded=8, diagnosed=4, full_rank=4,
-        calibration=CalibrationSettings(few, few),
+        calibration=CalibrationSettings(training, training),
     )  # fmt: skip
     monkeypatch.setitem(sizes.STUDY_SIZES, "reduced", size)
     words = "\n".join(f"def f{i}(x):\n    return x + {i}" for i in range(40))
@@ -150,13 +150,13 @@ def test_the_whole_run_is_taken_up_where_it_was_stopped_and_drawn(
 ) -> None:
     from papers.spear import training as study
 
-    whole, seen = study.compensate, []
+    compensate, calls = study.compensate, []
 
     def stopping(cell: Cell, *arguments: Any) -> dict[str, Any]:
-        seen.append(cell.name)
-        if len(seen) == 3:
+        calls.append(cell.name)
+        if len(calls) == 3:
             raise KeyboardInterrupt
-        return whole(cell, *arguments)
+        return compensate(cell, *arguments)
 
     monkeypatch.setattr(study, "compensate", stopping)
     command = ["reproduce", "spear", "--quality", "--seeds", "1", "--jobs", "1"]
@@ -166,7 +166,7 @@ def test_the_whole_run_is_taken_up_where_it_was_stopped_and_drawn(
     document = json.loads(capsys.readouterr().out)
     names = [cell.name for cell in study.STUDY_SIZES["reduced"].cells]
     assert [row["cell"] for row in document["cells"]] == names
-    assert len(seen) == len(names) + 1  # one was stopped, and is run again
+    assert len(calls) == len(names) + 1  # one was stopped, and is run again
     variants = document["cells"][0]["variants"]
     assert variants.keys() == {"spear", *OTHERS}
     budget = document["cells"][0]["budget"]

@@ -49,8 +49,8 @@ MODELS = ("LLaMA3.1-8B", "Qwen3-8B-Base")
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="the published tables are not at hand")
 @pytest.mark.parametrize("name", ["sun_concurrency.csv", "sun_decode_pool.csv"])
 def test_the_project_s_copy_of_the_facts(name: str) -> None:
-    own = ROOT / "papers" / "sun" / "data" / name.removeprefix("sun_")
-    assert list(csv.reader(own.read_text().splitlines())) == list(
+    copied = ROOT / "papers" / "sun" / "data" / name.removeprefix("sun_")
+    assert list(csv.reader(copied.read_text().splitlines())) == list(
         csv.reader((PUBLISHED / name).read_text().splitlines())
     )
 
@@ -61,23 +61,23 @@ def test_the_project_s_copy_of_the_facts(name: str) -> None:
 def planted_rows(line: DecodeFit, prompts: LinearLatency) -> Iterator[ConcurrencyRow]:
     """Table 4's settings of one model with the times that this line gives."""
     for row in rows_of(concurrency_rows(), MODELS[0]):
-        found = closed_loop(line, prompts, row)
-        yield dataclasses.replace(row, ttft=found.ttft, tpot=found.tpot, throughput=found.throughput)
+        loop = closed_loop(line, prompts, row)
+        yield dataclasses.replace(row, ttft=loop.ttft, tpot=loop.tpot, throughput=loop.throughput)
 
 
 def test_a_planted_line_is_found_again_and_predicts() -> None:
     line = DecodeFit({4: 6e-3, 16: 12e-3}, batching=4e-4, per_row=0.0, per_kv_token=9e-8, misfit=math.nan)
     prompts = LinearLatency.from_coefficients(7e-5, 2e-2)
     rows = list(planted_rows(line, prompts))
-    found = fit_decode(rows)
-    assert found.weights == pytest.approx(line.weights, rel=1e-9)
-    assert (found.batching, found.per_kv_token) == pytest.approx((4e-4, 9e-8), rel=1e-9)
-    assert found.misfit < 1e-9
+    fit = fit_decode(rows)
+    assert fit.weights == pytest.approx(line.weights, rel=1e-9)
+    assert (fit.batching, fit.per_kv_token) == pytest.approx((4e-4, 9e-8), rel=1e-9)
+    assert fit.misfit < 1e-9
     assert fit_prompts(rows)[16].alpha_ == pytest.approx(7e-5)
     high = [row for row in rows if row.concurrency not in FITTED]
-    assert [closed_loop(found, prompts, row).tpot for row in high] == pytest.approx([row.tpot for row in high])
+    assert [closed_loop(fit, prompts, row).tpot for row in high] == pytest.approx([row.tpot for row in high])
     # A line in which every row costs cannot be told from it at low concurrency and is slower at high.
-    assert all(closed_loop(all_rows(found), prompts, row).tpot > row.tpot + 1e-3 for row in high)
+    assert all(closed_loop(all_rows(fit), prompts, row).tpot > row.tpot + 1e-3 for row in high)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -95,10 +95,10 @@ def test_held_out_rows_touch_no_parameter(model: str, form: Any) -> None:
         (line.alpha_, line.beta_) for line in after.values()
     ]
     prompts = before[16]
-    for row, other in zip(rows, spoilt, strict=True):
+    for row, changed in zip(rows, spoilt, strict=True):
         fit = fit_decode(rows, form)
-        assert closed_loop(fit, prompts, row) == closed_loop(fit, prompts, other)
-        assert row_scenario(row, fit, 1e-4, 1e-2) == row_scenario(other, fit, 1e-4, 1e-2)
+        assert closed_loop(fit, prompts, row) == closed_loop(fit, prompts, changed)
+        assert row_scenario(row, fit, 1e-4, 1e-2) == row_scenario(changed, fit, 1e-4, 1e-2)
 
 
 def test_quantised_weights_change_what_is_read_and_nothing_else() -> None:
@@ -120,16 +120,16 @@ def test_concurrency_16_from_1_and_4() -> None:
     engines = [(model, method) for model in MODELS for method in ("Full-FT", "AWQ", "QSUN")]
     results = [result for engine in engines for result in predict_engine(*engine)]
     assert len(results) == 54
-    held = [result for result in results if not result["fitted"]]
-    assert len(held) == 18
+    held_out = [result for result in results if not result["fitted"]]
+    assert len(held_out) == 18
     for metric in ("tpot", "throughput"):
-        found = errors(results, metric)
-        assert found["mean"] < 0.03
-        assert abs(found["worst"]) == max(
-            abs(result["predicted"][metric] / result["published"][metric] - 1) for result in held
+        summary = errors(results, metric)
+        assert summary["mean"] < 0.03
+        assert abs(summary["worst"]) == max(
+            abs(result["predicted"][metric] / result["published"][metric] - 1) for result in held_out
         )
-        assert found["worst_row"]["prompt"] == 4096
-        assert set(found["by_method"]) == {f"{model} {method}" for model, method in engines}
+        assert summary["worst_row"]["prompt"] == 4096
+        assert set(summary["by_method"]) == {f"{model} {method}" for model, method in engines}
     for result in results:
         for metric in ("tpot", "throughput"):  # the simulation and the closed form: two ways to the same number
             assert result["predicted"][metric] == pytest.approx(result["closed_form"][metric], rel=0.01)
@@ -137,10 +137,10 @@ def test_concurrency_16_from_1_and_4() -> None:
 
 
 def test_a_cost_of_every_row_would_miss() -> None:
-    found = {form["form"]: form for form in forms(concurrency_rows()) if not form["plain"]}
-    assert found["batching"]["tpot_error"] < 0.03 < found["rows"]["tpot_error"]
-    assert found["batching"]["misfit"] == pytest.approx(
-        found["rows"]["misfit"], abs=1e-3
+    by_form = {form["form"]: form for form in forms(concurrency_rows()) if not form["plain"]}
+    assert by_form["batching"]["tpot_error"] < 0.03 < by_form["rows"]["tpot_error"]
+    assert by_form["batching"]["misfit"] == pytest.approx(
+        by_form["rows"]["misfit"], abs=1e-3
     )  # low concurrency cannot tell
 
 
@@ -149,20 +149,20 @@ def test_a_cost_of_every_row_would_miss() -> None:
 
 def test_pools_of_two_and_three_from_the_rows_of_four_and_one() -> None:
     service = fitted_service()
-    found = predict_pools(service, 256, 2)
-    isolated, three, two, one = found["rows"]
-    assert found["rate"] * 256 == pytest.approx(4 * 935)
+    pools = predict_pools(service, 256, 2)
+    isolated, three, two, single = pools["rows"]
+    assert pools["rate"] * 256 == pytest.approx(4 * 935)
     assert isolated["predicted"] == {"throughput": 935.0, "interactivity_change": 0.0}
-    assert [row["fixes_the_load"] for row in found["rows"]] == [True, False, False, True]
+    assert [row["fixes_the_load"] for row in pools["rows"]] == [True, False, False, True]
     for row in (three, two):
         assert abs(row["throughput_error"]) < 0.02
         assert abs(row["interactivity_points"]) < 0.03
-    changes = [row["predicted"]["interactivity_change"] for row in found["rows"]]
+    changes = [row["predicted"]["interactivity_change"] for row in pools["rows"]]
     assert changes == sorted(changes, reverse=True)
-    assert one["predicted"]["interactivity_change"] < -0.3
+    assert single["predicted"]["interactivity_change"] < -0.3
     longer = predict_pools(service, 512, 2)
-    assert choose([longer, found])["answer"] == 256
-    blind = [{**each, "rows": [each["rows"][0], None, None, each["rows"][3]]} for each in (longer, found)]
+    assert choose([longer, pools])["answer"] == 256
+    blind = [{**pool, "rows": [pool["rows"][0], None, None, pool["rows"][3]]} for pool in (longer, pools)]
     assert choose(blind)["answer"] == 256
 
 
@@ -176,26 +176,26 @@ def test_lengths_that_one_prefill_worker_could_not_bear_are_left_out() -> None:
 
 def test_skew_hurts_isolated_workers_and_not_the_pool() -> None:
     service = fitted_service()
-    found = {
+    runs = {
         placement: [simulate(service, 14.61, placement, zipf, 1)[0] for zipf in (0.0, 1.0, 2.0)]
         for placement in (ISOLATED, SHARED)
     }
     for metric in ("throughput", "interactivity"):
-        alone, together = ([getattr(each, metric) for each in found[placement]] for placement in (ISOLATED, SHARED))
-        assert alone[0] > alone[1] > alone[2]
+        isolated, together = ([getattr(run, metric) for run in runs[placement]] for placement in (ISOLATED, SHARED))
+        assert isolated[0] > isolated[1] > isolated[2]
         assert together == pytest.approx([together[0]] * 3, rel=0.02)
-        assert alone[2] < 0.9 * alone[0]
-        assert alone[2] < 0.9 * together[2]
-    assert found[ISOLATED][2].achieved < 0.9 < found[SHARED][2].achieved
+        assert isolated[2] < 0.9 * isolated[0]
+        assert isolated[2] < 0.9 * together[2]
+    assert runs[ISOLATED][2].achieved < 0.9 < runs[SHARED][2].achieved
 
 
 def test_both_placements_are_sent_the_same_requests() -> None:
     """At a load at which nothing waits for decoding, they complete alike."""
     load = Load(rate=2.0, answer=64, zipf=1.0, grace=2.0, window=10.0)
     service = fitted_service()
-    alone, together = (outcomes(scenario(service, load, placement), 2) for placement in (ISOLATED, SHARED))
-    assert [each.ttft for each in alone] == [each.ttft for each in together]
-    assert alone[0].ttft != alone[1].ttft
+    isolated, together = (outcomes(scenario(service, load, placement), 2) for placement in (ISOLATED, SHARED))
+    assert [run.ttft for run in isolated] == [run.ttft for run in together]
+    assert isolated[0].ttft != isolated[1].ttft
 
 
 def test_sizes_of_the_effect_are_worked_out_by_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,8 +205,8 @@ def test_sizes_of_the_effect_are_worked_out_by_pairs(monkeypatch: pytest.MonkeyP
     points: dict[sun_skew.Point, list[Outcome]] = {
         (ISOLATED, 0.0): even, (ISOLATED, 2.0): worse, (SHARED, 0.0): even, (SHARED, 2.0): even,
     }  # fmt: skip
-    found = summarise_skew(points, 7.0)
-    change, gain, interactivity, by_mean = found["sizes"]
+    summary = summarise_skew(points, 7.0)
+    change, gain, interactivity, by_mean = summary["sizes"]
     assert change["predicted"] == pytest.approx(-0.15)  # of -10 % and -20 %
     # Student's t of 97.5 % with one degree of freedom, the deviation of the pair, and one run beside the mean of two
     reach = 12.7062 * math.sqrt(0.005) * math.sqrt(1.5)
@@ -214,7 +214,7 @@ def test_sizes_of_the_effect_are_worked_out_by_pairs(monkeypatch: pytest.MonkeyP
     assert gain["predicted"] == pytest.approx((1 / 0.9 + 1 / 0.8) / 2 - 1)
     assert interactivity["predicted"] == pytest.approx(50 / 30 - 1)
     assert by_mean["predicted"] == pytest.approx(1.0)
-    assert found["falls"] == {"throughput": True, "interactivity": True}
+    assert summary["falls"] == {"throughput": True, "interactivity": True}
     swapped = summarise_skew({**points, (ISOLATED, 0.0): worse, (ISOLATED, 2.0): even}, 7.0)
     assert swapped["falls"] == {"throughput": False, "interactivity": False}
 
@@ -231,9 +231,9 @@ def test_examples_are_the_scenarios_of_figure_4(placement: Any) -> None:
     assert example.pop("description")
     if placement == ISOLATED:  # one for each model, which goes without saying
         assert expected["system"].pop("decode_replicas") == 1
-    flat, wanted = dict(leaves(example)), dict(leaves(expected))
-    assert flat.keys() == wanted.keys()
-    for key, value in wanted.items():
+    flat, target = dict(leaves(example)), dict(leaves(expected))
+    assert flat.keys() == target.keys()
+    for key, value in target.items():
         assert flat[key] == (pytest.approx(value, rel=1e-3) if isinstance(value, float | int) else value), key
 
 
@@ -265,16 +265,16 @@ def test_the_isolated_example_degrades_by_the_command_that_it_names(
 def test_the_whole_reproduction_on_few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sun_pool, "ANSWERS", (256, 512))
     monkeypatch.setattr(sun_skew, "SKEWS", (0.0, 2.0))
-    seen: list[str] = []
-    document = sun.reproduce(1, seen.append, replications=2)
+    messages: list[str] = []
+    document = sun.reproduce(1, messages.append, replications=2)
     assert document["schema"] == "twin.reproduction-sun/1"
-    assert len(seen) == 6 + 2 + 4
+    assert len(messages) == 6 + 2 + 4
     assert document["skew"]["rate"] == document["pool"]["chosen"]["rate"]
-    found = {(claim["where"], claim["what"]): claim for claim in document["claims"]}
-    assert len(found) == len(document["claims"]) == 16
+    claims = {(claim["where"], claim["what"]): claim for claim in document["claims"]}
+    assert len(claims) == len(document["claims"]) == 16
     # The row of one worker is too slow in the twin by more than the goal, and the document says so.
-    assert found["figure 3", "1 shared: interactivity"]["agrees"] is False
-    assert found["figure 3", "2 shared: interactivity"]["agrees"] is True
+    assert claims["figure 3", "1 shared: interactivity"]["agrees"] is False
+    assert claims["figure 3", "2 shared: interactivity"]["agrees"] is True
     text = "\n".join(lines_of(sun_table(document)))
     assert "1 shared: interactivity: -48 % printed" in text.partition("What disagrees")[2]
     assert "2 shared: interactivity" not in text
@@ -287,7 +287,7 @@ def test_the_whole_reproduction_on_few_runs(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_claims_follow_the_numbers() -> None:
-    chosen = {
+    pool = {
         "rows": [
             {},
             {
@@ -297,6 +297,6 @@ def test_claims_follow_the_numbers() -> None:
             },
         ]
     }  # fmt: skip
-    throughput, interactivity = sun._pool_claims(chosen)
+    throughput, interactivity = sun._pool_claims(pool)
     assert (throughput["agrees"], interactivity["agrees"]) == (False, True)
     assert (throughput["found"], interactivity["found"]) == ("1897", "-21.9 %")

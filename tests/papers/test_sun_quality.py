@@ -50,14 +50,14 @@ def test_printed_accuracies_are_those_of_the_paper() -> None:
 
 
 def test_printed_differences() -> None:
-    made = found(results())
-    assert made["naive sharing below full fine-tuning"]["published"] == "-27.0 to -20.1 points"
+    by_what = found(results())
+    assert by_what["naive sharing below full fine-tuning"]["published"] == "-27.0 to -20.1 points"
     # Qwen3-8B on HumanEval+: 76.2 - 74.3; Qwen3-14B: 88.4 - 85.3. Llama on HumanEval+: 41.5 - 45.7.
-    assert made["SUN against full fine-tuning"]["published"] == "-4.2 to +3.1 points"
+    assert by_what["SUN against full fine-tuning"]["published"] == "-4.2 to +3.1 points"
     # LLaMA on HumanEval: 47.6 - 48.2; on GSM8K: 70.3 - 11.4.
-    assert made["re-tuning recovers that, AWQ at 4 bits"]["published"] == "-0.6 to +58.9 points"
-    assert made["re-tuning recovers that, AWQ at 3 bits"]["published"] == "nothing"
-    assert made["re-tuning recovers that, RTN at 4 bits"]["published"] == "nothing"
+    assert by_what["re-tuning recovers that, AWQ at 4 bits"]["published"] == "-0.6 to +58.9 points"
+    assert by_what["re-tuning recovers that, AWQ at 3 bits"]["published"] == "nothing"
+    assert by_what["re-tuning recovers that, RTN at 4 bits"]["published"] == "nothing"
 
 
 def test_claims_hold_within_their_goals_and_not_beyond() -> None:
@@ -90,13 +90,13 @@ def test_intervals_are_student_s() -> None:
 
 def test_the_summary_names_tasks_and_seeds_apart() -> None:
     rows = results(sun=(0.5, 1.0))
-    other = [{**row, "task": "negate_rotate"} for row in results()]
-    document = summarise({}, [], [*rows, *other])
+    renamed = [{**row, "task": "negate_rotate"} for row in results()]
+    document = summarise({}, [], [*rows, *renamed])
     (sun,) = [row for row in document["variants"] if row["variant"] == "sun"]
     assert sun["exact_match"] == pytest.approx(0.875)
     assert sun["by_task"]["running_sum"]["exact_match"] == pytest.approx(0.75)
     assert sun["by_task"]["negate_rotate"]["interval"] == (1.0, 1.0)
-    claim = found([*rows, *other])["SUN against full fine-tuning"]
+    claim = found([*rows, *renamed])["SUN against full fine-tuning"]
     assert claim["by_task"] == {"running_sum": pytest.approx(-0.25), "negate_rotate": 0.0}
     assert claim["tasks"] == "1 of 2"
 
@@ -110,13 +110,20 @@ def smallest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from live.adaptation.training import TrainingSettings
     from papers.sun import training as study
 
-    few = TrainingSettings(steps=2, batch_size=4, learning_rate=1e-3)
+    short = TrainingSettings(steps=2, batch_size=4, learning_rate=1e-3)
     size = study.STUDY_SIZES["reduced"]
     operations = dataclasses.replace(
-        size.operations, hidden=32, base=few, adaptation=few, hard=few, retuning=few, hard_retuning=few, prompts=20
+        size.operations,
+        hidden=32,
+        base=short,
+        adaptation=short,
+        hard=short,
+        retuning=short,
+        hard_retuning=short,
+        prompts=20,
     )
-    model = dataclasses.replace(size.text.model, layers=2, hidden=32, window=16, windows=8, training=few)
-    text = dataclasses.replace(size.text, model=model, adaptation=few, retuning=few, prompts=8)
+    model = dataclasses.replace(size.text.model, layers=2, hidden=32, window=16, windows=8, training=short)
+    text = dataclasses.replace(size.text, model=model, adaptation=short, retuning=short, prompts=8)
     monkeypatch.setitem(study.STUDY_SIZES, "reduced", study.StudySize(operations, text))
     words = "\n".join(f'def max_a{i}(x):\n    """Return x + {i}."""\n    return f([x + {i}])' for i in range(40))
     corpus = Corpus((words,), (words[::-1] + words,), "a few lines", "0")
@@ -131,20 +138,20 @@ def test_the_whole_run_is_taken_up_where_it_was_stopped_and_drawn(
 ) -> None:
     from papers.sun import training as study
 
-    whole, seen = study.adapt_to_operation, []
+    adapt, calls = study.adapt_to_operation, []
 
     def stopping(task: str, *arguments: Any) -> dict[str, Any]:
-        seen.append(task)
-        if len(seen) == 3:
+        calls.append(task)
+        if len(calls) == 3:
             raise KeyboardInterrupt
-        return whole(task, *arguments)
+        return adapt(task, *arguments)
 
     monkeypatch.setattr(study, "adapt_to_operation", stopping)
     command = ["reproduce", "sun", "--quality", "--seeds", "1", "--jobs", "1"]
     assert run(command) == 130
     assert "4 finished points are kept" in capsys.readouterr().err
     assert run([*command, "--json"]) == 0
-    assert len(seen) == 5  # two finished, one stopped, which is run again, and the fourth
+    assert len(calls) == 5  # two finished, one stopped, which is run again, and the fourth
     document = json.loads(capsys.readouterr().out)
     assert [row["task"] for row in document["tasks"]] == list(study.TASKS)
     assert {row["variant"] for row in document["variants"]} > set(VARIANTS)

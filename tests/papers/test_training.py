@@ -16,5 +16,5 @@ def test_every_job_runs_once_and_after_its_model(jobs: int) -> None:
     order = waves(models, jobs)
     wave = {task.name: number for number, tasks in enumerate(order) for task in tasks}
     assert len(wave) == sum(map(len, order)) == 9
-    assert all(wave[task.name] > wave[each.train.name] for each in models for task in each.compare)
+    assert all(wave[task.name] > wave[model.train.name] for model in models for task in model.compare)
     assert len(order[0]) == min(jobs, 3)
