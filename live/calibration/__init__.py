@@ -1,9 +1,8 @@
 """`twin calibrate run`: measures a model's operations on this machine and writes a calibration file.
 
     grid           which points are measured, and which are held out
-    operations     a point as a call that can be timed
-    whole_steps    whole steps composed of the operations, to check the sum of the parts
-    messages       round trips between two processes
+    operations     a point as a call that can be timed, and whole steps, to check the sum of the parts
+    communication  round trips between two processes, and all-reduces among several
     journal        the measurements so far, on disk
     measuring      rounds over the grid
     assembling     from measurements to the file

@@ -35,7 +35,7 @@ from schedulers.sequence import Sequence as EngineSequence
 from workloads.request import Request
 
 CLOSE, CLOSE_IN_NOISE = 0.05, 0.1
-"""Allowed median held-out error; the second applies if rounds differ by more than the first."""
+"""Limits of the median held-out error; the second applies if rounds differ by more than the first."""
 
 ATTENTION = ("decode_attention", "prefill_attention", "mixed_attention")
 LINES = {"decode_attention": ("context", "batch"), "prefill_attention": ("chunk", "before")}
@@ -102,8 +102,8 @@ def assemble(plan: Plan, journal: Journal, name: str) -> MeasuredCalibration:
         except CannotFit as error:
             skipped[f"line of {component}"] = f"no line: {error}"
     operations = {
-        operation: _operation(operation, each, plan.device, attention)
-        for operation, each in series.items()
+        operation: _operation(operation, times, plan.device, attention)
+        for operation, times in series.items()
         if operation != "whole_step"
     }
     return MeasuredCalibration(
@@ -167,23 +167,25 @@ def _micro(seconds: float) -> float:
 
 
 def _operation(name: str, series: Series, device: str, attention: AttentionTimes | None) -> Operation:
-    known, held = series.pick(held_out=False), series.pick(held_out=True)
-    errors = [abs(guess - held[point]) / held[point] for point, guess in _predicted(name, series, attention).items()]
+    measured = series.pick(held_out=True)
+    errors = [
+        abs(guess - measured[point]) / measured[point] for point, guess in _predicted(name, series, attention).items()
+    ]
     held_out = None
     if errors:
         middle, high = float(np.median(errors)), float(np.percentile(errors, 90))
         held_out = HeldOut(points=len(errors), median=middle, p90=high)
-    allowed = CLOSE_IN_NOISE if series.spread > CLOSE else CLOSE
+    limit = CLOSE_IN_NOISE if series.spread > CLOSE else CLOSE
     axis, fixed = _axes(name, series)
     return Operation(
         via="TCP sockets" if name == "round_trip" else via(name, device),
         axis=axis,
-        points=len(known) + len(held),
+        points=len(series.seconds),
         repeat_spread=series.spread,
         held_out=held_out,
-        allowed=allowed,
-        holds=held_out is None or held_out.median <= allowed,
-        lines=[] if name == "mixed_attention" else _lines(known, axis, fixed),
+        allowed=limit,
+        holds=held_out is None or held_out.median <= limit,
+        lines=[] if name == "mixed_attention" else _lines(series.pick(held_out=False), axis, fixed),
     )
 
 
@@ -194,15 +196,16 @@ def _axes(name: str, series: Series) -> tuple[str, str]:
 
 def _predicted(name: str, series: Series, attention: AttentionTimes | None) -> dict[Point, float]:
     """The prediction for each held-out point: linear interpolation between the others."""
-    held = series.pick(held_out=True)
+    held_out = series.pick(held_out=True)
     if name in ATTENTION:
-        return {} if attention is None else {point: attention_seconds(attention, **dict(point.sizes)) for point in held}
+        times = attention
+        return {} if times is None else {point: attention_seconds(times, **dict(point.sizes)) for point in held_out}
     points = sorted((point.sizes[0][1], seconds) for point, seconds in series.pick(held_out=False).items())
     x, t = zip(*points, strict=True)
-    return {point: float(np.interp(point.sizes[0][1], x, t)) for point in held}
+    return {point: float(np.interp(point.sizes[0][1], x, t)) for point in held_out}
 
 
-def pictures(plan: Plan, journal: Journal, made: MeasuredCalibration) -> dict[str, dict[str, Any]]:
+def pictures(plan: Plan, journal: Journal, calibration: MeasuredCalibration) -> dict[str, dict[str, Any]]:
     """The contents of each operation's figure.
 
     `measured` are rows of [x, seconds, fixed size]; `held` are rows of [x, seconds, predicted seconds]; the other keys
@@ -210,21 +213,21 @@ def pictures(plan: Plan, journal: Journal, made: MeasuredCalibration) -> dict[st
     """
     everything = gather(plan, journal)
     attention = _attention_times(everything)
-    found = {}
+    figures = {}
     for name, series in everything.items():
         if name == "whole_step":
             continue
         axis, fixed = _axes(name, series)
-        known = series.pick(held_out=False).items()
+        fitted = series.pick(held_out=False).items()
         predicted = _predicted(name, series, attention)
-        found[name] = {
+        figures[name] = {
             "name": name,
             "fixed": fixed,
-            "measured": [[point[axis], seconds, point[fixed] if fixed else 0] for point, seconds in known],
+            "measured": [[point[axis], seconds, point[fixed] if fixed else 0] for point, seconds in fitted],
             "held": [[point[axis], series.seconds[point], guess] for point, guess in predicted.items()],
-            **made.operations[name].model_dump(mode="json"),
+            **calibration.operations[name].model_dump(mode="json"),
         }
-    return found
+    return figures
 
 
 def attention_seconds(
@@ -243,50 +246,47 @@ def step_batch(chunk: int, before: int, decodes: int, context: int) -> Batch:
     return Batch(chunks, [sequence] * decodes, decodes * context, context if decodes else 0)
 
 
-def _lines(known: Mapping[Point, float], axis: str, fixed: str) -> list[FittedPiece]:
+def _lines(seconds_of: Mapping[Point, float], axis: str, fixed: str) -> list[FittedPiece]:
     groups: dict[int, list[tuple[int, float]]] = {}
-    for point, seconds in known.items():
+    for point, seconds in seconds_of.items():
         groups.setdefault(point[fixed] if fixed else 0, []).append((point[axis], seconds))
-    found = []
+    pieces = []
     for value, points in sorted(groups.items()):
         try:
             regimes = fit_piecewise([x for x, _ in points], [t for _, t in points])
         except CannotFit:
             continue  # fewer than three sizes
-        for regime in regimes:
-            fit = None
-            if regime.fit is not None:
-                fit = to_line(regime.fit, "attention", "seconds").fit
-            found.append(
-                FittedPiece(
-                    where=f"{fixed} {value}" if fixed else "",
-                    range=(regime.low, regime.high),
-                    alpha=regime.alpha,
-                    beta=regime.beta,
-                    median_residual=regime.median_residual,
-                    worst_residual=regime.worst_residual,
-                    fit=fit,
-                )
+        pieces += [
+            FittedPiece(
+                where=f"{fixed} {value}" if fixed else "",
+                range=(regime.low, regime.high),
+                alpha=regime.alpha,
+                beta=regime.beta,
+                median_residual=regime.median_residual,
+                worst_residual=regime.worst_residual,
+                fit=None if regime.fit is None else to_line(regime.fit, "attention", "seconds").fit,
             )
-    return found
+            for regime in regimes
+        ]
+    return pieces
 
 
 def _component_points(plan: Plan, series: Mapping[str, Series]) -> dict[Component, list[tuple[float, float]]]:
     """(size, seconds of a whole decode step) by component, for components that were measured."""
-    layers, found = plan.model.layers, cast(dict[Component, list[tuple[float, float]]], {})
+    layers, result = plan.model.layers, cast(dict[Component, list[tuple[float, float]]], {})
     if "decode_attention" in series:
         decodes = series["decode_attention"].seconds.items()
-        found["attention"] = [(point["batch"] * point["context"], layers * seconds) for point, seconds in decodes]
+        result["attention"] = [(point["batch"] * point["context"], layers * seconds) for point, seconds in decodes]
     if all(name in series for name in FFN):
         totals: dict[float, float] = {}
         for name in FFN:
             for point, seconds in series[name].seconds.items():
                 totals[point["tokens"]] = totals.get(point["tokens"], 0.0) + layers * seconds
-        found["ffn"] = sorted(totals.items())
+        result["ffn"] = sorted(totals.items())
     if "round_trip" in series:
         messages = series["round_trip"].seconds.items()
-        found["communication"] = [(point["requests"], layers * seconds) for point, seconds in messages]
-    return found
+        result["communication"] = [(point["requests"], layers * seconds) for point, seconds in messages]
+    return result
 
 
 def _overhead(plan: Plan, series: Mapping[str, Series], tables: KernelTables | None) -> StepOverhead:
@@ -303,7 +303,7 @@ def _overhead(plan: Plan, series: Mapping[str, Series], tables: KernelTables | N
         {**{name: float(size) for name, size in sizes.items()}, "seconds": seconds, "predicted": beyond + factor * sum_}
         for sizes, seconds, sum_ in steps
     ]
-    error = statistics.median(abs(each["predicted"] / each["seconds"] - 1) for each in checked_steps)
+    error = statistics.median(abs(step["predicted"] / step["seconds"] - 1) for step in checked_steps)
     return StepOverhead(seconds=beyond, factor=factor, steps=checked_steps, median_error=error)
 
 
@@ -331,7 +331,7 @@ def _layer_tables(
             for kind in LAYER_TYPES
         }
 
-    rest = [_others(series, tokens, name) for name in ("layernorm", "layernorm", "rotary_emb", "act_fn")]
+    others = [_interpolated(series, tokens, name) for name in ("layernorm", "layernorm", "rotary_emb", "act_fn")]
     prompts = [attention_seconds(attention, count) for count in tokens]
     return LayerTables(
         schema="twin.ec-tables/1",
@@ -339,12 +339,12 @@ def _layer_tables(
         tokens=tokens,
         w4=table("w4"),
         ec=table("ec"),
-        attention=[sum(each) for each in zip(prompts, *rest, strict=True)],
+        attention=[sum(times) for times in zip(prompts, *others, strict=True)],
         source=f"twin calibrate run on {provenance.device}",
     )
 
 
-def _others(series: Mapping[str, Series], tokens: Sequence[int], name: str) -> list[float]:
+def _interpolated(series: Mapping[str, Series], tokens: Sequence[int], name: str) -> list[float]:
     points = sorted((point["tokens"], seconds) for point, seconds in series[name].seconds.items())
     x, t = zip(*points, strict=True)
     return [float(np.interp(count, x, t)) for count in tokens]

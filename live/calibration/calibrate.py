@@ -9,7 +9,7 @@ from latency_models.deployment.hugging_face import model_from_config, read_confi
 from latency_models.io.config_io import write_yaml
 from latency_models.sources.calibration_file import MeasuredCalibration
 from live.calibration.assembling import assemble, pictures
-from live.calibration.collectives import measure_link
+from live.calibration.communication import measure_link
 from live.calibration.grid import CPU, CUDA, GROUPS, QUICK
 from live.calibration.journal import Journal
 from live.calibration.measuring import DTYPES, Measure, Plan, count, measure_all

@@ -76,29 +76,30 @@ class Grid:
         """All points of the groups, except `overhead` and `communication`, which are no kernels."""
         points: list[Point] = []
         if "layers" in groups:
-            points += _line(ROW_BY_ROW, "tokens", self.tokens, self.held_tokens)
+            points += line(ROW_BY_ROW, "tokens", self.tokens, self.held_tokens)
         if "attention" in groups:
             points += _box("decode_attention", ("batch", "context"), self.decodes, self.held_decodes)
             points += _box("prefill_attention", ("chunk", "before"), self.prompts, self.held_prompts)
             points += _box("mixed_attention", ("chunk", "before", "batch", "context"), self.mixed, self.held_mixed)
         if "head" in groups:
-            points += _line(HEAD, "sequences", self.sequences, self.held_sequences)
+            points += line(HEAD, "sequences", self.sequences, self.held_sequences)
         if "quantised" in groups:
-            points += _line(QUANTISED, "tokens", self.quantised, self.held_quantised)
+            points += line(QUANTISED, "tokens", self.quantised, self.held_quantised)
         return points
 
 
-def _line(names: Sequence[str], axis: str, sizes: Sequence[int], held: Sequence[int]) -> Iterator[Point]:
+def line(names: Sequence[str], axis: str, sizes: Sequence[int], held_out: Sequence[int]) -> Iterator[Point]:
+    """Points of operations with one axis."""
     for name in names:
         yield from (Point(name, ((axis, size),)) for size in sizes)
-        yield from (Point(name, ((axis, size),), held_out=True) for size in held)
+        yield from (Point(name, ((axis, size),), held_out=True) for size in held_out)
 
 
 def _box(
-    name: str, axes: Sequence[str], sizes: Sequence[Sequence[int]], held: Sequence[Sequence[int]]
+    name: str, axes: Sequence[str], sizes: Sequence[Sequence[int]], held_out: Sequence[Sequence[int]]
 ) -> Iterator[Point]:
-    yield from (Point(name, tuple(zip(axes, each, strict=True))) for each in product(*sizes))
-    yield from (Point(name, tuple(zip(axes, each, strict=True)), held_out=True) for each in held)
+    yield from (Point(name, tuple(zip(axes, point, strict=True))) for point in product(*sizes))
+    yield from (Point(name, tuple(zip(axes, point, strict=True)), held_out=True) for point in held_out)
 
 
 CPU = Grid(

@@ -14,18 +14,17 @@ import torch
 
 from kernels.microbenchmark import COLD_BYTES, Case, Timing, measure
 from latency_models.deployment.models import Model
-from live.calibration import whole_steps
-from live.calibration.grid import Grid, Point
+from live.calibration.communication import round_trips
+from live.calibration.grid import Grid, Point, line
 from live.calibration.journal import Journal
-from live.calibration.messages import round_trips
-from live.calibration.operations import Bench, case_of, missing, shape_of
+from live.calibration.operations import Bench, case_of, missing, shape_of, step_case, step_point
 from live.device import device_name, versions
 
 Measure = Callable[[Case], Timing]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SCHEMA = "twin.calibration-journal/1"
 
-MOST_SAMPLES = 100
+MAX_SAMPLES = 100
 """Samples of a point in a round; calls of a few microseconds reach this number within the budget."""
 
 MORE_ROUNDS, AGREES = 4, 0.02
@@ -52,18 +51,17 @@ class Plan:
         for group, what in (("communication", "only with --ops communication"), ("overhead", "left out by --ops")):
             if group not in self.groups:
                 skipped[group] = what
-        found = [point for point in everything if point.operation not in skipped]
+        points = [point for point in everything if point.operation not in skipped]
         if "overhead" in self.groups:
-            found += [whole_steps.step_point(*each) for each in self.grid.steps]
-        return found, skipped
+            points += [step_point(*sizes) for sizes in self.grid.steps]
+        return points, skipped
 
     def messages(self) -> list[Point]:
         """The points of messages between two processes; none unless selected."""
         if "communication" not in self.groups:
             return []
         grid = self.grid
-        held = [Point("round_trip", (("requests", size),), held_out=True) for size in grid.held_requests]
-        return [Point("round_trip", (("requests", size),)) for size in grid.requests] + held
+        return list(line(["round_trip"], "requests", grid.requests, grid.held_requests))
 
     def about(self) -> dict[str, Any]:
         """The description that two runs must share for one to continue the other."""
@@ -103,7 +101,7 @@ def measure_all(plan: Plan, journal: Journal, advance: Callable[[str], None], ti
     def by_clock(case: Case) -> Timing:
         # Between two uses of an input, a step reads the model's weights and other layers' inputs of this kind.
         cold = min(COLD_BYTES[plan.device], max(weights, (plan.model.layers - 1) * case.set_bytes))
-        return measure(case, plan.device, budget=plan.grid.budget, samples=MOST_SAMPLES, cold=cold)
+        return measure(case, plan.device, budget=plan.grid.budget, samples=MAX_SAMPLES, cold=cold)
 
     more = MORE_ROUNDS if plan.grid.statistic == "least" else 0
     for number in range(plan.grid.rounds + more):
@@ -113,7 +111,7 @@ def measure_all(plan: Plan, journal: Journal, advance: Callable[[str], None], ti
             key = f"{number} {point.key}"
             if key in journal:
                 continue
-            make = whole_steps.step_case if point.operation == "whole_step" else case_of
+            make = step_case if point.operation == "whole_step" else case_of
             timing = (timer or by_clock)(make(point, bench))
             journal.add(key, seconds=timing.seconds, spread=timing.spread, samples=timing.samples)
             advance(point.key)
@@ -129,17 +127,17 @@ def rounds_of(journal: Journal, point: Point, before: int) -> list[float]:
 
 def settled(rounds: Sequence[float]) -> bool:
     """True if the two shortest rounds agree, so that the shortest is no outlier."""
-    least, second = sorted(rounds)[:2]
-    return second <= least * (1 + AGREES)
+    shortest, second = sorted(rounds)[:2]
+    return second <= shortest * (1 + AGREES)
 
 
 def _measure_messages(
-    plan: Plan, journal: Journal, advance: Callable[[str], None], number: int, bytes_each: int
+    plan: Plan, journal: Journal, advance: Callable[[str], None], number: int, row_bytes: int
 ) -> None:
     points = [point for point in plan.messages() if f"{number} {point.key}" not in journal]
     if not points:
         return
-    for point, seconds in zip(points, round_trips([each["requests"] for each in points], bytes_each), strict=True):
+    for point, seconds in zip(points, round_trips([point["requests"] for point in points], row_bytes), strict=True):
         journal.add(f"{number} {point.key}", seconds=seconds, spread=0.0, samples=1)
         advance(point.key)
 

@@ -1,4 +1,9 @@
-"""A point of the grid as a call that can be timed: the call that an engine makes, on random values."""
+"""A point of the grid as a call that can be timed: the call that an engine makes, on random values.
+
+Whole steps are composed of the operations, layer after layer, each with its own weights and caches. The host's overhead
+is the time of such a step beyond the sum of its operations. The calibration's end-to-end check compares the sum, with
+this overhead, to steps of several kinds.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +33,9 @@ from workloads.errors import BadInput
 
 BLOCK = 16
 """Block size of the KV cache, tokens."""
+
+BEFORE_ATTENTION = ("layernorm", "qkv_proj", "rotary_emb")
+AFTER_ATTENTION = ("o_proj", "layernorm", "gate_up_proj", "act_fn", "down_proj")
 
 Call = Callable[[], object]
 Make = Callable[[], Call]
@@ -70,28 +78,21 @@ def missing(operation: str, shape: Shape) -> str:
     return f"its {inputs} inputs are no whole groups of {GROUP}" if inputs % GROUP else ""
 
 
-class Pool:
-    """Weights that are made once and used by all points, since making them takes longer than measuring."""
-
-    def __init__(self) -> None:
-        self._made: dict[str, list[Any]] = {}
-
-    def take(self, name: str, number: int, make: Callable[[], Any]) -> Any:
-        """The weights of this name and number, made if they do not exist."""
-        made = self._made.setdefault(name, [])
-        while len(made) <= number:
-            made.append(make())
-        return made[number]
-
-
 @dataclass(frozen=True)
 class Bench:
-    """The parts that all points share."""
+    """The parts that all points share. Weights are made once, since making them takes longer than measuring."""
 
     shape: Shape
     device: str
     dtype: torch.dtype
-    pool: Pool = field(default_factory=Pool)
+    _weights: dict[str, list[Any]] = field(default_factory=dict)
+
+    def weights(self, name: str, number: int, make: Callable[[], Any]) -> Any:
+        """The weights of this name and number, made if they do not exist."""
+        weights = self._weights.setdefault(name, [])
+        while len(weights) <= number:
+            weights.append(make())
+        return weights[number]
 
     def random(self, *size: int) -> torch.Tensor:
         """Random values of variance 1."""
@@ -144,7 +145,7 @@ def _linear(name: str, tokens: int, outputs: int, inputs: int, bench: Bench, fir
 
     def make() -> Call:
         x = bench.random(tokens, inputs)
-        weight = bench.pool.take(name, next(numbers), lambda: bench.random(outputs, inputs))
+        weight = bench.weights(name, next(numbers), lambda: bench.random(outputs, inputs))
         return lambda: functional.linear(x, weight)
 
     moved = (outputs * inputs + tokens * (outputs + inputs)) * bench.dtype.itemsize
@@ -153,7 +154,7 @@ def _linear(name: str, tokens: int, outputs: int, inputs: int, bench: Bench, fir
 
 def _embedding(tokens: int, bench: Bench) -> Case:
     def make() -> Call:
-        table = bench.pool.take("embedding", 0, lambda: bench.random(bench.shape.vocabulary, bench.shape.hidden))
+        table = bench.weights("embedding", 0, lambda: bench.random(bench.shape.vocabulary, bench.shape.hidden))
         ids = torch.randint(bench.shape.vocabulary, (tokens,), device=bench.device)
         return lambda: functional.embedding(ids, table)
 
@@ -166,7 +167,7 @@ def _quantised(point: Point, bench: Bench, first: int) -> Case:
     tokens, numbers = point["tokens"], count(first)
 
     def make() -> Call:
-        weight, compensator = bench.pool.take(
+        weight, compensator = bench.weights(
             f"quantised {kind}", next(numbers), lambda: random_layer(outputs, inputs, RANK, GROUP, bench.device)
         )
         x = bench.random(tokens, inputs)
@@ -193,3 +194,40 @@ def _mixed(point: Point, bench: Bench) -> Case:
         flops=prompt.flops + decodes.flops,
         set_bytes=prompt.set_bytes + decodes.set_bytes,
     )
+
+
+def step_point(chunk: int, decodes: int, context: int) -> Point:
+    """A fresh prompt of `chunk` tokens, and `decodes` with a context of `context` tokens each."""
+    return Point("whole_step", (("chunk", chunk), ("decodes", decodes), ("context", context)), held_out=True)
+
+
+def step_case(point: Point, bench: Bench) -> Case:
+    """The step as one call."""
+
+    def prepare() -> Call:
+        operations = _operations(point["chunk"], point["decodes"], point["context"], bench.shape.layers)
+        calls = [case_of(operation, bench, layer).prepare() for layer, operation in operations]
+
+        def step() -> None:
+            for call in calls:
+                call()
+
+        return step
+
+    return Case("whole_step", dict(point.sizes), prepare, moved=0, flops=0, set_bytes=1 << 40)
+
+
+def _operations(chunk: int, decodes: int, context: int, layers: int) -> Iterator[tuple[int, Point]]:
+    """(layer, operation) in the order of a step."""
+    rows, sequences = (("tokens", chunk + decodes),), (("sequences", decodes + bool(chunk)),)
+    prompt = (("chunk", chunk), ("before", 0)) if chunk else ()
+    decoding = (("batch", decodes), ("context", context)) if decodes else ()
+    name = "mixed_attention" if chunk and decodes else "prefill_attention" if chunk else "decode_attention"
+    yield 0, Point("embedding", rows)
+    for layer in range(layers):
+        yield from ((layer, Point(operation, rows)) for operation in BEFORE_ATTENTION)
+        yield layer, Point(name, prompt + decoding)
+        yield from ((layer, Point(operation, rows)) for operation in AFTER_ATTENTION)
+    yield 0, Point("final_layernorm", rows)
+    yield 0, Point("lm_head", sequences)
+    yield 0, Point("sampler", sequences)

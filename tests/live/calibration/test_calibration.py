@@ -16,11 +16,10 @@ from latency_models.sources.calibration_file import MeasuredCalibration, read_me
 from latency_models.sources.kernel_tables.settings import Communication, note, resolve
 from live.calibration import calibrate as calibration
 from live.calibration.assembling import step_batch
-from live.calibration.collectives import measure_link, rank_counts
+from live.calibration.communication import measure_link, rank_counts, round_trips
 from live.calibration.grid import LINEAR
 from live.calibration.journal import Journal
 from live.calibration.measuring import Plan
-from live.calibration.messages import round_trips
 from schedulers.batches import Batch
 from schedulers.sequence import Sequence
 from twin.cli import run

@@ -1,9 +1,14 @@
-"""All-reduces among processes of this machine over gloo, as a link file that a scenario's `communication` can name."""
+"""Communication among processes of this machine: round trips of activations in an AFD bundle, and all-reduces.
+
+All-reduces over gloo become a link file that a scenario's `communication` can name.
+"""
 
 from __future__ import annotations
 
 import math
+import multiprocessing
 import os
+import socket
 import statistics
 import tempfile
 import time
@@ -15,28 +20,72 @@ import torch
 from latency_models.sources.kernel_tables.settings import AllReduces, LinkFile
 from live.calibration.journal import Journal
 from live.device import device_name
+from live.topologies.sockets import Connection
+
+REPEATS, WARM_UP = 30, 5
 
 SIZES = tuple(1 << power for power in range(10, 24))
 QUICK_SIZES = (1 << 10, 1 << 16, 1 << 20)
 """Bytes of the message of one rank."""
 
-REPEATS, WARM_UP = 30, 5
-
-LEAST_SPREAD = 0.05
+MIN_SPREAD = 0.05
 """Least relative uncertainty of a measured link: another hour of the same machine."""
+
+LIMIT = 60.0
+"""Seconds that a message may take."""
+
+
+def round_trips(requests: Sequence[int], bytes_each: int) -> list[float]:
+    """Median seconds of a message and an equally long reply, for each number of requests.
+
+    Messages pass over the connections of `twin serve-live`, on the loopback interface.
+    """
+    sizes = [count * bytes_each for count in requests]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        process = multiprocessing.get_context("spawn").Process(target=_reply, args=(listener.getsockname()[1], sizes))
+        process.start()
+        listener.settimeout(LIMIT)
+        accepted, _ = listener.accept()
+    connection = Connection(accepted, LIMIT)
+    try:
+        return [_round_trip(connection, size) for size in sizes]
+    finally:
+        connection.close()
+        process.join()
+
+
+def _round_trip(connection: Connection, size: int) -> float:
+    buffer, times = memoryview(bytearray(size)), []
+    for _ in range(WARM_UP + REPEATS):
+        begin = time.perf_counter()
+        connection.send(buffer)
+        connection.receive(buffer)
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[WARM_UP:])
+
+
+def _reply(port: int, sizes: Sequence[int]) -> None:
+    connection = Connection(socket.create_connection(("127.0.0.1", port), LIMIT), LIMIT)
+    for size in sizes:
+        buffer = memoryview(bytearray(size))
+        for _ in range(WARM_UP + REPEATS):
+            connection.receive(buffer)
+            connection.send(buffer)
+    connection.flush()
+    connection.close()
 
 
 def all_reduces(sizes: Sequence[int], ranks: int) -> list[float]:
-    """Median seconds of an all-reduce of each size, in bytes of float32, among so many processes."""
+    """Median seconds of an all-reduce of each size, in bytes of float32, among `ranks` processes."""
     from torch.multiprocessing.spawn import spawn
 
     with tempfile.TemporaryDirectory() as folder:
-        found = Path(folder) / "seconds"
-        spawn(_rank, args=(folder, list(sizes), ranks, str(found)), nprocs=ranks)
-        return [float(line) for line in found.read_text().split()]
+        result = Path(folder) / "seconds"
+        spawn(_rank, args=(folder, list(sizes), ranks, str(result)), nprocs=ranks)
+        return [float(line) for line in result.read_text().split()]
 
 
-def _rank(rank: int, folder: str, sizes: list[int], ranks: int, found: str) -> None:
+def _rank(rank: int, folder: str, sizes: list[int], ranks: int, result: str) -> None:
     from torch import distributed
 
     torch.set_num_threads(1)
@@ -52,7 +101,7 @@ def _rank(rank: int, folder: str, sizes: list[int], ranks: int, found: str) -> N
             times.append(time.perf_counter() - begin)
         medians.append(statistics.median(times[WARM_UP:]))
     if rank == 0:
-        Path(found).write_text(" ".join(map(repr, medians)))
+        Path(result).write_text(" ".join(map(repr, medians)))
     distributed.destroy_process_group()
 
 
@@ -75,18 +124,18 @@ def measure_link(journal: Journal, rounds: int, *, quick: bool, advance: Callabl
             times.append(journal[key]["seconds"])
         columns = list(zip(*times, strict=True))
         tables.append(AllReduces(ranks=ranks, bytes=list(sizes), seconds=[min(column) for column in columns]))
-        scatter += [math.log(each / min(column)) for column in columns for each in column]
-    spread = max(LEAST_SPREAD, math.sqrt(sum(each**2 for each in scatter) / len(scatter)))
+        scatter += [math.log(seconds / min(column)) for column in columns for seconds in column]
+    spread = max(MIN_SPREAD, math.sqrt(sum(deviation**2 for deviation in scatter) / len(scatter)))
     first = tables[0]
     ring, latency = 2 * (first.ranks - 1) / first.ranks, first.seconds[0]
-    rest = max(first.seconds[-1] - latency, 1e-9)
+    transfer = max(first.seconds[-1] - latency, 1e-9)
     return LinkFile.model_validate({
         "schema": "twin.link/1",
         "name": "gloo",
         "kind": "measured",
         "latency": latency,
-        "bandwidth": ring * first.bytes[-1] / rest,
-        "all_reduce": [each.model_dump() for each in tables],
+        "bandwidth": ring * first.bytes[-1] / transfer,
+        "all_reduce": [table.model_dump() for table in tables],
         "spread": float(f"{spread:.3g}"),
         "source": f"all-reduces of float32 over gloo among processes on {device_name('cpu')}",
     })  # fmt: skip
