@@ -12,9 +12,8 @@ import pytest
 
 from latency_models.pass_latency import PassLatency
 from reports.statistics import student_quantile
-from twin.afd.bundle import Bundle, BundleConfig, Supply
+from twin.afd.bundle import Bundle, BundleConfig, Supply, step_table
 from twin.afd.measure import request_times
-from twin.afd.steps import step_table
 from workloads.arrivals import Poisson
 from workloads.lengths import Fixed, Geometric, Lengths
 

@@ -11,11 +11,10 @@ import pytest
 from papers.afd.reproduction import BASELINE
 from scenarios.afd import Topology, check_scenario, parse_ratios
 from scenarios.overrides import apply
-from twin.afd.bundle import Bundle
+from twin.afd.bundle import Bundle, step_table
 from twin.afd.plan import BundlePlan, make_plan
 from twin.afd.point import simulate
 from twin.afd.steady import SteadyState, steady_state
-from twin.afd.steps import step_table
 from workloads.traces import Trace
 
 FIXED = {

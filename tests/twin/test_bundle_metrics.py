@@ -17,11 +17,10 @@ import numpy as np
 import pytest
 
 from latency_models.pass_latency import PassLatency
-from twin.afd.bundle import Bundle, BundleConfig, BundleRecords, Supply
+from twin.afd.bundle import Bundle, BundleConfig, BundleRecords, Supply, step_table
 from twin.afd.measure import Measurement, measure, request_times
 from twin.afd.point import BundleRun, request_columns
 from twin.afd.steady import SteadyState, steady_state
-from twin.afd.steps import step_table
 
 LATENCY = PassLatency(attention=(0.25, 2.0), ffn=(0.5, 1.0), communication=(0.125, 0.375))
 CONFIG = BundleConfig(2, 1, 1, LATENCY, microbatches=2)

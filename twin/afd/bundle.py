@@ -1,9 +1,9 @@
 """The simulation of one AFD bundle (AFD 3.1 and 5.1): x attention instances feed y FFN instances.
 
 A microbatch goes round six states: attention, A→F transfer, wait, FFN, F→A transfer, wait. m microbatches are in
-flight, so that one computes attention while another is in transfer or at the FFN. `twin.afd.lockstep` and
-`twin.afd.independent` are the two ways in which the attention instances advance. Here is what both share: requests,
-slots, the steps of a microbatch, and the records.
+flight, so that one computes attention while another is in transfer or at the FFN. `twin.afd.stages` has the two ways
+in which the attention instances advance. This module has the shared parts: requests, slots, the steps of a microbatch,
+and the records.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from simpy.events import Event
 
 from latency_models.pass_latency import PassLatency
 from schedulers.bundle_slots import Advance, BundleSlots, FfnOrder, Microbatch, Refill, refill_fcfs
-from twin.afd.independent import IndependentSteps
-from twin.afd.lockstep import LockstepSteps
-from twin.afd.stages import StepRunner
+from twin.afd.stages import IndependentSteps, LockstepSteps
 from twin.environment import Environment
 
 IntArray = NDArray[np.int64]
@@ -87,6 +85,15 @@ class BundleRecords:
     steps: list[StepRow] = field(default_factory=list)
     seated: list[int] = field(default_factory=list)
     full_until: float | None = None
+
+
+MICROBATCH, READY, END, ATTENTION_WAIT, FFN_WAIT, LOAD_MAX, LOAD_TOTAL, REQUESTS, AT_WORK = range(9)
+"""Columns of `BundleRecords.steps`."""
+
+
+def step_table(records: BundleRecords) -> FloatArray:
+    """The steps as an array, one row for each microbatch step in order of their ends, shape (steps, 9)."""
+    return np.array(records.steps, dtype=np.float64)
 
 
 class Bundle:
@@ -183,7 +190,7 @@ class Bundle:
         self._arrived = until
 
 
-def step_runner(env: Environment, config: BundleConfig) -> StepRunner:
+def step_runner(env: Environment, config: BundleConfig) -> LockstepSteps | IndependentSteps:
     """The stages of the bundle, as its attention instances advance."""
     latency, ffn_instances, layers, fast = config.latency, config.ffn_instances, config.layers, config.fast_forward
     if config.advance == "lockstep":

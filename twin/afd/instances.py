@@ -74,25 +74,26 @@ def load_deployed(spec: RooflineSpec, base: Path) -> Deployed:
 def instance_cards(spec: InstancesSpec, deployed: Deployed | None) -> Cards:
     """Cards of the instances, from the deployment or else from the scenario."""
     if deployed is None:
-        given = spec.attention_cards is not None or spec.ffn_cards is not None
-        return Cards(spec.attention_cards or 1, spec.ffn_cards or 1, "scenario" if given else "assumed")
+        is_stated = spec.attention_cards is not None or spec.ffn_cards is not None
+        return Cards(spec.attention_cards or 1, spec.ffn_cards or 1, "scenario" if is_stated else "assumed")
     expected = f"expected none: a derived calibration has one card an attention instance and {DEPLOYMENT}.ffn_cards"
-    _refuse_given(spec, ("attention_cards", "ffn_cards"), f"{expected} an FFN instance")
+    _refuse_fields(spec, ("attention_cards", "ffn_cards"), f"{expected} an FFN instance")
     return Cards(1, cards_of_ffn_instance(deployed.model, deployed.deployment), "deployment")
 
 
 def card_memory(spec: InstancesSpec, deployed: Deployed | None) -> CardMemory | None:
     """Memory of the cards, from the deployment or else from the scenario; None where neither says."""
-    bytes_given = ("kv_bytes_per_token", "attention_weights", "ffn_weights")
+    byte_fields = ("kv_bytes_per_token", "attention_weights", "ffn_weights")
     if deployed is not None:
-        _refuse_given(spec, bytes_given, "expected none: a derived calibration has it from its model and deployment")
-        taken = footprint(deployed.model, deployed.deployment)
+        _refuse_fields(spec, byte_fields, "expected none: a derived calibration has it from its model and deployment")
+        sizes = footprint(deployed.model, deployed.deployment)
         capacity = spec.memory or deployed.hardware.memory_capacity
-        weights = taken.attention_weights, taken.ffn_weights
-        return CardMemory(capacity, spec.gpu_memory_utilization, taken.kv_bytes_per_token, *weights)
+        weights = sizes.attention_weights, sizes.ffn_weights
+        return CardMemory(capacity, spec.gpu_memory_utilization, sizes.kv_bytes_per_token, *weights)
     if spec.memory is None:
-        beside = (*bytes_given, "gpu_memory_utilization")
-        _refuse_given(spec, beside, "expected instances.memory beside it, the bytes of a card")
+        _refuse_fields(
+            spec, (*byte_fields, "gpu_memory_utilization"), "expected instances.memory beside it, the bytes of a card"
+        )
         return None
     if spec.kv_bytes_per_token is None:
         expected = "expected instances.kv_bytes_per_token beside it, the KV bytes of a token over all layers"
@@ -101,6 +102,6 @@ def card_memory(spec: InstancesSpec, deployed: Deployed | None) -> CardMemory | 
     return CardMemory(spec.memory, spec.gpu_memory_utilization, spec.kv_bytes_per_token, *weights)
 
 
-def _refuse_given(spec: InstancesSpec, names: Sequence[str], expected: str) -> None:
+def _refuse_fields(spec: InstancesSpec, names: Sequence[str], expected: str) -> None:
     for name, value in spec.model_dump(include=set(names) & spec.model_fields_set, exclude_none=True).items():
         raise BadInput(expected, field=f"instances.{name}", value=value)

@@ -8,9 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reports import metrics
-from twin.afd.bundle import BundleConfig, BundleRecords, Supply
-from twin.afd.steady import SteadyState, steady_state
-from twin.afd.steps import (
+from twin.afd.bundle import (
     AT_WORK,
     ATTENTION_WAIT,
     END,
@@ -20,9 +18,13 @@ from twin.afd.steps import (
     MICROBATCH,
     READY,
     REQUESTS,
-    Floats,
+    BundleConfig,
+    BundleRecords,
+    FloatArray,
+    Supply,
     step_table,
 )
+from twin.afd.steady import SteadyState, steady_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +36,9 @@ class RequestTimes:
 
     ids: NDArray[np.int64]
     microbatch: NDArray[np.int64]
-    seated: Floats
-    first_token: Floats
-    finish: Floats
+    seated: FloatArray
+    first_token: FloatArray
+    finish: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +65,18 @@ class Measurement:
     state_shares: dict[str, float]
 
 
-def request_times(config: BundleConfig, supply: Supply, records: BundleRecords, steps: Floats) -> RequestTimes:
+def request_times(config: BundleConfig, supply: Supply, records: BundleRecords, steps: FloatArray) -> RequestTimes:
     """Read the times of the first `supply.completions` requests to finish off the steps of their microbatches."""
     seats = np.array(records.seated, dtype=np.int64)
     decode = supply.decode
-    owner, begun = seats % config.microbatches, seats // config.microbatches
+    owner, first_step = seats % config.microbatches, seats // config.microbatches
     ready, first, finish = (np.full(len(seats), np.inf) for _ in range(3))
     for index in range(config.microbatches):
         own_steps = steps[steps[:, MICROBATCH] == index]
-        done = np.flatnonzero((seats >= 0) & (owner == index) & (begun + decode <= len(own_steps)))
-        ready[done] = own_steps[begun[done], READY]
-        first[done] = own_steps[begun[done], END]
-        finish[done] = own_steps[begun[done] + decode[done] - 1, END]
+        finished = np.flatnonzero((seats >= 0) & (owner == index) & (first_step + decode <= len(own_steps)))
+        ready[finished] = own_steps[first_step[finished], READY]
+        first[finished] = own_steps[first_step[finished], END]
+        finish[finished] = own_steps[first_step[finished] + decode[finished] - 1, END]
     count = len(decode) if supply.completions is None else supply.completions
     ids = np.argsort(finish, kind="stable")[:count]
     return RequestTimes(ids, owner[ids], ready[ids], first[ids], finish[ids])
@@ -116,36 +118,36 @@ def measure(
     )
 
 
-def largest_token_load(steps: Floats, microbatches: int) -> float:
+def largest_token_load(steps: FloatArray, microbatches: int) -> float:
     """An upper bound of an instance's tokens: the sum of the largest loads of an instance in each microbatch.
 
     It is only a bound, since the largest loads may be those of different instances.
     """
-    begun = steps[np.argsort(steps[:, READY], kind="stable")]
-    total = np.zeros(len(begun))
+    by_begin = steps[np.argsort(steps[:, READY], kind="stable")]
+    total = np.zeros(len(by_begin))
     for index in range(microbatches):
-        own = begun[:, MICROBATCH] == index
-        latest = np.maximum.accumulate(np.where(own, np.arange(len(begun)), -1))
-        total += np.where(latest >= 0, begun[latest, LOAD_MAX], 0.0)
+        is_own = by_begin[:, MICROBATCH] == index
+        latest = np.maximum.accumulate(np.where(is_own, np.arange(len(by_begin)), -1))
+        total += np.where(latest >= 0, by_begin[latest, LOAD_MAX], 0.0)
     return float(total.max())
 
 
-def _busy(config: BundleConfig, steps: Floats) -> dict[str, float]:
+def _busy(config: BundleConfig, steps: FloatArray) -> dict[str, float]:
     """Time at work in the steps that ended: attention phases, the instances' own attention, and the FFN.
 
     In lockstep a phase lasts as long as the slowest instance's attention, otherwise as long as the mean of those at
     work.
     """
     (alpha_a, beta_a), (alpha_f, beta_f) = config.latency.attention, config.latency.ffn
-    own = steps[:, LOAD_MAX] if config.advance == "lockstep" else steps[:, LOAD_TOTAL] / steps[:, AT_WORK]
-    phases = (alpha_a * own + beta_a).sum()
+    load = steps[:, LOAD_MAX] if config.advance == "lockstep" else steps[:, LOAD_TOTAL] / steps[:, AT_WORK]
+    phases = (alpha_a * load + beta_a).sum()
     instances = alpha_a * steps[:, LOAD_TOTAL].sum() + beta_a * steps[:, AT_WORK].sum()
     ffn = (alpha_f * steps[:, REQUESTS] / config.ffn_instances + beta_f).sum()
     times = {"attention": phases, "instances": instances, "ffn": ffn}
     return {name: config.layers * float(time) for name, time in times.items()}
 
 
-def _state_shares(steps: Floats, busy: dict[str, float]) -> dict[str, float]:
+def _state_shares(steps: FloatArray, busy: dict[str, float]) -> dict[str, float]:
     """Shares of a microbatch's time in the six states of AFD 5.1."""
     lived = float((steps[:, END] - steps[:, READY]).sum())
     states = {

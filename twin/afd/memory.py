@@ -89,15 +89,15 @@ class MemoryCheck:
         memory = self.memory
         limit = f"{_gb(memory.limit)} ({memory.utilization:g} of {_gb(memory.capacity)})"
         if not self.ffn_fits:
-            held = f"each of {self.cards.ffn} FFN cards" if self.cards.ffn > 1 else "the FFN card"
-            return f"FFN weights take {_gb(memory.ffn_weights)} on {held}, the limit is {limit}"
+            cards = f"each of {self.cards.ffn} FFN cards" if self.cards.ffn > 1 else "the FFN card"
+            return f"FFN weights take {_gb(memory.ffn_weights)} on {cards}, the limit is {limit}"
         if self.attention_fits:
             return None
         requests = f"{self.microbatches} x {self.batch_size} requests"
         parts = f"KV cache at the {100 * LEVEL:g} % quantile {_gb(self.kv_bytes(self.tokens))}, "
         parts += f"weights {_gb(memory.attention_weights)}"
-        taken = _gb(self.attention_bytes(self.tokens))
-        return f"{requests} take {taken} on an attention card ({parts}), the limit is {limit}"
+        size = _gb(self.attention_bytes(self.tokens))
+        return f"{requests} take {size} on an attention card ({parts}), the limit is {limit}"
 
     def refusal(self) -> BadInput | None:
         """The error if the bundle cannot run at any ratio; with open arrivals only if not even one request a slot can.

@@ -144,16 +144,16 @@ class BundlePlan:
     def supply(self, topology: Topology) -> Supply:
         """The requests of the bundle."""
         scenario = self.scenario
-        wanted = scenario.requests_per_instance * topology.attention_instances
+        requests = scenario.requests_per_instance * topology.attention_instances
         if self.closed_loop:
-            return self.closed_supply(topology, wanted, stationary=scenario.start == "stationary")
+            return self.closed_supply(topology, requests, stationary=scenario.start == "stationary")
         rng = np.random.default_rng(self.seed(topology))
         process = scenario.workload.arrival_process(self.trace, topology.attention_instances)
         if scenario.workload.arrivals.process == "replay":
             assert self.trace is not None
             prefill, decode = self.trace.prefill_tokens, self.trace.decode_tokens
         else:
-            prefill, decode = self.lengths.sample(rng, wanted)
+            prefill, decode = self.lengths.sample(rng, requests)
         arrivals = process.times(rng, len(decode))
         return Supply(prefill, decode, arrivals, len(decode))
 

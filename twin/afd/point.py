@@ -1,4 +1,4 @@
-"""One point of a sweep: the simulation of a bundle at one ratio, beside theory."""
+"""One point of a sweep: the simulation of a bundle at one ratio, compared with theory."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import numpy as np
 
 from reports.records.columns import write_columns
 from scenarios.afd import Topology
-from twin.afd.bundle import Bundle, BundleConfig, BundleRecords, Supply
+from twin.afd.bundle import Bundle, BundleConfig, BundleRecords, Supply, step_table
 from twin.afd.measure import Measurement, measure, request_times
 from twin.afd.plan import BundlePlan
 from twin.afd.steady import SteadyState, steady_state
-from twin.afd.steps import step_table
 from twin.theory.gaps import decompose
 
 MISSING = 0.005
@@ -107,8 +106,8 @@ def describe(plan: BundlePlan, topology: Topology, measured: Measurement) -> dic
 def _per_card(plan: BundlePlan, topology: Topology, rates: dict[str, float | None]) -> dict[str, float | None]:
     """The rates per instance, by the cards that the bundle's instances have."""
     scale = (topology.attention_instances + topology.ffn_instances) / plan.cards.of(topology)
-    kept = {name: rates[name] for name in ("", "_steady", "_theory", "_barrier")}
-    return {f"throughput_per_card{name}": None if rate is None else rate * scale for name, rate in kept.items()}
+    by_name = {name: rates[name] for name in ("", "_steady", "_theory", "_barrier")}
+    return {f"throughput_per_card{name}": None if rate is None else rate * scale for name, rate in by_name.items()}
 
 
 def _memory(plan: BundlePlan, measured: Measurement) -> dict[str, float | bool | None]:
@@ -116,8 +115,8 @@ def _memory(plan: BundlePlan, measured: Measurement) -> dict[str, float | bool |
     check = plan.memory_check
     if check is None:
         return {"attention_memory": None, "fits": None}
-    taken = check.attention_bytes(check.tokens if plan.closed_loop else measured.largest_token_load)
-    return {"attention_memory": taken, "fits": taken <= check.memory.limit and check.ffn_fits}
+    size = check.attention_bytes(check.tokens if plan.closed_loop else measured.largest_token_load)
+    return {"attention_memory": size, "fits": size <= check.memory.limit and check.ffn_fits}
 
 
 def _gaps(plan: BundlePlan, ratio: float, instances: int, measured: Measurement) -> dict[str, float] | None:

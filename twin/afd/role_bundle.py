@@ -222,7 +222,7 @@ class RoleBundle:
 
     def _stage(self, turns: _Turns) -> None:
         """The attention stage of each worker, then the FFN stage of all rows."""
-        active, row, sent = turns.microbatch.active, self.config.sizes.row, list[float]()
+        active, row, arrivals = turns.microbatch.active, self.config.sizes.row, list[float]()
         for i, rank in enumerate(self._attention):
             if turns.arrivals is not None:
                 self._receive(rank, turns.arrivals[i], Stretch("attention.wait"))
@@ -230,14 +230,14 @@ class RoleBundle:
             if turns.layer == 0:
                 entering = len(turns.entering[i])
                 stretch = Stretch("attention.begin", (*turns.features[i], entering), entering + 1)
-            sent.append(self._send(rank, stretch, row * active[i], self.records.attention_to_ffn))
-        turns.arrivals = self._ffn_stage(active, sent)
+            arrivals.append(self._send(rank, stretch, row * active[i], self.records.attention_to_ffn))
+        turns.arrivals = self._ffn_stage(active, arrivals)
         turns.layer += 1
 
-    def _ffn_stage(self, active: list[int], sent: list[float]) -> list[float]:
+    def _ffn_stage(self, active: list[int], row_arrivals: list[float]) -> list[float]:
         """The FFN waits for the rows of each worker in turn; returns when each gets its output."""
         last = len(active) - 1
-        for i, (rows, arrival) in enumerate(zip(active, sent, strict=True)):
+        for i, (rows, arrival) in enumerate(zip(active, row_arrivals, strict=True)):
             self._receive(self._ffn, arrival, Stretch("ffn.wait"))
             if i < last:
                 self._pause(self._ffn, Stretch("ffn.receive", (rows,)))
@@ -259,8 +259,8 @@ class RoleBundle:
             longest[instance] = max(longest[instance], offset + microbatch.step + 1)
         block = self.config.block_size
         turns.features = [
-            (active, active * -(-most // block) * block)
-            for active, most in zip(microbatch.active, longest, strict=True)
+            (active, active * -(-tokens // block) * block)
+            for active, tokens in zip(microbatch.active, longest, strict=True)
         ]
         turns.entering = [[] for _ in longest]
         for request_id in microbatch.admitted:
@@ -325,13 +325,13 @@ class RoleBundle:
         self._do(rank, stretch)
         self._roles[rank].paused = True
 
-    def _send(self, rank: int, stretch: Stretch, size: int, counted: Transfers | None = None) -> float:
+    def _send(self, rank: int, stretch: Stretch, size: int, transfers: Transfers | None = None) -> float:
         """Do a stretch of work that ends with a message; returns when it arrives."""
         self._do(rank, stretch)
         role, seconds = self._roles[rank], self._link.seconds(size)
         role.work(self._link.overhead)
-        if counted is not None:
-            counted.add(size, seconds)
+        if transfers is not None:
+            transfers.add(size, seconds)
         return role.now + seconds
 
     def _receive(self, rank: int, arrival: float, before: Stretch) -> None:

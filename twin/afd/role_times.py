@@ -94,11 +94,11 @@ class RoleTimes:
             for stretch in stretches:
                 by_kind[stretch.kind].append(stretch)
         several = any(part.instances > 1 for part in recorded)
-        needed = [kind for kind in FEATURES if several or not kind.endswith((".receive", ".send"))]
-        if missing := [kind for kind in needed if kind not in by_kind]:
+        expected = [kind for kind in FEATURES if several or not kind.endswith((".receive", ".send"))]
+        if missing := [kind for kind in expected if kind not in by_kind]:
             raise CannotFit(f"expected recorded stretches of kind {missing[0]}", field="profiling")
         self.coefficients_ = {
-            kind: _relative_nnls(_design([each.features for each in rows]), np.array([each.seconds for each in rows]))
+            kind: _relative_nnls(_design([row.features for row in rows]), np.array([row.seconds for row in rows]))
             for kind, rows in by_kind.items()
         }
         ratios: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -161,7 +161,7 @@ class SampledWork:
     """
 
     def __init__(self, times: RoleTimes, part: Part, begin: float) -> None:
-        self._lines = {kind: each.tolist() for kind, each in times.coefficients_.items()}
+        self._lines = {kind: line.tolist() for kind, line in times.coefficients_.items()}
         self._rounds, self._microbatches = times.rounds_[part], times.microbatches
         self._begin = int(begin * len(self._rounds))
         self._ends = 0

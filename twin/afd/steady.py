@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from reports.statistics import Estimate, controlled_mean, ratio_of_means
-from twin.afd.bundle import BundleConfig, BundleRecords, Supply
-from twin.afd.steps import END, LOAD_TOTAL, REQUESTS, Floats
+from twin.afd.bundle import END, LOAD_TOTAL, REQUESTS, BundleConfig, BundleRecords, FloatArray, Supply
 
 BATCHES = 32
 FEWEST_BATCHES = 8
@@ -38,16 +37,16 @@ class Batches:
     """Consecutive batches of `size` microbatch steps; arrays of shape (batches,), means over a batch's steps."""
 
     size: int
-    duration: Floats
-    load: Floats
-    tokens: Floats
+    duration: FloatArray
+    load: FloatArray
+    tokens: FloatArray
 
 
 def steady_state(
     config: BundleConfig,
     supply: Supply,
     records: BundleRecords,
-    steps: Floats,
+    steps: FloatArray,
     *,
     slot_load: float,
     warm_up: int,
@@ -86,7 +85,7 @@ def _state(config: BundleConfig, rate: Estimate, batches: Batches) -> SteadyStat
     return SteadyState(rate.mean / instances, interval, rate.plain / instances, steps)
 
 
-def _cut(steps: Floats, microbatches: int, warm_up: int, period: int) -> Batches | None:
+def _cut(steps: FloatArray, microbatches: int, warm_up: int, period: int) -> Batches | None:
     """Leave out the warm-up and cut the rest into up to 32 batches of whole rounds (and whole periods)."""
     unit = microbatches * period
     begin = -(-min(warm_up * microbatches, len(steps) // 2) // unit) * unit

@@ -99,7 +99,7 @@ class CycleModel:
         return float(np.mean(periods)) / self.microbatches
 
     def _independent_period(self, ratio: float, instances: float) -> float:
-        """E[max Z_i] over so many instances: the quantile function of Z_i, weighed by the largest one's law."""
+        """E[max Z_i] over `instances` instances: the quantile function of Z_i, weighed by the largest one's law."""
         means = []
         for attention in self._instance_attention:
             periods = np.sort(self.period(attention, ratio))

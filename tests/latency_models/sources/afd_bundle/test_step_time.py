@@ -20,9 +20,8 @@ from latency_models.sources.afd_bundle.spec import AfdBundleSpec, BundleStepTime
 from latency_models.sources.roofline.placement import RESERVED
 from schedulers.batches import Batch, Chunk
 from schedulers.sequence import Sequence
-from twin.afd.bundle import Bundle, BundleConfig, Supply
+from twin.afd.bundle import Bundle, BundleConfig, Supply, step_table
 from twin.afd.steady import steady_state
-from twin.afd.steps import step_table
 from twin.theory.cycle import CycleModel
 from twin.theory.load import load_phases
 from workloads.errors import BadInput
