@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -145,8 +146,10 @@ class ServingScenario(ScenarioFile):
 
     @model_validator(mode="after")
     def _autoscaled_pools(self) -> ServingScenario:
+        if not self.system.autoscaling:
+            return self
         pools = {pool.name: pool for pool in self._expanded()}
-        for name, spec in (self.system.autoscaling or {}).items():
+        for name, spec in self.system.autoscaling.items():
             if name not in pools:
                 raise BadInput(f"expected a pool: {', '.join(pools)}", field=f"system.autoscaling.{name}")
             pool, field = pools[name], f"system.autoscaling.{name}"
@@ -164,7 +167,7 @@ class ServingScenario(ScenarioFile):
                     raise BadInput(expected, field=f"{field}.goals", value=goal.name)
         return self
 
-    @property
+    @cached_property
     def pools(self) -> list[PoolSpec]:
         """The pools of engines, those that prefill first, for every form of the `system` section.
 

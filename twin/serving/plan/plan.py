@@ -91,7 +91,7 @@ class ServingPlan:
         """The engines that decode a model's requests after a transfer; empty in a colocated system."""
         return engines_by_model(pool for pool in self.pools if pool.spec.role == "decode")
 
-    @property
+    @cached_property
     def groups(self) -> list[tuple[str, ...]]:
         """Engines that a router chooses among, one tuple for each router."""
         return list(dict.fromkeys((*self.prefill_engines.values(), *self.decode_engines.values())))
@@ -120,7 +120,7 @@ class ServingPlan:
         pools = [replace(pool, step_time=step_time) for pool, step_time in zip(self.pools, copies, strict=True)]
         return replace(self, pools=pools)
 
-    @property
+    @cached_property
     def random(self) -> tuple[str, ...]:
         """Names of the parts that differ between replications (`random_parts`); empty if none does."""
         return random_parts(self.scenario, self.workload, max(map(len, self.groups)))
