@@ -6,23 +6,23 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from reports.metrics import PERCENTILES, jain_index, spread
+from reports.metrics import PERCENTILES, jain_index
 from scenarios.engine import EngineSpec, SchedulingSpec
 from twin.serving.plan.devices import cost_per_million_tokens, describe_devices
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.records.requests import Columns
-from twin.serving.results.summary import LATENCIES, Floats, in_measured_window, request_latency, shed_in_window
+from twin.serving.results.summary import Floats, Mask, RequestLatencies, shed_in_window
 from twin.serving.run.simulation import Run
-
-Mask = NDArray[np.bool_]
 
 WINDOWS = 1000
 """Equal windows of a run in which service is compared."""
 
 NONE = "(none)"
 """The name of requests without a class or tenant, where others have one."""
+
+NO_SPREAD = dict.fromkeys(("mean", *(f"p{point}" for point in PERCENTILES)))
+"""The spread of a latency that no request of a group has."""
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 """Service of a token, where no policy says another."""
@@ -36,8 +36,8 @@ def summarise_clients(run: Run, plan: ServingPlan) -> dict[str, Any]:
     summary: dict[str, Any] = {}
     classes, tenants = (list(dict.fromkeys(names)) for names in zip(*columns.clients, strict=True))
     specs = plan.scenario.workload.service_classes
-    latencies = {name: request_latency(name, columns, plan.scenario.measure) for name in LATENCIES}
-    in_window = in_measured_window(columns, plan.scenario.measure)
+    latencies = RequestLatencies(columns, plan.scenario.measure)
+    in_window = latencies.in_window
     if any(classes):
         summary["service_classes"] = {
             name or NONE: _of(
@@ -66,7 +66,7 @@ def summarise_clients(run: Run, plan: ServingPlan) -> dict[str, Any]:
 def _are(columns: Columns, part: int, name: str) -> Mask:
     """A mask of the requests of a class (part 0) or a tenant (part 1)."""
     of = np.array([client[part] == name for client in columns.clients])
-    mask: Mask = of[np.frombuffer(columns.client, dtype=np.int32)] if len(columns.client) else np.zeros(0, np.bool_)
+    mask: Mask = of[np.asarray(columns.client)]
     return mask
 
 
@@ -79,22 +79,16 @@ def _num_shed(run: Run, plan: ServingPlan, part: int, name: str) -> int | None:
     return int((in_window & of[np.array(run.shed.client, dtype=np.int64)]).sum())
 
 
-def _of(latencies: dict[str, Floats], mask: Mask, goals: dict[str, float], shed: int | None) -> dict[str, Any]:
+def _of(latencies: RequestLatencies, mask: Mask, goals: dict[str, float], shed: int | None) -> dict[str, Any]:
     """The count and the latencies of some requests, and the share that met all goals; none that was shed did."""
     finished = int(mask.sum())
     summary: dict[str, Any] = {"requests": finished}
     if shed is not None:
         summary |= {"shed": shed, "shed_share": shed / (shed + finished) if shed + finished else 0.0}
-    nothing = dict.fromkeys(("mean", *(f"p{point}" for point in PERCENTILES)))
-    for name, values in latencies.items():
-        selection = values[mask]
-        summary[name] = spread(selection[~np.isnan(selection)]) or nothing
+    summary |= latencies.spreads(mask, NO_SPREAD)
     if goals:
-        within = np.ones(int(mask.sum()), dtype=np.bool_)
-        for name, limit in goals.items():
-            within &= ~(latencies[name][mask] > limit)  # an answer without gaps has no TPOT to miss
         offered = finished + (shed or 0)
-        summary["goals_met"] = float(within.sum()) / offered if offered else None
+        summary["goals_met"] = float((latencies.meet(goals) & mask).sum()) / offered if offered else None
     return summary
 
 
@@ -193,15 +187,14 @@ def summarise_pools(run: Run, plan: ServingPlan, seconds: float) -> dict[str, An
     Empty with one such pool, and without detail, where records do not say which engine finished a request.
     """
     pools = [pool for pool in plan.pools if pool.spec.role != "prefill"]
-    columns, measure = run.columns, plan.scenario.measure
+    columns = run.columns
     if len(pools) < 2 or not columns.detail:
         return {}
-    latencies = {name: request_latency(name, columns, measure) for name in LATENCIES}
-    in_window = in_measured_window(columns, measure)
+    latencies = RequestLatencies(columns, plan.scenario.measure)
+    in_window = latencies.in_window
     replica = np.array(columns.replica, dtype=np.int64)
     output = np.array(columns.output_tokens, dtype=np.int64)
     busy = {log.name: log.busy / run.end if run.end else 0.0 for log in run.logs}
-    nothing = dict.fromkeys(("mean", *(f"p{point}" for point in PERCENTILES)))
     summaries: dict[str, Any] = {}
     for pool in pools:
         names = pool.names
@@ -212,15 +205,10 @@ def summarise_pools(run: Run, plan: ServingPlan, seconds: float) -> dict[str, An
             "engines": len(names),
             "requests": int(mask.sum()),
             "share": float(mask.sum() / in_window.sum()) if in_window.any() else None,
-            **{name: spread(_known(values[mask])) or nothing for name, values in latencies.items()},
+            **latencies.spreads(mask, NO_SPREAD),
             "output_throughput": throughput,
             "busy": sum(busy.get(name, 0.0) for name in names) / len(names),
             "cost_per_hour": devices and devices["cost_per_hour"],
             "cost_per_million_output_tokens": cost_per_million_tokens(devices, throughput),
         }
     return {"pools": summaries}
-
-
-def _known(values: Floats) -> Floats:
-    """The values that are not NaN: an answer of one token has no TPOT."""
-    return values[~np.isnan(values)]

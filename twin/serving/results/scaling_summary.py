@@ -7,22 +7,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from reports.metrics import quantiles, spread
+from reports.metrics import quantiles
 from scenarios.serving import MeasureSpec
 from twin.serving.plan.devices import devices_of
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.plan.pools import PlannedPool
 from twin.serving.records.requests import Columns
-from twin.serving.results.summary import LATENCIES, in_measured_window, meets_goals, request_latencies
+from twin.serving.results.summary import Floats, Mask, RequestLatencies
 
 if TYPE_CHECKING:
     from twin.serving.run.simulation import Run
     from twin.serving.system.autoscaling import ScalingLog
-
-Floats = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 MINUTE = 60.0
 
@@ -118,19 +114,19 @@ def goals_by_minute(columns: Columns, measure: MeasureSpec) -> dict[str, Any]:
 
     `missed` is None without goals in `measure.slo`; a latency is None in a minute that has none.
     """
-    arrival = np.frombuffer(columns.arrival, dtype=np.float64) if len(columns.arrival) else np.empty(0)
-    minute = (arrival // MINUTE).astype(np.int64)
+    minute = (np.asarray(columns.arrival) // MINUTE).astype(np.int64)
     count = int(minute.max()) + 1 if len(minute) else 0
     summary: dict[str, Any] = {
         "start": (MINUTE * np.arange(count)).tolist(),
         "requests": np.bincount(minute, minlength=count).tolist(),
         "missed": None,
     }
+    latencies = RequestLatencies(columns, measure)
     if measure.slo:
-        summary["missed"] = np.bincount(minute[~meets_goals(columns, measure)], minlength=count).tolist()
+        summary["missed"] = np.bincount(minute[~latencies.meet(measure.slo)], minlength=count).tolist()
     order = np.argsort(minute, kind="stable")
     edges = np.searchsorted(minute[order], np.arange(count + 1))
-    for name, values in request_latencies(columns, measure).items():
+    for name, values in latencies.values.items():
         by_minute = [values[order[first:last]] for first, last in itertools.pairwise(edges)]
         summary[f"{name}_p99"] = [_p99(part[~np.isnan(part)]) for part in by_minute]
     return summary
@@ -148,24 +144,17 @@ def around_outages(run: Run, measure: MeasureSpec) -> dict[str, Any] | None:
     spans = sorted(span for log in run.logs for span in log.outages)
     if not spans:
         return None
-    columns = run.columns
-    arrival, in_window = np.frombuffer(columns.arrival, dtype=np.float64), in_measured_window(columns, measure)
+    arrival, latencies = np.asarray(run.columns.arrival), RequestLatencies(run.columns, measure)
     during = _within(arrival, spans)
     after = _within(arrival, [(end, 2 * end - start) for start, end in spans]) & ~during
-    values = request_latencies(columns, measure)
-    good = meets_goals(columns, measure) if measure.slo else None
-    parts = {"during": during, "after": after, "otherwise": ~during & ~after}
-    return {name: _spreads(values, good, mask & in_window) for name, mask in parts.items()}
-
-
-def _spreads(values: dict[str, Floats], good: Mask | None, mask: Mask) -> dict[str, Any]:
-    summary: dict[str, Any] = {"requests": int(mask.sum())}
-    for name in LATENCIES:
-        part = values[name][mask]
-        summary[name] = spread(part[~np.isnan(part)])
-    if good is not None:
-        summary["goodput_share"] = float(good[mask].mean()) if mask.any() else None
-    return summary
+    good = latencies.meet(measure.slo)
+    summaries: dict[str, Any] = {}
+    for name, mask in {"during": during, "after": after, "otherwise": ~during & ~after}.items():
+        mask &= latencies.in_window
+        summaries[name] = {"requests": int(mask.sum()), **latencies.spreads(mask)}
+        if measure.slo:
+            summaries[name]["goodput_share"] = float(good[mask].mean()) if mask.any() else None
+    return summaries
 
 
 def _within(times: Floats, spans: Sequence[tuple[float, float]]) -> Mask:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -35,7 +35,7 @@ def summarise(run: Run, measure: MeasureSpec) -> dict[str, Any]:
     """
     columns = run.columns
     in_window = in_measured_window(columns, measure)
-    output = _whole(columns.output_tokens)[in_window]
+    output = np.asarray(columns.output_tokens)[in_window]
     seconds = _span(columns, in_window, measure)
     document: dict[str, Any] = {
         "requests": int(in_window.sum()),
@@ -49,7 +49,7 @@ def summarise(run: Run, measure: MeasureSpec) -> dict[str, Any]:
         "request_throughput": float(in_window.sum()) / seconds if seconds else None,
     }
     if measure.slo:
-        good = float((meets_goals(columns, measure) & in_window).sum())
+        good = float((RequestLatencies(columns, measure).meet(measure.slo) & in_window).sum())
         document["goodput"] = good / seconds if seconds else None
         document["goodput_share"] = good / int(in_window.sum()) if in_window.any() else None
     if run.sessions is not None:
@@ -75,11 +75,7 @@ def _shed(log: ShedLog, measure: MeasureSpec, finished: int) -> dict[str, Any]:
 
 def shed_in_window(log: ShedLog, measure: MeasureSpec) -> Mask:
     """A mask of the requests that were shed for good in the measured window."""
-    end = _floats(log.ended)
-    in_window: Mask = end >= measure.after
-    if measure.before is not None:
-        in_window &= end < measure.before
-    return in_window
+    return _in_window(np.asarray(log.ended), measure)
 
 
 def engine_summaries(run: Run) -> list[dict[str, Any]]:
@@ -155,8 +151,7 @@ def latencies(columns: Columns, measure: MeasureSpec) -> dict[str, Floats]:
 def latency(name: str, columns: Columns, measure: MeasureSpec) -> Floats:
     """One of `LATENCIES` of each request that counts and has it, seconds."""
     values, in_window = request_latency(name, columns, measure), in_measured_window(columns, measure)
-    if name == "tpot":
-        in_window &= _whole(columns.output_tokens) > 1
+    in_window &= ~np.isnan(values)
     return values if in_window.all() else values[in_window]
 
 
@@ -167,13 +162,45 @@ def request_latencies(columns: Columns, measure: MeasureSpec) -> dict[str, Float
 
 def request_latency(name: str, columns: Columns, measure: MeasureSpec) -> Floats:
     """One of `request_latencies`; a million requests take 8 MB each."""
-    first, last = _floats(columns.first_token), _floats(columns.last_token)
+    first, last = np.asarray(columns.first_token), np.asarray(columns.last_token)
     if name == "tpot":
-        gaps = _whole(columns.output_tokens) - 1
+        gaps = np.asarray(columns.output_tokens) - 1
         tpot = np.full(len(gaps), np.nan)
         np.divide(last - first, gaps, out=tpot, where=gaps > 0)
         return tpot
-    return (first if name == "ttft" else last) - _start_times(columns, measure)
+    latency: Floats = (first if name == "ttft" else last) - np.asarray(
+        columns.queued if measure.start == "queued" else columns.arrival
+    )
+    return latency
+
+
+class RequestLatencies:
+    """The latencies of every request of a run, by groups of requests.
+
+    Attributes:
+        values: those of `request_latencies`.
+        in_window: a mask of the requests that end in the measured window.
+    """
+
+    def __init__(self, columns: Columns, measure: MeasureSpec) -> None:
+        self.values = request_latencies(columns, measure)
+        self.in_window = in_measured_window(columns, measure)
+
+    def of(self, mask: Mask) -> dict[str, Floats]:
+        """Each latency of a group, of the requests that have it."""
+        groups = {name: values[mask] for name, values in self.values.items()}
+        return {name: values[~np.isnan(values)] for name, values in groups.items()}
+
+    def spreads(self, mask: Mask, default: dict[str, float | None] | None = None) -> dict[str, Any]:
+        """The spread of each latency of a group; `default` where no request has it."""
+        return {name: spread(values) or default for name, values in self.of(mask).items()}
+
+    def meet(self, goals: Mapping[Any, float]) -> Mask:
+        """A mask of the requests that meet all goals, by latency; an answer of one token has no TPOT to miss."""
+        good = np.ones(len(self.in_window), dtype=np.bool_)
+        for name, limit in goals.items():
+            good &= ~(self.values[name] > limit)
+        return good
 
 
 def pooled_gaps(logs: list[EngineLog], measure: MeasureSpec) -> tuple[Floats, NDArray[np.int64]]:
@@ -200,50 +227,36 @@ def _parts_of_gaps(logs: list[EngineLog], measure: MeasureSpec) -> Iterator[tupl
         last = None
         for ends, decodes, repeats in () if log.micro_batches else log.step_parts(STEPS_OF_PART):
             weights = np.repeat(decodes.astype(np.int64), repeats)
-            measured = ends >= measure.after
-            if measure.before is not None:
-                measured &= ends < measure.before
+            measured = _in_window(ends, measure)
             yield np.diff(ends, prepend=ends[:1] if last is None else last)[measured], weights[measured]
             last = ends[-1:]
         if len(log.odd_gaps):
-            yield _floats(log.odd_gaps), np.ones(len(log.odd_gaps), dtype=np.int64)
+            yield np.asarray(log.odd_gaps), np.ones(len(log.odd_gaps), dtype=np.int64)
 
 
 STEPS_OF_PART = 1 << 17
 """Steps from which on a part of `_parts_of_gaps` has no more."""
 
 
-def _start_times(columns: Columns, measure: MeasureSpec) -> Floats:
-    return _floats(columns.queued if measure.start == "queued" else columns.arrival)
-
-
 def in_measured_window(columns: Columns, measure: MeasureSpec) -> Mask:
     """A mask of the requests that end in the measured window, which the summary counts."""
-    last = _floats(columns.last_token)
-    in_window: Mask = last >= measure.after
+    return _in_window(np.asarray(columns.last_token), measure)
+
+
+def _in_window(times: Floats, measure: MeasureSpec) -> Mask:
+    in_window: Mask = times >= measure.after
     if measure.before is not None:
-        in_window &= last < measure.before
+        in_window &= times < measure.before
     return in_window
-
-
-def meets_goals(columns: Columns, measure: MeasureSpec) -> Mask:
-    """A mask of the requests that meet every goal of `measure.slo`."""
-    start, first, last = _start_times(columns, measure), _floats(columns.first_token), _floats(columns.last_token)
-    tokens = np.maximum(_whole(columns.output_tokens) - 1, 1)
-    times = {"ttft": first - start, "tpot": (last - first) / tokens, "e2e": last - start}
-    good = np.ones(len(first), dtype=np.bool_)
-    for name, limit in measure.slo.items():
-        good &= times[name] <= limit
-    return good
 
 
 def _span(columns: Columns, in_window: Mask, measure: MeasureSpec) -> float:
     if not in_window.any():
         return 0.0
-    last = float(_floats(columns.last_token).max())
+    last = float(np.asarray(columns.last_token).max())
     if measure.after or measure.before is not None:
         return min(measure.before or last, last) - measure.after
-    return last - float(_floats(columns.arrival).min())
+    return last - float(np.asarray(columns.arrival).min())
 
 
 def _engine_counts(run: Run) -> dict[str, Any]:
@@ -286,7 +299,7 @@ def _tiers(run: Run) -> dict[str, Any]:
             "load_utilization": _mean_busy(list(loads), run.end),
             "store_utilization": _mean_busy([links.stores[i] for links, i in places], run.end),
         }
-    seconds = np.concatenate([_floats(links.load_seconds) for links in every])
+    seconds = np.concatenate([np.asarray(links.load_seconds) for links in every])
     return {"kv_tiers": tiers, "kv_load": spread(seconds)}
 
 
@@ -311,18 +324,10 @@ def _kv_used(run: Run, engines: Sequence[EngineAtEnd]) -> float | None:
 
 def _littles_law(run: Run) -> float:
     """Relative difference between ∫ L dt, counted at arrivals and departures, and the sum of times in the system."""
-    times = float((_floats(run.columns.last_token) - _floats(run.columns.arrival)).sum())
+    times = float((np.asarray(run.columns.last_token) - np.asarray(run.columns.arrival)).sum())
     if run.shed is not None:
-        times += float((_floats(run.shed.ended) - _floats(run.shed.arrival)).sum())
+        times += float((np.asarray(run.shed.ended) - np.asarray(run.shed.arrival)).sum())
     return abs(run.population - times) / times if times else 0.0
-
-
-def _floats(column: Any) -> Floats:
-    return np.frombuffer(column, dtype=np.float64) if len(column) else np.empty(0)
-
-
-def _whole(column: Any) -> NDArray[Any]:
-    return np.frombuffer(column, dtype=column.typecode) if len(column) else np.empty(0, dtype=np.int64)
 
 
 def summarise_sessions(log: SessionLog, measure: MeasureSpec) -> dict[str, Any]:
@@ -332,12 +337,10 @@ def summarise_sessions(log: SessionLog, measure: MeasureSpec) -> dict[str, Any]:
     `resent_tokens` are prompt tokens that the session had sent before or been answered with, `resent_share` their share
     of its prompt tokens, and `resent_cached` the share of them that the prefix cache supplied.
     """
-    start, end, waited = (_array(column, np.float64) for column in (log.start, log.end, log.waited))
-    in_window = end >= measure.after
-    if measure.before is not None:
-        in_window &= end < measure.before
+    start, end, waited = map(np.asarray, (log.start, log.end, log.waited))
+    in_window = _in_window(end, measure)
     sums = {
-        name: int(_array(getattr(log, name), np.int64)[in_window].sum())
+        name: int(np.asarray(getattr(log, name))[in_window].sum())
         for name in ("turns", "requests", "prompt_tokens", "resent_tokens", "resent_cached_tokens")
     }
     count, resent = int(in_window.sum()), sums["resent_tokens"]
@@ -351,7 +354,3 @@ def summarise_sessions(log: SessionLog, measure: MeasureSpec) -> dict[str, Any]:
         "resent_share": resent / sums["prompt_tokens"] if sums["prompt_tokens"] else None,
         "resent_cached": sums["resent_cached_tokens"] / resent if resent else None,
     }
-
-
-def _array(column: Any, kind: Any) -> NDArray[Any]:
-    return np.frombuffer(column, dtype=kind) if len(column) else np.empty(0, dtype=kind)

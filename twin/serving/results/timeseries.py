@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reports.metrics import quantiles, spread
+from reports.metrics import quantiles
 from scenarios.serving import MeasureSpec
 from twin.serving.records.engine_log import EngineLog
-from twin.serving.results.summary import LATENCIES, in_measured_window, latencies, pooled_gaps, request_latency
+from twin.serving.results.summary import RequestLatencies, latencies, pooled_gaps
 from twin.serving.run.simulation import Run
 
 Floats = NDArray[np.float64]
@@ -66,27 +66,25 @@ def _classes(run: Run, measure: MeasureSpec) -> dict[str, Any] | None:
     A class has one model, task, service class and tenant, and is named by what tells it from the others.
     """
     columns = run.columns
-    kind = np.frombuffer(columns.kind, dtype=np.int32)
+    kind = np.asarray(columns.kind)
     names: list[tuple[str, ...]] = list(columns.kinds)
     if columns.clients:
-        kind = kind * len(columns.clients) + np.frombuffer(columns.client, dtype=np.int32)
+        kind = kind * len(columns.clients) + np.asarray(columns.client)
         names = [pair + client for pair in columns.kinds for client in columns.clients]
     present = set(np.unique(kind).tolist())
     kinds = {index: parts for index, parts in enumerate(names) if index in present}
     if len(kinds) < 2:
         return None
     varies = [len(set(parts)) > 1 for parts in zip(*kinds.values(), strict=True)]
-    in_window = in_measured_window(columns, measure)
+    latencies = RequestLatencies(columns, measure)
     summaries: dict[str, Any] = {}
     for index, parts in sorted(kinds.items(), key=lambda item: item[1]):
-        mask = in_window & (kind == index)
-        values = {name: request_latency(name, columns, measure)[mask] for name in LATENCIES}
-        values["tpot"] = values["tpot"][np.frombuffer(columns.output_tokens, dtype=np.int32)[mask] > 1]
+        mask = latencies.in_window & (kind == index)
         name = " ".join(part for part, several in zip(parts, varies, strict=True) if several)
         summaries[name] = {
             "requests": int(mask.sum()),
-            **{name: spread(latencies) for name, latencies in values.items()},
-            "quantiles": {name: curve(latencies) for name, latencies in values.items()},
+            **latencies.spreads(mask),
+            "quantiles": {name: curve(values) for name, values in latencies.of(mask).items()},
         }
     return summaries
 
