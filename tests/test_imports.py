@@ -53,7 +53,6 @@ def test_a_simulation_without_detail_is_light(tmp_path: Path) -> None:
     modules = loaded(f"from twin.cli import run; assert run({line!r}) == 0")
     assert "numpy" in modules
     assert modules.isdisjoint((*HEAVY, "rich", "numpy.ma", "difflib", "html", "multiprocessing", "asyncio"))
-    assert "twin.serving.engine.draft_outcomes" not in modules
     assert modules.isdisjoint(f"scenarios.{section}" for section in SECTIONS)
 
 

@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 from cyclopts import App
 
 from twin.cli.adapt_measure import measure
-from twin.cli.adapt_options import FLAG, JSON, TorchOptions, draw_losses, finish, resumable
+from twin.cli.adapt_options import TorchOptions, draw_losses, finish, resumable
 from twin.cli.adapt_text import compensate, diagnose, quantise, text
 from twin.cli.commands import COMMANDS
+from twin.cli.options import FLAG, Json
 from workloads.errors import BadInput
 
 adapt = App(name="adapt", help=COMMANDS["adapt"].summary)
@@ -163,7 +164,7 @@ def serve(
     prompts: int = 256,
     concurrency: int = 32,
     seed: int = 0,
-    json: JSON = False,
+    json: Json = False,
 ) -> int:
     """Serve tuned modules over HTTP, and measure their answers and speed.
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from twin.cli.adapt_options import FLAG, JSON, SOURCES, TorchOptions, finish
+from twin.cli.adapt_options import SOURCES, TorchOptions, finish
+from twin.cli.options import FLAG, Json
 from workloads.errors import BadInput
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def measure(
     rounds: int = 20,
     sources: SOURCES = None,
     seed: int = 0,
-    json: JSON = False,
+    json: Json = False,
     runs: Path = Path("runs"),
 ) -> int:
     """Measure quality, memory and speed of language models, and predict the speed by the twin.

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from twin.cli.options import Json
 from workloads.errors import BadInput, missing_extra
 
 if TYPE_CHECKING:
     from live.adaptation.compensation.runs import Budget, Job
 
-FLAG = Parameter(negative=())
-JSON = Annotated[bool, Parameter(negative=(), help="Print one JSON document on stdout and nothing else there.")]
 SOURCES = Annotated[
     Path | None, Parameter(help="Folder whose Python files are the text, in place of the standard library.")
 ]
@@ -36,7 +35,7 @@ class TorchOptions:
     threads: int = 1
     """CPU threads. Results of other numbers of threads may differ in the last bits."""
 
-    json: JSON = False
+    json: Json = False
 
     def start(self, **counts: tuple[int | None, int]) -> None:
         """Check these and other options, and give torch its threads.

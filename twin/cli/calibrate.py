@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
 from twin.cli.commands import COMMANDS
+from twin.cli.options import FileOrStdout, Flag, Fresh, Json, Output, Settings
 from twin.cli.refine import refine
 
-if TYPE_CHECKING:
-    from latency_models.calibration.file_format import Calibration
-
-FLAG = Parameter(negative=())
+MISSED = 4
+"""Exit code: an operation's held-out error is above its limit."""
 
 calibrate = App(name="calibrate", help=COMMANDS["calibrate"].summary)
 calibrate.command(refine)
@@ -25,8 +24,8 @@ def roofline(
     *,
     hardware: str,
     model: str,
-    set_: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    set_: Settings = None,
+    output: FileOrStdout = None,
 ) -> int:
     """Derive α and β from a hardware and a model file (AFD appendix B). The file says that they are not measured.
 
@@ -40,16 +39,16 @@ def roofline(
     set_
         Deployment field, key=value: ffn_cards, experts_per_card, precision, kv_bytes, activation_bytes, mtp_depth,
         link, shared_experts, overhead.attention, overhead.ffn, overhead.communication, memory_efficiency, …
-    output
-        File to write; default: print it.
     """
     from latency_models.deployment.hardware import load_hardware
     from latency_models.deployment.models import load_model
     from latency_models.deployment.roofline import derive, read_deployment
     from scenarios.overrides import apply, single_settings
+    from twin.cli.console import write_or_print
 
     deployment = read_deployment(apply({}, single_settings(set_ or [])), "deployment")
-    _write(derive(load_hardware(hardware), load_model(model), deployment, "deployment"), output)
+    calibration = derive(load_hardware(hardware), load_model(model), deployment, "deployment")
+    write_or_print(calibration.to_yaml(), output)
     return 0
 
 
@@ -58,18 +57,18 @@ def import_(
     tables: Path | None = None,
     /,
     *,
-    aiconfigurator: Annotated[bool, FLAG] = False,
+    aiconfigurator: Flag = False,
     system: str = "",
     model: str | None = None,
     tensor_parallel: int | None = None,
     every_degree: Annotated[bool, Parameter(name="--all", negative=())] = False,
-    collectives: Annotated[bool, FLAG] = False,
+    collectives: Flag = False,
     weights: str | None = None,
     cache: str = "float16",
     gpu: str = "",
     engine: Annotated[str, Parameter(name=["--engine", "--backend"])] = "",
     engine_version: Annotated[str, Parameter(name=["--engine-version", "--version"])] = "",
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    output: FileOrStdout = None,
 ) -> int:
     """Import kernel tables that others have measured, as one file that a scenario's step_time can name.
 
@@ -94,7 +93,7 @@ def import_(
     tensor_parallel
         Ranks that share each layer. Default: 1, or as the name of an LLMServingSim folder ends (kernels_tp2).
     every_degree
-        Write a file for each tensor parallelism (1, 2, 4, 8, 16) that the tables have, into the folder --output.
+        Write a file for each tensor parallelism (1, 2, 4, 8, 16) that the tables have; --output is their folder.
     collectives
         Take the measured all-reduces of aiconfigurator's tables alone, as a link file for kernel_tables.
     weights
@@ -108,13 +107,12 @@ def import_(
         state it.
     engine_version
         Its version; where there are several, the newest by default.
-    output
-        File to write; default: print it. A folder with --all.
     """
+    from latency_models.io.config_io import write_yaml
     from latency_models.origin import Origin
     from latency_models.sources.registry import KERNEL_TABLES, source_of
     from twin.api.arguments import require_at_least
-    from twin.cli.console import note
+    from twin.cli.console import note, write_or_print
     from twin.cli.table_imports import (
         DEGREES,
         ModelRequest,
@@ -132,31 +130,22 @@ def import_(
         raise BadInput("expected --output, a folder, and no --tensor-parallel", field="--all")
     stated = Origin(gpu, engine, engine_version)
     if collectives:
-        made = [import_collectives(find_tables(tables, system, engine, engine_version))]
+        imports = [import_collectives(find_tables(tables, system, engine, engine_version))]
     elif tables is not None and not aiconfigurator and source_of(tables) in (KERNEL_TABLES, None) and not system:
-        made = [import_kernel_tables(tables, replace(stated, model=model or "", tensor_parallel=tensor_parallel))]
+        imports = [import_kernel_tables(tables, replace(stated, model=model or "", tensor_parallel=tensor_parallel))]
     else:
         degrees = DEGREES if every_degree else (tensor_parallel or 1,)
         request = ModelRequest(model, degrees, weights, cache, some=every_degree)
         files = find_tables(tables, system, engine, engine_version)
-        made = import_aiconfigurator(files, request, Origin(gpu) if files.system else stated)
-    for each in made:
-        for text in dict.fromkeys(each.notes):
+        imports = import_aiconfigurator(files, request, Origin(gpu) if files.system else stated)
+    for table in imports:
+        for text in dict.fromkeys(table.notes):
             note(text)
-        _write_document(each.document, output / each.name if output and every_degree else output)
+        file = output / table.name if output and every_degree else output
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        write_or_print(write_yaml(table.document), file)
     return 0
-
-
-def _write_document(document: dict[str, Any], output: Path | None) -> None:
-    from latency_models.io.config_io import write_yaml
-    from reports.records.run_directory import naming
-
-    if output is None:
-        print(write_yaml(document), end="")
-        return
-    with naming(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(write_yaml(document), encoding="utf-8")
 
 
 @calibrate.command
@@ -169,8 +158,8 @@ def fit(
     model: str,
     time_unit: str = "seconds",
     layers: int | None = None,
-    relative: Annotated[bool, Parameter(negative=())] = False,
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    relative: Flag = False,
+    output: FileOrStdout = None,
 ) -> int:
     """Fit α and β by regression on measured times, with intervals, R² and held-out error.
 
@@ -190,10 +179,9 @@ def fit(
         Number of the model's layers, if the times are of one layer.
     relative
         Weigh errors in proportion to the time.
-    output
-        File to write; default: print it.
     """
     from latency_models.calibration.fitting import fit_calibration, read_measurements
+    from twin.cli.console import write_or_print
 
     calibration = fit_calibration(
         read_measurements(measurements),
@@ -205,7 +193,7 @@ def fit(
         relative=relative,
         source=measurements.name,
     )
-    _write(calibration, output)
+    write_or_print(calibration.to_yaml(), output)
     return 0
 
 
@@ -214,14 +202,14 @@ def run_(
     *,
     device: str,
     model: Path,
-    output: Annotated[Path, Parameter(name=["--output", "-o"])],
+    output: Output,
     ops: str | None = None,
     dtype: str | None = None,
     threads: int | None = None,
-    quick: Annotated[bool, FLAG] = False,
-    fresh: Annotated[bool, FLAG] = False,
-    no_figures: Annotated[bool, FLAG] = False,
-    json: Annotated[bool, FLAG] = False,
+    quick: Flag = False,
+    fresh: Fresh = False,
+    no_figures: Flag = False,
+    json: Json = False,
 ) -> int:
     """Measure this machine: kernels by tokens and contexts, 4-bit layers, messages, and the host's time of a step.
 
@@ -246,12 +234,8 @@ def run_(
         machine disturb less.
     quick
         Measure a few points, as a smoke test.
-    fresh
-        Discard the measurements of a killed run.
     no_figures
         Leave out the figures.
-    json
-        Print the results of each operation as JSON instead of the table.
     """
     from reports.calibration.operations import operations_report
     from twin.api.arguments import require_at_least
@@ -269,23 +253,20 @@ def run_(
     journal = calibration.open_journal(plan, output, fresh=fresh)
     try:
         with progress("calibrate", calibration.count(plan), len(journal.entries)) as advance:
-            made = calibration.calibrate(plan, journal, output, advance)
+            result = calibration.calibrate(plan, journal, output, advance)
     except KeyboardInterrupt:
-        kept = f"{len(journal.entries)} measurements are kept in {journal.path}, and the same command takes up there"
-        raise KeyboardInterrupt(kept if journal.entries else "") from None
+        summary = f"{len(journal.entries)} measurements are kept in {journal.path}, and the same command takes up there"
+        raise KeyboardInterrupt(summary if journal.entries else "") from None
     if not no_figures:
-        _draw(calibration.pictures(plan, journal, made), output.with_name(f"{output.stem}-figures"))
+        _draw(calibration.pictures(plan, journal, result), output.with_name(f"{output.stem}-figures"))
     if (link := calibration.link_of(output)).exists():
         note(f"all-reduces: {link}, for step_time.communication.link")
-    document = made.model_dump(mode="json", by_alias=True, exclude={"tables", "ec"}, exclude_none=True)
+    document = result.model_dump(mode="json", by_alias=True, exclude={"tables", "ec"}, exclude_none=True)
     if json:
         print_json(document)
     else:
         print_table(operations_report(document))
-    return 0 if all(operation.holds for operation in made.operations.values()) else MISSED
-
-
-MISSED = 4
+    return 0 if all(operation.holds for operation in result.operations.values()) else MISSED
 
 
 def _draw(pictures: dict[str, dict[str, Any]], folder: Path) -> None:
@@ -294,14 +275,3 @@ def _draw(pictures: dict[str, dict[str, Any]], folder: Path) -> None:
 
     for name, picture in pictures.items():
         write_text(folder / f"{name.replace('/', '-')}.svg", operation_figure(picture))
-
-
-def _write(calibration: Calibration, output: Path | None) -> None:
-    text = calibration.to_yaml()
-    if output is None:
-        print(text, end="")
-        return
-    from reports.records.run_directory import naming
-
-    with naming(output):
-        output.write_text(text, encoding="utf-8")

@@ -58,7 +58,7 @@ def print_run(document: dict[str, Any], *, as_json: bool) -> None:
 
 
 def write_or_print(text: str, output: Path | None) -> None:
-    """Write a file, or print its text on stdout if none is named."""
+    """Write a file or print its text on stdout if none is named."""
     if output is None:
         print(text, end="")
         return

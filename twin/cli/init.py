@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
+from twin.cli.options import FileOrStdout
 
 
 def init(
@@ -14,11 +11,12 @@ def init(
     gpu: str = "h100-sxm",
     weights: str | None = None,
     rate: float | None = None,
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    output: FileOrStdout = None,
 ) -> int:
     """Write a serving scenario with comments, which runs as it is: one model on the fewest GPUs that hold it.
 
-    Step times are computed from data sheets (source roofline), so that nothing needs to be measured.
+    Step times are computed from data sheets (source roofline), so that nothing needs to be measured. A file that is
+    there already is not overwritten.
 
     Parameters
     ----------
@@ -30,23 +28,17 @@ def init(
         Format of the weights: bf16, fp8, int8, fp4, or mxfp4 for experts alone. Default: as the model is published.
     rate
         Requests a second. Default: about half of what one engine bears.
-    output
-        File to write, which must not exist; default: print it.
     """
-    from reports.records.run_directory import naming
+    from twin.api.arguments import require_above_0
     from twin.api.starting_scenario import starting_scenario
-    from twin.cli.console import note
+    from twin.cli.console import note, write_or_print
     from workloads.errors import BadInput
 
-    if rate is not None and not rate > 0:
-        raise BadInput("expected a number above 0", field="--rate", value=rate)
+    require_above_0("--rate", rate)
     text = starting_scenario(model, gpu, weights, rate)
-    if output is None:
-        print(text, end="")
-        return 0
-    if output.exists():
+    if output is not None and output.exists():
         raise BadInput("expected a file that is not there yet", field="--output", value=str(output))
-    with naming(output):
-        output.write_text(text, encoding="utf-8")
-    note(f"next: twin simulate {output}")
+    write_or_print(text, output)
+    if output is not None:
+        note(f"next: twin simulate {output}")
     return 0

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from cyclopts import Parameter
+from twin.cli.options import Flag, Output
 
 if TYPE_CHECKING:
     from twin.recording.run_writer import RunWriter
-
-FLAG = Parameter(negative=())
 
 
 def observe(
@@ -21,11 +18,11 @@ def observe(
     metrics: str | None = None,
     every: float = 10.0,
     duration: float | None = None,
-    output: Annotated[Path, Parameter(name=["--output", "-o"])],
+    output: Output,
     host: str = "127.0.0.1",
     port: int = 8001,
-    keep_text: Annotated[bool, FLAG] = False,
-    untouched: Annotated[bool, FLAG] = False,
+    keep_text: Flag = False,
+    untouched: Flag = False,
 ) -> int:
     """Record a live server: its requests through a proxy, or pages of its metrics.
 
@@ -65,22 +62,20 @@ def observe(
         raise BadInput(expected, field="--upstream", value=upstream)
     if metrics is not None:
         return _scrape(metrics, output, every, duration)
-    if upstream is None:
+    if spans is not None:
         from twin.recording.spans import record_spans
 
-        assert spans is not None
-        recorded = record_spans(spans, output)
-        _tell(recorded, output)
+        _note_written(record_spans(spans, output), output)
         return 0
+    assert upstream is not None
+    from twin.api.arguments import require_port
     from twin.recording.proxy import Proxy
     from twin.recording.run_writer import RunWriter
-    from twin.recording.upstream import Upstream, published_settings
+    from twin.recording.upstream import Upstream, key_headers, published_settings
 
-    if not 0 <= port <= 65535:
-        raise BadInput("expected a port from 0 to 65535", field="--port", value=port)
+    require_port(port)
     server = Upstream.of(upstream, "--upstream")
-    key = os.environ.get("OPENAI_API_KEY")
-    settings = published_settings(server, {"authorization": f"Bearer {key}"} if key else {})
+    settings = published_settings(server, key_headers())
     meta = {"source": "twin observe", "upstream": upstream, "cache_config": settings}
     writer = RunWriter(output, meta)
     bodies = output / "bodies.jsonl" if keep_text else None
@@ -96,14 +91,14 @@ def observe(
     finally:
         proxy.server_close()
         writer.close()
-    _tell(writer, output)
+    _note_written(writer, output)
     return 0
 
 
 def _scrape(url: str, output: Path, every: float, duration: float | None) -> int:
     from twin.cli.console import note
     from twin.recording.scrapes import record_scrapes
-    from twin.recording.upstream import Upstream
+    from twin.recording.upstream import Upstream, key_headers
     from workloads.errors import BadInput
 
     for flag, value in (("--every", every), ("--duration", duration)):
@@ -111,12 +106,10 @@ def _scrape(url: str, output: Path, every: float, duration: float | None) -> int
             raise BadInput("expected seconds above 0", field=flag, value=value)
     url = url.removesuffix("/metrics")
     server = Upstream.of(url, "--metrics")
-    key = os.environ.get("OPENAI_API_KEY")
-    headers = {"authorization": f"Bearer {key}"} if key else {}
     until = "; Ctrl-C ends it" if duration is None else f" for {duration:g} s"
     note(f"reading {url}/metrics every {every:g} s{until}")
     try:
-        pages = record_scrapes(server, output, headers, every=every, duration=duration)
+        pages = record_scrapes(server, output, key_headers(), every=every, duration=duration)
     except OSError as error:
         note(f"the server stopped answering ({error}); pages before are in {output}")
         return 1
@@ -124,7 +117,7 @@ def _scrape(url: str, output: Path, every: float, duration: float | None) -> int
     return 0
 
 
-def _tell(writer: RunWriter, output: Path) -> None:
+def _note_written(writer: RunWriter, output: Path) -> None:
     from twin.cli.console import note
 
     note(f"{writer.written} requests in {output / 'requests.jsonl'}"

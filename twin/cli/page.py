@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from cyclopts import Parameter
+from twin.cli.options import Flag, Settings
 
 if TYPE_CHECKING:
     from twin.page.questions import Inquiry
-
-FLAG = Parameter(negative=())
 
 
 def page(
     scenario: Path | None = None,
     /,
     *,
-    set_: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
+    set_: Settings = None,
     model: str = "llama-3.1-8b",
     gpu: str = "h100-sxm",
     requests: int = 2000,
     port: int = 5006,
-    no_browser: Annotated[bool, FLAG] = False,
+    no_browser: Flag = False,
 ) -> int:
     """Ask what if in a browser: sliders for rate, lengths, goals, layout and engine, and answers that follow them.
 
@@ -49,13 +47,11 @@ def page(
     """
     from scenarios.overrides import apply, single_settings
     from scenarios.reading import read_scenario
-    from twin.api.arguments import require_at_least
+    from twin.api.arguments import require_at_least, require_port
     from twin.page.questions import Inquiry
-    from workloads.errors import BadInput
 
     require_at_least("--requests", requests, 1)
-    if not 0 <= port < 65536:
-        raise BadInput("expected a port from 0 to 65535", field="--port", value=port)
+    require_port(port)
     if scenario is None:
         import yaml
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from twin.cli.plan_options import AnswerOptions, CatalogueOptions, ObjectiveOptions, QuestionOptions, RunOptions
+from twin.cli.options import ExecutorOptions, Fresh, RunOptions
+from twin.cli.plan_options import AnswerOptions, CatalogueOptions, ObjectiveOptions, QuestionOptions
 
 if TYPE_CHECKING:
     from scenarios.overrides import Settings
@@ -29,8 +30,10 @@ def plan(
     question: QuestionOptions = QuestionOptions(),  # noqa: B008 (frozen)
     catalogue: CatalogueOptions = CatalogueOptions(),  # noqa: B008 (frozen)
     target: ObjectiveOptions = ObjectiveOptions(),  # noqa: B008 (frozen)
-    run: RunOptions = RunOptions(),  # noqa: B008 (frozen)
     answer: AnswerOptions = AnswerOptions(),  # noqa: B008 (frozen)
+    fresh: Fresh = False,
+    execution: ExecutorOptions = ExecutorOptions(),  # noqa: B008 (frozen)
+    run: RunOptions = RunOptions(),  # noqa: B008 (frozen)
 ) -> int:
     """Find the deployment that meets goals at the least cost: how many GPUs, which parallelism, together or apart.
 
@@ -47,10 +50,8 @@ def plan(
     """
     from scenarios.overrides import goals_of_texts, single_settings
     from twin.api.arguments import require_at_least
-    from twin.executors.executor import choose_executor
 
-    require_at_least("--jobs", run.jobs, 1)
-    executor = choose_executor(run.executor, run.jobs)
+    executor = execution.choose()
     require_at_least("--max-gpus", target.max_gpus, 1)
     settings: Settings = single_settings(question.set_ or [])
     goals = goals_of_texts(question.slo or [])
@@ -60,8 +61,8 @@ def plan(
         unused = {**catalogue.flags, **flags, "--write": answer.write}
         _refuse(unused, "with --max-load, which asks about the scenario's own deployment")
         settings |= _set("workload.arrivals.rate", question.rate)
-        return _max_load(_required("SCENARIO", scenario), settings, goals, question.trace, run, executor)
-    return _plan(_question(scenario, settings, goals, question, catalogue, target), run, answer, executor)
+        return _max_load(_required("SCENARIO", scenario), settings, goals, question.trace, run, executor, fresh=fresh)
+    return _plan(_question(scenario, settings, goals, question, catalogue, target), run, answer, executor, fresh=fresh)
 
 
 def _question(
@@ -107,13 +108,13 @@ def _catalogue_question(
     )
 
 
-def _plan(question: Question, run: RunOptions, answer: AnswerOptions, executor: ExecutorChoice) -> int:
+def _plan(question: Question, run: RunOptions, answer: AnswerOptions, executor: ExecutorChoice, *, fresh: bool) -> int:
     from twin.api.planning import deployments_of_file, planning_run, save
     from twin.cli.console import progress
     from twin.planning.planner import Planner
 
     given = [deployment for path in answer.candidate or [] for deployment in deployments_of_file(path, question)]
-    with planning_run(question, given, run.runs, executor, fresh=run.fresh) as (folder, simulations):
+    with planning_run(question, given, run.runs, executor, fresh=fresh) as (folder, simulations):
         _note_resumed(folder.path, len(simulations.store))
         planner = Planner(question, simulations, lambda trial: _note_better(trial, planner), answer.brief, given)
         windows_left = None if question.spec.aim == "throughput" else planner.windows_left
@@ -122,33 +123,39 @@ def _plan(question: Question, run: RunOptions, answer: AnswerOptions, executor: 
             result = planner.run()
         if answer.write is not None:
             _write(planner, answer.write)
-        document = save(folder, result, figures=not answer.no_figures)
-    return _print(document, folder.path, as_json=run.json)
+        document = save(folder, result, figures=not run.no_figures)
+    return _print(document, as_json=run.json)
 
 
 def _max_load(
-    scenario: Path, settings: Settings, goals: Goals, trace: Path | None, run: RunOptions, executor: ExecutorChoice
+    scenario: Path,
+    settings: Settings,
+    goals: Goals,
+    trace: Path | None,
+    run: RunOptions,
+    executor: ExecutorChoice,
+    *,
+    fresh: bool,
 ) -> int:
     from twin.api.planning import deployment_question, planning_run, save
     from twin.cli.console import progress
     from twin.planning.planner import find_max_load
 
     question, deployment = deployment_question(scenario, settings, goals, trace)
-    opened = planning_run(question, [deployment], run.runs, executor, fresh=run.fresh, kind="max-load")
+    opened = planning_run(question, [deployment], run.runs, executor, fresh=fresh, kind="max-load")
     with opened as (folder, simulations):
         _note_resumed(folder.path, len(simulations.store))
         with progress("evaluating", None, 0) as advance:
             simulations.advance = lambda key: advance("")
             result = find_max_load(question, deployment, simulations)
         document = save(folder, result)
-    return _print(document, folder.path, as_json=run.json)
+    return _print(document, as_json=run.json)
 
 
-def _print(document: dict[str, Any], folder: Path, *, as_json: bool) -> int:
-    from twin.cli.console import note, print_result
+def _print(document: dict[str, Any], *, as_json: bool) -> int:
+    from twin.cli.console import print_run
 
-    print_result(document, as_json=as_json)
-    note(f"run folder: {folder}")
+    print_run(document, as_json=as_json)
     return 0 if document["feasible"] else INFEASIBLE
 
 

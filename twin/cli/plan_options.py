@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-FLAG = Parameter(negative=())
+from twin.cli.options import Flag, Settings
 
 Texts = Annotated[list[str] | None, Parameter(negative=())]
 
@@ -18,7 +18,7 @@ Texts = Annotated[list[str] | None, Parameter(negative=())]
 class QuestionOptions:
     """Changes of the scenario's question."""
 
-    set_: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None
+    set_: Settings = None
     """Change any field, key=value. Example: --set plan.limits.gpus=16"""
 
     slo: Texts = None
@@ -94,34 +94,13 @@ class ObjectiveOptions:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class RunOptions:
-    """Processes that simulate windows, and the folder that keeps them."""
-
-    json: Annotated[bool, FLAG] = False
-    """Print one JSON document on stdout and nothing else there."""
-
-    runs: Path = Path("runs")
-    """Parent of the run folders."""
-
-    jobs: int | None = None
-    """Processes; default: one for each core."""
-
-    executor: str = "local"
-    """Executor of the windows: local, dask (workers of its own), dask://host:port (a running scheduler) or ray."""
-
-    fresh: Annotated[bool, FLAG] = False
-    """Start anew even if an unfinished run of the same plan exists."""
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
 class AnswerOptions:
     """The kind of answer and its files."""
 
-    brief: Annotated[bool, FLAG] = False
+    brief: Flag = False
     """Leave out headroom and what would change the answer."""
 
-    max_load: Annotated[bool, FLAG] = False
+    max_load: Flag = False
     """The highest rate at which the scenario's own deployment (engine, step_time, system) meets the goals, with an
 interval, in place of a search."""
 
@@ -132,6 +111,3 @@ May be given several times."""
 
     write: Path | None = None
     """Folder for the recommended deployment: scenarios that twin simulate reproduces, and launch commands."""
-
-    no_figures: Annotated[bool, FLAG] = False
-    """Leave out figures and the HTML report."""

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from os.path import relpath
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
+from twin.cli.options import Json, Output, Settings
 from twin.process import configure_libraries
-
-FLAG = Parameter(negative=())
 
 
 def refine(
@@ -18,11 +14,11 @@ def refine(
     /,
     *,
     run: Path,
-    output: Annotated[Path, Parameter(name=["--output", "-o"])],
+    output: Output,
     first: int | None = None,
     factors: str | None = None,
-    set_: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
-    json: Annotated[bool, FLAG] = False,
+    set_: Settings = None,
+    json: Json = False,
 ) -> int:
     """Correct step times by a few minutes of the real engine, and predict the rest of its run.
 
@@ -46,16 +42,13 @@ def refine(
         are named are refused if the run cannot tell them apart.
     set_
         Change any field of the scenario, key=value.
-    json
-        Print one JSON document on stdout and nothing else there.
     """
     configure_libraries()
     from latency_models.io.config_io import write_yaml
-    from reports.records.run_directory import naming
     from scenarios.overrides import single_settings
     from scenarios.reading import read_scenario
     from twin.api.arguments import require_at_least
-    from twin.cli.console import note, print_json, print_table, progress
+    from twin.cli.console import note, print_json, print_table, progress, write_or_print
     from twin.refinement.question import Question
     from twin.refinement.refine import refine
     from workloads.errors import BadInput
@@ -67,19 +60,18 @@ def refine(
     if output.is_dir():
         raise BadInput("expected a file, found a folder", field="--output", value=str(output))
     with progress("refining", None, 0, patience=2.0) as advance:
-        found = refine(Question(scenario, document, settings, run, first, names), advance)
-    for text in found.notes:
+        result = refine(Question(scenario, document, settings, run, first, names), advance)
+    for text in result.notes:
         note(text)
     folder = relpath(scenario.parent.absolute(), output.parent.absolute())
-    content = {"schema": found.file["schema"], "folder": folder, **found.file}
-    with naming(output):
-        output.write_text(write_yaml(content), encoding="utf-8")
+    content = {"schema": result.file["schema"], "folder": folder, **result.file}
+    write_or_print(write_yaml(content), output)
     if json:
-        print_json({**found.document, "output": str(output)})
+        print_json({**result.document, "output": str(output)})
     else:
         from reports.calibration.refinement import refinement_report
 
-        print_table(refinement_report(found.document))
+        print_table(refinement_report(result.document))
     note(f"next: twin simulate {scenario} --set 'step_time={{source: refined, path: {output}}}'"
-         + "".join(f" --set {field}={value}" for field, value in found.document["settings"].items()))  # fmt: skip
+         + "".join(f" --set {field}={value}" for field, value in result.document["settings"].items()))  # fmt: skip
     return 0

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
+from twin.cli.options import Output
 
 FAILED = 1
 
@@ -16,7 +14,7 @@ def replay(
     /,
     *,
     url: str,
-    output: Annotated[Path, Parameter(name=["--output", "-o"])],
+    output: Output,
     model: str | None = None,
     requests: int | None = None,
     speed: float = 1.0,
@@ -48,7 +46,7 @@ def replay(
     from twin.cli.console import note, progress
     from twin.recording.player import FIRST_ID, Target, play
     from twin.recording.run_writer import RunWriter
-    from twin.recording.upstream import Upstream, published_settings, served_models
+    from twin.recording.upstream import Upstream, key_headers, published_settings, served_models
     from twin.refinement.measured_run import REQUESTS, read_measured_run
     from workloads.errors import BadInput
     from workloads.traces import read_trace
@@ -64,8 +62,7 @@ def replay(
         raise BadInput("expected a trace with arrival times", file=trace)
     count = min(requests or len(recorded), len(recorded))
     server = Upstream.of(url, "--url")
-    key = os.environ.get("OPENAI_API_KEY")
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    headers = key_headers()
     offered = served_models(server, headers, "--url")
     if model is None and len(offered) != 1:
         raise BadInput(f"expected one of {', '.join(offered) or 'none: the server offers none'}", field="--model")

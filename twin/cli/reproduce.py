@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from cyclopts import Parameter
-
-FLAG = Parameter(negative=())
+from twin.cli.options import Flag, Fresh, Json
 
 
 def reproduce(
@@ -16,17 +14,17 @@ def reproduce(
     /,
     *,
     trace: Path | None = None,
-    quality: Annotated[bool, FLAG] = False,
-    full: Annotated[bool, FLAG] = False,
+    quality: Flag = False,
+    full: Flag = False,
     seeds: int | None = None,
     data: Path | None = None,
     fit: str | None = None,
     fit_prompts: str | None = None,
     fit_data: Path | None = None,
-    json: Annotated[bool, FLAG] = False,
+    json: Json = False,
     runs: Path = Path("runs"),
     jobs: int | None = None,
-    fresh: Annotated[bool, FLAG] = False,
+    fresh: Fresh = False,
 ) -> int:
     """Compute a paper's tables and figures again, beside the published values.
 
@@ -60,14 +58,10 @@ def reproduce(
         fastafd: prompt lengths whose steps are fitted, such as 16384,65536; default: all.
     fit_data
         fastafd: folder whose ratio_sweep.csv is fitted instead, so that everything in --data is predicted.
-    json
-        Print one JSON document on stdout and nothing else there.
     runs
         Parent of the run folders.
     jobs
         Processes; default: one for each core.
-    fresh
-        Start anew even if an unfinished run exists.
     """
     from twin.api.arguments import require_at_least
 

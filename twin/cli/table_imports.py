@@ -82,7 +82,7 @@ def import_aiconfigurator(files: TableFiles, request: ModelRequest, stated: Orig
     tables = read_tables(files)
     engine = tables.origin.engine or stated.engine or files.backend
     tables = replace(tables, origin=replace(tables.origin, engine=engine))
-    made, refused = [], []
+    imports, refused = [], []
     for degree in request.degrees:
         placement = Placement(
             tensor_parallel=degree, expert_tensor_parallel=degree, weights=weights, cache=request.cache
@@ -92,16 +92,15 @@ def import_aiconfigurator(files: TableFiles, request: ModelRequest, stated: Orig
         except BadInput as error:
             refused.append((degree, error))
             continue
-        known = kernels.origin.completed(stated)
-        version = known.engine_version or files.version
-        kernels = replace(kernels, origin=replace(known, engine_version=version))
+        origin = kernels.origin.completed(stated)
+        kernels = replace(kernels, origin=replace(origin, engine_version=origin.engine_version or files.version))
         parts = (model.name, files.system or files.folder.name, files.backend, files.version, weights, f"tp{degree}")
         notes = (_describe(kernels.origin, weights, request.cache), *kernels.notes, *kernels.origin.unknown)
-        made.append(TableImport("-".join(filter(None, parts)) + ".yaml", kernels.document(), notes))
-    if refused and not (made and request.some):
+        imports.append(TableImport("-".join(filter(None, parts)) + ".yaml", kernels.document(), notes))
+    if refused and not (imports and request.some):
         raise refused[0][1]
-    left_out = tuple(f"no file for tensor parallel {degree}: {error}" for degree, error in refused)
-    return [*made[:-1], replace(made[-1], notes=(*made[-1].notes, *left_out))]
+    missing = tuple(f"no file for tensor parallel {degree}: {error}" for degree, error in refused)
+    return [*imports[:-1], replace(imports[-1], notes=(*imports[-1].notes, *missing))]
 
 
 def import_collectives(files: TableFiles) -> TableImport:
@@ -120,9 +119,9 @@ def import_collectives(files: TableFiles) -> TableImport:
         {"ranks": ranks, "bytes": [2 * int(size) for size in curve.x], "seconds": list(curve.y)}
         for ranks, curve in sorted(tables.all_reduce.items())
     ]
-    for each in measured:
-        if len(each["bytes"]) < 2:
-            expected = f"expected two sizes of messages among {each['ranks']} devices"
+    for row in measured:
+        if len(row["bytes"]) < 2:
+            expected = f"expected two sizes of messages among {row['ranks']} devices"
             raise BadInput(expected, field="message_size", file=files.path("custom_allreduce"))
     ranks, sizes, seconds = (measured[0][name] for name in ("ranks", "bytes", "seconds"))
     if seconds[-1] <= seconds[0]:
@@ -141,7 +140,7 @@ def import_collectives(files: TableFiles) -> TableImport:
         "spread": spread,
         "source": f"all-reduces in aiconfigurator's tables, {name} {files.version}".rstrip(),
     }
-    among = ", ".join(str(each["ranks"]) for each in measured)
+    among = ", ".join(str(row["ranks"]) for row in measured)
     hosts = ", since other hosts of that GPU have other links" if spread == HOSTS else ""
     note = f"all-reduces among {among} devices; a spread of {100 * spread:.0f} % is assumed{hosts}"
     return TableImport(f"{name}.link.yaml", document, (note,))
@@ -162,9 +161,9 @@ def import_kernel_tables(tables: Path, stated: Origin) -> TableImport:
     """
     from latency_models.sources.kernel_tables.files import named_degree, read_kernel_tables
 
-    read = read_kernel_tables(tables, describe=True)
-    degree = named_degree(tables) if tables.is_dir() else read.tensor_parallel
-    origin = replace(read.origin, tensor_parallel=degree).completed(stated)
+    kernels = read_kernel_tables(tables, describe=True)
+    degree = named_degree(tables) if tables.is_dir() else kernels.tensor_parallel
+    origin = replace(kernels.origin, tensor_parallel=degree).completed(stated)
     assumed = "the folder's name does not end in tp1, tp2, …: taken as 1 rank; --tensor-parallel records it"
     notes = (*origin.unknown, *([] if origin.tensor_parallel else [assumed]))
-    return TableImport(f"{tables.stem}.yaml", read.recorded(origin).document(), notes)
+    return TableImport(f"{tables.stem}.yaml", kernels.recorded(origin).document(), notes)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from cyclopts import Parameter
+from twin.cli.options import Fresh, RunOptions, Settings
 
 if TYPE_CHECKING:
     from live.validation.backend import LiveBackend
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from live.validation.pools_backend import PoolsBackend
     from reports.records.run_directory import RunDirectory
     from scenarios.validation import BundleValidationScenario, ValidationScenario
-
-FLAG = Parameter(negative=())
 
 Document = dict[str, Any]
 
@@ -35,10 +32,9 @@ def validate(
     repeats: int | None = None,
     ratio: str | None = None,
     tolerance: float = 1.0,
-    set_: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
-    fresh: Annotated[bool, FLAG] = False,
-    json: Annotated[bool, FLAG] = False,
-    runs: Path = Path("runs"),
+    set_: Settings = None,
+    fresh: Fresh = False,
+    run: RunOptions = RunOptions(),  # noqa: B008 (frozen)
 ) -> int:
     """Run a real model on this machine, predict the same run with the twin, and compare the two.
 
@@ -72,41 +68,29 @@ def validate(
         A factor on all goals.
     set_
         A field of the scenario, key=value.
-    fresh
-        Start anew even if an unfinished validation of the same scenario exists.
-    json
-        Print one JSON document on stdout and nothing else there.
-    runs
-        Parent of the run folders.
     """
     from scenarios.overrides import single_settings
     from scenarios.reading import read_scenario
-    from twin.api.arguments import require_at_least
-    from twin.api.drawing import illustrate
-    from twin.cli.console import note, print_result
+    from twin.api.arguments import require_above_0, require_at_least
+    from twin.api.run_folder import complete
+    from twin.cli.console import note, print_run
     from twin.validation.contention import contention, verdict
-    from workloads.errors import BadInput
 
     require_at_least("--repeats", repeats, 2)
-    if not tolerance > 0:
-        raise BadInput("expected a number above 0", field="--tolerance", value=tolerance)
+    require_above_0("--tolerance", tolerance)
     document, settings = read_scenario(scenario, "validation"), single_settings(set_ or [])
-    given = {"repeats": repeats, "clock": clock, "ratio": ratio, "calibration": calibration}
-    source = _Source(document, settings, scenario, backend, {k: v for k, v in given.items() if v is not None})
-    prepare = _BY_LAYOUT.get(str(source.layout), _engine)
-    validation = prepare(source)
-    with _run_folder(validation, source, runs, fresh=fresh) as run:
-        result = validation.document(run, note)
+    options: dict[str, Any] = {"repeats": repeats, "clock": clock, "ratio": ratio, "calibration": calibration}
+    options = {name: value for name, value in options.items() if value is not None}
+    source = _Source(document, settings, scenario, backend, options)
+    validation = _bundle(source) if source.layout == "afd" else _engine(source)
+    with _run_folder(validation, source, run.runs, fresh=fresh) as folder:
+        result = validation.document(folder, note)
         result["missed"] = validation.missed(result, tolerance)
         result["tolerance"] = tolerance
-        result["contention"] = contention(run.points().values())
+        result["contention"] = contention(folder.points().values())
         result["verdict"] = verdict(result["missed"], result["contention"])
-        result["run"] = {"id": run.id, "directory": str(run.path)}
-        run.write_json("summary.json", result)
-        illustrate(result, run)
-        run.set_status(True, "complete")
-    print_result(result, as_json=json)
-    note(f"run folder: {run.path}")
+        result = complete(folder, result, figures=not run.no_figures)
+    print_run(result, as_json=run.json)
     return EXIT_CODES[result["verdict"]]
 
 
@@ -118,7 +102,7 @@ class _Source:
     settings: dict[str, Any]
     path: Path
     device: Literal["cpu", "cuda"]
-    given: dict[str, Any]
+    options: dict[str, Any]
 
     @property
     def layout(self) -> object:
@@ -135,9 +119,9 @@ class _Source:
         from workloads.errors import BadInput
 
         for name in options:
-            if name in self.given:
+            if name in self.options:
                 expected = f"expected none with layout: {self.layout or 'colocated'}"
-                raise BadInput(expected, field=f"--{name}", value=str(self.given[name]))
+                raise BadInput(expected, field=f"--{name}", value=str(self.options[name]))
 
 
 @dataclass(frozen=True)
@@ -157,15 +141,15 @@ class _Validation:
 
 def _engine(source: _Source) -> _Validation:
     """One engine at several loads."""
-
     from scenarios.validation import check_validation
     from twin.validation.compare import missed
     from twin.validation.run import run_validation
 
     source.refuse("ratio")
-    base, given = source.path.parent, dict(source.given)
-    calibration = given.pop("calibration", None)
-    checked = check_validation(source.document, source.settings, source.path).model_copy(update=given)
+    base = source.path.parent
+    changes = dict(source.options)
+    calibration = changes.pop("calibration", None)
+    checked = check_validation(source.document, source.settings, source.path).model_copy(update=changes)
     checked = checked.on_device(source.device)
     engine = _live_backend(checked, base, source.device)
     steps = calibration or (base / checked.calibration if checked.calibration else None)
@@ -187,9 +171,9 @@ def _bundle(source: _Source) -> _Validation:
     source.refuse("calibration")
     if source.device != "cpu":
         raise BadInput("expected cpu with layout: afd", field="--backend", value=source.device)
-    if source.given.get("clock") == "wall":
+    if source.options.get("clock") == "wall":
         raise BadInput("expected direct with layout: afd", field="--clock", value="wall")
-    settings = source.settings | source.given
+    settings = source.settings | source.options
     checked = check_bundle_validation(source.document, settings, source.path)
     live = _live_bundle(checked, source.path.parent)
     return _Validation(
@@ -197,10 +181,6 @@ def _bundle(source: _Source) -> _Validation:
         lambda run, note: BundleValidation(live, checked, run, note).document(),
         missed_goals,
     )
-
-
-_BY_LAYOUT = MappingProxyType({"afd": _bundle})
-"""Functions that make a validation ready, by layout; `_engine` for all others."""
 
 
 def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> LiveBackend | PoolsBackend:

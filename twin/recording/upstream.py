@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import ssl
 from dataclasses import dataclass
@@ -14,6 +15,12 @@ from workloads.errors import BadInput
 
 SECONDS = 600.0
 """Seconds without a byte after which a connection is given up."""
+
+
+def key_headers() -> dict[str, str]:
+    """The header with the key in OPENAI_API_KEY; none without one."""
+    key = os.environ.get("OPENAI_API_KEY")
+    return {"authorization": f"Bearer {key}"} if key else {}
 
 
 @dataclass(frozen=True)
