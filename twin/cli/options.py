@@ -38,13 +38,13 @@ class RunOptions:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class ExecutorOptions:
-    """Where runs are simulated."""
+    """Processes or cluster of the runs."""
 
     jobs: int | None = None
     """Processes; default: one for each core."""
 
     executor: str = "local"
-    """Where runs are simulated: local, dask (workers of its own), dask://host:port (a running scheduler) or ray."""
+    """Place of the runs: local, dask (workers of its own), dask://host:port (a running scheduler) or ray."""
 
     def choose(self) -> ExecutorChoice:
         """The executor, which is not started yet.
