@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from papers.claims import claim, claims_table, disagreements
+from papers.layout import rows_table
 from reports.blocks import Report, Table
-from reports.layout import Document, sections, table
+from reports.layout import Document, sections
 
 
 def tables(document: Document) -> Report:
@@ -28,14 +29,8 @@ def _ratio_claim(row: Document) -> Document:
 
 
 def _ratios(rows: list[Document]) -> Table:
-    ratios = table("B", "μ_P", "μ_D", "printed", "computed", "same digits")
-    for row in rows:
-        ratios.add_row(
-            str(row["batch_size"]),
-            f"{row['mean_prefill']:g}",
-            f"{row['mean_decode']:g}",
-            f"{row['published']:.2f}",
-            f"{row['computed']:.4f}",
-            "yes" if row["prints_the_same"] else "no",
-        )
-    return ratios
+    return rows_table(
+        "B | μ_P | μ_D | printed | computed | same digits",
+        "{batch_size} | {mean_prefill:g} | {mean_decode:g} | {published:.2f} | {computed:.4f} | {prints_the_same:yes}",
+        rows,
+    )

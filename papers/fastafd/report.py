@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from papers.claims import claims_table
+from papers.layout import rows_table
 from reports.blocks import Report, Table
 from reports.layout import Document, Section, bullets, percent, render, sections, table
 
@@ -29,20 +30,12 @@ def tables(document: Document) -> Report:
 
 
 def _points(points: list[Document]) -> Table:
-    result = table("prompt", "batch", "r", "TPOT ms", "predicted", "error", "tok/s/GPU", "predicted", "set by")
-    for point in points:
-        result.add_row(
-            f"{point['prompt_tokens']:,}",
-            str(point["batch_size"]),
-            f"{point['ratio']:g}{'*' if point['fitted'] else ' '}",
-            f"{point['tpot_measured_ms']:.2f}",
-            f"{point['tpot_predicted_ms']:.2f}",
-            percent(point["error"]),
-            f"{point['throughput_measured']:.0f}",
-            f"{point['throughput_predicted']:.0f}",
-            point["bound"],
-        )
-    return result
+    return rows_table(
+        "prompt | batch | r | TPOT ms | predicted | error | tok/s/GPU | predicted | set by",
+        "{prompt_tokens:,} | {batch_size} | {ratio:g}{fitted:* } | {tpot_measured_ms:.2f} | {tpot_predicted_ms:.2f}"
+        " | {error:100 +.1f} % | {throughput_measured:.0f} | {throughput_predicted:.0f} | {bound}",
+        points,
+    )
 
 
 def _curves(document: Document) -> Table:
@@ -76,20 +69,12 @@ def _parameters(document: Document) -> Table:
 
 
 def _systems(systems: list[Document]) -> Table:
-    result = table("model", "layout", "GPUs", "batch", "TPOT ms", "predicted", "error", "tok/s/GPU", "predicted")
-    for row in systems:
-        result.add_row(
-            row["model"],
-            row["layout"],
-            f"{row['gpus']}{'*' if row['fitted'] else ' '}",
-            str(row["batch_size"]),
-            f"{row['tpot_measured_ms']:.1f}",
-            f"{row['tpot_predicted_ms']:.1f}",
-            percent(row["error"]),
-            f"{row['throughput_measured']:.0f}",
-            f"{row['throughput_predicted']:.0f}",
-        )
-    return result
+    return rows_table(
+        "model | layout | GPUs | batch | TPOT ms | predicted | error | tok/s/GPU | predicted",
+        "{model} | {layout} | {gpus}{fitted:* } | {batch_size} | {tpot_measured_ms:.1f} | {tpot_predicted_ms:.1f}"
+        " | {error:100 +.1f} % | {throughput_measured:.0f} | {throughput_predicted:.0f}",
+        systems,
+    )
 
 
 def _comparison(comparison: list[Document]) -> Table:
@@ -145,8 +130,7 @@ def _draw_steps(panels: list[Any], document: Document) -> None:
                 axes.plot(
                     [p["ratio"] for p in subset], [p[measured] for p in subset], "o", color=colour, mfc=face, ms=4
                 )
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("attention trays for each FFN tray, r")
+        axes.set(ylim=(0, None), xlabel="attention trays for each FFN tray, r")
     panels[0].set_ylabel("TPOT, ms")
     panels[1].set_ylabel("output tokens/s a GPU")
     panels[0].set_title("FastAFD on GB200: measured (filled: fitted), lines predicted", loc="left", fontsize=10)
@@ -163,8 +147,7 @@ def _draw_layouts(panels: list[Any], document: Document) -> None:
             label=f"{length['prompt_tokens']:,}",
         )  # fmt: skip
     axes.axhline(0, color="black", lw=0.8)
-    axes.set_xlabel("GPUs")
-    axes.set_ylabel("AFD over wide EP, % tokens/s a GPU")
+    axes.set(xlabel="GPUs", ylabel="AFD over wide EP, % tokens/s a GPU")
     axes.set_title("Predicted, by prompt tokens", loc="left", fontsize=10)
     axes.legend(fontsize=7, frameon=False)
 

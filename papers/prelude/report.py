@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from papers.claims import disagreements
+from papers.layout import rows_table
 from reports.blocks import Report, Table
 from reports.layout import Document, Section, milliseconds, percent, render, sections, table
 
@@ -28,37 +29,25 @@ def tables(document: Document) -> Report:
 
 
 def _sweep(fits: list[Document]) -> Table:
-    result = table("engine", "c", "printed", "predicted", "error", "any split", "of peak")
-    for fit in fits:
-        for row in fit["rows"]:
-            low, high = row["any_share"]
-            result.add_row(
-                fit["engine"],
-                f"{row['concurrency']}{'*' if row['fitted'] else ''}",
-                f"{row['published']:.1f}",
-                f"{row['predicted']:.1f}",
-                percent(row["error"]),
-                f"{low:.0f}-{high:.0f}",
-                f"{100 * row['of_floor']:.0f} %",
-            )
-    return result
+    return rows_table(
+        "engine | c | printed | predicted | error | any split | of peak",
+        "{engine} | {concurrency}{fitted:*} | {published:.1f} | {predicted:.1f} | {error:100 +.1f} %"
+        " | {any_share[0]:.0f}-{any_share[1]:.0f} | {of_floor:100 .0f} %",
+        [{**row, "engine": fit["engine"]} for fit in fits for row in fit["rows"]],
+    )
 
 
 def _costs(document: Document) -> Table:
-    result = table(
-        "engine", "client", "host", "step", "prompt", "least prompt", "misfit", "all rows fitted", "one a step, req/s",
-    )  # fmt: skip
-    every_row = {fit["engine"]: fit["misfit"] for fit in document["sweep_all_rows"]}
-    for fit in document["sweep"]:
-        misfit = every_row.get(fit["engine"])
-        result.add_row(
-            fit["engine"],
-            *(milliseconds(fit[name]) for name in ("client", "host", "overhead", "per_prompt", "floor_per_prompt")),
-            f"{100 * fit['misfit']:.1f} %",
-            "-" if misfit is None else f"{100 * misfit:.1f} %",
-            f"{1 / fit['latency_alone']:.1f}",
-        )
-    return result
+    misfits = {fit["engine"]: f"{100 * fit['misfit']:.1f} %" for fit in document["sweep_all_rows"]}
+    return rows_table(
+        "engine | client | host | step | prompt | least prompt | misfit | all rows fitted | one a step, req/s",
+        "{engine} | {client:1e3 .1f} | {host:1e3 .1f} | {overhead:1e3 .1f} | {per_prompt:1e3 .1f}"
+        " | {floor_per_prompt:1e3 .1f} | {misfit:100 .1f} % | {all_rows} | {rate:.1f}",
+        [
+            {**fit, "all_rows": misfits.get(fit["engine"], "-"), "rate": 1 / fit["latency_alone"]}
+            for fit in document["sweep"]
+        ],
+    )
 
 
 def _decode(predictions: list[Document]) -> Table:
@@ -80,73 +69,45 @@ def _decode(predictions: list[Document]) -> Table:
 
 
 def _floors(rows: list[Document]) -> Table:
-    result = table("engine", "TTFT ms, 0.6B", "least", "times", "req/s, 4B", "most", "share")
-    for row in rows:
-        result.add_row(
-            row["engine"],
-            milliseconds(row["ttft"]),
-            f"{1e3 * row['ttft_floor']:.2f}",
-            f"{row['ttft'] / row['ttft_floor']:.0f}",
-            f"{row['best_rate']:.1f}",
-            f"{row['rate_ceiling']:.1f}",
-            f"{100 * row['best_rate'] / row['rate_ceiling']:.0f} %",
-        )
-    return result
+    return rows_table(
+        "engine | TTFT ms, 0.6B | least | times | req/s, 4B | most | share",
+        "{engine} | {ttft:1e3 .1f} | {ttft_floor:1e3 .2f} | {times:.0f} | {best_rate:.1f} | {rate_ceiling:.1f}"
+        " | {share:100 .0f} %",
+        [
+            {**row, "times": row["ttft"] / row["ttft_floor"], "share": row["best_rate"] / row["rate_ceiling"]}
+            for row in rows
+        ],
+    )
 
 
 def _lifetimes(load: Document) -> Table:
-    result = table(
-        "engine", "judges' blocks", "peak", "slots", "all blocks", "chat TTFT ms", "judge TTFT ms", "TPOT ms", "tok/s",
-    )  # fmt: skip
-    for row in load["variants"]:
-        result.add_row(
-            row["variant"],
-            _interval(row, "judge_blocks_held", 1, 1),
-            f"{row['mean']['judge_blocks_peak']:.0f}",
-            f"{row['mean']['judge_slots']:.2f}",
-            f"{row['mean']['kv_blocks_held']:.0f}/{row['mean']['kv_blocks']:.0f}",
-            _interval(row, "chat_ttft.mean", 1e3, 0),
-            _interval(row, "judge_ttft.mean", 1e3, 0),
-            _interval(row, "chat_tpot.mean", 1e3, 1),
-            _interval(row, "chat_tokens_per_second", 1, 1),
-        )
-    return result
+    return rows_table(
+        "engine | judges' blocks | peak | slots | all blocks | chat TTFT ms | judge TTFT ms | TPOT ms | tok/s",
+        "{variant} | {intervals[judge_blocks_held]:±.1f} | {mean[judge_blocks_peak]:.0f} | {mean[judge_slots]:.2f}"
+        " | {mean[kv_blocks_held]:.0f}/{mean[kv_blocks]:.0f} | {intervals[chat_ttft.mean]:1e3 ±.0f}"
+        " | {intervals[judge_ttft.mean]:1e3 ±.0f} | {intervals[chat_tpot.mean]:1e3 ±.1f}"
+        " | {intervals[chat_tokens_per_second]:±.1f}",
+        load["variants"],
+    )
 
 
 def _steady(prefixes: Document) -> Table:
-    result = table("engine", "tokens computed", "spared", "TTFT ms", "P95 ms", "req/s")
-    for row in prefixes["steady"]:
-        result.add_row(
-            row["variant"],
-            f"{row['mean']['computed_tokens']:.0f}",
-            f"{row['mean']['cached_tokens']:.0f}",
-            _interval(row, "ttft.mean", 1e3, 1),
-            _interval(row, "ttft.p95", 1e3, 1),
-            f"{row['mean']['requests_per_second']:.1f}",
-        )
-    return result
+    return rows_table(
+        "engine | tokens computed | spared | TTFT ms | P95 ms | req/s",
+        "{variant} | {mean[computed_tokens]:.0f} | {mean[cached_tokens]:.0f} | {intervals[ttft.mean]:1e3 ±.1f}"
+        " | {intervals[ttft.p95]:1e3 ±.1f} | {mean[requests_per_second]:.1f}",
+        prefixes["steady"],
+    )
 
 
 def _cold(jobs: list[Document]) -> Table:
     names = list(jobs[0]["runs"])
-    result = table("peers", "expected led", "not led", *names)
-    for job in jobs:
-        result.add_row(
-            str(job["peers"]),
-            str(job["expected"]["led"]),
-            str(job["expected"]["not led"]),
-            *(
-                f"{job['runs'][name]['computed_tokens']} ({milliseconds(job['runs'][name]['ttft']['mean'])} ms)"
-                for name in names
-            ),
-        )
-    return result
-
-
-def _interval(row: Document, name: str, scale: float, digits: int) -> str:
-    """A mean and the half-width of its 95 % interval."""
-    low, high = row["intervals"][name]
-    return f"{scale * (low + high) / 2:.{digits}f} ± {scale * (high - low) / 2:.{digits}f}"
+    runs = (f"{{runs[{name}][computed_tokens]}} ({{runs[{name}][ttft][mean]:1e3 .1f}} ms)" for name in names)
+    return rows_table(
+        " | ".join(["peers", "expected led", "not led", *names]),
+        " | ".join(["{peers}", "{expected[led]}", "{expected[not led]}", *runs]),
+        jobs,
+    )
 
 
 def _metric(name: str) -> str:
@@ -195,9 +156,7 @@ def _draw_sweep(panels: list[Any], document: Document) -> None:
     axes.set_xscale("log", base=2)
     ticks = [row["concurrency"] for row in document["sweep"][0]["rows"]]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("concurrency")
-    axes.set_ylabel("requests/s")
+    axes.set(ylim=(0, None), xlabel="concurrency", ylabel="requests/s")
     axes.set_title("Prelude, Table 5: Qwen3-4B, 512 tokens in, 1 out", loc="left", fontsize=10)
     axes.legend(fontsize=7, frameon=False, ncols=2)
 

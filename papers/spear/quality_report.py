@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from papers.claims import claims_table, disagreements, percent_range
+from papers.layout import rows_table
 from reports.adaptation.figures import draw_damage
 from reports.blocks import Report, Table
 from reports.layout import Document, Section, bullets, render, sections, table
@@ -74,13 +75,11 @@ def _quartiles(document: Document) -> Table:
 
 
 def _shifts(document: Document) -> Table:
-    result = table("quantiser", "bits", "rank correlation", "printed", "overlap of the top 30 %")
-    for row in document["shifts"]:
-        low, high = row["printed"]
-        result.add_row(
-            row["quantiser"], str(row["bits"]), f"{row['spearman']:.2f}", f"{low} to {high}", f"{row['jaccard']:.2f}"
-        )
-    return result
+    return rows_table(
+        "quantiser | bits | rank correlation | printed | overlap of the top 30 %",
+        "{quantiser} | {bits} | {spearman:.2f} | {printed[0]} to {printed[1]} | {jaccard:.2f}",
+        document["shifts"],
+    )
 
 
 def _goal(claim: Document) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from papers.claims import disagreements
+from papers.layout import rows_table
 from reports.blocks import Report, Table
 from reports.layout import (
     Document,
     Section,
     bullets,
-    milliseconds,
     percent,
     render,
     sections,
@@ -43,22 +43,17 @@ def tables(document: Document) -> Report:
 
 def _rows(rows: list[Document]) -> Table:
     """Both columns of Table 3: printed, predicted, error, the range of single runs, and whether it holds the print."""
-    column = ("predicted", "error", "interval", "inside")
-    result = table("scheduler", "density", "P99 ITL", *column, "TTFT", *column)
-    for row in rows:
-        name = row["scheduler"] + ("*" if row["fitted"] else "")
-        result.add_row(name, row["density"], *_cells(row["p99_itl"]), *_cells(row["ttft"]))
-    return result
-
-
-def _cells(column: Document) -> list[str]:
-    return [
-        milliseconds(column["published"]),
-        milliseconds(column["predicted"]),
-        percent(column["error"]),
-        _range(column["prediction"]),
-        "yes" if column["inside"] else "no",
-    ]
+    column = (
+        "{0[published]:1e3 .1f} | {0[predicted]:1e3 .1f} | {0[error]:100 +.1f} %"
+        " | [{0[prediction][0]:1e3 .1f}, {0[prediction][1]:1e3 .1f}] | {0[inside]:yes}"
+    )
+    columns = (column.replace("{0", "{" + name) for name in ("p99_itl", "ttft"))
+    predicted = "predicted | error | interval | inside"
+    return rows_table(
+        f"scheduler | density | P99 ITL | {predicted} | TTFT | {predicted}",
+        " | ".join(["{scheduler}{fitted:*}", "{density}", *columns]),
+        rows,
+    )
 
 
 def _against(document: Document) -> Table:
@@ -136,8 +131,7 @@ def _draw_tradeoff(panels: list[Any], document: Document) -> None:
             _draw_rows(axes, [row for row in rows if row["fitted"] == fitted], colour, name)
         for goal in sorted({row["goal"] for row in rows if row["goal"]}):
             axes.axvline(1e3 * goal, color="black", ls=":", lw=1)
-        axes.set_yscale("log")
-        axes.set_xlabel("P99 ITL, ms")
+        axes.set(yscale="log", xlabel="P99 ITL, ms")
         axes.set_title(density, loc="left", fontsize=10)
     panels[0].set_title(f"SPEAR, Table 3: {_densities(document)[0]}", loc="left", fontsize=10)
     panels[0].set_ylabel("mean TTFT, ms")
@@ -175,8 +169,6 @@ def _draw_iteration(panels: list[Any], document: Document) -> None:
             lw=1.2,
             label=label,
         )
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("tokens of a pass")
-    axes.set_ylabel("iteration latency, ms")
+    axes.set(ylim=(0, None), xlabel="tokens of a pass", ylabel="iteration latency, ms")
     axes.set_title("SPEAR: implied by the static rows of Table 3", loc="left", fontsize=10)
     axes.legend(fontsize=8, frameon=False)

@@ -163,9 +163,7 @@ def _draw_base(panels: list[Any], document: Document) -> None:
     axes = panels[0]
     for base in document["bases"]:
         axes.plot(_shares(base["losses"]), base["losses"], color=COLOURS["base"], lw=1)
-    axes.set_yscale("log")
-    axes.set_xlabel("share of the steps")
-    axes.set_ylabel("loss, nats a token")
+    axes.set(yscale="log", xlabel="share of the steps", ylabel="loss, nats a token")
     axes.set_title("base models, one a seed", loc="left", fontsize=10)
 
 

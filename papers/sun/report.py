@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from papers.claims import disagreements
+from papers.layout import rows_table
 from reports.blocks import Report, Table
 from reports.layout import (
     Document,
     Section,
     bullets,
-    milliseconds,
-    percent,
     render,
     sections,
     table,
@@ -48,24 +47,13 @@ def tables(document: Document) -> Report:
 
 
 def _concurrency(concurrency: Document) -> Table:
-    result = table("model", "method", "in", "TPOT ms", "predicted", "error", "any split", "tok/s", "predicted", "error")
-    for row in concurrency["rows"]:
-        if row["fitted"]:
-            continue
-        published, predicted, errors = row["published"], row["predicted"], row["errors"]
-        low, high = sorted(row["tpot_any_split"])
-        result.add_row(
-            row["model"],
-            row["method"],
-            str(row["prompt"]),
-            milliseconds(published["tpot"]),
-            f"{1e3 * predicted['tpot']:.2f}",
-            percent(errors["tpot"]),
-            f"{1e3 * low:.1f}-{1e3 * high:.1f}",
-            f"{published['throughput']:.1f}",
-            f"{predicted['throughput']:.1f}",
-            percent(errors["throughput"]),
-        )
+    result = rows_table(
+        "model | method | in | TPOT ms | predicted | error | any split | tok/s | predicted | error",
+        "{model} | {method} | {prompt} | {published[tpot]:1e3 .1f} | {predicted[tpot]:1e3 .2f}"
+        " | {errors[tpot]:100 +.1f} % | {ends[0]:1e3 .1f}-{ends[1]:1e3 .1f} | {published[throughput]:.1f}"
+        " | {predicted[throughput]:.1f} | {errors[throughput]:100 +.1f} %",
+        [{**row, "ends": sorted(row["tpot_any_split"])} for row in concurrency["rows"] if not row["fitted"]],
+    )
     means = {metric: f"{100 * concurrency['errors'][metric]['mean']:.2f} %" for metric in ("tpot", "throughput")}
     result.add_row("mean |error|", "", "", "", "", means["tpot"], "", "", "", means["throughput"])
     for name, error in concurrency["errors"]["tpot"]["by_method"].items():
@@ -89,11 +77,14 @@ def _fits(fits: list[Document]) -> Table:
 
 
 def _forms(forms: list[Document]) -> Table:
-    result = table("borne by", "fit", "fitted rows", "TPOT at 16", "throughput at 16")
-    for form in forms:
-        errors = (f"{100 * form[name]:.2f} %" for name in ("misfit", "tpot_error", "throughput_error"))
-        result.add_row(FORMS[form["form"]], "TPOT alone" if form["plain"] else "both columns", *errors)
-    return result
+    return rows_table(
+        "borne by | fit | fitted rows | TPOT at 16 | throughput at 16",
+        "{name} | {columns} | {misfit:100 .2f} % | {tpot_error:100 .2f} % | {throughput_error:100 .2f} %",
+        [
+            {**form, "name": FORMS[form["form"]], "columns": "TPOT alone" if form["plain"] else "both columns"}
+            for form in forms
+        ],
+    )
 
 
 def _pool(pool: Document) -> Table:
@@ -116,31 +107,20 @@ def _pool_cell(values: Document) -> str:
 
 
 def _skew(skew: Document) -> Table:
-    result = table("decode", "zipf", "tok/s", "of offered", "TPOT ms", "interactivity", "TTFT ms")
-    for point in skew["points"]:
-        result.add_row(
-            point["placement"],
-            f"{point['zipf']:g}",
-            f"{point['throughput']:.0f}",
-            f"{100 * point['achieved']:.1f} %",
-            milliseconds(point["tpot"]),
-            f"{point['interactivity']:.1f}",
-            milliseconds(point["ttft"]),
-        )
-    return result
+    return rows_table(
+        "decode | zipf | tok/s | of offered | TPOT ms | interactivity | TTFT ms",
+        "{placement} | {zipf:g} | {throughput:.0f} | {achieved:100 .1f} % | {tpot:1e3 .1f} | {interactivity:.1f}"
+        " | {ttft:1e3 .1f}",
+        skew["points"],
+    )
 
 
 def _sizes(sizes: list[Document]) -> Table:
-    result = table("change", "printed", "predicted", "one run of a minute")
-    for size in sizes:
-        low, high = size["one_run"]
-        result.add_row(
-            size["what"],
-            percent(size["published"]),
-            percent(size["predicted"]),
-            f"{percent(low)} to {percent(high)}",
-        )
-    return result
+    return rows_table(
+        "change | printed | predicted | one run of a minute",
+        "{what} | {published:100 +.1f} % | {predicted:100 +.1f} % | {one_run[0]:100 +.1f} % to {one_run[1]:100 +.1f} %",
+        sizes,
+    )
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -175,10 +155,8 @@ def _draw_concurrency(panels: list[Any], document: Document) -> None:
         ends = [scale * reach(row["published"][metric] for row in rows) for reach in (min, max)]
         axes.plot(ends, ends, color="black", lw=0.8)
         if metric == "throughput":
-            axes.set_xscale("log")
-            axes.set_yscale("log")
-        axes.set_xlabel(f"predicted {'TPOT' if metric == 'tpot' else metric}, {unit}")
-        axes.set_ylabel(f"printed, {unit}")
+            axes.set(xscale="log", yscale="log")
+        axes.set(xlabel=f"predicted {'TPOT' if metric == 'tpot' else metric}, {unit}", ylabel=f"printed, {unit}")
     panels[0].set_title("SUN, Table 4: both models, prompts of 1024 to 4096", loc="left", fontsize=10)
     panels[0].legend(fontsize=7, frameon=False)
 
@@ -195,9 +173,7 @@ def _draw_pool(panels: list[Any], document: Document) -> None:
     for row in pool["rows"]:
         at = (row["published"]["throughput"], 100 * (1 + row["published"]["interactivity_change"]))
         axes.annotate(f"{row['workers']} {row['placement']}", at, (6, 5), textcoords="offset points", fontsize=8)
-    axes.set_ylim(0, 110)
-    axes.set_xlabel("output tokens/s a decode GPU")
-    axes.set_ylabel("interactivity, % of isolated")
+    axes.set(ylim=(0, 110), xlabel="output tokens/s a decode GPU", ylabel="interactivity, % of isolated")
     axes.set_title(f"SUN, figure 3: answers of {pool['answer']} tokens", loc="left", fontsize=10)
     axes.legend(fontsize=8, frameon=False)
 
@@ -214,8 +190,7 @@ def _draw_skew(panels: list[Any], document: Document) -> None:
                 [point["zipf"] for point in points], [point[metric] for point in points],
                 "o-", color=colour, ms=4, lw=1.2, label=placement,
             )  # fmt: skip
-        axes.set_ylim(0, 1.1 * max(point[metric] for point in skew["points"]))
-        axes.set_xlabel("Zipf exponent over four models")
-        axes.set_ylabel(label)
+        top = 1.1 * max(point[metric] for point in skew["points"])
+        axes.set(ylim=(0, top), xlabel="Zipf exponent over four models", ylabel=label)
     panels[0].set_title(f"SUN, figure 4: {skew['rate']:.2f} requests/s (simulated)", loc="left", fontsize=10)
     panels[0].legend(fontsize=8, frameon=False, loc="lower left")
