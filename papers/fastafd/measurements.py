@@ -72,9 +72,6 @@ def read_ratio_sweep(folder: Path) -> list[StepMeasurement]:
     """The measured steps of `ratio_sweep.csv`, in the order of the file.
 
     Columns: `prompt_tokens`, `batch_per_attention_gpu`, `attention_trays_per_ffn_tray`, `tpot_ms`; others are ignored.
-
-    Raises:
-        BadInput: a file that cannot be read, a cell that is no such number, or a point given twice.
     """
     columns = read_columns(folder / RATIO_SWEEP)
     rows = [
@@ -102,9 +99,6 @@ def read_systems(folder: Path) -> list[SystemMeasurement]:
 
     Columns: `model`, `prompt_tokens`, `system` (`vllm-dp-ep` or `afd-<r>-1`), `gpus`, `batch_per_gpu`,
     `output_tokens_per_second_per_gpu` and `note`, which says so where the batch is below the KV ceiling.
-
-    Raises:
-        BadInput: a file that cannot be read, a cell that is no such number, or an unknown system.
     """
     if not (folder / SYSTEMS).is_file():
         return []
@@ -144,11 +138,7 @@ def curves(rows: list[StepMeasurement]) -> dict[tuple[int, int], list[StepMeasur
 
 
 def require_folder(folder: Path | None) -> Path:
-    """The folder of `--data`.
-
-    Raises:
-        BadInput: none was given, or there is no `ratio_sweep.csv` in it.
-    """
+    """The folder of `--data`, which holds `ratio_sweep.csv`."""
     if folder is None:
         raise BadInput(f"expected a folder with {RATIO_SWEEP}, which is not part of the project", field="--data")
     if not (folder / RATIO_SWEEP).is_file():

@@ -56,11 +56,7 @@ class FitChoice:
     prompts: str | None = None
 
     def choose(self, rows: Sequence[StepMeasurement]) -> list[StepMeasurement]:
-        """The chosen steps.
-
-        Raises:
-            BadInput: a ratio or a length that nothing was measured at, or no step at all.
-        """
+        """The steps that are fitted; at least one."""
         ratios = None if self.ratios is None else _measured_ratios(self.ratios, rows)
         prompts = None if self.prompts is None else _measured_prompts(self.prompts, rows)
         selection = [
@@ -82,9 +78,6 @@ def reproduce(data: Path | None, choice: FitChoice = FitChoice(), fit_data: Path
         data: the folder with `ratio_sweep.csv` and, if the systems are to be compared, `systems.csv`.
         choice: the steps to fit; all others are predicted.
         fit_data: another folder whose steps are fitted instead, so that all steps in `data` are predicted.
-
-    Raises:
-        BadInput: a table that cannot be used, or a choice of steps that were not measured.
     """
     folder = require_folder(data)
     rows = read_ratio_sweep(folder)

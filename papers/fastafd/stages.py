@@ -61,11 +61,7 @@ class LayerStages:
 
     @property
     def experts(self) -> ExpertFFN:
-        """The model's experts.
-
-        Raises:
-            BadInput: the model has none.
-        """
+        """The model's experts."""
         if not isinstance(self.model.ffn, ExpertFFN):
             raise BadInput("expected a mixture of experts", field="model", value=self.model.name)
         return self.model.ffn

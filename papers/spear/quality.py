@@ -234,7 +234,7 @@ def _claim(
     unit: str = "points",
     negated: bool = False,
 ) -> Document | None:
-    """A claim that values, one for each seed, are at least `least`; with `strict` their whole interval is above it.
+    """A claim that values, one for each seed, are at least `minimum`; with `strict` their whole interval is above it.
 
     None where there are no values.
     """
@@ -278,9 +278,7 @@ def _cell(name: str, rows: Sequence[Document], published: Sequence[QualityRow]) 
             "kl": mean(row["kl"] for row in results),
             "recovered": mean(shares),
             "interval": interval(shares),
-            "modules": mean(row["modules"] for row in results),
-            "rank": mean(row["rank"] for row in results),
-            "bytes": mean(row["bytes"] for row in results),
+            **{key: mean(row[key] for row in results) for key in ("modules", "rank", "bytes")},
             "printed": (min(printed), max(printed)) if printed else None,
             "seeds": len(results),
         }
@@ -289,8 +287,6 @@ def _cell(name: str, rows: Sequence[Document], published: Sequence[QualityRow]) 
         "full": mean(row["full"]["perplexity"] for row in rows),
         "quantised": mean(row["quantised"]["perplexity"] for row in rows),
         "kl": mean(row["quantised"]["kl"] for row in rows),
-        "entropy": mean(row["entropy"] for row in rows),
-        "share": mean(row["share"] for row in rows),
-        "share_llama_2_7b": mean(row["share_llama_2_7b"] for row in rows),
+        **{key: mean(row[key] for row in rows) for key in ("entropy", "share", "share_llama_2_7b")},
         "variants": variants,
     }

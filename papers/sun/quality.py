@@ -50,23 +50,23 @@ def summarise(size: Document, bases: Sequence[Document], tasks: Sequence[Documen
         "variants": [_variant(name, operations, published) for name in operations[0]["variants"]],
         "text_metrics": METRICS,
         "text_variants": [_text_variant(name, text) for name in (text[0]["variants"] if text else ())],
-        "claims": claims(operations, published) + text_claims(text, published),
+        "claims": claims(operations, published, GOAL["sun"]) + text_claims(text, published),
         "notes": notes(),
     }
 
 
-def claims(tasks: Sequence[Document], published: Sequence[AccuracyRow]) -> list[Document]:
-    """The paper's claims about accuracy, on sequence operations: printed, found, and whether they hold here."""
+def claims(tasks: Sequence[Document], published: Sequence[AccuracyRow], goal: float) -> list[Document]:
+    """The paper's claims about accuracy: printed, found, and whether they hold here. `goal`: of SUN."""
     result = [
         _claim("Figure 2", "naive sharing below full fine-tuning", tasks, published, "naive", "full",
                maximum=-GOAL["naive"]),
-        _claim("Table 1", "SUN against full fine-tuning", tasks, published, "sun", "full", minimum=-GOAL["sun"]),
+        _claim("Table 1", "SUN against full fine-tuning", tasks, published, "sun", "full", minimum=-goal),
     ]  # fmt: skip
     for quantiser in QUANTISERS:
         for bits in (4, 3):
             kind = f"{quantiser}{bits}"
             if f"qsun_{kind}" in tasks[0]["variants"]:
-                result += _quantised_claims(tasks, published, kind, f"{quantiser.upper()} at {bits} bits", GOAL["qsun"])
+                result += _quantised_claims(tasks, published, kind, f"{quantiser.upper()} at {bits} bits")
     return result
 
 
@@ -76,17 +76,7 @@ def text_claims(tasks: Sequence[Document], published: Sequence[AccuracyRow]) -> 
     for task in dict.fromkeys(row["task"] for row in tasks):
         rows = [_judged(row) for row in tasks if row["task"] == task]
         on = f" ({task}, {METRICS[task].replace('_', ' ')})"
-        of_task = [
-            _claim("Figure 2", "naive sharing below full fine-tuning", rows, published, "naive", "full",
-                   maximum=-GOAL["naive"]),
-            _claim("Table 1", "SUN against full fine-tuning", rows, published, "sun", "full", minimum=-GOAL["text"]),
-        ]  # fmt: skip
-        for quantiser in QUANTISERS:
-            for bits in (4, 3):
-                if f"qsun_{quantiser}{bits}" in rows[0]["variants"]:
-                    name = f"{quantiser.upper()} at {bits} bits"
-                    of_task += _quantised_claims(rows, published, f"{quantiser}{bits}", name, GOAL["qsun"])
-        result += [claim | {"what": claim["what"] + on} for claim in of_task]
+        result += [claim | {"what": claim["what"] + on} for claim in claims(rows, published, GOAL["text"])]
     return result
 
 
@@ -118,14 +108,14 @@ def _judged(row: Document) -> Document:
 
 
 def _quantised_claims(
-    tasks: Sequence[Document], published: Sequence[AccuracyRow], kind: str, name: str, goal: float
+    tasks: Sequence[Document], published: Sequence[AccuracyRow], kind: str, name: str
 ) -> list[Document]:
     """Claims about a decode module that is quantised in one way; against 16 bits, at 4 bits only."""
     full, sun, again = f"full_{kind}", f"sun_{kind}", f"qsun_{kind}"
     result = []
     if kind.endswith("4"):
         what = f"QSUN, {name}, against full fine-tuning in 16 bits"
-        result.append(_claim("Table 2", what, tasks, published, again, "full", minimum=-goal))
+        result.append(_claim("Table 2", what, tasks, published, again, "full", minimum=-GOAL["qsun"]))
     return [
         *result,
         _claim("Table 2", f"QSUN, {name}, against full fine-tuning, then quantised", tasks, published, again, full,
@@ -136,21 +126,23 @@ def _quantised_claims(
     ]  # fmt: skip
 
 
-def _by_seed(tasks: Sequence[Document], variant: str) -> dict[int, float]:
-    """The mean exact match over tasks, by seed."""
-    seeds: dict[int, list[float]] = {}
+def _grouped(tasks: Sequence[Document], variant: str, key: str) -> dict[Any, list[float]]:
+    """A variant's exact matches by `seed` or `task`; it may be missing in some rows."""
+    groups: dict[Any, list[float]] = {}
     for row in tasks:
         if variant in row["variants"]:
-            seeds.setdefault(row["seed"], []).append(row["variants"][variant]["exact_match"])
-    return {seed: mean(values) for seed, values in seeds.items()}
+            groups.setdefault(row[key], []).append(row["variants"][variant]["exact_match"])
+    return groups
+
+
+def _by_seed(tasks: Sequence[Document], variant: str) -> dict[int, float]:
+    """The mean exact match over tasks, by seed."""
+    return {seed: mean(values) for seed, values in _grouped(tasks, variant, "seed").items()}
 
 
 def _variant(name: str, tasks: Sequence[Document], published: Sequence[AccuracyRow]) -> Document:
     """A variant's exact match by task and over all, with intervals over seeds, and the printed range."""
-    by_task: dict[str, list[float]] = {}
-    for row in tasks:
-        if name in row["variants"]:
-            by_task.setdefault(row["task"], []).append(row["variants"][name]["exact_match"])
+    by_task = _grouped(tasks, name, "task")
     seeds = list(_by_seed(tasks, name).values())
     printed = [row.accuracy / 100 for row in published if row.variant == name]
     return {
@@ -190,10 +182,10 @@ def _claim(
     maximum: float | None = None,
     strict: bool = False,
 ) -> Document:
-    """A difference of two variants: printed over benchmarks, ours over tasks; it holds within `least` and `most`.
+    """A difference of two variants: printed over benchmarks, ours over tasks; it holds within `minimum` and `maximum`.
 
-    With `strict` the interval over seeds must lie on one side of the bound, too. The note says on how many tasks the
-    mean over seeds is within the bound.
+    With `strict` the interval over seeds must lie on one side of the limit, too. The note says on how many tasks the
+    mean over seeds is within the limit.
     """
 
     def within(low: float, high: float) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -51,20 +50,10 @@ from twin.serving.run.simulation import Run, Simulation
 from twin.sweeps.serving_sweep import prepare
 
 ROOT = Path(__file__).parents[2]
-SHARED = ROOT.parent / "shared" / "data" / "published"
 H200 = load_hardware("h200-sxm")
 
 
 # -- what is printed ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(not SHARED.exists(), reason="the published tables are not at hand")
-@pytest.mark.parametrize("name", ["prelude_oneshot.csv", "prelude_decode_control.csv", "prelude_concurrency.csv"])
-def test_the_project_s_copy_of_the_facts(name: str) -> None:
-    copied = ROOT / "papers" / "prelude" / "data" / name.removeprefix("prelude_")
-    assert list(csv.reader(copied.read_text().splitlines())) == list(
-        csv.reader((SHARED / name).read_text().splitlines())
-    )
 
 
 def test_prompts_and_clients_follow_from_the_printed_rates() -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import csv
 import dataclasses
 import json
 import re
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -21,7 +19,6 @@ from papers.spear import tables as spear_tables
 from papers.spear import workload as spear_workload
 from papers.spear.claims import claims, meets
 from papers.spear.published import DENSITIES, GOALS, Row, published_rows, slo_rows, static_rows
-from papers.spear.report import figures as spear_figures
 from papers.spear.report import tables as spear_table
 from papers.spear.reproduction import Study, reproduce
 from papers.spear.tables import GRID, READINGS, Fit, Iteration, Reading, Setting, complete
@@ -30,7 +27,6 @@ from tests.reports.rendering import lines_of
 from workloads.traces import Trace
 
 ROOT = Path(__file__).parents[2]
-PUBLISHED = ROOT.parent / "shared" / "data" / "published" / "spear_chunk_scheduling.csv"
 
 SMALL = Study(
     readings=READINGS[:2], samplings=(Sampling("vllm"), Sampling("prompt up to", 512)),
@@ -56,12 +52,6 @@ def document() -> Document:
 
 
 # -- what is printed ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(not PUBLISHED.exists(), reason="the published tables are not at hand")
-def test_the_project_s_copy_of_the_facts() -> None:
-    copied = ROOT / "papers" / "spear" / "data" / PUBLISHED.name.removeprefix("spear_")
-    assert list(csv.reader(copied.read_text().splitlines())) == list(csv.reader(PUBLISHED.read_text().splitlines()))
 
 
 def test_rows_are_fitted_or_held_out() -> None:
@@ -287,10 +277,3 @@ def test_what_is_shown(document: Document) -> None:
     assert "P99 ITL, SLO rows, held out: 6 values printed, 0 inside found" in disagreements
     assert "keeps P99 ITL within 22.0 ms" not in disagreements
     assert document["notes"][0][:60] in text.partition("Notes")[2]
-    figures = spear_figures(document)
-    assert figures.keys() == {"tradeoff", "iteration"}
-    for svg in figures.values():
-        assert ElementTree.fromstring(svg).tag.endswith("svg")
-    for density in DENSITIES:
-        assert density in figures["tradeoff"]
-    assert figures == spear_figures(document)

@@ -99,29 +99,3 @@ def test_the_command_with_a_trace(
     assert {file.name for file in (folder / "figures").iterdir()} == {"tradeoff.svg", "iteration.svg"}
     manifest = json.loads((folder / "manifest.json").read_text())
     assert (manifest["paper"], manifest["trace"], manifest["complete"]) == ("spear", "t.csv", True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["sun", "--trace", "t.csv"], "--trace"),
-        (["afd", "--trace", "t.csv"], "spear only"),
-        (["spear", "--trace", "t.csv"], "t.csv"),
-        (["spear", "--trace", "broken.csv"], "broken.csv"),
-    ],
-)
-def test_a_trace_that_cannot_be_used_is_refused_in_one_line(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("broken.csv").write_text("a,b\n1,2\n")
-    assert run(["reproduce", *arguments]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert message in printed.err
-    assert printed.err.count("\n") == 1
-    assert not Path("runs").exists()

@@ -183,8 +183,3 @@ def test_the_whole_run_is_taken_up_where_it_was_stopped_and_drawn(
         assert (folder / "figures" / f"{name}.svg").read_text() == svg
     assert "What disagrees" in page
     assert "placement by CKA above random placement at 3 bits" in page
-
-
-def test_other_papers_have_no_quality(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["reproduce", "prelude", "--quality"]) == 2
-    assert "--quality: expected it with sun or spear only, found it with prelude" in capsys.readouterr().err

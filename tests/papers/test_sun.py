@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import math
 from collections.abc import Iterator
@@ -42,17 +41,7 @@ from twin.api.drawing import draw
 from twin.cli import run
 
 ROOT = Path(__file__).parents[2]
-PUBLISHED = ROOT.parent / "shared" / "data" / "published"
 MODELS = ("LLaMA3.1-8B", "Qwen3-8B-Base")
-
-
-@pytest.mark.skipif(not PUBLISHED.exists(), reason="the published tables are not at hand")
-@pytest.mark.parametrize("name", ["sun_concurrency.csv", "sun_decode_pool.csv"])
-def test_the_project_s_copy_of_the_facts(name: str) -> None:
-    copied = ROOT / "papers" / "sun" / "data" / name.removeprefix("sun_")
-    assert list(csv.reader(copied.read_text().splitlines())) == list(
-        csv.reader((PUBLISHED / name).read_text().splitlines())
-    )
 
 
 # -- Table 4 -----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 
 from papers.intervals import interval
 from papers.sun.published import accuracy_rows
-from papers.sun.quality import claims, summarise
+from papers.sun.quality import GOAL, claims, summarise
 from twin.api.drawing import draw
 from twin.cli import run
 
@@ -38,7 +38,7 @@ def results(**shares: tuple[float, float]) -> list[dict[str, Any]]:
 
 
 def found(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {claim["what"]: claim for claim in claims(rows, accuracy_rows())}
+    return {claim["what"]: claim for claim in claims(rows, accuracy_rows(), GOAL["sun"])}
 
 
 @pytest.mark.skipif(not SEED.exists(), reason="the paper's text is not at hand")
@@ -170,19 +170,3 @@ def test_the_whole_run_is_taken_up_where_it_was_stopped_and_drawn(
         assert (folder / "figures" / f"{name}.svg").read_text() == svg
     assert "What disagrees" in page
     assert "naive sharing below full fine-tuning" in page
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["afd", "--quality"], "--quality: expected it with sun or spear only, found it with afd"),
-        (["sun", "--full"], "--full: got 'True', expected it with --quality only"),
-        (["sun", "--seeds", "2"], "--seeds: got '2', expected it with --quality only"),
-        (["sun", "--quality", "--seeds", "0"], "--seeds: got 0"),
-    ],
-)
-def test_options_of_other_papers_are_refused(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["reproduce", *arguments]) == 2
-    assert message in capsys.readouterr().err

@@ -103,23 +103,19 @@ PAPERS_BY_OPTION: dict[str, tuple[str, ...]] = {
 
 
 def _check_options(paper: str, values: dict[str, Any]) -> None:
-    """Refuse options that a paper does not read.
-
-    Raises:
-        BadInput: with the option as the field.
-    """
+    """Refuse options that a paper does not read."""
     from workloads.errors import BadInput
 
     for option, value in values.items():
         if value is None:
             continue
-        shown = None if option == "--quality" else str(value)
+        text = None if option == "--quality" else str(value)
         if option in ("--full", "--seeds") and not values["--quality"]:
-            raise BadInput("expected it with --quality only", field=option, value=shown)
+            raise BadInput("expected it with --quality only", field=option, value=text)
         papers = PAPERS_BY_OPTION[option]
         if paper not in papers:
             expected = f"expected it with {' or '.join(papers)} only, found it with {paper}"
-            raise BadInput(expected, field=option, value=shown)
+            raise BadInput(expected, field=option, value=text)
 
 
 def _reproduce_quality(
