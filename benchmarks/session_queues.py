@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.queueing import finite_source_response, mmc_wait
 from reports.statistics import Estimate, controlled_mean
 from twin.serving.run.simulation import Run, Simulation
 from twin.sweeps.serving_sweep import prepare
-from twin.theory.queueing import finite_source_response, mmc_wait
 
 STEP = 1e-3
 """Seconds of a step."""

@@ -264,20 +264,21 @@ def _theories(configuration: Document, unit: str, name: str, colour: str | None)
 
 
 def _simulated(points: Sequence[Document], unit: str, name: str, colour: str | None, *, kind: str) -> list[Curve]:
-    """Steady throughput with its intervals and, of a single configuration, that of eq. 21 and what does not fit."""
+    """Steady throughput with its intervals, points that do not fit and, of a single configuration, that of eq. 21."""
     ends = [interval_per_unit(point, unit) for point in points]
     ratios, rates = [point["ratio"] for point in points], [rate_per_unit(point, unit) for point in points]
     low, high = [low for low, _ in ends], [high for _, high in ends]
     names = [_point_name(point) for point in points]
     steady = Curve(name or "simulated, 95 % interval", ratios, rates, colour or SERIES[0], kind, low, high, names)
-    if name:
-        return [steady]
-    eq_21 = [point[f"throughput_per_{unit}"] for point in points]
-    curves = [steady, Curve("simulated, first 80 % (eq. 21)", ratios, eq_21, SOFT, "crosses")]
+    curves = [steady]
+    if not name:
+        eq_21 = [point[f"throughput_per_{unit}"] for point in points]
+        curves.append(Curve("simulated, first 80 % (eq. 21)", ratios, eq_21, SOFT, "crosses"))
     unfit = [point for point in points if point["fits"] is False]
     if unfit:
+        label = f"{name}: does not fit in memory" if name else "does not fit in memory"
         rates = [rate_per_unit(point, unit) for point in unfit]
-        curves.append(Curve("does not fit in memory", [point["ratio"] for point in unfit], rates, GOAL, "points"))
+        curves.append(Curve(label, [point["ratio"] for point in unfit], rates, GOAL, "points"))
     return curves
 
 

@@ -50,8 +50,8 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
     assert 0 <= document["regret"] < 1
     assert document["timelines"]["2"]["live"][-1] > 0
     folder = Path(document["run"]["directory"])
-    kept = ["profiling/ratio-2-repeat-1/stretches.parquet", "live/ratio-2-repeat-2/requests.parquet"]
-    for name in ("summary.json", "report.html", "figures/ratios.svg", "figures/over-time.svg", *kept):
+    files = ["profiling/ratio-2-repeat-1/stretches.parquet", "live/ratio-2-repeat-2/requests.parquet"]
+    for name in ("summary.json", "report.html", "figures/ratios.svg", "figures/over-time.svg", *files):
         assert (folder / name).exists()
 
 

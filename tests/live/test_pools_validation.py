@@ -66,10 +66,10 @@ def test_a_profile_in_turns_with_the_replays(
     (load,) = document["loads"]
     assert all("error_beforehand" in metric for metric in load["metrics"].values())
     folder = Path(document["run"]["directory"])
-    before, beside = (read_yaml(folder / name) for name in ("engine-steps-beforehand.yaml", "engine-steps.yaml"))
-    assert document["calibration"]["lines"] == beside["lines"] != before["lines"]
-    assert set(beside["frontend"]) == {"route", "deliver", "hand_over"}
-    assert sorted(each.name for each in (folder / "profiling").iterdir()) == [
+    before, in_turns = (read_yaml(folder / name) for name in ("engine-steps-beforehand.yaml", "engine-steps.yaml"))
+    assert document["calibration"]["lines"] == in_turns["lines"] != before["lines"]
+    assert set(in_turns["frontend"]) == {"route", "deliver", "hand_over"}
+    assert sorted(path.name for path in (folder / "profiling").iterdir()) == [
         "load-0.5-repeat-1", "load-0.5-repeat-2", "part-1",
     ]  # fmt: skip
 

@@ -33,9 +33,9 @@ def test_a_prefill_engine_by_hand() -> None:
         Post(PREFILL, FRONT, 12.8, 12.9, 8),
     ]  # fmt: skip
     batches = [MixedBatch([]), MixedBatch([])]
-    found = role_steps(time, PREFILL, [(batches[0], 1.6, 4.5), (batches[1], 9.2, 12.0)])
-    assert found.spans == [(batches[0], 1.0, 5.0), (batches[1], 8.8, 13.0)]
-    assert found.hand_overs == [(1, pytest.approx(3.8))]
+    result = role_steps(time, PREFILL, [(batches[0], 1.6, 4.5), (batches[1], 9.2, 12.0)])
+    assert result.spans == [(batches[0], 1.0, 5.0), (batches[1], 8.8, 13.0)]
+    assert result.hand_overs == [(1, pytest.approx(3.8))]
 
 
 def test_a_decode_engine_by_hand() -> None:
@@ -45,9 +45,9 @@ def test_a_decode_engine_by_hand() -> None:
     time.posts[DECODE] = [Post(DECODE, FRONT, now, now, 8) for now in (2.9, 5.9, 11.9)]
     batches = [DecodeBatch([]) for _ in range(3)]
     steps = [(batches[0], 0.5, 2.8), (batches[1], 3.3, 5.8), (batches[2], 9.5, 11.8)]
-    found = role_steps(time, DECODE, steps)
-    assert [(begin, end) for _, begin, end in found.spans] == [(0.0, 3.0), (3.0, 6.0), (9.0, 12.0)]
-    assert found.hand_overs == []
+    result = role_steps(time, DECODE, steps)
+    assert [(begin, end) for _, begin, end in result.spans] == [(0.0, 3.0), (3.0, 6.0), (9.0, 12.0)]
+    assert result.hand_overs == []
 
 
 def test_frontend_times_are_medians() -> None:
@@ -58,8 +58,8 @@ def test_frontend_times_are_medians() -> None:
         Post(FRONT, DECODE, 3.0, 3.4, 8),
     ]
     assert route_seconds(time, [1.0, 2.0, 5.0]) == pytest.approx([0.5, 1.4])
-    found = frontend_times([0.5, 1.4, 0.6], [], [(2, 0.8), (1, 0.3), (1, 0.5)])
-    assert found == {"route": 0.6, "deliver": 0.0, "hand_over": pytest.approx(0.4)}
+    times = frontend_times([0.5, 1.4, 0.6], [], [(2, 0.8), (1, 0.3), (1, 0.5)])
+    assert times == {"route": 0.6, "deliver": 0.0, "hand_over": pytest.approx(0.4)}
 
 
 def test_a_profile_of_a_topology(tmp_path: Path) -> None:
@@ -67,14 +67,14 @@ def test_a_profile_of_a_topology(tmp_path: Path) -> None:
     path = write_validation(tmp_path, SCENARIO)
     scenario = check_validation(read_yaml(path), {}, path).on_device("cpu")
     config = EngineConfig(num_gpu_blocks=64, max_num_seqs=4, max_num_batched_tokens=32)
-    found = PoolsBackend(scenario, tmp_path).profile(SchedulerPlan(config), scenario.profiling, 1)
-    assert len(found.rounds) == 10
-    steps = [step for each in found.rounds for _, step in each]
+    result = PoolsBackend(scenario, tmp_path).profile(SchedulerPlan(config), scenario.profiling, 1)
+    assert len(result.rounds) == 10
+    steps = [step for timed in result.rounds for _, step in timed]
     assert all(step.seconds > 0 for step in steps)
     assert {step.chunks > 0 for step in steps} == {True, False}
     assert not any(step.chunks and step.decodes for step in steps)
     assert sum(step.transfers for step in steps) > 0
     assert all((step.received > 0) is (step.transfers > 0) for step in steps)
-    assert set(found.frontend) == {"route", "deliver", "hand_over"}
-    assert min(found.frontend["route"], found.frontend["deliver"]) >= 1e-4  # the link's latency
-    assert found.frontend["hand_over"] >= 2e-4  # a message to the front and one back
+    assert set(result.frontend) == {"route", "deliver", "hand_over"}
+    assert min(result.frontend["route"], result.frontend["deliver"]) >= 1e-4  # the link's latency
+    assert result.frontend["hand_over"] >= 2e-4  # a message to the front and one back

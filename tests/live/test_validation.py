@@ -45,8 +45,8 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
     document = json.loads(capsys.readouterr().out)
     assert code == {"met": 0, "missed": 4, "undecided": 5}[document["verdict"]]
     folder = Path(document["run"]["directory"])
-    kept = [f"live/load-0.8-repeat-2/{name}.parquet" for name in ("requests", "steps")]
-    for name in ("summary.json", "engine-steps.yaml", "report.html", "figures/over-time.svg", *kept):
+    files = [f"live/load-0.8-repeat-2/{name}.parquet" for name in ("requests", "steps")]
+    for name in ("summary.json", "engine-steps.yaml", "report.html", "figures/over-time.svg", *files):
         assert (folder / name).exists()
     assert document["clock"] == document["calibration"]["clock"] == "wall"
     # Of twelve at a load of 1, so that all loads take equally long.
@@ -126,7 +126,7 @@ def test_a_validation_on_one_cpu_thread_takes_the_direct_clock(
 
 
 @pytest.mark.parametrize(
-    ("given", "device", "chosen"),
+    ("lines", "device", "clock_name"),
     [
         ("", "cpu", "direct"),
         ("clock: wall", "cpu", "wall"),
@@ -137,15 +137,15 @@ def test_a_validation_on_one_cpu_thread_takes_the_direct_clock(
     ],
 )
 def test_the_clock_is_direct_where_the_cpu_time_of_one_thread_is_all(
-    given: str, device: Literal["cpu", "cuda"], chosen: str | None, scenario: Path
+    lines: str, device: Literal["cpu", "cuda"], clock_name: str | None, scenario: Path
 ) -> None:
-    settings = read_yaml_text("{" + given + "}")
+    settings = read_yaml_text("{" + lines + "}")
     checked = check_validation(read_yaml_text(UNREAD), settings, scenario)
-    if chosen is None:
+    if clock_name is None:
         with pytest.raises(BadInput, match=r"clock: got 'direct', expected wall with --backend cuda or several"):
             checked.on_device(device)
     else:
-        assert checked.on_device(device).clock == chosen
+        assert checked.on_device(device).clock == clock_name
 
 
 SPECULATING = (
@@ -171,7 +171,7 @@ def test_a_validation_of_an_engine_that_speculates(
     folder = Path(document["run"]["directory"])
     outcomes = json.loads((folder / "draft-outcomes.json").read_text())
     assert len(outcomes["answers"]) == 8
-    assert {len(each["drafted"]) for each in outcomes["answers"]} == {41}
+    assert {len(answer["drafted"]) for answer in outcomes["answers"]} == {41}
     assert document["calibration"]["largest"]["drafted"] >= 1
     for load in document["loads"]:
         for name in ("acceptance_rate", "tokens_per_decode"):
@@ -180,7 +180,7 @@ def test_a_validation_of_an_engine_that_speculates(
             assert entry["inside"] is not None
         assert load["metrics"]["tpot.mean"]["parts"]["drafts"] > 0
         for live, twin in zip(load["measured"], load["predicted"], strict=True):
-            emitted = [each["speculation"]["num_emitted_tokens"] for each in (live, twin)]
+            emitted = [side["speculation"]["num_emitted_tokens"] for side in (live, twin)]
             assert emitted == [39 * load["requests"]] * 2
     # The same command has nothing left to run; the fitted steps serve again, with drafts measured anew.
     assert run([*again, "--calibration", str(folder / "engine-steps.yaml"), "--set", "loads=[0.5]"]) == 0
@@ -269,8 +269,8 @@ def test_errors_are_taken_repeat_by_repeat() -> None:
         }
         return summary(columns)
 
-    others = {"error_beforehand": [one(1.01), one(2.02)]}
-    metrics = compare_load([one(1.0), one(2.0)], [one(1.09), one(2.18)], others)
+    earlier = {"error_beforehand": [one(1.01), one(2.02)]}
+    metrics = compare_load([one(1.0), one(2.0)], [one(1.09), one(2.18)], earlier)
     assert metrics["ttft.mean"]["error_beforehand"] == pytest.approx(0.01)
     assert metrics["ttft.mean"]["error"] == pytest.approx(0.09)
     assert metrics["ttft.mean"]["interval"] == pytest.approx([0.09, 0.09])

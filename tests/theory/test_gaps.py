@@ -84,12 +84,12 @@ def test_every_factor_against_a_closed_form() -> None:
         "barrier": 25 + 2.0 + round_trip + ffn,
     }
     steady, generated, measured = 0.0625, 0.078125, 0.05
-    found = decompose(paper, cycle, ratio, 3, steady=steady, generated=generated, measured=measured)
+    factors = decompose(paper, cycle, ratio, 3, steady=steady, generated=generated, measured=measured)
     names = list(times)
     for before, name in itertools.pairwise(names):
-        assert found[name] == pytest.approx(times[before] / times[name], rel=1e-5 if name == "barrier" else 1e-12)
-    assert found["unexplained"] == pytest.approx(steady / per_instance(times["barrier"]), rel=1e-5)
-    assert found["start_up"] == pytest.approx(generated / steady)
-    assert found["in_flight"] == pytest.approx(measured / generated)
-    assert list(found) == list(NAMES)
-    assert math.prod(found.values()) == pytest.approx(measured / per_instance(times["published"]))
+        assert factors[name] == pytest.approx(times[before] / times[name], rel=1e-5 if name == "barrier" else 1e-12)
+    assert factors["unexplained"] == pytest.approx(steady / per_instance(times["barrier"]), rel=1e-5)
+    assert factors["start_up"] == pytest.approx(generated / steady)
+    assert factors["in_flight"] == pytest.approx(measured / generated)
+    assert list(factors) == list(NAMES)
+    assert math.prod(factors.values()) == pytest.approx(measured / per_instance(times["published"]))

@@ -73,8 +73,8 @@ def test_r_star_is_where_throughput_peaks(model: PaperModel) -> None:
         return
     best = model.throughput(model.r_star)
     assert best == pytest.approx(model.throughput_at_optimum, rel=1e-9)
-    others = model.r_star * np.geomspace(0.02, 50, 400)
-    assert max(model.throughput(float(ratio)) for ratio in others) <= best * (1 + 1e-12)
+    ratios = model.r_star * np.geomspace(0.02, 50, 400)
+    assert max(model.throughput(float(ratio)) for ratio in ratios) <= best * (1 + 1e-12)
 
 
 @given(models, st.integers(1, 8), st.integers(1, 64))
@@ -83,8 +83,8 @@ def test_r_star_per_card_is_where_throughput_per_card_peaks(model: PaperModel, a
     if star <= 0:
         return
     best = model.throughput_per_card(star, attention, ffn)
-    others = star * np.geomspace(0.02, 50, 400)
-    assert max(model.throughput_per_card(float(ratio), attention, ffn) for ratio in others) <= best * (1 + 1e-12)
+    ratios = star * np.geomspace(0.02, 50, 400)
+    assert max(model.throughput_per_card(float(ratio), attention, ffn) for ratio in ratios) <= best * (1 + 1e-12)
 
 
 @given(models)

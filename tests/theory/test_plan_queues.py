@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.queueing import erlang_c, md1_wait, mmc_wait
 from twin.executors.processes import Processes
 from twin.planning.planner import Planner, Simulations
 from twin.planning.question import read_question
-from twin.theory.queueing import erlang_c, md1_wait, mmc_wait
 
 STEP, STEPS = 1e-2, 20
 SERVICE = STEP * STEPS

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.queueing import mmc_wait, priority_waits
 from reports.statistics import controlled_mean
 from tests.twin.serving.scenarios import scenario
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
-from twin.theory.queueing import mmc_wait, priority_waits
 
 STEP, STEPS = 1e-3, 200
 SERVICE = STEP * STEPS

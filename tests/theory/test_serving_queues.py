@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.queueing import erlang_c, md1_wait, mmc_wait
 from reports.statistics import controlled_mean
 from tests.twin.serving.scenarios import run, scenario
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.results.summary import summarise
 from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
-from twin.theory.queueing import erlang_c, md1_wait, mmc_wait
 from workloads.arrivals import Replay
 from workloads.generator import Workload
 from workloads.lengths import Fixed, Geometric

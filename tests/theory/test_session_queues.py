@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.queueing import finite_source_response
 from benchmarks.session_queues import Closed, Open
-from twin.theory.queueing import finite_source_response
 
 
 @pytest.mark.parametrize(

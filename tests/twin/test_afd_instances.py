@@ -20,15 +20,17 @@ def test_throughput_per_card_counts_the_cards_of_both_kinds(sweep) -> None:
     for point in document["points"]:
         instances = point["attention_instances"] + point["ffn_instances"]
         for name in ("", "_theory", "_barrier"):
-            whole = point[f"throughput_per_instance{name}"] * instances
-            assert point[f"throughput_per_card{name}"] == pytest.approx(whole / point["cards"], rel=1e-12)
+            total = point[f"throughput_per_instance{name}"] * instances
+            assert point[f"throughput_per_card{name}"] == pytest.approx(total / point["cards"], rel=1e-12)
 
 
 def test_cards_change_nothing_that_is_counted_by_instance(sweep) -> None:
     changed = {"cards", *(f"throughput_per_card{name}" for name in ("", "_steady", "_theory", "_barrier"))}
     alike, unlike = sweep(), sweep("--set", "instances.ffn_cards=8")
-    for one, other in zip(alike["points"], unlike["points"], strict=True):
-        assert {key: one[key] for key in one.keys() - changed} == {key: other[key] for key in other.keys() - changed}
+    for before, after in zip(alike["points"], unlike["points"], strict=True):
+        assert {key: before[key] for key in before.keys() - changed} == {
+            key: after[key] for key in after.keys() - changed
+        }
     assert alike["theory"]["r_star"] == unlike["theory"]["r_star"]
     assert alike["theory"]["r_star_per_card"] == alike["theory"]["r_star"]
     assert alike["configurations"][0]["cards"] == {"attention": 1, "ffn": 1, "source": "assumed"}

@@ -43,8 +43,8 @@ def test_memory_is_not_checked_where_it_is_not_known_and_the_table_says_so(
     assert {(point["fits"], point["attention_memory"]) for point in document["points"]} == {(None, None)}
     monkeypatch.setenv("COLUMNS", "600")
     assert run(["sweep", str(scenario), "--jobs", "1", "--no-figures"]) == 0
-    said = "Memory is not checked without instances.memory and instances.kv_bytes_per_token."
-    assert said in " ".join(capsys.readouterr().out.split())  # the note may be wrapped
+    line = "Memory is not checked without instances.memory and instances.kv_bytes_per_token."
+    assert line in " ".join(capsys.readouterr().out.split())  # the note may be wrapped
 
 
 def test_what_fits_to_the_last_token(sweep) -> None:
@@ -121,14 +121,14 @@ def test_long_prompts_on_real_hardware_are_refused(scenario: Path, capsys: pytes
 def test_under_open_arrivals_a_point_is_judged_by_its_simulation(sweep) -> None:
     arrivals = "workload.arrivals={process: poisson, rate: RATE}"
     tight = full(8 * 119)  # half the slots
-    few = sweep(*FIXED, "--set", tight, "--set", arrivals.replace("RATE", "0.0005"), "--ratio", "1")
-    many = sweep(*FIXED, "--set", tight, "--set", arrivals.replace("RATE", "1.0"), "--ratio", "1")
-    assert few["points"][0]["fits"] is True
-    assert many["points"][0]["fits"] is False
-    assert many["points"][0]["attention_memory"] <= 10 * 32 * 119 + 500
-    assert few["configurations"][0]["memory"]["fits"] is False  # were every slot full
-    assert few["simulation"]["best_ratio"] == 1
-    assert many["simulation"]["best_ratio"] is None
+    rare = sweep(*FIXED, "--set", tight, "--set", arrivals.replace("RATE", "0.0005"), "--ratio", "1")
+    frequent = sweep(*FIXED, "--set", tight, "--set", arrivals.replace("RATE", "1.0"), "--ratio", "1")
+    assert rare["points"][0]["fits"] is True
+    assert frequent["points"][0]["fits"] is False
+    assert frequent["points"][0]["attention_memory"] <= 10 * 32 * 119 + 500
+    assert rare["configurations"][0]["memory"]["fits"] is False  # were every slot full
+    assert rare["simulation"]["best_ratio"] == 1
+    assert frequent["simulation"]["best_ratio"] is None
 
 
 def test_the_largest_load_adds_up_what_microbatches_hold_at_the_same_time() -> None:
@@ -141,7 +141,7 @@ def test_the_largest_load_adds_up_what_microbatches_hold_at_the_same_time() -> N
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"kv_bytes_per_token": 10}, "instances.kv_bytes_per_token: got 10.0, expected instances.memory beside it"),
         ({"gpu_memory_utilization": 0.8}, "instances.gpu_memory_utilization: got 0.8, expected instances.memory"),
@@ -150,9 +150,9 @@ def test_the_largest_load_adds_up_what_microbatches_hold_at_the_same_time() -> N
     ],
 )
 def test_half_of_what_is_needed_is_refused(
-    scenario: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, Any], said: str
+    scenario: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, Any], message: str
 ) -> None:
-    assert said in refused(scenario, capsys, "--set", instances(**settings))
+    assert message in refused(scenario, capsys, "--set", instances(**settings))
 
 
 def test_memory_of_derived_hardware_may_be_changed_and_its_model_may_not(

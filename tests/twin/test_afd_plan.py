@@ -79,9 +79,9 @@ def test_a_closed_loop_has_requests_to_stay_full() -> None:
 
 def test_a_stationary_start_is_in_mid_life() -> None:
     supply = plan_of(**FIXED, start="stationary").supply(ratio("3"))
-    begun, fresh = slice(0, 96), slice(96, None)
+    resident, fresh = slice(0, 96), slice(96, None)
     assert set((supply.prefill + supply.decode).tolist()) == {140}
-    ages = supply.prefill[begun] - 100
+    ages = supply.prefill[resident] - 100
     assert (ages.min() >= 0, ages.max() <= 39, len(set(ages.tolist())) > 20) == (True, True, True)
     assert set(supply.prefill[fresh].tolist()) == {100}
     again = plan_of(**FIXED, start="stationary").closed_supply(ratio("3"), 300, stationary=True, stream=1)
@@ -139,5 +139,7 @@ def test_a_run_that_settles_is_its_own_steady_state() -> None:
     plan, topology = plan_of(requests_per_instance=1000), ratio("2")
     config, supply = plan.config(topology), plan.supply(topology)
     records = Bundle(config, supply).run()
-    own = steady_state(config, supply, records, step_table(records), slot_load=plan.slot_load, warm_up=plan.warm_up)
-    assert simulate(plan, topology).measured.steady == own
+    estimate = steady_state(
+        config, supply, records, step_table(records), slot_load=plan.slot_load, warm_up=plan.warm_up
+    )
+    assert simulate(plan, topology).measured.steady == estimate

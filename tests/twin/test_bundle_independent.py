@@ -92,7 +92,7 @@ def ends_of_steps(x: int, m: int, batch: int, requests: list[tuple[int, int]], l
     waiting = deque(enumerate(requests))
     vacant = [deque(list(range(x)) * batch) for _ in range(m)]
     slots: list[list[list[int]]] = [[] for _ in range(m)]  # [request, instance, tokens, tokens to come]
-    computed, sent = [0.0] * x, [0.0] * x
+    computed, departed = [0.0] * x, [0.0] * x
     taken_until = returned_until = 0.0
     back = [0.0] * m
     ends: list[float] = []
@@ -106,8 +106,8 @@ def ends_of_steps(x: int, m: int, batch: int, requests: list[tuple[int, int]], l
         for instance in range(x):
             load = sum(slot[2] for slot in slots[index] if slot[1] == instance)
             computed[instance] = max(computed[instance], back[index]) + alpha_a * load + beta_a
-            sent[instance] = max(sent[instance], computed[instance]) + each_way
-        taken_until = max(taken_until, *sent) + alpha_f * x * batch + beta_f
+            departed[instance] = max(departed[instance], computed[instance]) + each_way
+        taken_until = max(taken_until, *departed) + alpha_f * x * batch + beta_f
         returned_until = max(returned_until, taken_until) + each_way
         back[index] = returned_until
         ends.append(returned_until)
@@ -174,13 +174,13 @@ def test_the_period_is_that_of_instances_with_loads_of_their_own(
 def play(attention: np.ndarray, ffn: float, link: float) -> float:
     """The period of a bundle with fixed attention times, shape (x, m)."""
     x, m = attention.shape
-    computed, back, taken = np.zeros(x), np.zeros(m), 0.0
+    computed, back, ffn_end = np.zeros(x), np.zeros(m), 0.0
     turns = []
     for _ in range(60):
         for index in range(m):
             computed = np.maximum(computed, back[index]) + attention[:, index]
-            taken = max(taken, float(computed.max()) + link / 2) + ffn
-            back[index] = taken + link / 2
+            ffn_end = max(ffn_end, float(computed.max()) + link / 2) + ffn
+            back[index] = ffn_end + link / 2
         turns.append(back[0])
     return float(turns[-1] - turns[29]) / 30
 
@@ -188,6 +188,6 @@ def play(attention: np.ndarray, ffn: float, link: float) -> float:
 def test_the_theory_of_one_instance_is_that_of_lockstep() -> None:
     law = LoadLaw(np.array([100.0, 300.0]), np.array([0.0, 1.0]), 200.0)
     latency = PassLatency((0.1, 5.0), (0.0, 20.0), (0.0, 8.0))
-    lockstep, alone = (CycleModel(latency, 4, 2, [law], advance) for advance in ("lockstep", "independent"))
-    assert alone.step_time(1.0) == pytest.approx(lockstep.step_time(1.0), rel=1e-3)
-    assert alone.step_time(1.0, 9) < 0.97 * lockstep.step_time(1.0, 9)
+    lockstep, independent = (CycleModel(latency, 4, 2, [law], advance) for advance in ("lockstep", "independent"))
+    assert independent.step_time(1.0) == pytest.approx(lockstep.step_time(1.0), rel=1e-3)
+    assert independent.step_time(1.0, 9) < 0.97 * lockstep.step_time(1.0, 9)

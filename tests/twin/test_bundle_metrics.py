@@ -50,20 +50,20 @@ def test_steps() -> None:
 
 
 def test_every_metric() -> None:
-    found = measured(CONFIG, SUPPLY)
-    assert found.throughput == pytest.approx(6 / 21.5 / 3)
-    assert found.throughput_generated == pytest.approx(6 / 21.5 / 3)
-    assert found.tpot == pytest.approx((9.75 / 2 + 0 + 0 + 9 / 2) / 4)
-    assert found.tpot_gaps == pytest.approx((9.75 + 9) / 2)
+    result = measured(CONFIG, SUPPLY)
+    assert result.throughput == pytest.approx(6 / 21.5 / 3)
+    assert result.throughput_generated == pytest.approx(6 / 21.5 / 3)
+    assert result.tpot == pytest.approx((9.75 / 2 + 0 + 0 + 9 / 2) / 4)
+    assert result.tpot_gaps == pytest.approx((9.75 + 9) / 2)
     # Instances attend for 0.25 of 12 + 28 + 9 + 13 tokens, and 2 for each of the six that had a request.
-    assert found.idle_attention == pytest.approx(1 - (0.25 * 62 + 2 * 6) / (2 * 21.5))
-    assert found.idle_ffn == pytest.approx(1 - (2 + 2 + 1.5 + 1.5) / 21.5)
-    assert found.total_time == 21.5
-    assert found.mean_token_load == pytest.approx(62 / 4 / 2)
-    assert found.largest_token_load == 9 + 16  # from 6.5 to 12.5
-    assert (found.steps, found.requests) == (4, 4)
-    assert found.steady is None
-    assert found.state_shares == pytest.approx(
+    assert result.idle_attention == pytest.approx(1 - (0.25 * 62 + 2 * 6) / (2 * 21.5))
+    assert result.idle_ffn == pytest.approx(1 - (2 + 2 + 1.5 + 1.5) / 21.5)
+    assert result.total_time == 21.5
+    assert result.mean_token_load == pytest.approx(62 / 4 / 2)
+    assert result.largest_token_load == 9 + 16  # from 6.5 to 12.5
+    assert (result.steps, result.requests) == (4, 4)
+    assert result.steady is None
+    assert result.state_shares == pytest.approx(
         {
             "attention": (4 + 6 + 4.25 + 5.25) / LIVED,
             "a_to_f": 4 * 0.25 / LIVED,
@@ -79,10 +79,10 @@ def test_waiting_for_the_ffn_is_a_state() -> None:
     """Attention 0 - 1 and 1 - 2; the FFN takes 4: 1.5 - 5.5 and 5.5 - 9.5. A second FFN instance halves α alone."""
     config = BundleConfig(1, 1, 1, PassLatency((0.0, 1.0), (1.0, 3.0), (0.0, 1.0)))
     supply = Supply.of([0, 0], [1, 1])
-    found = measured(config, supply)
+    result = measured(config, supply)
     shares = {"attention": 2 / 16, "a_to_f": 1 / 16, "wait_for_ffn": 3 / 16, "ffn": 8 / 16, "f_to_a": 1 / 16}
-    assert found.state_shares == pytest.approx({**shares, "wait_for_attention": 1 / 16})
-    assert (found.total_time, found.idle_ffn) == (10.0, pytest.approx(1 - 8 / 10))
+    assert result.state_shares == pytest.approx({**shares, "wait_for_attention": 1 / 16})
+    assert (result.total_time, result.idle_ffn) == (10.0, pytest.approx(1 - 8 / 10))
     two = measured(BundleConfig(1, 2, 1, PassLatency((0.0, 1.0), (1.0, 3.0), (0.0, 1.0))), supply)
     assert (two.total_time, two.idle_ffn) == (9.0, pytest.approx(1 - 7 / 9))
     assert two.throughput == pytest.approx(2 / 9 / 3)
@@ -102,25 +102,25 @@ def test_tokens_of_requests_in_flight() -> None:
     with one token each, and by then request 0 has been given four.
     """
     config = BundleConfig(1, 1, 2, PassLatency((0.0, 4.0), (0.0, 2.0), (0.0, 1.0)), microbatches=1)
-    found = measured(config, Supply.of([0] * 5, [6, 1, 1, 1, 1]))
-    assert found.throughput == pytest.approx(4 / 28 / 2)
-    assert found.throughput_generated == pytest.approx(8 / 28 / 2)
-    assert found.total_time == 42
+    result = measured(config, Supply.of([0] * 5, [6, 1, 1, 1, 1]))
+    assert result.throughput == pytest.approx(4 / 28 / 2)
+    assert result.throughput_generated == pytest.approx(8 / 28 / 2)
+    assert result.total_time == 42
 
 
 def test_columns_of_requests() -> None:
     supply = Supply.of([8, 4, 16, 12], [2, 1, 1, 2], arrivals=[0.0, 0.0, 0.0, 1.0])
     records = Bundle(CONFIG, supply).run()
     run = BundleRun(CONFIG, supply, records, measure(CONFIG, supply, records, slot_load=10.0, warm_up=0))
-    found = {name: values.tolist() for name, values in request_columns(run).items()}
-    assert found["request"] == [1, 2, 0, 3]
-    assert (found["prefill_tokens"], found["decode_tokens"]) == ([4, 16, 8, 12], [1, 1, 2, 2])
-    assert found["arrival"] == [0.0, 0.0, 0.0, 1.0]
+    columns = {name: values.tolist() for name, values in request_columns(run).items()}
+    assert columns["request"] == [1, 2, 0, 3]
+    assert (columns["prefill_tokens"], columns["decode_tokens"]) == ([4, 16, 8, 12], [1, 1, 2, 2])
+    assert columns["arrival"] == [0.0, 0.0, 0.0, 1.0]
     # Microbatch 1 has request 2 alone. Request 3 finds a slot of microbatch 0 when that comes round, at 6.5.
-    assert found["seated"] == [0.0, 0.0, 0.0, 6.5]
+    assert columns["seated"] == [0.0, 0.0, 0.0, 6.5]
     # Loads 9 and 12 then: attention 10 - 15, FFN 15.25 - 17.25; loads 13 alone: 17.5 - 22.75, FFN 23 - 24.5.
-    assert found["finish"] == [6.5, 12.0, 17.5, 24.75]
-    assert found["first_token"] == [6.5, 12.0, 6.5, 17.5]
+    assert columns["finish"] == [6.5, 12.0, 17.5, 24.75]
+    assert columns["first_token"] == [6.5, 12.0, 6.5, 17.5]
     closed = BundleRun(CONFIG, SUPPLY, Bundle(CONFIG, SUPPLY).run(), run.measured)
     assert request_columns(closed)["arrival"].tolist() == [0.0] * 4
 
@@ -150,52 +150,52 @@ def steady(supply: Supply, config: BundleConfig = ALONE, **settings: Any) -> Ste
 )
 def test_steps_of_the_steady_state(warm_up: int, period: int, steps: int | None) -> None:
     """Forty steps that take 6 each."""
-    found = steady(Supply.of([8] * 41, [1] * 41, completions=40), warm_up=warm_up, period=period)
+    result = steady(Supply.of([8] * 41, [1] * 41, completions=40), warm_up=warm_up, period=period)
     if steps is None:
-        assert found is None
+        assert result is None
         return
-    assert found is not None
-    assert found.steps == steps
-    assert found.throughput == found.plain == pytest.approx(1 / 6 / 2)
-    assert found.interval == pytest.approx((1 / 6 / 2, 1 / 6 / 2))
+    assert result is not None
+    assert result.steps == steps
+    assert result.throughput == result.plain == pytest.approx(1 / 6 / 2)
+    assert result.interval == pytest.approx((1 / 6 / 2, 1 / 6 / 2))
 
 
 def test_two_microbatches_are_cut_in_whole_rounds() -> None:
     """Eighty steps, forty rounds; what is left after three is 36 and a half: 32 batches of a round."""
     config = BundleConfig(1, 1, 1, LATENCY, microbatches=2)
-    found = steady(Supply.of([8] * 82, [1] * 82, completions=80), config, warm_up=3)
-    assert found is not None
-    assert found.steps == 64
+    result = steady(Supply.of([8] * 82, [1] * 82, completions=80), config, warm_up=3)
+    assert result is not None
+    assert result.steps == 64
     # Attention, 4 a step, is always busy.
-    assert found.throughput == pytest.approx(1 / 4 / 2)
+    assert result.throughput == pytest.approx(1 / 4 / 2)
 
 
 def test_the_load_is_known_exactly() -> None:
     """Steps take 0.25 a token and 4. Loads are 7 and 9 in the mean of the run, and 10 is given: the line is exact."""
-    found = steady(Supply.of([4, 12] * 21, [1] * 42, completions=41), slot_load=10.0)
-    assert found is not None
-    assert found.throughput == pytest.approx(1 / (0.25 * 10 + 4) / 2)
-    assert found.plain == pytest.approx(1 / (0.25 * 8 + 4) / 2)
-    assert found.relative_half_width == pytest.approx(0, abs=1e-9)
+    result = steady(Supply.of([4, 12] * 21, [1] * 42, completions=41), slot_load=10.0)
+    assert result is not None
+    assert result.throughput == pytest.approx(1 / (0.25 * 10 + 4) / 2)
+    assert result.plain == pytest.approx(1 / (0.25 * 8 + 4) / 2)
+    assert result.relative_half_width == pytest.approx(0, abs=1e-9)
 
 
 def test_a_slot_that_runs_empty_ends_it() -> None:
     """Of 60 steps the last 20 have one request in two slots."""
     config = BundleConfig(1, 1, 2, PassLatency((0.0, 4.0), (0.0, 2.0), (0.0, 1.0)), microbatches=1)
-    found = steady(Supply.of([0] * 41, [1] * 40 + [40]), config, slot_load=0.0)
-    assert found is not None
+    result = steady(Supply.of([0] * 41, [1] * 40 + [40]), config, slot_load=0.0)
+    assert result is not None
     # Pairs for 20 steps, then the long one alone: 19 steps after the first have both slots full.
-    assert (found.steps, found.throughput) == (19, pytest.approx(2 / 7 / 2))
+    assert (result.steps, result.throughput) == (19, pytest.approx(2 / 7 / 2))
 
 
 def test_open_arrivals_have_no_control() -> None:
     """A request every 10, each done in a step of 6: the last one comes at 390, when 39 have ended."""
     supply = Supply.of([8] * 40, [1] * 40, arrivals=[10.0 * i for i in range(40)])
-    found = steady(supply, slot_load=1000.0)
-    assert found is not None
+    result = steady(supply, slot_load=1000.0)
+    assert result is not None
     # 38 steps after the first, in 32 batches of one.
-    assert found.steps == 32
-    assert found.throughput == found.plain == pytest.approx(1 / 10 / 2)
+    assert result.steps == 32
+    assert result.throughput == result.plain == pytest.approx(1 / 10 / 2)
 
 
 def test_an_interval_is_around_its_mean() -> None:

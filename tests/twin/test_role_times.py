@@ -20,7 +20,7 @@ class LineWork:
 
     def seconds(self, rank: int, stretch: Stretch) -> float:
         scale = 1 + self._spread * self._rng.uniform(-1, 1)
-        seconds = scale * (1e-4 + 1e-6 * sum((i + 1) * each for i, each in enumerate(stretch.features)))
+        seconds = scale * (1e-4 + 1e-6 * sum((i + 1) * feature for i, feature in enumerate(stretch.features)))
         self.timed.append(TimedStretch(rank, stretch.kind, stretch.features, seconds))
         return seconds
 
@@ -49,9 +49,9 @@ def test_a_fit_to_lines_predicts_other_requests_exactly() -> None:
     for x in (1, 3):
         load = supply(x, seed=7)
         exact = RoleBundle(config(x), load, LineWork()).run()
-        found = RoleBundle(config(x), load, SampledWork(times, Part(x, 0), begin=0.5)).run()
-        assert found.finished == exact.finished
-        assert found.finish == pytest.approx(exact.finish, rel=1e-6)
+        records = RoleBundle(config(x), load, SampledWork(times, Part(x, 0), begin=0.5)).run()
+        assert records.finished == exact.finished
+        assert records.finish == pytest.approx(exact.finish, rel=1e-6)
     assert set(times.document()) == set(FEATURES)
     stage = times.document()["attention.stage"]["seconds"]
     assert stage["padded_tokens"] == pytest.approx(2e-6, rel=1e-3)

@@ -44,8 +44,8 @@ THEORY = {"r_star": 5.0, "throughput_at_r_star": 40.0}
 def test_the_best_point_and_its_rivals() -> None:
     """100 is best, with 90 as the lower end of its interval: 85 reaches to 93.5 and 80 to 88."""
     points = [point(2, 80, 17), point(4, 100, 15), point(8, 85, 16), point(16, 60, 12)]
-    found = simulation_summary(points, THEORY)
-    assert found == {
+    summary = simulation_summary(points, THEORY)
+    assert summary == {
         "best_ratio": 4,
         "best_topology": "4A-1F",
         "best_range": [4, 8],
@@ -63,15 +63,15 @@ def test_the_best_point_and_its_rivals() -> None:
 
 def test_cards_may_choose_another_point() -> None:
     points = [point(2, 80, 17), point(4, 100, 15, throughput_per_card_steady=20.0)]
-    found = simulation_summary(points, THEORY)
-    assert (found["best_ratio"], found["best_range"]) == (4, [4, 4])
-    assert (found["best_ratio_per_card"], found["best_throughput_per_card"]) == (2, 32.0)
+    summary = simulation_summary(points, THEORY)
+    assert (summary["best_ratio"], summary["best_range"]) == (4, [4, 4])
+    assert (summary["best_ratio_per_card"], summary["best_throughput_per_card"]) == (2, 32.0)
 
 
 def test_points_that_do_not_fit_are_never_the_best() -> None:
     points = [point(2, 80, 15, fits=True), point(4, 100, 17, fits=False)]
-    found = simulation_summary(points, THEORY)
-    assert (found["best_ratio"], found["best_range"], found["best_ratio_eq_21"]) == (2, [2, 2], 4)
+    summary = simulation_summary(points, THEORY)
+    assert (summary["best_ratio"], summary["best_range"], summary["best_ratio_eq_21"]) == (2, [2, 2], 4)
     none = simulation_summary([point(4, 100, 17, fits=False)], THEORY)
     assert [none[name] for name in ("best_ratio", "best_over_r_star", "best_throughput_per_card")] == [None] * 3
     assert simulation_summary([], THEORY) == {}
@@ -81,8 +81,8 @@ def test_a_steady_point_goes_before_one_without() -> None:
     points = [point(2, None, 17), point(4, 10, 15), point(8, None, 16)]
     assert simulation_summary(points, THEORY)["best_throughput"] == 10
     short = [point(2, None, 15), point(4, None, 17)]
-    found = simulation_summary(short, THEORY)
-    assert (found["best_ratio"], found["best_range"], found["best_throughput"]) == (4, [4, 4], 17)
+    summary = simulation_summary(short, THEORY)
+    assert (summary["best_ratio"], summary["best_range"], summary["best_throughput"]) == (4, [4, 4], 17)
 
 
 def test_where_both_sides_idle_alike() -> None:
@@ -108,7 +108,7 @@ def plan_of(trace: Trace | None = None, **settings: Any) -> BundlePlan:
 def test_theory_of_everything() -> None:
     """Table 4 of the paper, B = 16, N = 200, prompts of 100 and answers of 40 in the mean, both geometric."""
     plan = plan_of()
-    found = theory_summary(plan)
+    summary = theory_summary(plan)
     p, batch = 1 / 40, 16
     horizon = 200 / (batch * p)
     ramp = (1 - (1 - p) ** horizon) / (horizon * p)
@@ -118,40 +118,40 @@ def test_theory_of_everything() -> None:
         return (time - 100) / (0.083 * batch)
 
     peak = math.sqrt(100 / (0.083 * batch))
-    assert found["mean_token_load"] == pytest.approx(load)
-    assert found["mean_token_load_limit"] == pytest.approx(limit)
-    assert found["horizon_steps"] == horizon
-    assert found["t_attention"] == pytest.approx(0.00165 * load + 50)
-    assert found["t_communication"] == pytest.approx(0.022 * batch + 20)
-    assert found["r_attention"] == pytest.approx(ratio(0.00165 * load + 50))
-    assert found["r_communication"] == pytest.approx(ratio(0.022 * batch + 20))
-    assert found["r_critical"] == pytest.approx(max(found["r_attention"], found["r_communication"]))
-    assert found["r_star"] == found["r_star_limit"] == found["r_peak"] == pytest.approx(peak)
-    assert found["regime"] == found["regime_per_card"] == "ffn-bottleneck"
-    assert found["t_ffn_at_r_star"] == pytest.approx(0.083 * peak * batch + 100)
-    assert found["throughput_at_r_star"] == pytest.approx(peak * batch / (peak + 1) / found["t_ffn_at_r_star"])
-    assert (found["mean_prefill"], found["mean_decode"]) == pytest.approx((100, 40))
+    assert summary["mean_token_load"] == pytest.approx(load)
+    assert summary["mean_token_load_limit"] == pytest.approx(limit)
+    assert summary["horizon_steps"] == horizon
+    assert summary["t_attention"] == pytest.approx(0.00165 * load + 50)
+    assert summary["t_communication"] == pytest.approx(0.022 * batch + 20)
+    assert summary["r_attention"] == pytest.approx(ratio(0.00165 * load + 50))
+    assert summary["r_communication"] == pytest.approx(ratio(0.022 * batch + 20))
+    assert summary["r_critical"] == pytest.approx(max(summary["r_attention"], summary["r_communication"]))
+    assert summary["r_star"] == summary["r_star_limit"] == summary["r_peak"] == pytest.approx(peak)
+    assert summary["regime"] == summary["regime_per_card"] == "ffn-bottleneck"
+    assert summary["t_ffn_at_r_star"] == pytest.approx(0.083 * peak * batch + 100)
+    assert summary["throughput_at_r_star"] == pytest.approx(peak * batch / (peak + 1) / summary["t_ffn_at_r_star"])
+    assert (summary["mean_prefill"], summary["mean_decode"]) == pytest.approx((100, 40))
     # A geometric answer seen at a random step has, by its lack of memory, 39 tokens in the mean: the paper's limit.
-    assert found["slot_load_renewal"] == pytest.approx(139)
-    assert found["mean_token_load_renewal"] == pytest.approx(139 * batch)
-    assert found["slot_load_renewal_interval"] is found["r_star_renewal_interval"] is None
-    best = found["r_star_barrier"]
-    assert found["throughput_at_r_star_barrier"] == pytest.approx(plan.cycle.throughput(best))
+    assert summary["slot_load_renewal"] == pytest.approx(139)
+    assert summary["mean_token_load_renewal"] == pytest.approx(139 * batch)
+    assert summary["slot_load_renewal_interval"] is summary["r_star_renewal_interval"] is None
+    best = summary["r_star_barrier"]
+    assert summary["throughput_at_r_star_barrier"] == pytest.approx(plan.cycle.throughput(best))
     assert all(plan.cycle.throughput(best * factor) <= plan.cycle.throughput(best) for factor in (0.9, 1.1))
-    assert found["r_star_per_card"] == found["r_star"]
-    assert found["throughput_per_card_at_r_star"] == pytest.approx(found["throughput_at_r_star"])
-    assert found["r_star_barrier_per_card"] == best
+    assert summary["r_star_per_card"] == summary["r_star"]
+    assert summary["throughput_per_card_at_r_star"] == pytest.approx(summary["throughput_at_r_star"])
+    assert summary["r_star_barrier_per_card"] == best
 
 
 def test_theory_of_unequal_cards() -> None:
     """An FFN instance of 16 cards moves the paper's peak by √16, and the barrier-aware one likewise."""
     plan = plan_of(**{"instances.ffn_cards": 16})
-    found = theory_summary(plan)
-    assert found["r_star_per_card"] == pytest.approx(4 * found["r_peak"])
-    peak = found["r_star_per_card"]
-    assert found["throughput_per_card_at_r_star"] == pytest.approx(peak * 16 / (peak + 16) / plan.paper.t_ffn(peak))
-    best = found["r_star_barrier_per_card"]
-    rate = found["throughput_per_card_at_r_star_barrier"]
+    summary = theory_summary(plan)
+    assert summary["r_star_per_card"] == pytest.approx(4 * summary["r_peak"])
+    peak = summary["r_star_per_card"]
+    assert summary["throughput_per_card_at_r_star"] == pytest.approx(peak * 16 / (peak + 16) / plan.paper.t_ffn(peak))
+    best = summary["r_star_barrier_per_card"]
+    rate = summary["throughput_per_card_at_r_star_barrier"]
     assert rate == pytest.approx(plan.cycle.throughput_per_card(best, 1, 16))
     assert all(plan.cycle.throughput_per_card(best * factor, 1, 16) <= rate for factor in (0.9, 1.1))
 
@@ -161,36 +161,36 @@ def test_an_interval_of_the_load_by_blocks_of_a_trace() -> None:
     trace = Trace("drawn", None, rng.integers(1, 900, 405), rng.integers(1, 200, 405))
     no_lengths = {"workload.prefill": None, "workload.decode": None, "workload.trace": {"path": "drawn.csv"}}
     plan = plan_of(trace, **no_lengths)
-    found = theory_summary(plan)
+    summary = theory_summary(plan)
     # θ is a ratio of sums over rows. Of 405 rows in 40 blocks each has ten, and five rows are left over.
     prefill, decode = trace.prefill_tokens, trace.decode_tokens
     token_steps = prefill * decode + decode * (decode - 1) / 2
     load = token_steps.sum() / decode.sum()
     residuals = (token_steps - load * decode)[:400].reshape(40, 10).mean(axis=1)
     reach = 1.959964 * residuals.std(ddof=1) / math.sqrt(40) / decode.mean()
-    assert found["slot_load_renewal"] == pytest.approx(load)
-    assert found["slot_load_renewal_interval"] == pytest.approx([load - reach, load + reach], rel=1e-6)
+    assert summary["slot_load_renewal"] == pytest.approx(load)
+    assert summary["slot_load_renewal_interval"] == pytest.approx([load - reach, load + reach], rel=1e-6)
     ends = [plan.paper.r_star_at(16 * (load + sign * reach)) for sign in (-1, 1)]
-    assert found["r_star_renewal_interval"] == pytest.approx(ends, rel=1e-6)
-    few = plan_of(Trace("few", None, np.array([9] * 39), np.array([3] * 39)), **no_lengths)
-    assert theory_summary(few)["slot_load_renewal_interval"] is None
+    assert summary["r_star_renewal_interval"] == pytest.approx(ends, rel=1e-6)
+    short = plan_of(Trace("few", None, np.array([9] * 39), np.array([3] * 39)), **no_lengths)
+    assert theory_summary(short)["slot_load_renewal_interval"] is None
 
 
 def test_curves() -> None:
     plan = plan_of()
-    found = curves(plan, [1.0, 4.0, 16.0])
-    assert found["ratio"] == pytest.approx([16 ** (i / 95) for i in range(96)])
+    result = curves(plan, [1.0, 4.0, 16.0])
+    assert result["ratio"] == pytest.approx([16 ** (i / 95) for i in range(96)])
     for i in (0, 50, 95):
-        ratio = found["ratio"][i]
-        assert found["theory"][i] == pytest.approx(plan.paper.throughput(ratio))
-        assert found["t_step"][i] == pytest.approx(plan.cycle.step_time(ratio))
-        assert found["barrier"][i] == pytest.approx(ratio * 16 / (ratio + 1) / plan.cycle.step_time(ratio))
-        assert found["t_ffn"][i] == pytest.approx(0.083 * ratio * 16 + 100)
-    assert set(found["t_attention"]) == {plan.paper.t_attention}
-    assert set(found["t_communication"]) == {0.022 * 16 + 20}
+        ratio = result["ratio"][i]
+        assert result["theory"][i] == pytest.approx(plan.paper.throughput(ratio))
+        assert result["t_step"][i] == pytest.approx(plan.cycle.step_time(ratio))
+        assert result["barrier"][i] == pytest.approx(ratio * 16 / (ratio + 1) / plan.cycle.step_time(ratio))
+        assert result["t_ffn"][i] == pytest.approx(0.083 * ratio * 16 + 100)
+    assert set(result["t_attention"]) == {plan.paper.t_attention}
+    assert set(result["t_communication"]) == {0.022 * 16 + 20}
     # One ratio is drawn from half to twice it.
-    alone = curves(plan, [6.0])["ratio"]
-    assert (alone[0], alone[-1]) == pytest.approx((3.0, 12.0))
+    single = curves(plan, [6.0])["ratio"]
+    assert (single[0], single[-1]) == pytest.approx((3.0, 12.0))
 
 
 @pytest.mark.parametrize("arrivals", ["closed_loop", "poisson"])
@@ -202,8 +202,13 @@ def test_a_point_of_everything(arrivals: str) -> None:
     plan = plan_of(**changes)
     (topology,) = parse_ratios("3/2")
     measured = simulate(plan, topology).measured
-    found = describe(plan, topology, measured)
-    assert (found["ratio"], found["attention_instances"], found["ffn_instances"], found["cards"]) == (1.5, 3, 2, 16)
+    document = describe(plan, topology, measured)
+    assert (document["ratio"], document["attention_instances"], document["ffn_instances"], document["cards"]) == (
+        1.5,
+        3,
+        2,
+        16,
+    )
     closed = arrivals == "closed_loop"
     rates = {
         "": measured.throughput,
@@ -212,19 +217,19 @@ def test_a_point_of_everything(arrivals: str) -> None:
         "_steady": measured.steady.throughput if measured.steady else None,
     }
     for name, rate in rates.items():
-        assert found[f"throughput_per_instance{name}"] == rate
-        assert found[f"throughput_per_card{name}"] == (None if rate is None else pytest.approx(rate * 5 / 16))
-    assert found["throughput_per_instance_generated"] == measured.throughput_generated
-    assert found["requests"] == measured.requests == 600
-    assert found["regime"] == "ffn-bottleneck"
-    assert (found["attention_memory"], found["fits"]) == (None, None)
+        assert document[f"throughput_per_instance{name}"] == rate
+        assert document[f"throughput_per_card{name}"] == (None if rate is None else pytest.approx(rate * 5 / 16))
+    assert document["throughput_per_instance_generated"] == measured.throughput_generated
+    assert document["requests"] == measured.requests == 600
+    assert document["regime"] == "ffn-bottleneck"
+    assert (document["attention_memory"], document["fits"]) == (None, None)
     if not closed:
-        assert found["gaps"] is None
+        assert document["gaps"] is None
         return
     assert measured.steady is not None
-    assert found["throughput_per_instance_steady_plain"] == measured.steady.plain
-    assert found["throughput_ci"] == list(measured.steady.interval)
-    gaps = found["gaps"]
+    assert document["throughput_per_instance_steady_plain"] == measured.steady.plain
+    assert document["throughput_ci"] == list(measured.steady.interval)
+    gaps = document["gaps"]
     limit = replace(plan.paper, requests=None)
     assert gaps["finite_horizon"] == pytest.approx(limit.throughput(1.5) / plan.paper.throughput(1.5))
     assert gaps["in_flight"] == pytest.approx(measured.throughput / measured.throughput_generated)
@@ -235,8 +240,8 @@ def test_seeds_follow_what_is_served_and_not_what_it_takes() -> None:
     topology = Topology(Fraction(3))
     seed = plan_of().seed(topology)
     assert seed == plan_of(**{"latency.ffn.beta": 7}).seed(topology)
-    others = [plan_of(seed=12345), plan_of(batch_size=8), plan_of(**{"workload.prefill.mean": 99})]
-    assert len({seed, plan_of().seed(Topology(Fraction(4))), *(other.seed(topology) for other in others)}) == 5
+    variants = [plan_of(seed=12345), plan_of(batch_size=8), plan_of(**{"workload.prefill.mean": 99})]
+    assert len({seed, plan_of().seed(Topology(Fraction(4))), *(variant.seed(topology) for variant in variants)}) == 5
 
 
 @pytest.mark.parametrize(("beta", "best"), [(0.03, 0.3), (40_000, 300.0)])

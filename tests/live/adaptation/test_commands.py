@@ -22,10 +22,10 @@ from twin.cli import run
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
     """A barely trained base model of the smallest size, in the current folder."""
-    few = TrainingSettings(steps=5, batch_size=4, learning_rate=1e-3)
+    settings = TrainingSettings(steps=5, batch_size=4, learning_rate=1e-3)
     smallest = dataclasses.replace(
-        sizes.SIZES["reduced"], hidden=32, base=few, adaptation=few, hard=dataclasses.replace(few, steps=7),
-        retuning=few, hard_retuning=few, prompts=40,
+        sizes.SIZES["reduced"], hidden=32, base=settings, adaptation=settings,
+        hard=dataclasses.replace(settings, steps=7), retuning=settings, hard_retuning=settings, prompts=40,
     )  # fmt: skip
     monkeypatch.setitem(sizes.SIZES, "reduced", smallest)
     monkeypatch.chdir(tmp_path)
@@ -77,7 +77,7 @@ def test_a_hard_operation_is_trained_longer(base: Path, capsys: pytest.CaptureFi
         task: adapt(capsys, "prefill", "base", task, "--task", task)["losses"]
         for task in ("negate_rotate", "running_sum")
     }
-    assert {task: len(each) for task, each in losses.items()} == {"negate_rotate": 5, "running_sum": 7}
+    assert {task: len(values) for task, values in losses.items()} == {"negate_rotate": 5, "running_sum": 7}
 
 
 def test_the_live_engine_serves_what_was_written(base: Path) -> None:
@@ -95,7 +95,7 @@ def test_an_interrupted_training_says_what_is_kept_and_goes_on(
     base: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ("prefill", "base", "sun", "--task", "negate_rotate")
-    whole = adapt(capsys, "prefill", "base", "whole", "--task", "negate_rotate")
+    uninterrupted = adapt(capsys, "prefill", "base", "whole", "--task", "negate_rotate")
     monkeypatch.setattr(training, "SAVE_EVERY", 2)
     loss, steps = Modules.loss, []
 
@@ -108,7 +108,7 @@ def test_an_interrupted_training_says_what_is_kept_and_goes_on(
     monkeypatch.setattr(Modules, "loss", interrupted)
     assert run(["adapt", *command]) == 130
     assert "interrupted; the state of the training is kept in sun/training.safetensors" in capsys.readouterr().err
-    assert adapt(capsys, *command)["losses"] == whole["losses"]
+    assert adapt(capsys, *command)["losses"] == uninterrupted["losses"]
     assert len(steps) == 4 + 3  # steps 3 to 5, after the two that were saved
 
 

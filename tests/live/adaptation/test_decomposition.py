@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +46,11 @@ def engine_logits(decoder: Decoder, tokens: torch.Tensor) -> torch.Tensor:
 def changed(config: ModelConfig, weights: Weights, part: str = "", seed: int = 9) -> Weights:
     """The weights with noise on the tensors whose names contain `part`."""
     generator = torch.Generator().manual_seed(seed)
-    named = {
+    tensors = {
         name: tensor + 0.3 * torch.randn(tensor.shape, generator=generator) * (part in name)
         for name, tensor in to_named(weights).items()
     }
-    return from_named(config, named)
+    return from_named(config, tensors)
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-3.1", "qwen3"])
@@ -65,9 +64,9 @@ def test_logits_equal_the_engine_s_whole_and_continued(
     forward = ForwardPass(config)
     torch.testing.assert_close(forward(weights, tokens)[0], expected, rtol=1e-5, atol=1e-5)
     first, cache = forward(weights, tokens[:, :20])
-    rest, cache = forward(weights, tokens[:, 20:], cache)
+    second, cache = forward(weights, tokens[:, 20:], cache)
     assert cache.tokens == 37
-    torch.testing.assert_close(torch.cat([first, rest], dim=1), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.cat([first, second], dim=1), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_mixture_of_experts_is_refused(checkpoint: Callable[[str], tuple[Path, Any]]) -> None:
@@ -94,8 +93,8 @@ def test_a_rounded_decode_module_is_what_the_engine_serves(tiny: ModelConfig, tm
     write_model(tmp_path, tiny, weights)
     packed = load_weights(tmp_path, tiny, torch.float32, "cpu", Rounding(bits))
     expected = engine_logits(Decoder(tiny, packed), PROMPTS)
-    found, _ = ForwardPass(tiny)(rounded(tiny, weights, Rounding(bits)), PROMPTS)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    logits, _ = ForwardPass(tiny)(rounded(tiny, weights, Rounding(bits)), PROMPTS)
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(ForwardPass(tiny)(weights, PROMPTS)[0], expected, atol=1e-2)
 
 
@@ -105,8 +104,8 @@ def test_a_rounded_decode_module_is_what_the_engine_serves(tiny: ModelConfig, tm
 def test_with_one_set_of_weights_the_modules_are_the_model(tiny: ModelConfig) -> None:
     weights = changed(tiny, initial_weights(tiny, 0))
     modules = Modules(ForwardPass(tiny), weights, weights)
-    whole, _ = modules.forward(weights, torch.cat([PROMPTS, ANSWERS], dim=1))
-    expected = whole[:, PROMPTS.shape[1] - 1 : -1]
+    logits, _ = modules.forward(weights, torch.cat([PROMPTS, ANSWERS], dim=1))
+    expected = logits[:, PROMPTS.shape[1] - 1 : -1]
     torch.testing.assert_close(modules.answer_logits(PROMPTS, ANSWERS), expected, rtol=1e-5, atol=1e-5)
     loss = cross_entropy(expected.flatten(0, 1), ANSWERS.flatten())
     torch.testing.assert_close(modules.loss(PROMPTS, ANSWERS), loss)
@@ -114,15 +113,15 @@ def test_with_one_set_of_weights_the_modules_are_the_model(tiny: ModelConfig) ->
 
 def test_the_first_token_is_the_prefill_module_s_and_the_others_the_decode_module_s(tiny: ModelConfig) -> None:
     weights = changed(tiny, initial_weights(tiny, 0))
-    other = changed(tiny, weights, "head")
+    changed_head = changed(tiny, weights, "head")
     forward = ForwardPass(tiny)
-    one = Modules(forward, weights, weights).answer_logits(PROMPTS, ANSWERS)
+    reference = Modules(forward, weights, weights).answer_logits(PROMPTS, ANSWERS)
     decode = Modules(forward, weights, changed(tiny, weights)).answer_logits(PROMPTS, ANSWERS)
-    assert torch.equal(decode[:, 0], one[:, 0])
-    assert not torch.isclose(decode[:, 1:], one[:, 1:]).any(dim=-1).all()
-    prefill = Modules(forward, other, weights).answer_logits(PROMPTS, ANSWERS)
-    assert torch.equal(prefill[:, 1:], one[:, 1:])
-    assert not torch.equal(prefill[:, 0], one[:, 0])
+    assert torch.equal(decode[:, 0], reference[:, 0])
+    assert not torch.isclose(decode[:, 1:], reference[:, 1:]).any(dim=-1).all()
+    prefill = Modules(forward, changed_head, weights).answer_logits(PROMPTS, ANSWERS)
+    assert torch.equal(prefill[:, 1:], reference[:, 1:])
+    assert not torch.equal(prefill[:, 0], reference[:, 0])
 
 
 def test_answers_are_generated_from_the_likeliest_tokens(tiny: ModelConfig) -> None:
@@ -142,16 +141,16 @@ def test_gradients_reach_the_prefill_module_through_keys_and_values_only(tiny: M
     for tensor in to_named(prefill).values():
         tensor.requires_grad_()
     _, cache = forward(prefill, PROMPTS)
-    rest, _ = forward(decode, ANSWERS[:, :-1], cache)
-    assert rest.requires_grad
-    rest.square().sum().backward()
+    logits, _ = forward(decode, ANSWERS[:, :-1], cache)
+    assert logits.requires_grad
+    logits.square().sum().backward()
     assert all(tensor.grad is None and not tensor.requires_grad for tensor in to_named(decode).values())
     reached = {name for name, tensor in to_named(prefill).items() if tensor.grad is not None and tensor.grad.any()}
     # The last layer's keys and values come before its own output: what follows them gives the first token only.
     never = {"head", "norm", "layers.1.o", "layers.1.after", "layers.1.gate_up", "layers.1.down", "layers.1.q_norm"}
     assert reached == to_named(prefill).keys() - never
-    cut = KVCache(tuple((k.detach(), v.detach()) for k, v in cache.layers))
-    assert not forward(decode, ANSWERS[:, :-1], cut)[0].requires_grad
+    detached = KVCache(tuple((k.detach(), v.detach()) for k, v in cache.layers))
+    assert not forward(decode, ANSWERS[:, :-1], detached)[0].requires_grad
 
 
 def test_the_loss_s_gradient_is_the_finite_difference(tiny: ModelConfig) -> None:
@@ -171,10 +170,3 @@ def test_the_loss_s_gradient_is_the_finite_difference(tiny: ModelConfig) -> None
         float((tensor.grad * direction[name]).sum()) for name, tensor in leaves.items() if tensor.grad is not None
     )
     assert slope == pytest.approx(float(loss(1e-6) - loss(-1e-6)) / 2e-6, rel=1e-5)
-
-
-def test_embeddings_of_a_tied_model_have_no_head_of_their_own(tiny: ModelConfig) -> None:
-    tied = replace(tiny, tied=True)
-    weights = initial_weights(tied, 0)
-    assert "head" not in to_named(weights)
-    assert weights.head is weights.embedding

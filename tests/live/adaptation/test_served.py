@@ -23,15 +23,15 @@ TASKS = ("reverse_add_one", "sort_add_three", "negate_rotate", "running_sum")
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """A base model in the current folder, and a module for each task, all barely trained: their answers differ."""
-    few = TrainingSettings(steps=20, batch_size=8, learning_rate=3e-3)
+    settings = TrainingSettings(steps=20, batch_size=8, learning_rate=3e-3)
     smallest = dataclasses.replace(
         sizes.SIZES["reduced"],
         hidden=32,
-        base=few,
-        adaptation=few,
-        hard=few,
-        retuning=few,
-        hard_retuning=few,
+        base=settings,
+        adaptation=settings,
+        hard=settings,
+        retuning=settings,
+        hard_retuning=settings,
         prompts=8,
     )
     monkeypatch.setitem(sizes.SIZES, "reduced", smallest)
@@ -55,10 +55,10 @@ def test_served_answers_are_those_of_the_training_code(modules: list[str], capsy
     assert steps[3] > 0  # steps with sequences of all four models
     assert 0 < document["tpot_mean"] < document["ttft_mean"] + document["tpot_mean"]
     assert run(["adapt", "serve", "base", *modules, "--isolated", "--prompts", "4"]) == 0
-    told = capsys.readouterr().out
-    assert told.count("100.0 %") >= 4
-    assert "isolated decoding: 4 decode modules" in told
-    assert "tasks in a decode step: 1.0 on average, 1 at most" in told
+    output = capsys.readouterr().out
+    assert output.count("100.0 %") >= 4
+    assert "isolated decoding: 4 decode modules" in output
+    assert "tasks in a decode step: 1.0 on average, 1 at most" in output
 
 
 def test_a_server_that_ends_is_said_in_one_line() -> None:
@@ -70,7 +70,7 @@ def test_a_server_that_ends_is_said_in_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--module", "copy"], "--module: got 'copy', expected TASK=DIRECTORY, each task once"),
         (["--module", "copy=a", "--module", "copy=b"], "--module: got 'copy=b', expected TASK=DIRECTORY"),
@@ -79,7 +79,7 @@ def test_a_server_that_ends_is_said_in_one_line() -> None:
         (["--module", "copy=a", "--prompts", "0"], "--prompts: got 0"),
     ],
 )
-def test_what_cannot_be_served(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_served(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["adapt", "serve", "base", *flags]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
+    assert message in line

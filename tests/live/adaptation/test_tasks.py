@@ -32,26 +32,26 @@ def test_every_operation_by_hand() -> None:
 def test_a_prompt_is_the_operation_and_digits_and_its_answer_follows() -> None:
     prompts, answers = draw(["reverse", "negate"], 4, 50, seed=1, step=2)
     assert prompts.shape == (50, 5)
-    seen = set()
+    names = set()
     for prompt, answer in zip(prompts.numpy(), answers.numpy(), strict=True):
         name = next(name for name in OPERATIONS if operation_token(name) == prompt[0])
         assert OPERATIONS[name](prompt[None, 1:])[0].tolist() == answer.tolist()
-        seen.add(name)
-    assert seen == {"reverse", "negate"}
+        names.add(name)
+    assert names == {"reverse", "negate"}
     assert prompts.max() < VOCABULARY
 
 
 def test_equal_arguments_draw_the_same_and_others_do_not() -> None:
     first, again = (draw(["copy"], 5, 8, 0, 3)[0] for _ in range(2))
     assert torch.equal(first, again)
-    for other in (draw(["copy"], 5, 8, 1, 3), draw(["copy"], 5, 8, 0, 4), draw(["copy"], 5, 8, 0, 3, "evaluation")):
-        assert not torch.equal(first, other[0])
+    for batch in (draw(["copy"], 5, 8, 1, 3), draw(["copy"], 5, 8, 0, 4), draw(["copy"], 5, 8, 0, 3, "evaluation")):
+        assert not torch.equal(first, batch[0])
 
 
 def test_no_training_draws_a_prompt_of_the_evaluation() -> None:
-    trained, kept = (draw(["copy"], 4, 3000, 0, 0, part)[1].numpy() for part in ("training", "evaluation"))
+    trained, evaluated = (draw(["copy"], 4, 3000, 0, 0, part)[1].numpy() for part in ("training", "evaluation"))
     assert not is_held_out(trained).any()
-    assert is_held_out(kept).all()
+    assert is_held_out(evaluated).all()
     every = np.array([[number // 10**place % 10 for place in range(4)] for number in range(10_000)])
     assert is_held_out(every).mean() == pytest.approx(HELD_OUT, abs=0.01)
 

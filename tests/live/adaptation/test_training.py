@@ -29,28 +29,28 @@ class Stopped(Exception):
     pass
 
 
-def equal(one: Weights, other: Weights) -> bool:
-    named = to_named(other)
-    return all(torch.equal(tensor, named[name]) for name, tensor in to_named(one).items())
+def equal(weights: Weights, reference: Weights) -> bool:
+    expected = to_named(reference)
+    return all(torch.equal(tensor, expected[name]) for name, tensor in to_named(weights).items())
 
 
 def trained(config: ModelConfig, lesson: Lesson = LESSON, state: SavedState | None = None, stop: int = 99) -> Trained:
     """A short prefill-only tuning, stopped by an error after `stop` steps."""
-    start, left = initial_weights(config, 0), [stop]
+    start, remaining = initial_weights(config, 0), [stop]
 
     def advance(text: str) -> None:
-        left[0] -= 1
-        if left[0] == 0:
+        remaining[0] -= 1
+        if remaining[0] == 0:
             raise Stopped
 
     return tune_prefill(ForwardPass(config), start, start, lesson, SETTINGS, state=state, advance=advance)
 
 
 def test_equal_seeds_train_equal_weights_and_other_seeds_do_not(tiny: ModelConfig) -> None:
-    one, again, other = trained(tiny), trained(tiny), trained(tiny, Lesson(("reverse",), 3, seed=1))
-    assert one.losses == again.losses
-    assert equal(one.weights, again.weights)
-    assert not equal(one.weights, other.weights)
+    first, again, reseeded = trained(tiny), trained(tiny), trained(tiny, Lesson(("reverse",), 3, seed=1))
+    assert first.losses == again.losses
+    assert equal(first.weights, again.weights)
+    assert not equal(first.weights, reseeded.weights)
 
 
 @pytest.mark.parametrize("stop", [2, 3, 5, 7])
@@ -62,11 +62,11 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
     with pytest.raises(Stopped):
         trained(tiny, state=state, stop=stop)
     assert state.file.exists() == (stop > 3)
-    resumed, whole = trained(tiny, state=state), trained(tiny)
-    assert resumed.losses == whole.losses
-    assert equal(resumed.weights, whole.weights)
+    resumed, uninterrupted = trained(tiny, state=state), trained(tiny)
+    assert resumed.losses == uninterrupted.losses
+    assert equal(resumed.weights, uninterrupted.weights)
     finished = trained(tiny, state=state, stop=1)  # nothing is left to do
-    assert equal(finished.weights, whole.weights)
+    assert equal(finished.weights, uninterrupted.weights)
 
 
 def test_the_state_of_another_training_is_refused(tiny: ModelConfig, tmp_path: Path) -> None:
@@ -121,9 +121,9 @@ def test_sun_learns_a_task_that_naive_sharing_does_not() -> None:
     """Reverse then add one, unseen by the base model: full fine-tuning and SUN learn it, naive sharing fails."""
     shape = Shape(2, 48, 96, 4, 2, 12, VOCABULARY)
     forward = ForwardPass(ModelConfig(family="llama", shape=shape, max_position_embeddings=16, tied=True))
-    known = Lesson(("copy", "reverse", "add_one", "negate", "rotate"), 3, seed=0)
+    base_lesson = Lesson(("copy", "reverse", "add_one", "negate", "rotate"), 3, seed=0)
     settings = TrainingSettings(steps=600, batch_size=32, learning_rate=6e-3)
-    base = train_whole(forward, initial_weights(forward.config, 0), known, settings).weights
+    base = train_whole(forward, initial_weights(forward.config, 0), base_lesson, settings).weights
     new, short = Lesson(("reverse_add_one",), 3, seed=0), TrainingSettings(400, 24, 4e-3)
     full = train_whole(forward, base, new, short).weights
     sun = tune_prefill(forward, base, base, new, short).weights

@@ -21,7 +21,6 @@ from live.calibration.grid import LINEAR
 from live.calibration.journal import Journal
 from live.calibration.measuring import Plan
 from schedulers.batches import Batch
-from schedulers.sequence import Sequence
 from twin.cli import run
 from workloads.errors import BadInput
 
@@ -71,43 +70,43 @@ def plan() -> Plan:
 
 
 def test_a_known_machine_is_recovered(plan: Plan, tmp_path: Path) -> None:
-    made = calibrated(plan, tmp_path / "a" / "new" / "folder" / "c.yaml", Clock())
+    file = calibrated(plan, tmp_path / "a" / "new" / "folder" / "c.yaml", Clock())
     for name in ("qkv_proj", "act_fn", "lm_head", "w4/o", "ec/down"):
-        (line,) = made.operations[name].lines
+        (line,) = file.operations[name].lines
         assert line.alpha == pytest.approx(ALPHA)
         assert line.beta == pytest.approx(BETA)
-    for name, operation in made.operations.items():
+    for name, operation in file.operations.items():
         assert operation.repeat_spread == 0
         assert operation.allowed == 0.05
         assert operation.held_out is not None
         assert operation.held_out.median < 1e-6 or name == "gate_up_proj"
         assert operation.holds
-    lines = {line.where: line for line in made.operations["decode_attention"].lines}
+    lines = {line.where: line for line in file.operations["decode_attention"].lines}
     assert lines["batch 8"].alpha == pytest.approx(8e-8)
     assert lines["batch 8"].beta == pytest.approx(BETA + 8 * ALPHA)
 
 
 def test_a_knee_is_split_not_averaged(plan: Plan, tmp_path: Path) -> None:
-    made = calibrated(plan, tmp_path / "c.yaml", Clock())
-    flat, rising = made.operations["gate_up_proj"].lines
+    file = calibrated(plan, tmp_path / "c.yaml", Clock())
+    flat, rising = file.operations["gate_up_proj"].lines
     assert (flat.range[1], flat.alpha, flat.beta) == (24, 0.0, pytest.approx(1e-4))
     assert (rising.range[0], rising.alpha) == (32, pytest.approx(4e-6))
 
 
 def test_what_does_not_hold_is_said(plan: Plan, tmp_path: Path) -> None:
     """A machine that is twice as slow at the sizes that are held out: no line through the others finds them."""
-    held = set(plan.grid.held_tokens)
+    slow_sizes = set(plan.grid.held_tokens)
 
     def uneven(case: Case) -> float:
-        slow = case.operation == "o_proj" and case.sizes["tokens"] in held
+        slow = case.operation == "o_proj" and case.sizes["tokens"] in slow_sizes
         return made_up(case) * (2 if slow else 1)
 
-    made = calibrated(plan, tmp_path / "c.yaml", Clock(uneven))
-    o_proj = made.operations["o_proj"]
+    file = calibrated(plan, tmp_path / "c.yaml", Clock(uneven))
+    o_proj = file.operations["o_proj"]
     assert not o_proj.holds
     assert o_proj.held_out is not None
     assert o_proj.held_out.median == pytest.approx(0.5)
-    assert made.operations["qkv_proj"].holds
+    assert file.operations["qkv_proj"].holds
 
 
 def test_a_machine_that_does_not_repeat_itself_is_allowed_more(plan: Plan, tmp_path: Path) -> None:
@@ -118,8 +117,8 @@ def test_a_machine_that_does_not_repeat_itself_is_allowed_more(plan: Plan, tmp_p
         calls[key] = calls.get(key, 0) + 1
         return made_up(case) * (1 + 0.0199 * calls[key])  # rounds at 1.0199 to 1.0796
 
-    made = calibrated(plan, tmp_path / "c.yaml", Clock(restless))
-    operation = made.operations["qkv_proj"]
+    file = calibrated(plan, tmp_path / "c.yaml", Clock(restless))
+    operation = file.operations["qkv_proj"]
     assert operation.repeat_spread == pytest.approx(0.0597 / 1.04975)
     assert operation.allowed == 0.1
     assert operation.lines[0].alpha == pytest.approx(1.0199 * ALPHA)
@@ -137,18 +136,18 @@ def test_points_that_do_not_settle_go_through_more_rounds(plan: Plan, tmp_path: 
         return made_up(case) * max(5 - calls[tokens], 1)
 
     clock = Clock(disturbed)
-    made = calibrated(plan, tmp_path / "c.yaml", clock)
+    file = calibrated(plan, tmp_path / "c.yaml", clock)
     assert set(calls.values()) == {5}
     assert clock.asked == calibration.count(plan) + len(calls)
-    operation = made.operations["o_proj"]
+    operation = file.operations["o_proj"]
     assert operation.lines[0].alpha == pytest.approx(ALPHA)
     assert operation.repeat_spread == pytest.approx(1.2)  # (4 - 1) / 2.5
 
 
 def test_a_killed_run_is_taken_up(plan: Plan, tmp_path: Path) -> None:
     output = tmp_path / "c.yaml"
-    whole = Clock()
-    expected = calibrated(plan, tmp_path / "other.yaml", whole)
+    uninterrupted = Clock()
+    expected = calibrated(plan, tmp_path / "other.yaml", uninterrupted)
     first = Clock(breaks_after=100)
     with pytest.raises(KeyboardInterrupt):
         calibrated(plan, output, first)
@@ -156,13 +155,13 @@ def test_a_killed_run_is_taken_up(plan: Plan, tmp_path: Path) -> None:
     journal = calibration.journal_of(output)
     journal.write_text(journal.read_text() + '{"key": "cut sho')
     second = Clock()
-    made = calibrated(plan, output, second)
+    file = calibrated(plan, output, second)
     assert first.asked == 100
-    assert first.asked + second.asked == whole.asked == calibration.count(plan)
-    assert made.operations == expected.operations
-    assert made.tables == expected.tables
+    assert first.asked + second.asked == uninterrupted.asked == calibration.count(plan)
+    assert file.operations == expected.operations
+    assert file.tables == expected.tables
     third = Clock()
-    assert calibrated(plan, output, third) == made
+    assert calibrated(plan, output, third) == file
     assert third.asked == 0
 
 
@@ -175,12 +174,12 @@ def test_another_plan_begins_anew(plan: Plan, tmp_path: Path) -> None:
 
 def test_the_file_simulates_what_was_measured(plan: Plan, tmp_path: Path) -> None:
     output = tmp_path / "c.yaml"
-    made = calibrated(plan, output, Clock())
-    assert read_measured_calibration(output) == made
-    step = made.step_time().seconds(Batch([], [None] * 8, 8 * 256, 256))
+    file = calibrated(plan, output, Clock())
+    assert read_measured_calibration(output) == file
+    step = file.step_time().seconds(Batch([], [None] * 8, 8 * 256, 256))
     layer = 2 * (BETA + 8 * ALPHA) + 5 * (BETA + 8 * ALPHA) + 1e-4 + (BETA + 8 * (ALPHA + 1e-8 * 256))
-    rest = 4 * (BETA + 8 * ALPHA)  # embedding, last norm, head, sampler
-    assert step == pytest.approx(4 * layer + rest)
+    edges = 4 * (BETA + 8 * ALPHA)  # embedding, last norm, head, sampler
+    assert step == pytest.approx(4 * layer + edges)
 
 
 def test_overhead_is_what_whole_steps_take_more(tmp_path: Path) -> None:
@@ -193,46 +192,40 @@ def test_overhead_is_what_whole_steps_take_more(tmp_path: Path) -> None:
         sizes = case.sizes
         return OVERHEAD + 1.25 * bare.seconds(step_batch(sizes["chunk"], 0, sizes["decodes"], sizes["context"]))
 
-    made = calibrated(plan, tmp_path / "c.yaml", Clock(with_steps))
-    assert made.overhead.seconds == pytest.approx(OVERHEAD)
-    assert made.overhead.factor == pytest.approx(1.25)
-    assert made.overhead.median_error == pytest.approx(0, abs=1e-9)
-    assert made.step_time().seconds(Batch([], [None], 64, 64)) == pytest.approx(
+    file = calibrated(plan, tmp_path / "c.yaml", Clock(with_steps))
+    assert file.overhead.seconds == pytest.approx(OVERHEAD)
+    assert file.overhead.factor == pytest.approx(1.25)
+    assert file.overhead.median_error == pytest.approx(0, abs=1e-9)
+    assert file.step_time().seconds(Batch([], [None], 64, 64)) == pytest.approx(
         OVERHEAD + 1.25 * bare.seconds(Batch([], [None], 64, 64))
     )
 
 
-def test_batches_of_sizes_hold_sequences() -> None:
-    batch = step_batch(16, 32, 2, 64)
-    assert {type(sequence) for sequence in (batch.chunks[0].sequence, *batch.decodes)} == {Sequence}
-    assert (batch.tokens, batch.decode_kv, batch.chunks[0].context) == (18, 128, 32)
-
-
 def test_tables_of_compensated_layers(plan: Plan, tmp_path: Path) -> None:
-    made = calibrated(plan, tmp_path / "c.yaml", Clock())
-    assert made.ec is not None
-    assert made.ec.tokens == list(plan.grid.quantised)
-    assert made.ec.w4["qkv"][4] == pytest.approx(BETA + 16 * ALPHA)
-    assert made.ec.attention[4] == pytest.approx(5 * (BETA + 16 * ALPHA))  # a prompt, two norms, rope, activation
+    file = calibrated(plan, tmp_path / "c.yaml", Clock())
+    assert file.ec is not None
+    assert file.ec.tokens == list(plan.grid.quantised)
+    assert file.ec.w4["qkv"][4] == pytest.approx(BETA + 16 * ALPHA)
+    assert file.ec.attention[4] == pytest.approx(5 * (BETA + 16 * ALPHA))  # a prompt, two norms, rope, activation
 
 
 def test_lines_feed_an_afd_scenario_only_with_messages(plan: Plan, tmp_path: Path) -> None:
     output = tmp_path / "c.yaml"
-    made = calibrated(plan, output, Clock())
-    assert made.skipped["communication"] == "only with --ops communication"
+    file = calibrated(plan, output, Clock())
+    assert file.skipped["communication"] == "only with --ops communication"
     with pytest.raises(BadInput, match="communication"):
         load_calibration(output)
-    line = made.ffn
+    line = file.ffn
     assert line is not None
-    with_messages = made.model_copy(update={"communication": line})
+    with_messages = file.model_copy(update={"communication": line})
     output.write_text(with_messages.to_yaml())
-    assert load_calibration(output).step_line("attention")[0] == made.attention.alpha  # type: ignore[union-attr]
+    assert load_calibration(output).step_line("attention")[0] == file.attention.alpha  # type: ignore[union-attr]
 
 
 def test_attention_alone_is_judged(tmp_path: Path) -> None:
-    made = calibrated(calibration.make_plan(TINY, "cpu", groups=("attention",)), tmp_path / "c.yaml", Clock())
-    assert made.tables is None
-    for operation in made.operations.values():
+    file = calibrated(calibration.make_plan(TINY, "cpu", groups=("attention",)), tmp_path / "c.yaml", Clock())
+    assert file.tables is None
+    for operation in file.operations.values():
         assert operation.held_out is not None
         assert operation.held_out.median < 1e-6
 
@@ -245,10 +238,10 @@ def test_messages_go_there_and_back() -> None:
 
 def test_without_attention_there_are_no_step_times(tmp_path: Path) -> None:
     plan = calibration.make_plan(TINY, "cpu", groups=("layers",))
-    made = calibrated(plan, tmp_path / "c.yaml", Clock())
-    assert set(LINEAR) <= set(made.operations)
+    file = calibrated(plan, tmp_path / "c.yaml", Clock())
+    assert set(LINEAR) <= set(file.operations)
     with pytest.raises(BadInput, match="tables"):
-        made.step_time()
+        file.step_time()
 
 
 def test_a_minute_grid_end_to_end(
@@ -266,7 +259,7 @@ def test_a_minute_grid_end_to_end(
         torch.set_num_threads(threads)
     document = json.loads(capsys.readouterr().out)
     assert code in (0, 4)
-    assert code == (0 if all(each["holds"] for each in document["operations"].values()) else 4)
+    assert code == (0 if all(operation["holds"] for operation in document["operations"].values()) else 4)
     assert document["provenance"]["method"] == "measured"
     figures = {path.name for path in (tmp_path / "tiny-llama-cpu.calibration-figures").iterdir()}
     assert figures == {f"{name.replace('/', '-')}.svg" for name in document["operations"]}
@@ -277,7 +270,7 @@ def test_a_minute_grid_end_to_end(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--device", "tpu"], "--device: got 'tpu', expected cpu or cuda"),
         (["--device", "cpu", "--ops", "layers,everything"], "--ops: got 'everything'"),
@@ -285,24 +278,24 @@ def test_a_minute_grid_end_to_end(
     ],
 )
 def test_bad_arguments_are_told(
-    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["calibrate", "run", "--model", str(TINY), "-o", str(tmp_path / "c.yaml")]
     assert run([*command, *arguments]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_all_reduces_are_a_link_file(tmp_path: Path) -> None:
     """Two processes, in two rounds that the journal keeps; a scenario's communication can name the file."""
     journal = Journal(tmp_path / "journal", {})
-    done: list[str] = []
-    link = measure_link(journal, 2, quick=True, advance=done.append)
+    advanced: list[str] = []
+    link = measure_link(journal, 2, quick=True, advance=advanced.append)
     assert link.kind == "measured"
-    assert len(done) == 2 * len(rank_counts())
-    again = measure_link(Journal(tmp_path / "journal", {}), 2, quick=True, advance=done.append)
+    assert len(advanced) == 2 * len(rank_counts())
+    again = measure_link(Journal(tmp_path / "journal", {}), 2, quick=True, advance=advanced.append)
     assert again == link
     (tmp_path / "mine.yaml").write_text(write_yaml(link.model_dump(mode="json", by_alias=True)))
-    found = resolve(Communication(link="mine.yaml"), tmp_path)
+    communication = resolve(Communication(link="mine.yaml"), tmp_path)
     measured = link.all_reduce[0]
-    assert found.all_reduce(2, measured.bytes[-1] / 2) == max(measured.seconds)
-    assert note(found) is None or found.spread > 0.3
+    assert communication.all_reduce(2, measured.bytes[-1] / 2) == max(measured.seconds)
+    assert note(communication) is None or communication.spread > 0.3

@@ -10,13 +10,13 @@ import pytest
 import yaml
 
 import twin
+from benchmarks.queueing import md1_wait
 from tests.twin.planning.scenarios import SMALL, document, kind, plan, planner, question, simulations
 from twin.cli import run
 from twin.planning.given import given_candidate, plan_of_given
 from twin.planning.max_load import changes
 from twin.planning.planner import find_max_load
 from twin.planning.question import read_question
-from twin.theory.queueing import md1_wait
 
 STEP, STEPS = 1e-2, 20
 SERVICE = STEP * STEPS

@@ -12,9 +12,9 @@ from workloads.errors import BadInput
 
 
 def test_stretches_come_back_as_they_were(tmp_path: Path) -> None:
-    kept = [TimedStretch(1, "attention.stage", (8.0, 640.0), 1e-3), TimedStretch(2, "ffn.wait", (), 2e-6)]
-    write_stretches(tmp_path, kept)
-    assert read_stretches(tmp_path) == kept
+    stretches = [TimedStretch(1, "attention.stage", (8.0, 640.0), 1e-3), TimedStretch(2, "ffn.wait", (), 2e-6)]
+    write_stretches(tmp_path, stretches)
+    assert read_stretches(tmp_path) == stretches
 
 
 def test_stretches_of_another_version_are_refused(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from reports.validation.verdict import contention_line, verdict_line, verdict_parts
+from reports.blocks import Report
+from reports.pages.html import page
+from reports.validation.verdict import contention_line, verdict_blocks, verdict_line
 from twin.validation.contention import SCHEDSTAT, ContentionMeter, contention, verdict
 
 QUIET = {
@@ -28,22 +30,22 @@ QUIET = {
     ],
 )
 def test_missed_goals_are_undecided_on_a_contended_machine(change: dict[str, float], reason: str | None) -> None:
-    found = contention([{"contention": QUIET}, {}, {"contention": QUIET | change}])
-    assert found is not None
-    assert (found["parts"], found["contended"]) == (2, reason is not None)
-    assert verdict([], found) == "met"
-    assert verdict(["a goal"], found) == ("missed" if reason is None else "undecided")
-    document: dict[str, Any] = {"missed": ["TTFT < MEAN"], "contention": found, "verdict": verdict(["a goal"], found)}
-    said = verdict_line(document)
+    result = contention([{"contention": QUIET}, {}, {"contention": QUIET | change}])
+    assert result is not None
+    assert (result["parts"], result["contended"]) == (2, reason is not None)
+    assert verdict([], result) == "met"
+    assert verdict(["a goal"], result) == ("missed" if reason is None else "undecided")
+    document: dict[str, Any] = {"missed": ["TTFT < MEAN"], "contention": result, "verdict": verdict(["a goal"], result)}
+    sentence = verdict_line(document)
     (line,) = contention_line(document)
-    page = "".join(str(part) for part in verdict_parts(document))
-    assert "<li>TTFT &lt; MEAN</li>" in page
+    html = page(Report("a validation", verdict_blocks(document, "forecast")), {})
+    assert "<li>TTFT &lt; MEAN</li>" in html
     if reason is None:
-        assert said == "Verdict: 1 goal missed."
+        assert sentence == "Verdict: 1 goal missed."
         assert line.endswith("(not contended)")
     else:
-        assert reason in said
-        assert "undecided" in page
+        assert reason in sentence
+        assert "undecided" in html
         assert line.endswith("(contended)")
 
 
@@ -65,15 +67,15 @@ def test_a_rival_on_the_same_processor_is_noticed() -> None:
     os.sched_setaffinity(0, {min(processors)})  # children have it too
     try:
         rivals = [multiprocessing.get_context("fork").Process(target=spin, args=(0.6,)) for _ in range(2)]
-        for each in rivals:
-            each.start()
+        for process in rivals:
+            process.start()
         with ContentionMeter() as meter:
             spin(0.4)
-        for each in rivals:
-            each.join()
+        for process in rivals:
+            process.join()
     finally:
         os.sched_setaffinity(0, processors)
-    found = contention([{"contention": meter.document}])
-    assert found is not None
-    assert found["contended"]
-    assert found["waited_share"] > 0.3
+    result = contention([{"contention": meter.document}])
+    assert result is not None
+    assert result["contended"]
+    assert result["waited_share"] > 0.3

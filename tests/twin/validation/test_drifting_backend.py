@@ -86,11 +86,11 @@ class TimedRun:
     def columns(self) -> dict[str, Any]:
         records = self.records
         return {
-            "arrival": np.array([each.request.arrival for each in records]),
-            "noticed": np.array([each.queued for each in records]),
-            "first_token": np.array([each.first_token for each in records]),
-            "last_token": np.array([each.last_token for each in records]),
-            "output_tokens": np.array([float(each.output_tokens) for each in records]),
+            "arrival": np.array([record.request.arrival for record in records]),
+            "noticed": np.array([record.queued for record in records]),
+            "first_token": np.array([record.first_token for record in records]),
+            "last_token": np.array([record.last_token for record in records]),
+            "output_tokens": np.array([float(record.output_tokens) for record in records]),
         }
 
 
@@ -116,9 +116,9 @@ class DriftingBackend:
                 decodes, chunks = int(rng.integers(0, 9)), int(rng.integers(0, 3))
                 prompt = int(rng.integers(1, 60)) * chunks
                 decodes = max(decodes, int(not chunks))
-                seen = prompt * int(rng.integers(1, 128))
+                attention = prompt * int(rng.integers(1, 128))
                 longest = 16 * int(rng.integers(1, 12))
-                step = Step(prompt + decodes, decodes * longest, seen, decodes, chunks, decodes + chunks)
+                step = Step(prompt + decodes, decodes * longest, attention, decodes, chunks, decodes + chunks)
                 seconds = float(model.predict([step])[0] * rng.lognormal(0.0, 0.02))
                 timed[-1].append((now, replace(step, seconds=seconds)))
                 now += seconds
@@ -150,7 +150,7 @@ class DriftingBackend:
         engine = Engine(
             env, scheduler.make_core, law(SLOWDOWN), name="backend", index=0, fast_forward=False, watch=watch
         )
-        records = [RequestRecord(*each) for each in requests]
+        records = [RequestRecord(*request) for request in requests]
 
         def client() -> Generator[Event, object, None]:
             for record in records:
@@ -159,7 +159,7 @@ class DriftingBackend:
 
         env.process(client())
         env.run()
-        return TimedRun([], spans, records, [times[each.request.id] for each in records])
+        return TimedRun([], spans, records, [times[record.request.id] for record in records])
 
     def describe(self) -> dict[str, Any]:
         return {"device": "none", "dtype": "float32", "versions": {}}
@@ -185,8 +185,8 @@ def test_the_headline_is_the_forecast_and_goals_judge_it(folder: Callable[[], Ru
     assert not [key for entry in load["metrics"].values() for key in entry if key.startswith("error_")]
     assert load["steps"]["all"]["median"] > 0.1
     e2e = load["metrics"]["e2e.mean"]
-    forecast = [each["e2e"]["mean"] for each in load["predicted"]]
-    measured = [each["e2e"]["mean"] for each in load["measured"]]
+    forecast = [summary["e2e"]["mean"] for summary in load["predicted"]]
+    measured = [summary["e2e"]["mean"] for summary in load["measured"]]
     assert e2e["error"] < -0.08
     assert e2e["error"] == pytest.approx(np.mean(np.array(forecast) / np.array(measured) - 1))
     assert f"load 0.6: the forecast of e2e.mean is off by {100 * e2e['error']:+.1f} %, goal 3 %" in missed([load], 1.0)
@@ -203,17 +203,17 @@ def test_kept_profiling_gives_the_same_model_again(folder: Callable[[], RunDirec
 
 
 def test_a_killed_validation_repeats_nothing(folder: Callable[[], RunDirectory], tmp_path: Path) -> None:
-    broken, other = DriftingBackend(breaks_at=2), DriftingBackend()
+    broken, resumed = DriftingBackend(breaks_at=2), DriftingBackend()
     with pytest.raises(KeyboardInterrupt), folder() as run:
         validate(broken, run)
     assert broken.replayed == 2
     with folder() as run:
-        document = validate(other, run)
-    assert other.replayed == 1
-    assert len(broken.warmed) == len(other.warmed) == 1
+        document = validate(resumed, run)
+    assert resumed.replayed == 1
+    assert len(broken.warmed) == len(resumed.warmed) == 1
     with open_run(tmp_path / "runs", "validate", "whole", {}, resume=False) as run:
-        whole = validate(DriftingBackend(), run)
-    assert document["loads"] == whole["loads"]
+        uninterrupted = validate(DriftingBackend(), run)
+    assert document["loads"] == uninterrupted["loads"]
     with open_run(tmp_path / "runs", "validate", "whole", {}, resume=True) as run:
         idle = DriftingBackend()
         validate(idle, run)

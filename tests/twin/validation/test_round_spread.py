@@ -18,25 +18,25 @@ PROVENANCE = {"device": "none", "model": "none"}
 
 def steps(rng: np.random.Generator, count: int = 30) -> list[Step]:
     """Decode steps at the machine's mean speed, with a scatter of their own."""
-    found = []
+    rows = []
     for decodes in rng.integers(1, 17, count).tolist():
-        seen = 16 * decodes * int(rng.integers(1, 20))
-        seconds = (5e-3 + 4e-4 * decodes + 2e-6 * seen) * float(rng.lognormal(0, WITHIN))
-        found.append(Step(decodes, seen, 0, decodes, 0, decodes, seconds))
-    return found
+        attention = 16 * decodes * int(rng.integers(1, 20))
+        seconds = (5e-3 + 4e-4 * decodes + 2e-6 * attention) * float(rng.lognormal(0, WITHIN))
+        rows.append(Step(decodes, attention, 0, decodes, 0, decodes, seconds))
+    return rows
 
 
 def rounds(rng: np.random.Generator, between: float, count: int = 20) -> list[list[Step]]:
     """A profile: each round has a speed of its own."""
-    found = []
+    profile = []
     for _ in range(count):
         slowness = float(rng.lognormal(0, between))
-        found.append([replace(each, seconds=each.seconds * slowness) for each in steps(rng)])
-    return found
+        profile.append([replace(step, seconds=step.seconds * slowness) for step in steps(rng)])
+    return profile
 
 
 def recording(profiled: list[list[Step]]) -> ProfilingRecording:
-    return ProfilingRecording([[(0.0, each) for each in of_round] for of_round in profiled], ())
+    return ProfilingRecording([[(0.0, step) for step in of_round] for of_round in profiled], ())
 
 
 def fitted(profiled: list[list[Step]]) -> EngineRegression:
@@ -46,15 +46,15 @@ def fitted(profiled: list[list[Step]]) -> EngineRegression:
 
 def test_what_rounds_differ_by_is_found_although_a_fit_follows_them() -> None:
     rng = np.random.default_rng(1)
-    found = [round_spread(rounds(rng, 0.04), 16) for _ in range(8)]
-    assert np.sqrt(np.mean(np.square(found))) == pytest.approx(0.04, rel=0.3)
+    spreads = [round_spread(rounds(rng, 0.04), 16) for _ in range(8)]
+    assert np.sqrt(np.mean(np.square(spreads))) == pytest.approx(0.04, rel=0.3)
     still = [round_spread(rounds(rng, 0.0), 16) for _ in range(4)]
     assert max(still) < 0.01
 
 
 def test_later_runs_lie_in_the_interval_that_the_profile_expects() -> None:
     """40 runs after each of 10 profiles, each run at a speed of its own; 90 % intervals of the unknown alone."""
-    rng, held = np.random.default_rng(2), []
+    rng, inside = np.random.default_rng(2), []
     for _ in range(10):
         model = fitted(rounds(rng, 0.04))
         (machine,) = (unknown for unknown in model.unknowns() if unknown.name == "machine")
@@ -62,9 +62,9 @@ def test_later_runs_lie_in_the_interval_that_the_profile_expects() -> None:
         for _ in range(40):
             run = steps(rng)
             slowness = float(rng.lognormal(0, 0.04))
-            total = sum(each.seconds for each in run) * slowness / float(model.predict(run).sum())
-            held.append(abs(np.log(total)) <= 1.645 * machine.deviation)
-    assert 0.82 <= np.mean(held) <= 0.96
+            total = sum(step.seconds for step in run) * slowness / float(model.predict(run).sum())
+            inside.append(abs(np.log(total)) <= 1.645 * machine.deviation)
+    assert 0.82 <= np.mean(inside) <= 0.96
 
 
 def test_a_machine_that_held_still_is_not_expected_to_stay_so() -> None:
@@ -79,10 +79,10 @@ def test_a_file_of_an_earlier_version_says_nothing_of_rounds() -> None:
     assert "round_spread" in write_yaml(document)
     del document["round_spread"]
     model = EngineRegression.from_file(checked(EngineRegressionFile, document, None))
-    assert {each.name: each.deviation for each in model.unknowns()}["machine"] == MACHINE
+    assert {unknown.name: unknown.deviation for unknown in model.unknowns()}["machine"] == MACHINE
 
 
 def test_a_short_profile_is_fitted_all_the_same() -> None:
-    short = [each[:4] for each in rounds(np.random.default_rng(5), 0.1, count=5)]
+    short = [of_round[:4] for of_round in rounds(np.random.default_rng(5), 0.1, count=5)]
     assert fitted(short).points_ == 16
-    assert round_spread([each[:3] for each in short], 16) == 0.0
+    assert round_spread([of_round[:3] for of_round in short], 16) == 0.0

@@ -71,43 +71,43 @@ def test_a_finished_training_is_not_trained_again(model: Path, capsys: pytest.Ca
 def test_a_model_is_diagnosed_compensated_and_loaded(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = (*SOURCES, "--bits", "3", "--sequences", "8", "--full-rank", "6")
     plain = adapt(capsys, "quantise", "model", "plain", *common[:-2])
-    found = adapt(capsys, "diagnose", "model", *common, "--figure", "map.svg")
-    assert found["damage"].keys() == {
+    diagnosis = adapt(capsys, "diagnose", "model", *common, "--figure", "map.svg")
+    assert diagnosis["damage"].keys() == {
         f"layers.{i}.{kind}" for i in range(2) for kind in ("qkv", "o", "gate_up", "down")
     }
-    assert plain["quantised"] == found["quantised"]
+    assert plain["quantised"] == diagnosis["quantised"]
     ElementTree.fromstring(Path("map.svg").read_text())
-    made = adapt(capsys, "compensate", "model", "made", *common, "--steps", "3", "--gate-steps", "2")
-    assert made["modules"] == found["modules"]
-    assert made["rank"] == found["rank"] >= 1
-    assert len(made["losses"]) == 5
-    assert json.loads(Path("made/compensation.json").read_text()) == made
+    document = adapt(capsys, "compensate", "model", "made", *common, "--steps", "3", "--gate-steps", "2")
+    assert document["modules"] == diagnosis["modules"]
+    assert document["rank"] == diagnosis["rank"] >= 1
+    assert len(document["losses"]) == 5
+    assert json.loads(Path("made/compensation.json").read_text()) == document
     loaded = LoadedModel(Path("made"), random=False, dtype="float32", device="cpu", threads=1)
     loaded.engine(EngineConfig(max_num_seqs=2, num_gpu_blocks=8, block_size=4))
     layers = read_model(Path("made"))[1].layers
     carrying = {f"layers.{i}.qkv" for i, layer in enumerate(layers) if isinstance(layer.qkv, Compensated)}
-    assert carrying == {name for name in made["modules"] if name.endswith("qkv")}
+    assert carrying == {name for name in document["modules"] if name.endswith("qkv")}
 
 
 def test_compensators_on_all_modules_take_twice_the_budget(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    few = (*SOURCES, "--sequences", "8", "--steps", "1", "--gate-steps", "1")
-    every = adapt(capsys, "compensate", "model", "every", *few, "--placement", "all")
-    some = adapt(capsys, "compensate", "model", "some", *few)
+    arguments = (*SOURCES, "--sequences", "8", "--steps", "1", "--gate-steps", "1")
+    every = adapt(capsys, "compensate", "model", "every", *arguments, "--placement", "all")
+    some = adapt(capsys, "compensate", "model", "some", *arguments)
     assert len(every["modules"]) == 8
     assert every["rank"] == 8
     assert some["bytes"] <= every["bytes"] // 2
 
 
 def test_quality_and_speed_stand_in_one_table(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    few = (*SOURCES, "--sequences", "8", "--bits", "3", "--steps", "3", "--gate-steps", "2")
-    made = adapt(capsys, "compensate", "model", "made", *few)
+    arguments = (*SOURCES, "--sequences", "8", "--bits", "3", "--steps", "3", "--gate-steps", "2")
+    trained = adapt(capsys, "compensate", "model", "made", *arguments)
     measured = ("model", "made", *SOURCES, "--requests", "4", "--rounds", "10", "--concurrency", "2")
     document = adapt(capsys, "measure", *measured)
     dense, compensated = document["models"]
     assert dense["kl"] == pytest.approx(0, abs=1e-6)
-    assert compensated["perplexity"] == pytest.approx(made["compensated"]["perplexity"], rel=1e-3)
-    assert compensated["kl"] == pytest.approx(made["compensated"]["kl"], rel=1e-2, abs=1e-6)
-    assert compensated["accuracy"] == pytest.approx(made["compensated"]["accuracy"], abs=2e-3)
+    assert compensated["perplexity"] == pytest.approx(trained["compensated"]["perplexity"], rel=1e-3)
+    assert compensated["kl"] == pytest.approx(trained["compensated"]["kl"], rel=1e-2, abs=1e-6)
+    assert compensated["accuracy"] == pytest.approx(trained["compensated"]["accuracy"], abs=2e-3)
     assert dense["bytes"] == 4 * json.loads(Path("model/training.json").read_text())["trained_parameters"]
     assert compensated["bytes"] == weight_bytes(read_model(Path("made"))[1])
     for row in document["models"]:
@@ -124,9 +124,9 @@ def test_quality_and_speed_stand_in_one_table(model: Path, capsys: pytest.Captur
 
 
 def test_models_of_two_shapes_are_not_measured(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    other = dataclasses.replace(sizes.TEXT_SIZES["reduced"], hidden=32)
+    size = dataclasses.replace(sizes.TEXT_SIZES["reduced"], hidden=32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sizes.TEXT_SIZES, "reduced", other)
+        patch.setitem(sizes.TEXT_SIZES, "reduced", size)
         adapt(capsys, "text", "other", *SOURCES)
     assert "other: expected the shape of the first model" in refused(capsys, "measure", "model", "other", *SOURCES)
     assert "--load: got 1.0, expected a number between 0 and 1" in refused(capsys, "measure", "model", "--load", "1")

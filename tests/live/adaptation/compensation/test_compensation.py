@@ -29,7 +29,7 @@ from live.adaptation.forward import ForwardPass, final_states
 from live.adaptation.quantisers.grid import Precision
 from live.adaptation.quantisers.models import QuantisedModel, quantise_model
 from live.adaptation.training import TrainingSettings
-from live.adaptation.weights import initial_weights, module_names, to_named
+from live.adaptation.weights import from_named, initial_weights, module_names, to_named
 from live.models.config import ModelConfig
 from live.models.weights import Weights
 
@@ -41,11 +41,11 @@ def generator(seed: int) -> torch.Generator:
 
 
 def test_cka_is_its_definition() -> None:
-    one, other = torch.randn(50, 6, generator=generator(0)), torch.randn(50, 6, generator=generator(1))
+    states, reference = torch.randn(50, 6, generator=generator(0)), torch.randn(50, 6, generator=generator(1))
     centre = torch.eye(50, dtype=torch.float64) - 1 / 50
-    x, y = one.double(), other.double()
+    x, y = states.double(), reference.double()
     expected = (x.T @ centre @ y).norm() ** 2 / ((x.T @ centre @ x).norm() * (y.T @ centre @ y).norm())
-    assert linear_cka(one, other) == pytest.approx(float(expected), rel=1e-9)
+    assert linear_cka(states, reference) == pytest.approx(float(expected), rel=1e-9)
 
 
 def test_cka_sees_neither_rotations_nor_scales_nor_shifts() -> None:
@@ -68,16 +68,14 @@ def test_damage_is_of_one_module_at_a_time(
     model: tuple[ForwardPass, Weights, QuantisedModel, torch.Tensor],
 ) -> None:
     forward, weights, quantised, tokens = model
-    found = damage(forward, quantised, tokens)
-    assert list(found) == module_names(forward.config)
-    assert all(0 < value < 1 for value in found.values())
-    named = dict(to_named(weights))
-    named["layers.1.o"] = quantised.modules["layers.1.o"].dense()
-    from live.adaptation.weights import from_named
-
-    one = final_states(forward, from_named(forward.config, named), tokens).flatten(0, 1)
-    expected = 1 - linear_cka(final_states(forward, weights, tokens).flatten(0, 1), one)
-    assert found["layers.1.o"] == pytest.approx(expected, rel=1e-6)
+    damages = damage(forward, quantised, tokens)
+    assert list(damages) == module_names(forward.config)
+    assert all(0 < value < 1 for value in damages.values())
+    tensors = dict(to_named(weights))
+    tensors["layers.1.o"] = quantised.modules["layers.1.o"].dense()
+    states = final_states(forward, from_named(forward.config, tensors), tokens).flatten(0, 1)
+    expected = 1 - linear_cka(final_states(forward, weights, tokens).flatten(0, 1), states)
+    assert damages["layers.1.o"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_svd_factors_are_the_nearest_of_their_rank() -> None:
@@ -93,12 +91,12 @@ def test_whitened_factors_have_the_least_error_of_the_output() -> None:
     error, x = torch.randn(12, 9, generator=generator(0)), torch.randn(300, 9, generator=generator(1))
     x = x * torch.logspace(-1, 1, 9)
     down, up = whitened_factors(error, x.T @ x / 300, 3)
-    found = float((x @ (error - up @ down).T).square().sum())
+    error_of_output = float((x @ (error - up @ down).T).square().sum())
     plain_down, plain_up = svd_factors(error, 3)
-    assert found < 0.8 * float((x @ (error - plain_up @ plain_down).T).square().sum())
+    assert error_of_output < 0.8 * float((x @ (error - plain_up @ plain_down).T).square().sum())
     # The best approximation of rank 3 of the outputs themselves is a bound, and is reached.
     values = torch.linalg.svdvals(x @ error.T)
-    assert found == pytest.approx(float(values[3:].square().sum()), rel=1e-3)
+    assert error_of_output == pytest.approx(float(values[3:].square().sum()), rel=1e-3)
 
 
 def test_inputs_that_do_not_span_the_space_have_factors() -> None:
@@ -113,7 +111,7 @@ def made_parts(rank: int, inputs: int, outputs: int) -> dict[str, torch.Tensor]:
     down, up = torch.randn(rank, inputs, generator=generator(3)), torch.randn(outputs, rank, generator=generator(7))
     parts = {"down": down, "up": up}
     gate = initial_gate(rank, 0)
-    moved = {name: each + 0.3 * torch.randn(each.shape, generator=generator(4)) for name, each in gate.items()}
+    moved = {name: tensor + 0.3 * torch.randn(tensor.shape, generator=generator(4)) for name, tensor in gate.items()}
     return parts | moved
 
 
@@ -157,8 +155,9 @@ def test_the_loss_is_the_divergence_at_temperature_2(
 ) -> None:
     forward, weights, quantised, tokens = model
     rows = torch.tensor([3, 0])
-    told, found = ((forward(each, tokens[rows])[0] / 2).softmax(-1) for each in (weights, quantised.weights()))
-    expected = (told * (told / found).log()).sum(-1).mean()
+    logits = (forward(version, tokens[rows])[0] for version in (weights, quantised.weights()))
+    targets, predictions = ((values / 2).softmax(-1) for values in logits)
+    expected = (targets * (targets / predictions).log()).sum(-1).mean()
     text = text_of(model)
     torch.testing.assert_close(distillation_loss(forward, quantised.weights(), text, rows), expected, rtol=1e-4, atol=0)
     assert float(distillation_loss(forward, weights, text, rows)) == pytest.approx(0, abs=1e-6)
@@ -172,13 +171,13 @@ def test_phases_train_the_factors_then_the_gate(
     some = TrainingSettings(steps=12, batch_size=4, learning_rate=5e-3)
 
     def trained(factors: TrainingSettings, gate: TrainingSettings, *, gated: bool = True) -> dict[str, torch.Tensor]:
-        made = calibrate(forward, quantised, names, 3, text, CalibrationSettings(factors, gate), gated=gated)
-        assert len(made.losses) == factors.steps + gate.steps
+        calibrated = calibrate(forward, quantised, names, 3, text, CalibrationSettings(factors, gate), gated=gated)
+        assert len(calibrated.losses) == factors.steps + gate.steps
         if factors.steps:
-            assert sum(made.losses[-4:]) < sum(made.losses[:4])
-        return made.parts["layers.1.qkv"]
+            assert sum(calibrated.losses[-4:]) < sum(calibrated.losses[:4])
+        return calibrated.parts["layers.1.qkv"]
 
-    begin, first, both = trained(NONE, NONE), trained(some, NONE), trained(some, some)
+    begin, first, second = trained(NONE, NONE), trained(some, NONE), trained(some, some)
     without = trained(some, some, gated=False)
     down, up = whitened_factors(quantised.errors()["layers.1.qkv"], text.inputs["layers.1.qkv"].second_moment, 3)
     assert torch.equal(begin["down"], down)
@@ -186,7 +185,7 @@ def test_phases_train_the_factors_then_the_gate(
     for part in PARTS:
         factor = part in ("down", "up")
         assert torch.equal(first[part], begin[part]) is not factor
-        assert torch.equal(both[part], first[part]) is factor, part
+        assert torch.equal(second[part], first[part]) is factor, part
         assert torch.equal(without[part], first[part]) is not factor, part
 
 
@@ -195,27 +194,29 @@ def test_compensation_brings_the_divergence_down(
 ) -> None:
     forward, weights, quantised, _ = model
     some = TrainingSettings(steps=30, batch_size=4, learning_rate=5e-3)
-    made = calibrate(
+    calibrated = calibrate(
         forward, quantised, module_names(forward.config), 4, text_of(model), CalibrationSettings(some, some)
     )
     assert weights.head is not None
-    other = torch.randint(40, (16, 20), generator=generator(9))
-    evaluation = Evaluation(forward, other, final_states(forward, weights, other[:, :-1]), weights.head)
-    before, after = evaluation.measure(quantised.weights()), evaluation.measure(made.weights())
+    held_out = torch.randint(40, (16, 20), generator=generator(9))
+    evaluation = Evaluation(forward, held_out, final_states(forward, weights, held_out[:, :-1]), weights.head)
+    before, after = evaluation.measure(quantised.weights()), evaluation.measure(calibrated.weights())
     assert after.summary()["kl"] < 0.7 * before.summary()["kl"]
-    assert evaluation.measure(made.stored_weights()).summary()["kl"] == pytest.approx(after.summary()["kl"], rel=0.05)
-    own = evaluation.measure(weights)
-    assert own.summary()["kl"] == pytest.approx(0, abs=1e-6)
-    assert float(own.deviation.abs().max()) == pytest.approx(0, abs=1e-5)
-    logits = forward(weights, other[:, :-1])[0].log_softmax(-1)
-    expected = -logits.gather(-1, other[:, 1:, None]).mean()
-    assert own.perplexity == pytest.approx(float(expected.exp()), rel=1e-5)
+    assert evaluation.measure(calibrated.stored_weights()).summary()["kl"] == pytest.approx(
+        after.summary()["kl"], rel=0.05
+    )
+    reference = evaluation.measure(weights)
+    assert reference.summary()["kl"] == pytest.approx(0, abs=1e-6)
+    assert float(reference.deviation.abs().max()) == pytest.approx(0, abs=1e-5)
+    logits = forward(weights, held_out[:, :-1])[0].log_softmax(-1)
+    expected = -logits.gather(-1, held_out[:, 1:, None]).mean()
+    assert reference.perplexity == pytest.approx(float(expected.exp()), rel=1e-5)
     right = sum(
         int(row.argmax()) == int(token)
-        for rows, tokens in zip(logits, other[:, 1:], strict=True)
+        for rows, tokens in zip(logits, held_out[:, 1:], strict=True)
         for row, token in zip(rows, tokens, strict=True)
     )
-    assert own.summary()["accuracy"] == right / other[:, 1:].numel()
+    assert reference.summary()["accuracy"] == right / held_out[:, 1:].numel()
 
 
 def test_every_sequence_comes_once_in_an_epoch() -> None:

@@ -46,8 +46,8 @@ def test_concentrated_damage_is_covered_by_the_fewest_modules() -> None:
 def test_diffuse_damage_selects_half_of_the_threshold() -> None:
     """Table 16 at 3B: τ of 0.6 to 0.9 selects 30.1, 34.7, 39.8 and 44.9 % of 196 modules; ours are within a module."""
     damage = names(*[1.0] * 196)
-    found = [support(damage, Rule(threshold=tau)) for tau in (0.6, 0.7, 0.8, 0.9)]
-    assert found == [59, 69, 78, 88]
+    counts = [support(damage, Rule(threshold=tau)) for tau in (0.6, 0.7, 0.8, 0.9)]
+    assert counts == [59, 69, 78, 88]
     assert [round(share * 196) for share in (0.301, 0.347, 0.398, 0.449)] == [59, 68, 78, 88]
 
 
@@ -89,8 +89,8 @@ def test_the_rank_is_the_largest_that_fits() -> None:
 @pytest.mark.parametrize("rank", [1, 5, 8])
 def test_bytes_are_those_of_what_is_stored(rank: int) -> None:
     parts = initial_gate(rank, 0)
-    made = compensator(torch.randn(rank, 40), torch.randn(72, rank), *parts.values())
-    stored = to_int8(made, rank)
+    quantised = compensator(torch.randn(rank, 40), torch.randn(72, rank), *parts.values())
+    stored = to_int8(quantised, rank)
     assert compensator_bytes((72, 40), rank) == sum(tensor.nbytes for tensor in stored.values())
     gate = sum(stored[name].nbytes for name in ("first", "first_bias", "second", "second_bias"))
     assert compensator_bytes((72, 40), rank, gate=False) == sum(tensor.nbytes for tensor in stored.values()) - gate
@@ -101,9 +101,9 @@ def test_memory_of_the_paper_s_choice_at_llama_2_7b() -> None:
     sizes = LLAMA_2_7B.linear()
     modules = [f"layers.{i}.{kind}" for i in range(12) for kind in sizes] + ["layers.12.o", "layers.13.o"]
     share = share_of(LLAMA_2_7B, modules, 32, 24, 4)
-    whole = LLAMA_2_7B.layers * sum(outputs * inputs for outputs, inputs in sizes.values()) / 2
-    assert share * whole == pytest.approx(total_bytes([sizes[name.split(".")[2]] for name in modules], 24))
-    assert 15e6 < share * whole < 30e6
+    model_bytes = LLAMA_2_7B.layers * sum(outputs * inputs for outputs, inputs in sizes.values()) / 2
+    assert share * model_bytes == pytest.approx(total_bytes([sizes[name.split(".")[2]] for name in modules], 24))
+    assert 15e6 < share * model_bytes < 30e6
     assert share < 0.01
 
 
@@ -112,8 +112,8 @@ def test_costs_are_what_a_compensator_adds_to_one_token(tmp_path: Path) -> None:
     cost = deployment_costs(["layers.0.qkv", "layers.1.down"])
     assert cost["layers.0.qkv"] == pytest.approx(tables.ec["qkv"][0] - tables.w4["qkv"][0])
     assert cost["layers.1.down"] > 0
-    other = tables.model_copy(update={"ec": {**tables.ec, "down": [second + 1 for second in tables.ec["down"]]}})
-    (tmp_path / "other.yaml").write_text(write_yaml(other.document()))
+    slower = tables.model_copy(update={"ec": {**tables.ec, "down": [second + 1 for second in tables.ec["down"]]}})
+    (tmp_path / "other.yaml").write_text(write_yaml(slower.document()))
     moved = deployment_costs(cost, tmp_path / "other.yaml")
     assert moved["layers.1.down"] == pytest.approx(cost["layers.1.down"] + 1)
     assert moved["layers.0.qkv"] == cost["layers.0.qkv"]

@@ -60,30 +60,30 @@ def served_logits(config: ModelConfig, weights: Weights, tokens: torch.Tensor) -
 
 
 @pytest.fixture
-def written(config: ModelConfig, tmp_path: Path) -> Callable[..., Weights]:
+def write(config: ModelConfig, tmp_path: Path) -> Callable[..., Weights]:
     """Quantises, compensates with few steps and writes to a directory; returns the training code's weights."""
 
-    def write(method: Method, precision: Precision) -> Weights:
+    def write_model(method: Method, precision: Precision) -> Weights:
         forward, weights = ForwardPass(config), initial_weights(config, 0)
         tokens = torch.randint(61, (6, TOKENS), generator=torch.Generator().manual_seed(0))
         model = quantise_model(forward, weights, method, precision, tokens)
         steps = TrainingSettings(steps=3, batch_size=2, learning_rate=1e-2)
         text = calibration_text(forward, model.reference, tokens)
-        made = calibrate(forward, model, MODULES, 5, text, CalibrationSettings(steps, steps))
-        assert all(parts["second"].abs().max() > 0 for parts in made.parts.values())  # the gates are not 1
+        calibrated = calibrate(forward, model, MODULES, 5, text, CalibrationSettings(steps, steps))
+        assert all(parts["second"].abs().max() > 0 for parts in calibrated.parts.values())  # the gates are not 1
         write_quantised(tmp_path, config, model)
-        write_compensators(tmp_path, made.stored(), 5)
-        return made.stored_weights()
+        write_compensators(tmp_path, calibrated.stored(), 5)
+        return calibrated.stored_weights()
 
-    return write
+    return write_model
 
 
 @pytest.mark.parametrize("method", ["rtn", "gptq", "awq"])
 @pytest.mark.parametrize("precision", [Precision(4), Precision(3), Precision(4, 128), Precision(3, 128)], ids=str)
 def test_the_engine_s_logits_are_those_of_the_training_code(
-    config: ModelConfig, written: Callable[..., Weights], tmp_path: Path, method: Method, precision: Precision
+    config: ModelConfig, write: Callable[..., Weights], tmp_path: Path, method: Method, precision: Precision
 ) -> None:
-    trained = written(method, precision)
+    trained = write(method, precision)
     loaded_config, loaded = read_model(tmp_path)
     assert dataclasses.replace(loaded_config, quantisation=None) == config
     assert isinstance(loaded.layers[0].qkv, Compensated)
@@ -111,39 +111,39 @@ def serving(directory: Path) -> Iterator[Client]:
 @torch.no_grad()
 def greedy(config: ModelConfig, weights: Weights, prompt: list[int], tokens: int) -> tuple[list[int], torch.Tensor]:
     """The training code's answer, and the log-probabilities of all tokens at each of its places."""
-    forward, answer, told = ForwardPass(config), list[int](), []
+    forward, answer, logprobs = ForwardPass(config), list[int](), []
     logits, cache = forward(weights, torch.tensor([prompt]))
     while True:
-        told.append(logits[0, -1].log_softmax(-1))
+        logprobs.append(logits[0, -1].log_softmax(-1))
         answer.append(int(logits[0, -1].argmax()))
         if len(answer) == tokens:
-            return answer, torch.stack(told)
+            return answer, torch.stack(logprobs)
         logits, cache = forward(weights, torch.tensor([answer[-1:]]), cache)
 
 
 @pytest.mark.parametrize("method", ["rtn", "awq"])
 def test_the_server_s_answers_are_those_of_the_training_code(
-    config: ModelConfig, written: Callable[..., Weights], tmp_path: Path, method: Method
+    config: ModelConfig, write: Callable[..., Weights], tmp_path: Path, method: Method
 ) -> None:
-    trained = written(method, Precision(4))
+    trained = write(method, Precision(4))
     generator, tokens = torch.Generator().manual_seed(2), 12
     prompts = [torch.randint(61, (length,), generator=generator).tolist() for length in (5, 17, 30)]
-    asked = {"temperature": 0, "ignore_eos": True, "return_token_ids": True, "max_tokens": tokens, "logprobs": 5}
+    parameters = {"temperature": 0, "ignore_eos": True, "return_token_ids": True, "max_tokens": tokens, "logprobs": 5}
     with serving(tmp_path) as client:
-        reply = client.post("/v1/completions", prompt=prompts, **asked)  # one batch
+        reply = client.post("/v1/completions", prompt=prompts, **parameters)  # one batch
     assert reply.status == 200, reply.body
     for prompt, choice in zip(prompts, reply.document["choices"], strict=True):
-        answer, told = greedy(config, trained, prompt, tokens)
+        answer, logprobs = greedy(config, trained, prompt, tokens)
         assert choice["token_ids"] == answer
         assert len(set(answer)) > 1
-        expected = told.gather(1, torch.tensor(answer)[:, None])[:, 0]
+        expected = logprobs.gather(1, torch.tensor(answer)[:, None])[:, 0]
         assert choice["logprobs"]["token_logprobs"] == pytest.approx(expected.tolist(), abs=1e-4)
-        for served, offline in zip(choice["logprobs"]["top_logprobs"], told.topk(5).values, strict=True):
+        for served, offline in zip(choice["logprobs"]["top_logprobs"], logprobs.topk(5).values, strict=True):
             assert sorted(served.values(), reverse=True)[:5] == pytest.approx(offline.tolist(), abs=1e-4)
 
 
-def test_compensators_change_the_logits(config: ModelConfig, written: Callable[..., Weights], tmp_path: Path) -> None:
-    written("rtn", Precision(3))
+def test_compensators_change_the_logits(config: ModelConfig, write: Callable[..., Weights], tmp_path: Path) -> None:
+    write("rtn", Precision(3))
     tokens = torch.arange(TOKENS)
     with torch.no_grad():
         with_them = served_logits(config, read_model(tmp_path)[1], tokens)
@@ -152,9 +152,9 @@ def test_compensators_change_the_logits(config: ModelConfig, written: Callable[.
     assert (with_them - without).abs().max() > 1e-2
 
 
-def test_two_bits_are_not_served(config: ModelConfig, written: Callable[..., Weights]) -> None:
+def test_two_bits_are_not_served(config: ModelConfig, write: Callable[..., Weights]) -> None:
     with pytest.raises(BadInput, match=r"bits: got 2, expected 3 or 4: no engine serves others"):
-        written("rtn", Precision(2))
+        write("rtn", Precision(2))
 
 
 Tensors = dict[str, torch.Tensor]
@@ -170,9 +170,9 @@ Tensors = dict[str, torch.Tensor]
     ],
 )
 def test_broken_compensators_are_named(
-    written: Callable[..., Weights], tmp_path: Path, edit: Callable[[Tensors], object], message: str
+    write: Callable[..., Weights], tmp_path: Path, edit: Callable[[Tensors], object], message: str
 ) -> None:
-    written("rtn", Precision(4))
+    write("rtn", Precision(4))
     tensors = load_file(tmp_path / COMPENSATORS)
     edit(tensors)
     save_file(tensors, tmp_path / COMPENSATORS)
@@ -180,21 +180,21 @@ def test_broken_compensators_are_named(
         read_model(tmp_path)
 
 
-def test_compensators_need_packed_weights(config: ModelConfig, written: Callable[..., Weights], tmp_path: Path) -> None:
+def test_compensators_need_packed_weights(config: ModelConfig, write: Callable[..., Weights], tmp_path: Path) -> None:
     from live.adaptation.directories import write_model
 
-    written("rtn", Precision(4))
+    write("rtn", Precision(4))
     write_model(tmp_path, config, initial_weights(config, 0))
     with pytest.raises(BadInput, match=r"expected it packed in 3 or 4 bits, since it has an error compensator"):
         read_model(tmp_path)
 
 
 def test_bytes_of_weights_are_those_of_their_tensors(
-    config: ModelConfig, written: Callable[..., Weights], tmp_path: Path
+    config: ModelConfig, write: Callable[..., Weights], tmp_path: Path
 ) -> None:
     dense = initial_weights(config, 0)
     assert weight_bytes(dense) == 4 * sum(tensor.numel() for tensor in to_named(dense).values())
-    written("rtn", Precision(4))
+    write("rtn", Precision(4))
     with_them = weight_bytes(read_model(tmp_path)[1])
     stored = sum(tensor.nbytes for tensor in load_file(tmp_path / COMPENSATORS).values())
     (tmp_path / COMPENSATORS).unlink()

@@ -18,28 +18,28 @@ def weight() -> torch.Tensor:
 @pytest.mark.parametrize("bits", [4, 3])
 @pytest.mark.parametrize("group", [-1, 128])
 def test_rounding_is_the_kernels(weight: torch.Tensor, bits: int, group: int) -> None:
-    mine = round_to_nearest(weight, Precision(bits, group))
-    theirs = quantise(weight, bits, max(group, 0), symmetric=False)
-    assert torch.equal(mine.dense(), dequantise(theirs))
-    assert torch.equal(dequantise(mine.packed()), mine.dense())
+    matrix = round_to_nearest(weight, Precision(bits, group))
+    expected = quantise(weight, bits, max(group, 0), symmetric=False)
+    assert torch.equal(matrix.dense(), dequantise(expected))
+    assert torch.equal(dequantise(matrix.packed()), matrix.dense())
 
 
 @pytest.mark.parametrize("bits", [4, 3, 2])
 @pytest.mark.parametrize("group", [-1, 128])
 def test_no_point_of_the_grid_is_nearer(weight: torch.Tensor, bits: int, group: int) -> None:
-    made = round_to_nearest(weight, Precision(bits, group))
-    span = made.precision.span(300)
-    scales = made.scales.float().repeat_interleave(span, 1)[:, :300]
-    zeros = made.zeros.float().repeat_interleave(span, 1)[:, :300]
+    matrix = round_to_nearest(weight, Precision(bits, group))
+    span = matrix.precision.span(300)
+    scales = matrix.scales.float().repeat_interleave(span, 1)[:, :300]
+    zeros = matrix.zeros.float().repeat_interleave(span, 1)[:, :300]
     every = torch.stack([(code - zeros) * scales for code in range(2**bits)])
     nearest = (every - weight).abs().amin(0)
-    torch.testing.assert_close((made.dense() - weight).abs(), nearest, rtol=0, atol=1e-6)
-    assert len(made.codes[0].unique()) > 2 ** (bits - 1)
+    torch.testing.assert_close((matrix.dense() - weight).abs(), nearest, rtol=0, atol=1e-6)
+    assert len(matrix.codes[0].unique()) > 2 ** (bits - 1)
 
 
 def test_rows_of_one_sign_and_of_zeros() -> None:
-    made = round_to_nearest(torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]), Precision(2))
-    assert torch.equal(made.dense(), torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]))
+    matrix = round_to_nearest(torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]), Precision(2))
+    assert torch.equal(matrix.dense(), torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]))
 
 
 def test_two_bits_have_no_kernel(weight: torch.Tensor) -> None:

@@ -36,16 +36,16 @@ def test_gptq_beats_rounding_in_the_layer_s_output(bits: int, group: int) -> Non
     weight = torch.randn(24, 200, generator=torch.Generator().manual_seed(1))
     precision = Precision(bits, group)
     errors = [
-        float(((weight - made.dense()) @ x.T).square().sum())
-        for made in (gptq(weight, moment(x), precision), round_to_nearest(weight, precision))
+        float(((weight - matrix.dense()) @ x.T).square().sum())
+        for matrix in (gptq(weight, moment(x), precision), round_to_nearest(weight, precision))
     ]
     assert errors[0] < errors[1]
 
 
 def test_gptq_of_uncorrelated_inputs_is_rounding_to_nearest() -> None:
     weight = torch.randn(8, 40, generator=torch.Generator().manual_seed(1))
-    made, rounded = gptq(weight, torch.eye(40), Precision(3)), round_to_nearest(weight, Precision(3))
-    assert torch.equal(made.codes, rounded.codes)
+    matrix, rounded = gptq(weight, torch.eye(40), Precision(3)), round_to_nearest(weight, Precision(3))
+    assert torch.equal(matrix.codes, rounded.codes)
 
 
 def test_gptq_is_greedy_with_the_best_correction_of_what_is_left() -> None:
@@ -55,64 +55,62 @@ def test_gptq_is_greedy_with_the_best_correction_of_what_is_left() -> None:
     hessian = moment(x)
     hessian += 0.01 * hessian.diagonal().mean() * torch.eye(5)
     grid = fit_grid(weight.float().unsqueeze(1), 2)
-    left, codes = weight[0].clone(), []
+    remaining, codes = weight[0].clone(), []
     for column in range(5):
-        codes.append(float(grid.codes(left[column].float())))
+        codes.append(float(grid.codes(remaining[column].float())))
         fixed = torch.tensor([float(grid.values(torch.tensor(code))) for code in codes], dtype=torch.float64)
-        done = torch.arange(column + 1)
-        rest = torch.arange(column + 1, 5)
+        past = torch.arange(column + 1)
+        later = torch.arange(column + 1, 5)
         # The minimum over the rest of (w − ŵ)ᵀ H (w − ŵ), with the columns so far fixed.
-        if len(rest):
-            difference = torch.linalg.solve(hessian[rest][:, rest], -hessian[rest][:, done] @ (weight[0, done] - fixed))
-            left[rest] = weight[0, rest] - difference
-    made = gptq(weight.float(), moment(x).float(), Precision(2))
-    assert made.codes[0].tolist() == codes
+        if len(later):
+            difference = torch.linalg.solve(
+                hessian[later][:, later], -hessian[later][:, past] @ (weight[0, past] - fixed)
+            )
+            remaining[later] = weight[0, later] - difference
+    matrix = gptq(weight.float(), moment(x).float(), Precision(2))
+    assert matrix.codes[0].tolist() == codes
 
 
 def test_gptq_finds_the_best_codes_of_two_columns() -> None:
     """By brute force over all codes of the second column, given the first's."""
     x = correlated(2, seed=5)
     weight = torch.tensor([[0.9, -0.55], [0.2, 1.1], [-0.7, 0.35]])
-    made = gptq(weight, moment(x), Precision(2))
+    matrix = gptq(weight, moment(x), Precision(2))
     for row in range(3):
-        zero, scale = float(made.zeros[row]), float(made.scales[row])
+        zero, scale = float(matrix.zeros[row]), float(matrix.scales[row])
         errors = {}
         for codes in itertools.product(range(4), repeat=2):
-            if codes[0] == made.codes[row, 0]:
+            if codes[0] == matrix.codes[row, 0]:
                 values = torch.tensor([(code - zero) * scale for code in codes])
                 errors[codes[1]] = output_error((weight[row] - values).unsqueeze(0), moment(x))
-        assert min(errors, key=errors.__getitem__) == made.codes[row, 1]
+        assert min(errors, key=errors.__getitem__) == matrix.codes[row, 1]
 
 
 def test_inputs_that_never_occur() -> None:
     x = correlated(16)
     x[:, 3] = 0
-    made = gptq(torch.randn(4, 16, generator=torch.Generator().manual_seed(0)), moment(x), Precision(4))
-    assert made.dense().isfinite().all()
+    matrix = gptq(torch.randn(4, 16, generator=torch.Generator().manual_seed(0)), moment(x), Precision(4))
+    assert matrix.dense().isfinite().all()
 
 
 def test_awq_s_scales_are_the_best_of_those_that_are_tried() -> None:
     x = correlated(64)
     weight, precision = torch.randn(16, 64, generator=torch.Generator().manual_seed(1)), Precision(3)
     magnitude = x.abs().mean(0)
-    found = search_scales(weight, magnitude, moment(x), precision)
+    best_scales = search_scales(weight, magnitude, moment(x), precision)
 
     def errors() -> Iterator[float]:
         for exponent in EXPONENTS:
             scales = magnitude**exponent
             yield float(((round_to_nearest(weight * scales, precision).dense() / scales - weight) @ x.T).square().sum())
 
-    mine = float(((round_to_nearest(weight * found, precision).dense() / found - weight) @ x.T).square().sum())
+    error = float(
+        ((round_to_nearest(weight * best_scales, precision).dense() / best_scales - weight) @ x.T).square().sum()
+    )
     plain = next(errors())  # exponent 0: rounding to nearest
-    assert mine < 0.9 * plain
+    assert error < 0.9 * plain
     # The scales are normalised, which moves float16 scales by their round-off.
-    assert mine == pytest.approx(min(errors()), rel=0.02)
-
-
-def test_output_error_is_the_mean_square_of_the_output() -> None:
-    x, difference = correlated(10), torch.randn(3, 10, generator=torch.Generator().manual_seed(0))
-    expected = float((difference @ x.T).square().sum(0).mean())
-    assert output_error(difference, moment(x)) == pytest.approx(expected, rel=1e-5)
+    assert error == pytest.approx(min(errors()), rel=0.02)
 
 
 @pytest.fixture
@@ -126,42 +124,46 @@ def model() -> tuple[ForwardPass, torch.Tensor]:
 def test_awq_s_scales_change_no_output(model: tuple[ForwardPass, torch.Tensor]) -> None:
     forward, tokens = model
     weights = initial_weights(forward.config, 0)
-    made = quantise_model(forward, weights, "awq", Precision(3), tokens)
-    scaled, plain = to_named(made.reference), to_named(weights)
+    quantised = quantise_model(forward, weights, "awq", Precision(3), tokens)
+    scaled, plain = to_named(quantised.reference), to_named(weights)
     assert not torch.allclose(scaled["layers.1.before"], plain["layers.1.before"])
     assert not torch.allclose(scaled["layers.1.down"], plain["layers.1.down"])
-    torch.testing.assert_close(forward(made.reference, tokens)[0], forward(weights, tokens)[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        forward(quantised.reference, tokens)[0], forward(weights, tokens)[0], rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_models_are_quantised_module_by_module(model: tuple[ForwardPass, torch.Tensor], method: Method) -> None:
     forward, tokens = model
     weights = initial_weights(forward.config, 0)
-    made = quantise_model(forward, weights, method, Precision(4), tokens)
-    assert list(made.modules) == module_names(forward.config)
-    one = to_named(made.weights(["layers.1.o"]))
-    reference = to_named(made.reference)
-    changed = [name for name, tensor in one.items() if not torch.equal(tensor, reference[name])]
+    quantised = quantise_model(forward, weights, method, Precision(4), tokens)
+    assert list(quantised.modules) == module_names(forward.config)
+    tensors = to_named(quantised.weights(["layers.1.o"]))
+    reference = to_named(quantised.reference)
+    changed = [name for name, tensor in tensors.items() if not torch.equal(tensor, reference[name])]
     assert changed == ["layers.1.o"]
-    for name, error in made.errors().items():
-        assert torch.equal(error, reference[name] - made.modules[name].dense())
+    for name, error in quantised.errors().items():
+        assert torch.equal(error, reference[name] - quantised.modules[name].dense())
         assert 0 < error.abs().max() < 0.5
 
 
 def test_gptq_sees_inputs_as_the_quantised_modules_before_give_them(model: tuple[ForwardPass, torch.Tensor]) -> None:
     forward, tokens = model
-    made = quantise_model(forward, initial_weights(forward.config, 0), "gptq", Precision(2), tokens)
+    quantised = quantise_model(forward, initial_weights(forward.config, 0), "gptq", Precision(2), tokens)
     name = "layers.1.down"
-    before = [other for other in made.modules if other != name]
-    seen = record_inputs(forward, made.weights(before), tokens, [name])[name].second_moment
-    assert torch.equal(gptq(to_named(made.reference)[name], seen, Precision(2)).codes, made.modules[name].codes)
+    before = [module for module in quantised.modules if module != name]
+    moments = record_inputs(forward, quantised.weights(before), tokens, [name])[name].second_moment
+    assert torch.equal(
+        gptq(to_named(quantised.reference)[name], moments, Precision(2)).codes, quantised.modules[name].codes
+    )
 
 
 def test_recorded_moments_are_those_of_the_inputs(model: tuple[ForwardPass, torch.Tensor]) -> None:
     forward, tokens = model
     weights = initial_weights(forward.config, 0)
-    found = record_inputs(forward, weights, tokens, ["layers.0.qkv"])["layers.0.qkv"]
+    inputs = record_inputs(forward, weights, tokens, ["layers.0.qkv"])["layers.0.qkv"]
     x = weights.embedding[tokens].flatten(0, 1)
     x = x / (x.square().mean(-1, keepdim=True) + forward.config.shape.epsilon).sqrt()
-    torch.testing.assert_close(found.second_moment, moment(x), rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(found.magnitude, x.abs().mean(0), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(inputs.second_moment, moment(x), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(inputs.magnitude, x.abs().mean(0), rtol=1e-4, atol=1e-6)

@@ -49,7 +49,7 @@ def text_of(examples: Examples, row: int) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "expected"),
     [
         ("return f(g(1), {2: [3]})", ("return f(g(1), {2: [3", "]})")),
         ("x = a[b(c)[d]", ("x = a[b(c", ")]")),  # never closed
@@ -60,8 +60,8 @@ def text_of(examples: Examples, row: int) -> tuple[str, str]:
         ("x = f(g(1))  # (", None),
     ],
 )
-def test_lines_are_cut_where_most_brackets_are_open(line: str, found: tuple[str, str] | None) -> None:
-    assert cut_at_brackets(line) == found
+def test_lines_are_cut_where_most_brackets_are_open(line: str, expected: tuple[str, str] | None) -> None:
+    assert cut_at_brackets(line) == expected
 
 
 def test_examples_are_filled_up_and_their_ends_count(corpus: Corpus) -> None:
@@ -83,11 +83,13 @@ def test_what_fills_an_answer_up_does_not_count(corpus: Corpus, config: ModelCon
     weights = initial_weights(config, 0)
     modules = Modules(ForwardPass(config), weights, weights)
     measured, loss = lesson.measure(modules, 8), lesson.loss(modules, 4, 0)
-    other = lesson.evaluation.answers.masked_fill(~lesson.evaluation.counted, 7)
-    changed = replace(lesson, evaluation=replace(lesson.evaluation, answers=other))
+    refilled = lesson.evaluation.answers.masked_fill(~lesson.evaluation.counted, 7)
+    changed = replace(lesson, evaluation=replace(lesson.evaluation, answers=refilled))
     assert changed.measure(modules, 8) == pytest.approx(measured)
-    other = lesson.training.answers.masked_fill(~lesson.training.counted, 7)
-    assert float(replace(lesson, training=replace(lesson.training, answers=other)).loss(modules, 4, 0)) == float(loss)
+    refilled = lesson.training.answers.masked_fill(~lesson.training.counted, 7)
+    assert float(replace(lesson, training=replace(lesson.training, answers=refilled)).loss(modules, 4, 0)) == float(
+        loss
+    )
 
 
 def test_a_right_answer_is_counted_as_one(corpus: Corpus, config: ModelConfig) -> None:

@@ -87,7 +87,7 @@ def forward() -> ForwardPass:
 
 def test_a_model_that_knows_nothing_has_the_vocabulary_s_perplexity(forward: ForwardPass) -> None:
     weights = initial_weights(forward.config, 0)
-    blank = from_named(forward.config, {name: torch.zeros_like(each) for name, each in to_named(weights).items()})
+    blank = from_named(forward.config, {name: torch.zeros_like(tensor) for name, tensor in to_named(weights).items()})
     losses = token_losses(forward, blank, torch.randint(12, (40, 9)))
     assert losses.shape == (40, 8)
     assert perplexity(losses) == pytest.approx(12)
@@ -96,19 +96,19 @@ def test_a_model_that_knows_nothing_has_the_vocabulary_s_perplexity(forward: For
 
 def test_sampled_text_follows_the_model_s_distribution(forward: ForwardPass) -> None:
     weights = initial_weights(forward.config, 3)
-    named = {name: 8 * tensor if name == "embedding" else tensor for name, tensor in to_named(weights).items()}
-    weights = from_named(forward.config, named)
-    drawn = self_sampled(forward, weights, 5, 4000, 3, seed=0)
-    assert drawn.shape == (4000, 3)
-    assert (drawn[:, 0] == 5).all()
+    tensors = {name: 8 * tensor if name == "embedding" else tensor for name, tensor in to_named(weights).items()}
+    weights = from_named(forward.config, tensors)
+    sampled = self_sampled(forward, weights, 5, 4000, 3, seed=0)
+    assert sampled.shape == (4000, 3)
+    assert (sampled[:, 0] == 5).all()
     expected = forward(weights, torch.tensor([[5]]))[0][0, -1].softmax(-1)
-    found = torch.bincount(drawn[:, 1], minlength=12) / 4000
-    assert float((expected - found).abs().max()) < 4 * math.sqrt(0.25 / 4000)
+    shares2 = torch.bincount(sampled[:, 1], minlength=12) / 4000
+    assert float((expected - shares2).abs().max()) < 4 * math.sqrt(0.25 / 4000)
     assert float(expected.max()) > 0.12  # it is not uniform
-    likeliest = int(found.argmax())
-    rows = drawn[drawn[:, 1] == likeliest]
+    likeliest = int(shares2.argmax())
+    rows = sampled[sampled[:, 1] == likeliest]
     expected = forward(weights, torch.tensor([[5, likeliest]]))[0][0, -1].softmax(-1)
-    found = torch.bincount(rows[:, 2], minlength=12) / len(rows)
-    assert float((expected - found).abs().max()) < 4 * math.sqrt(0.25 / len(rows))
-    assert torch.equal(drawn, self_sampled(forward, weights, 5, 4000, 3, seed=0))
-    assert not torch.equal(drawn, self_sampled(forward, weights, 5, 4000, 3, seed=1))
+    shares2 = torch.bincount(rows[:, 2], minlength=12) / len(rows)
+    assert float((expected - shares2).abs().max()) < 4 * math.sqrt(0.25 / len(rows))
+    assert torch.equal(sampled, self_sampled(forward, weights, 5, 4000, 3, seed=0))
+    assert not torch.equal(sampled, self_sampled(forward, weights, 5, 4000, 3, seed=1))

@@ -1,4 +1,4 @@
-"""Mean times in the queues that an engine becomes with degenerate settings: the twin's oracles."""
+"""Mean times in the queues that an engine becomes with degenerate settings: oracles of tests and benchmarks."""
 
 from __future__ import annotations
 
