@@ -153,14 +153,6 @@ def _tokens_left(sequence: Sequence) -> int:
     return record.answer_tokens - record.delivered - sequence.num_output_tokens
 
 
-def speculation_summary(engines: Many[SimulatedSpeculation]) -> dict[str, object]:
-    """Counters of several engines together, and what they mean.
-
-    See `describe_speculation`.
-    """
-    return describe_speculation([engine.stats for engine in engines])
-
-
 def describe_speculation(stats: Many[SpeculationStats]) -> dict[str, object]:
     """Counters together, and what they mean.
 

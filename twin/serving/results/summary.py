@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from reports.metrics import spread, weighted_spread, weighted_spread_of_parts
 from scenarios.serving import MeasureSpec
 from scenarios.serving_workload import ClosedLoopSpec
-from twin.serving.engine.speculation import speculation_summary
+from twin.serving.engine.speculation import describe_speculation
 from twin.serving.engine.tier_links import CopyLink
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.records.engine_log import EngineLog
@@ -55,9 +55,9 @@ def summarise(run: Run, measure: MeasureSpec) -> dict[str, Any]:
     if run.sessions is not None:
         document["sessions"] = summarise_sessions(run.sessions, measure)
     document |= _engine_counts(run)
-    speculating = [engine.speculation for engine in run.engines if engine.speculation is not None]
-    if speculating:
-        document["speculation"] = speculation_summary(speculating)
+    drafts = [engine.speculation.stats for engine in run.engines if engine.speculation is not None]
+    if drafts:
+        document["speculation"] = describe_speculation(drafts)
     document |= _tiers(run)
     if run.shed is not None:
         document["shed"] = _shed(run.shed, measure, document["requests"])
