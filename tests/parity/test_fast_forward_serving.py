@@ -8,17 +8,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.twin.serving.scenarios import answers, records, reported, run, scenario
+from tests.twin.serving.scenarios import answers, records, run, run_both_ways, scenario
 
 LINK = {"bandwidth": 2e9, "latency": 1e-3, "bytes_per_token": 131072}
 
 
-def both(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    fast, slow = (run({**document, "fast_forward": mode}) for mode in (True, False))
+def check(document: dict[str, Any]) -> dict[str, Any]:
+    """Compare the records and documents of both modes; returns the records."""
+    fast, slow = run_both_ways(document)
     assert sum(log.events for log in fast.logs) <= sum(log.events for log in slow.logs)
-    return records(fast) | {"document": reported(fast, document)}, records(slow) | {
-        "document": reported(slow, document)
-    }
+    return records(fast)
 
 
 def shared_prefixes(rate: float, limit: int | None) -> dict[str, Any]:
@@ -60,47 +59,47 @@ def test_one_engine(
             "enable_prefix_caching": caching,
         },
     )  # fmt: skip
-    fast, slow = both(document)
-    assert fast == slow
-    assert sum(fast["output_tokens"]) == sum(answers(document))
+    assert sum(check(document)["output_tokens"]) == sum(answers(document))
 
 
-@pytest.mark.parametrize("process", ["closed_loop", "deterministic"])
+TIES = {  # ties must not depend on the mode
+    "workload": {"prefill": {"distribution": "fixed", "mean": 32}, "decode": {"distribution": "fixed", "mean": 16}},
+    "step_time": {"per_token": 0.0, "per_kv_token": 0.0},
+    "system": {"layout": "colocated", "replicas": 3},
+}
+
+
+@pytest.mark.parametrize("arrivals", [{"process": "closed_loop", "concurrency": 8}, {"rate": 62.5}])
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_clients_in_lockstep(process: str, asynchronous: bool) -> None:
-    """Equal lengths and simultaneous arrivals make ties; ties must not depend on the mode."""
-    arrivals: dict[str, Any] = {"process": process}
-    arrivals |= {"concurrency": 8} if process == "closed_loop" else {"rate": 62.5}
-    document = scenario(
-        workload={
-            "arrivals": arrivals,
-            "prefill": {"distribution": "fixed", "mean": 32},
-            "decode": {"distribution": "fixed", "mean": 16},
-        },
-        engine={"async_scheduling": asynchronous},
-        step_time={"per_token": 0.0, "per_kv_token": 0.0},
-        system={"layout": "colocated", "replicas": 3},
-    )
-    fast, slow = both(document)
-    assert fast == slow
+def test_clients_in_lockstep(arrivals: dict[str, Any], asynchronous: bool) -> None:
+    workload = {**TIES["workload"], "arrivals": {"process": "deterministic"} | arrivals}
+    check(scenario(**{**TIES, "workload": workload, "engine": {"async_scheduling": asynchronous}}))
 
 
-@pytest.mark.parametrize("routing", ["least_loaded", "power_of_two", "round_robin"])
-def test_several_replicas(routing: str) -> None:
-    fast, slow = both(scenario(system={"layout": "colocated", "replicas": 4, "routing": routing}))
-    assert fast == slow
+def apart(decode: str) -> dict[str, Any]:
+    """Prefill and decode apart."""
+    return {
+        "workload": {"models": {"count": 3, "zipf": 1.0}, "requests": 90},
+        "system": {"layout": "disaggregated", "decode": decode, "decode_replicas": 2, "link": LINK},
+    }
 
 
-@pytest.mark.parametrize("decode", ["isolated", "shared"])
+SECTIONS = {
+    "isolated decode": apart("isolated"),
+    "shared decode": apart("shared"),
+    "ranks in lockstep": {"engine": {"data_parallel_size": 3, "num_gpu_blocks": 40}},
+    **{
+        routing: {"system": {"layout": "colocated", "replicas": 4, "routing": routing}}
+        for routing in ("least_loaded", "power_of_two", "round_robin")
+    },
+}
+
+
+@pytest.mark.parametrize("sections", SECTIONS.values(), ids=SECTIONS)
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_prefill_and_decode_apart(decode: str, asynchronous: bool) -> None:
-    document = scenario(
-        workload={"models": {"count": 3, "zipf": 1.0}, "requests": 90},
-        engine={"async_scheduling": asynchronous},
-        system={"layout": "disaggregated", "decode": decode, "decode_replicas": 2, "link": LINK},
-    )
-    fast, slow = both(document)
-    assert fast == slow
+def test_systems(sections: dict[str, Any], asynchronous: bool) -> None:
+    engine = sections.get("engine", {}) | {"async_scheduling": asynchronous}
+    check(scenario(**{**sections, "engine": engine}))
 
 
 @settings(max_examples=40, deadline=None)
@@ -140,17 +139,7 @@ def test_caches_that_leave_with_chunks(
         },
         failures=[{"engine": name, "at": at, "duration": 0.3} for name, at in outages],
     )  # fmt: skip
-    fast, slow = both(document)
-    assert fast == slow
-    assert sum(fast["output_tokens"]) == sum(answers(document))
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_ranks_in_lockstep(asynchronous: bool) -> None:
-    fast, slow = both(
-        scenario(engine={"data_parallel_size": 3, "async_scheduling": asynchronous, "num_gpu_blocks": 40})
-    )
-    assert fast == slow
+    assert sum(check(document)["output_tokens"]) == sum(answers(document))
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -164,9 +153,7 @@ def test_failures(asynchronous: bool) -> None:
             {"engine": "engine-1", "at": 1.0, "duration": 0.8},
         ],
     )
-    fast, slow = both(document)
-    assert max(fast["attempts"]) > 0
-    assert fast == slow
+    assert max(check(document)["attempts"]) > 0
 
 
 @settings(max_examples=60, deadline=None)
@@ -217,9 +204,7 @@ def test_speculation(
         document["engine"]["kv_offloading"] = {
             "bytes_per_token": 100.0, "host": {"capacity": 2e4, "bandwidth": 1e6}, "write_policy": "write_back",
         }  # fmt: skip
-    fast, slow = both(document)
-    assert fast == slow
-    assert sum(fast["output_tokens"]) == sum(answers(document))
+    assert sum(check(document)["output_tokens"]) == sum(answers(document))
 
 
 def test_speculative_steps_are_passed_over() -> None:

@@ -57,7 +57,7 @@ def test_early_visits_change_no_record(
         },
         engine={"num_gpu_blocks": blocks, "async_scheduling": asynchronous, "enable_prefix_caching": caching},
     )  # fmt: skip
-    (early, _), (punctual, _) = (simulate(document, early=each) for each in (True, False))
+    (early, _), (punctual, _) = (simulate(document, early=flag) for flag in (True, False))
     assert of_order(early) == of_order(punctual)
     assert records(early) == records(punctual)
     assert reported(early, document) == reported(punctual, document)
@@ -81,10 +81,10 @@ def test_most_step_ends_are_visited_early(routing: str, tasks: bool) -> None:
                 {"task": "classify", "weight": 0.5, **lengths},
             ],
         }  # fmt: skip
-    (early, few), (punctual, many) = (simulate(document, early=each) for each in (True, False))
+    (early, small), (punctual, large) = (simulate(document, early=flag) for flag in (True, False))
     assert of_order(early) == of_order(punctual)
     assert records(early) == records(punctual)
-    assert few < 0.9 * many
+    assert small < 0.9 * large
 
 
 @pytest.mark.parametrize(

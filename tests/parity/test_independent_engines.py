@@ -32,14 +32,18 @@ def plan_of(document: dict[str, Any]) -> ServingPlan:
     return prepare(document, Path("scenario.yaml")).cases[0].plan
 
 
-def assert_equal(found: Run, expected: Run, document: dict[str, Any]) -> None:
+def assert_equal(result: Run, expected: Run, document: dict[str, Any]) -> None:
     """Compare records in the order in which requests finished, logs with the numbers of visits, and reports."""
     for name, column in expected.request_table().items():
-        assert found.request_table()[name].tolist() == column.tolist(), name
-    assert records(found) == records(expected)
-    for log, other in zip(found.logs, expected.logs, strict=True):
-        assert (log.name, log.events, log.states().tolist()) == (other.name, other.events, other.states().tolist())
-    assert reported(found, document) == reported(expected, document)
+        assert result.request_table()[name].tolist() == column.tolist(), name
+    assert records(result) == records(expected)
+    for log, expected_log in zip(result.logs, expected.logs, strict=True):
+        assert (log.name, log.events, log.states().tolist()) == (
+            expected_log.name,
+            expected_log.events,
+            expected_log.states().tolist(),
+        )
+    assert reported(result, document) == reported(expected, document)
 
 
 @settings(max_examples=80, deadline=None)
@@ -103,8 +107,8 @@ def test_events_at_the_same_instant(
     apart, together = (by_hand.plan_of(sorted(rows), **sections) for _ in range(2))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(independent_engines, "SPAN", span)
-        found = simulate_apart(apart)
-    assert_equal(found, Simulation(together).run(), scenario(**sections))
+        result = simulate_apart(apart)
+    assert_equal(result, Simulation(together).run(), scenario(**sections))
 
 
 @pytest.mark.parametrize("processes", [2, 3])
@@ -125,20 +129,20 @@ def test_in_processes_as_in_one(
         monkeypatch.setattr(module, name, value)
     plans = [plan_of(document) for _ in range(2)]
     with writing_columns(tmp_path / "found.parquet") as write:
-        found = one_run.make_run(plans[0], sink=write if detail else None, processes=processes)
+        result = one_run.make_run(plans[0], sink=write if detail else None, processes=processes)
     with writing_columns(tmp_path / "expected.parquet") as write:
         expected = Simulation(plans[1], sink=write if detail else None).run()
-    assert not isinstance(found.engines[0], Engine)
-    assert report_run(found, plans[0]) == report_run(expected, plans[1])
-    assert found.columns.last_token == expected.columns.last_token
-    assert (found.population, found.end) == (expected.population, expected.end)
+    assert not isinstance(result.engines[0], Engine)
+    assert report_run(result, plans[0]) == report_run(expected, plans[1])
+    assert result.columns.last_token == expected.columns.last_token
+    assert (result.population, result.end) == (expected.population, expected.end)
     if detail:
-        written = [(tmp_path / f"{name}.parquet").read_bytes() for name in ("found", "expected")]
-        assert written[0] == written[1]
+        content = [(tmp_path / f"{name}.parquet").read_bytes() for name in ("found", "expected")]
+        assert content[0] == content[1]
     if detail is True:
-        assert timeseries(found, plans[0].scenario.measure) == timeseries(expected, plans[1].scenario.measure)
+        assert timeseries(result, plans[0].scenario.measure) == timeseries(expected, plans[1].scenario.measure)
     else:
-        assert all(len(log.ends) < log.num_steps for log in found.logs)
+        assert all(len(log.ends) < log.num_steps for log in result.logs)
 
 
 TOGETHER = [

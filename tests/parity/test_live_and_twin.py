@@ -79,7 +79,7 @@ CASES: dict[str, tuple[EngineConfig, ChunkPolicy | None]] = {
 def requests(seed: int) -> list[tuple[Request, int]]:
     """Thirty within 30 ms, some of a common prefix, some that want no answer."""
     random = Random(seed)
-    made = []
+    generations = []
     for i in range(30):
         prompt, answer = random.randint(1, 40), random.randint(1, 20)
         ids = tuple(100 * random.randint(0, 1) + k for k in range(random.randint(0, prompt // BLOCK)))
@@ -87,8 +87,8 @@ def requests(seed: int) -> list[tuple[Request, int]]:
         arrival = random.uniform(0, 0.03)
         limit = 0 if task == "embed" else answer
         contract = {"priority": i % 3, "tenant": "aab"[i % 3], "ttft_goal": (0.004, 0.02)[i % 2]}
-        made.append((Request(i, arrival, prompt, limit, prefix_blocks=ids, task=task, **contract), answer))
-    return made
+        generations.append((Request(i, arrival, prompt, limit, prefix_blocks=ids, task=task, **contract), answer))
+    return generations
 
 
 def trace(batch: Batch) -> tuple[object, ...]:
@@ -133,8 +133,8 @@ def durations_and_arrivals(replayed: ReplayResult) -> tuple[list[float], list[fl
 class NotedCore:
     """A scheduler that notes the batches which it decides."""
 
-    def __init__(self, core: EngineCore, found: list[tuple[object, ...]]) -> None:
-        self._core, self._found = core, found
+    def __init__(self, core: EngineCore, result: list[tuple[object, ...]]) -> None:
+        self._core, self._found = core, result
 
     def begin_step(self, now: float) -> Batch | None:
         batch = self._core.begin_step(now)
@@ -148,9 +148,9 @@ class NotedCore:
 
 def noted(engine: Engine) -> list[tuple[object, ...]]:
     """What the engine decides from now on, as it goes."""
-    found: list[tuple[object, ...]] = []
-    engine.core = NotedCore(engine.core, found)  # type: ignore[assignment]
-    return found
+    results: list[tuple[object, ...]] = []
+    engine.core = NotedCore(engine.core, results)  # type: ignore[assignment]
+    return results
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -159,8 +159,8 @@ def test_the_twin_decides_what_the_live_plant_decided(name: str, tmp_path: Path)
     decoder = Decoder(CONFIG, random_weights(CONFIG, torch.float32, "cpu"))
     engine = Engine(decoder, config, chunks)
     assert isinstance(engine.core.kv_cache, BlockPool)
-    asked = requests(5)
-    generations = [materialise(request, answer, 50, BLOCK) for request, answer in asked]
+    queried = requests(5)
+    generations = [materialise(request, answer, 50, BLOCK) for request, answer in queried]
     lived = noted(engine)
     replayed = replay(engine, generations)
 
@@ -211,10 +211,10 @@ def by_the_second(
 def test_both_decide_alike_a_step_ahead(name: str, padded: bool, depth: int) -> None:
     """Every step takes a second in both. The model decides when outputs end; the simulation is given their lengths."""
     config, chunks = CASES[name]
-    made = [materialise(request, answer + 20, 50, BLOCK) for request, answer in requests(6)]
-    for generation in made:
+    generations = [materialise(request, answer + 20, 50, BLOCK) for request, answer in requests(6)]
+    for generation in generations:
         generation.end_tokens = frozenset(range(generation.request.id % 5, 50, 7))
-    arrivals = {generation: float(round(generation.request.arrival * 4000)) for generation in made}
+    arrivals = {generation: float(round(generation.request.arrival * 4000)) for generation in generations}
     lived = by_the_second(name, GraphExecutor if padded else Executor, depth, arrivals)
 
     simulated: list[tuple[object, ...]] = []
@@ -225,7 +225,7 @@ def test_both_decide_alike_a_step_ahead(name: str, padded: bool, depth: int) -> 
     )  # fmt: skip
 
     def client() -> Generator[Event, object, None]:
-        for generation in sorted(made, key=lambda generation: arrivals[generation]):
+        for generation in sorted(generations, key=lambda generation: arrivals[generation]):
             yield env.at(arrivals[generation], Priority.ARRIVAL)
             answer = len(generation.output) if generation.request.max_tokens else 0
             twin.submit(RequestRecord(generation.request, answer), generation.request)
@@ -233,6 +233,6 @@ def test_both_decide_alike_a_step_ahead(name: str, padded: bool, depth: int) -> 
     env.process(client())
     env.run()
     assert simulated == lived
-    assert any(generation.finish_reason == "stop" for generation in made if generation.request.max_tokens)
+    assert any(generation.finish_reason == "stop" for generation in generations if generation.request.max_tokens)
     if name == "preemption":
         assert twin.cores[0].preemptions > 0

@@ -107,9 +107,9 @@ def lived(plan: ServingPlan) -> tuple[ReplayResult, list[tuple[object, ...]], En
     torch.set_num_threads(1)
     decoder = Decoder(CONFIG, random_weights(CONFIG, torch.float64, "cpu"))
     engine = SteppingEngine(decoder, plan.scheduler.config)
-    found = noted(engine)
+    result = noted(engine)
     sessions = Sessions(realised_sessions(plan, 0), CONFIG.shape.vocabulary, plan.scheduler.config.prefix_id_tokens)
-    return replay(engine, sessions, StepClock()), found, engine
+    return replay(engine, sessions, StepClock()), result, engine
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -125,8 +125,8 @@ def test_the_twin_holds_the_conversations_that_the_live_engine_held(name: str) -
     columns = replayed.columns()
     table = run.request_table()
     order = np.argsort(table["id"])
-    for mine, theirs in (("arrival", "arrival"), ("first_token", "first_token"), ("last_token", "last_token")):
-        assert columns[mine].tolist() == table[theirs][order].tolist()
+    for column in ("arrival", "first_token", "last_token"):
+        assert columns[column].tolist() == table[column][order].tolist()
     assert columns["session"].tolist() == table["session"][order].tolist()
     assert columns["turn"].tolist() == table["turn"][order].tolist()
     live = summary({**columns, "gaps": np.ones(1)})["sessions"]
@@ -144,7 +144,7 @@ def test_answers_from_cached_conversations_are_those_that_are_computed_anew() ->
     """Prompts repeat real answers, whose blocks were written by decodes."""
     cached, _, _ = lived(planned(PLENTY))
     anew, _, _ = lived(planned(ENGINES["no caching"]))
-    of_cached = {each.prompt.tobytes(): each.output for each in cached.generations}
-    of_anew = {each.prompt.tobytes(): each.output for each in anew.generations}
+    of_cached = {generation.prompt.tobytes(): generation.output for generation in cached.generations}
+    of_anew = {generation.prompt.tobytes(): generation.output for generation in anew.generations}
     assert len(of_cached) == 60
     assert of_cached == of_anew

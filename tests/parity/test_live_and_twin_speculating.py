@@ -41,8 +41,8 @@ def own_answers(outcomes: list[AnswerDrafts], seed: int) -> DraftOutcomes:
     places = [draws.key(number) % PLACES for number in range(len(outcomes))]
     assert len(set(places)) == len(places)
     answers = [AnswerDrafts([0], [0])] * PLACES
-    for place, each in zip(places, outcomes, strict=True):
-        answers[place] = each
+    for place, outcome in zip(places, outcomes, strict=True):
+        answers[place] = outcome
     return DraftOutcomes(answers)
 
 
@@ -71,11 +71,11 @@ def requests(more: int = 0) -> list[tuple[Request, int]]:
 @pytest.mark.parametrize("blocks", [400, 45])
 def test_the_twin_schedules_what_the_live_engine_verified(blocks: int) -> None:
     scheduler = planned(blocks)
-    longer = [materialise(*each, VOCABULARY, BLOCK) for each in requests(SPEC.num_speculative_tokens)]
+    longer = [materialise(*request, VOCABULARY, BLOCK) for request in requests(SPEC.num_speculative_tokens)]
     outcomes = own_answers(measure_drafts(engine_of(scheduler), longer, SPEC), seed=0)
     engine = engine_of(scheduler)
     stats, lived = engine.core.stats, noted(engine)
-    replayed = replay(engine, [materialise(*each, VOCABULARY, BLOCK) for each in requests()])
+    replayed = replay(engine, [materialise(*request, VOCABULARY, BLOCK) for request in requests()])
     durations, arrivals = durations_and_arrivals(replayed)
 
     simulated: list[tuple[object, ...]] = []
@@ -98,7 +98,7 @@ def test_the_twin_schedules_what_the_live_engine_verified(blocks: int) -> None:
     assert speculation.stats.counters() == stats.counters()
     assert speculation.stats.num_accepted_tokens > 50
     assert speculation.stats.num_draft_tokens > speculation.stats.num_accepted_tokens
-    assert [record.output_tokens for record in records] == [len(each.output) for each in replayed.sent]
+    assert [record.output_tokens for record in records] == [len(generation.output) for generation in replayed.sent]
     core = twin.cores[0]
     assert isinstance(core, SpeculativeEngineCore)
     assert (core.preemptions > 0) is (blocks == 45)

@@ -99,7 +99,7 @@ def test_settings_and_chunk_policy_are_the_same(file: Path) -> None:
 def test_the_batches_are_the_same(file: Path) -> None:
     plan, engine = simulated(file), served(file)
     config = plan.scheduler.config
-    generations = [materialise(each, answer, 50, config.prefix_id_tokens) for each, answer in requests(5)]
+    generations = [materialise(request, answer, 50, config.prefix_id_tokens) for request, answer in requests(5)]
     lived = noted(engine)
     replayed = replay(engine, generations)
     decided: list[tuple[object, ...]] = []
@@ -126,19 +126,19 @@ def test_the_command_serves_the_engine_of_the_scenario(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engines: list[Engine] = []
-    monkeypatch.setattr(launcher, "run", lambda backend, *rest: engines.append(backend.engine) or 0)
+    monkeypatch.setattr(launcher, "run", lambda backend, *arguments: engines.append(backend.engine) or 0)
     command = ["serve-live", "--model", str(file.parent / "config.json"), "--random-weights", "--scenario", str(file)]
     assert run([*command, "--set", "engine.max_num_seqs=3"]) == 0
     (engine,) = engines
     assert engine.core.config.max_num_seqs == 3
     assert engine.core.config.scheduling_policy == "shortest_prompt"
-    for flags, told in (
+    for flags, message in (
         (["--max-num-seqs", "4"], "--max-num-seqs: got 4, expected none beside --scenario"),
         (["--no-one-shot"], "--one-shot: got False, expected none beside --scenario"),
         (["--set", "engine.data_parallel_size=2"], "engine.data_parallel_size: got 2, expected 1"),
     ):
         assert run([*command, *flags]) == 2
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert run([*command[:4], "--set", "engine.block_size=8"]) == 2
     assert "--set: got 'engine.block_size=8', expected it beside --scenario" in capsys.readouterr().err
 
@@ -146,7 +146,7 @@ def test_the_command_serves_the_engine_of_the_scenario(
 def test_prompts_share_what_their_prefix_ids_say() -> None:
     """An id may stand for several blocks, and the scheduler counts in ids."""
     prompts = [Request(i, 0.0, 20, 4, prefix_blocks=ids) for i, ids in enumerate([(1, 2), (1, 3)])]
-    first, second = (materialise(each, 4, 50, 2 * BLOCK).request.prefix_blocks for each in prompts)
+    first, second = (materialise(prompt, 4, 50, 2 * BLOCK).request.prefix_blocks for prompt in prompts)
     assert len(first) == len(second) == 2
     assert first[0] == second[0]
     assert first[1] != second[1]

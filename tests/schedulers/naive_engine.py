@@ -137,10 +137,10 @@ class NaiveEngine:
             if request in self.running and not request.ending and budget > 0:
                 budget -= self._go_on(batch, request, budget)
         while self.preemptions == before and self.waiting and budget > 0 and len(self.running) < self.settings.max_seqs:
-            used = self._admit(batch, self.waiting[0], budget)
-            if not used:
+            usage = self._admit(batch, self.waiting[0], budget)
+            if not usage:
                 break
-            budget -= used
+            budget -= usage
         if not batch.chunks and not batch.decodes:
             return None
         self.steps += 1
@@ -151,7 +151,7 @@ class NaiveEngine:
         """A running request's next tokens. Where blocks lack, the youngest goes, be it the request itself."""
         new = min(request.tokens - request.computed, budget)
         while len(request.table) + self.free < self._blocks_for(request.computed + new):
-            victim = next(other for other in reversed(self.running) if not other.ending)
+            victim = next(candidate for candidate in reversed(self.running) if not candidate.ending)
             self._preempt(victim)
             if victim is request:
                 return 0
@@ -159,16 +159,16 @@ class NaiveEngine:
         return new
 
     def _admit(self, batch: NaiveBatch, request: NaiveRequest, budget: int) -> int:
-        found, shared = self._lookup(request)
-        context = len(found) * self.settings.block_tokens
+        result, shared = self._lookup(request)
+        context = len(result) * self.settings.block_tokens
         new = min(request.tokens - context, budget)
-        lacking = self._blocks_for(context + new) - len(found)
-        idle = sum(not self.blocks.users[block] for block in found)
+        lacking = self._blocks_for(context + new) - len(result)
+        idle = sum(not self.blocks.users[block] for block in result)
         if lacking + idle > self.free:
             return 0
-        for block in found:
+        for block in result:
             self.blocks.touch(block)
-        request.table, request.shared, request.computed = found, shared, context
+        request.table, request.shared, request.computed = result, shared, context
         self._disown(request)
         self.waiting.popleft()
         self.running.append(request)
@@ -204,13 +204,13 @@ class NaiveEngine:
             for id, new, context in batch.chunks:
                 if id in self.requests and self.requests[id] in self.running:
                     self._publish(self.requests[id], min(context + new, self.requests[id].prompt))
-        left: list[tuple[int, int]] = []
+        remaining: list[tuple[int, int]] = []
         for id in batch.ending + stopped:
             request = self.requests.get(id)
             if request is not None:
-                left.append((id, sum(step <= batch.number for step in request.given_at)))
-                self._leave(request, left[-1][1])
-        return left
+                remaining.append((id, sum(step <= batch.number for step in request.given_at)))
+                self._leave(request, remaining[-1][1])
+        return remaining
 
     def abort(self, id: int) -> None:
         self._leave(self.requests[id], self.requests[id].generated)
@@ -228,24 +228,24 @@ class NaiveEngine:
     def _lookup(self, request: NaiveRequest) -> tuple[list[int], int]:
         """Blocks that hold what the request starts with, and how many of them are shared; its last token is never
         found."""
-        found: list[int] = []
-        where, most = self.blocks.where, (request.tokens - 1) // self.settings.block_tokens
-        most_shared = min(most, request.prompt // self.settings.block_tokens)
+        results: list[int] = []
+        where, maximum = self.blocks.where, (request.tokens - 1) // self.settings.block_tokens
+        most_shared = min(maximum, request.prompt // self.settings.block_tokens)
         most_shared = min(most_shared // self.settings.id_blocks, len(request.ids)) * self.settings.id_blocks
-        while len(found) < most_shared and self._path(request, len(found)) in where:
-            found.append(where[self._path(request, len(found))])
-        shared = len(found)
-        while len(found) < most and ("own", request.id, len(found)) in where:
-            found.append(where["own", request.id, len(found)])
-        return found, shared
+        while len(results) < most_shared and self._path(request, len(results)) in where:
+            results.append(where[self._path(request, len(results))])
+        shared = len(results)
+        while len(results) < maximum and ("own", request.id, len(results)) in where:
+            results.append(where["own", request.id, len(results)])
+        return results, shared
 
     def _publish(self, request: NaiveRequest, tokens: int) -> None:
         """Let others find whole ids of the first tokens. What is there already stays where it is, and what follows is
         private.
         """
         size = self.settings.id_blocks
-        whole = min(tokens // (size * self.settings.block_tokens), len(request.ids))
-        while self.settings.caching and request.shared < whole * size:
+        total = min(tokens // (size * self.settings.block_tokens), len(request.ids))
+        while self.settings.caching and request.shared < total * size:
             if self._path(request, request.shared) in self.blocks.where:
                 return
             for i in range(request.shared, request.shared + size):
@@ -276,8 +276,8 @@ class NaiveEngine:
 
     def _leave(self, request: NaiveRequest, generated: int) -> None:
         """Let others find its answer, where it has ids for it. The last of `generated` tokens was never computed."""
-        named = len(request.ids) * self.settings.block_tokens * self.settings.id_blocks
-        if request.decoding and named > request.prompt:
+        size = len(request.ids) * self.settings.block_tokens * self.settings.id_blocks
+        if request.decoding and size > request.prompt:
             self._publish(request, min(request.computed, request.prompt + generated - 1))
         self._free_table(request)
         self._disown(request)

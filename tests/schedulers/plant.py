@@ -89,11 +89,11 @@ class Plant:
         """Play the story to its end: every request has ended, and every block is free."""
         self.visits = visits
         clock, last = 0, max(visit.at for visit in visits)
-        most = last + 200 + 20 * sum(visit.prompt + visit.limit + visit.kept for visit in visits)
+        maximum = last + 200 + 20 * sum(visit.prompt + visit.limit + visit.kept for visit in visits)
         while self.core.sequences or self.releases or self.in_flight or self.loads or clock <= last:
             self._events(clock)
             clock += self._leap(clock) or self._turn(clock)
-            assert clock < most, f"somebody starves: {list(self.core.sequences.values())}"
+            assert clock < maximum, f"somebody starves: {list(self.core.sequences.values())}"
         assert sorted(self.ends) == list(range(len(visits)))
         assert self.core.kv_cache.num_free_blocks == self.config.num_gpu_blocks
         assert self.core.outstanding_tokens == 0
@@ -120,10 +120,12 @@ class Plant:
             id, 0.0, visit.prompt, visit.limit, visit.model, visit.ids, visit.task, visit.priority,
             tenant=visit.model, ttft_goal=float(visit.priority),
         )  # fmt: skip
-        sent = visit.way == "sent"
+        is_sent = visit.way == "sent"
         received = visit.way == "received"
         try:
-            self.core.submit(request, 0.0, max_tokens=1 if sent else None, hold_blocks=sent, remote_prefill=received)
+            self.core.submit(
+                request, 0.0, max_tokens=1 if is_sent else None, hold_blocks=is_sent, remote_prefill=received
+            )
         except ValueError as error:
             assert "KV blocks" in str(error)
             self._end(id, "rejected")
@@ -218,8 +220,8 @@ class Plant:
         dates = [visit.at for visit in self.visits] + [when for when, _ in (*self.releases, *self.loads)]
         dates += [visit.at + visit.abort for visit in self.visits if visit.abort is not None]
         members = list(core.decode_set.sequences)
-        left = [self.visits[each.request.id].tokens - self.given[each.request.id] - 1 for each in members]
-        steps = min([core.steady_decode_steps(), *left, *(date - clock for date in dates if date > clock)])
+        remaining = [self.visits[member.request.id].tokens - self.given[member.request.id] - 1 for member in members]
+        steps = min([core.steady_decode_steps(), *remaining, *(date - clock for date in dates if date > clock)])
         if steps < 2 or any(date == clock for date in dates):  # whatever happens at this instant may be in flight
             return 0
         tiers = core.kv_tiers
@@ -233,21 +235,21 @@ class Plant:
         self.quiet = max(self.quiet[0] - steps, 0), self.quiet[1]
         core.check_integrity()
         self.steps += [
-            f"{clock + i}: decode | {' '.join(str(each.request.id) for each in members)}" for i in range(steps)
+            f"{clock + i}: decode | {' '.join(str(member.request.id) for member in members)}" for i in range(steps)
         ]
-        for each in members:
-            self.given[each.request.id] += steps
+        for member in members:
+            self.given[member.request.id] += steps
         return steps
 
     # -- what a step must be -----------------------------------------------------------------------------------------
 
     def _check(self, batch: Batch) -> None:
         config, decodes = self.config, len(batch.decodes)
-        alone = config.max_num_batched_tokens - decodes
+        single = config.max_num_batched_tokens - decodes
         if self.chunks is not None:
-            alone = min(alone, self.chunks.max_prefill_tokens(decodes))
+            single = min(single, self.chunks.max_prefill_tokens(decodes))
         assert batch.tokens <= config.max_num_batched_tokens
-        assert not batch.chunks or batch.prefill_tokens <= alone
+        assert not batch.chunks or batch.prefill_tokens <= single
         assert decodes <= config.max_num_seqs
         everybody = [*batch.decodes, *(chunk.sequence for chunk in batch.chunks)]
         assert len(set(everybody)) == len(everybody), "twice in one step"
@@ -256,14 +258,16 @@ class Plant:
         assert type(batch) is (OneShotBatch if one_shot and len(one_shot) == len(everybody) else kind)
         self._check_chunks(batch)
         if config.one_shot is not None:
-            most = config.one_shot.max_step_tokens()
-            assert sum(chunk.tokens for chunk in one_shot) <= most
+            maximum = config.one_shot.max_step_tokens()
+            assert sum(chunk.tokens for chunk in one_shot) <= maximum
             assert len(one_shot) <= config.one_shot.sequences
             assert len({(chunk.sequence.request.model, chunk.sequence.request.task) for chunk in one_shot}) <= 1
             for chunk in one_shot:  # cut only where no step could take it whole
                 fresh = chunk.context == chunk.sequence.num_cached_tokens
                 assert (
-                    not fresh or chunk.last or chunk.sequence.num_tokens_to_compute - chunk.context > min(most, alone)
+                    not fresh
+                    or chunk.last
+                    or chunk.sequence.num_tokens_to_compute - chunk.context > min(maximum, single)
                 )
 
     def _check_chunks(self, batch: Batch) -> None:

@@ -37,10 +37,10 @@ def step(core: EngineCore, *stop: int) -> str:
     return text
 
 
-def steps(core: EngineCore, most: int = 100) -> list[str]:
+def steps(core: EngineCore, maximum: int = 100) -> list[str]:
     """Steps until there is nothing to run; nobody stops before its limit."""
-    found: list[str] = []
+    results: list[str] = []
     while (text := step(core)) != "nothing":
-        found.append(text)
-        assert len(found) <= most, "it never ends"
-    return found
+        results.append(text)
+        assert len(results) <= maximum, "it never ends"
+    return results

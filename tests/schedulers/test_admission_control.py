@@ -55,8 +55,8 @@ def test_limits_hold_and_every_request_ends_once(
                     assert (core.outstanding_tokens, core.num_waiting) == before
                 except ValueError:
                     ends[number] = "refused"
-            left = jobs[number][5]
-            if left is not None and at + left == step and core.abort(number, float(step)) is not None:
+            remaining = jobs[number][5]
+            if remaining is not None and at + remaining == step and core.abort(number, float(step)) is not None:
                 ends[number] = "aborted"
         _check_limits(core, limits)
         batch = core.begin_step(float(step))
@@ -71,17 +71,17 @@ def test_limits_hold_and_every_request_ends_once(
 
 
 def _check_limits(core: EngineCore, limits: AdmissionLimits) -> None:
-    fresh = [each for each in core.sequences.values() if each.state == WAITING and not each.preemptions]
+    fresh = [sequence for sequence in core.sequences.values() if sequence.state == WAITING and not sequence.preemptions]
     if limits.of_all.max_waiting:
         assert len(fresh) <= limits.of_all.max_waiting
     ((name, of_class),) = limits.of_class
     if of_class.max_waiting:
-        assert sum(each.request.service_class == name for each in fresh) <= of_class.max_waiting
+        assert sum(row.request.service_class == name for row in fresh) <= of_class.max_waiting
     if limits.max_waiting_per_tenant:
         for tenant in "xy":
-            assert sum(each.request.tenant == tenant for each in fresh) <= limits.max_waiting_per_tenant
+            assert sum(row.request.tenant == tenant for row in fresh) <= limits.max_waiting_per_tenant
     if limits.of_all.max_waiting_tokens:  # the last one may pass the limit
-        assert sum(each.request.prompt_tokens for each in fresh) < limits.of_all.max_waiting_tokens + 20
+        assert sum(row.request.prompt_tokens for row in fresh) < limits.of_all.max_waiting_tokens + 20
 
 
 def engine(limits: AdmissionLimits, policy: str = "fcfs") -> EngineCore:

@@ -31,10 +31,10 @@ def nothing(engines: int) -> dict[str, float]:
     return {}
 
 
-def seen(now: float, replicas: int, loads: list[float] | None = None, **others: Any) -> Observation:
+def seen(now: float, replicas: int, loads: list[float] | None = None, **changes: Any) -> Observation:
     loads = [0.5] * replicas if loads is None else loads
     engines = tuple(EngineMetrics(load, load, load, int(load), int(load)) for load in loads)
-    return Observation(now, replicas, engines, **others)
+    return Observation(now, replicas, engines, **changes)
 
 
 # The cases of kubernetes/pkg/controller/podautoscaler/replica_calculator_test.go, by name: pods now, metric of each
@@ -117,25 +117,25 @@ RATES = [
 ]
 
 
-@pytest.mark.parametrize(("added", "removed", "rate", "pods", "desired", "least", "expected"), RATES)
+@pytest.mark.parametrize(("added", "removed", "rate", "pods", "desired", "minimum", "expected"), RATES)
 def test_rates(
-    added: tuple[int, ...], removed: tuple[int, ...], rate: RatePolicy, pods: int, desired: int, least: int,
+    added: tuple[int, ...], removed: tuple[int, ...], rate: RatePolicy, pods: int, desired: int, minimum: int,
     expected: int,
 ) -> None:  # fmt: skip
     policy = Scheduled(nothing, [(0, max(desired, 1))])
     rules = ScalingRules(0.0, (rate,))
-    autoscaler = Autoscaler(policy, least, 1000, scale_up=rules, scale_down=rules)
+    autoscaler = Autoscaler(policy, minimum, 1000, scale_up=rules, scale_down=rules)
     autoscaler._changes = [(100.0, count) for count in added] + [(100.0, -count) for count in removed]
     assert autoscaler.decide(seen(200.0, pods)) == expected
 
 
 def test_defaults_double_or_add_four_in_15_seconds() -> None:
     autoscaler = Autoscaler(Scheduled(nothing, [(0, 100)]), 1, 1000, HPA_SCALE_UP, HPA_SCALE_DOWN)
-    found, replicas = [], 1
+    result, replicas = [], 1
     for sync in range(8):
         replicas = autoscaler.decide(seen(15.0 * sync, replicas))
-        found.append(replicas)
-    assert found == [5, 10, 20, 40, 80, 100, 100, 100]
+        result.append(replicas)
+    assert result == [5, 10, 20, 40, 80, 100, 100, 100]
 
 
 COUNTS = st.lists(st.integers(1, 12), min_size=1, max_size=40)
@@ -151,8 +151,8 @@ def test_stabilisation_is_what_all_of_a_window_allow(counts: list[int], up: floa
     for i, count in enumerate(counts):
         now = 15.0 * i
         history.append((now, count))
-        lowest = min(each for when, each in history if when > now - up or (when, each) == history[-1])
-        highest = max(each for when, each in history if when > now - down or (when, each) == history[-1])
+        lowest = min(count for when, count in history if when > now - up or (when, count) == history[-1])
+        highest = max(count for when, count in history if when > now - down or (when, count) == history[-1])
         expected = lowest if replicas < lowest else highest if replicas > highest else replicas
         replicas = autoscaler.decide(seen(now, replicas))
         assert replicas == expected
@@ -173,18 +173,18 @@ def test_schedule_repeats(now: float, expected: int) -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40), st.integers(1, 40))
-def test_goals_are_met_by_the_fewest_engines(needed: int, now: int, least: int, span: int) -> None:
-    most = least + span
-    asked: list[int] = []
+def test_goals_are_met_by_the_fewest_engines(required: int, now: int, minimum: int, span: int) -> None:
+    maximum = minimum + span
+    queried: list[int] = []
 
     def predict(engines: int) -> dict[str, float]:
-        asked.append(engines)
-        return {"ttft_p99": 0.9 if engines >= needed else 1.1}
+        queried.append(engines)
+        return {"ttft_p99": 0.9 if engines >= required else 1.1}
 
-    found = MeetGoals(predict, {"ttft_p99": 1.0}).desired(seen(0.0, now, min_replicas=least, max_replicas=most))
-    assert found == min(max(needed, least), most)
-    assert all(least <= engines <= most for engines in asked)
-    assert len(asked) <= 2 * math.log2(span + 1) + 3, "it looks at few"
+    result = MeetGoals(predict, {"ttft_p99": 1.0}).desired(seen(0.0, now, min_replicas=minimum, max_replicas=maximum))
+    assert result == min(max(required, minimum), maximum)
+    assert all(minimum <= engines <= maximum for engines in queried)
+    assert len(queried) <= 2 * math.log2(span + 1) + 3, "it looks at few"
 
 
 def test_no_engine_is_removed_while_a_goal_is_missed() -> None:

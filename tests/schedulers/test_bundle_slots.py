@@ -15,20 +15,20 @@ policies = st.sampled_from(sorted(REFILL_POLICIES))
 
 def drive(slots: BundleSlots, lives: list[int], check: Callable[[], None]) -> list[int]:
     """Run until empty: request i leaves after lives[i] steps. Returns ids in order of completion."""
-    left = dict(enumerate(lives))
+    remaining = dict(enumerate(lives))
     finished: list[int] = []
-    while slots.waiting or any(each.requests for each in slots.microbatches):
+    while slots.waiting or any(row.requests for row in slots.microbatches):
         for index in range(len(slots.microbatches)):
             microbatch = slots.begin_step(index)
             check()
             if microbatch is None:
                 continue
             for request in microbatch.resident:
-                left[request] -= 1
-            done = [request for request in microbatch.resident if left[request] == 0]
-            slots.end_step(microbatch, done)
+                remaining[request] -= 1
+            ready = [request for request in microbatch.resident if remaining[request] == 0]
+            slots.end_step(microbatch, ready)
             check()
-            finished += done
+            finished += ready
     return finished
 
 
@@ -46,7 +46,7 @@ def test_every_request_is_served_once_and_the_sums_hold(
     slots.submit((identity, prompt) for identity, (prompt, _) in enumerate(requests))
     finished = drive(slots, [life for _, life in requests], slots.check_integrity)
     assert sorted(finished) == list(range(len(requests)))
-    assert all(each.loads == [0] * instances for each in slots.microbatches)
+    assert all(microbatch.loads == [0] * instances for microbatch in slots.microbatches)
 
 
 @pytest.mark.parametrize("policy", REFILL_POLICIES.values())

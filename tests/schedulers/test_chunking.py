@@ -69,14 +69,14 @@ def test_slo_chunks_against_all_chunks(
     previous = smallest + more
     for decodes in range(0, 300, 7):
         assert policy.seconds(decodes) == pytest.approx(seconds(decodes))
-        left = goal - seconds(decodes)
-        surely = max((c for c in chunks if seconds(c) <= left - 1e-9), default=smallest)
-        perhaps = max((c for c in chunks if seconds(c) <= left + 1e-9), default=smallest)
+        remaining = goal - seconds(decodes)
+        surely = max((c for c in chunks if seconds(c) <= remaining - 1e-9), default=smallest)
+        perhaps = max((c for c in chunks if seconds(c) <= remaining + 1e-9), default=smallest)
         chunk = policy.max_prefill_tokens(decodes)
         assert surely <= chunk <= perhaps
-        own = goal - policy.seconds(decodes)  # to the token, by T as the policy computes it
-        assert chunk == smallest or policy.seconds(chunk) <= own
-        assert chunk == smallest + more or policy.seconds(chunk + 1) > own
+        budget = goal - policy.seconds(decodes)  # to the token, by T as the policy computes it
+        assert chunk == smallest or policy.seconds(chunk) <= budget
+        assert chunk == smallest + more or policy.seconds(chunk + 1) > budget
         assert smallest <= chunk <= previous, "more decodes leave no more for prompts"
         previous = chunk
 

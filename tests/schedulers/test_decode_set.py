@@ -65,10 +65,10 @@ def test_blocks_that_coming_steps_start(crowd: list[Member], block_size: int, st
 
 
 @given(st.lists(members, max_size=8), block_size, st.integers(0, 20), st.integers(0, 40), st.integers(0, 30))
-def test_how_long_blocks_last(crowd: list[Member], block_size: int, step: int, blocks: int, most: int) -> None:
+def test_how_long_blocks_last(crowd: list[Member], block_size: int, step: int, blocks: int, maximum: int) -> None:
     decodes, _ = decode_set_of(crowd, block_size, step)
-    lasting = [steps for steps in range(most + 1) if blocks_started(crowd, block_size, steps) <= blocks]
-    assert decodes.steps_within_blocks(blocks, most) == max(lasting)
+    lasting = [steps for steps in range(maximum + 1) if blocks_started(crowd, block_size, steps) <= blocks]
+    assert decodes.steps_within_blocks(blocks, maximum) == max(lasting)
 
 
 def test_blocks_last_for_ever_where_none_is_started() -> None:
@@ -126,7 +126,7 @@ def test_joining_leaving_and_limits(crowd: list[tuple[Member, int, int]], block_
                 step,
             ]
         assert decodes.steps_to_max_tokens() == min(
-            (s.max_tokens - got for s, (_, got) in inside.items()), default=UNLIMITED_STEPS
+            (s.max_tokens - tokens for s, (_, tokens) in inside.items()), default=UNLIMITED_STEPS
         )
         decodes.advance(1)
         for counts in inside.values():
@@ -139,7 +139,9 @@ def test_joining_leaving_and_limits(crowd: list[tuple[Member, int, int]], block_
             max(cached, default=0),
         )
         ending = decodes.pop_finishing()
-        assert ending == sorted((s for s, (_, got) in inside.items() if got == s.max_tokens), key=lambda s: s.seq_id)
+        assert ending == sorted(
+            (s for s, (_, tokens) in inside.items() if tokens == s.max_tokens), key=lambda s: s.seq_id
+        )
         for sequence in ending:
             assert [sequence.num_computed_tokens, sequence.num_output_tokens] == inside.pop(sequence)
         assert list(decodes.sequences) == list(inside)

@@ -62,9 +62,9 @@ class Pair:
                     self.core.submit(Request(id, 0.0, visit.prompt, visit.limit, prefix_blocks=visit.ids), clock)
                     self.naive.submit(id, visit.prompt, visit.limit, visit.ids)
             self.abort(visits, clock, in_flight=False)
-            begun = self.begin(clock)
+            batch = self.begin(clock)
             self.abort(visits, clock, in_flight=True)
-            if len(self.in_flight) == self.depth or (self.in_flight and not begun):
+            if len(self.in_flight) == self.depth or (self.in_flight and not batch):
                 self.end(visits, clock)
             clock += 1
             assert clock < 1000 + 20 * work
@@ -99,17 +99,17 @@ class Pair:
     def end(self, visits: list[Visit], clock: int) -> None:
         batch, naive = self.in_flight.popleft()
         stopped: list[Sequence] = []
-        given = [*batch.decodes, *(chunk.sequence for chunk in batch.chunks if chunk.last)]
-        for sequence in given:
+        receivers = [*batch.decodes, *(chunk.sequence for chunk in batch.chunks if chunk.last)]
+        for sequence in receivers:
             if sequence.state != FINISHED:
                 id = sequence.request.id
                 self.delivered[id] += 1
                 if self.delivered[id] == visits[id].stop:
                     stopped.append(sequence)
-        left = self.naive.end(naive, [sequence.request.id for sequence in stopped])
+        remaining = self.naive.end(naive, [sequence.request.id for sequence in stopped])
         finished = self.core.end_step(batch, stopped, clock)
-        assert [(sequence.request.id, sequence.num_output_tokens) for sequence in finished] == left
-        for id, generated in left:
+        assert [(sequence.request.id, sequence.num_output_tokens) for sequence in finished] == remaining
+        for id, generated in remaining:
             assert generated == self.delivered[id] == min(visits[id].limit, visits[id].stop)
         self.compare()
 

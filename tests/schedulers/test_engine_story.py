@@ -147,7 +147,7 @@ def test_each_class_has_its_budget() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"num_gpu_blocks": 0}, "num_gpu_blocks: expected at least 1, found 0"),
         ({"block_size": -4}, "block_size: expected at least 1, found -4"),
@@ -172,13 +172,13 @@ def test_each_class_has_its_budget() -> None:
         ),
     ],
 )
-def test_settings_that_are_refused(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+def test_settings_that_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         EngineConfig(**{"num_gpu_blocks": 10, **settings})
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"tokens": 0}, "one_shot.tokens: expected at least 1, found 0"),
         ({"sequences": 0}, "one_shot.sequences: expected at least 1, found 0"),
@@ -189,8 +189,8 @@ def test_settings_that_are_refused(settings: dict[str, Any], told: str) -> None:
         ),
     ],
 )
-def test_budgets_under_which_nothing_could_run_are_refused(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+def test_budgets_under_which_nothing_could_run_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         OneShotBudget(**settings)
 
 
@@ -203,8 +203,8 @@ def test_requests_that_are_refused_leave_nothing_behind() -> None:
         # The last token of an answer is never cached.
         "request 9: expected at most 5 KV blocks, 21 prompt and output tokens take 6": chat(9, 10, 12),
     }
-    for told, request in refused.items():
-        with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+    for message, request in refused.items():
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             core.submit(request, 0.0)
     assert (list(core.sequences), core.outstanding_tokens, core.num_waiting) == ([7], 13, 1)
     core.submit(chat(9, 10, 11), 0.0)
@@ -248,6 +248,6 @@ def test_a_sequence_preempted_by_the_step_that_admits_it_has_no_cache_to_take_ba
     core.submit(chat(1, 7, 3), 0.0, remote_prefill=True)
     batch = core.begin_step(0.0)
     assert batch is not None
-    assert ([each.request.id for each in batch.transferred], [each.request.id for each in batch.decodes]) == ([1], [0])
+    assert ([row.request.id for row in batch.transferred], [row.request.id for row in batch.decodes]) == ([1], [0])
     core.end_step(batch, [], 0.0)
     assert steps(core) == ["mixed 1:0+8!", "decode | 1"]

@@ -46,12 +46,16 @@ class Books:
             if batch is not None:
                 self._account(batch)
                 self.core.end_step(batch, (), 0.0)
-            waiting = {each.request.tenant for each in self.core.sequences.values() if each.state == WAITING}
+            waiting = {
+                sequence.request.tenant for sequence in self.core.sequences.values() if sequence.state == WAITING
+            }
             self.rows.append((dict(self.served), waiting))
             if isinstance(self.core.scheduling_policy, FairSharing):
-                for each in self.core.sequences.values():
-                    if each.state == DECODING:
-                        self.core.scheduling_policy.on_output(each, self.core.decode_set.num_output_tokens(each))
+                for sequence in self.core.sequences.values():
+                    if sequence.state == DECODING:
+                        self.core.scheduling_policy.on_output(
+                            sequence, self.core.decode_set.num_output_tokens(sequence)
+                        )
                 self.counters.append({name: self.core.scheduling_policy.counter(name) for name in waiting})
             step += 1
         return self
@@ -69,12 +73,12 @@ class Books:
     def _serve(self, sequence: Sequence, service: float) -> None:
         self.served[sequence.request.tenant] += service
 
-    def largest_difference(self, one: str, other: str) -> float:
+    def largest_difference(self, first: str, second: str) -> float:
         """The largest |W_one(t1, t2) - W_other(t1, t2)| over spans in which both are backlogged throughout."""
         largest, span = 0.0, list[float]()
         for served, waiting in self.rows:
-            if {one, other} <= waiting:
-                span.append(served[one] - served[other])
+            if {first, second} <= waiting:
+                span.append(served[first] - served[second])
                 largest = max(largest, max(span) - min(span))
             else:
                 span = []
@@ -110,8 +114,8 @@ def test_service_of_backlogged_tenants_differs_by_at_most_vtcs_bound(
     limit = bound(books.core, jobs)
     for counters in books.counters:  # lemma 4.3
         assert max(counters.values(), default=0.0) - min(counters.values(), default=0.0) <= limit
-    for one, other in ("ab", "ac", "bc"):
-        assert books.largest_difference(one, other) <= 2 * limit  # theorem 4.4
+    for first, second in ("ab", "ac", "bc"):
+        assert books.largest_difference(first, second) <= 2 * limit  # theorem 4.4
 
 
 FLOOD: Jobs = [(0, "flood", 20, 10)] * 150 + [(1, "modest", 20, 10)] * 60
@@ -125,8 +129,8 @@ def test_orders_that_do_not_count_violate_the_bound(policy: str, fair: bool) -> 
 
 def test_weights_are_shares() -> None:
     books = Books(config("fair", weights={"flood": 1, "modest": 3}), FLOOD).run()
-    both = [served for served, waiting in books.rows if {"flood", "modest"} <= waiting][-1]
-    assert both["modest"] / both["flood"] == pytest.approx(3, rel=0.1)
+    pair = [served for served, waiting in books.rows if {"flood", "modest"} <= waiting][-1]
+    assert pair["modest"] / pair["flood"] == pytest.approx(3, rel=0.1)
 
 
 def test_a_tenant_that_was_away_has_saved_up_nothing() -> None:
@@ -158,8 +162,8 @@ def test_every_line_is_served_in_its_order(crowd: list[tuple[str, int, bool]]) -
     assert queue.count == 0
     assert set(order) == set(staying)
     for tenant in "abc":
-        own = [each for each in order if each.request.tenant == tenant]
-        assert own == sorted(own, key=lambda each: (each.request.priority, each.seq_id))
+        rows = [row for row in order if row.request.tenant == tenant]
+        assert rows == sorted(rows, key=lambda row: (row.request.priority, row.seq_id))
 
 
 @given(st.integers(2, 30), st.integers(1, 12))

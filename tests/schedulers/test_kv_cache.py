@@ -37,11 +37,11 @@ def test_blocks_never_used_go_first_then_the_least_recently_used() -> None:
 def test_a_prompt_is_forgotten_from_its_end() -> None:
     kv = KVCache(4, 4)
     kv.free(published(kv, 1, 2, 3))
-    left = []
+    remaining = []
     for _ in range(4):
         kv.allocate_unassigned(1)
-        left.append(cached(kv, 1, 2, 3))
-    assert left == [3, 2, 1, 0]
+        remaining.append(cached(kv, 1, 2, 3))
+    assert remaining == [3, 2, 1, 0]
 
 
 def test_private_blocks_go_before_the_shared_ones_that_they_follow() -> None:
@@ -143,7 +143,7 @@ def test_a_preempted_sequence_finds_what_nobody_took() -> None:
     kv.allocate(blocks, 4)
     kv.free(blocks, keep=4)
     # The queue: a blank block, its private blocks from the fourth to the first, block 1.
-    assert [kv.num_reclaimable(blocks, 1, most) for most in (1, 4, 9)] == [1, 4, 4]
+    assert [kv.num_reclaimable(blocks, 1, maximum) for maximum in (1, 4, 9)] == [1, 4, 4]
     kv.allocate_unassigned(3)
     assert kv.num_reclaimable(blocks, 1, 9) == 2
     nodes = kv.match_prefix((1,), 4)
@@ -176,10 +176,10 @@ def test_only_full_blocks_are_worth_finding_again() -> None:
 
 def test_what_is_not_taken_back_stays_where_it_stood() -> None:
     kv = KVCache(4, 4)
-    blocks, other = SequenceBlocks(), published(kv, 1)
+    blocks, second = SequenceBlocks(), published(kv, 1)
     kv.allocate(blocks, 3)
     kv.free(blocks, keep=3)
-    kv.free(other)
+    kv.free(second)
     kv.reclaim(blocks, 2)
     assert kv.num_free_blocks == 2
     kv.allocate_unassigned(1)  # the third of its blocks was used before block 1 was

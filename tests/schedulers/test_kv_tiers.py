@@ -147,11 +147,11 @@ def test_a_block_is_not_loaded_before_its_copy_is_complete() -> None:
     for store in stores:
         store.block.ready_at = 5.0 if store.block.depth < 2 else 7.0
     request = Request(9, 0.0, 9, 1, prefix_blocks=(0, 1, 2, 3))
-    found = []
+    results = []
     for now in (4.0, 5.0, 7.0):
         tiers.now = now
-        found.append(core.cached_prefix_tokens(request))
-    assert found == [0, 4, 8]
+        results.append(core.cached_prefix_tokens(request))
+    assert results == [0, 4, 8]
 
 
 def test_an_aborted_request_leaves_its_load_to_end() -> None:

@@ -29,7 +29,7 @@ def models_of_step(core: EngineCore, now: float = 0.0) -> str:
     rows = [*batch.decodes, *(chunk.sequence for chunk in batch.chunks)]
     core.end_step(batch, (), now)
     core.check_integrity()
-    return "".join(each.request.model for each in rows) + "|" + "".join(load.model for load in batch.loads)
+    return "".join(row.request.model for row in rows) + "|" + "".join(load.model for load in batch.loads)
 
 
 def test_adapters_beyond_max_loras_wait_and_those_behind_them_do_not() -> None:
@@ -132,25 +132,25 @@ def test_every_request_ends_and_no_step_has_more_models_than_slots(
             scheduling_policy=policy, prefix_id_tokens=8,
         )
     )  # fmt: skip
-    ended, step, loaded = 0, 0, 0
+    num_finished, step, loaded = 0, 0, 0
     while core.sequences or step <= 12:
         for i, (at, model, prompt, tokens, _) in enumerate(visits):
             if at == step:
                 core.submit(Request(i, float(at), prompt, tokens, model), float(at))
         for i, (at, _, _, _, aborted) in enumerate(visits):
             if aborted and at + 3 == step and core.abort(i, float(step)) is not None:
-                ended += 1
+                num_finished += 1
         batch = core.begin_step(float(step))
         if batch is not None:
-            models = {each.request.model for each in (*batch.decodes, *(chunk.sequence for chunk in batch.chunks))}
+            models = {row.request.model for row in (*batch.decodes, *(chunk.sequence for chunk in batch.chunks))}
             assert len(models - {config.base}) <= (1 if exclusive else slots)
             loaded += len(batch.loads)
             core.check_integrity()
-            ended += len(core.end_step(batch, (), float(step)))
+            num_finished += len(core.end_step(batch, (), float(step)))
         core.check_integrity()
         step += 1
         assert step < 3000, f"starving: {core.sequences}"
-    assert ended == len(visits)
+    assert num_finished == len(visits)
     assert loaded == core.model_loads
     assert core.kv_cache.num_free_blocks == blocks
 

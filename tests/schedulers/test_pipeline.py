@@ -35,7 +35,7 @@ def test_any_story(config: EngineConfig, policy: ChunkPolicy | None, stages: int
 def test_a_single_stage_is_the_plain_scheduler(
     config: EngineConfig, policy: ChunkPolicy | None, story: list[Visit]
 ) -> None:
-    plain, pipelined = (Plant(allowed(config), policy, 1, pipelined=each).run(story) for each in (False, True))
+    plain, pipelined = (Plant(allowed(config), policy, 1, pipelined=flag).run(story) for flag in (False, True))
     assert pipelined.steps == plain.steps
     assert pipelined.ends == plain.ends
 

@@ -15,16 +15,16 @@ CHANGES = st.lists(st.tuples(st.sampled_from(["append", "prepend", "remove", "mo
 @given(CHANGES)
 def test_as_an_ordered_dictionary(changes: list[tuple[str, int]]) -> None:
     entries = [Linked() for _ in range(6)]
-    found, expected = RecencyList(), OrderedDict[int, None]()
+    result, expected = RecencyList(), OrderedDict[int, None]()
     for change, number in changes:
         if (number in expected) == (change in ("append", "prepend")):
             continue  # an entry is in the list once
-        getattr(found, change)(entries[number])
+        getattr(result, change)(entries[number])
         if change == "remove":
             del expected[number]
         else:
             expected[number] = None
             expected.move_to_end(number, last=change != "prepend")
-        assert [entries.index(entry) for entry in found] == list(expected)
-        assert found.size == len(expected)
-        assert found.last is (entries[next(reversed(expected))] if expected else None)
+        assert [entries.index(entry) for entry in result] == list(expected)
+        assert result.size == len(expected)
+        assert result.last is (entries[next(reversed(expected))] if expected else None)

@@ -34,8 +34,8 @@ REQUEST = Request(0, 0.0, 10, 5)
 class Engine:
     """An engine whose load is given, and noted when it is asked for; nothing else may be asked."""
 
-    def __init__(self, load: int, asked: list[Engine] | None = None, index: int = 0) -> None:
-        self._load, self._asked, self.index = load, asked, index
+    def __init__(self, load: int, queried: list[Engine] | None = None, index: int = 0) -> None:
+        self._load, self._asked, self.index = load, queried, index
 
     @property
     def load(self) -> int:
@@ -92,9 +92,9 @@ def test_among_equals_the_turn_goes_around() -> None:
 
 def test_of_two_equals_beside_a_busy_one_both_are_used() -> None:
     policy, (a, b, c) = LeastLoaded(), (Engine(5), Engine(5), Engine(9))
-    chosen = Counter(policy.choose(REQUEST, [a, b, c]) for _ in range(300))
+    choice = Counter(policy.choose(REQUEST, [a, b, c]) for _ in range(300))
     # Turns start at a, b, c; from c on the next equal is a.
-    assert chosen == {a: 200, b: 100}
+    assert choice == {a: 200, b: 100}
 
 
 @pytest.mark.parametrize("policy", [LeastLoaded(), PowerOfTwo(unasked)])
@@ -105,24 +105,24 @@ def test_a_single_engine_is_not_asked_for_its_load(policy: LeastLoaded | PowerOf
 
 def test_power_of_two_asks_two_different_engines_and_takes_the_lighter() -> None:
     random = Random(1)
-    asked: list[Engine] = []
-    loads = {Engine(load, asked): load for load in (5, 1, 9, 4)}
+    queried: list[Engine] = []
+    loads = {Engine(load, queried): load for load in (5, 1, 9, 4)}
     policy = PowerOfTwo(random.randrange)
     pairs = Counter[frozenset[Engine]]()
     for _ in range(6000):
-        asked.clear()
-        chosen = policy.choose(REQUEST, list(loads))
-        assert len(set(asked)) == 2
-        assert chosen is min(asked, key=loads.__getitem__)
-        pairs[frozenset(asked)] += 1
+        queried.clear()
+        choice = policy.choose(REQUEST, list(loads))
+        assert len(set(queried)) == 2
+        assert choice is min(queried, key=loads.__getitem__)
+        pairs[frozenset(queried)] += 1
     assert len(pairs) == 6
     assert chisquare(list(pairs.values())).pvalue > 1e-3
 
 
 def test_power_of_two_with_equal_loads_is_even() -> None:
     policy, engines = PowerOfTwo(Random(2).randrange), [Engine(0) for _ in range(5)]
-    chosen = Counter(policy.choose(REQUEST, engines) for _ in range(5000))
-    assert chisquare([chosen[engine] for engine in engines]).pvalue > 1e-3
+    choice = Counter(policy.choose(REQUEST, engines) for _ in range(5000))
+    assert chisquare([choice[engine] for engine in engines]).pvalue > 1e-3
 
 
 def test_routers_by_name() -> None:
@@ -144,22 +144,22 @@ def test_told_of_every_load_least_loaded_chooses_as_when_it_looks_at_all(
 ) -> None:
     """Few different loads, so that most choices are among equals."""
     load = st.integers(0, largest)
-    engines = [Engine(each) for each in data.draw(st.lists(load, min_size=size, max_size=size))]
-    looking, told = LeastLoaded(), LeastLoaded()
-    loads = told.follow(engines)
+    engines = [Engine(tokens) for tokens in data.draw(st.lists(load, min_size=size, max_size=size))]
+    looking, informed = LeastLoaded(), LeastLoaded()
+    loads = informed.follow(engines)
     for position, changed in data.draw(st.lists(st.tuples(st.integers(0, size - 1), load), max_size=60)):
-        assert told.choose(REQUEST, engines) is looking.choose(REQUEST, engines)
+        assert informed.choose(REQUEST, engines) is looking.choose(REQUEST, engines)
         engines[position]._load = changed
         loads.set(position, changed)
 
 
 def test_told_of_every_load_least_loaded_asks_no_engine() -> None:
-    policy, asked = LeastLoaded(), list[Engine]()
-    engines = [Engine(5, asked), Engine(3, asked), Engine(4, asked)]
+    policy, queried = LeastLoaded(), list[Engine]()
+    engines = [Engine(5, queried), Engine(3, queried), Engine(4, queried)]
     policy.follow(engines)
-    asked.clear()
+    queried.clear()
     assert policy.choose(REQUEST, engines) is engines[1]
-    assert not asked
+    assert not queried
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=70), st.integers(0, 69))
@@ -183,9 +183,9 @@ def test_only_what_a_router_says_itself_is_believed() -> None:
         def choose(self, request: Request, engines: list[Engine]) -> Engine:
             return engines[-1]
 
-    found = own_method(Router(), "requests_elsewhere")
-    assert found is not None
-    assert found(3, 4) == 3
+    result = own_method(Router(), "requests_elsewhere")
+    assert result is not None
+    assert result(3, 4) == 3
     assert own_method(Other(), "requests_elsewhere") is None
     assert own_method(PowerOfTwo(unasked), "follow") is None
 
@@ -195,17 +195,17 @@ def test_requests_go_elsewhere_for_as_long_as_a_router_says(loads: list[int], da
     """Each request adds load where it goes, and loads of other engines may sink at any time."""
     size, position = len(loads), data.draw(st.integers(0, len(loads) - 1))
     engines = [Engine(load) for load in loads]
-    told, around = LeastLoaded(), RoundRobin()
-    followed = told.follow(engines)
+    informed, around = LeastLoaded(), RoundRobin()
+    followed = informed.follow(engines)
     for _ in range(data.draw(st.integers(0, 20))):
         around.choose(REQUEST, engines)
-    elsewhere = told.requests_elsewhere(position, size), around.requests_elsewhere(position, size)
+    elsewhere = informed.requests_elsewhere(position, size), around.requests_elsewhere(position, size)
     for index in range(max(elsewhere)):
-        chosen = told.choose(REQUEST, engines), around.choose(REQUEST, engines)
-        assert index >= elsewhere[0] or chosen[0] is not engines[position]
-        assert index >= elsewhere[1] or chosen[1] is not engines[position]
+        choice = informed.choose(REQUEST, engines), around.choose(REQUEST, engines)
+        assert index >= elsewhere[0] or choice[0] is not engines[position]
+        assert index >= elsewhere[1] or choice[1] is not engines[position]
         sinking = data.draw(st.sampled_from([i for i in range(size) if i != position]))
-        for i, change in ((engines.index(chosen[0]), 2), (sinking, -1)):
+        for i, change in ((engines.index(choice[0]), 2), (sinking, -1)):
             if i != position:
                 engines[i]._load = max(engines[i]._load + change, 0)
                 followed.set(i, engines[i]._load)
@@ -233,9 +233,9 @@ def test_the_prefix_counts_against_the_load_with_its_weight(
     router, engines = PrefixAware(unasked, weight), [Caching(load, cached) for load, cached in states]
     for _ in range(before):
         router.choose(REQUEST, engines)
-    chosen = router.choose(REQUEST, engines)
+    choice = router.choose(REQUEST, engines)
     costs = {id(engine): engine.load - weight * engine.cached for engine in engines}
-    assert costs[id(chosen)] == min(costs.values())
+    assert costs[id(choice)] == min(costs.values())
 
 
 def test_equal_costs_take_turns() -> None:
@@ -335,29 +335,29 @@ class Fast(Engine):
 def test_speeds_are_weighed(states: list[tuple[int, float]], tokens: int, turns: int) -> None:
     """By brute force: the least load / speed, or (load + request) / speed; the next in turn among equals."""
     engines = [Fast(load, speed, i) for i, (load, speed) in enumerate(states)]
-    asked = Request(0, 0.0, tokens, 2)
+    request = Request(0, 0.0, tokens, 2)
     for name, added in (("weighted_least_loaded", 0), ("shortest_expected_delay", tokens + 2)):
         router = ROUTERS.select(name)(lambda size: 0)
         for turn in range(turns + 1):
-            chosen = router.choose(asked, engines)
+            choice = router.choose(request, engines)
             delays = [(engine.load + added) / engine.speed for engine in engines]
             equals = [i for i, delay in enumerate(delays) if delay == min(delays)]
             first = turn % len(engines)
-            assert chosen.index == min(equals, key=lambda i: (i - first) % len(engines))
+            assert choice.index == min(equals, key=lambda i: (i - first) % len(engines))
 
 
 def test_an_idle_slow_engine_gets_nothing_that_a_busy_fast_one_finishes_sooner() -> None:
     engines = [Fast(100, 10.0, 0), Fast(0, 1.0, 1)]
-    asked = Request(0, 0.0, 98, 2)
-    assert ROUTERS.select("weighted_least_loaded")(lambda size: 0).choose(asked, engines) is engines[1]
-    assert ROUTERS.select("shortest_expected_delay")(lambda size: 0).choose(asked, engines) is engines[0]
+    request = Request(0, 0.0, 98, 2)
+    assert ROUTERS.select("weighted_least_loaded")(lambda size: 0).choose(request, engines) is engines[1]
+    assert ROUTERS.select("shortest_expected_delay")(lambda size: 0).choose(request, engines) is engines[0]
 
 
 def test_random_choices_are_in_proportion_to_speeds() -> None:
     """The thresholds of a draw from [0, 1): 1/6, 1/6 + 2/6, and the rest."""
     engines = [Fast(0, 1.0, 0), Fast(0, 2.0, 1), Fast(0, 3.0, 2)]
-    for drawn, expected in ((0.0, 0), (0.16, 0), (0.17, 1), (0.49, 1), (0.51, 2), (1 - 2**-53, 2)):
-        router = ROUTERS.select("weighted_random")(partial(_part, drawn))
+    for draw, expected in ((0.0, 0), (0.16, 0), (0.17, 1), (0.49, 1), (0.51, 2), (1 - 2**-53, 2)):
+        router = ROUTERS.select("weighted_random")(partial(_part, draw))
         assert router.choose(REQUEST, engines).index == expected
 
 

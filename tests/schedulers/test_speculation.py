@@ -34,7 +34,7 @@ class Visit:
 
 
 def visits() -> st.SearchStrategy[list[Visit]]:
-    one = st.builds(
+    visit = st.builds(
         Visit,
         at=st.integers(0, 12),
         prompt=st.integers(1, 30),
@@ -44,7 +44,7 @@ def visits() -> st.SearchStrategy[list[Visit]]:
         abort=st.none() | st.integers(0, 12),
         in_step=st.booleans(),
     )
-    return st.lists(one, min_size=1, max_size=8)
+    return st.lists(visit, min_size=1, max_size=8)
 
 
 CONFIGS = st.builds(
@@ -67,27 +67,27 @@ def run(core: EngineCore, story: list[Visit], accept: Accept) -> tuple[list[str]
     """Play a story to its end. Returns each step in words, and the tokens that each request was given."""
     steps: list[str] = []
     given_tokens = dict.fromkeys(range(len(story)), 0)
-    ended: set[int] = set()
+    finished_ids: set[int] = set()
     step = 0
     while step <= 12 or core.sequences:
         for number, visit in enumerate(story):
             if visit.at == step:
                 core.submit(Request(number, 0.0, visit.prompt, visit.max_tokens, prefix_blocks=visit.ids), 0.0)
-        _abort(core, story, step, ended, in_step=False)
+        _abort(core, story, step, finished_ids, in_step=False)
         batch = core.begin_step(0.0)
         if batch is not None:
             assert batch.tokens <= core.config.max_num_batched_tokens
             core.check_integrity()
             steps.append(_told(batch))
-            _abort(core, story, step, ended, in_step=True)
+            _abort(core, story, step, finished_ids, in_step=True)
             for sequence in _end(core, batch, story, given_tokens, accept):
-                assert sequence.request.id not in ended
-                ended.add(sequence.request.id)
+                assert sequence.request.id not in finished_ids
+                finished_ids.add(sequence.request.id)
                 assert given_tokens[sequence.request.id] == sequence.num_output_tokens
             core.check_integrity()
         step += 1
         assert step < 2000, f"a request starves: {list(core.sequences.values())}"
-    assert ended == set(given_tokens)
+    assert finished_ids == set(given_tokens)
     assert core.kv_cache.num_free_blocks == core.config.num_gpu_blocks
     assert core.outstanding_tokens == 0
     return steps, given_tokens
@@ -98,11 +98,11 @@ def _told(batch: Batch) -> str:
     return f"{batch.chunks} {decodes} {batch.decode_kv} {batch.longest_decode} {batch.outputs}"
 
 
-def _abort(core: EngineCore, story: list[Visit], step: int, ended: set[int], *, in_step: bool) -> None:
+def _abort(core: EngineCore, story: list[Visit], step: int, finished_ids: set[int], *, in_step: bool) -> None:
     for number, visit in enumerate(story):
         due = visit.abort is not None and visit.at + visit.abort == step and visit.in_step == in_step
         if due and core.abort(number, 0.0) is not None:
-            ended.add(number)
+            finished_ids.add(number)
 
 
 def _end(
@@ -116,15 +116,15 @@ def _end(
     for i, (sequence, drafted) in enumerate(tokens):
         number = sequence.request.id
         right = accept(number, drafted)
-        left = story[number].answer - given_tokens[number]
-        here = min(right + 1, left)
+        remaining = story[number].answer - given_tokens[number]
+        num_emitted = min(right + 1, remaining)
         if i < len(batch.decodes):
             accepted.append(right)
-            emitted.append(here)
+            emitted.append(num_emitted)
         if sequence.state == FINISHED:
             continue  # aborted in this step
-        given_tokens[number] += here
-        if here == left:
+        given_tokens[number] += num_emitted
+        if num_emitted == remaining:
             stopped.append(sequence)
     if isinstance(core, SpeculativeEngineCore):
         core.record_outputs(batch, accepted, emitted)

@@ -72,15 +72,15 @@ def test_whoever_was_preempted_goes_ahead_of_later_arrivals() -> None:
 def test_those_who_left_are_passed_over(crowd: list[tuple[int, int, bool]], order: str) -> None:
     queue = queue_of(order)
     everybody = [sequence(number, prompt, priority) for number, (prompt, priority, _) in enumerate(crowd)]
-    for each in everybody:
-        queue.push(each)
-    for each, (_, _, leaves) in zip(everybody, crowd, strict=True):
+    for row in everybody:
+        queue.push(row)
+    for row, (_, _, leaves) in zip(everybody, crowd, strict=True):
         if leaves:
-            leave(queue, each)
-    staying = [each for each, (_, _, leaves) in zip(everybody, crowd, strict=True) if not leaves]
+            leave(queue, row)
+    staying = [row for row, (_, _, leaves) in zip(everybody, crowd, strict=True) if not leaves]
     assert queue.count == len(staying)
     assert set(queue.sequences()) == set(staying)
-    assert drain(queue) == [each.seq_id for each in sorted(staying, key=queue.sort_key)]
+    assert drain(queue) == [row.seq_id for row in sorted(staying, key=queue.sort_key)]
 
 
 def test_those_who_left_do_not_pile_up() -> None:

@@ -55,9 +55,27 @@ def records(result: Run) -> dict[str, Any]:
     """Everything that a run recorded, to the last bit, except how often it was woken."""
     columns = {name: values.tolist() for name, values in result.columns.table().items()}
     order = sorted(range(len(columns["id"])), key=lambda i: columns["id"][i])
-    found: dict[str, Any] = {name: [values[i] for i in order] for name, values in columns.items()}
+    outcome: dict[str, Any] = {name: [values[i] for i in order] for name, values in columns.items()}
     for log in result.logs:
         decodes = [n for n, count in zip(log.decodes, log.repeats, strict=True) for _ in range(count)]
-        found[log.name] = (log.ends.tolist(), decodes, sorted(log.odd_gaps))
-    found["population"] = result.population
-    return found
+        outcome[log.name] = (log.ends.tolist(), decodes, sorted(log.odd_gaps))
+    outcome["population"] = result.population
+    return outcome
+
+
+def run_both_ways(document: dict[str, Any]) -> tuple[Run, Run]:
+    """Simulate with and without fast-forwarding; records, scaling and documents are equal to the last bit."""
+    fast, slow = (run({**document, "fast_forward": mode}) for mode in (True, False))
+    assert records(fast) == records(slow)
+    assert [log.changes for log in fast.scaling or ()] == [log.changes for log in slow.scaling or ()]
+    assert reported(fast, document) == reported(slow, document)
+    return fast, slow
+
+
+def check_answers(result: Run) -> None:
+    """Check that every request has ended once, its times in order, and that no engine has load left."""
+    columns = records(result)
+    assert columns["id"] == list(range(len(columns["id"])))
+    for arrival, first, last in zip(columns["arrival"], columns["first_token"], columns["last_token"], strict=True):
+        assert arrival < first <= last
+    assert all(engine.load == 0 and engine.is_idle for engine in result.engines)

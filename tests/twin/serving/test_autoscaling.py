@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latency_models.io.config_io import write_yaml
-from tests.twin.serving.scenarios import records, reported, run, scenario
+from tests.twin.serving.scenarios import check_answers, records, reported, run, run_both_ways, scenario
 from tests.twin.serving.test_failures import outages
 from tests.twin.serving.test_service_classes import tenants
 from twin.cli import run as cli
@@ -42,8 +42,8 @@ def check_seconds(result: Run) -> None:
     """Engine-seconds are the integral of engines over time."""
     assert result.scaling is not None
     for log in result.scaling:
-        paid = sum(log.engine_seconds(result.end).values())
-        assert paid == pytest.approx(integral(log, result.end), rel=1e-12)
+        seconds = sum(log.engine_seconds(result.end).values())
+        assert seconds == pytest.approx(integral(log, result.end), rel=1e-12)
         for name, spans in log.paid.items():
             flat = [time for span in spans for time in span if time is not None]
             assert flat == sorted(flat), name
@@ -59,10 +59,10 @@ def test_a_constant_schedule_is_a_fixed_fleet_to_the_last_digit(spare: int, rout
     policy = {"policy": "scheduled", "schedule": [[0, 3]], "max_replicas": 3 + spare, "sync_period": 0.05}
     document = scenario(system={"replicas": 3, "routing": routing, "autoscaling": {"engine": policy}})
     fixed = scenario(system={"replicas": 3, "routing": routing})
-    found, expected = run(document), run(fixed)
-    assert {name: records(found)[name] for name in records(expected)} == records(expected)
-    summary, before = reported(found, document)["summary"], reported(expected, fixed)["summary"]
-    assert summary["autoscaling"]["engine_hours"] == pytest.approx(3 * found.end / 3600, rel=1e-12)
+    result, expected = run(document), run(fixed)
+    assert {name: records(result)[name] for name in records(expected)} == records(expected)
+    summary, before = reported(result, document)["summary"], reported(expected, fixed)["summary"]
+    assert summary["autoscaling"]["engine_hours"] == pytest.approx(3 * result.end / 3600, rel=1e-12)
     assert {name: summary[name] for name in before} == {name: pytest.approx(before[name]) for name in before}
 
 
@@ -82,13 +82,13 @@ def test_the_life_of_an_engine_by_hand() -> None:
     assert log.changes[-1][1:] == (1, 0, 0, 0)
     table = result.columns.table()
     for name, spans in log.paid.items():
-        mine = table["replica"] == name
+        mask = table["replica"] == name
         ((start, stop),) = spans
         assert start == (0.0 if name == "engine-0" else 1.0)
         if stop is not None:
-            assert stop == table["last_token"][mine].max(), "it stops with its last answer"
-            assert table["arrival"][mine].max() <= 3.0, "and gets no request while it drains"
-            assert table["scheduled"][mine].min() >= 1.6
+            assert stop == table["last_token"][mask].max(), "it stops with its last answer"
+            assert table["arrival"][mask].max() <= 3.0, "and gets no request while it drains"
+            assert table["scheduled"][mask].min() >= 1.6
     check_seconds(result)
 
 
@@ -191,15 +191,15 @@ def test_predictions_are_those_of_the_simulation_itself() -> None:
     assert simulation.autoscaling is not None
     (predictor,) = simulation.autoscaling._predictors
     simulation.environment.run_to(Alarm(Priority.ARRIVAL, lambda now: None), 20.0)
-    seen = [dict(predictor.predict(engines)) for engines in (1, 2, 3)]
-    for engines, found in enumerate(seen, start=1):
+    observations = [dict(predictor.predict(engines)) for engines in (1, 2, 3)]
+    for engines, result in enumerate(observations, start=1):
         fixed = run(scenario(workload={"requests": 900}, engine={"max_num_seqs": 8}, system={"replicas": engines}))
         table = fixed.columns.table()
-        mine = table["arrival"] < 20.0
-        ttft = (table["first_token"] - table["arrival"])[mine].mean()
-        e2e = (table["last_token"] - table["arrival"])[mine].mean()
-        assert found["ttft_mean"] == pytest.approx(ttft, rel=0.1)
-        assert found["e2e_mean"] == pytest.approx(e2e, rel=0.1)
+        mask = table["arrival"] < 20.0
+        ttft = (table["first_token"] - table["arrival"])[mask].mean()
+        e2e = (table["last_token"] - table["arrival"])[mask].mean()
+        assert result["ttft_mean"] == pytest.approx(ttft, rel=0.1)
+        assert result["e2e_mean"] == pytest.approx(e2e, rel=0.1)
 
 
 # -- integrity ---------------------------------------------------------------------------------------------------------
@@ -218,21 +218,11 @@ QUICK = {"scale_down": {"stabilization_window": 0.3}, "scale_up": {"policies": [
 
 def check(document: dict[str, Any]) -> None:
     """Every request ends exactly once and whole, no block is lost, and engine-seconds are the integral of engines."""
-    result = run(document)  # checks blocks and the number of answers itself
-    found = records(result)
-    assert found["id"] == list(range(len(found["id"])))
-    for arrival, first, last in zip(found["arrival"], found["first_token"], found["last_token"], strict=True):
-        assert arrival < first <= last
-    for engine in result.engines:
-        assert engine.load == 0
-        assert engine.is_idle
+    result, slow = run_both_ways(document)  # checks blocks and the number of answers itself
+    check_answers(result)
     check_seconds(result)
-    slow = run({**document, "fast_forward": False})
-    assert records(slow) == found
-    assert slow.scaling is not None
     assert result.scaling is not None
-    assert [log.changes for log in slow.scaling] == [log.changes for log in result.scaling]
-    assert reported(slow, document) == reported(result, document)
+    assert slow.scaling is not None
 
 
 @settings(max_examples=60, deadline=None)
@@ -296,7 +286,7 @@ def test_a_planner_decides_alike_with_and_without_fast_forwarding(
     if layout == "colocated":
         system: dict[str, Any] = {"replicas": 2, "autoscaling": {"engine": {**common, "goals": {"ttft_p99": "30ms"}}}}
     else:
-        failures = [{**each, "engine": each["engine"].replace("engine", "decode")} for each in failures]
+        failures = [{**failure, "engine": failure["engine"].replace("engine", "decode")} for failure in failures]
         system = {
             "layout": "disaggregated", "prefill_replicas": 1, "decode_replicas": 2, "link": link,
             "autoscaling": {
@@ -330,15 +320,11 @@ def test_pipelines_that_shed_are_scaled_and_fail(
         system={"replicas": 2, "autoscaling": {"engine": section}},
         failures=failures,
     )  # fmt: skip
-    result = run(document)
-    gone = 0 if result.shed is None else len(result.shed.ended)
-    assert len(set(records(result)["id"])) + gone == 80
+    result, _ = run_both_ways(document)
+    num_shed = 0 if result.shed is None else len(result.shed.ended)
+    assert len(set(records(result)["id"])) + num_shed == 80
     assert all(engine.is_idle for engine in result.engines)
     check_seconds(result)
-    slow = run({**document, "fast_forward": False})
-    assert records(slow) == records(result)
-    assert [log.changes for log in slow.scaling or ()] == [log.changes for log in result.scaling or ()]
-    assert reported(slow, document) == reported(result, document)
 
 
 @settings(max_examples=25, deadline=None)
@@ -363,8 +349,8 @@ def test_sessions_stay_in_order(policy: dict[str, Any], failures: list[dict[str,
     table = result.request_table()
     assert sorted(table["id"]) == list(range(60))
     for session in set(table["session"]):
-        mine = np.flatnonzero(table["session"] == session)
-        order = mine[np.argsort(table["turn"][mine], kind="stable")]
+        turns = np.flatnonzero(table["session"] == session)
+        order = turns[np.argsort(table["turn"][turns], kind="stable")]
         assert (table["arrival"][order][1:] >= table["last_token"][order][:-1]).all()
     check_seconds(result)
 

@@ -23,7 +23,7 @@ SECTION = {
 
 def document() -> dict[str, Any]:
     """Three minutes, with an outage."""
-    found = scenario(
+    result = scenario(
         workload={"requests": 1800, "arrivals": {"process": "poisson", "rate": 10}},
         engine={"max_num_seqs": 2},
         system={
@@ -34,55 +34,59 @@ def document() -> dict[str, Any]:
         failures=[{"engine": "l40s-0", "at": 60.0, "duration": 20.0}],
         measure={"slo": {"ttft": 0.1}},
     )
-    return found
+    return result
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.yaml").write_text(write_yaml(document()))
     return tmp_path
 
 
-def test_the_document_agrees_with_the_requests(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_document_agrees_with_the_requests(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["simulate", "s.yaml", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    folder = here / found["run"]["directory"]
+    printed = json.loads(capsys.readouterr().out)
+    folder = workspace / printed["run"]["directory"]
     table = {
         name: np.array(values) for name, values in parquet.read_table(folder / "requests.parquet").to_pydict().items()
     }
-    ttft, arrival, minutes = table["first_token"] - table["arrival"], table["arrival"], found["autoscaling"]["minutes"]
+    ttft, arrival, minutes = (
+        table["first_token"] - table["arrival"],
+        table["arrival"],
+        printed["autoscaling"]["minutes"],
+    )
     for i, start in enumerate(minutes["start"]):
-        mine = (arrival >= start) & (arrival < start + 60)
-        assert minutes["requests"][i] == mine.sum()
-        assert minutes["missed"][i] == (ttft[mine] > 0.1).sum()
-        assert minutes["ttft_p99"][i] == pytest.approx(np.quantile(ttft[mine], 0.99))
-    summary, pools = found["summary"]["autoscaling"], found["autoscaling"]["pools"]["l40s"]
+        mask = (arrival >= start) & (arrival < start + 60)
+        assert minutes["requests"][i] == mask.sum()
+        assert minutes["missed"][i] == (ttft[mask] > 0.1).sum()
+        assert minutes["ttft_p99"][i] == pytest.approx(np.quantile(ttft[mask], 0.99))
+    summary, pools = printed["summary"]["autoscaling"], printed["autoscaling"]["pools"]["l40s"]
     missed = np.array(minutes["missed"]) > 0.01 * np.array(minutes["requests"])
     assert summary["missed_minutes"] == missed.mean()
     assert missed.any()
     end = max(table["last_token"])
-    paid = np.diff([*pools["time"], end]) @ sum(
+    seconds = np.diff([*pools["time"], end]) @ sum(
         np.array(pools[name]) for name in ("up", "starting", "draining", "failed")
     )
-    assert summary["gpu_hours"] == pytest.approx(2 * paid / 3600)
-    assert summary["engine_hours"] == pytest.approx(paid / 3600)
+    assert summary["gpu_hours"] == pytest.approx(2 * seconds / 3600)
+    assert summary["engine_hours"] == pytest.approx(seconds / 3600)
     assert summary["cost"] == pytest.approx(0.9 * summary["gpu_hours"])
-    tokens = found["summary"]["output_throughput"] * end
-    assert found["summary"]["cost_per_million_output_tokens"] == pytest.approx(1e6 * summary["cost"] / tokens)
+    tokens = printed["summary"]["output_throughput"] * end
+    assert printed["summary"]["cost_per_million_output_tokens"] == pytest.approx(1e6 * summary["cost"] / tokens)
     assert summary["pools"]["l40s"]["most_engines"] == max(pools["up"]) == 4
-    assert 0 < found["summary"]["busy"] <= 1
-    assert all(0 < engine["busy"] <= 1 for engine in found["engines"])
-    assert found["outages"] == [{"engine": "l40s-0", "start": 60.0, "end": 80.0}]
+    assert 0 < printed["summary"]["busy"] <= 1
+    assert all(0 < engine["busy"] <= 1 for engine in printed["engines"])
+    assert printed["outages"] == [{"engine": "l40s-0", "start": 60.0, "end": 80.0}]
     during = (arrival >= 60) & (arrival < 80)
-    around = found["summary"]["outages"]
+    around = printed["summary"]["outages"]
     assert around["during"]["requests"] == during.sum()
     assert around["during"]["ttft"]["p99"] == pytest.approx(np.quantile(ttft[during], 0.99))
     assert around["during"]["goodput_share"] == pytest.approx((ttft[during] <= 0.1).mean())
     after = (arrival >= 80) & (arrival < 100)
     assert around["after"]["requests"] == after.sum()
-    series = found["series"]["engines"]
-    at = np.searchsorted(pools["time"], found["series"]["time"], side="right") - 1
+    series = printed["series"]["engines"]
+    at = np.searchsorted(pools["time"], printed["series"]["time"], side="right") - 1
     for name in ("up", "starting", "draining", "failed"):
         assert series[name] == np.array(pools[name])[at].tolist()
     svg = (folder / "figures" / "autoscaling.svg").read_text()
@@ -93,7 +97,7 @@ def test_the_document_agrees_with_the_requests(here: Path, capsys: pytest.Captur
     assert "Engines, outages shaded" in page
 
 
-def test_the_table_says_what_it_costs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_says_what_it_costs(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["simulate", "s.yaml", "--no-figures"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "GPU-hours for" in out
@@ -103,7 +107,7 @@ def test_the_table_says_what_it_costs(here: Path, capsys: pytest.CaptureFixture[
     assert "at most 8 × L40S: at most 7.20 an hour" in out
 
 
-def test_a_sweep_compares_policies(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_compares_policies(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sets = "system.autoscaling.l40s.schedule=[[0, 2]],[[0, 4]]"
     assert run(["sweep", "s.yaml", "--set", sets, "--no-figures", "--json"]) == 0
     two, four = (point["summary"]["autoscaling"] for point in json.loads(capsys.readouterr().out)["points"])
@@ -111,20 +115,20 @@ def test_a_sweep_compares_policies(here: Path, capsys: pytest.CaptureFixture[str
     assert four["missed_minutes"] <= two["missed_minutes"]
 
 
-def test_runs_without_autoscaling_have_none_of_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_without_autoscaling_have_none_of_it(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         run(
             ["simulate", "s.yaml", "--json", "--no-figures", "--set", "system.autoscaling=null", "--set", "failures=[]"]
         )
         == 0
     )
-    found = json.loads(capsys.readouterr().out)
-    assert "autoscaling" not in found
-    assert not {"autoscaling", "outages"} & found["summary"].keys()
-    assert "engines" not in found["series"]
+    printed = json.loads(capsys.readouterr().out)
+    assert "autoscaling" not in printed
+    assert not {"autoscaling", "outages"} & printed["summary"].keys()
+    assert "engines" not in printed["series"]
 
 
-def test_data_frames_have_engines_and_units(here: Path) -> None:
+def test_data_frames_have_engines_and_units(workspace: Path) -> None:
     result = twin.simulate(
         "s.yaml", {"workload.requests": 300, "failures": [{"engine": "l40s-0", "at": 5, "duration": 9}]}
     )

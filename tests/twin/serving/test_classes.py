@@ -19,7 +19,7 @@ def test_classes_split_the_requests_and_have_their_own_percentiles() -> None:
     classes = result.document["series"]["classes"]
     assert set(classes) == {"generate", "score"}
     requests = result.requests
-    assert sum(each["requests"] for each in classes.values()) == len(requests) == 200
+    assert sum(row["requests"] for row in classes.values()) == len(requests) == 200
     for name, one_shot in (("generate", False), ("score", True)):
         e2e = requests.loc[requests["one_shot"] == one_shot, "e2e"]
         assert classes[name]["requests"] == len(e2e)
@@ -32,9 +32,9 @@ def test_requests_written_while_they_finish_are_classed_as_well(tmp_path: Path) 
     line = ["simulate", "examples/prelude-judges.yaml", "--set", "workload.requests=200", "--runs", str(tmp_path)]
     assert run(line) == 0
     (folder,) = tmp_path.iterdir()
-    written = json.loads((folder / "summary.json").read_text())["series"]["classes"]
+    content = json.loads((folder / "summary.json").read_text())["series"]["classes"]
     result = twin.simulate("examples/prelude-judges.yaml", {"workload.requests": 200})
-    assert written == result.document["series"]["classes"]
+    assert content == result.document["series"]["classes"]
     assert "By class of request" in (folder / "report.html").read_text()
 
 

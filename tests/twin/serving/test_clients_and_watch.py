@@ -22,9 +22,9 @@ from .scenarios import records, run, scenario
 def test_pauses_have_the_mean_and_the_variation_that_are_asked_for(cv: float) -> None:
     spec = ClosedLoopSpec(process="closed_loop", concurrency=1, think=0.02, think_cv=cv)
     pause = spec.pauses(np.random.default_rng(5))
-    drawn = np.array([pause() for _ in range(100_000)])
-    assert drawn.mean() == pytest.approx(0.02, abs=4 * 0.02 * cv / np.sqrt(len(drawn)))
-    assert drawn.std() / drawn.mean() == pytest.approx(cv, rel=0.03)
+    sample = np.array([pause() for _ in range(100_000)])
+    assert sample.mean() == pytest.approx(0.02, abs=4 * 0.02 * cv / np.sqrt(len(sample)))
+    assert sample.std() / sample.mean() == pytest.approx(cv, rel=0.03)
 
 
 def test_without_variation_every_pause_is_the_same() -> None:
@@ -48,12 +48,12 @@ def test_a_simulation_of_a_scenario_is_that_of_its_plan() -> None:
 
 def test_a_watch_sees_every_step_and_changes_none() -> None:
     plan = prepare(scenario(fast_forward=False), Path("scenario.yaml")).cases[0].plan
-    seen: list[tuple[float, float, int]] = []
+    observations: list[tuple[float, float, int]] = []
 
     def watch(engine: Engine, batch: Batch, start: float, end: float) -> None:
-        seen.append((start, end, batch.tokens))
+        observations.append((start, end, batch.tokens))
 
     watched, plain = Simulation(plan, watch=watch).run(), Simulation(plan).run()
-    assert [end for _, end, _ in seen] == watched.logs[0].ends.tolist() == plain.logs[0].ends.tolist()
-    assert sum(end - start for start, end, _ in seen) == pytest.approx(watched.logs[0].busy)
-    assert all(tokens > 0 for _, _, tokens in seen)
+    assert [end for _, end, _ in observations] == watched.logs[0].ends.tolist() == plain.logs[0].ends.tolist()
+    assert sum(end - start for start, end, _ in observations) == pytest.approx(watched.logs[0].busy)
+    assert all(tokens > 0 for _, _, tokens in observations)

@@ -20,7 +20,7 @@ RUN = Path(__file__).parents[4] / "shared/data/measured/vllm_0.19_rtxpro6000_lla
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.yaml").write_text(write_yaml(scenario()))
     return tmp_path
@@ -30,12 +30,12 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_one_run_leaves_everything(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_run_leaves_everything(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["simulate", "s.yaml", "--json", "--events"]) == 0
     document = printed(capsys)
-    folder = here / document["run"]["directory"]
-    kept = {file.name for file in folder.iterdir()}
-    assert {"manifest.json", "summary.json", "requests.parquet", "report.html", "trace-events.json.gz"} <= kept
+    folder = workspace / document["run"]["directory"]
+    retained = {file.name for file in folder.iterdir()}
+    assert {"manifest.json", "summary.json", "requests.parquet", "report.html", "trace-events.json.gz"} <= retained
     assert json.loads((folder / "summary.json").read_text()) == document
     summary, table = document["summary"], parquet.read_table(folder / "requests.parquet").to_pydict()
     first = [a - b for a, b in zip(table["first_token"], table["arrival"], strict=True)]
@@ -45,13 +45,13 @@ def test_one_run_leaves_everything(here: Path, capsys: pytest.CaptureFixture[str
     spans_do_not_overlap(json.loads(gzip.decompress((folder / "trace-events.json.gz").read_bytes())))
 
 
-def test_requests_alone_may_be_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = []
+def test_requests_alone_may_be_kept(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = []
     for detail in ("true", "requests", "false"):
         assert run(["simulate", "s.yaml", "--json", "--set", f"detail={detail}"]) == 0
         document = printed(capsys)
-        found.append((document, here / document["run"]["directory"] / "requests.parquet"))
-    (full, requests), (short, streamed), (none, absent) = found
+        results.append((document, workspace / document["run"]["directory"] / "requests.parquet"))
+    (full, requests), (short, streamed), (none, absent) = results
     assert parquet.read_table(streamed).equals(parquet.read_table(requests))
     assert not absent.exists()
     assert (short["series"], short["summary"]["kv_used"]) == (None, None)
@@ -59,30 +59,30 @@ def test_requests_alone_may_be_kept(here: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_independent_engines_in_processes_leave_the_same_files(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(one_run, "WORTH_A_PROCESS", 10)
     system = "system={layout: colocated, replicas: 4, routing: round_robin}"
-    found = []
+    results = []
     for jobs in ("1", "3"):
         assert run(["simulate", "s.yaml", "--json", "--set", system, "--no-figures", "--jobs", jobs]) == 0
         output = capsys.readouterr()
         assert "one process" not in output.err
         document = json.loads(output.out)
-        requests = (here / document.pop("run")["directory"] / "requests.parquet").read_bytes()
-        found.append((json.dumps(document), requests))
-    assert found[0] == found[1]
+        requests = (workspace / document.pop("run")["directory"] / "requests.parquet").read_bytes()
+        results.append((json.dumps(document), requests))
+    assert results[0] == results[1]
     assert run(["simulate", "s.yaml", "--json", "--set", "system.replicas=4", "--no-figures", "--jobs", "2"]) == 0
     expected = "one process, since engines are not independent (system.routing: least_loaded looks at all engines"
     assert expected in capsys.readouterr().err
 
 
-def test_outages_are_in_the_document_and_in_the_trace(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outages_are_in_the_document_and_in_the_trace(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     failures = "failures=[{engine: engine-0, at: 0.5, duration: 0.5}, {engine: engine-0, at: 0.75, duration: 0.5}]"
     assert run(["simulate", "s.yaml", "--json", "--events", "--no-figures", "--set", failures]) == 0
     document = printed(capsys)
     assert document["outages"] == [{"engine": "engine-0", "start": 0.5, "end": 1.25}]
-    folder = here / document["run"]["directory"]
+    folder = workspace / document["run"]["directory"]
     events = json.loads(gzip.decompress((folder / "trace-events.json.gz").read_bytes()))
     (outage,) = [event for event in events if event["name"] == "outage"]
     assert (outage["ts"], outage["dur"]) == (0.5e6, 0.75e6)
@@ -102,14 +102,14 @@ def spans_do_not_overlap(events: list[dict[str, Any]]) -> None:
     assert len(spans) == 4 * 60
 
 
-def test_a_table_for_people(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_for_people(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["simulate", "s.yaml", "--no-figures", "--replications", "3"]) == 0
-    shown = capsys.readouterr().out
-    assert "another run" in shown
-    assert "Simulated" in shown
+    output = capsys.readouterr().out
+    assert "another run" in output
+    assert "Simulated" in output
 
 
-def test_replications_give_intervals_around_the_mean(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replications_give_intervals_around_the_mean(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["simulate", "s.yaml", "--json", "--no-figures", "--replications", "4"]) == 0
     document = printed(capsys)
     for name in ("ttft.mean", "ttft.p99", "itl.p95", "output_throughput"):
@@ -121,18 +121,18 @@ def test_replications_give_intervals_around_the_mean(here: Path, capsys: pytest.
 
 
 def test_overload_is_said_in_the_table_the_document_and_the_report(
-    here: Path, capsys: pytest.CaptureFixture[str]
+    workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = ["simulate", "s.yaml", "--set", "workload.arrivals.rate=400", "--set", "workload.requests=300"]
     assert run(line) == 0
     assert "overloaded: " in capsys.readouterr().out
-    (page,) = here.glob("runs/*/report.html")
+    (page,) = workspace.glob("runs/*/report.html")
     assert "overloaded: " in page.read_text()
     assert run([*line, "--json", "--no-figures", "--replications", "2"]) == 0
     document = printed(capsys)
-    found = document["overload"]
+    result = document["overload"]
     assert document["saturated"] is True
-    assert found["arrival_rate"] > 1.5 * found["service_rate"] > 0
+    assert result["arrival_rate"] > 1.5 * result["service_rate"] > 0
     assert run(["simulate", "s.yaml", "--json", "--no-figures"]) == 0
     calm = printed(capsys)
     assert (calm["saturated"], calm["overload"]) == (False, None)
@@ -146,7 +146,7 @@ def test_overload_is_said_in_the_table_the_document_and_the_report(
     ],
 )
 def test_a_configuration_that_cannot_run_is_a_row_with_its_reason(
-    values: str, reason: str, here: Path, capsys: pytest.CaptureFixture[str]
+    values: str, reason: str, workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["sweep", "s.yaml", "--json", "--set", values]) == 0
     document = printed(capsys)
@@ -155,22 +155,22 @@ def test_a_configuration_that_cannot_run_is_a_row_with_its_reason(
     assert point["settings"].keys() == infeasible["settings"].keys()
     assert value == int(values.partition("=")[2].partition(",")[0])
     assert reason in infeasible["reason"]
-    assert infeasible["reason"] in (here / document["run"]["directory"] / "report.html").read_text()
+    assert infeasible["reason"] in (workspace / document["run"]["directory"] / "report.html").read_text()
     assert run(["sweep", "s.yaml", "--set", values, "--no-figures"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert f"infeasible: {field}={value}: " in shown
+    output = " ".join(capsys.readouterr().out.split())
+    assert f"infeasible: {field}={value}: " in output
 
 
 @pytest.mark.parametrize("values", ["engine.num_gpu_blocks=1,2", "engine.max_num_seqs=0,-1", "engine.no_such=1,2"])
 def test_a_sweep_of_which_nothing_can_run_is_refused(
-    values: str, here: Path, capsys: pytest.CaptureFixture[str]
+    values: str, workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["sweep", "s.yaml", "--set", values]) == 2
-    told = capsys.readouterr().err.strip().splitlines()
-    assert values.partition("=")[0] in told[-1]
+    message = capsys.readouterr().err.strip().splitlines()
+    assert values.partition("=")[0] in message[-1]
 
 
-def test_a_sweep_has_a_point_for_each_combination(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_has_a_point_for_each_combination(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["sweep", "s.yaml", "--json", "--set", "engine.max_num_seqs=2,16", "--set", "workload.arrivals.rate=5,40"]
     assert run(line) == 0
     points = printed(capsys)["points"]
@@ -179,7 +179,7 @@ def test_a_sweep_has_a_point_for_each_combination(here: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ("engine.max_num_seqs=0", "engine.max_num_seqs"),
         ("engine.max_num_seqs=100", "max_num_batched_tokens"),
@@ -193,12 +193,12 @@ def test_a_sweep_has_a_point_for_each_combination(here: Path, capsys: pytest.Cap
     ],
 )
 def test_bad_scenarios_are_told_in_one_line(
-    here: Path, capsys: pytest.CaptureFixture[str], change: str, told: str
+    workspace: Path, capsys: pytest.CaptureFixture[str], change: str, message: str
 ) -> None:
     assert run(["simulate", "s.yaml", "--set", change]) == 2
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1
-    assert told in error[0]
+    assert message in error[0]
 
 
 @pytest.mark.skipif(not RUN.exists(), reason="the measured run is not here")
@@ -216,13 +216,13 @@ def test_a_real_engine_is_predicted(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_interrupted_replications_are_taken_up(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from twin.sweeps import serving_sweep
 
     command = ["simulate", "s.yaml", "--json", "--no-figures", "--replications", "4", "--jobs", "1"]
     assert run([*command, "--runs", "whole"]) == 0
-    whole = printed(capsys)
+    total = printed(capsys)
     simulated: list[int] = []
     work = serving_sweep.run_task
 
@@ -240,5 +240,5 @@ def test_interrupted_replications_are_taken_up(
     captured = capsys.readouterr()
     assert "3 of 4 runs are done" in captured.err
     resumed = json.loads(captured.out)
-    assert resumed["intervals"] == whole["intervals"]
-    assert len(list((here / "runs").iterdir())) == 1
+    assert resumed["intervals"] == total["intervals"]
+    assert len(list((workspace / "runs").iterdir())) == 1

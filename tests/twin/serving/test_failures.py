@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scenarios.serving import MeasureSpec
-from tests.twin.serving.scenarios import records, reported, run, scenario
+from tests.twin.serving.scenarios import check_answers, records, run, run_both_ways, scenario
 from twin.serving.results.summary import engine_summaries, summarise
 
 SLOW = {"bandwidth": 32 * 1000.0, "latency": 0.25, "bytes_per_token": 1000.0}  # a second for 32 tokens
@@ -33,20 +33,13 @@ def outages(engines: list[str], *, fewest: int = 0) -> st.SearchStrategy[list[di
 
 def check(document: dict[str, Any]) -> None:
     """`simulate` itself checks that blocks are free; what is left is that nobody is lost, or answered twice."""
-    failing, calm = run(document), records(run({**document, "failures": []}))
-    found = records(failing)
-    assert found["id"] == list(range(len(found["id"]))) == calm["id"]
-    assert found["output_tokens"] == calm["output_tokens"]
-    for arrival, first, last in zip(found["arrival"], found["first_token"], found["last_token"], strict=True):
-        assert arrival < first <= last
-    for engine in failing.engines:
-        assert engine.load == 0
-        assert not engine.failed
-        for core in engine.cores:
-            assert core.awaiting_transfer == {}
-    slow = run({**document, "fast_forward": False})
-    assert records(slow) == found
-    assert reported(slow, document) == reported(failing, document)
+    failing, _ = run_both_ways(document)
+    check_answers(failing)
+    calm = records(run({**document, "failures": []}))
+    assert {name: records(failing)[name] for name in ("id", "output_tokens")} == {
+        name: calm[name] for name in ("id", "output_tokens")
+    }
+    assert not any(engine.failed for engine in failing.engines)
 
 
 @settings(max_examples=80, deadline=None)
@@ -120,7 +113,7 @@ def one_request(failures: list[dict[str, Any]], **system: Any) -> tuple[dict[str
     )  # fmt: skip
     table = {name: values.tolist() for name, values in result.columns.table().items()}
     start = table["arrival"][0]
-    times = {name: [each - start for each in table[name]] for name in ("first_token", "last_token")}
+    times = {name: [row - start for row in table[name]] for name in ("first_token", "last_token")}
     return table | times, result
 
 
@@ -161,8 +154,8 @@ def test_without_another_prefill_engine_it_waits_for_this_one() -> None:
 
 def test_an_engine_is_back_when_its_last_outage_is_over() -> None:
     """The second outage ends at 0.875 within the first, which lasts until 1.125."""
-    both = [failure(START, "prefill-0", 0.625, 0.5), failure(START, "prefill-0", 0.75, 0.125)]
-    table, _ = one_request(both, prefill_replicas=1)
+    pair = [failure(START, "prefill-0", 0.625, 0.5), failure(START, "prefill-0", 0.75, 0.125)]
+    table, _ = one_request(pair, prefill_replicas=1)
     assert (table["last_token"], table["attempts"]) == ([1.125 + 0.125 + 1.25 + 0.5], [1])
 
 
@@ -203,11 +196,11 @@ def test_counters_add_up_over_outages(ranks: int) -> None:
     """Prompt tokens scheduled are those of all steps that ended, and of the one that each outage broke off."""
     failures = [{"engine": "engine-0", "at": at, "duration": 0.1} for at in (0.4, 1.0, 1.6)]
     document = {**BUSY, "engine": {**BUSY["engine"], "data_parallel_size": ranks}, "failures": failures}
-    result = run(document)
-    ended, counted = sum(result.logs[0].prefill_tokens), counters(result)
-    assert ended <= counted["prefill_tokens"] <= ended + ranks * len(failures) * 64
-    assert counted == {name: engine_summaries(result)[0][name] for name in counted}
-    assert counted == counters(run({**document, "fast_forward": False}))
+    result, slow = run_both_ways(document)
+    computed, counts = sum(result.logs[0].prefill_tokens), counters(result)
+    assert computed <= counts["prefill_tokens"] <= computed + ranks * len(failures) * 64
+    assert counts == {name: engine_summaries(result)[0][name] for name in counts}
+    assert counts == counters(slow)
 
 
 def test_a_request_keeps_the_preemptions_of_the_engine_that_failed_under_it() -> None:

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.twin.serving.scenarios import PLAIN, records, reported, run, scenario
+from tests.twin.serving.scenarios import PLAIN, reported, run, run_both_ways, scenario
 from twin.serving.run.simulation import Run
 from workloads.errors import BadInput
 
 BYTES = 1000.0
 
 
-def tier(nodes: int, bandwidth: float = 1e7, **others: Any) -> dict[str, Any]:
-    return {"capacity": nodes * 16 * BYTES, "bandwidth": bandwidth, **others}
+def tier(nodes: int, bandwidth: float = 1e7, **changes: Any) -> dict[str, Any]:
+    return {"capacity": nodes * 16 * BYTES, "bandwidth": bandwidth, **changes}
 
 
-def offloading(host: int, disk: int = 0, **others: Any) -> dict[str, Any]:
-    found = {"bytes_per_token": BYTES, "host": tier(host, latency=1e-3), **others}
-    return found | ({"disk": tier(disk, 2e6)} if disk else {})
+def offloading(host: int, disk: int = 0, **changes: Any) -> dict[str, Any]:
+    result = {"bytes_per_token": BYTES, "host": tier(host, latency=1e-3), **changes}
+    return result | ({"disk": tier(disk, 2e6)} if disk else {})
 
 
 SESSIONS = {
@@ -62,9 +62,7 @@ def test_records_do_not_depend_on_fast_forwarding(policy: str, asynchronous: boo
         "async_scheduling": asynchronous,
     }
     system = {"replicas": 3, "routing": routing, "kv_events": {"delay": 0.1}}
-    asked = chats(engine, system=system, failures=FAILURES)
-    fast, slow = (run({**asked, "fast_forward": mode}) for mode in (True, False))
-    assert records(fast) == records(slow)
+    fast, slow = run_both_ways(chats(engine, system=system, failures=FAILURES))
     assert tier_counts(fast) == tier_counts(slow)
     for tier in (0, 1):
         assert sum(loaded[tier] for _, loaded, _ in tier_counts(fast)) > 0
@@ -73,20 +71,19 @@ def test_records_do_not_depend_on_fast_forwarding(policy: str, asynchronous: boo
 
 def tier_counts(result: Run) -> list[Any]:
     links = [(engine.name, engine.tier_links) for engine in result.engines]
-    return [(name, each.loaded_nodes, each.stored_nodes) for name, each in links if each is not None]
+    return [(name, row.loaded_nodes, row.stored_nodes) for name, row in links if row is not None]
 
 
 def test_data_parallel_ranks_have_tiers_of_their_own() -> None:
     engine = {"kv_offloading": offloading(60), "data_parallel_size": 2}
-    fast, slow = (run({**chats(engine), "fast_forward": mode}) for mode in (True, False))
-    assert records(fast) == records(slow)
+    fast, _ = run_both_ways(chats(engine))
     assert len(fast.engines[0].cores) == 2
     assert all(core.kv_tiers is not None and core.kv_tiers.tiers[0].loaded for core in fast.engines[0].cores)
 
 
 def test_what_is_loaded_is_not_computed() -> None:
     without, within = (run(chats(engine)) for engine in ({}, {"kv_offloading": offloading(2000)}))
-    (off,), (on,) = ([engine.counters for engine in each.engines] for each in (without, within))
+    (off,), (on,) = ([engine.counters for engine in row.engines] for row in (without, within))
     assert on.cached_tokens > 1.5 * off.cached_tokens
     assert on.prefill_tokens < 0.8 * off.prefill_tokens
 
@@ -187,21 +184,21 @@ def test_tiny_pools_and_outages_lose_nothing(document: dict[str, Any]) -> None:
             assert core.kv_tiers is not None
             assert not core.kv_tiers.loads
             assert not core.kv_tiers.orphans
-            assert not any(block.pins for each in core.kv_tiers.tiers for block in each.blocks.values())
+            assert not any(block.pins for row in core.kv_tiers.tiers for block in row.blocks.values())
     assert result.prefix_reuse is not None
-    found = result.prefix_reuse.summary()
+    summary = result.prefix_reuse.summary()
     if not document["failures"]:  # what is computed again after an outage is looked up twice
-        assert found["hit_rate"] <= found["infinite"] + 1e-12
-    assert found["all"]["lru"] <= found["all"]["belady"] + 1e-12 <= found["infinite"] + 2e-12
+        assert summary["hit_rate"] <= summary["infinite"] + 1e-12
+    assert summary["all"]["lru"] <= summary["all"]["belady"] + 1e-12 <= summary["infinite"] + 2e-12
 
 
 def test_one_engine_and_tiers_without_end_come_up_to_the_infinite_cache() -> None:
     """One request at a time, so that each finds what all before it have left."""
     closed = {"workload": SESSIONS | {"arrivals": {"process": "closed_loop", "concurrency": 1}}}
     document = chats({"kv_offloading": offloading(5000)}, measure={"prefix_cache": True}) | closed
-    found = reported(run(document), document)["summary"]["prefix_cache"]
-    assert found["hit_rate"] == pytest.approx(found["infinite"], abs=1e-12)
-    assert found["device"]["lru"] < found["infinite"]
+    summary = reported(run(document), document)["summary"]["prefix_cache"]
+    assert summary["hit_rate"] == pytest.approx(summary["infinite"], abs=1e-12)
+    assert summary["device"]["lru"] < summary["infinite"]
 
 
 def test_the_summary_counts_what_was_copied() -> None:
@@ -209,10 +206,10 @@ def test_the_summary_counts_what_was_copied() -> None:
     result = run(document)
     summary = reported(result, document)["summary"]
     host, disk = summary["kv_tiers"]["host"], summary["kv_tiers"]["disk"]
-    for each, bandwidth in ((host, 1e7), (disk, 2e6)):
-        assert each["loaded_bytes"] == each["loaded_tokens"] * BYTES > 0
-        assert each["stored_bytes"] == each["stored_tokens"] * BYTES > 0
-        assert each["load_utilization"] == pytest.approx(each["loaded_bytes"] / bandwidth / result.end / 2)
+    for row, bandwidth in ((host, 1e7), (disk, 2e6)):
+        assert row["loaded_bytes"] == row["loaded_tokens"] * BYTES > 0
+        assert row["stored_bytes"] == row["stored_tokens"] * BYTES > 0
+        assert row["load_utilization"] == pytest.approx(row["loaded_bytes"] / bandwidth / result.end / 2)
     assert summary["kv_load"]["p50"] > 1e-3
     assert "prefix_cache" not in summary
     plain = reported(run(chats({})), chats({}))["summary"]

@@ -30,6 +30,6 @@ def test_notes_of_strategies(strategy: str, note: str | None) -> None:
     plan = make_plan(check_scenario(document, {}, EXAMPLE), EXAMPLE.parent, None)
     notes = describe(plan)["step_time"].get("notes", [])
     if note is None:
-        assert not any("assumed, not" in each or "isolated" in each for each in notes)
+        assert not any("assumed, not" in row or "isolated" in row for row in notes)
     else:
-        assert any(each.startswith(note) for each in notes)
+        assert any(row.startswith(note) for row in notes)

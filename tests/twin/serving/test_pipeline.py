@@ -33,10 +33,10 @@ def stages(layers: list[int], link: dict[str, float] | None = None, **engine: An
 
 def one_a_batch(prompts: list[int], layers: list[int], link: dict[str, float] | None = None) -> list[float]:
     """When prompts that come at once are answered, in ticks, if each fills a batch. A tick a token for all stages."""
-    most = max(prompts)
-    engine = stages(layers, link, max_num_batched_tokens=most, max_num_seqs=1)
+    maximum = max(prompts)
+    engine = stages(layers, link, max_num_batched_tokens=maximum, max_num_seqs=1)
     # Of one-shot prompts, which take no slot, a batch has at most one.
-    engine["one_shot"] = {"tokens": most, "sequences": 1}
+    engine["one_shot"] = {"tokens": maximum, "sequences": 1}
     return requests(play([(0, tokens, 1) for tokens in prompts], engine=engine))["last_token"]
 
 
@@ -48,12 +48,12 @@ def flow_shop(durations: list[list[float]], most: int) -> list[float]:
     machines = len(durations[0])
     completed: list[list[float]] = []
     for i, job in enumerate(durations):
-        done: list[float] = []
+        ends: list[float] = []
         for j in range(machines):
-            before = done[-1] if j else (completed[i - most][-1] if i >= most else 0.0)
-            done.append(max(completed[i - 1][j] if i else 0.0, before) + job[j])
-        completed.append(done)
-    return [done[-1] for done in completed]
+            before = ends[-1] if j else (completed[i - most][-1] if i >= most else 0.0)
+            ends.append(max(completed[i - 1][j] if i else 0.0, before) + job[j])
+        completed.append(ends)
+    return [ends[-1] for ends in completed]
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
@@ -62,17 +62,17 @@ def test_bubbles_are_those_of_the_textbook(size: int, count: int) -> None:
     """(p - 1) / (m + p - 1) for m micro-batches through p equal stages (GPipe, arXiv:1811.06965, section 2.3)."""
     engine = stages([1] * size, max_num_batched_tokens=8, max_num_seqs=1, one_shot={"tokens": 8, "sequences": 1})
     document = scenario(engine=engine)
-    found = play([(0, 8, 1)] * count, engine=engine)
-    (summary,) = reported(found, document)["engines"]
+    result = play([(0, 8, 1)] * count, engine=engine)
+    (summary,) = reported(result, document)["engines"]
     assert summary["bubbles"] == pytest.approx((size - 1) / (count + size - 1), rel=1e-12)
-    assert found.end == pytest.approx((count + size - 1) * 8 * TICK / size, rel=1e-12)
+    assert result.end == pytest.approx((count + size - 1) * 8 * TICK / size, rel=1e-12)
 
 
 @pytest.mark.parametrize("layers", [[1, 1], [3, 1], [1, 3], [2, 1, 5], [1, 2, 1, 4]])
 def test_alike_batches_complete_as_in_a_flow_shop_without_a_limit(layers: list[int]) -> None:
     """One batch a stage is enough: the slowest stage never waits for a batch that has not begun."""
     total = sum(layers)
-    jobs = [[8 * each / total for each in layers]] * 12
+    jobs = [[8 * layer / total for layer in layers]] * 12
     assert one_a_batch([8] * 12, layers) == pytest.approx(flow_shop(jobs, most=1000), rel=1e-12)
 
 
@@ -88,16 +88,16 @@ def test_batches_complete_as_in_a_flow_shop(prompts: list[int], layers: list[int
     total, jobs = sum(layers), []
     for tokens in prompts:
         job = [tokens * layers[0] / total]
-        for each in layers[1:]:
-            job += [message + tokens / 4, tokens * each / total]
+        for layer in layers[1:]:
+            job += [message + tokens / 4, tokens * layer / total]
         jobs.append(job)
     assert one_a_batch(prompts, layers, link) == pytest.approx(flow_shop(jobs, len(layers)), rel=1e-12)
 
 
 def with_one_stage(plan: ServingPlan) -> ServingPlan:
     """The same plan, simulated as a pipeline of a single stage."""
-    alone = Stages((7,), StageLink(1.0, 1.0, 1.0))
-    return replace(plan, pools=[replace(pool, scheduler=replace(pool.scheduler, stages=alone)) for pool in plan.pools])
+    single = Stages((7,), StageLink(1.0, 1.0, 1.0))
+    return replace(plan, pools=[replace(pool, scheduler=replace(pool.scheduler, stages=single)) for pool in plan.pools])
 
 
 def busy_document(seed: int, blocks: int, failing: bool, rate: float, **engine: Any) -> dict[str, Any]:
@@ -124,9 +124,9 @@ def test_one_stage_is_an_engine_without_stages(seed: int, blocks: int, failing: 
     plain, pipelined = Simulation(plan).run(), Simulation(with_one_stage(plan)).run()
     assert pipelined.engines[0].stage_busy, "it is a pipeline"
     assert records(pipelined) == records(plain)
-    gaps = [pooled_gaps(each.logs, plan.scenario.measure) for each in (plain, pipelined)]
-    counted = [sorted(np.repeat(values, weights).tolist()) for values, weights in gaps]
-    assert counted[0] == counted[1]
+    gaps = [pooled_gaps(row.logs, plan.scenario.measure) for row in (plain, pipelined)]
+    counts = [sorted(np.repeat(values, weights).tolist()) for values, weights in gaps]
+    assert counts[0] == counts[1]
 
 
 @settings(max_examples=40, deadline=None)
@@ -140,16 +140,16 @@ def test_requests_and_blocks_are_conserved(
     """`Simulation.run` checks that every request ended once and every block is free."""
     link = {"latency": 1e-4, "bandwidth": 1e6, "bytes_per_token": 10.0}
     document = busy_document(seed, blocks, failing, rate, **stages(layers, link, num_gpu_blocks=blocks))
-    found = run(document)
-    summary = reported(found, document)["summary"]
+    result = run(document)
+    summary = reported(result, document)["summary"]
     assert summary["littles_law_error"] < 1e-9
-    columns = found.columns.table()
+    columns = result.columns.table()
     assert sorted(columns["id"].tolist()) == list(range(60))
     if not failing:  # the gaps between the tokens of a request sum to what it was decoded for
-        gaps, weights = pooled_gaps(found.logs, prepare(document, Path("s.yaml")).cases[0].plan.scenario.measure)
+        gaps, weights = pooled_gaps(result.logs, prepare(document, Path("s.yaml")).cases[0].plan.scenario.measure)
         assert (gaps * weights).sum() == pytest.approx((columns["last_token"] - columns["first_token"]).sum())
         assert weights.sum() == columns["output_tokens"].sum() - 60
-    for engine in found.engines:
+    for engine in result.engines:
         assert max(engine.stage_busy) <= engine.log.busy * (1 + 1e-12)
 
 
@@ -185,8 +185,8 @@ def test_a_story_by_hand() -> None:
     tick a stage: the first one's from 8 to 9, its next from 9 to 10, while the second prompt holds stage 2 until 12:
     so it leaves stage 1 at 8.5 and stage 2 at 12.5.
     """
-    found = play([(0, 8, 3), (0, 8, 3)], engine=stages([1, 1], max_num_batched_tokens=8, max_num_seqs=4))
-    table = requests(found)
+    result = play([(0, 8, 3), (0, 8, 3)], engine=stages([1, 1], max_num_batched_tokens=8, max_num_seqs=4))
+    table = requests(result)
     assert table["first_token"] == [8.0, 12.0]
     # The first sequence: 12.5, then 13.5. The second: begins at 12, stage 1 until 12.5, stage 2 until 13; then 13.5
     # at stage 1 (free since 13), stage 2 until 14.

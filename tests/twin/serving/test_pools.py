@@ -62,19 +62,19 @@ SHORT_AND_LONG = {
 def test_a_short_form_and_its_list_of_pools_are_the_same_system(name: str, models: int) -> None:
     short, long = SHORT_AND_LONG[name]
     documents = [
-        scenario(workload={"models": {"count": models, "zipf": 1.0}}) | {"system": each} for each in (short, long)
+        scenario(workload={"models": {"count": models, "zipf": 1.0}}) | {"system": row} for row in (short, long)
     ]
     first, second = (run(document) for document in documents)
     assert records(first) == records(second)
     assert [engine.name for engine in first.engines] == [engine.name for engine in second.engines]
     assert list(first.links) == list(second.links)
-    pools = [[each.describe() for each in plan(document).pools] for document in documents]
+    pools = [[entry.describe() for entry in plan(document).pools] for document in documents]
     assert pools[0] == pools[1]
 
 
 def test_a_pool_has_the_settings_of_the_scenario_but_for_its_own() -> None:
-    own = {"max_num_seqs": 4, "kv_memory": {"memory": 2e10, "model": "llama-3.1-8b"}, "async_scheduling": True}
-    pools = [pool("small", engine=own), pool("large", replicas=2, step_time=FAST)]
+    settings = {"max_num_seqs": 4, "kv_memory": {"memory": 2e10, "model": "llama-3.1-8b"}, "async_scheduling": True}
+    pools = [pool("small", engine=settings), pool("large", replicas=2, step_time=FAST)]
     small, large = plan(scenario(engine={"max_table_blocks": 300}) | {"system": {"pools": pools}}).pools
     assert (small.scheduler.config.max_num_seqs, large.scheduler.config.max_num_seqs) == (4, 16)
     assert small.scheduler.config.num_gpu_blocks != large.scheduler.config.num_gpu_blocks == 400
@@ -92,16 +92,16 @@ def test_a_router_sees_every_pool_that_serves_the_model() -> None:
         pool("spare", models=["model-2", "model-0"]),
     ]
     document = scenario(workload=MODELS) | {"system": {"pools": pools, "routing": "round_robin"}}
-    made = plan(document)
-    assert made.prefill_engines == {
+    planned = plan(document)
+    assert planned.prefill_engines == {
         "model-0": ("model-0/slow-0", "model-0/slow-1", "fast-0", "spare-0"),
         "model-1": ("model-1/slow-0", "model-1/slow-1"),
         "model-2": ("model-2/slow-0", "model-2/slow-1", "spare-0"),
     }
     result = run(document)
     rows = result.columns.table()
-    used = {(model, name) for model, name in zip(rows["model"].tolist(), rows["replica"].tolist(), strict=True)}
-    assert used == {(model, name) for model, names in made.prefill_engines.items() for name in names}
+    usage = {(model, name) for model, name in zip(rows["model"].tolist(), rows["replica"].tolist(), strict=True)}
+    assert usage == {(model, name) for model, names in planned.prefill_engines.items() for name in names}
     assert len({engine.name for engine in result.engines}) == len(result.engines) == 8
 
 
@@ -111,10 +111,10 @@ def test_devices_and_what_they_cost() -> None:
         pool("decode", role="decode", models="all", replicas=4, device={"type": "A100", "price_per_hour": 1.5}),
     ]
     document = scenario(workload=MODELS) | {"system": {"pools": pools, "link": LINK}}
-    made = plan(document)
-    devices = describe(made)["devices"]
+    planned = plan(document)
+    devices = describe(planned)["devices"]
     assert devices == {"total": 10, "by_type": {"H100": 6, "A100": 4}, "cost_per_hour": 24.0}
-    summary = report_run(run(document), made)["summary"]
+    summary = report_run(run(document), planned)["summary"]
     tokens_an_hour = summary["output_throughput"] * 3600
     assert summary["cost_per_million_output_tokens"] == pytest.approx(24.0 / tokens_an_hour * 1e6)
     del pools[1]["device"]["price_per_hour"]
@@ -131,13 +131,13 @@ def test_settings_reach_a_pool_by_its_name_or_number() -> None:
     assert (first.replicas, second.replicas) == (2, 3)
     assert (first.engine.scheduling_policy, second.engine.scheduling_policy) == ("priority", "fcfs")
     for key in ("system.pools.c.replicas", "system.pools.2.replicas"):
-        told = rf"^--set: got '{key}', expected an item of the list \(a, b\), found '[c2]'$"
-        with pytest.raises(BadInput, match=told):
+        message = rf"^--set: got '{key}', expected an item of the list \(a, b\), found '[c2]'$"
+        with pytest.raises(BadInput, match=message):
             check_scenario(document, {key: 1}, FILE)
 
 
 @pytest.mark.parametrize(
-    ("system", "told"),
+    ("system", "message"),
     [
         ({"pools": [pool("a"), pool("a")]}, r"system.pools\[1\].name: got 'a', expected a name that no other pool has"),
         ({"pools": [pool("a", role="prefill")]}, "system.pools: expected pools of role both, or of prefill and decode"),
@@ -158,8 +158,8 @@ def test_settings_reach_a_pool_by_its_name_or_number() -> None:
         ({"pools": []}, "system.pools: "),
     ],
 )
-def test_pools_that_make_no_system_are_refused(system: dict[str, Any], told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_pools_that_make_no_system_are_refused(system: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         plan(scenario(workload=MODELS) | {"system": system})
 
 
@@ -172,8 +172,7 @@ def test_a_plugin_adds_a_topology(monkeypatch: pytest.MonkeyPatch) -> None:
         def expand(self, engine: Any, step_time: Any) -> list[PoolSpec]:
             half = engine.model_copy(update={"max_num_seqs": engine.max_num_seqs // 2})
             return [
-                PoolSpec(name=name, engine=each, step_time=step_time)
-                for name, each in (("full", engine), ("half", half))
+                PoolSpec(name=name, engine=row, step_time=step_time) for name, row in (("full", engine), ("half", half))
             ]
 
     def build(parts: Parts) -> System:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from scenarios.serving import ServingScenario
-from tests.twin.serving.scenarios import records, run, scenario
+from tests.twin.serving.scenarios import records, run, run_both_ways, scenario
 from workloads.errors import BadInput
 
 
-def document(routing: Any, delay: float | None = None, **others: Any) -> dict[str, Any]:
+def document(routing: Any, delay: float | None = None, **changes: Any) -> dict[str, Any]:
     """Twelve rubrics of three blocks over four engines whose caches hold half of them."""
     system = {"layout": "colocated", "replicas": 4, "routing": routing}
     return scenario(
@@ -21,14 +21,14 @@ def document(routing: Any, delay: float | None = None, **others: Any) -> dict[st
             "prefill": {"distribution": "uniform", "low": 6, "high": 90},
             "prefixes": {"groups": 12, "tokens": 48, "block_tokens": 16},
         },
-        engine={"num_gpu_blocks": 60, "async_scheduling": others.pop("async_scheduling", False)},
+        engine={"num_gpu_blocks": 60, "async_scheduling": changes.pop("async_scheduling", False)},
         system=system if delay is None else system | {"kv_events": {"delay": delay}},
-        **others,
+        **changes,
     )
 
 
-def cached(*arguments: Any, **others: Any) -> int:
-    return sum(records(run(document(*arguments, **others)))["cached_tokens"])
+def cached(*arguments: Any, **changes: Any) -> int:
+    return sum(records(run(document(*arguments, **changes)))["cached_tokens"])
 
 
 def test_more_of_the_prompts_is_found_in_the_caches() -> None:
@@ -59,9 +59,7 @@ def test_a_stale_view_finds_less() -> None:
 @pytest.mark.parametrize("delay", [0.0, 0.05, 1.0])
 def test_what_it_sees_does_not_depend_on_fast_forwarding(asynchronous: bool, delay: float) -> None:
     failures = [{"engine": "engine-1", "at": 2.0, "duration": 1.5}]
-    asked = document("prefix_aware", delay, async_scheduling=asynchronous, failures=failures)
-    fast, slow = (run({**asked, "fast_forward": mode}) for mode in (True, False))
-    assert records(fast) == records(slow)
+    fast, slow = run_both_ways(document("prefix_aware", delay, async_scheduling=asynchronous, failures=failures))
     assert sum(log.events for log in fast.logs) < 0.9 * sum(log.events for log in slow.logs)
 
 
@@ -78,8 +76,8 @@ def test_sessions_stay_on_their_engines() -> None:
             "think": {"mean": 1.0},
         },
     }
-    asked = document("session_affinity") | {"workload": workload}
-    table = run(asked).request_table()
+    scenario_document = document("session_affinity") | {"workload": workload}
+    table = run(scenario_document).request_table()
     engines_of: dict[int, set[str]] = {}
     for session, replica in zip(table["session"].tolist(), table["replica"].tolist(), strict=True):
         engines_of.setdefault(session, set()).add(replica)

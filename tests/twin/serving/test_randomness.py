@@ -61,7 +61,7 @@ def test_replications_differ_exactly_where_the_plan_says_so(
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     rows = [f"{0.1 * i},{30 + i},{2 + i % 3}" for i in range(12)]
     (tmp_path / "trace.csv").write_text("\n".join(["arrival,prompt_tokens,output_tokens", *rows]) + "\n")
@@ -76,17 +76,17 @@ def simulated(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_a_replay_is_run_once_and_has_no_interval(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replay_is_run_once_and_has_no_interval(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = simulated(capsys, "s.yaml", "--replications", "5")
     assert (document["random"], document["replications"], document["intervals"]) == ([], 1, {})
     assert command(["simulate", "s.yaml", "--replications", "5", "--no-figures"]) == 0
-    shown = capsys.readouterr()
-    assert "One run; no interval: everything in this run is fixed, and the error of these" in shown.out
-    assert "another run" not in shown.out
-    assert "[2/" not in shown.err
+    output = capsys.readouterr()
+    assert "One run; no interval: everything in this run is fixed, and the error of these" in output.out
+    assert "another run" not in output.out
+    assert "[2/" not in output.err
 
 
-def test_a_sweep_runs_each_point_as_often_as_it_draws(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_runs_each_point_as_often_as_it_draws(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     system = "system={layout: colocated, replicas: 2, routing: power_of_two},{layout: colocated, replicas: 2}"
     assert command(["sweep", "s.yaml", "--json", "--jobs", "1", "--replications", "3", "--set", system]) == 0
     points = json.loads(capsys.readouterr().out)["points"]
@@ -97,17 +97,17 @@ def test_a_sweep_runs_each_point_as_often_as_it_draws(here: Path, capsys: pytest
 
 @pytest.mark.parametrize("verb", ["simulate", "sweep"])
 def test_draws_from_what_has_no_distribution_are_refused(
-    here: Path, capsys: pytest.CaptureFixture[str], verb: str
+    workspace: Path, capsys: pytest.CaptureFixture[str], verb: str
 ) -> None:
     assert command([verb, "drawn.yaml", "--draws", "20"]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "drawn.yaml: --draws: got 20, expected 0" in line
     assert "step_time.source linear" in line
-    assert not (here / "runs").exists()
+    assert not (workspace / "runs").exists()
 
 
 def write_steps(path: Path) -> None:
-    """A log of noisy steps, in the columns that `measured_steps` reads."""
+    """A log of noisy steps, in the columns that `vllm_step_log` reads."""
     rng = np.random.default_rng(3)
     names = (
         "experiment_id,workload,step.id,step_time_us,batch.num_prefill_reqs,batch.prefill_tokens,"
@@ -122,55 +122,57 @@ def write_steps(path: Path) -> None:
     path.write_text("\n".join(rows) + "\n")
 
 
-def test_draws_of_a_fit_are_taken_where_nothing_else_is_random(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_steps(here / "steps.csv")
+def test_draws_of_a_fit_are_taken_where_nothing_else_is_random(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_steps(workspace / "steps.csv")
     document = {**scenario(), "workload": {"trace": {"path": "trace.csv"}, "arrivals": {"process": "replay"}}}
-    fit = {"source": "measured_steps", "path": "steps.csv"}
-    (here / "fit.yaml").write_text(write_yaml({**document, "step_time": fit}))
-    found = simulated(capsys, "fit.yaml", "--draws", "10", "--replications", "4")
-    assert (found["random"], found["replications"], found["draws"]) == (["step_time"], 1, 10)
-    low, high = found["intervals"]["e2e.mean"]["confidence"]
-    assert low < found["summary"]["e2e"]["mean"] < high
+    fit = {"source": "vllm_step_log", "path": "steps.csv"}
+    (workspace / "fit.yaml").write_text(write_yaml({**document, "step_time": fit}))
+    printed = simulated(capsys, "fit.yaml", "--draws", "10", "--replications", "4")
+    assert (printed["random"], printed["replications"], printed["draws"]) == (["step_time"], 1, 10)
+    low, high = printed["intervals"]["e2e.mean"]["confidence"]
+    assert low < printed["summary"]["e2e"]["mean"] < high
 
 
 def test_each_unknown_is_varied_alone_and_the_most_costly_stands_first(
-    here: Path, capsys: pytest.CaptureFixture[str]
+    workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     step_time = {"source": "linear", "overhead": 5e-3, "per_token": 1e-6, "spread": 0.1}
     memory = {"memory": 3e10, "model": "llama-3.1-8b", "activations": 2e9}
     engine = {**scenario()["engine"], "num_gpu_blocks": None, "kv_memory": memory}
-    (here / "spread.yaml").write_text(write_yaml({**scenario(), "step_time": step_time, "engine": engine}))
-    found = simulated(capsys, "spread.yaml", "--draws", "10")
-    assert [each["name"] for each in found["assumptions"]] == ["overhead", "per_token", "kv_blocks"]
-    deviation = found["assumptions"][0]["deviation"]
+    (workspace / "spread.yaml").write_text(write_yaml({**scenario(), "step_time": step_time, "engine": engine}))
+    document = simulated(capsys, "spread.yaml", "--draws", "10")
+    assert [assumption["name"] for assumption in document["assumptions"]] == ["overhead", "per_token", "kv_blocks"]
+    deviation = document["assumptions"][0]["deviation"]
     assert deviation["tpot.mean"] == pytest.approx(np.sinh(0.1), rel=0.05)
-    low, high = found["intervals"]["tpot.mean"]["prediction"]
+    low, high = document["intervals"]["tpot.mean"]["prediction"]
     assert np.log(high / low) / 2 > 0.1
-    assert found["intervals"]["tpot.mean"]["parts"]["sampling"] is None
-    assert all(low < high for each in found["intervals"].values() for low, high in [each["prediction"]])
+    assert document["intervals"]["tpot.mean"]["parts"]["sampling"] is None
+    assert all(low < high for interval in document["intervals"].values() for low, high in [interval["prediction"]])
 
 
 @pytest.mark.parametrize("verb", ["simulate", "sweep"])
 def test_draws_that_are_too_few_for_an_interval_are_refused(
-    here: Path, capsys: pytest.CaptureFixture[str], verb: str
+    workspace: Path, capsys: pytest.CaptureFixture[str], verb: str
 ) -> None:
     assert command([verb, "drawn.yaml", "--draws", "3"]) == 2
     assert "--draws: got 3, expected 0, or 10 and more" in capsys.readouterr().err
 
 
-def test_replications_are_drawn_as_often_unless_stated(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replications_are_drawn_as_often_unless_stated(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     step_time = {"source": "linear", "overhead": 5e-3, "spread": 0.1}
     workload = {**FIXED, "arrivals": {"process": "poisson", "rate": 20}}
-    (here / "both.yaml").write_text(write_yaml(scenario(step_time=step_time, workload=workload)))
-    both = simulated(capsys, "both.yaml", "--replications", "3")
-    assert (both["replications"], both["draws"]) == (3, 10)
-    parts = both["intervals"]["e2e.mean"]["parts"]
+    (workspace / "both.yaml").write_text(write_yaml(scenario(step_time=step_time, workload=workload)))
+    default = simulated(capsys, "both.yaml", "--replications", "3")
+    assert (default["replications"], default["draws"]) == (3, 10)
+    parts = default["intervals"]["e2e.mean"]["parts"]
     assert parts["sampling"] > 0
     assert parts["model"] == pytest.approx(0.1, rel=0.9)
-    many = simulated(capsys, "both.yaml", "--replications", "12")
-    assert (many["replications"], many["draws"]) == (12, 12)
-    alone = simulated(capsys, "both.yaml", "--replications", "3", "--draws", "0")
-    assert (alone["draws"], alone["intervals"]["e2e.mean"]["parts"]["model"]) == (0, None)
+    large = simulated(capsys, "both.yaml", "--replications", "12")
+    assert (large["replications"], large["draws"]) == (12, 12)
+    single = simulated(capsys, "both.yaml", "--replications", "3", "--draws", "0")
+    assert (single["draws"], single["intervals"]["e2e.mean"]["parts"]["model"]) == (0, None)
 
 
 def test_the_number_of_blocks_is_drawn_where_it_was_computed() -> None:

@@ -27,19 +27,19 @@ def add(columns: Columns, number: int) -> None:
 
 def test_parts_together_are_the_table() -> None:
     parts: list[Table] = []
-    whole, streamed = Columns(detail=True), Columns(detail=True, sink=parts.append)
+    in_memory, streamed = Columns(detail=True), Columns(detail=True, sink=parts.append)
     for number in range(2 * PART + 10):
-        add(whole, number)
+        add(in_memory, number)
         add(streamed, number)
     assert [len(part["id"]) for part in parts] == [PART, PART]
     streamed.flush()
     streamed.flush()
     assert [len(part["id"]) for part in parts] == [PART, PART, 10]
-    for name, column in whole.table().items():
+    for name, column in in_memory.table().items():
         assert np.array_equal(np.concatenate([part[name] for part in parts]), column)
         assert parts[0][name].dtype.kind == column.dtype.kind
     for name in ("arrival", "queued", "first_token", "last_token", "output_tokens", "one_shot"):
-        assert getattr(streamed, name) == getattr(whole, name)
+        assert getattr(streamed, name) == getattr(in_memory, name)
     assert not streamed.id
 
 
@@ -47,12 +47,12 @@ def test_a_run_with_a_sink_keeps_its_summary() -> None:
     document = scenario()
     plan = prepare(document, Path("scenario.yaml")).cases[0].plan
     parts: list[Table] = []
-    streamed, kept = Simulation(plan, sink=parts.append).run(), run(document)
+    streamed, retained = Simulation(plan, sink=parts.append).run(), run(document)
     (part,) = parts
-    for name, column in kept.columns.table().items():
+    for name, column in retained.columns.table().items():
         assert np.array_equal(part[name], column)
     measure = plan.scenario.measure
-    assert summary.summarise(streamed, measure) == summary.summarise(kept, measure)
+    assert summary.summarise(streamed, measure) == summary.summarise(retained, measure)
 
 
 @pytest.mark.parametrize("measure", [{}, {"after": 0.5, "before": 1.1}])

@@ -24,26 +24,26 @@ def write(folder: Path, rows: list[tuple[Any, ...]]) -> Path:
 
 
 def test_metrics(tmp_path: Path) -> None:
-    found = read_reference_run(write(tmp_path, ROWS))
-    assert (found["source"], found["requests"]) == ("measured/requests.jsonl", 3)
-    summary = found["summary"]
+    reference = read_reference_run(write(tmp_path, ROWS))
+    assert (reference["source"], reference["requests"]) == ("measured/requests.jsonl", 3)
+    summary = reference["summary"]
     assert summary["ttft"]["mean"] == pytest.approx((0.5 + 1.0 + 1.5) / 3)
     assert summary["tpot"]["mean"] == pytest.approx((2 / 4 + 1 / 2) / 2)
     assert summary["e2e"]["mean"] == pytest.approx((2.5 + 1.0 + 2.5) / 3)
     assert summary["e2e"]["p50"] == 2.5
     # Nine tokens from the first request's queueing to the last answer.
     assert summary["output_throughput"] == pytest.approx(9 / 4.5)
-    curves = found["quantiles"]
+    curves = reference["quantiles"]
     assert curves["p"] == pytest.approx([i / 100 for i in range(101)])
     assert curves["ttft"] == pytest.approx([0.5 + i / 100 for i in range(101)])
-    assert "time" not in found
+    assert "time" not in reference
 
 
 def test_time_series(tmp_path: Path) -> None:
     series = tmp_path / "series.csv"
     series.write_text("waiting,t,running\n0,0.5,1\n3,1.5,2\n")
-    found = read_reference_run(write(tmp_path, ROWS), series)
-    assert (found["time"], found["running"], found["waiting"]) == ([0.5, 1.5], [1.0, 2.0], [0.0, 3.0])
+    reference = read_reference_run(write(tmp_path, ROWS), series)
+    assert (reference["time"], reference["running"], reference["waiting"]) == ([0.5, 1.5], [1.0, 2.0], [0.0, 3.0])
     series.write_text("t,running\n0,1\n")
     with pytest.raises(BadInput, match="columns t, running and waiting"):
         read_reference_run(write(tmp_path, ROWS), series)

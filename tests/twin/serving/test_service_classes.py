@@ -64,12 +64,12 @@ def test_classes_and_tenants_are_reported(tmp_path: Path) -> None:
     result = twin.simulate(tmp_path / "s.yaml")
     summary, requests = result.document["summary"], result.requests
     chat = requests[requests["service_class"] == "chat"]
-    found = summary["service_classes"]["chat"]
-    assert found["requests"] == len(chat) > 30
-    assert found["ttft"]["p99"] == pytest.approx(np.percentile(chat["ttft"], 99), rel=1e-12)
-    met = (chat["ttft"] <= 0.03) & ~(chat["tpot"] > 0.02)
-    assert 0 < met.mean() < 1
-    assert found["goals_met"] == pytest.approx(met.mean())
+    metrics = summary["service_classes"]["chat"]
+    assert metrics["requests"] == len(chat) > 30
+    assert metrics["ttft"]["p99"] == pytest.approx(np.percentile(chat["ttft"], 99), rel=1e-12)
+    good = (chat["ttft"] <= 0.03) & ~(chat["tpot"] > 0.02)
+    assert 0 < good.mean() < 1
+    assert metrics["goals_met"] == pytest.approx(good.mean())
     assert set(summary["tenants"]) == set(requests["tenant"]) == {"flood", "modest"}
     modest = requests[requests["tenant"] == "modest"]
     service = modest["prompt_tokens"].sum() + 2 * modest["output_tokens"].sum()
@@ -85,8 +85,8 @@ def test_the_report_does_not_depend_on_what_is_kept(tmp_path: Path, detail: bool
         plan = prepare(document, Path("s.yaml")).cases[0].plan
         return summarise_clients(make_run(plan, **arguments), plan)
 
-    whole = summary(tenants())
-    assert summary(tenants(detail=detail), sink=(lambda part: None) if detail else None) == whole
+    total = summary(tenants())
+    assert summary(tenants(detail=detail), sink=(lambda part: None) if detail else None) == total
 
 
 def test_independent_engines_report_the_same() -> None:
@@ -131,29 +131,29 @@ def test_a_workload_without_classes_reports_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"service_class": "chta"}, r"workload.tasks.0.service_class: got 'chta', expected one of workload.service_cl"),
         ({"priority": 3}, r"workload.tasks.0.priority: got 3, expected none: that of service_classes.batch holds"),
     ],
 )
-def test_tasks_that_are_refused(change: dict[str, Any], told: str) -> None:
+def test_tasks_that_are_refused(change: dict[str, Any], message: str) -> None:
     document = tenants()
     document["workload"]["tasks"][0] |= change
-    with pytest.raises(BadInput, match=told):
+    with pytest.raises(BadInput, match=message):
         prepare(document, Path("s.yaml"))
 
 
 @pytest.mark.parametrize(
-    ("scheduling", "told"),
+    ("scheduling", "message"),
     [
         ("fifo", "expected one of fcfs, priority, shortest_prompt, deadline, fair"),
         ({"policy": "fair", "weights": {"a": 0}}, "weights.a: got 0, expected a number above 0"),
         ({"policy": "fcfs", "output_weight": 2}, "expected parameters of fcfs"),
     ],
 )
-def test_orders_that_are_refused(scheduling: Any, told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_orders_that_are_refused(scheduling: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         prepare(tenants(engine={"scheduling_policy": scheduling}), Path("s.yaml"))
 
 
@@ -168,10 +168,10 @@ def by_clients(**workload: Any) -> dict[str, Any]:
 
 
 def test_clients_of_equal_lengths_are_tasks_of_equal_lengths() -> None:
-    one, other = run(by_clients()), run(tenants())
-    assert records(one) == records(other)
-    assert one.columns.clients == other.columns.clients
-    assert one.columns.client == other.columns.client
+    first, second = run(by_clients()), run(tenants())
+    assert records(first) == records(second)
+    assert first.columns.clients == second.columns.clients
+    assert first.columns.client == second.columns.client
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from reports.statistics import controlled_mean
-from tests.twin.serving.scenarios import records, reported, run, scenario
+from tests.twin.serving.scenarios import records, reported, run, run_both_ways, scenario
 from tests.twin.serving.test_service_classes import tenants
 from twin.serving.results.client_summary import summarise_clients
 from twin.serving.run.simulation import Simulation
@@ -36,8 +36,7 @@ def sheds(limits: dict[str, Any], policy: str = "fair", **sections: Any) -> dict
 @pytest.mark.parametrize("limits", LIMITS)
 def test_fast_forwarding_changes_nothing(limits: dict[str, Any], retries: dict[str, Any] | None) -> None:
     document = sheds(limits, system={"layout": "colocated", "replicas": 2}, workload={"retries": retries})
-    fast, slow = (run({**document, "fast_forward": mode}) for mode in (True, False))
-    assert records(fast) == records(slow)
+    fast, slow = run_both_ways(document)
     assert fast.shed is not None
     assert slow.shed is not None
     assert vars(fast.shed) == vars(slow.shed)
@@ -54,8 +53,8 @@ def test_every_request_is_finished_or_shed_and_the_summary_says_so(arrivals: dic
     shed = summary["shed"]
     assert summary["requests"] + shed["requests"] == 200
     assert shed["share"] == shed["requests"] / 200 > 0.1
-    assert sum(each["shed"] for each in summary["service_classes"].values()) == shed["requests"]
-    assert sum(each["shed"] for each in summary["tenants"].values()) == shed["requests"]
+    assert sum(service_class["shed"] for service_class in summary["service_classes"].values()) == shed["requests"]
+    assert sum(tenant["shed"] for tenant in summary["tenants"].values()) == shed["requests"]
     chat = summary["service_classes"]["chat"]
     assert chat["goals_met"] <= 1 - chat["shed_share"]  # a shed request meets no goal
     assert summary["littles_law_error"] < 1e-9
@@ -65,8 +64,8 @@ def test_fair_limits_shed_the_flood_alone() -> None:
     def share(limits: dict[str, Any], policy: str) -> dict[str, float]:
         document = sheds(limits, policy, workload={"requests": 800, "arrivals": {"process": "poisson", "rate": 50.0}})
         plan = prepare(document, Path("s.yaml")).cases[0].plan
-        found = summarise_clients(run(document), plan)["tenants"]
-        return {name: each["shed_share"] for name, each in found.items()}
+        summary = summarise_clients(run(document), plan)["tenants"]
+        return {name: row["shed_share"] for name, row in summary.items()}
 
     common, apart = share({"max_waiting": 10}, "fcfs"), share({"max_waiting_per_tenant": 10}, "fair")
     assert common["modest"] == pytest.approx(common["flood"], abs=0.1)
@@ -96,15 +95,15 @@ def test_a_queue_with_few_places_is_m_m_1_k(places: int) -> None:
                 "admission_control": {"max_waiting": places - 1}},
         step_time={"overhead": STEP, "per_token": 0.0, "per_kv_token": 0.0},
     )  # fmt: skip
-    made = prepare(document, Path("s.yaml")).cases[0].plan
+    plan = prepare(document, Path("s.yaml")).cases[0].plan
     rows = []
     for seed in range(100, 110):
-        result = Simulation(replace(made, scenario=made.scenario.model_copy(update={"seed": seed}))).run()
+        result = Simulation(replace(plan, scenario=plan.scenario.model_copy(update={"seed": seed}))).run()
         assert result.shed is not None
         arrivals = np.concatenate([np.array(result.columns.arrival), np.array(result.shed.arrival)])
         rows.append((len(result.shed.ended) / len(arrivals), len(arrivals) / arrivals.max() * SERVICE - load))
-    lost, excess = np.array(rows).T
-    estimate = controlled_mean(lost, excess, 0.0, confidence=0.99)
+    losses, excess = np.array(rows).T
+    estimate = controlled_mean(losses, excess, 0.0, confidence=0.99)
     expected = (1 - load) * load**places / (1 - load ** (places + 1))
     assert abs(estimate.mean - expected) <= estimate.half_width
     assert estimate.half_width < 0.1 * expected, "an interval this wide shows nothing"
@@ -112,19 +111,19 @@ def test_a_queue_with_few_places_is_m_m_1_k(places: int) -> None:
 
 def test_retries_have_jitter_and_a_seed() -> None:
     document = sheds({"max_waiting": 2}, workload={"retries": {"attempts": 3, "jitter": 0.5}})
-    first, again, other = run(document), run(document), run(document, 1)
-    assert records(first) == records(again) != records(other)
+    first, again, second = run(document), run(document), run(document, 1)
+    assert records(first) == records(again) != records(second)
 
 
 @pytest.mark.parametrize(
-    ("limits", "told"),
+    ("limits", "message"),
     [
         ({"classes": {"chta": {"max_waiting": 1}}}, r"engine.admission_control.classes: got 'chta', expected names of"),
         ({"max_waiting": 0}, r"engine.admission_control.max_waiting: got 0"),
     ],
 )
-def test_limits_that_are_refused(limits: dict[str, Any], told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_limits_that_are_refused(limits: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         prepare(sheds(limits), Path("s.yaml"))
 
 

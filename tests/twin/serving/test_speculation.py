@@ -44,15 +44,15 @@ def one_at_a_time(**engine: Any) -> dict[str, Any]:
 def test_tokens_a_step_are_those_of_the_closed_form(acceptance: float, tokens: int) -> None:
     """(1 − α^(k+1)) / (1 − α) tokens a step (Leviathan et al., equation 1), within four standard errors."""
     document = one_at_a_time(speculative_config=speculating(num_speculative_tokens=tokens, acceptance=acceptance))
-    found = reported(run(document), document)["summary"]["speculation"]
+    summary = reported(run(document), document)["summary"]["speculation"]
     expected = (1 - acceptance ** (tokens + 1)) / (1 - acceptance)
     lengths = np.arange(tokens + 1)
     chances = (1 - acceptance) * acceptance**lengths
     chances[-1] = acceptance**tokens
     deviation = np.sqrt(chances @ (lengths + 1.0) ** 2 - expected**2)
     # Drafts at the end of an answer are shorter: five steps of some eighty at the most.
-    allowed = 4 * deviation / np.sqrt(found["num_drafts"]) + 0.03 * expected
-    assert found["mean_acceptance_length"] == pytest.approx(expected, abs=allowed)
+    tolerance = 4 * deviation / np.sqrt(summary["num_drafts"]) + 0.03 * expected
+    assert summary["mean_acceptance_length"] == pytest.approx(expected, abs=tolerance)
 
 
 def test_latency_falls_as_steps_do() -> None:
@@ -62,9 +62,9 @@ def test_latency_falls_as_steps_do() -> None:
     always = one_at_a_time(speculative_config=speculating(acceptance=1.0))
     without = reported(run(plain), plain)["summary"]
     assert reported(run(always), always)["summary"]["tpot"]["mean"] == pytest.approx(0.01 * 40 / 199)
-    found = reported(run(never), never)["summary"]
+    summary = reported(run(never), never)["summary"]
     for name in ("ttft", "tpot", "itl", "e2e", "steps", "duration"):
-        assert found[name] == without[name]
+        assert summary[name] == without[name]
 
 
 def test_verified_rows_and_the_draft_model_take_their_time() -> None:
@@ -84,8 +84,8 @@ def test_a_request_has_the_same_luck_at_every_load() -> None:
     def accepted(concurrency: int) -> tuple[int, int]:
         document = one_at_a_time(speculative_config=speculating(acceptance=0.7))
         document["workload"]["arrivals"]["concurrency"] = concurrency
-        found = reported(run(document), document)["summary"]["speculation"]
-        return found["num_drafts"], found["num_accepted_tokens"]
+        summary = reported(run(document), document)["summary"]["speculation"]
+        return summary["num_drafts"], summary["num_accepted_tokens"]
 
     assert accepted(1) == accepted(16)
 
@@ -95,11 +95,11 @@ def test_shares_by_position_and_by_model_are_those_that_are_counted() -> None:
     document = one_at_a_time(
         speculative_config=speculating(num_speculative_tokens=3, acceptance_by_position=shares, proposed=0.6)
     )
-    found = reported(run(document), document)["summary"]["speculation"]
-    counted = np.array(found["num_accepted_tokens_per_pos"]) / found["num_drafts"]
-    assert counted == pytest.approx(shares, abs=4 * 0.5 / np.sqrt(found["num_drafts"]) + 0.01)
+    summary = reported(run(document), document)["summary"]["speculation"]
+    counts = np.array(summary["num_accepted_tokens_per_pos"]) / summary["num_drafts"]
+    assert counts == pytest.approx(shares, abs=4 * 0.5 / np.sqrt(summary["num_drafts"]) + 0.01)
     steps = reported(run(document), document)["summary"]["steps"]
-    assert found["num_drafts"] / steps == pytest.approx(0.6, abs=4 * 0.5 / np.sqrt(steps) + 0.01)
+    assert summary["num_drafts"] / steps == pytest.approx(0.6, abs=4 * 0.5 / np.sqrt(steps) + 0.01)
 
 
 @settings(max_examples=25, deadline=None)
@@ -180,10 +180,10 @@ def test_a_measured_answer_is_gone_through_position_by_position(tmp_path: Path) 
     document = one_at_a_time(speculative_config=measured(tmp_path, answers))
     document["workload"] |= {"requests": 3, "decode": {"distribution": "fixed", "mean": 40}}
     document["workload"]["arrivals"]["concurrency"] = 1
-    found = reported(run(document), document)["summary"]
+    summary = reported(run(document), document)["summary"]
     decodes = 9 + 8  # from 1 to 10 one token each; then 30 tokens, four at a time
-    assert found["steps"] == 3 * (1 + decodes)
-    speculation = found["speculation"]
+    assert summary["steps"] == 3 * (1 + decodes)
+    speculation = summary["speculation"]
     # The last draft is as short as the rest of the answer: 2 tokens, of which 1 may be right.
     assert speculation["num_drafts"] == 3 * 8
     assert speculation["num_decodes"] == 3 * decodes
@@ -200,7 +200,7 @@ def test_answers_are_drawn_evenly_and_other_draws_differ(tmp_path: Path) -> None
     document["workload"]["requests"] = 200
     scenario = ServingScenario.model_validate(document)
     rates = [reported(Simulation(scenario, drafts=i).run(), document)["summary"]["speculation"] for i in range(4)]
-    shares = [each["num_accepted_tokens"] / each["num_emitted_tokens"] for each in rates]
+    shares = [rate["num_accepted_tokens"] / rate["num_emitted_tokens"] for rate in rates]
     assert len(set(shares)) > 1
     assert shares[0] == pytest.approx(0.4, abs=0.06)  # 4 of 5 tokens, of half the requests
 

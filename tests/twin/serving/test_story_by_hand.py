@@ -39,8 +39,8 @@ def story(request: pytest.FixtureRequest) -> Run:
     return play(ROWS, fast_forward=request.param)
 
 
-def ticks(spread: Mapping[str, float] | None) -> dict[str, float] | None:
-    return None if spread is None else {name: pytest.approx(value / TICK) for name, value in spread.items()}
+def ticks(values: Mapping[str, float] | None) -> dict[str, float] | None:
+    return None if values is None else {name: pytest.approx(value / TICK) for name, value in values.items()}
 
 
 def test_records(story: Run) -> None:
@@ -63,9 +63,9 @@ def test_records(story: Run) -> None:
 
 
 def test_a_summary_of_everything(story: Run) -> None:
-    found = summarise(story, MeasureSpec())
+    summary = summarise(story, MeasureSpec())
     assert story.end == END * TICK
-    assert {name: value for name, value in found.items() if not isinstance(value, dict)} == {
+    assert {name: value for name, value in summary.items() if not isinstance(value, dict)} == {
         "requests": 4,
         "duration": pytest.approx(END * TICK),
         "output_tokens": 16,
@@ -81,11 +81,11 @@ def test_a_summary_of_everything(story: Run) -> None:
         "littles_law_error": pytest.approx(0, abs=1e-12),
     }
     # TTFT 32, 82, 16, 16; TPOT (98 - 32) / 2, 1, 1; E2E 98, 83, 16, 25. The gaps between tokens are 64, 2 and ten of 1.
-    assert ticks(found["ttft"]) == {"mean": 36.5, "p50": 24.0, "p90": 67.0, "p95": 74.5, "p99": 80.5}
-    assert ticks(found["tpot"]) == {"mean": 35 / 3, "p50": 1.0, "p90": 26.6, "p95": 29.8, "p99": 32.36}
-    assert ticks(found["e2e"]) == {"mean": 55.5, "p50": 54.0, "p90": 93.5, "p95": 95.75, "p99": 97.55}
+    assert ticks(summary["ttft"]) == {"mean": 36.5, "p50": 24.0, "p90": 67.0, "p95": 74.5, "p99": 80.5}
+    assert ticks(summary["tpot"]) == {"mean": 35 / 3, "p50": 1.0, "p90": 26.6, "p95": 29.8, "p99": 32.36}
+    assert ticks(summary["e2e"]) == {"mean": 55.5, "p50": 54.0, "p90": 93.5, "p95": 95.75, "p99": 97.55}
     itl = {"mean": 76 / 12, "p50": 1.0, "p90": 1.9, "p95": 2 + 62 * 0.45, "p99": 2 + 62 * 0.89}
-    assert itl == ticks(found["itl"])
+    assert itl == ticks(summary["itl"])
 
 
 def test_an_engine_of_everything(story: Run) -> None:
@@ -103,7 +103,7 @@ def test_an_engine_of_everything(story: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "counted", "tokens", "span"),
+    ("fields", "counts", "tokens", "span"),
     [
         ({}, 4, 16, 217),  # from the first arrival to the last answer
         ({"after": 99}, 3, 13, 217 - 99),  # request 1 ends at 99
@@ -116,13 +116,13 @@ def test_an_engine_of_everything(story: Run) -> None:
     ],
 )
 def test_throughput_over_the_measured_window(
-    story: Run, fields: dict[str, Any], counted: int, tokens: int, span: float
+    story: Run, fields: dict[str, Any], counts: int, tokens: int, span: float
 ) -> None:
-    found = summarise(story, measured(**fields))
-    assert (found["requests"], found["output_tokens"]) == (counted, tokens)
-    assert found["duration"] == pytest.approx(span * TICK)
-    assert found["output_throughput"] == pytest.approx(tokens / (span * TICK))
-    assert found["request_throughput"] == pytest.approx(counted / (span * TICK))
+    summary = summarise(story, measured(**fields))
+    assert (summary["requests"], summary["output_tokens"]) == (counts, tokens)
+    assert summary["duration"] == pytest.approx(span * TICK)
+    assert summary["output_throughput"] == pytest.approx(tokens / (span * TICK))
+    assert summary["request_throughput"] == pytest.approx(counts / (span * TICK))
 
 
 def test_a_window_begins_with_the_first_arrival() -> None:
@@ -134,10 +134,10 @@ def test_a_window_begins_with_the_first_arrival() -> None:
 
 
 def test_a_window_in_which_no_request_ends(story: Run) -> None:
-    found = summarise(story, measured(after=100, before=150, slo={"ttft": 100}))
+    summary = summarise(story, measured(after=100, before=150, slo={"ttft": 100}))
     names = ("requests", "duration", "output_tokens", "output_throughput", "request_throughput", "goodput")
-    assert [found[name] for name in names] == [0, 0.0, 0, None, None, None]
-    assert [found[name] for name in ("ttft", "tpot", "e2e", "itl")] == [None] * 4
+    assert [summary[name] for name in names] == [0, 0.0, 0, None, None, None]
+    assert [summary[name] for name in ("ttft", "tpot", "e2e", "itl")] == [None] * 4
 
 
 def test_inter_token_latencies_are_those_of_the_steps_in_the_window(story: Run) -> None:
@@ -148,9 +148,9 @@ def test_inter_token_latencies_are_those_of_the_steps_in_the_window(story: Run) 
 
 def test_from_when_an_engine_takes_a_request_in(story: Run) -> None:
     """Request 1 waits 16 ticks to be noticed."""
-    found = summarise(story, MeasureSpec(start="queued"))
-    assert found["ttft"]["mean"] == pytest.approx((32 + 66 + 16 + 16) / 4 * TICK)
-    assert found["e2e"]["mean"] == pytest.approx((98 + 67 + 16 + 25) / 4 * TICK)
+    summary = summarise(story, MeasureSpec(start="queued"))
+    assert summary["ttft"]["mean"] == pytest.approx((32 + 66 + 16 + 16) / 4 * TICK)
+    assert summary["e2e"]["mean"] == pytest.approx((98 + 67 + 16 + 25) / 4 * TICK)
 
 
 @pytest.mark.parametrize(
@@ -173,23 +173,23 @@ def test_goodput(story: Run, slo: dict[str, float], good: int) -> None:
 
 def test_goodput_counts_from_where_latencies_do(story: Run) -> None:
     """Request 1 has its first token 82 ticks after it was submitted and 66 after it was queued."""
-    found = summarise(story, measured(slo={"ttft": 66}, start="queued"))
-    assert found["goodput"] == pytest.approx(4 / (END * TICK))
+    summary = summarise(story, measured(slo={"ttft": 66}, start="queued"))
+    assert summary["goodput"] == pytest.approx(4 / (END * TICK))
     assert "goodput" not in summarise(story, MeasureSpec())
 
 
 def test_series(story: Run) -> None:
-    found = timeseries(story, MeasureSpec())
+    series = timeseries(story, MeasureSpec())
     expected = {
         # From these ticks on, so many requests run and wait, and so many blocks are in use.
         0: (1, 0, 2), 32: (2, 0, 7), 98: (1, 0, 5), 99: (0, 0, 0), 160: (1, 0, 1), 176: (0, 0, 0), 192: (1, 0, 1),
         208: (1, 0, 2), 217: (0, 0, 0),
     }  # fmt: skip
-    assert found["time"] == pytest.approx([i * END * TICK / 399 for i in range(400)])
-    for i, time in enumerate(found["time"]):
-        seen = (found["running"][i], found["waiting"][i], found["kv_used"][i] * 400)
-        assert seen == pytest.approx(expected[max(since for since in expected if since * TICK <= time)])
-    curves = found["quantiles"]
+    assert series["time"] == pytest.approx([i * END * TICK / 399 for i in range(400)])
+    for i, time in enumerate(series["time"]):
+        observations = (series["running"][i], series["waiting"][i], series["kv_used"][i] * 400)
+        assert observations == pytest.approx(expected[max(since for since in expected if since * TICK <= time)])
+    curves = series["quantiles"]
     assert curves["p"] == pytest.approx([i / 100 for i in range(101)])
     for name, values in {"ttft": [16, 16, 32, 82], "tpot": [1, 1, 33], "e2e": [16, 25, 83, 98]}.items():
         for i in (0, 25, 50, 75, 100):
@@ -199,7 +199,7 @@ def test_series(story: Run) -> None:
             assert curves[name][i] == pytest.approx(value * TICK)
     # Twelve gaps: ranks up to 9 of 0 to 11 are 1, then 2 and 64.
     assert [curves["itl"][i] for i in (0, 50, 90, 91, 99, 100)] == pytest.approx(
-        [each * TICK for each in (1, 1, 1, 2, 2, 64)]
+        [row * TICK for row in (1, 1, 1, 2, 2, 64)]
     )
 
 
@@ -208,16 +208,16 @@ KINDS = ["mixed"] * 3 + ["decode"] + ["mixed"] * 2 + ["decode"] * 9
 
 def test_kinds_of_steps_in_the_trace() -> None:
     """Step by step, each is a slice of its own; passed over, decodes of request 3 are one slice and its last."""
-    slow = [each for each in trace_events(play(ROWS, fast_forward=False).logs, NONE) if each["ph"] == "X"]
-    assert [each["name"] for each in slow] == KINDS
-    assert [each["args"].get("prompt tokens") for each in slow] == [32, 63, 1, 0, 16, 16, *[0] * 9]
+    slow = [event for event in trace_events(play(ROWS, fast_forward=False).logs, NONE) if event["ph"] == "X"]
+    assert [row["name"] for row in slow] == KINDS
+    assert [row["args"].get("prompt tokens") for row in slow] == [32, 63, 1, 0, 16, 16, *[0] * 9]
     begins = [0, 32, 96, 98, 160, 192, *range(208, 217)]
     ends = [32, 96, 98, 99, 176, 208, *range(209, 218)]
-    assert [each["ts"] for each in slow] == pytest.approx([begin * TICK * 1e6 for begin in begins])
-    assert [each["ts"] + each["dur"] for each in slow] == pytest.approx([end * TICK * 1e6 for end in ends])
-    fast = [each for each in trace_events(play(ROWS).logs, NONE) if each["ph"] == "X"]
-    assert [each["name"] for each in fast] == [*KINDS[:6], "decode ×8", "decode"]
-    assert [each["ts"] for each in fast] == pytest.approx([begin * TICK * 1e6 for begin in (*begins[:7], 216)])
+    assert [row["ts"] for row in slow] == pytest.approx([begin * TICK * 1e6 for begin in begins])
+    assert [row["ts"] + row["dur"] for row in slow] == pytest.approx([end * TICK * 1e6 for end in ends])
+    fast = [event for event in trace_events(play(ROWS).logs, NONE) if event["ph"] == "X"]
+    assert [row["name"] for row in fast] == [*KINDS[:6], "decode ×8", "decode"]
+    assert [row["ts"] for row in fast] == pytest.approx([begin * TICK * 1e6 for begin in (*begins[:7], 216)])
 
 
 class NoRequests:
@@ -232,7 +232,7 @@ def test_one_shot_steps_in_the_trace() -> None:
     engine = {"one_shot": {"tokens": 64}}
     run = play([(0, 16, 2), (8, 8, 1), (64, 8, 1)], engine=engine, fast_forward=False)
     slices = [event for event in trace_events(run.logs, NONE) if event["ph"] == "X"]
-    assert [(each["name"], each["args"]["prompt tokens"]) for each in slices] == [
+    assert [(row["name"], row["args"]["prompt tokens"]) for row in slices] == [
         ("mixed", 16), ("mixed", 8), ("one-shot", 8),
     ]  # fmt: skip
     assert requests(run)["last_token"] == [25, 25, 72]

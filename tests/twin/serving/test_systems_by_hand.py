@@ -25,16 +25,16 @@ def shares(result: Run) -> tuple[float, float, float]:
     """Ticks in which the only engine ran, seats times ticks, and blocks times ticks."""
     (entry,) = engine_summaries(result)
     (engine,) = result.engines
-    whole = result.end / TICK
-    return entry["busy"] * whole, entry["load"] * whole * engine.max_num_seqs, entry["kv_used"] * whole * engine.blocks
+    total = result.end / TICK
+    return entry["busy"] * total, entry["load"] * total * engine.max_num_seqs, entry["kv_used"] * total * engine.blocks
 
 
 @both_modes
 def test_ranks_in_lockstep(fast: bool) -> None:
     """The larger of two prompts, 48, sets the first step. Answers end at 49 and 50; the third request runs alone."""
     result = play([(0, 32, 3), (0, 48, 2), (100, 16, 5)], engine={"data_parallel_size": 2}, fast_forward=fast)
-    found = requests(result)
-    assert (found["first_token"], found["last_token"]) == ([48, 48, 116], [50, 49, 120])
+    table = requests(result)
+    assert (table["first_token"], table["last_token"]) == ([48, 48, 116], [50, 49, 120])
     assert shares(result) == pytest.approx((70, 50 + 49 + 20, (2 * 48 + 3 * 2) + (3 * 48 + 4) + (16 + 2 * 4)))
     summary = summarise(result, MeasureSpec())
     assert (summary["steps"], summary["prefill_tokens"]) == (8, 96)
@@ -56,9 +56,9 @@ def test_ranks_in_lockstep_fill_blocks_of_their_own(fast: bool) -> None:
 def test_a_prompt_in_two_chunks_is_scheduled_with_its_first(fast: bool) -> None:
     """The first request begins at time 0 and has the budget of 64 to itself; beside its second chunk the other fits."""
     result = play([(0, 100, 2), (0, 20, 1)], fast_forward=fast)
-    found = requests(result)
-    assert (found["queued"], found["scheduled"]) == ([0, 0], [0, 64])
-    assert (found["first_token"], found["last_token"]) == ([120, 120], [121, 120])
+    table = requests(result)
+    assert (table["queued"], table["scheduled"]) == ([0, 0], [0, 64])
+    assert (table["first_token"], table["last_token"]) == ([120, 120], [121, 120])
 
 
 @both_modes
@@ -68,10 +68,10 @@ def test_an_outage_in_the_middle_of_an_answer(fast: bool) -> None:
     """
     failures = [{"engine": "engine-0", "at": 40.5 * TICK, "duration": 20 * TICK}]
     result = play([(0, 16, 100)], failures=failures, fast_forward=fast)
-    found = requests(result)
-    assert (found["queued"], found["scheduled"]) == ([0], [0])
-    assert (found["first_token"], found["last_token"]) == ([16], [60.5 + 41 + 74])
-    assert (found["attempts"], found["output_tokens"], found["preemptions"]) == ([1], [100], [0])
+    table = requests(result)
+    assert (table["queued"], table["scheduled"]) == ([0], [0])
+    assert (table["first_token"], table["last_token"]) == ([16], [60.5 + 41 + 74])
+    assert (table["attempts"], table["output_tokens"], table["preemptions"]) == ([1], [100], [0])
     busy, seats, _ = shares(result)
     assert (busy, seats) == pytest.approx((40 + 115, 40.5 + 115))
     assert outages(result) == [{"engine": "engine-0", "start": 40.5 * TICK, "end": 60.5 * TICK}]
@@ -88,16 +88,16 @@ def test_what_an_engine_had_goes_on_elsewhere(fast: bool) -> None:
     system = {"layout": "colocated", "replicas": 2, "routing": "round_robin"}
     rows = [(0, 16, 40), (0, 32, 2), (40, 16, 2), (100, 16, 2), (200, 16, 2)]
     result = play(rows, system=system, failures=failures, fast_forward=fast)
-    found = requests(result)
+    table = requests(result)
     assert outages(result) == [{"engine": "engine-1", "start": 24 * TICK, "end": 90 * TICK}]
     # Request 1 comes to the first engine at 24, and its prompt runs beside a decode until 57. The prompt of request 2
     # runs beside two decodes until 75, and its last decode beside one until 77. Request 0 has 12 tokens then, and 35 at
     # 100, when engines take turns again: request 3 comes beside it, and request 4 to the second engine.
-    assert (found["queued"], found["scheduled"]) == ([0, 0, 57, 100, 200], [0, 0, 57, 100, 200])
-    assert found["first_token"] == [16, 57, 75, 117, 216]
-    assert found["last_token"] == [119 + 3, 75, 77, 119, 217]
-    assert found["attempts"] == [0, 1, 0, 0, 0]
-    assert [name.removeprefix("engine-") for name in found["replica"]] == ["0", "0", "0", "0", "1"]
+    assert (table["queued"], table["scheduled"]) == ([0, 0, 57, 100, 200], [0, 0, 57, 100, 200])
+    assert table["first_token"] == [16, 57, 75, 117, 216]
+    assert table["last_token"] == [119 + 3, 75, 77, 119, 217]
+    assert table["attempts"] == [0, 1, 0, 0, 0]
+    assert [name.removeprefix("engine-") for name in table["replica"]] == ["0", "0", "0", "0", "1"]
     assert [entry["busy"] * 217 for entry in engine_summaries(result)] == pytest.approx([122, 17])
 
 
@@ -113,11 +113,11 @@ def test_caches_stand_in_line_for_a_link(fast: bool) -> None:
     system = {"layout": "disaggregated", "link": LINK}
     rows = [(0, 32, 3), (0, 16, 2), (300, 16, 2), (400, 16, 1)]
     result = play(rows, system=system, fast_forward=fast)
-    found = requests(result)
-    assert found["first_token"] == [48, 48, 316, 416]
+    table = requests(result)
+    assert table["first_token"] == [48, 48, 316, 416]
     # Decoded alone: 84 - 86; 100 - 101; 316 + 16 + 4 + 1.
-    assert found["last_token"] == [86, 101, 337, 416]
-    assert (found["output_tokens"], found["replica"]) == ([3, 2, 2, 1], [*["decode-0"] * 3, "prefill-0"])
+    assert table["last_token"] == [86, 101, 337, 416]
+    assert (table["output_tokens"], table["replica"]) == ([3, 2, 2, 1], [*["decode-0"] * 3, "prefill-0"])
     assert link_summaries(result) == [
         {
             "name": "prefill-0",
@@ -131,8 +131,8 @@ def test_caches_stand_in_line_for_a_link(fast: bool) -> None:
     assert [entry["steps"] for entry in engines.values()] == [3, 4]
     assert [entry["prefill_tokens"] for entry in engines.values()] == [80, 0]
     # Blocks are kept on the prefill engine until the cache has arrived, and taken on the decode engine from then on.
-    kept = 2 * 84 + 100 + (16 + 16 + 4) + 16
-    assert engines["prefill-0"]["kv_used"] == pytest.approx(kept / 416 / 400)
+    retained = 2 * 84 + 100 + (16 + 16 + 4) + 16
+    assert engines["prefill-0"]["kv_used"] == pytest.approx(retained / 416 / 400)
     assert engines["decode-0"]["kv_used"] == pytest.approx((3 * 2 + 2 + 2) / 416 / 400)
     # Inter-token latencies: from the first token to the second 37, 53 and 21 ticks, and one of a tick.
     itl = summarise(result, MeasureSpec())["itl"]
@@ -153,14 +153,14 @@ def test_work_between_steps(fast: bool) -> None:
     system = {"layout": "disaggregated", "link": LINK, "frontend": frontend}
     rows = [(0, 32, 3), (0, 16, 2), (60, 16, 2), (300, 1, 2), (400, 16, 1)]
     result = play(rows, system=system, fast_forward=fast)
-    found = requests(result)
-    assert found["queued"] == [8, 8, 88, 308, 408]
-    assert found["first_token"] == [58, 58, 106, 311, 426]
-    assert found["last_token"] == [108 + 2 + 2, 124 + 1 + 2, 140 + 1 + 2, 337 + 1 + 2, 426]
+    table = requests(result)
+    assert table["queued"] == [8, 8, 88, 308, 408]
+    assert table["first_token"] == [58, 58, 106, 311, 426]
+    assert table["last_token"] == [108 + 2 + 2, 124 + 1 + 2, 140 + 1 + 2, 337 + 1 + 2, 426]
     itl = summarise(result, MeasureSpec())["itl"]
     assert itl["mean"] == pytest.approx((53 + 1 + 69 + 37 + 29) / 5 * TICK)
-    alone = play(rows, system={"layout": "disaggregated", "link": LINK}, fast_forward=fast)
-    assert result.population > alone.population
+    single = play(rows, system={"layout": "disaggregated", "link": LINK}, fast_forward=fast)
+    assert result.population > single.population
 
 
 def test_a_shared_link_and_links_apart() -> None:
@@ -170,9 +170,9 @@ def test_a_shared_link_and_links_apart() -> None:
     rows = [(0, 32, 2), (0, 16, 2), (8, 8, 2)]
     system = {"layout": "disaggregated", "prefill_replicas": 2, "routing": "round_robin", "link": LINK}
     apart = link_summaries(play(rows, system=system))
-    assert [(each["name"], each["bytes"]) for each in apart] == [("prefill-0", 40_000.0), ("prefill-1", 16_000.0)]
+    assert [(row["name"], row["bytes"]) for row in apart] == [("prefill-0", 40_000.0), ("prefill-1", 16_000.0)]
     # Request 2 follows request 0 on the first engine: ready at 40, its cache waits for the link until 64.
-    assert [each["mean_wait"] / TICK for each in apart] == [12, 0]
+    assert [row["mean_wait"] / TICK for row in apart] == [12, 0]
     (shared,) = link_summaries(play(rows, system={**system, "link": {**LINK, "shared": True}}))
     assert (shared["name"], shared["bytes"], shared["mean_wait"] / TICK) == ("shared", 56_000.0, 8)
 
@@ -182,10 +182,10 @@ def test_prompts_that_begin_alike(fast: bool) -> None:
     """The second prompt finds the first two of its three blocks, and computes 16 tokens of 48."""
     rows = [(0, 40, 2), (100, 48, 2), (200, 48, 2)]
     result = play(rows, prefixes=((1, 2), (1, 2, 3), (1, 2, 3)), fast_forward=fast)
-    found = requests(result)
+    table = requests(result)
     # The third finds all three, of which the last token is computed anew: two blocks count.
-    assert found["cached_tokens"] == [0, 32, 32]
-    assert [last - first for first, last in zip(found["arrival"], found["first_token"], strict=True)] == [40, 16, 16]
+    assert table["cached_tokens"] == [0, 32, 32]
+    assert [last - first for first, last in zip(table["arrival"], table["first_token"], strict=True)] == [40, 16, 16]
     summary = summarise(result, MeasureSpec())
     assert (summary["cached_tokens"], summary["prefill_tokens"]) == (64, 40 + 16 + 16)
 
@@ -198,11 +198,11 @@ def test_a_sequence_that_loses_its_blocks(fast: bool) -> None:
     result = play(
         [(0, 32, 12), (0, 16, 3)], engine={"num_gpu_blocks": 4, "enable_prefix_caching": False}, fast_forward=fast
     )
-    found = requests(result)
-    assert (found["scheduled"], found["first_token"]) == ([0, 0], [48, 48])
+    table = requests(result)
+    assert (table["scheduled"], table["first_token"]) == ([0, 0], [48, 48])
     # The first decodes alone until 48 + 11; then the second computes its prompt and its first token again.
-    assert found["last_token"] == [59, 59 + 17 + 1]
-    assert (found["preemptions"], found["output_tokens"]) == ([0, 1], [12, 3])
+    assert table["last_token"] == [59, 59 + 17 + 1]
+    assert (table["preemptions"], table["output_tokens"]) == ([0, 1], [12, 3])
     assert shares(result) == pytest.approx((77, 59 + 48 + 18, (2 * 48 + 3 * 11) + (48 + 2 * 18)))
     summary = summarise(result, MeasureSpec())
     assert (summary["preemptions"], summary["prefill_tokens"]) == (1, 48 + 17)
@@ -222,17 +222,17 @@ def test_clients_that_think(fast: bool) -> None:
         step_time=STEP,
         fast_forward=fast,
     )
-    found = requests(run(document))
-    assert (found["arrival"], found["last_token"]) == ([0, 64, 128], [36, 100, 164])
+    table = requests(run(document))
+    assert (table["arrival"], table["last_token"]) == ([0, 64, 128], [36, 100, 164])
 
 
 def test_models_have_engines_of_their_own() -> None:
     """Two models with an engine each; the columns name both."""
     models = ModelMix(["model-0", "model-1"], [0, 1])
     result = play([(0, 32, 2), (0, 16, 2)], models=models, workload={"models": {"count": 2}})
-    found = requests(result)
-    assert set(found["model"]) == {"model-1"}
-    assert set(found["replica"]) == {"model-1/engine-0"}
+    table = requests(result)
+    assert set(table["model"]) == {"model-1"}
+    assert set(table["replica"]) == {"model-1/engine-0"}
     assert [entry["name"] for entry in engine_summaries(result)] == ["model-0/engine-0", "model-1/engine-0"]
     assert [entry["steps"] for entry in engine_summaries(result)] == [0, 2]
 
@@ -241,10 +241,10 @@ def test_models_have_engines_of_their_own() -> None:
 def test_answers_shorter_than_their_limit(fast: bool) -> None:
     """Clients set a limit of 50, which no scheduler sees past; answers are their own lengths, and cut at 50."""
     result = play([(0, 16, 7), (0, 16, 60), (0, 16, 3)], max_tokens=50, fast_forward=fast)
-    found = requests(result)
-    assert found["output_tokens"] == [7, 50, 3]
+    table = requests(result)
+    assert table["output_tokens"] == [7, 50, 3]
     # Steps of three decodes until 48 + 2 · 3, of two until 54 + 4 · 2, and alone from then on.
-    assert found["last_token"] == [62, 62 + 43, 54]
+    assert table["last_token"] == [62, 62 + 43, 54]
     assert shares(result)[:2] == pytest.approx((105, 62 + 105 + 54))
 
 
@@ -257,9 +257,9 @@ def test_a_step_ahead(fast: bool) -> None:
     32: 63 of its tokens run beside the last decode until 97. At 33 its last prompt token is scheduled, for 97 - 98.
     """
     result = play([(0, 32, 3), (16, 64, 2)], engine=ASYNCHRONOUS, fast_forward=fast)
-    found = requests(result)
-    assert (found["queued"], found["scheduled"]) == ([0, 32], [0, 32])
-    assert (found["first_token"], found["last_token"]) == ([32, 98], [97, 99])
+    table = requests(result)
+    assert (table["queued"], table["scheduled"]) == ([0, 32], [0, 32])
+    assert (table["first_token"], table["last_token"]) == ([32, 98], [97, 99])
     summary = summarise(result, MeasureSpec())
     assert (summary["steps"], summary["busy"]) == (5, pytest.approx(1))
     assert summary["itl"]["mean"] == pytest.approx((1 + 64 + 1) / 3 * TICK)
@@ -269,8 +269,8 @@ def test_a_step_ahead(fast: bool) -> None:
 def test_a_step_ahead_of_an_answer_that_has_ended(fast: bool) -> None:
     """The third token comes at 18, when the step until 19 has begun: its token is thrown away."""
     result = play([(0, 16, 3)], max_tokens=50, engine=ASYNCHRONOUS, fast_forward=fast)
-    found = requests(result)
-    assert (found["last_token"], found["output_tokens"], result.end) == ([18], [3], 19 * TICK)
+    table = requests(result)
+    assert (table["last_token"], table["output_tokens"], result.end) == ([18], [3], 19 * TICK)
     assert shares(result)[0] == pytest.approx(19)
 
 
@@ -279,9 +279,9 @@ def test_a_decode_engine_that_is_down_when_a_cache_arrives(fast: bool) -> None:
     """The cache is there at 68 and the engine at 200, by when it is lost: it computes 33 tokens, and then one."""
     failures = [{"engine": "decode-0", "at": 50 * TICK, "duration": 150 * TICK}]
     system = {"layout": "disaggregated", "link": LINK}
-    found = requests(play([(0, 32, 3)], system=system, failures=failures, fast_forward=fast))
-    assert (found["first_token"], found["last_token"]) == ([32], [234])
-    assert (found["output_tokens"], found["attempts"], found["replica"]) == ([3], [0], ["decode-0"])
+    table = requests(play([(0, 32, 3)], system=system, failures=failures, fast_forward=fast))
+    assert (table["first_token"], table["last_token"]) == ([32], [234])
+    assert (table["output_tokens"], table["attempts"], table["replica"]) == ([3], [0], ["decode-0"])
 
 
 @both_modes
@@ -292,9 +292,9 @@ def test_a_decode_engine_that_fails_under_an_answer(fast: bool) -> None:
     failures = [{"engine": "decode-0", "at": 40.5 * TICK, "duration": 10 * TICK}]
     system = {"layout": "disaggregated", "link": LINK}
     result = play([(0, 16, 10)], system=system, failures=failures, fast_forward=fast)
-    found = requests(result)
-    assert (found["first_token"], found["last_token"]) == ([16], [75.5])
-    assert (found["output_tokens"], found["attempts"]) == ([10], [1])
+    table = requests(result)
+    assert (table["first_token"], table["last_token"]) == ([16], [75.5])
+    assert (table["output_tokens"], table["attempts"]) == ([10], [1])
     assert [entry["busy"] * 75.5 for entry in engine_summaries(result)] == pytest.approx([16, 4 + 25])
     assert [entry["prefill_tokens"] for entry in engine_summaries(result)] == [16, 21]
 
@@ -320,8 +320,8 @@ def test_garbage_is_collected_again_after_a_run() -> None:
 
 
 def test_what_a_document_says_of_overload() -> None:
-    found = Overload(["engine-0", "engine-1"], arrival_rate=4.0, service_rate=3.0, waiting=25)
-    assert describe_overload(found, arrivals_end=10.0, end=18.5) == {
+    result = Overload(["engine-0", "engine-1"], arrival_rate=4.0, service_rate=3.0, waiting=25)
+    assert describe_overload(result, arrivals_end=10.0, end=18.5) == {
         "engines": ["engine-0", "engine-1"],
         "arrival_rate": 4.0,
         "service_rate": 3.0,
@@ -337,11 +337,11 @@ def test_work_between_steps_at_any_speed(layout: str) -> None:
     link = {"bandwidth": 1e6, "latency": 0.001, "bytes_per_token": 100.0}
     engines = {"replicas": 3} if layout == "colocated" else {"prefill_replicas": 2, "decode_replicas": 3, "link": link}
     frontend = {"route": 0.0021, "deliver": 0.0007, "hand_over": 0.0033}
-    systems = [{"layout": layout, **engines, "frontend": each} for each in (frontend, {})]
-    found = [records(run(scenario(system=system, fast_forward=fast))) for system in systems for fast in (True, False)]
-    assert found[0] == found[1]
-    assert found[2] == found[3]
-    first, later = (min(each["first_token"]) for each in (found[2], found[0]))
+    systems = [{"layout": layout, **engines, "frontend": section} for section in (frontend, {})]
+    result = [records(run(scenario(system=system, fast_forward=fast))) for system in systems for fast in (True, False)]
+    assert result[0] == result[1]
+    assert result[2] == result[3]
+    first, later = (min(row["first_token"]) for row in (result[2], result[0]))
     assert later == pytest.approx(first + 0.0021 + 0.0007)
 
 
@@ -358,13 +358,13 @@ def early(**fields: float) -> dict[str, object]:
 def test_caches_that_leave_with_chunks_are_a_pipeline_of_two_stages(fast: bool, prompt: int, per_token: float) -> None:
     """Chunks of 64 tokens: chunk k has been sent at max(its computation's end, the end of chunk k-1) + its transfer."""
     result = play([(0, prompt, 4)], system=early(per_token=per_token), fast_forward=fast)
-    sent, computed = 0.0, 0
+    sent_until, computed = 0.0, 0
     while computed < prompt:
         chunk = min(64, prompt - computed)
         computed += chunk
-        sent = max(computed, sent) + chunk * per_token
-    found = requests(result)
-    assert (found["first_token"], found["last_token"]) == ([prompt], [sent + 3])
+        sent_until = max(computed, sent_until) + chunk * per_token
+    table = requests(result)
+    assert (table["first_token"], table["last_token"]) == ([prompt], [sent_until + 3])
     (link,) = result.links.values()
     assert link.moved == prompt * LINK["bytes_per_token"]
 
@@ -406,9 +406,9 @@ def test_outages_in_the_middle_of_partial_transfers_leak_nothing(engine: str, at
     system = early(per_token=1.5, prefill_replicas=2, decode_replicas=2, routing="round_robin")
     rows = [(0, 192, 20), (10, 128, 30), (200, 192, 5), (400, 192, 5)]
     result = play(rows, system=system, failures=failures, fast_forward=fast)
-    found = requests(result)
-    assert found["output_tokens"] == [20, 30, 5, 5]
-    for each in result.engines:
-        each.core.check_integrity()
-        assert each.free_blocks == each.blocks
-        assert not each.core.reserved
+    table = requests(result)
+    assert table["output_tokens"] == [20, 30, 5, 5]
+    for row in result.engines:
+        row.core.check_integrity()
+        assert row.free_blocks == row.blocks
+        assert not row.core.reserved

@@ -22,7 +22,7 @@ REPLAY = {"process": "replay", "speed": 2.0}
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     lines = [{"arrival": at, "prompt_tokens": prompt, "output_tokens": output} for at, prompt, output in ROWS]
     (tmp_path / "plain.jsonl").write_text("\n".join(map(json.dumps, lines)))
@@ -44,44 +44,46 @@ def lengths(content: dict[str, Any], requests: int, replication: int = 0) -> lis
 
 
 @pytest.mark.parametrize("arrivals", [POISSON, {"process": "closed_loop", "concurrency": 3}])
-def test_rows_are_drawn_with_replacement_and_keep_their_answers(here: Path, arrivals: dict[str, Any]) -> None:
-    drawn = lengths(document(arrivals), 4000)
-    counts = np.array([drawn.count((prompt, output)) for _, prompt, output in ROWS])
+def test_rows_are_drawn_with_replacement_and_keep_their_answers(workspace: Path, arrivals: dict[str, Any]) -> None:
+    sample = lengths(document(arrivals), 4000)
+    counts = np.array([sample.count((prompt, output)) for _, prompt, output in ROWS])
     assert counts.sum() == 4000
     assert np.abs(counts - 1000).max() < 5 * (4000 * 0.25 * 0.75) ** 0.5
-    assert lengths(document(arrivals), 4000, replication=1) != drawn
+    assert lengths(document(arrivals), 4000, replication=1) != sample
 
 
-def test_prompts_and_answers_may_be_drawn_apart(here: Path) -> None:
+def test_prompts_and_answers_may_be_drawn_apart(workspace: Path) -> None:
     assert len(set(lengths(document(POISSON, pairing="independent"), 4000))) == 16
 
 
-def test_rows_with_prefix_ids_come_once_and_in_order(here: Path) -> None:
+def test_rows_with_prefix_ids_come_once_and_in_order(workspace: Path) -> None:
     content = document(POISSON, "hashed.jsonl")
     assert lengths(content, 3) == [(10, 1), (20, 2), (30, 3)]
-    told = r"workload\.requests: got 5, expected at most the 4 rows of the trace, which come once and in order, since "
-    with pytest.raises(BadInput, match=told):
+    message = (
+        r"workload\.requests: got 5, expected at most the 4 rows of the trace, which come once and in order, since "
+    )
+    with pytest.raises(BadInput, match=message):
         lengths(content, 5)
     assert len(lengths(document(POISSON, "hashed.jsonl", pairing="independent"), 5)) == 5
 
 
-def test_a_replay_has_no_more_requests_than_the_trace_has_rows(here: Path) -> None:
+def test_a_replay_has_no_more_requests_than_the_trace_has_rows(workspace: Path) -> None:
     assert lengths(document(REPLAY), 4) == [(prompt, output) for _, prompt, output in ROWS]
     with pytest.raises(BadInput, match=r"requests: got 5, expected at most the 4 rows .*which replay plays once"):
         lengths(document(REPLAY), 5)
 
 
 @pytest.mark.parametrize("command", ["simulate", "sweep"])
-def test_a_replay_that_ends_early_says_so(here: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
-    (here / "s.yaml").write_text(write_yaml(document(REPLAY)))
-    told = "replay: the first 3 of 4 rows of the trace, 2 of 5 seconds"
+def test_a_replay_that_ends_early_says_so(workspace: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    (workspace / "s.yaml").write_text(write_yaml(document(REPLAY)))
+    message = "replay: the first 3 of 4 rows of the trace, 2 of 5 seconds"
     assert run([command, "s.yaml", "--no-figures", "--json", "--set", "workload.requests=3"]) == 0
     captured = capsys.readouterr()
-    assert told in captured.err
+    assert message in captured.err
     printed = json.loads(captured.out)
-    found = printed["points"][0] if command == "sweep" else printed
-    assert found["replayed"] == {"requests": 3, "rows": 4, "seconds": 2.0, "recorded_seconds": 5.0}
+    result = printed["points"][0] if command == "sweep" else printed
+    assert result["replayed"] == {"requests": 3, "rows": 4, "seconds": 2.0, "recorded_seconds": 5.0}
     assert run([command, "s.yaml", "--no-figures", "--set", "workload.requests=3"]) == 0
-    assert told in capsys.readouterr().out
+    assert message in capsys.readouterr().out
     assert run([command, "s.yaml", "--no-figures"]) == 0
     assert "replay:" not in "".join(capsys.readouterr())

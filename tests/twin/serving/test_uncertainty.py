@@ -59,10 +59,10 @@ def test_draws_with_replications_by_hand() -> None:
 def test_no_number_of_runs_narrows_the_error_of_the_model() -> None:
     rng = np.random.default_rng(2)
     draws = [{"x": float(np.exp(rng.normal(0, 0.1)))} for _ in range(400)]
-    _, few = combine([{"x": 1.0}, {"x": 1.001}], draws)
-    _, many = combine([{"x": 1.0 + 0.001 * (i % 2)} for i in range(400)], draws)
-    for found in (few, many):
-        low, high = found["x"]["confidence"]
+    _, small = combine([{"x": 1.0}, {"x": 1.001}], draws)
+    _, large = combine([{"x": 1.0 + 0.001 * (i % 2)} for i in range(400)], draws)
+    for result in (small, large):
+        low, high = result["x"]["confidence"]
         assert np.log(high / low) / 2 == pytest.approx(1.97 * 0.1, rel=0.1)
 
 
@@ -100,19 +100,19 @@ def test_the_effect_of_each_unknown_alone() -> None:
         "fit.0": ({"x": {"mean": 10.3}, "n": 5}, {"x": {"mean": 9.7}, "n": 5}),
         "fit.1": ({"x": {"mean": 9.6}, "n": 4}, {"x": {"mean": 10.4}, "n": 6}),
     }
-    found = sensitivities({"x": {"mean": 10.0}, "n": 5}, varied)
-    assert found["overhead"] == {"x.mean": pytest.approx(0.1), "n": 0.0}
-    assert found["fit"] == {"x.mean": pytest.approx(0.05), "n": pytest.approx(0.2)}
+    result = sensitivities({"x": {"mean": 10.0}, "n": 5}, varied)
+    assert result["overhead"] == {"x.mean": pytest.approx(0.1), "n": 0.0}
+    assert result["fit"] == {"x.mean": pytest.approx(0.05), "n": pytest.approx(0.2)}
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e3), st.integers(0, 5)), min_size=1, max_size=40))
 def test_weights_are_repetitions(pairs: list[tuple[float, int]]) -> None:
     values, weights = np.array([v for v, _ in pairs]), np.array([w for _, w in pairs])
     plain = spread(np.repeat(values, weights))
-    found = weighted_spread(values, weights)
-    assert (plain is None) == (found is None)
+    result = weighted_spread(values, weights)
+    assert (plain is None) == (result is None)
     if plain is not None:
-        assert found == pytest.approx(plain)
+        assert result == pytest.approx(plain)
 
 
 @given(
@@ -121,11 +121,11 @@ def test_weights_are_repetitions(pairs: list[tuple[float, int]]) -> None:
     ),
     st.integers(0, 40),
 )
-def test_values_in_parts_have_exactly_the_percentiles_of_the_whole(pairs: list[tuple[float, int]], cut: int) -> None:
+def test_values_in_parts_have_exactly_the_percentiles_of_the_whole(pairs: list[tuple[float, int]], split: int) -> None:
     values, weights = np.array([v for v, _ in pairs]), np.array([w for _, w in pairs], dtype=np.int64)
-    whole = weighted_spread(values, weights)
-    found = weighted_spread_of_parts(lambda: [(values[:cut], weights[:cut]), (values[cut:], weights[cut:])])
-    assert (whole is None) == (found is None)
-    if whole is not None and found is not None:
-        assert found.pop("mean") == pytest.approx(whole.pop("mean"))
-        assert found == whole
+    total = weighted_spread(values, weights)
+    result = weighted_spread_of_parts(lambda: [(values[:split], weights[:split]), (values[split:], weights[split:])])
+    assert (total is None) == (result is None)
+    if total is not None and result is not None:
+        assert result.pop("mean") == pytest.approx(total.pop("mean"))
+        assert result == total

@@ -44,7 +44,7 @@ def test_idle_replicas_lower_the_share_and_not_the_busy_one() -> None:
     system = {"layout": "colocated", "replicas": 4, "routing": "round_robin"}
     result = run(scenario(workload=ONE, step_time=STEP, system=system))
     busy = 0.625 / 1.625
-    assert [each[0] for each in entries(result).values()] == pytest.approx([busy, 0, 0, 0])
+    assert [entry[0] for entry in entries(result).values()] == pytest.approx([busy, 0, 0, 0])
     summary = summarise(result, MeasureSpec())
     assert (summary["busy"], summary["load"]) == pytest.approx((busy / 4, busy / 4 / 16))
 
