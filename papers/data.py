@@ -4,15 +4,38 @@ from __future__ import annotations
 
 import csv
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
 import yaml
+
+T = TypeVar("T")
 
 
 def published(paper: str, name: str) -> list[dict[str, str]]:
     """The rows of a published table, by column."""
     text = (files("papers") / paper / "data" / f"{name}.csv").read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
+
+
+def records(kind: type[T], paper: str, name: str, **columns: str) -> list[T]:
+    """The rows of a published table as dataclasses.
+
+    Args:
+        columns: by fields whose column has another name; one that ends in `_ms` is read as seconds. An empty cell of an
+            optional field is None.
+    """
+    types = get_type_hints(kind)
+    fields = [(field, columns.get(field, field)) for field in types]
+    return [
+        kind(**{field: _value(row[column], types[field], column) for field, column in fields})
+        for row in published(paper, name)
+    ]
+
+
+def _value(text: str, kind: Any, column: str) -> Any:
+    if kind == float | None:
+        return float(text) if text else None
+    return kind(text) / 1e3 if column.endswith("_ms") else kind(text)
 
 
 def scenario(paper: str, name: str = "scenario") -> dict[str, Any]:

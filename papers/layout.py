@@ -1,8 +1,8 @@
-"""Tables of a paper's report, from titles and format strings."""
+"""Parts of a paper's report: tables from titles and format strings, and the steps of a training."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from string import Formatter
 from typing import Any
 
@@ -37,3 +37,8 @@ def rows_table(titles: str, cells: str, rows: Iterable[Document]) -> Table:
     for row in rows:
         result.add_row(*(formatter.vformat(cell, (), row) for cell in cells.split(" | ")))
     return result
+
+
+def step_shares(losses: Sequence[float]) -> list[float]:
+    """The middles of the equal parts of a training that `losses` are means over, in shares of its steps."""
+    return [(index + 0.5) / len(losses) for index in range(len(losses))]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from papers.claims import claim
-from papers.data import published, scenario
+from papers.data import records, scenario
 from scenarios.afd import check_scenario
 from twin.afd.plan import make_plan
 from twin.sweeps.ratio_sweep import RatioSweep, prepare
@@ -43,17 +43,7 @@ class PrintedRatio:
 
 def printed_ratios() -> list[PrintedRatio]:
     """Every r* in the paper's text and figures."""
-    return [
-        PrintedRatio(
-            int(row["batch_size"]),
-            float(row["mean_prefill"]),
-            float(row["mean_decode"]),
-            int(row["requests_per_attention_instance"]),
-            float(row["r_star"]),
-            row["note"],
-        )
-        for row in published("afd", "optimal_ratio")
-    ]
+    return records(PrintedRatio, "afd", "optimal_ratio", requests="requests_per_attention_instance")
 
 
 def sweep() -> RatioSweep:

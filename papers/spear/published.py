@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from papers.data import published
+from papers.data import published, records
 
 DENSITIES = {"sparse": 0.15, "mid": 0.38, "dense": 0.60}
 """Share of modules that carry an error compensator (5.3.3)."""
@@ -82,13 +82,7 @@ class QualityRow:
 
 def quality_rows() -> list[QualityRow]:
     """The printed perplexities with RTN, GPTQ and AWQ."""
-    return [
-        QualityRow(
-            row["where"], row["model"], int(row["bits"]), row["quantiser"], row["grain"], row["variant"], row["text"],
-            float(row["memory_mb"]) if row["memory_mb"] else None, float(row["perplexity"]),
-        )
-        for row in published("spear", "quality")
-    ]  # fmt: skip
+    return records(QualityRow, "spear", "quality", memory="memory_mb")
 
 
 GATE_OFF = {"Llama-3.2-1B": 1.03, "Llama-3.2-3B": 0.41, "Llama-2-7B": 0.18}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from papers.claims import claims_table, disagreements, percent_range
-from papers.layout import rows_table
+from papers.layout import rows_table, step_shares
 from reports.adaptation.figures import draw_damage
 from reports.blocks import Report, Table
 from reports.layout import Document, Section, bullets, render, sections, table
@@ -154,17 +154,13 @@ def _draw_maps(panels: list[Any], document: Document) -> None:
 def _draw_losses(panels: list[Any], document: Document) -> None:
     """Losses of the language models, then of SPEAR's calibrations, a line for each seed."""
     for base in document["bases"]:
-        panels[0].plot(_shares(base["losses"]), base["losses"], color="#777777", lw=1)
+        panels[0].plot(step_shares(base["losses"]), base["losses"], color="#777777", lw=1)
     panels[0].set_title("language models, nats a token", loc="left", fontsize=10)
     for axes, cell in zip(panels[1:], _compared_cells(document), strict=True):
         for row in (row for row in document["cells"] if row["cell"] == cell["cell"]):
             losses = row["variants"]["spear"]["losses"]
-            axes.plot(_shares(losses), losses, color=COLOURS["spear"], lw=1)
+            axes.plot(step_shares(losses), losses, color=COLOURS["spear"], lw=1)
         axes.set_yscale("log")
         axes.set_title(f"{cell['cell']}: KL at temperature 2, nats", loc="left", fontsize=10)
     for axes in panels:
         axes.set_xlabel("share of the steps")
-
-
-def _shares(losses: list[float]) -> list[float]:
-    return [(index + 0.5) / len(losses) for index in range(len(losses))]

@@ -160,15 +160,8 @@ def _draw_iteration(panels: list[Any], document: Document) -> None:
     iteration = document["iteration"]
     for name, colour in COLOURS.items():
         label = "without compensators" if name == "w4" else name
-        axes.plot(
-            iteration["tokens"],
-            [1e3 * seconds for seconds in iteration[name]],
-            "o-",
-            color=colour,
-            ms=4,
-            lw=1.2,
-            label=label,
-        )
+        latency = [1e3 * seconds for seconds in iteration[name]]
+        axes.plot(iteration["tokens"], latency, "o-", color=colour, ms=4, lw=1.2, label=label)
     axes.set(ylim=(0, None), xlabel="tokens of a pass", ylabel="iteration latency, ms")
     axes.set_title("SPEAR: implied by the static rows of Table 3", loc="left", fontsize=10)
     axes.legend(fontsize=8, frameon=False)

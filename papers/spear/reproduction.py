@@ -125,7 +125,7 @@ def reproduce(
     return {**document, "claims": claims(document), "notes": notes(document)}
 
 
-# -- what is fitted ----------------------------------------------------------------------------------------------------
+# -- fits --------------------------------------------------------------------------------------------------------------
 
 
 def _settings(trace: Trace | None, study: Study) -> list[Setting]:
@@ -166,7 +166,7 @@ def _finalists(settings: list[Setting], screened: list[dict[str, Any]], study: S
     return list(dict.fromkeys([*picked, *more]))
 
 
-# -- what is told ------------------------------------------------------------------------------------------------------
+# -- the document ------------------------------------------------------------------------------------------------------
 
 
 def _describe_workload(setting: Setting) -> dict[str, Any]:

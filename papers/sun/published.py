@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from papers.data import published
+from papers.data import published, records
 
 ISOLATED: Final = "isolated"
 SHARED: Final = "shared"
@@ -71,42 +71,24 @@ class AccuracyRow:
 
 def accuracy_rows() -> list[AccuracyRow]:
     """Tables 1 and 3, and figure 2."""
-    return [
-        AccuracyRow(row["where"], row["model"], row["variant"], row["benchmark"], float(row["accuracy"]))
-        for row in published("sun", "accuracy")
-    ]
+    return records(AccuracyRow, "sun", "accuracy")
 
 
 def concurrency_rows() -> list[ConcurrencyRow]:
     """Table 4."""
-    return [
-        ConcurrencyRow(
-            row["model"],
-            row["method"],
-            int(row["weight_bits_prefill"]),
-            int(row["weight_bits_decode"]),
-            int(row["isl"]),
-            int(row["osl"]),
-            int(row["concurrency"]),
-            float(row["ttft_ms"]) / 1e3,
-            float(row["tpot_ms"]) / 1e3,
-            float(row["throughput_tok_s"]),
-        )
-        for row in published("sun", "concurrency")
-    ]
+    return records(
+        ConcurrencyRow, "sun", "concurrency", prefill_bits="weight_bits_prefill", decode_bits="weight_bits_decode",
+        prompt="isl", answer="osl", ttft="ttft_ms", tpot="tpot_ms", throughput="throughput_tok_s",
+    )  # fmt: skip
 
 
 def pool_rows() -> list[PoolRow]:
     """Section 4.3, figure 3: the isolated row first, then shared pools from large to small."""
-    return [
-        PoolRow(
-            int(row["decode_workers"]),
-            row["placement"],
-            float(row["throughput_per_decode_gpu_tok_s"]),
-            float(row["interactivity_change_vs_isolated"]),
-        )
-        for row in published("sun", "decode_pool")
-    ]
+    return records(
+        PoolRow, "sun", "decode_pool", workers="decode_workers",
+        throughput_per_worker="throughput_per_decode_gpu_tok_s",
+        interactivity_change="interactivity_change_vs_isolated",
+    )  # fmt: skip
 
 
 def skew_facts() -> dict[str, float]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from papers.claims import claims_table, disagreements, percent_range
+from papers.layout import step_shares
 from reports.blocks import Report, Table
 from reports.layout import Document, Section, bullets, render, sections, table
 
@@ -150,7 +151,7 @@ def _draw_losses(panels: list[Any], document: Document) -> None:
             for variant in ("full", "sun", "qsun_awq4", "qsun_awq3"):
                 losses = row["variants"][variant]["losses"]
                 label = NAMES[variant] if row["seed"] == document["tasks"][0]["seed"] else None
-                axes.plot(_shares(losses), losses, color=COLOURS[variant], lw=0.9, label=label)
+                axes.plot(step_shares(losses), losses, color=COLOURS[variant], lw=0.9, label=label)
         axes.set_yscale("log")
         axes.set_title(name, loc="left", fontsize=10)
         axes.set_xlabel("share of the steps")
@@ -162,13 +163,9 @@ def _draw_base(panels: list[Any], document: Document) -> None:
     """Loss curves of the base models."""
     axes = panels[0]
     for base in document["bases"]:
-        axes.plot(_shares(base["losses"]), base["losses"], color=COLOURS["base"], lw=1)
+        axes.plot(step_shares(base["losses"]), base["losses"], color=COLOURS["base"], lw=1)
     axes.set(yscale="log", xlabel="share of the steps", ylabel="loss, nats a token")
     axes.set_title("base models, one a seed", loc="left", fontsize=10)
-
-
-def _shares(losses: list[float]) -> list[float]:
-    return [(index + 0.5) / len(losses) for index in range(len(losses))]
 
 
 def _text_names(document: Document) -> list[str]:
