@@ -62,7 +62,7 @@ class ServedModules:
 
     Attributes:
         base: directory of the decode module that all share. modules: directory of each task's module, by task.
-        bits: the shared decode module is rounded to so many; None: it stays as it is.
+        bits: of the shared decode module, which is rounded; None: it stays as it is.
         isolated: each task's module decodes, too, on an engine of its own.
     """
 

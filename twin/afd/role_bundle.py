@@ -137,7 +137,7 @@ class SimulatedRole:
     paused: bool = True
 
     def work(self, seconds: float) -> None:
-        """Work for so many seconds."""
+        """Work for `seconds` seconds."""
         self.now += seconds
         self.busy += seconds
 

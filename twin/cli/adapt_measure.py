@@ -115,7 +115,7 @@ def _latency(scenario: ValidationScenario, directory: Path, runs: Path, note: Ca
     from reports.records.run_directory import fingerprint, open_run
     from twin.api.drawing import illustrate
     from twin.api.manifest import manifest
-    from twin.validation.run import run_validation
+    from twin.validation.run import EngineValidation
 
     engine = LiveBackend(
         directory, random=False, dtype="float32", device="cpu", threads=1, seed=scenario.seed, clock="direct"
@@ -125,7 +125,7 @@ def _latency(scenario: ValidationScenario, directory: Path, runs: Path, note: Ca
     files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in _weight_files(directory)]
     identity = fingerprint([described, content["version"], files])
     with open_run(runs, "adapt-measure", identity, content, resume=True) as run:
-        document = run_validation(engine, scenario, directory, None, run, note)
+        document = EngineValidation(engine, scenario, directory, None, run, note).document()
         document |= {"missed": [], "tolerance": 1.0, "run": {"id": run.id, "directory": str(run.path)}}
         run.write_json("summary.json", document)
         illustrate(document, run)

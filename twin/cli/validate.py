@@ -143,7 +143,7 @@ def _engine(source: _Source) -> _Validation:
     """One engine at several loads."""
     from scenarios.validation import check_validation
     from twin.validation.compare import missed
-    from twin.validation.run import run_validation
+    from twin.validation.run import EngineValidation
 
     source.refuse("ratio")
     base = source.path.parent
@@ -155,7 +155,7 @@ def _engine(source: _Source) -> _Validation:
     steps = calibration or (base / checked.calibration if checked.calibration else None)
     return _Validation(
         checked,
-        lambda run, note: run_validation(engine, checked, base, steps, run, note),
+        lambda run, note: EngineValidation(engine, checked, base, steps, run, note).document(),
         lambda document, tolerance: missed(document["loads"], tolerance),
         steps,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,68 +41,128 @@ StepModel = ProfiledStepModel | FixedStepModel
 Note = Callable[[str], None]
 
 
-def run_validation(
-    backend: Backend, scenario: ValidationScenario, base: Path, calibration: Path | None, run: RunDirectory, note: Note
-) -> dict[str, Any]:
-    """Replay every load, predict it, and compare the two: the document `twin.validation/2`.
+@dataclass(frozen=True)
+class EngineValidation:
+    """A validation of engines under way: every load is replayed, predicted, and compared.
 
-    Args:
+    Attributes:
         base: folder that paths in the scenario start from.
         calibration: the step-time model to predict with; None: profile the engine.
         run: keeps each part of the profiling and each repeat as soon as it is over; what it holds is not run again.
         note: called with each line of progress.
     """
-    model = (
-        ProfiledStepModel(backend, scenario, base, run, note) if calibration is None else FixedStepModel(calibration)
-    )
-    with blamed_on("profiling"):
-        model.profile()
-    beforehand = model.fitted_file(FITTED_BEFOREHAND if scenario.profiling.in_turns else FITTED)
-    clock = scenario.clock or "wall"
-    _require_clock(beforehand, clock)
-    drafts = None
-    if scenario.engine.speculative_config is not None:
-        _require_drafts(beforehand)
-        drafts = measured_drafts(backend, scenario, base, run, note)
-    capacity = _capacity(_plan(scenario, base, beforehand, drafts, None))
-    arriving = "sessions" if scenario.workload.get("sessions") else "requests"
-    note(f"predicted capacity: {capacity:.2f} {arriving}/s")
 
-    plans = _plans(scenario, base, beforehand, drafts, capacity)
-    recordings = _replay_all(backend, scenario, plans, run, model, note)
-    forecast = plans
-    if model.profiled_in_turns:
-        beforehand = model.fitted_file(FITTED, in_turns=True)
-        plans = _plans(scenario, base, beforehand, drafts, capacity)
-    elif scenario.profiling.in_turns:
-        note("too few rounds were profiled in turns with the replays: predicted by those before them")
-    file, in_turns = read_engine_regression_file(beforehand), model.profiled_in_turns
-    loads = [
-        {
-            "load": load,
-            "rate": load * capacity,
-            **_load(plan, recordings[load], file, forecast[load] if in_turns else None),
+    backend: Backend
+    scenario: ValidationScenario
+    base: Path
+    calibration: Path | None
+    run: RunDirectory
+    note: Note
+
+    def document(self) -> dict[str, Any]:
+        """Profile, replay, predict and compare: the document `twin.validation/2`.
+
+        Raises:
+            BadInput: a request that the live engine refuses, or a file that cannot be used.
+        """
+        scenario, model, clock = self.scenario, self._model(), self.scenario.clock or "wall"
+        with blamed_on("profiling"):
+            model.profile()
+        beforehand = model.fitted_file(FITTED_BEFOREHAND if scenario.profiling.in_turns else FITTED)
+        _require_clock(beforehand, clock)
+        drafts = None
+        if scenario.engine.speculative_config is not None:
+            _require_drafts(beforehand)
+            drafts = measured_drafts(self.backend, scenario, self.base, self.run, self.note)
+        capacity = _capacity(self._plan(beforehand, drafts, None))
+        arriving = "sessions" if scenario.workload.get("sessions") else "requests"
+        self.note(f"predicted capacity: {capacity:.2f} {arriving}/s")
+
+        forecast = plans = self._plans(beforehand, drafts, capacity)
+        recordings = self._replay_all(plans, model)
+        steps, in_turns = beforehand, model.profiled_in_turns
+        if in_turns:
+            steps = model.fitted_file(FITTED, in_turns=True)
+            plans = self._plans(steps, drafts, capacity)
+        elif scenario.profiling.in_turns:
+            self.note("too few rounds were profiled in turns with the replays: predicted by those before them")
+        file = read_engine_regression_file(steps)
+        loads = [
+            {
+                "load": load,
+                "rate": load * capacity,
+                **_load(plan, recordings[load], file, forecast[load] if in_turns else None),
+            }
+            for load, plan in plans.items()
+        ]
+        return {
+            "schema": SCHEMA,
+            "name": scenario.name,
+            "note": "Measured on the live engine; predicted by simulating the same requests.",
+            "clock": clock,
+            "profiled": "in turns" if in_turns else "beforehand",
+            "scenario": scenario.model_dump(mode="json", by_alias=True),
+            "backend": self.backend.describe(),
+            "calibration": read_yaml(steps),
+            "capacity": capacity,
+            "arriving": arriving,
+            "errors": {
+                name: {f"{load['load']:g}": load["metrics"][name]["error"] for load in loads}
+                for name in loads[0]["metrics"]
+            },
+            "coverage": coverage(loads, list(GOALS)),
+            "loads": loads,
         }
-        for load, plan in plans.items()
-    ]
-    return {
-        "schema": SCHEMA,
-        "name": scenario.name,
-        "note": "Measured on the live engine; predicted by simulating the same requests.",
-        "clock": clock,
-        "profiled": "in turns" if in_turns else "beforehand",
-        "scenario": scenario.model_dump(mode="json", by_alias=True),
-        "backend": backend.describe(),
-        "calibration": read_yaml(beforehand),
-        "capacity": capacity,
-        "arriving": arriving,
-        "errors": {
-            name: {f"{load['load']:g}": load["metrics"][name]["error"] for load in loads}
-            for name in loads[0]["metrics"]
-        },
-        "coverage": coverage(loads, list(GOALS)),
-        "loads": loads,
-    }
+
+    def _model(self) -> StepModel:
+        if self.calibration is not None:
+            return FixedStepModel(self.calibration)
+        return ProfiledStepModel(self.backend, self.scenario, self.base, self.run, self.note)
+
+    def _plans(self, steps: Path, drafts: Path | None, capacity: float) -> dict[float, ServingPlan]:
+        """A plan for each load. Lower loads have fewer requests, so that all loads take equally long."""
+        plans = {load: self._plan(steps, drafts, load * capacity) for load in self.scenario.loads}
+        return {load: replace(plan, requests=max(round(load * plan.requests), 1)) for load, plan in plans.items()}
+
+    def _plan(self, steps: Path, drafts: Path | None, rate: float | None) -> ServingPlan:
+        frontend = read_engine_regression_file(steps).frontend
+        return prepare(self.scenario.serving(steps, rate, frontend, drafts), self.base / "scenario").cases[0].plan
+
+    def _replay_all(self, plans: Mapping[float, ServingPlan], model: StepModel) -> dict[float, list[Recording]]:
+        """Replay every load in every repeat. Loads alternate, so that all meet the same drift of the machine."""
+        points, repeats = self.run.points(), self.scenario.repeats
+        names = {_name(load, repeat) for load in plans for repeat in range(repeats)}
+        if finished := names & points.keys():
+            self.note(f"resuming {self.run.path}: {len(finished)} of {len(names)} repeats have been replayed")
+        for load, plan in plans.items():
+            if any(_name(load, repeat) not in points for repeat in range(repeats)):
+                with blamed_on("workload"):
+                    warmed = self.backend.warm_up(plan.scheduler, requests_of(plan, repeats))
+                if warmed:
+                    self.note(f"load {load:g}: warmed up with as many requests")
+        recordings: dict[float, list[Recording]] = {load: [] for load in plans}
+        for repeat in range(repeats):
+            for load, plan in plans.items():
+                name = _name(load, repeat)
+                if name in points:
+                    recordings[load].append(Recording.read(self.run.path / "live" / name))
+                    model.keep_in_turns(name, None)
+                    continue
+                recordings[load].append(self._replay(plan, repeat, name, model))
+                self.note(f"repeat {repeat + 1} of {repeats}, load {load:g}: {plan.requests} requests replayed")
+        return recordings
+
+    def _replay(self, plan: ServingPlan, repeat: int, name: str, model: StepModel) -> Recording:
+        """Replay one repeat, and keep it in the run folder."""
+        scheduler = plan.scheduler
+        with blamed_on("workload"), ContentionMeter() as meter:
+            replayed = self.backend.replay(scheduler, requests_of(plan, repeat))
+        recording = Recording.of(replayed, scheduler.config.block_size)
+        recording.write(self.run.path / "live" / name)
+        model.keep_in_turns(name, replayed.profiled)
+        point = {"requests": plan.requests, "steps": len(recording.steps), "contention": meter.document}
+        self.run.add_point(name, point)
+        return recording
 
 
 @contextlib.contextmanager
@@ -143,72 +203,9 @@ def requests_of(plan: ServingPlan, replication: int) -> Requests:
     return realisation(plan, replication) if listed else realised_sessions(plan, replication)
 
 
-def _plans(
-    scenario: ValidationScenario, base: Path, steps: Path, drafts: Path | None, capacity: float
-) -> dict[float, ServingPlan]:
-    """A plan for each load. Lower loads have fewer requests, so that all loads take equally long."""
-    plans = {load: _plan(scenario, base, steps, drafts, load * capacity) for load in scenario.loads}
-    return {load: replace(plan, requests=max(round(load * plan.requests), 1)) for load, plan in plans.items()}
-
-
-def _plan(
-    scenario: ValidationScenario, base: Path, steps: Path, drafts: Path | None, rate: float | None
-) -> ServingPlan:
-    frontend = read_engine_regression_file(steps).frontend
-    return prepare(scenario.serving(steps, rate, frontend, drafts), base / "scenario").cases[0].plan
-
-
-def _replay_all(
-    backend: Backend,
-    scenario: ValidationScenario,
-    plans: Mapping[float, ServingPlan],
-    run: RunDirectory,
-    model: StepModel,
-    note: Note,
-) -> dict[float, list[Recording]]:
-    """Replay every load in every repeat. Loads alternate, so that all of them meet the same drift of the machine."""
-    points = run.points()
-    names = {_name(load, repeat) for load in plans for repeat in range(scenario.repeats)}
-    if finished := names & points.keys():
-        note(f"resuming {run.path}: {len(finished)} of {len(names)} repeats have been replayed")
-    recordings: dict[float, list[Recording]] = {load: [] for load in plans}
-    for load, plan in plans.items():
-        if any(_name(load, repeat) not in points for repeat in range(scenario.repeats)):
-            scheduler, requests = plan.scheduler, requests_of(plan, scenario.repeats)
-            with blamed_on("workload"):
-                warmed = backend.warm_up(scheduler, requests)
-            if warmed:
-                note(f"load {load:g}: warmed up with as many requests")
-    for repeat in range(scenario.repeats):
-        for load, plan in plans.items():
-            name = _name(load, repeat)
-            if name in points:
-                recordings[load].append(Recording.read(run.path / "live" / name))
-                model.keep_in_turns(name, None)
-                continue
-            recordings[load].append(_replay(backend, plan, repeat, run, name, model))
-            note(f"repeat {repeat + 1} of {scenario.repeats}, load {load:g}: {plan.requests} requests replayed")
-    return recordings
-
-
 def _name(load: float, repeat: int) -> str:
     """The name of a repeat in the run folder."""
     return f"load-{load}-repeat-{repeat + 1}"
-
-
-def _replay(
-    backend: Backend, plan: ServingPlan, repeat: int, run: RunDirectory, name: str, model: StepModel
-) -> Recording:
-    """Replay one repeat, and keep it in the run folder."""
-    scheduler = plan.scheduler
-    with blamed_on("workload"), ContentionMeter() as meter:
-        replayed = backend.replay(scheduler, requests_of(plan, repeat))
-    recording = Recording.of(replayed, scheduler.config.block_size)
-    recording.write(run.path / "live" / name)
-    model.keep_in_turns(name, replayed.profiled)
-    point = {"requests": plan.requests, "steps": len(recording.steps), "contention": meter.document}
-    run.add_point(name, point)
-    return recording
 
 
 def _load(

@@ -1,6 +1,6 @@
 """A validation of a backend with known step times, on a machine that is slower during replays than while profiled.
 
-The backend is the simulated engine with hidden step times; `run_validation` sees of it what it sees of a live one.
+The backend is the simulated engine with hidden step times; `EngineValidation` sees of it what it sees of a live one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from twin.serving.records.requests import RequestRecord
 from twin.validation.compare import missed
 from twin.validation.fitting import fitted_document
 from twin.validation.recordings import ProfilingRecording
-from twin.validation.run import run_validation
+from twin.validation.run import EngineValidation
 from workloads.request import Request
 
 SLOWDOWN = 1.15
@@ -167,7 +167,7 @@ class DriftingBackend:
 
 def validate(backend: DriftingBackend, run: RunDirectory) -> dict[str, Any]:
     scenario = ValidationScenario.model_validate(SCENARIO)
-    return run_validation(backend, scenario, run.path, None, run, lambda text: None)
+    return EngineValidation(backend, scenario, run.path, None, run, lambda text: None).document()
 
 
 @pytest.fixture
