@@ -331,7 +331,7 @@ def _layer_tables(
             for kind in LAYER_TYPES
         }
 
-    others = [_interpolated(series, tokens, name) for name in ("layernorm", "layernorm", "rotary_emb", "act_fn")]
+    element_wise = [_interpolated(series, tokens, name) for name in ("layernorm", "layernorm", "rotary_emb", "act_fn")]
     prompts = [attention_seconds(attention, count) for count in tokens]
     return LayerTables(
         schema="twin.ec-tables/1",
@@ -339,7 +339,7 @@ def _layer_tables(
         tokens=tokens,
         w4=table("w4"),
         ec=table("ec"),
-        attention=[sum(times) for times in zip(prompts, *others, strict=True)],
+        attention=[sum(times) for times in zip(prompts, *element_wise, strict=True)],
         source=f"twin calibrate run on {provenance.device}",
     )
 

@@ -33,8 +33,8 @@ class ReplayResult:
     """A replayed workload. Times are seconds since the start.
 
     Attributes:
-        generations: in the order given. sent: in order of arrival.
-        noticed: when the engine took in each of `sent`: after its arrival, if a step was running.
+        generations: in the order given. by_arrival: in order of arrival.
+        noticed: when the engine took in each of `by_arrival`: after its arrival, if a step was running.
         steps: in order.
         followed: of each step, whether the engine began the next one without waiting for an arrival.
         more: further columns of the requests.
@@ -45,7 +45,7 @@ class ReplayResult:
     profiled: ClassVar[None] = None
 
     generations: list[Generation]
-    sent: list[Generation]
+    by_arrival: list[Generation]
     noticed: list[float]
     steps: list[TimedStep]
     followed: list[bool]
@@ -68,7 +68,7 @@ class ReplayResult:
 
     def columns(self) -> dict[str, npt.NDArray[np.float64]]:
         """One entry a request: arrival, noticed, first_token, last_token (seconds since the start), output_tokens."""
-        noticed = {generation.request.id: now for now, generation in zip(self.noticed, self.sent, strict=True)}
+        noticed = {generation.request.id: now for now, generation in zip(self.noticed, self.by_arrival, strict=True)}
         return request_columns(self.generations, [noticed[row.request.id] for row in self.generations]) | self.more
 
 
@@ -101,7 +101,7 @@ def replay(
     noticed: list[float] = []
     followed: list[bool] = []
     clients = OpenLoop(requests) if isinstance(requests, Sequence) else requests
-    sent: list[Generation] = []
+    by_arrival: list[Generation] = []
     cached: dict[int, Sequenced] = {}
     engine.keep_times = True
     engine.watch = lambda batch, begin, end: steps.append(TimedStep(batch, begin, end))
@@ -117,7 +117,7 @@ def replay(
                     noticed.append(now)
                     cached[generation.request.id] = engine.submit(generation)
                     generation.submitted = generation.request.arrival
-                sent += due
+                by_arrival += due
             result = engine.step()
             if result is not None:
                 for generation in result.finished:
@@ -132,8 +132,8 @@ def replay(
     engine.watch = None
     core = engine.core
     stats = core.stats if isinstance(core, SpeculativeEngineCore) else None
-    generations = list(requests) if isinstance(requests, Sequence) else sent
+    generations = list(requests) if isinstance(requests, Sequence) else by_arrival
     more = clients.columns(generations)
     if more:
         more["cached_tokens"] = np.array([float(cached[row.request.id].num_cached_tokens) for row in generations])
-    return ReplayResult(generations, sent, noticed, steps, followed, more, stats)
+    return ReplayResult(generations, by_arrival, noticed, steps, followed, more, stats)

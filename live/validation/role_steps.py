@@ -39,7 +39,7 @@ class Post(NamedTuple):
 
     source: int
     destination: int
-    sent: float
+    departure: float
     arrival: float
     size: int
 
@@ -104,7 +104,7 @@ def role_steps(time: RecordedTime, rank: int, steps: Sequence[Span]) -> RoleStep
     """The steps of a worker, of those of its engine (`Engine.watch`)."""
     turns = time.turns.get(rank, [])
     ends = [turn.end for turn in turns]
-    released = [post.sent for post in time.posts.get(rank, []) if _announces(time, rank, post)]
+    released = [post.departure for post in time.posts.get(rank, []) if _announces(time, rank, post)]
     spans: list[Span] = []
     hand_overs: list[tuple[int, float]] = []
     last_turn, last_end = -1, 0.0
@@ -122,14 +122,14 @@ def role_steps(time: RecordedTime, rank: int, steps: Sequence[Span]) -> RoleStep
 def _announces(time: RecordedTime, rank: int, post: Post) -> bool:
     """Tell whether a message is SENT: it goes to the front right after blocks have gone to a decode engine."""
     posts = time.posts[rank]
-    place = bisect.bisect_left(posts, post.sent, key=lambda post: post.sent)
+    place = bisect.bisect_left(posts, post.departure, key=lambda post: post.departure)
     return post.destination == FRONT and place > 0 and posts[place - 1].destination != FRONT
 
 
 def route_seconds(time: RecordedTime, arrivals: Sequence[float]) -> list[float]:
     """Seconds of each request from its arrival at the front to that of the next message that brings an engine work."""
     posts = [post for post in time.posts.get(FRONT, []) if post.size]
-    places = [bisect.bisect_left(posts, arrival, key=lambda post: post.sent) for arrival in arrivals]
+    places = [bisect.bisect_left(posts, arrival, key=lambda post: post.departure) for arrival in arrivals]
     return [posts[i].arrival - arrival for i, arrival in zip(places, arrivals, strict=True) if i < len(posts)]
 
 

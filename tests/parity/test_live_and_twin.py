@@ -173,7 +173,7 @@ def test_the_twin_decides_what_the_live_plant_decided(name: str, tmp_path: Path)
     )  # fmt: skip
 
     def client() -> Generator[Event, object, None]:
-        for generation, arrival in zip(replayed.sent, arrivals, strict=True):
+        for generation, arrival in zip(replayed.by_arrival, arrivals, strict=True):
             yield env.at(arrival, Priority.ARRIVAL)
             request = generation.request
             answer = len(generation.output) if request.max_tokens else 0

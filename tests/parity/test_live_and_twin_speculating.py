@@ -87,7 +87,7 @@ def test_the_twin_schedules_what_the_live_engine_verified(blocks: int) -> None:
     )  # fmt: skip
 
     def client() -> Generator[Event, object, None]:
-        for generation, arrival in zip(replayed.sent, arrivals, strict=True):
+        for generation, arrival in zip(replayed.by_arrival, arrivals, strict=True):
             yield env.at(arrival, Priority.ARRIVAL)
             records.append(RequestRecord(generation.request, len(generation.output)))
             twin.submit(records[-1], generation.request)
@@ -98,7 +98,9 @@ def test_the_twin_schedules_what_the_live_engine_verified(blocks: int) -> None:
     assert speculation.stats.counters() == stats.counters()
     assert speculation.stats.num_accepted_tokens > 50
     assert speculation.stats.num_draft_tokens > speculation.stats.num_accepted_tokens
-    assert [record.output_tokens for record in records] == [len(generation.output) for generation in replayed.sent]
+    assert [record.output_tokens for record in records] == [
+        len(generation.output) for generation in replayed.by_arrival
+    ]
     core = twin.cores[0]
     assert isinstance(core, SpeculativeEngineCore)
     assert (core.preemptions > 0) is (blocks == 45)

@@ -111,7 +111,7 @@ def test_the_batches_are_the_same(file: Path) -> None:
     )  # fmt: skip
 
     def client() -> Generator[Event, object, None]:
-        for generation, arrival in zip(replayed.sent, arrivals, strict=True):
+        for generation, arrival in zip(replayed.by_arrival, arrivals, strict=True):
             yield env.at(arrival, Priority.ARRIVAL)
             answer = len(generation.output) if generation.request.max_tokens else 0
             twin.submit(RequestRecord(generation.request, answer))

@@ -147,7 +147,7 @@ def error_entry(live: Floats, twin: Floats, errors: Floats, repeat_spread: float
 def compare_load(
     measured: Sequence[Mapping[str, Any]],
     predicted: Sequence[Mapping[str, Any]],
-    others: Mapping[str, Sequence[Mapping[str, Any]]],
+    alternatives: Mapping[str, Sequence[Mapping[str, Any]]],
 ) -> dict[str, Any]:
     """Mean, error and goal of each metric over the repeats of a load.
 
@@ -156,14 +156,15 @@ def compare_load(
 
     Args:
         measured, predicted: summaries of each repeat.
-        others: other predictions of the same repeats, by the key of their error.
+        alternatives: other predictions of the same repeats, by the key of their error.
     """
     metrics = {}
     for name in _names([*measured, *predicted]):
         live, twin = (np.array([_pick(run, name) for run in runs]) for runs in (measured, predicted))
         errors = twin / live - 1
         metrics[name] = error_entry(live, twin, errors, float(live.std(ddof=1) / live.mean()), GOALS.get(name)) | {
-            key: float((np.array([_pick(run, name) for run in runs]) / live - 1).mean()) for key, runs in others.items()
+            key: float((np.array([_pick(run, name) for run in runs]) / live - 1).mean())
+            for key, runs in alternatives.items()
         }
     return metrics
 

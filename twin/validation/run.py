@@ -227,14 +227,15 @@ def _load(
     predicted = [summarise(run, measure) for run in simulated]
     intervals = forecast_intervals(measured, predicted, drawn_summaries(plan), summaries_of_drafts(plan))
     over_time = timeline(columns[0], simulated[0].columns)
-    others: dict[str, Sequence[Mapping[str, Any]]] = {}
+    alternatives: dict[str, Sequence[Mapping[str, Any]]] = {}
     if beforehand is not None:
         runs = [Simulation(beforehand, i).run() for i in range(len(recordings))]
-        others["error_beforehand"] = [summarise(run, measure) for run in runs]
+        alternatives["error_beforehand"] = [summarise(run, measure) for run in runs]
     return {
         "requests": plan.requests,
         "metrics": {
-            name: entry | intervals.get(name, {}) for name, entry in compare_load(measured, predicted, others).items()
+            name: entry | intervals.get(name, {})
+            for name, entry in compare_load(measured, predicted, alternatives).items()
         },
         "measured": measured,
         "predicted": predicted,
