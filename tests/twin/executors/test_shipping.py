@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scenarios import plugins
-from scenarios.reading import ImportedPlugin, import_again, read_scenario
+from scenarios.reading import ImportedPlugin, import_again, imported_plugins, read_scenario
 from scenarios.serving_workload import ServingWorkloadSpec
 from twin.executors import shipping
 from twin.executors.shipping import Batch, Cabinet, Done, Missing, Refused, Shipper, run_batch, store_parts
@@ -120,7 +119,7 @@ def test_a_plug_in_travels_as_its_source(tmp_path: Path) -> None:
     try:
         import_again([plugin])
         import_again([plugin])
-        assert plugin in plugins.imported_plugins()
+        assert plugin in imported_plugins()
         with pytest.raises(TwinError, match=r"another version of the plug-in elsewhere/shipped\.py"):
             import_again([ImportedPlugin(plugin.module, "answer = 43\n", plugin.file)])
         reply = run_batch(Batch(versions(), (ImportedPlugin("not_installed_anywhere"),), b"", ()))
