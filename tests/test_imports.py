@@ -54,6 +54,7 @@ def test_a_simulation_without_detail_is_light(tmp_path: Path) -> None:
     assert "numpy" in modules
     assert modules.isdisjoint((*HEAVY, "rich", "numpy.ma", "difflib", "html", "multiprocessing", "asyncio"))
     assert modules.isdisjoint(f"scenarios.{section}" for section in SECTIONS)
+    assert "twin.serving.engine.draft_outcomes" not in modules
 
 
 def test_a_section_is_imported_when_a_scenario_has_it(tmp_path: Path) -> None:

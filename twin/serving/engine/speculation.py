@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
@@ -22,8 +22,10 @@ from schedulers.lockstep import LockstepGroup
 from schedulers.sequence import DECODING, Sequence
 from schedulers.speculation import AnswerDrafts, SpeculationStats, SpeculativeEngineCore
 from twin.compiled import runs_compiled
-from twin.serving.engine.draft_outcomes import DraftOutcomes
 from twin.serving.records.requests import RequestRecord
+
+if TYPE_CHECKING:
+    from twin.serving.engine.draft_outcomes import DraftOutcomes
 
 PROPOSALS: Final = 1 << 40
 """Sets proposals apart from the positions of answers, so that both are independent."""

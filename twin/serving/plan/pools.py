@@ -18,13 +18,13 @@ from scenarios.serving import ServingScenario
 from schedulers.engine_core import EngineCore
 from schedulers.lockstep import LockstepGroup
 from schedulers.pipeline import PipelinedEngineCore
-from twin.serving.engine.draft_outcomes import DraftOutcomes, read_draft_outcomes
 from twin.serving.engine.speculation import Acceptance, SimulatedSpeculation
 from twin.serving.plan.deployment import check_deployment, check_device, describe_origin
 from workloads.errors import BadInput
 
 if TYPE_CHECKING:
     from scenarios.steps import SpeculativeSpec
+    from twin.serving.engine.draft_outcomes import DraftOutcomes
 
 KV_BLOCKS = Unknown(
     "kv_blocks",
@@ -215,6 +215,8 @@ def _draft_outcomes(spec: SpeculativeSpec, base: Path) -> DraftOutcomes | None:
     """
     if spec.acceptance_profile is None:
         return None
+    from twin.serving.engine.draft_outcomes import read_draft_outcomes  # few scenarios have such a file
+
     file = base / spec.acceptance_profile
     content, outcomes = read_draft_outcomes(file)
     if content.num_speculative_tokens < spec.num_speculative_tokens:
