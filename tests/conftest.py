@@ -10,8 +10,11 @@ from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parents[1]
 
-# A machine that is busy with other work makes no test fail.
-settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A machine that is busy with other work makes no test fail. `.ci/run --all` takes the second profile.
+for profile, examples in (("suite", 60), ("all", 600)):
+    settings.register_profile(
+        profile, deadline=None, max_examples=examples, suppress_health_check=[HealthCheck.too_slow]
+    )
 settings.load_profile("suite")
 
 

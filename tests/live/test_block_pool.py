@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from live.block_pool import BlockPool
@@ -72,7 +72,6 @@ class Plant:
     share=st.sampled_from(["scheduled", "computed"]),
     depth=st.integers(1, 2),
 )
-@settings(max_examples=300, deadline=None)
 def test_everybody_reads_their_own_context(
     seed: int, blocks: int, node_blocks: int, caching: bool, share: str, depth: int
 ) -> None:

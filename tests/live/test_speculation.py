@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -173,7 +173,6 @@ def proposed(tokens: list[int], shortest: int, longest: int, most: int) -> list[
     return []
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 3), st.integers(0, 3), st.integers(1, 6), st.data())
 def test_lookup_finds_what_a_search_finds(
     tokens: list[int], shortest: int, more: int, most: int, data: st.DataObject

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from latency_models.deployment.hardware import load_hardware
@@ -97,7 +97,6 @@ def test_microbatches_hold_the_batch(batch: int) -> None:
 duration = st.floats(0.0, 50.0)
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.lists(st.tuples(duration, duration), min_size=1, max_size=2), duration)
 def test_the_period_is_that_of_a_ring_played_through(times: list[tuple[float, float]], exchange: float) -> None:
     """Attention and FFN each take the microbatches in turn; half the exchange lies on either way."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from latency_models.pass_latency import PassLatency
@@ -35,7 +35,6 @@ def both(config: BundleConfig, supply: Supply) -> tuple[BundleRecords, BundleRec
     return fast, walked
 
 
-@settings(deadline=None, max_examples=150)
 @given(
     configs,
     st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), min_size=1, max_size=50),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedulers.admission_control import FIRST_RETRY_AFTER, AdmissionLimits, RequestShed, WaitingLimits
@@ -28,7 +28,6 @@ limits = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(arrivals, limits, st.sampled_from(["fcfs", "priority", "deadline", "fair"]), st.integers(8, 30))
 def test_limits_hold_and_every_request_ends_once(
     jobs: list[tuple[int, str, str, int, int, int | None]], limits: AdmissionLimits, policy: str, blocks: int

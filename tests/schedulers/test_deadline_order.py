@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import permutations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedulers.engine_config import EngineConfig
@@ -48,7 +48,6 @@ def every_order(jobs: list[Job], service: int) -> Iterator[list[int]]:
         yield ends
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=6), st.integers(2, 4))
 def test_all_present_at_once(goals: list[int], service: int) -> None:
     jobs = [(0, goal) for goal in goals]
@@ -56,7 +55,6 @@ def test_all_present_at_once(goals: list[int], service: int) -> None:
     assert lateness(first_tokens("deadline", jobs, service), jobs) == best
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 8)), min_size=1, max_size=6))
 def test_arrivals_over_time_with_services_of_a_step(jobs: list[Job]) -> None:
     best = min(lateness(ends, jobs) for ends in every_order(jobs, 1))

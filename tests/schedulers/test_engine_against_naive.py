@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedulers.batches import Batch
@@ -144,7 +144,6 @@ def blocks_of_largest(visits: list[Visit], block_tokens: int) -> int:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-@settings(max_examples=250, deadline=None)
 @given(
     visits=visits,
     block_tokens=st.sampled_from([1, 2, 4]),

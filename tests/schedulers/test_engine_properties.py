@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedulers.chunking import ChunkPolicy, SloChunks, StaticChunks
@@ -89,7 +89,6 @@ def configs(draw: st.DrawFn) -> EngineConfig:
     )
 
 
-@settings(max_examples=600, deadline=None)
 @given(configs(), policies, st.sampled_from([1, 2]), stories)
 def test_any_story(config: EngineConfig, policy: ChunkPolicy | None, depth: int, story: list[Visit]) -> None:
     """`Plant` checks each step; at the end every request has ended once, and every block is free."""
@@ -97,7 +96,6 @@ def test_any_story(config: EngineConfig, policy: ChunkPolicy | None, depth: int,
     check_ends(plant, story)
 
 
-@settings(max_examples=200, deadline=None)
 @given(configs(), policies, stories)
 def test_steady_decode_steps_taken_at_once_are_the_steps_themselves(
     config: EngineConfig, policy: ChunkPolicy | None, story: list[Visit]
@@ -107,7 +105,6 @@ def test_steady_decode_steps_taken_at_once_are_the_steps_themselves(
     assert leapt.ends == walked.ends
 
 
-@settings(max_examples=200, deadline=None)
 @given(configs(), policies, st.sampled_from([1, 2]), stories)
 def test_whoever_is_passed_over_as_lacking_blocks_would_not_have_got_them(
     config: EngineConfig, policy: ChunkPolicy | None, depth: int, story: list[Visit]
@@ -155,7 +152,6 @@ def test_blocks_that_only_others_would_profit_from_keep_nobody_out() -> None:
     assert plant.steps[5:8] == ["5: mixed 1:0+12 | 0", "6: decode | 0", "7: mixed 1:12+3! | 0"]
 
 
-@settings(max_examples=200, deadline=None)
 @given(configs(), policies, st.sampled_from([1, 2]), st.lists(chats, min_size=1, max_size=20))
 def test_first_come_first_served(
     config: EngineConfig, policy: ChunkPolicy | None, depth: int, story: list[Visit]

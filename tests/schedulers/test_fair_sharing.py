@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from schedulers.batches import Batch
@@ -105,7 +105,6 @@ jobs = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
 @given(jobs, st.integers(1, 6), st.integers(8, 64), st.integers(15, 40))
 def test_service_of_backlogged_tenants_differs_by_at_most_vtcs_bound(
     jobs: Jobs, slots: int, budget: int, blocks: int

@@ -237,7 +237,6 @@ judges = st.builds(
 tiers = st.builds(TierConfig, st.just("tier"), st.integers(1, 20), st.sampled_from(["lru", "cost_aware"]))
 
 
-@settings(max_examples=400, deadline=None)
 @given(
     st.lists(tiers, min_size=1, max_size=2).map(tuple),
     st.sampled_from(["write_through", "write_back"]),

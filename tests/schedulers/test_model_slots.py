@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedulers.engine_config import EngineConfig, OneShotBudget
@@ -96,7 +96,6 @@ def naive_loads(models: list[str], slots: int) -> int:
     return loads
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=40), st.integers(1, 4), st.booleans())
 def test_replacement_is_least_recently_used(models: list[str], slots: int, exclusive: bool) -> None:
     core = core_of(SlotsConfig(slots, exclusive=exclusive), seats=1)
@@ -107,7 +106,6 @@ def test_replacement_is_least_recently_used(models: list[str], slots: int, exclu
     assert core.model_loads == naive_loads(models, slots)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     visits=st.lists(
         st.tuples(st.integers(0, 12), st.sampled_from("abcdz"), st.integers(1, 30), st.integers(1, 12), st.booleans()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from latency_models.stages import StageLink, Stages, stage_layers
@@ -22,7 +22,6 @@ def allowed(config: EngineConfig) -> EngineConfig:
     return replace(config, max_table_blocks=0, kv_offloading=None)
 
 
-@settings(max_examples=600, deadline=None)
 @given(configs(), policies, st.integers(1, 5), stories)
 def test_any_story(config: EngineConfig, policy: ChunkPolicy | None, stages: int, story: list[Visit]) -> None:
     """`Plant` checks each step; `check_integrity`, that a sequence decodes in one batch in flight."""
@@ -30,7 +29,6 @@ def test_any_story(config: EngineConfig, policy: ChunkPolicy | None, stages: int
     check_ends(plant, story)
 
 
-@settings(max_examples=200, deadline=None)
 @given(configs(), policies, stories)
 def test_a_single_stage_is_the_plain_scheduler(
     config: EngineConfig, policy: ChunkPolicy | None, story: list[Visit]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from schedulers.batches import Batch
@@ -131,7 +131,6 @@ def _end(
     return core.end_step(batch, stopped, 0.0)
 
 
-@settings(max_examples=150, deadline=None)
 @given(CONFIGS, visits(), st.none() | st.integers(4, 12))
 @example(
     EngineConfig(13, block_size=4, max_num_batched_tokens=4, max_num_seqs=1, prefix_id_tokens=4),
@@ -149,7 +148,6 @@ def test_without_drafts_it_decides_as_the_plain_scheduler(
     assert speculating == plain
 
 
-@settings(max_examples=200, deadline=None)
 @given(CONFIGS, visits(), st.integers(1, 5), st.integers(0, 2**20))
 def test_whatever_is_accepted_every_request_gets_its_answer_and_every_block_comes_back(
     config: EngineConfig, story: list[Visit], drafts: int, seed: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from latency_models.pass_latency import PassLatency
@@ -15,7 +15,6 @@ from twin.theory.load import LoadLaw, constant_load
 times = st.one_of(st.just(0.0), st.floats(0.01, 20))
 
 
-@settings(deadline=None, max_examples=200)
 @given(times, times, times, st.integers(1, 5), st.integers(1, 3))
 def test_constant_times_repeat_with_the_predicted_period(
     attention: float, ffn: float, link: float, microbatches: int, layers: int

@@ -81,7 +81,6 @@ def test_a_replay_has_no_more_than_was_recorded() -> None:
 
 
 @given(process=PROCESSES, size=st.integers(0, 100), seed=st.integers(0, 2**32))
-@settings(max_examples=150)
 def test_times_never_go_backwards_and_seeds_repeat(process: Arrivals, size: int, seed: int) -> None:
     rng, again = np.random.default_rng(seed), np.random.default_rng(seed)
     times = process.times(rng, size)

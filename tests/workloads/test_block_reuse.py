@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from itertools import combinations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.block_reuse import BlockStream
@@ -52,7 +52,6 @@ def best_by_search(turns: Turns, capacity: int) -> int:
     return max(states.values())
 
 
-@settings(max_examples=300, deadline=None)
 @given(turns, st.integers(0, 4))
 def test_no_choice_of_what_to_keep_supplies_more(turns: Turns, capacity: int) -> None:
     assert stream(turns).belady_hits(capacity) == best_by_search(turns, capacity)

@@ -10,7 +10,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.arrivals import ClosedLoop, Deterministic, Gamma, Poisson, Replay
@@ -80,7 +80,6 @@ WORKLOADS = st.builds(
 
 
 @given(workload=WORKLOADS, count=st.integers(0, 60), seed=st.integers(0, 2**32), block=st.integers(1, 70))
-@settings(max_examples=200, deadline=None)
 def test_the_block_size_changes_nothing(workload: Workload, count: int, seed: int, block: int) -> None:
     at_once = drawn(workload, count, seed)
     assert drawn(workload, count, seed, block) == at_once
@@ -96,7 +95,6 @@ def test_blocks_of_1_of_7_and_of_4096_give_the_same_10000(content) -> None:
 
 
 @given(workload=WORKLOADS, count=st.integers(0, 60), seed=st.integers(0, 2**32))
-@settings(max_examples=150, deadline=None)
 def test_every_request_is_whole(workload: Workload, count: int, seed: int) -> None:
     rows = drawn(workload, count, seed)
     assert [request.id for request, _ in rows] == list(range(count))

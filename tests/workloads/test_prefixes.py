@@ -7,7 +7,7 @@ from itertools import chain, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.errors import BadInput
@@ -59,7 +59,6 @@ def test_a_rubric_shorter_than_a_block_shares_none() -> None:
 
 
 @given(prefixes=PREFIXES, prompts=PROMPTS, seed=st.integers(0, 2**32))
-@settings(max_examples=200)
 def test_two_prompts_share_their_rubrics_full_blocks_and_no_more(
     prefixes: SharedPrefixes, prompts: list[int], seed: int
 ) -> None:

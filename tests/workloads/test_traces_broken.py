@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import IO
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.errors import BadInput
@@ -250,7 +250,6 @@ ODD_CELL = st.text(st.characters(exclude_characters='0123456789,"\r\n', exclude_
 
 
 @given(cell=ODD_CELL, column=st.integers(0, 2), row=st.integers(0, 4), zipped=st.booleans())
-@settings(max_examples=150, deadline=None)
 def test_a_cell_without_a_digit_is_always_refused_and_named(cell: str, column: int, row: int, zipped: bool) -> None:
     cells = [["1", "3", "4"] for _ in range(5)]
     cells[row][column] = cell
@@ -266,7 +265,6 @@ def test_a_cell_without_a_digit_is_always_refused_and_named(cell: str, column: i
     zipped=st.booleans(),
     changes=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 3), st.binary(max_size=3)), max_size=4),
 )
-@settings(max_examples=400, deadline=None)
 def test_a_damaged_file_is_read_or_refused_and_nothing_else(
     content: bytes, zipped: bool, changes: list[tuple[int, int, bytes]]
 ) -> None:

@@ -49,7 +49,6 @@ def test_relative_is_least_squares_with_the_lines_own_weights() -> None:
     steps=st.lists(st.floats(0.5, 1e4), min_size=2, max_size=20),
     relative=st.booleans(),
 )
-@settings(max_examples=200, deadline=None)
 def test_points_on_a_line_give_the_line_back(
     alpha: float, beta: float, first: float, steps: list[float], relative: bool
 ) -> None:
