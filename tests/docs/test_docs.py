@@ -35,6 +35,7 @@ AZURE = ROOT.parent / "shared" / "data" / "traces" / "azure_llm_2023_conv.csv.gz
 AZURE_NAME = "AzureLLMInferenceTrace_conv.csv"
 
 GUIDES = sorted([*(DOCS / "tutorial").glob("*.md"), *(DOCS / "how-to").glob("*.md")])
+SLOW = ("validate-on-your-machine", "compensate-a-model", "autoscale", "offload-kv-blocks")
 PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
 
 
@@ -126,7 +127,9 @@ def save(block: Block, *, smaller: bool = False) -> None:
 
 
 @pytest.mark.usefixtures("own_registries")
-@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, id=page.stem, marks=pytest.mark.slow if page.stem in SLOW else ()) for page in GUIDES]
+)
 def test_a_guide_can_be_followed_from_top_to_bottom(
     page: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,6 +158,7 @@ SPECULATING = (
 )
 
 
+@pytest.mark.slow
 def test_a_validation_of_an_engine_that_speculates(
     scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,6 +197,7 @@ HELD = UNREAD.replace(
 ).replace("max_num_batched_tokens: 32", "max_num_batched_tokens: 32, block_size: 4")
 
 
+@pytest.mark.slow
 def test_a_validation_of_sessions(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Four sessions of three turns at a load of 1: pauses pass at once, and the later turns find the earlier cached."""
     scenario.write_text(HELD.replace("rounds: 10", "resent: 0.5, rounds: 10"))
@@ -236,6 +238,7 @@ def test_sessions_that_live_engines_do_not_hold_are_refused(
     assert expected in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_steps_without_drafts_do_not_forecast_an_engine_that_speculates(
     scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,6 +29,7 @@ def rehearsed(*pieces: str) -> dict[str, dict[str, Any]]:
     return {row["piece"]: row for row in rows}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pieces", [ENGINES, COMMANDS], ids=["engines", "commands"])
 def test_what_runs_on_a_gpu_runs_on_a_pretended_one(pieces: list[str]) -> None:
     found = rehearsed(*pieces)

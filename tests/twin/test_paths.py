@@ -44,7 +44,7 @@ VALIDATION = {
 CASES = [
     (serving, {**SERVING, "step_time": KERNELS}, "step_time.path", "x"),
     (serving, {**SERVING, "step_time": KERNELS}, "step_time.model", "x.yaml"),
-    (serving, {**SERVING, "step_time": {"source": "calibration", "path": "x"}}, "step_time.path", "y"),
+    (serving, {**SERVING, "step_time": {"source": "calibration_file", "path": "x"}}, "step_time.path", "y"),
     (serving, SERVING, "workload.trace.path", "a/x.csv"),
     (serving, {**SERVING, "measured": {"requests": "r"}}, "measured.requests", "x"),
     (serving, {**SERVING, "measured": {"requests": "r", "timeseries": "t"}}, "measured.timeseries", "x"),
