@@ -86,7 +86,7 @@ class Bench:
 
     def call(self, name: str, sizes: dict[str, int], make: Callable[[], Callable[[], object]], moved: int) -> Timing:
         """Measure a library's call, which is no case of a kernel."""
-        return self.time(Case(name, sizes, make, moved=moved, flops=0, set_bytes=moved))
+        return self.time(Case(name, sizes, make, moved=moved, flops=0))
 
     def absent(self, name: str, sizes: dict[str, int], error: Exception) -> None:
         """Keep a row that says why there is no measurement."""
@@ -105,7 +105,7 @@ class Bench:
             target = torch.empty_like(source)
             return lambda: target.copy_(source)
 
-        case = Case("copy", {"bytes": size}, make, moved=2 * size, flops=0, set_bytes=2 * size)
+        case = Case("copy", {"bytes": size}, make, moved=2 * size, flops=0)
         return measure(case, self.device, rotate=False).bandwidth(case)
 
     def _matmul(self) -> float:
@@ -115,7 +115,7 @@ class Bench:
             a, b = self.random(size, size), self.random(size, size)
             return lambda: a @ b
 
-        case = Case("matmul", {"size": size}, make, moved=0, flops=2 * size**3, set_bytes=3 * size * size * 2)
+        case = Case("matmul", {"size": size}, make, moved=0, flops=2 * size**3, footprint=3 * size * size * 2)
         return measure(case, self.device, rotate=False).throughput(case)
 
 

@@ -27,7 +27,7 @@ class Case:
         sizes: the axes of the point: {"tokens": 64, "hidden": 4096}.
         prepare: makes a set of inputs and returns the call that works on them.
         moved: bytes that must at least be read and written. flops: floating-point operations.
-        set_bytes: bytes of one set of inputs.
+        footprint: bytes of one set of inputs, where they are more than `moved`.
     """
 
     operation: str
@@ -35,7 +35,12 @@ class Case:
     prepare: Callable[[], Callable[[], object]]
     moved: int
     flops: int
-    set_bytes: int
+    footprint: int = 0
+
+    @property
+    def set_bytes(self) -> int:
+        """Bytes of one set of inputs."""
+        return max(self.moved, self.footprint)
 
 
 @dataclass(frozen=True)
@@ -96,9 +101,9 @@ def _cpu_times(calls: list[Callable[[], object]], budget: float, samples: int) -
     times: list[tuple[float, int]] = []
     end = time.perf_counter() + budget
     while len(times) < samples and (len(times) < 5 or time.perf_counter() < end):
-        chosen = [calls[(following + i) % len(calls)] for i in range(repeat)]
+        rotated = [calls[(following + i) % len(calls)] for i in range(repeat)]
         following = (following + repeat) % len(calls)
-        times.append((_elapsed(chosen) / repeat, repeat))
+        times.append((_elapsed(rotated) / repeat, repeat))
     return times
 
 

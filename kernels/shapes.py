@@ -28,6 +28,10 @@ class Shape:
     epsilon: float = 1e-6
     rope_theta: float = 10000.0
 
+    def heads_sizes(self) -> dict[str, int]:
+        """The sizes that benchmark cases of attention have in common."""
+        return {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
+
     def linear(self) -> dict[str, tuple[int, int]]:
         """(outputs, inputs) of the linear layers of one dense decoder layer, by type."""
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim

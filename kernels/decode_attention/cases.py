@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -27,18 +28,10 @@ def cases(
             ends = 2 * batch * shape.heads * shape.head_dim * dtype.itemsize
             yield Case(
                 operation="decode_attention",
-                sizes={
-                    "batch": batch,
-                    "context": context,
-                    "heads": shape.heads,
-                    "kv_heads": shape.kv_heads,
-                    "head_dim": shape.head_dim,
-                    "block_size": block_size,
-                },
-                prepare=_prepare(shape, batch, context, block_size, device, dtype),
+                sizes={"batch": batch, "context": context, **shape.heads_sizes(), "block_size": block_size},
+                prepare=partial(_prepare, shape, batch, context, block_size, device, dtype),
                 moved=cache + ends,
                 flops=4 * batch * context * shape.heads * shape.head_dim,
-                set_bytes=cache + ends,
             )
 
 
@@ -68,40 +61,33 @@ def latent_cases(
                     "rope": rope,
                     "block_size": block_size,
                 },
-                prepare=_prepare_latent(heads, latent, width, batch, context, block_size, device, dtype),
+                prepare=partial(_prepare_latent, heads, latent, width, batch, context, block_size, device, dtype),
                 moved=size,
                 flops=2 * batch * context * heads * (width + latent),
-                set_bytes=size,
             )
 
 
 def _pages(batch: int, context: int, block_size: int, device: str) -> tuple[int, torch.Tensor, torch.Tensor]:
     """The number of blocks, the block tables in random order, and the lengths."""
-    each = -(-context // block_size)
-    tables = torch.randperm(batch * each, device=device).view(batch, each).to(torch.int32)
-    return batch * each, tables, torch.full((batch,), context, dtype=torch.int32, device=device)
+    pages = -(-context // block_size)
+    tables = torch.randperm(batch * pages, device=device).view(batch, pages).to(torch.int32)
+    return batch * pages, tables, torch.full((batch,), context, dtype=torch.int32, device=device)
 
 
 def _prepare(
     shape: Shape, batch: int, context: int, block_size: int, device: str, dtype: torch.dtype
-) -> Callable[[], Callable[[], object]]:
-    def prepare() -> Callable[[], object]:
-        blocks, tables, lengths = _pages(batch, context, block_size, device)
-        size = (blocks, block_size, shape.kv_heads, shape.head_dim)
-        k, v = (torch.randn(size, device=device, dtype=dtype) for _ in range(2))
-        q = torch.randn(batch, shape.heads, shape.head_dim, device=device, dtype=dtype)
-        return lambda: decode_attention(q, k, v, tables, lengths, shape.head_dim**-0.5, longest=context)
-
-    return prepare
+) -> Callable[[], object]:
+    blocks, tables, lengths = _pages(batch, context, block_size, device)
+    size = (blocks, block_size, shape.kv_heads, shape.head_dim)
+    k, v = (torch.randn(size, device=device, dtype=dtype) for _ in range(2))
+    q = torch.randn(batch, shape.heads, shape.head_dim, device=device, dtype=dtype)
+    return lambda: decode_attention(q, k, v, tables, lengths, shape.head_dim**-0.5, longest=context)
 
 
 def _prepare_latent(
     heads: int, latent: int, width: int, batch: int, context: int, block_size: int, device: str, dtype: torch.dtype
-) -> Callable[[], Callable[[], object]]:
-    def prepare() -> Callable[[], object]:
-        blocks, tables, lengths = _pages(batch, context, block_size, device)
-        cache = torch.randn(blocks, block_size, width, device=device, dtype=dtype)
-        q = torch.randn(batch, heads, width, device=device, dtype=dtype)
-        return lambda: latent_decode_attention(q, cache, tables, lengths, 0.1, latent, longest=context)
-
-    return prepare
+) -> Callable[[], object]:
+    blocks, tables, lengths = _pages(batch, context, block_size, device)
+    cache = torch.randn(blocks, block_size, width, device=device, dtype=dtype)
+    q = torch.randn(batch, heads, width, device=device, dtype=dtype)
+    return lambda: latent_decode_attention(q, cache, tables, lengths, 0.1, latent, longest=context)

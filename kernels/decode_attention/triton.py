@@ -269,7 +269,10 @@ def decode_attention(
     longest: int | None = None,
     plan: Plan | None = None,
 ) -> torch.Tensor:
-    """Compute `reference.decode_attention`; q contiguous, heads of the caches contiguous. `plan` overrides `select`."""
+    """Compute `reference.decode_attention`; q contiguous, heads of the caches contiguous. `plan` overrides `select`.
+
+    The split depends on shapes and `longest` alone, so that a CUDA graph holds for all lengths up to it.
+    """
     batch, heads, head_dim = q.shape
     block_size, kv_heads = k_cache.shape[1:3]
     assert q.is_contiguous(), "heads must follow one another"

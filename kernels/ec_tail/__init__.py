@@ -1,26 +1,11 @@
-"""The tail of a compensated product that is split over tensor-parallel ranks, up to the next layer's input."""
+"""The tail of a compensated product that is split over tensor-parallel ranks, up to the next layer's input.
+
+For buffers on several GPUs there is `triton.ec_tail_of_peers`.
+"""
 
 from __future__ import annotations
 
-import torch
-
+from kernels.dispatch import dispatched
 from kernels.ec_tail import reference
-from kernels.error_compensator.factors import Compensator
 
-
-def ec_tail(
-    outputs: torch.Tensor,
-    latents: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    compensator: Compensator,
-    epsilon: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `reference.ec_tail`, on CUDA by one kernel (`triton.ec_tail_of_peers` for buffers on several GPUs)."""
-    if outputs.is_cuda:
-        from kernels.ec_tail import triton
-
-        return triton.ec_tail(
-            outputs.contiguous(), latents.contiguous(), residual.contiguous(), weight, compensator, epsilon
-        )
-    return reference.ec_tail(outputs, latents, residual, weight, compensator, epsilon)
+ec_tail = dispatched(reference.ec_tail, contiguous=3)

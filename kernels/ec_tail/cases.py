@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -22,22 +23,16 @@ def cases(
         yield Case(
             operation="ec_tail",
             sizes={"tokens": count, "hidden": shape.hidden, "ranks": ranks, "rank": rank},
-            prepare=_prepare(shape, count, ranks, rank, device, dtype),
+            prepare=partial(_prepare, shape, count, ranks, rank, device, dtype),
             moved=moved,
             flops=count * (shape.hidden * (2 * rank + ranks + 5) + 16 * rank * rank),
-            set_bytes=moved,
         )
 
 
-def _prepare(
-    shape: Shape, tokens: int, ranks: int, rank: int, device: str, dtype: torch.dtype
-) -> Callable[[], Callable[[], object]]:
-    def prepare() -> Callable[[], object]:
-        _, made = random_layer(shape.hidden, 128, rank, 0, device)
-        outputs = torch.randn(ranks, tokens, shape.hidden, device=device, dtype=dtype)
-        latents = torch.randn(ranks, tokens, made.rank, device=device)
-        residual = torch.randn(tokens, shape.hidden, device=device, dtype=dtype)
-        weight = torch.ones(shape.hidden, device=device, dtype=dtype)
-        return lambda: ec_tail(outputs, latents, residual, weight, made, shape.epsilon)
-
-    return prepare
+def _prepare(shape: Shape, tokens: int, ranks: int, rank: int, device: str, dtype: torch.dtype) -> Callable[[], object]:
+    _, compensator = random_layer(shape.hidden, 128, rank, 0, device)
+    outputs = torch.randn(ranks, tokens, shape.hidden, device=device, dtype=dtype)
+    latents = torch.randn(ranks, tokens, compensator.rank, device=device)
+    residual = torch.randn(tokens, shape.hidden, device=device, dtype=dtype)
+    weight = torch.ones(shape.hidden, device=device, dtype=dtype)
+    return lambda: ec_tail(outputs, latents, residual, weight, compensator, shape.epsilon)

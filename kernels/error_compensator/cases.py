@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -31,25 +32,21 @@ def cases(
                 yield Case(
                     operation=f"error_compensator/{form}/{layer}",
                     sizes={"tokens": count, "outputs": outputs, "inputs": inputs, "rank": rank, "group": group},
-                    prepare=_prepare(form, count, outputs, inputs, rank, group, device, dtype),
+                    prepare=partial(_prepare, form, count, outputs, inputs, rank, group, device, dtype),
                     moved=packed + small + activations,
                     flops=2 * count * (outputs * inputs + rank * (outputs + inputs) + 8 * rank * rank),
-                    set_bytes=packed + small + activations,
                 )
 
 
 def _prepare(
     form: str, tokens: int, outputs: int, inputs: int, rank: int, group: int, device: str, dtype: torch.dtype
-) -> Callable[[], Callable[[], object]]:
-    def prepare() -> Callable[[], object]:
-        weight, made = random_layer(outputs, inputs, rank, group, device)
-        x = torch.randn(tokens, inputs, device=device, dtype=dtype)
-        if form == "dispatched":
-            return lambda: compensated_gemm(x, weight, made)
-        factors = unfused.dense(made, dtype)
-        return lambda: unfused.chain(x, weight, factors)
-
-    return prepare
+) -> Callable[[], object]:
+    weight, factors = random_layer(outputs, inputs, rank, group, device)
+    x = torch.randn(tokens, inputs, device=device, dtype=dtype)
+    if form == "dispatched":
+        return lambda: compensated_gemm(x, weight, factors)
+    dense = unfused.dense(factors, dtype)
+    return lambda: unfused.chain(x, weight, dense)
 
 
 def random_layer(
@@ -60,7 +57,7 @@ def random_layer(
     def normal(*size: int, scale: float = 1.0) -> torch.Tensor:
         return scale * torch.randn(*size, device=device)
 
-    made = compensator(
+    factors = compensator(
         normal(rank, inputs, scale=inputs**-0.5),
         normal(outputs, rank, scale=rank**-0.5),
         normal(4 * rank, rank, scale=rank**-0.5),
@@ -68,4 +65,4 @@ def random_layer(
         normal(rank, 4 * rank, scale=0.5 * rank**-0.5),
         normal(rank),
     )
-    return quantise(normal(outputs, inputs, scale=inputs**-0.5), bits, group), made
+    return quantise(normal(outputs, inputs, scale=inputs**-0.5), bits, group), factors

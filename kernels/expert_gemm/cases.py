@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -32,27 +33,24 @@ def cases(shape: Shape, device: str, dtype: torch.dtype, tokens: Sequence[int]) 
                 "experts": shape.experts,
                 "chosen": chosen,
             },
-            prepare=_prepare(shape, count, device, dtype),
+            prepare=partial(_prepare, shape, count, device, dtype),
             moved=round((reached * weights + activations) * dtype.itemsize),
             flops=2 * count * chosen * weights,
-            set_bytes=(shape.experts * weights + activations) * dtype.itemsize,
+            footprint=(shape.experts * weights + activations) * dtype.itemsize,
         )
 
 
-def _prepare(shape: Shape, tokens: int, device: str, dtype: torch.dtype) -> Callable[[], Callable[[], object]]:
-    def prepare() -> Callable[[], object]:
-        def normal(*size: int) -> torch.Tensor:
-            return torch.randn(*size, device=device, dtype=dtype)
+def _prepare(shape: Shape, tokens: int, device: str, dtype: torch.dtype) -> Callable[[], object]:
+    def normal(*size: int) -> torch.Tensor:
+        return torch.randn(*size, device=device, dtype=dtype)
 
-        inner = shape.expert_intermediate
-        x, logits = normal(tokens, shape.hidden), normal(tokens, shape.experts)
-        gate_up = normal(shape.experts, 2 * inner, shape.hidden).mul_(shape.hidden**-0.5)
-        down = normal(shape.experts, shape.hidden, inner).mul_(inner**-0.5)
+    inner = shape.expert_intermediate
+    x, logits = normal(tokens, shape.hidden), normal(tokens, shape.experts)
+    gate_up = normal(shape.experts, 2 * inner, shape.hidden).mul_(shape.hidden**-0.5)
+    down = normal(shape.experts, shape.hidden, inner).mul_(inner**-0.5)
 
-        def call() -> object:
-            weights, experts = route(logits, shape.experts_per_token)
-            return expert_mlp(x, weights, experts, gate_up, down)
+    def call() -> object:
+        weights, experts = route(logits, shape.experts_per_token)
+        return expert_mlp(x, weights, experts, gate_up, down)
 
-        return call
-
-    return prepare
+    return call

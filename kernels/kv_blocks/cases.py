@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -24,6 +25,7 @@ def cases(
     """Each number of blocks, out of a cache of `spread` times as many, in random order."""
     for count in blocks:
         size = layers * count * block_size * shape.kv_heads * shape.head_dim * dtype.itemsize
+        cache = (layers, spread * count, block_size, shape.kv_heads, shape.head_dim)
         for form in ("gather", "scatter"):
             yield Case(
                 operation=f"kv_blocks/{form}",
@@ -34,24 +36,16 @@ def cases(
                     "head_dim": shape.head_dim,
                     "block_size": block_size,
                 },
-                prepare=_prepare(
-                    form, (layers, spread * count, block_size, shape.kv_heads, shape.head_dim), count, device, dtype
-                ),
+                prepare=partial(_prepare, form, cache, count, device, dtype),
                 moved=2 * size,
                 flops=0,
-                set_bytes=2 * size,
             )
 
 
-def _prepare(
-    form: str, size: tuple[int, ...], count: int, device: str, dtype: torch.dtype
-) -> Callable[[], Callable[[], object]]:
-    def prepare() -> Callable[[], object]:
-        cache = torch.randn(size, device=device, dtype=dtype)
-        chosen = torch.randperm(size[1], device=device)[:count].to(torch.int32)
-        if form == "gather":
-            return lambda: gather_blocks(cache, chosen, 1)
-        buffer = torch.randn((size[0], count, *size[2:]), device=device, dtype=dtype)
-        return lambda: scatter_blocks(cache, chosen, buffer, 1)
-
-    return prepare
+def _prepare(form: str, size: tuple[int, ...], count: int, device: str, dtype: torch.dtype) -> Callable[[], object]:
+    cache = torch.randn(size, device=device, dtype=dtype)
+    blocks = torch.randperm(size[1], device=device)[:count].to(torch.int32)
+    if form == "gather":
+        return lambda: gather_blocks(cache, blocks, 1)
+    buffer = torch.randn((size[0], count, *size[2:]), device=device, dtype=dtype)
+    return lambda: scatter_blocks(cache, blocks, buffer, 1)

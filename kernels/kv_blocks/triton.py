@@ -44,7 +44,7 @@ def copy_blocks_kernel(
 
 
 def gather_blocks(cache: torch.Tensor, blocks: torch.Tensor, axis: int = 0) -> torch.Tensor:
-    """See `reference.gather_blocks`."""
+    """Compute `reference.gather_blocks`; the cache contiguous."""
     buffer = torch.empty(
         (*cache.shape[:axis], len(blocks), *cache.shape[axis + 1 :]), dtype=cache.dtype, device=cache.device
     )
@@ -53,8 +53,8 @@ def gather_blocks(cache: torch.Tensor, blocks: torch.Tensor, axis: int = 0) -> t
 
 
 def scatter_blocks(cache: torch.Tensor, blocks: torch.Tensor, buffer: torch.Tensor, axis: int = 0) -> None:
-    """Compute `reference.scatter_blocks`; the buffer contiguous."""
-    _copy(cache, blocks, buffer, axis, to_cache=True)
+    """Compute `reference.scatter_blocks`; the cache contiguous."""
+    _copy(cache, blocks, buffer.contiguous(), axis, to_cache=True)
 
 
 def _copy(cache: torch.Tensor, blocks: torch.Tensor, buffer: torch.Tensor, axis: int, *, to_cache: bool) -> None:

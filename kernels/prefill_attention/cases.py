@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -34,29 +35,23 @@ def cases(
                         "batch": batch,
                         "chunk": chunk,
                         "context": context,
-                        "heads": shape.heads,
-                        "kv_heads": shape.kv_heads,
-                        "head_dim": shape.head_dim,
+                        **shape.heads_sizes(),
                         "block_size": block_size,
                     },
-                    prepare=_prepare(shape, batch, chunk, context, block_size, device, dtype),
+                    prepare=partial(_prepare, shape, batch, chunk, context, block_size, device, dtype),
                     moved=ends + cache,
                     flops=4 * pairs * shape.heads * shape.head_dim,
-                    set_bytes=ends + cache,
                 )
 
 
 def _prepare(
     shape: Shape, batch: int, chunk: int, context: int, block_size: int, device: str, dtype: torch.dtype
-) -> Callable[[], Callable[[], object]]:
-    def prepare() -> Callable[[], object]:
-        each = -(-(context + chunk) // block_size)
-        tables = torch.randperm(batch * each, device=device).view(batch, each).to(torch.int32)
-        size = (batch * each, block_size, shape.kv_heads, shape.head_dim)
-        k, v = (torch.randn(size, device=device, dtype=dtype) for _ in range(2))
-        q = torch.randn(batch * chunk, shape.heads, shape.head_dim, device=device, dtype=dtype)
-        bounds = torch.arange(0, batch * chunk + 1, chunk, dtype=torch.int32, device=device)
-        contexts = torch.full((batch,), context, dtype=torch.int32, device=device)
-        return lambda: prefill_attention(q, k, v, tables, bounds, contexts, shape.head_dim**-0.5)
-
-    return prepare
+) -> Callable[[], object]:
+    pages = -(-(context + chunk) // block_size)
+    tables = torch.randperm(batch * pages, device=device).view(batch, pages).to(torch.int32)
+    size = (batch * pages, block_size, shape.kv_heads, shape.head_dim)
+    k, v = (torch.randn(size, device=device, dtype=dtype) for _ in range(2))
+    q = torch.randn(batch * chunk, shape.heads, shape.head_dim, device=device, dtype=dtype)
+    bounds = torch.arange(0, batch * chunk + 1, chunk, dtype=torch.int32, device=device)
+    contexts = torch.full((batch,), context, dtype=torch.int32, device=device)
+    return lambda: prefill_attention(q, k, v, tables, bounds, contexts, shape.head_dim**-0.5)

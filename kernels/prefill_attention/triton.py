@@ -5,8 +5,8 @@ instruction and keys are read once a group. The softmax is the online one of Fla
 running maximum and sum, in powers of two. Tiles of keys that every row sees are gone through without a mask; only
 those at the diagonal are compared.
 
-Each program finds its own tile in `cu_seqlens`. The grid is a bound on the number of tiles, so that the host need not
-read the lengths.
+Each program finds its own tile in `cu_seqlens`. The grid depends on the numbers of tokens and of sequences alone: the
+host need not read the lengths, and a CUDA graph of padded sizes holds for all chunks that fit into them.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -18,17 +19,13 @@ def cases(shape: Shape, device: str, dtype: torch.dtype, tokens: Sequence[int]) 
         yield Case(
             operation="rms_norm",
             sizes={"tokens": count, "hidden": shape.hidden},
-            prepare=_prepare(shape, count, device, dtype),
+            prepare=partial(_prepare, shape, count, device, dtype),
             moved=4 * size,
             flops=5 * count * shape.hidden,
-            set_bytes=4 * size,
         )
 
 
-def _prepare(shape: Shape, tokens: int, device: str, dtype: torch.dtype) -> Callable[[], Callable[[], object]]:
-    def prepare() -> Callable[[], object]:
-        x, residual = (torch.randn(tokens, shape.hidden, device=device, dtype=dtype) for _ in range(2))
-        weight = torch.ones(shape.hidden, device=device, dtype=dtype)
-        return lambda: add_rms_norm(x, residual, weight, shape.epsilon)
-
-    return prepare
+def _prepare(shape: Shape, tokens: int, device: str, dtype: torch.dtype) -> Callable[[], object]:
+    x, residual = (torch.randn(tokens, shape.hidden, device=device, dtype=dtype) for _ in range(2))
+    weight = torch.ones(shape.hidden, device=device, dtype=dtype)
+    return lambda: add_rms_norm(x, residual, weight, shape.epsilon)

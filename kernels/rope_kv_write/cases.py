@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -20,37 +21,24 @@ def cases(
         moved = count * (2 * elements * dtype.itemsize + 16 + 4 * shape.head_dim)
         yield Case(
             operation="rope_kv_write",
-            sizes={
-                "tokens": count,
-                "heads": shape.heads,
-                "kv_heads": shape.kv_heads,
-                "head_dim": shape.head_dim,
-                "qk_norm": int(shape.qk_norm),
-            },
-            prepare=_prepare(shape, count, block_size, device, dtype),
+            sizes={"tokens": count, **shape.heads_sizes(), "qk_norm": int(shape.qk_norm)},
+            prepare=partial(_prepare, shape, count, block_size, device, dtype),
             moved=moved,
             flops=count * (shape.heads + shape.kv_heads) * shape.head_dim * (7 if shape.qk_norm else 3),
-            set_bytes=moved,
         )
 
 
-def _prepare(
-    shape: Shape, tokens: int, block_size: int, device: str, dtype: torch.dtype
-) -> Callable[[], Callable[[], object]]:
-    def prepare() -> Callable[[], object]:
-        width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-        qkv = torch.randn(tokens, width, device=device, dtype=dtype)
-        positions = torch.arange(tokens, device=device)
-        blocks = -(-tokens // block_size)
-        slots = torch.randperm(blocks * block_size, device=device)[:tokens]
-        cos, sin = rope_table(shape.head_dim, tokens, shape.rope_theta, device=device)
-        caches = [
-            torch.empty(blocks, block_size, shape.kv_heads, shape.head_dim, device=device, dtype=dtype)
-            for _ in range(2)
-        ]
-        norm = torch.ones(shape.head_dim, device=device, dtype=dtype) if shape.qk_norm else None
-        return lambda: rope_kv_write(
-            qkv, positions, slots, cos, sin, *caches, q_norm=norm, k_norm=norm, epsilon=shape.epsilon
-        )
-
-    return prepare
+def _prepare(shape: Shape, tokens: int, block_size: int, device: str, dtype: torch.dtype) -> Callable[[], object]:
+    width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    qkv = torch.randn(tokens, width, device=device, dtype=dtype)
+    positions = torch.arange(tokens, device=device)
+    blocks = -(-tokens // block_size)
+    slots = torch.randperm(blocks * block_size, device=device)[:tokens]
+    cos, sin = rope_table(shape.head_dim, tokens, shape.rope_theta, device=device)
+    caches = [
+        torch.empty(blocks, block_size, shape.kv_heads, shape.head_dim, device=device, dtype=dtype) for _ in range(2)
+    ]
+    norm = torch.ones(shape.head_dim, device=device, dtype=dtype) if shape.qk_norm else None
+    return lambda: rope_kv_write(
+        qkv, positions, slots, cos, sin, *caches, q_norm=norm, k_norm=norm, epsilon=shape.epsilon
+    )

@@ -8,23 +8,11 @@ integers, so that no sum depends on its order: a request's tokens do not depend 
 
 from __future__ import annotations
 
-import torch
-
+from kernels.dispatch import dispatched
 from kernels.sampling import reference
 from kernels.sampling.parameters import SamplingMetadata, SamplingParams
+from kernels.sampling.reference import top_logprobs
 
 __all__ = ["SamplingMetadata", "SamplingParams", "sample", "top_logprobs"]
 
-
-def sample(logits: torch.Tensor, parameters: SamplingMetadata) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `reference.sample`; on CUDA by two kernels if all rows are greedy, else by three."""
-    if logits.is_cuda:
-        from kernels.sampling import triton
-
-        return triton.sample(logits.contiguous(), parameters)
-    return reference.sample(logits, parameters)
-
-
-def top_logprobs(logits: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `reference.top_logprobs`, by PyTorch's own selection on every device, since few requests use it."""
-    return reference.top_logprobs(logits, n)
+sample = dispatched(reference.sample)

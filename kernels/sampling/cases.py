@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -32,19 +33,15 @@ def cases(
             yield Case(
                 operation=f"sampling/{kind}",
                 sizes={"sequences": count, "vocabulary": shape.vocabulary},
-                prepare=_prepare(shape, count, device, dtype, SAMPLING_KINDS[kind]),
+                prepare=partial(_prepare, shape, count, device, dtype, SAMPLING_KINDS[kind]),
                 moved=size,
                 flops=4 * count * shape.vocabulary,
-                set_bytes=size,
             )
 
 
 def _prepare(
     shape: Shape, sequences: int, device: str, dtype: torch.dtype, params: SamplingParams
-) -> Callable[[], Callable[[], object]]:
-    def prepare() -> Callable[[], object]:
-        logits = 3 * torch.randn(sequences, shape.vocabulary, device=device, dtype=dtype)
-        parameters = SamplingMetadata.of([params] * sequences, range(sequences), device)
-        return lambda: sample(logits, parameters)
-
-    return prepare
+) -> Callable[[], object]:
+    logits = 3 * torch.randn(sequences, shape.vocabulary, device=device, dtype=dtype)
+    parameters = SamplingMetadata.of([params] * sequences, range(sequences), device)
+    return lambda: sample(logits, parameters)

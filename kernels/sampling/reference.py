@@ -66,7 +66,7 @@ def least_kept(scaled: torch.Tensor, weights: torch.Tensor, parameters: Sampling
 
 
 def top_logprobs(logits: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The n most likely tokens of each row, the most likely first.
+    """The n most likely tokens of each row, the most likely first, by PyTorch on every device: few requests use it.
 
     Returns:
         Ids, (rows, n) int64. Log-probabilities of the model, (rows, n) float32.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -18,16 +19,12 @@ def cases(shape: Shape, device: str, dtype: torch.dtype, tokens: Sequence[int]) 
         yield Case(
             operation="silu_mul",
             sizes={"tokens": count, "intermediate": shape.intermediate},
-            prepare=_prepare(shape, count, device, dtype),
+            prepare=partial(_prepare, shape, count, device, dtype),
             moved=3 * size,
             flops=5 * count * shape.intermediate,
-            set_bytes=3 * size,
         )
 
 
-def _prepare(shape: Shape, tokens: int, device: str, dtype: torch.dtype) -> Callable[[], Callable[[], object]]:
-    def prepare() -> Callable[[], object]:
-        packed = torch.randn(tokens, 2 * shape.intermediate, device=device, dtype=dtype)
-        return lambda: silu_mul(packed)
-
-    return prepare
+def _prepare(shape: Shape, tokens: int, device: str, dtype: torch.dtype) -> Callable[[], object]:
+    packed = torch.randn(tokens, 2 * shape.intermediate, device=device, dtype=dtype)
+    return lambda: silu_mul(packed)

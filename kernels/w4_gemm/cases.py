@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -28,19 +29,15 @@ def cases(
             yield Case(
                 operation=f"w4_gemm/{layer}",
                 sizes={"tokens": count, "outputs": outputs, "inputs": inputs, "bits": bits, "group": group},
-                prepare=_prepare(count, outputs, inputs, bits, group, device, dtype),
+                prepare=partial(_prepare, count, outputs, inputs, bits, group, device, dtype),
                 moved=packed + activations,
                 flops=2 * count * outputs * inputs,
-                set_bytes=packed + activations,
             )
 
 
 def _prepare(
     tokens: int, outputs: int, inputs: int, bits: int, group: int, device: str, dtype: torch.dtype
-) -> Callable[[], Callable[[], object]]:
-    def prepare() -> Callable[[], object]:
-        weight = quantise(torch.randn(outputs, inputs, device=device) * inputs**-0.5, bits, group)
-        x = torch.randn(tokens, inputs, device=device, dtype=dtype)
-        return lambda: w4_gemm(x, weight)
-
-    return prepare
+) -> Callable[[], object]:
+    weight = quantise(torch.randn(outputs, inputs, device=device) * inputs**-0.5, bits, group)
+    x = torch.randn(tokens, inputs, device=device, dtype=dtype)
+    return lambda: w4_gemm(x, weight)

@@ -137,7 +137,7 @@ def _prompt(bench: Bench, chunk: int, before: int) -> Iterator[Case]:
 
 
 def _case(name: str, axis: str, size: int, make: Make, moved: int) -> Case:
-    return Case(name, {axis: size}, make, moved=moved, flops=0, set_bytes=moved)
+    return Case(name, {axis: size}, make, moved=moved, flops=0)
 
 
 def _linear(name: str, tokens: int, outputs: int, inputs: int, bench: Bench, first: int) -> Case:
@@ -192,7 +192,7 @@ def _mixed(point: Point, bench: Bench) -> Case:
         make,
         moved=prompt.moved + decodes.moved,
         flops=prompt.flops + decodes.flops,
-        set_bytes=prompt.set_bytes + decodes.set_bytes,
+        footprint=prompt.set_bytes + decodes.set_bytes,
     )
 
 
@@ -214,7 +214,7 @@ def step_case(point: Point, bench: Bench) -> Case:
 
         return step
 
-    return Case("whole_step", dict(point.sizes), prepare, moved=0, flops=0, set_bytes=1 << 40)
+    return Case("whole_step", dict(point.sizes), prepare, moved=0, flops=0, footprint=1 << 40)
 
 
 def _operations(chunk: int, decodes: int, context: int, layers: int) -> Iterator[tuple[int, Point]]:

@@ -87,7 +87,7 @@ def test_reference_as_hugging_face_writes_it() -> None:
     """rotate_half and duplicated tables, one token and one head at a time."""
     it = sample(6, 4, 2, 8, 4, torch.float64, "cpu")
     it["cos"], it["sin"] = it["cos"].double(), it["sin"].double()
-    q = dispatch.rope_kv_write(**it)
+    q = dispatch.rope_kv_write(it["qkv"], **{name: value for name, value in it.items() if name != "qkv"})
     for token in range(6):
         heads = it["qkv"][token].view(8, 8)
         cos, sin = (torch.cat([it[name][it["positions"][token]]] * 2) for name in ("cos", "sin"))
