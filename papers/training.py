@@ -18,6 +18,20 @@ Job = Callable[[str, int, Path], Row]
 """Computes a row for a size, a seed and the folder of the seed's model."""
 
 
+def language_model_row(kind: str, seed: int, document: Mapping[str, Any]) -> Row:
+    """The row of a language model, from the `training.json` of its training."""
+    from live.adaptation.training import curve  # needs torch, as the training did
+
+    return {
+        "kind": kind,
+        "seed": seed,
+        "perplexity": document["perplexity"],
+        "parameters": document["trained_parameters"],
+        "corpus": document["corpus"],
+        "losses": curve(document["losses"]),
+    }
+
+
 class Recipe(NamedTuple):
     """A model of each seed, and what is compared on it.
 

@@ -14,11 +14,10 @@ from live.adaptation.directories import read_model
 from live.adaptation.forward import ForwardPass, final_states
 from live.adaptation.text.language_model import self_sampled
 from live.adaptation.text.runs import train_text_model
-from live.adaptation.training import curve
 from papers.spear.quality import summarise
 from papers.spear.sizes import STUDY_SIZES, Cell
 from papers.spear.variants import StudiedModel
-from papers.training import Recipe, Study
+from papers.training import Recipe, Study, language_model_row
 from reports.records.run_directory import replacing
 
 Row = dict[str, Any]
@@ -43,14 +42,7 @@ def train_model(name: str, seed: int, directory: Path) -> Row:
     }
     with replacing(directory / TEXTS) as draft:
         save_file({text: tokens.contiguous() for text, tokens in texts.items()}, draft)
-    return {
-        "kind": "base",
-        "seed": seed,
-        "perplexity": document["perplexity"],
-        "parameters": document["trained_parameters"],
-        "corpus": document["corpus"],
-        "losses": curve(document["losses"]),
-    }
+    return language_model_row("base", seed, document)
 
 
 def compensate(cell: Cell, name: str, seed: int, base: Path) -> Row:

@@ -27,7 +27,7 @@ from live.adaptation.training import TrainingSettings, curve
 from live.adaptation.tuning import Scope
 from papers.sun.quality import summarise
 from papers.sun.variants import Comparison
-from papers.training import Recipe, Study
+from papers.training import Recipe, Study, language_model_row
 
 Row = dict[str, Any]
 
@@ -118,14 +118,7 @@ def train_text(name: str, seed: int, directory: Path) -> Row:
     """Train a language model."""
     torch.set_num_threads(1)
     _, document = train_text_model(directory, STUDY_SIZES[name].text.model, "llama", seed)
-    return {
-        "kind": "text_base",
-        "seed": seed,
-        "perplexity": document["perplexity"],
-        "parameters": document["trained_parameters"],
-        "corpus": document["corpus"],
-        "losses": curve(document["losses"]),
-    }
+    return language_model_row("text_base", seed, document)
 
 
 def adapt_to_text(task: str, name: str, seed: int, base: Path) -> Row:
