@@ -146,7 +146,7 @@ def mutations_of(path: Path) -> Iterator[Mutation]:
 
 
 def _unmutated(node: ast.AST) -> Iterator[ast.AST]:
-    """Parts of a node whose changes nobody could see."""
+    """Parts of a node whose changes no test can notice."""
     match node:
         case ast.Raise() | ast.Assert():
             yield node

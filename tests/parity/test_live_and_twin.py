@@ -147,7 +147,7 @@ class NotedCore:
 
 
 def noted(engine: Engine) -> list[tuple[object, ...]]:
-    """What the engine decides from now on, as it goes."""
+    """Decisions of the engine from now on, appended as they are made."""
     results: list[tuple[object, ...]] = []
     engine.core = NotedCore(engine.core, results)  # type: ignore[assignment]
     return results
@@ -189,7 +189,7 @@ def test_the_twin_decides_what_the_live_plant_decided(name: str, tmp_path: Path)
 def by_the_second(
     name: str, make: type[Executor], depth: int, arrivals: dict[Generation, float]
 ) -> list[tuple[object, ...]]:
-    """What a live engine decides whose every step takes a second."""
+    """Decisions of a live engine whose every step takes a second."""
     torch.set_num_threads(1)
     config, chunks = CASES[name]
     decoder = Decoder(CONFIG, random_weights(CONFIG, torch.float32, "cpu"))

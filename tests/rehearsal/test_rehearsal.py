@@ -1,4 +1,4 @@
-"""What runs on a GPU runs on a pretended one, and Triton makes code of every kernel launch on the way.
+"""GPU code runs on a pretended GPU, and Triton compiles every kernel launch on the way.
 
 In a process of its own: the pretended device takes PyTorch's place there, and the interpreter must not take Triton's.
 """

@@ -1,4 +1,4 @@
-"""What users write: ratios, overrides, ranges of values, and fields that vary together."""
+"""Texts of users: ratios, overrides, ranges of values, and fields that vary together."""
 
 from __future__ import annotations
 

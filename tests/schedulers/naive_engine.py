@@ -270,7 +270,7 @@ class NaiveEngine:
         request.table = []
 
     def _disown(self, request: NaiveRequest) -> None:
-        """Forget the names that nobody can ask for any more."""
+        """Forget the names of blocks that no request can match any more."""
         for content in [content for content in self.blocks.where if content[:2] == ("own", request.id)]:
             self.blocks.forget(content)
 

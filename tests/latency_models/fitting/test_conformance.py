@@ -1,4 +1,4 @@
-"""What every estimator promises (latency_models.fitting.estimator). A new estimator joins by one line in CASES."""
+"""Promises of every estimator (latency_models.fitting.estimator). A new estimator joins by one line in CASES."""
 
 from __future__ import annotations
 

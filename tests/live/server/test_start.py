@@ -1,4 +1,4 @@
-"""What the server cannot start with ends in one line and exit code 2."""
+"""A server that cannot start ends with one line and exit code 2."""
 
 from __future__ import annotations
 
