@@ -125,7 +125,8 @@ def _compile(root: Path, modules: list[str], into: Path) -> None:
             extension.extra_compile_args.append(EXACT)
         distribution = Distribution({"name": GROUP, "ext_modules": extensions})
         command: Any = distribution.get_command_obj("build_ext")
-        command.build_lib, command.build_temp = str(Path(temporary, "lib")), temporary
+        command.build_lib = str(Path(temporary, "lib"))
+        command.build_temp = temporary
         command.parallel = os.cpu_count()
         command.ensure_finalized()
         _in_folder(root, command.run)

@@ -43,7 +43,8 @@ class Instant:
     """A decoder that returns prepared results."""
 
     def __init__(self) -> None:
-        self.config, self.weights = CONFIG, SimpleNamespace(norm=torch.zeros(8), head=torch.zeros(100, 8))
+        self.config = CONFIG
+        self.weights = SimpleNamespace(norm=torch.zeros(8), head=torch.zeros(100, 8))
         self._hidden = cache(lambda rows: torch.zeros(rows, 8))
         self._logits = cache(lambda rows: torch.zeros(rows, 100))
 

@@ -65,7 +65,8 @@ class Bench:
     """
 
     def __init__(self, device: str) -> None:
-        self.device, self.small = device, device == "cpu"
+        self.device = device
+        self.small = device == "cpu"
         if self.small:
             torch.set_num_threads(1)
         self.dtype = torch.float32 if self.small else torch.bfloat16

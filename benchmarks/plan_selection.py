@@ -45,7 +45,9 @@ class Resampled:
     """Stands in for an evaluator: its windows are drawn from simulated ones."""
 
     def __init__(self, evaluator: Evaluator, windows: Sequence[dict[str, Any]], rng: np.random.Generator) -> None:
-        self.goals, self._rng, self._windows = evaluator.goals, rng, windows
+        self.goals = evaluator.goals
+        self._rng = rng
+        self._windows = windows
         self._span = evaluator.windows_in_span(windows)
         spec = SimpleNamespace(reliability=evaluator.question.spec.reliability, replications=RACE)
         self.question = SimpleNamespace(seed=0, spec=spec)

@@ -99,7 +99,8 @@ class Bare:
     """The least that an ASGI application can do around an engine: the floor that the server is measured against."""
 
     def __init__(self, engine: Engine, prompt: int) -> None:
-        self.engine, self.prompt = engine, prompt
+        self.engine = engine
+        self.prompt = prompt
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request with a constant piece for each token. Its prompt is its number, and zeros."""

@@ -116,7 +116,8 @@ class SiliconRegression(Estimator):
     models_: frozenset[str]
 
     def __init__(self, *, tables: Path = Path(), max_batched_tokens: int = 8192) -> None:
-        self.tables, self.max_batched_tokens = tables, max_batched_tokens
+        self.tables = tables
+        self.max_batched_tokens = max_batched_tokens
 
     def fit(self, rows: Sequence[SiliconRow], library: Library | None = None) -> Self:
         """Fit the corrections.
@@ -128,8 +129,9 @@ class SiliconRegression(Estimator):
             raise CannotFit("expected at least 8 rows", field="rows", value=len(rows))
         library = library or Library(self.tables)
         parts = [library.known(row, self._parts) for row in rows]
-        self.new_, self.known_ = (Posterior(rows, parts, group).most_probable() for group in GROUP)
-        self.library_, self.points_ = library, len(rows)
+        self.new_, self.known_ = [Posterior(rows, parts, group).most_probable() for group in GROUP]
+        self.library_ = library
+        self.points_ = len(rows)
         self.groups_ = frozenset(levels(row)[-1] for row in rows)
         self.models_ = frozenset(row.model for row in rows)
         return self

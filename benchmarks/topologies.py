@@ -56,7 +56,10 @@ class Bench:
         self, config: ModelConfig, ratio: tuple[int, int], batch_size: int, device: str, prompt: int, output: int
     ) -> None:
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
-        self.config, self.device, self.prompt, self.output = config, device, prompt, output
+        self.config = config
+        self.device = device
+        self.prompt = prompt
+        self.output = output
         self.decoder = Decoder(config, random_weights(config, dtype, device))
         blocks = batch_size * -(-(prompt + output) // BLOCK)
         engine = EngineConfig(

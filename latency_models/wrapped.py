@@ -53,7 +53,8 @@ class DraftedStepTime(WrappedStepTime):
     """
 
     def __init__(self, base: StepTime, draft: StepTime) -> None:
-        self.base, self.draft = base, draft
+        self.base = base
+        self.draft = draft
 
     def seconds(self, batch: Batch) -> float:
         seconds = self.base.seconds(batch)
@@ -109,8 +110,11 @@ class ModelSlotsStepTime(WrappedStepTime):
     """
 
     def __init__(self, base: StepTime, cost: LoRACost, load: float, cold_load: float, base_model: str = "") -> None:
-        self.base, self.cost, self.base_model = base, cost, base_model
-        self.load, self.cold_load = load, cold_load
+        self.base = base
+        self.cost = cost
+        self.base_model = base_model
+        self.load = load
+        self.cold_load = cold_load
 
     def seconds(self, batch: Batch) -> float:
         adapters, rows = self._adapters(batch.decodes)
@@ -147,7 +151,8 @@ class PartitionedStepTime(WrappedStepTime):
     """
 
     def __init__(self, base: StepTime, parts: int) -> None:
-        self.base, self.parts = base, parts
+        self.base = base
+        self.parts = parts
 
     def seconds(self, batch: Batch) -> float:
         return self.base.seconds(batch) * self.parts
@@ -163,7 +168,8 @@ class ScaledStepTime(WrappedStepTime):
     """All step times of another model times a factor, at one value of its unknowns."""
 
     def __init__(self, base: StepTime, factor: float) -> None:
-        self.base, self.factor = base, factor
+        self.base = base
+        self.factor = factor
 
     def seconds(self, batch: Batch) -> float:
         return self.factor * self.base.seconds(batch)

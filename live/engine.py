@@ -94,10 +94,13 @@ class Engine:
         pool = self.core.kv_cache
         assert isinstance(pool, BlockPool)
         self.executor = make_executor(decoder, pool, config)
-        self.clock, self.watch, self.keep_times = clock, watch, False
+        self.clock = clock
+        self.watch = watch
+        self.keep_times = False
         tiers = self.core.kv_tiers
         self.host_tier = None if tiers is None else HostTier(tiers, self.executor.cache, pool)
-        self._depth, self._in_flight = depth, deque[InFlightStep]()
+        self._depth = depth
+        self._in_flight = deque[InFlightStep]()
 
     def submit(
         self,
@@ -250,7 +253,8 @@ class Engine:
                 stopped.append(sequence)
         for sequence, pooled in output.pooled.items():
             generation = generation_of(sequence)
-            generation.pooled_output, generation.first_token = pooled, end
+            generation.pooled_output = pooled
+            generation.first_token = end
         return stopped
 
 

@@ -56,7 +56,8 @@ class Executor:
     """
 
     def __init__(self, decoder: Decoder, pool: BlockPool, config: EngineConfig) -> None:
-        self.decoder, self.pool = decoder, pool
+        self.decoder = decoder
+        self.pool = pool
         longest = -(-decoder.config.max_position_embeddings // pool.block_size)
         self.input_batch = InputBatch(config.max_num_seqs, min(longest, pool.num_blocks), pool)
         self.device = decoder.weights.norm.device

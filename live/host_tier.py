@@ -33,7 +33,8 @@ class HostTier:
         size = torch.Size(shape).numel() * cache.keys.element_size()
         check_memory(size, "KV blocks in host memory", "cpu")
         self.content = torch.empty(shape, dtype=cache.keys.dtype, pin_memory=cache.keys.is_cuda)
-        self._cache, self._pool = cache, pool
+        self._cache = cache
+        self._pool = pool
 
     @torch.inference_mode()
     def store(self, stores: Iterable[Store]) -> None:

@@ -96,7 +96,8 @@ class InputBatch:
         The rows are in the state of the step before the one to come.
         """
         size = self.pool.block_size
-        self._phase, self._block_starts = 0, [[] for _ in range(size)]
+        self._phase = 0
+        self._block_starts = [[] for _ in range(size)]
         positions = self.positions[: len(self.sequences)]
         for row, offset in enumerate((positions % size).tolist()):
             self._block_starts[-offset % size].append(row)

@@ -185,7 +185,8 @@ class LoadedModel:
     ) -> None:
         rounding = None if quantise is None else Rounding(**quantise)
         self.decoder = ModelSource(path, random, dtype, device, threads, seed, rounding).load()
-        self.device, self.dtype = device, dtype
+        self.device = device
+        self.dtype = dtype
         self.uses_graphs = device != "cpu"
         self._depth = 2 if async_scheduling else 1
         self._executors: dict[EngineConfig, GraphExecutor] = {}

@@ -32,7 +32,8 @@ class LoRAExecutor(Executor):
         super().__init__(adapted(decoder, self._active), pool, config)
         assert config.model_slots is not None, "adapters have slots"
         self.slots: dict[str, Adapter] = {}
-        self._base, self._in_host = config.model_slots.base, {adapter.name: adapter for adapter in adapters}
+        self._base = config.model_slots.base
+        self._in_host = {adapter.name: adapter for adapter in adapters}
         self._grouped = -1  # version of the decodes that the active adapters are of; -1: of a step with prompts
 
     def step_inputs(self, batch: Batch) -> Inputs:

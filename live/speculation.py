@@ -85,7 +85,8 @@ class NgramDrafts:
     """
 
     def __init__(self, shortest: int, longest: int) -> None:
-        self._shortest, self._longest = shortest, longest
+        self._shortest = shortest
+        self._longest = longest
         self._lookups: dict[Sequence, NgramLookup] = {}
         self.drafts: dict[Sequence, list[int]] = {}
 

@@ -255,7 +255,8 @@ class OneShotStepBudget:
 
     def __init__(self, limits: OneShotBudget, chunks: Many[Chunk], budget: int) -> None:
         """`chunks` are in the step already and leave `budget` tokens of it."""
-        self.tokens, self.sequences = limits.max_step_tokens(), limits.sequences
+        self.tokens = limits.max_step_tokens()
+        self.sequences = limits.sequences
         self.whole_prompt_tokens = min(self.tokens, budget + sum(chunk.tokens for chunk in chunks))
         self.model_and_task: tuple[str, str] | None = None
         self.prompt_deferred = False

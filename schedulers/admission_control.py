@@ -67,7 +67,8 @@ class RequestShed(Exception):
 
     def __init__(self, reason: str, retry_after: float) -> None:
         super().__init__(f"shed ({reason}), expected a retry after {retry_after:.3g} s")
-        self.reason, self.retry_after = reason, retry_after
+        self.reason = reason
+        self.retry_after = retry_after
 
 
 class Waiting:
@@ -173,7 +174,8 @@ class AdmissionControl:
                 admitted += 1
         if admitted and self._since >= 0.0:
             if self._admissions >= MEMORY:
-                self._seconds, self._admissions = self._seconds / 2, self._admissions / 2
+                self._seconds = self._seconds / 2
+                self._admissions = self._admissions / 2
             self._seconds += now - self._since
             self._admissions += admitted
         if not self.waiting:

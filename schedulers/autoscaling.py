@@ -111,7 +111,9 @@ class Autoscaler:
         scale_up: ScalingRules | None = None,
         scale_down: ScalingRules | None = None,
     ) -> None:
-        self.policy, self._min, self._max = policy, min_replicas, max_replicas
+        self.policy = policy
+        self._min = min_replicas
+        self._max = max_replicas
         self._up = policy.scale_up if scale_up is None else scale_up
         self._down = policy.scale_down if scale_down is None else scale_down
         self._recommendations: list[tuple[float, int]] = []
@@ -252,7 +254,9 @@ class TargetUtilization:
         _check("tolerance", tolerance, tolerance >= 0, "0 or more")
         names = ("busy", "load", "kv_used", "running", "waiting")
         _check("metric", metric, metric in names, f"one of {', '.join(names)}")
-        self._target, self._metric, self._tolerance = target, metric, tolerance
+        self._target = target
+        self._metric = metric
+        self._tolerance = tolerance
 
     def desired(self, observation: Observation) -> int:
         values: list[float | None] = [getattr(engine, self._metric) for engine in observation.engines]
@@ -278,7 +282,9 @@ class QueueLength:
         _check("target", target, target > 0, "more than 0")
         _check("tolerance", tolerance, tolerance >= 0, "0 or more")
         _check("count", count, count in ("waiting", "unfinished"), "waiting or unfinished")
-        self._target, self._count, self._tolerance = target, count, tolerance
+        self._target = target
+        self._count = count
+        self._tolerance = tolerance
 
     def desired(self, observation: Observation) -> int:
         requests = observation.queued + sum(engine.waiting for engine in observation.engines)
@@ -303,7 +309,9 @@ class Scheduled:
         _check("schedule", schedule, ordered, "pairs of seconds, from 0 on and in order, and engines")
         _check("schedule", schedule, all(count >= 1 and count == int(count) for _, count in schedule), "whole engines")
         _check("period", period, period is None or period > times[-1], "more than the last time of the schedule")
-        self._times, self._counts, self._period = times, [int(count) for _, count in schedule], period
+        self._times = times
+        self._counts = [int(count) for _, count in schedule]
+        self._period = period
 
     def desired(self, observation: Observation) -> int:
         now = observation.now if self._period is None else math.fmod(observation.now, self._period)
@@ -333,7 +341,8 @@ class MeetGoals:
         _check("goals", goals, bool(goals) and all(limit > 0 for limit in goals.values()), "latencies and their limits")
         _check("margin", margin, 0 <= margin < 1, "0 or more and less than 1")
         self.goals = dict(goals)
-        self._predict, self._margin = predict, margin
+        self._predict = predict
+        self._margin = margin
 
     def desired(self, observation: Observation) -> int:
         lower, upper = observation.min_replicas, observation.max_replicas

@@ -27,7 +27,10 @@ class Chunk:
     __slots__ = ("context", "last", "sequence", "tokens")
 
     def __init__(self, sequence: Sequence, tokens: int, context: int, last: bool) -> None:
-        self.sequence, self.tokens, self.context, self.last = sequence, tokens, context, last
+        self.sequence = sequence
+        self.tokens = tokens
+        self.context = context
+        self.last = last
 
     def __repr__(self) -> str:
         return f"Chunk({self.sequence.request.id}: {self.context}+{self.tokens}{' last' if self.last else ''})"
@@ -68,17 +71,22 @@ class Batch:
         step_index: int = 0,
         draft_tokens: Many[int] = (),
     ) -> None:
-        self.chunks, self.decodes, self.draft_tokens = chunks, decodes, draft_tokens
+        self.chunks = chunks
+        self.decodes = decodes
+        self.draft_tokens = draft_tokens
         self.n_decodes = self.decode_tokens = len(decodes)
         if draft_tokens:
             self.decode_tokens += sum(draft_tokens)
         self.outputs = self.decode_tokens
-        self.decode_kv, self.longest_decode = decode_kv, longest_decode
+        self.decode_kv = decode_kv
+        self.longest_decode = longest_decode
         self.prefill_tokens = 0
         for chunk in chunks:
             self.prefill_tokens += chunk.tokens
             self.outputs += chunk.last
-        self.transferred, self.finishing, self.step_index = transferred, finishing, step_index
+        self.transferred = transferred
+        self.finishing = finishing
+        self.step_index = step_index
         self.loads: Many[ModelLoad] = ()
         self.drafted_kv = self.longest_undrafted = 0
 
@@ -145,7 +153,8 @@ class DraftedSteps:
     )  # fmt: skip
 
     def __init__(self, decodes: list[DraftedDecode], draft_tokens: int) -> None:
-        self.decodes, self.draft_tokens = decodes, draft_tokens
+        self.decodes = decodes
+        self.draft_tokens = draft_tokens
         self.num_draft_tokens = 0
         self.num_accepted = [0] * (draft_tokens + 1)
         self.rows: list[int] = []

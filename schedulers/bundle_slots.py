@@ -105,7 +105,8 @@ class BundleSlots:
     """
 
     def __init__(self, instances: int, microbatches: int, batch_size: int, refill: Refill = refill_fcfs) -> None:
-        self.instances, self.batch_size = instances, batch_size
+        self.instances = instances
+        self.batch_size = batch_size
         self.waiting: deque[Waiting] = deque()
         self.microbatches = [Microbatch(index, instances, batch_size) for index in range(microbatches)]
         self._refill = refill

@@ -46,7 +46,8 @@ class StaticChunks:
     """
 
     def __init__(self, tokens: int, exclude_decodes: bool = False) -> None:
-        self.tokens, self.exclude_decodes = tokens, exclude_decodes
+        self.tokens = tokens
+        self.exclude_decodes = exclude_decodes
 
     def max_prefill_tokens(self, num_decodes: int) -> int:
         return self.tokens if self.exclude_decodes else max(self.tokens - num_decodes, 0)
@@ -83,9 +84,12 @@ class SloChunks:
             raise ValueError(f"expected 1 <= smallest <= largest, found {min_tokens} and {max_tokens}")
         if granularity < 1:
             raise ValueError(f"expected a step of at least 1, found {granularity}")
-        self.slo_seconds, self.granularity = slo_seconds, granularity
-        self.min_tokens, self.max_tokens = min_tokens, max_tokens
-        self._tokens, self._seconds = list(tokens), list(seconds)
+        self.slo_seconds = slo_seconds
+        self.granularity = granularity
+        self.min_tokens = min_tokens
+        self.max_tokens = max_tokens
+        self._tokens = list(tokens)
+        self._seconds = list(seconds)
 
     def seconds(self, tokens: int) -> float:
         """T(tokens)."""

@@ -50,7 +50,8 @@ class CoreState:
     def __init__(
         self, config: EngineConfig, chunk_policy: ChunkPolicy | None = None, make_cache: type[KVCache] = KVCache
     ) -> None:
-        self.config, self.chunk_policy = config, chunk_policy
+        self.config = config
+        self.chunk_policy = chunk_policy
         blocks_per_node = config.prefix_id_tokens // config.block_size
         caching = config.enable_prefix_caching
         self.kv_cache = make_cache(config.num_gpu_blocks, config.block_size, blocks_per_node, caching)

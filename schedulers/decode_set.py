@@ -39,7 +39,8 @@ class DecodeSet:
         """Let a sequence whose prompt is computed decode from the next step on."""
         step = self.step_index
         sequence.state = DECODING
-        sequence.kv_offset, sequence.joined_step = sequence.num_computed_tokens - step, step
+        sequence.kv_offset = sequence.num_computed_tokens - step
+        sequence.joined_step = step
         self.sequences[sequence] = None
         self.size += 1
         self.kv_tokens += sequence.num_computed_tokens
@@ -53,7 +54,8 @@ class DecodeSet:
         """Take a sequence out and write its own counts back into it."""
         sequence.num_computed_tokens = sequence.kv_offset + self.step_index
         sequence.num_output_tokens += self.step_index - sequence.joined_step
-        sequence.joined_step, sequence.left_step = -1, self.step_index
+        sequence.joined_step = -1
+        sequence.left_step = self.step_index
         del self.sequences[sequence]
         self.size -= 1
         self.kv_tokens -= sequence.num_computed_tokens

@@ -65,7 +65,8 @@ class DraftsByBatchSize:
             raise ValueError(f"expected numbers of decodes that rise, found {list(decodes)}")
         if min(drafts) < 0 or max(drafts) > num_speculative_tokens:
             raise ValueError(f"expected 0 to {num_speculative_tokens} draft tokens, found {list(drafts)}")
-        self._decodes, self._drafts = list(decodes), list(drafts)
+        self._decodes = list(decodes)
+        self._drafts = list(drafts)
 
     def num_draft_tokens(self, num_decodes: int) -> int:
         for decodes, drafts in zip(self._decodes, self._drafts, strict=True):
@@ -105,9 +106,12 @@ class GoodputDrafts:
         explore: int = 50,
     ) -> None:
         check_table(tokens, seconds)
-        self.num_speculative_tokens, self.explore = num_speculative_tokens, explore
-        self._tokens, self._seconds = list(tokens), list(seconds)
-        self._accepted, self._tried = acceptance * prior, prior
+        self.num_speculative_tokens = num_speculative_tokens
+        self.explore = explore
+        self._tokens = list(tokens)
+        self._seconds = list(seconds)
+        self._accepted = acceptance * prior
+        self._tried = prior
         self._steps_without = 0
 
     @property

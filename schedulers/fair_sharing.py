@@ -57,7 +57,8 @@ class FairSharing:
     def __init__(
         self, prompt_weight: float = 1.0, output_weight: float = 2.0, weights: Mapping[str, float] | None = None
     ) -> None:
-        self.prompt_weight, self.output_weight = prompt_weight, output_weight
+        self.prompt_weight = prompt_weight
+        self.output_weight = output_weight
         self.weights = dict(weights or {})
         for name, value in {"prompt_weight": prompt_weight, "output_weight": output_weight, **self.weights}.items():
             if not 0 < value < inf:
@@ -140,7 +141,8 @@ class FairQueue:
     """
 
     def __init__(self, policy: FairSharing) -> None:
-        self.policy, self.count = policy, 0
+        self.policy = policy
+        self.count = 0
         self._lines: dict[str, KeyQueue] = {}
         self._head: Sequence | None = None  # what `peek` has returned last
 

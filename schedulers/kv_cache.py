@@ -29,7 +29,8 @@ class PrefixNode(Linked):
 
     def __init__(self, key: int, parent: PrefixNode | None) -> None:
         self.before = self.after = None
-        self.key, self.parent = key, parent
+        self.key = key
+        self.parent = parent
         self.block_hash = self.depth = 0
         self.children: dict[int, PrefixNode] = {}
         self.ref_count = 0
@@ -115,7 +116,8 @@ class FreeRun(Linked):
 
     def __init__(self, count: int, num_preceding_nodes: int = -1) -> None:
         self.before = self.after = None
-        self.count, self.num_preceding_nodes = count, num_preceding_nodes
+        self.count = count
+        self.num_preceding_nodes = num_preceding_nodes
 
 
 class SequenceBlocks:
@@ -148,7 +150,9 @@ class KVCache:
     def __init__(self, num_blocks: int, block_size: int, blocks_per_node: int = 1, enable_caching: bool = True) -> None:
         if min(num_blocks, block_size, blocks_per_node) < 1:
             raise ValueError(f"expected sizes of at least 1, found {num_blocks}, {block_size} and {blocks_per_node}")
-        self.num_blocks, self.block_size, self.blocks_per_node = num_blocks, block_size, blocks_per_node
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.blocks_per_node = blocks_per_node
         self.enable_caching = enable_caching
         self.num_free_blocks = num_blocks
         self.root = PrefixNode(-1, None)
@@ -210,7 +214,8 @@ class KVCache:
 
     def reclaim(self, blocks: SequenceBlocks, count: int) -> None:
         """Take back `count` blocks of a preempted sequence. The rest of its free run stays free and becomes blank."""
-        run, blocks.freed_run = blocks.freed_run, None
+        run = blocks.freed_run
+        blocks.freed_run = None
         if run is None or not run.count:
             return
         run.count -= count
@@ -271,7 +276,8 @@ class KVCache:
             blocks.num_private -= self.blocks_per_node
             nodes.append(node)
             if self.observers:
-                node.block_hash, node.depth = block_hash(parent.block_hash, key), len(nodes) - 1
+                node.block_hash = block_hash(parent.block_hash, key)
+                node.depth = len(nodes) - 1
                 for observer in self.observers:
                     observer.on_cached(node)
             parent = node

@@ -29,7 +29,8 @@ class CacheView(CacheObserver):
     def __init__(self, node_tokens: int, delay: float = 0.0) -> None:
         super().__init__()
         self.events = 0
-        self._node_tokens, self._delay = node_tokens, delay
+        self._node_tokens = node_tokens
+        self._delay = delay
         self._cached: dict[int, None] = {}
         self._under_way: deque[tuple[float, bool, int]] = deque()  # when each comes, whether cached, its block
 
@@ -75,5 +76,6 @@ class CacheEvents(CacheObserver):
 
     def take(self) -> list[tuple[bool, int]]:
         """The events since the last call."""
-        events, self.events = self.events, []
+        events = self.events
+        self.events = []
         return events

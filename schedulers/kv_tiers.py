@@ -43,7 +43,8 @@ class Tier:
     """
 
     def __init__(self, config: TierConfig) -> None:
-        self.name, self.capacity = config.name, config.capacity
+        self.name = config.name
+        self.capacity = config.capacity
         self.blocks: dict[int, TierBlock] = {}
         self.loaded = self.stored = self.evicted = 0
         self.eviction: EvictionPolicy = EVICTION_POLICIES.select(config.eviction)()
@@ -96,8 +97,12 @@ class Store:
     __slots__ = ("block", "payload", "slot", "source", "tier", "when")
 
     def __init__(self, tier: int, block: TierBlock, source: int, when: float, payload: object, slot: int) -> None:
-        self.tier, self.block, self.source, self.when = tier, block, source, when
-        self.payload, self.slot = payload, slot
+        self.tier = tier
+        self.block = block
+        self.source = source
+        self.when = when
+        self.payload = payload
+        self.slot = slot
 
 
 class Load:
@@ -115,7 +120,9 @@ class Load:
     def __init__(self, sequence: Sequence, sources: list[tuple[int, TierBlock]], tokens: int) -> None:
         self.sequence: Sequence | None = sequence
         self.blocks = SequenceBlocks()
-        self.sources, self.tokens, self.ids = sources, tokens, sequence.request.prefix_blocks
+        self.sources = sources
+        self.tokens = tokens
+        self.ids = sequence.request.prefix_blocks
 
 
 class KVTiers(CacheObserver):
@@ -236,12 +243,14 @@ class KVTiers(CacheObserver):
         """
         if self._cached and computed:
             self._store_cached()
-        stores, self._stores = self._stores, []
+        stores = self._stores
+        self._stores = []
         return stores
 
     def take_loads(self) -> list[Load]:
         """The loads that have begun since the last call, to be made after the stores."""
-        loads, self._new_loads = self._new_loads, []
+        loads = self._new_loads
+        self._new_loads = []
         return loads
 
     def check_integrity(self) -> None:

@@ -25,7 +25,8 @@ class LoadTree:
         nodes = [_NO_ENGINE] * first + leaves + [_NO_ENGINE] * (first - len(leaves))
         for node in range(first - 1, 0, -1):
             nodes[node] = min(nodes[2 * node], nodes[2 * node + 1])
-        self._nodes, self._first_leaf = nodes, first
+        self._nodes = nodes
+        self._first_leaf = first
         self._sorted = sorted(leaves)
 
     def set(self, position: int, load: int) -> None:

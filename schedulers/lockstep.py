@@ -83,7 +83,8 @@ class LockstepGroup:
     def _choose_rank(self) -> EngineCore:
         """The rank with the least work, in turns."""
         size = len(self.ranks)
-        start, self._turn = self._turn, (self._turn + 1) % size
+        start = self._turn
+        self._turn = (self._turn + 1) % size
         order = [self.ranks[(start + i) % size] for i in range(size)]
         return min(order, key=lambda core: 4 * core.num_waiting + core.num_running)
 

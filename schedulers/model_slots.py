@@ -66,7 +66,9 @@ class ModelLoad:
     __slots__ = ("cold", "model", "replaces")
 
     def __init__(self, model: str, cold: bool, replaces: str = "") -> None:
-        self.model, self.cold, self.replaces = model, cold, replaces
+        self.model = model
+        self.cold = cold
+        self.replaces = replaces
 
     def __repr__(self) -> str:
         return f"ModelLoad({self.model}{', cold' if self.cold else ''})"

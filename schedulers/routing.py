@@ -305,7 +305,8 @@ class SessionAffinity:
         _check_load_factor(load_factor)
         if max_sessions < 1:
             raise ValueError(f"max_sessions: expected at least 1, found {max_sessions}")
-        self._load_factor, self._max_sessions = load_factor, max_sessions
+        self._load_factor = load_factor
+        self._max_sessions = max_sessions
         self._least_loaded = LeastLoaded()
         self._engine_of: OrderedDict[int, int] = OrderedDict()
 
@@ -340,7 +341,8 @@ class ConsistentHashing:
         _check_load_factor(load_factor)
         if virtual_nodes < 1:
             raise ValueError(f"virtual_nodes: expected at least 1, found {virtual_nodes}")
-        self._load_factor, self._virtual_nodes = load_factor, virtual_nodes
+        self._load_factor = load_factor
+        self._virtual_nodes = virtual_nodes
         self._indices: list[int] = []
         self._points: list[int] = []
         self._owners: list[int] = []

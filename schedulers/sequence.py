@@ -47,7 +47,9 @@ class Sequence:
     )  # fmt: skip
 
     def __init__(self, request: Request, seq_id: int, one_shot: bool) -> None:
-        self.request, self.seq_id, self.one_shot = request, seq_id, one_shot
+        self.request = request
+        self.seq_id = seq_id
+        self.one_shot = one_shot
         self.state = WAITING
         self.num_tokens_to_compute = request.prompt_tokens
         self.max_tokens = max(request.max_tokens, 1)

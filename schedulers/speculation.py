@@ -114,7 +114,8 @@ class SpeculativeDecodeSet(DecodeSet):
         if self.in_step and sequence.joined_step != self.step_index:
             sequence.num_computed_tokens += 1
             sequence.num_output_tokens += 1
-        sequence.joined_step, sequence.left_step = -1, self.step_index
+        sequence.joined_step = -1
+        sequence.left_step = self.step_index
         del self.sequences[sequence]
         self.size -= 1
 
@@ -211,7 +212,8 @@ class SpeculativeEngineCore(EngineCore):
         kind = self._complete_prefills(chunks, decodes, finishing) if chunks else DecodeBatch
         step = decode_set.step_index
         batch = kind(chunks, decodes, kv_tokens, longest, transferred, finishing, step, draft_tokens)
-        batch.drafted_kv, batch.longest_undrafted = drafted_kv, longest_undrafted
+        batch.drafted_kv = drafted_kv
+        batch.longest_undrafted = longest_undrafted
         if slots is not None:
             batch.loads = slots.take_loads()
         return batch

@@ -25,7 +25,9 @@ class TierBlock(Linked):
 
     def __init__(self, block_hash: int, depth: int, slot: int) -> None:
         self.before = self.after = None
-        self.block_hash, self.depth, self.slot = block_hash, depth, slot
+        self.block_hash = block_hash
+        self.depth = depth
+        self.slot = slot
         self.ready_at = inf
         self.pins = self.uses = 0
         self.priority = 0.0
@@ -121,7 +123,8 @@ class CostAware(EvictionPolicy):
             if block.pins:
                 pinned.append(block)
                 continue
-            victim, self._clock = block, priority
+            victim = block
+            self._clock = priority
         for entry in pinned:
             self._push(entry)
         if victim is not None:

@@ -56,7 +56,8 @@ class Alarm:
     __slots__ = ("number", "priority", "ring", "when")
 
     def __init__(self, priority: int, ring: Callable[[float], None]) -> None:
-        self.priority, self.ring = priority, ring
+        self.priority = priority
+        self.ring = ring
         self.number: int = NOT_SET
         self.when = 0.0
 
@@ -90,7 +91,8 @@ class Environment(simpy.Environment):
             raise AssertionError(f"cannot wake at {when}: it is already {self._now}")
         if event is None:
             event = Event(self)
-        event._ok, event._value = True, None
+        event._ok = True
+        event._value = None
         heappush(self._queue, (when, priority, next(self._eid), event))  # type: ignore[misc]  # see EventPriority
         return event
 

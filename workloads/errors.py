@@ -31,7 +31,10 @@ class BadInput(TwinError, ValueError):
         file: str | Path | None = None,
         line: int | None = None,
     ) -> None:
-        self.expected, self.value, self.field, self.line = expected, value, field, line
+        self.expected = expected
+        self.value = value
+        self.field = field
+        self.line = line
         self.file = None if file is None else str(file)
         super().__init__(self._one_line())
 

@@ -194,7 +194,8 @@ class _Stretched:
     def __init__(self, pieces: Iterator[Piece]) -> None:
         self._source = pieces
         self._known: list[tuple[float, float, Piece]] = []  # time and ∫ m at the begin of each piece
-        self._time, self._integral = 0.0, 0.0
+        self._time = 0.0
+        self._integral = 0.0
 
     def times(self, integrals: FloatArray) -> FloatArray:
         """The times at which ∫ m reaches these values, which do not decrease."""

@@ -58,7 +58,8 @@ class Table:
 
     def __init__(self, file: Path, first: _Names, rows: list[_Row], *, is_json: bool) -> None:
         """`first`: line and names of a CSV file's header, with their positions, or of the file's first object."""
-        self.file, self._is_json = file, is_json
+        self.file = file
+        self._is_json = is_json
         self.names_line, self._first = first
         self.lines = [line for line, _ in rows]
         self._rows = [row for _, row in rows]

@@ -209,8 +209,11 @@ class _Columns:
 
     def __init__(self, schema: Schema, first: Table) -> None:
         self._schema = schema
-        self._prompts, self._outputs, self._times = array("q"), array("q"), array("d")
-        self._counts, self._ids = array("q"), array("Q")
+        self._prompts = array("q")
+        self._outputs = array("q")
+        self._times = array("d")
+        self._counts = array("q")
+        self._ids = array("Q")
         self._sessions = array("q")
         self._numbers: dict[str | int, int] = {}  # of sessions, by their names or those of their requests
         self._new_sessions = 0

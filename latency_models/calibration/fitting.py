@@ -50,10 +50,15 @@ def to_estimator(line: Line) -> LinearLatency:
     if report is None:
         return estimator
     estimator.set_params(relative=report.relative, confidence=report.confidence)
-    estimator.covariance_, estimator.noise_variance_ = np.array(report.covariance), report.noise_variance
-    estimator.degrees_, estimator.through_origin_ = report.degrees, report.degrees == report.points - 1
-    estimator.alpha_interval_, estimator.beta_interval_ = report.alpha_interval, report.beta_interval
-    estimator.range_, estimator.points_, estimator.r_squared_ = report.range, report.points, report.r_squared
+    estimator.covariance_ = np.array(report.covariance)
+    estimator.noise_variance_ = report.noise_variance
+    estimator.degrees_ = report.degrees
+    estimator.through_origin_ = report.degrees == report.points - 1
+    estimator.alpha_interval_ = report.alpha_interval
+    estimator.beta_interval_ = report.beta_interval
+    estimator.range_ = report.range
+    estimator.points_ = report.points
+    estimator.r_squared_ = report.r_squared
     error = report.heldout_median_error
     estimator.heldout_median_error_ = math.nan if error is None else error
     return estimator

@@ -103,7 +103,9 @@ class ConfigFields:
     """Fields of one JSON object, checked as they are read. A null counts as a missing field."""
 
     def __init__(self, document: Mapping[str, Any], file: Path, under: str = "") -> None:
-        self.document, self.file, self.under = document, file, under
+        self.document = document
+        self.file = file
+        self.under = under
 
     def count(self, name: str, default: int | None = None) -> int:
         """A whole number from 1 to MAX_COUNT."""

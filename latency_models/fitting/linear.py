@@ -52,7 +52,9 @@ class LinearLatency(Estimator):
     beta_: float
 
     def __init__(self, *, relative: bool = False, holdout: float = 0.2, confidence: float = 0.95) -> None:
-        self.relative, self.holdout, self.confidence = relative, holdout, confidence
+        self.relative = relative
+        self.holdout = holdout
+        self.confidence = confidence
 
     @classmethod
     def from_coefficients(cls, alpha: float, beta: float) -> Self:
@@ -68,7 +70,8 @@ class LinearLatency(Estimator):
                 raise CannotFit("expected a finite number of at least 0", field=name, value=value)
         line = cls()
         line._learn(_Line(float(alpha), float(beta), np.full((2, 2), math.nan), math.nan, 0))
-        line.range_, line.points_ = (0.0, math.inf), 0
+        line.range_ = (0.0, math.inf)
+        line.points_ = 0
         line.r_squared_ = line.heldout_median_error_ = math.nan
         return line
 
@@ -88,7 +91,8 @@ class LinearLatency(Estimator):
         if line.alpha < 0:
             raise CannotFit("expected times that do not fall as sizes grow", field="alpha", value=line.alpha)
         self._learn(line)
-        self.range_, self.points_ = (float(x.min()), float(x.max())), len(x)
+        self.range_ = (float(x.min()), float(x.max()))
+        self.points_ = len(x)
         self.r_squared_ = _explained(x, t, line, self.relative)
         self.heldout_median_error_ = self._heldout_error(x, t)
         return self
@@ -146,9 +150,12 @@ class LinearLatency(Estimator):
             raise CannotFit("expected a number above 0 and below 1", field="confidence", value=self.confidence)
 
     def _learn(self, line: _Line) -> None:
-        self.alpha_, self.beta_ = line.alpha, line.beta
-        self.covariance_, self.noise_variance_ = line.covariance, line.noise
-        self.degrees_, self.through_origin_ = line.degrees, line.through_origin
+        self.alpha_ = line.alpha
+        self.beta_ = line.beta
+        self.covariance_ = line.covariance
+        self.noise_variance_ = line.noise
+        self.degrees_ = line.degrees
+        self.through_origin_ = line.through_origin
         reach = student_quantile(self.confidence, line.degrees) * np.sqrt(np.diag(line.covariance))
         self.alpha_interval_ = (line.alpha - float(reach[0]), line.alpha + float(reach[0]))
         self.beta_interval_ = (line.beta - float(reach[1]), line.beta + float(reach[1]))

@@ -17,7 +17,9 @@ class Columns:
     """Columns of a CSV file. Place i of every list is row i below the header."""
 
     def __init__(self, path: Path, names: Sequence[str], rows: Sequence[Sequence[str]], lines: Sequence[int]) -> None:
-        self.path, self.names, self._lines = path, tuple(names), lines
+        self.path = path
+        self.names = tuple(names)
+        self._lines = lines
         self._columns = dict(zip(names, zip(*rows, strict=True), strict=True))
 
     def __len__(self) -> int:

@@ -148,10 +148,14 @@ class EcTables(StepTime):
         pad_to: int = 0,
         spread: float | None = None,
     ) -> None:
-        self.tables, self.selection, self.passes, self.pad_to = tables, selection, passes, pad_to
+        self.tables = tables
+        self.selection = selection
+        self.passes = passes
+        self.pad_to = pad_to
         self.spread = spread
         self._outside: dict[str, float] = {}
-        self._tokens, self._seconds = tables.tokens, tables.iteration(selection)
+        self._tokens = tables.tokens
+        self._seconds = tables.iteration(selection)
 
     def at(self, tokens: int) -> float:
         """The time T_S(tokens), seconds; T_S(0) = 0."""

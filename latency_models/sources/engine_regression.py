@@ -180,7 +180,9 @@ class EngineRegression(Estimator, StepTime):
     lines_: dict[str, BrokenLine]
 
     def __init__(self, block_size: int = 16, *, support: int = 20, huber: float = 1.5) -> None:
-        self.block_size, self.support, self.huber = block_size, support, huber
+        self.block_size = block_size
+        self.support = support
+        self.huber = huber
 
     def fit(self, steps: Sequence[Step]) -> Self:
         """Fit the model to timed steps."""
@@ -257,7 +259,8 @@ class EngineRegression(Estimator, StepTime):
         fixed = machine * factors.get("fixed", 1.0)
         varied = EngineRegression(**self.get_params())
         vars(varied).update(vars(self))
-        varied.heldout_error_, varied.overhead_ = None, self.overhead_ * fixed
+        varied.heldout_error_ = None
+        varied.overhead_ = self.overhead_ * fixed
         varied.slopes_ = {name: slope * fixed for name, slope in self.slopes_.items()}
         varied.lines_ = {
             name: line.scaled(machine * factors.get(name, 1.0), beyond) for name, line in self.lines_.items()
@@ -322,9 +325,13 @@ class EngineRegression(Estimator, StepTime):
     def from_file(cls, file: EngineRegressionFile) -> EngineRegression:
         """The model in a file."""
         model = cls(file.block_size)
-        model.overhead_, model.slopes_, model.lines_ = file.overhead, dict(file.slopes), dict(file.lines)
-        model.largest_, model.points_ = dict(file.largest), file.points
-        model.heldout_error_, model.repeat_spread_ = file.heldout_median_error, file.repeat_spread
+        model.overhead_ = file.overhead
+        model.slopes_ = dict(file.slopes)
+        model.lines_ = dict(file.lines)
+        model.largest_ = dict(file.largest)
+        model.points_ = file.points
+        model.heldout_error_ = file.heldout_median_error
+        model.repeat_spread_ = file.repeat_spread
         model.round_spread_ = file.round_spread
         return model
 

@@ -41,8 +41,10 @@ class LinearStepTime(StepTime):
         *,
         spread: float | None = None,
     ) -> None:
-        self.overhead, self.per_token = overhead, per_token
-        self.per_kv_token, self.per_prefill_kv_token = per_kv_token, per_prefill_kv_token
+        self.overhead = overhead
+        self.per_token = per_token
+        self.per_kv_token = per_kv_token
+        self.per_prefill_kv_token = per_prefill_kv_token
         self.spread = spread
 
     def seconds(self, batch: Batch) -> float:

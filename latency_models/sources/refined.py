@@ -79,7 +79,9 @@ class RefinedStepTime(ScaledStepTime):
     def __init__(
         self, prior: StepTime, names: Sequence[str], estimate: Floats, covariance: Floats, drift: float
     ) -> None:
-        self._prior, self._names, self._drift = prior, tuple(names), drift
+        self._prior = prior
+        self._names = tuple(names)
+        self._drift = drift
         self._estimate = np.asarray(estimate, dtype=np.float64)
         values, vectors = np.linalg.eigh(np.asarray(covariance, dtype=np.float64))
         self._root: Floats = vectors * np.sqrt(np.maximum(values, 0.0)) @ vectors.T

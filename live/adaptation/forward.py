@@ -42,7 +42,8 @@ class ForwardPass:
     def __init__(self, config: ModelConfig, device: str = "cpu") -> None:
         if config.shape.experts or config.labels:
             raise BadInput("expected a dense language model", field="model_type", value=config.family)
-        self.config, shape = config, config.shape
+        self.config = config
+        shape = config.shape
         self._scale = 1 / math.sqrt(shape.head_dim)
         self._cos, self._sin = rope_table(
             shape.head_dim, config.max_position_embeddings, shape.rope_theta, config.scaling, device=device

@@ -22,7 +22,8 @@ class CapturedCall(Generic[Result]):
     """
 
     def __init__(self, function: Callable[[], Result], memory: Any) -> None:
-        self._function, self._memory = function, memory
+        self._function = function
+        self._memory = memory
         self._runs = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._result: Result | None = None

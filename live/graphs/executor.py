@@ -73,7 +73,8 @@ class GraphExecutor(Executor):
         self.capture_sizes = CaptureSizes(rows, chunks, config.max_num_batched_tokens, blocks)
         self.buffers = DeviceBuffers(rows, chunks, blocks, self.device)
         self.steps: dict[StepShape, StaticStep] = {}
-        self._graphs, self._frozen = 0, False
+        self._graphs = 0
+        self._frozen = False
         self._memory = torch.cuda.graph_pool_handle() if graphs and not self._on_host else None
         self._version = self.input_batch.version
         self._decode_sampling = SamplingBatch(())
@@ -87,7 +88,8 @@ class GraphExecutor(Executor):
         decodes = self.input_batch
         decodes.advance(batch)
         if self._version != decodes.version:
-            self._version, self._decode_sampling = decodes.version, SamplingBatch(decodes.generations)
+            self._version = decodes.version
+            self._decode_sampling = SamplingBatch(decodes.generations)
             self.buffers.update(decodes)
         completing = [c.sequence if c.last and wants_token(c.sequence) else None for c in batch.chunks]
         sampling = SamplingBatch([generation_of(each) for each in completing if each is not None])
@@ -107,8 +109,10 @@ class GraphExecutor(Executor):
         assert pool.num_blocks == self.pool.num_blocks, "the KV cache has a fixed size"
         if not self._on_host:
             torch.cuda.synchronize(self.device)  # steps may still run whose output was never waited for
-        self.pool, self.input_batch = pool, InputBatch(*self.input_batch.tables.shape, pool)
-        self._version, self._decode_sampling = self.input_batch.version, SamplingBatch(())
+        self.pool = pool
+        self.input_batch = InputBatch(*self.input_batch.tables.shape, pool)
+        self._version = self.input_batch.version
+        self._decode_sampling = SamplingBatch(())
         self.buffers.clear()
         return self
 

@@ -45,7 +45,10 @@ class StaticStep:
     """
 
     def __init__(self, shape: StepShape, decoder: Decoder, cache: PagedCache, buffers: DeviceBuffers) -> None:
-        self.shape, self._decoder, self._cache, self._buffers = shape, decoder, cache, buffers
+        self.shape = shape
+        self._decoder = decoder
+        self._cache = cache
+        self._buffers = buffers
         device = buffers.sampled.device
         on_gpu = device.type == "cuda"
         staged = [torch.zeros(size(shape), dtype=torch.uint8, pin_memory=on_gpu) for _ in range(2)]

@@ -93,7 +93,8 @@ class Decoder:
     """A model with its weights."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        self.config, self.weights = config, weights
+        self.config = config
+        self.weights = weights
         shape = config.shape
         self._scale = 1 / math.sqrt(shape.head_dim)
         self._cos, self._sin = rope_table(

@@ -85,7 +85,8 @@ class App(Starlette):
     """
 
     def __init__(self, service: Service) -> None:
-        self.service, self.in_flight = service, 0
+        self.service = service
+        self.in_flight = 0
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="live.server")
         routes = [_route(operation.path, operation.method, Endpoint(self, operation)) for operation in OPERATIONS]
         document = openapi.document(OPERATIONS, service.version, bool(service.config.api_key))
@@ -98,7 +99,9 @@ class Endpoint:
     """The ASGI application of one operation."""
 
     def __init__(self, app: App, operation: Operation) -> None:
-        self.app, self.service, self.operation = app, app.service, operation
+        self.app = app
+        self.service = app.service
+        self.operation = operation
         self._key = f"Bearer {app.service.config.api_key}".encode() if operation.requires_key else b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -245,7 +248,8 @@ class DisconnectWatch:
 
     def __init__(self, request: Request) -> None:
         self.disconnected = False
-        self._receive, self._answering = request.receive, asyncio.current_task()
+        self._receive = request.receive
+        self._answering = asyncio.current_task()
         self._timer = asyncio.get_running_loop().call_later(DISCONNECT_WATCH_DELAY, self._begin)
         self._watching: asyncio.Task[None] | None = None
 

@@ -93,11 +93,15 @@ class GenerationResponse(Response, Generic[_Request]):
         max_tokens: int,
         headers: Mapping[str, str],
     ) -> None:
-        self.service, self.inputs, self.request, self.prompts = service, service.inputs, request, prompts
+        self.service = service
+        self.inputs = service.inputs
+        self.request = request
+        self.prompts = prompts
         contract = service.contract(headers, request.priority)
         self.states = service.generations(request, prompts, max_tokens, contract)
         self.stream = bool(request.stream)
-        self.id, self.created = f"{self.kind}-{secrets.token_hex(16)}", int(time.time())
+        self.id = f"{self.kind}-{secrets.token_hex(16)}"
+        self.created = int(time.time())
 
     @abstractmethod
     def deltas(self, state: RequestState) -> list[Any]:

@@ -80,9 +80,11 @@ class Connection(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._limits = config.limits
-        self._heads, self._head_bytes = 0, 0  # heads begun; bytes of a head that came in parts
+        self._heads = 0  # heads begun
+        self._head_bytes = 0  # of a head that came in parts
         self._in_head = self._in_body = False
-        self._reading, self._writing = _Timer(self.loop), _Timer(self.loop)
+        self._reading = _Timer(self.loop)
+        self._writing = _Timer(self.loop)
 
     @property
     def answering(self) -> bool:
@@ -112,13 +114,15 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head, self._head_bytes = True, 0
+        self._in_head = True
+        self._head_bytes = 0
         self._heads += 1
         if not self._reading.runs:
             self._expect_head()
 
     def on_headers_complete(self) -> None:
-        self._in_head, self._in_body = False, True
+        self._in_head = False
+        self._in_body = True
         self._reading.stop()
         super().on_headers_complete()
 

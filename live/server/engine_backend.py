@@ -31,7 +31,8 @@ class EngineBackend:
     """
 
     def __init__(self, engine: Engine, models: tuple[str, ...] = ()) -> None:
-        self.engine, self._models = engine, models
+        self.engine = engine
+        self._models = models
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deliver: Callable[[Progress], None] = lambda progress: None
         self._fail: Callable[[str], None] = lambda reason: None
@@ -57,7 +58,9 @@ class EngineBackend:
         return self._models
 
     def start(self, deliver: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
-        self._loop, self._deliver, self._fail = asyncio.get_running_loop(), deliver, fail
+        self._loop = asyncio.get_running_loop()
+        self._deliver = deliver
+        self._fail = fail
 
     def submit(self, generation: Generation) -> None:
         self.engine.submit(generation)

@@ -48,7 +48,11 @@ class ApiError(TwinError):
         headers: tuple[tuple[str, str], ...] = (),
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = headers
 
     def document(self) -> dict[str, Any]:
         """The error in OpenAI's form."""

@@ -115,7 +115,10 @@ class GracefulShutdown:
     """
 
     def __init__(self, app: App, server: uvicorn.Server, seconds: float) -> None:
-        self.app, self.server, self.seconds, self.code = app, server, seconds, 0
+        self.app = app
+        self.server = server
+        self.seconds = seconds
+        self.code = 0
         self._hurry = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
 

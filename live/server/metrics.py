@@ -49,7 +49,9 @@ class Histogram:
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds, self.counts, self.total = bounds, [0] * (len(bounds) + 1), 0.0
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
 
     def observe(self, value: float) -> None:
         """Count one observation."""
@@ -66,7 +68,8 @@ class ClassStats:
     """Histograms of one service class, and its shed requests by the limit that was reached."""
 
     def __init__(self) -> None:
-        self.time_to_first_token, self.end_to_end = Histogram(TTFT_BUCKETS), Histogram(E2E_BUCKETS)
+        self.time_to_first_token = Histogram(TTFT_BUCKETS)
+        self.end_to_end = Histogram(E2E_BUCKETS)
         self.shed: Counter[str] = Counter()
 
 
@@ -79,8 +82,10 @@ class ServerStats:
 
     def __init__(self, classes: Iterable[str] = ()) -> None:
         self.classes = {name: ClassStats() for name in ("", *classes)}
-        self.time_to_first_token, self.inter_token = Histogram(TTFT_BUCKETS), Histogram(ITL_BUCKETS)
-        self.per_output_token, self.end_to_end = Histogram(ITL_BUCKETS), Histogram(E2E_BUCKETS)
+        self.time_to_first_token = Histogram(TTFT_BUCKETS)
+        self.inter_token = Histogram(ITL_BUCKETS)
+        self.per_output_token = Histogram(ITL_BUCKETS)
+        self.end_to_end = Histogram(E2E_BUCKETS)
         self.generation_tokens = self.prompt_tokens = 0
         self.reasons: Counter[str] = Counter()
 
@@ -116,7 +121,9 @@ class PrometheusExporter(Collector):
     """The metrics page of one backend: the server's counters, and the schedulers' present state."""
 
     def __init__(self, stats: ServerStats, backend: Backend, model: str) -> None:
-        self.stats, self.backend, self.model = stats, backend, model
+        self.stats = stats
+        self.backend = backend
+        self.model = model
         self.registry = CollectorRegistry()
         self.registry.register(self)
 

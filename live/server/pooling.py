@@ -39,8 +39,10 @@ class PoolingResponse(Response):
         content: Callable[[list[Vector]], dict[str, Any]],
     ) -> None:
         self.states = service.poolings(prompts, task, service.contract(headers))
-        self._content, self._model = content, service.config.name
-        self._id, self._tokens = f"{kind}-{secrets.token_hex(16)}", sum(map(len, prompts))
+        self._content = content
+        self._model = service.config.name
+        self._id = f"{kind}-{secrets.token_hex(16)}"
+        self._tokens = sum(map(len, prompts))
 
     def document(self) -> Mapping[str, Any]:
         outputs = [state.generation.pooled_output for state in self.states]

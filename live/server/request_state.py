@@ -124,9 +124,11 @@ class RequestState:
         if self.stream is not None:
             for token in output[self._num_decoded :]:
                 self.stops_at(token)
-            text, self._text = self._text + (self.stream.finish() if last else ""), ""
+            text = self._text + (self.stream.finish() if last else "")
+            self._text = ""
         delta = OutputDelta(text, self.num_read, len(output), last)
-        self.num_read, self.ended = len(output), last
+        self.num_read = len(output)
+        self.ended = last
         return delta
 
     @property

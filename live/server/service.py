@@ -46,7 +46,8 @@ class InputProcessor:
     """
 
     def __init__(self, backend: Backend, tokenizer: Tokenizer | None, template: ChatTemplate | None) -> None:
-        self.tokenizer, self.template = tokenizer, template
+        self.tokenizer = tokenizer
+        self.template = template
         self.vocab_size = backend.config.shape.vocabulary
         self.max_model_len = backend.limits.max_model_len
 
@@ -135,7 +136,8 @@ class Service:
         tokenizer: Tokenizer | None = None,
         template: ChatTemplate | None = None,
     ) -> None:
-        self.config, self.backend = config, backend
+        self.config = config
+        self.backend = backend
         self.inputs = InputProcessor(backend, tokenizer, template)
         self.base = config.name if config.name in backend.models else ""
         self.names = backend.models or (config.name,)
@@ -150,7 +152,8 @@ class Service:
         self.on_failure: Callable[[str], None] = lambda reason: None
         self.started = int(time.time())
         self.version = versions().get("serving-twin", "unknown")
-        self._seeds, self._request_ids = random.Random(), itertools.count()
+        self._seeds = random.Random()
+        self._request_ids = itertools.count()
         backend.start(self._deliver, self._fail)
 
     # -- checks, which may also run in a thread ----------------------------------------------------------------------

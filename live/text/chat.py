@@ -34,7 +34,8 @@ class ChatTemplate:
     """
 
     def __init__(self, templates: Mapping[str, Template], tokens: Mapping[str, str]) -> None:
-        self.templates, self.tokens = templates, tokens
+        self.templates = templates
+        self.tokens = tokens
 
     @classmethod
     def read(cls, directory: Path) -> ChatTemplate | None:

@@ -72,7 +72,9 @@ class ByteFallback:
     """
 
     def __init__(self, names: Names, space: str, strips: bool) -> None:
-        self._names, self._space, self.strips = names, space, strips
+        self._names = names
+        self._space = space
+        self.strips = strips
         self._cache: dict[int, tuple[bytes, bool] | None] = {}
 
     def token_bytes(self, token: int) -> bytes:
@@ -101,7 +103,8 @@ class ByteFallbackDetokenizer:
     """The same for a vocabulary with byte fallback; a run of bytes waits for what ends it."""
 
     def __init__(self, vocabulary: ByteFallback) -> None:
-        self._entry, self._strips = vocabulary.entry, vocabulary.strips
+        self._entry = vocabulary.entry
+        self._strips = vocabulary.strips
         self._run = bytearray()
 
     def push(self, token: int) -> str:

@@ -41,7 +41,8 @@ class StopSearch:
     """
 
     def __init__(self, first_characters: frozenset[str], matches: list[_Match]) -> None:
-        self._first_characters, self._matches = first_characters, matches
+        self._first_characters = first_characters
+        self._matches = matches
         self.pending = 0
 
     def feed(self, more: str, counts: bool = True) -> tuple[int, str] | None:
@@ -75,7 +76,9 @@ class _Match:
     __slots__ = ("_borders", "matched", "text")
 
     def __init__(self, text: str, borders: list[int]) -> None:
-        self.text, self._borders, self.matched = text, borders, 0
+        self.text = text
+        self._borders = borders
+        self.matched = 0
 
     def feed(self, more: str, counts: bool) -> int | None:
         """The number of characters of `more` that complete the string; None if it is incomplete or does not count."""
@@ -154,7 +157,8 @@ class TextStream:
         if self.stopped is not None:
             return ""
         text = self._certain(self._detokenizer.finish())
-        text, self._held = text + self._held, ""
+        text = text + self._held
+        self._held = ""
         return text
 
     def _certain(self, more: str) -> str:

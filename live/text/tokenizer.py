@@ -87,7 +87,8 @@ class Tokenizer:
         self.special = frozenset(i for i, token in self._trusted.get_added_tokens_decoder().items() if token.special)
         self._vocabulary = self._read_vocabulary(file)
         names = special_tokens(directory)
-        self.bos, self.eos = self._id("bos_token", names, directory), self._id("eos_token", names, directory)
+        self.bos = self._id("bos_token", names, directory)
+        self.eos = self._id("eos_token", names, directory)
         eos = frozenset[int]() if self.eos is None else frozenset({self.eos})
         self.end_tokens = eos | _end_tokens(directory / "generation_config.json")
 

@@ -39,8 +39,10 @@ class FrontRole(ABC):
     """
 
     def __init__(self, gives: str, max_model_len: int, transport: Transport, on_progress: OnProgress) -> None:
-        self._gives, self._max_model_len = gives, max_model_len
-        self._transport, self._on_progress = transport, on_progress
+        self._gives = gives
+        self._max_model_len = max_model_len
+        self._transport = transport
+        self._on_progress = on_progress
         self._generations: dict[int, Generation] = {}
         self._arriving: deque[Generation] = deque()
         self._aborting: deque[int] = deque()

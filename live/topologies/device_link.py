@@ -56,8 +56,11 @@ class DeviceLink:
     """
 
     def __init__(self, rank: int, upwards: Any, downwards: Any, limit: timedelta, device: torch.device) -> None:
-        self._rank, self._upwards, self._downwards = rank, upwards, downwards
-        self._limit, self._device = limit, device
+        self._rank = rank
+        self._upwards = upwards
+        self._downwards = downwards
+        self._limit = limit
+        self._device = device
         self._on_gpu = device.type == "cuda"
         self._sources: dict[int, _Source] = {}
         self._sending: dict[int, deque[tuple[Any, torch.Tensor]]] = {}

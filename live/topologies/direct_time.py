@@ -60,7 +60,9 @@ class DirectTime(Timekeeper):
         *,
         one_at_a_time: bool = False,
     ) -> None:
-        self.link, self._cpu, self._one_at_a_time = link or MessageLink(), cpu, one_at_a_time
+        self.link = link or MessageLink()
+        self._cpu = cpu
+        self._one_at_a_time = one_at_a_time
         self._left: dict[tuple[int, int], float] = {}  # when the latest message left, if they go one at a time
         self.roles: dict[int, RoleTime] = {}
         self.transfers: dict[tuple[int, int], Transfers] = {}
@@ -88,7 +90,8 @@ class DirectTime(Timekeeper):
         return self._role(rank).now
 
     def resume(self, rank: int) -> None:
-        self._running, self._since = rank, self._cpu()
+        self._running = rank
+        self._since = self._cpu()
 
     def pause(self, rank: int) -> None:
         self._end_stretch(rank)
@@ -124,7 +127,8 @@ class DirectTime(Timekeeper):
     def _end_stretch(self, rank: int) -> None:
         """Count the work of the running role since it was resumed, or since its last message."""
         until = self._cpu()
-        seconds, self._since = until - self._since, until
+        seconds = until - self._since
+        self._since = until
         self.work.setdefault(rank, []).append(seconds)
         self._work(self._role(rank), seconds)
 

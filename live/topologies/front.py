@@ -35,7 +35,8 @@ class TopologyBackend:
     """
 
     def __init__(self, deployment: Deployment, workers: WorkerProcesses | InProcessWorkers) -> None:
-        self._deployment, self._workers = deployment, workers
+        self._deployment = deployment
+        self._workers = workers
         self._role = deployment.front(workers.transport, self._note)
         self._generations: dict[int, Generation] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -59,7 +60,9 @@ class TopologyBackend:
         return self._role.state()
 
     def start(self, deliver: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
-        self._loop, self._deliver, self._fail = asyncio.get_running_loop(), deliver, fail
+        self._loop = asyncio.get_running_loop()
+        self._deliver = deliver
+        self._fail = fail
         self._thread.start()
 
     def submit(self, generation: Generation) -> None:

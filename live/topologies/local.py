@@ -105,7 +105,8 @@ class LocalTransport:
     """One role's side of a `LocalNetwork`, as `Transport`."""
 
     def __init__(self, network: LocalNetwork, rank: int) -> None:
-        self.rank, self._network = rank, network
+        self.rank = rank
+        self._network = network
 
     def send(self, destination: int, message: Message) -> None:
         self._network.post(self.rank, destination, message)
@@ -126,7 +127,8 @@ class LocalNetwork:
 
     def __init__(self, forms: Forms, timekeeper: Timekeeper | None = None, handover: Handover | None = None) -> None:
         self.timekeeper = timekeeper or Timekeeper()
-        self._forms, self._handover = forms, handover or Handover()
+        self._forms = forms
+        self._handover = handover or Handover()
         self._mail: dict[tuple[int, int], deque[_InTransit]] = {}
         self._outside: dict[int, deque[tuple[float, Callable[[], None]]]] = {}
         self._roles: dict[int, Role] = {}
@@ -249,7 +251,8 @@ class LocalTopology:
     """
 
     def __init__(self, network: LocalNetwork, front: FrontRole, workers: Sequence[Role]) -> None:
-        self.network, self._front = network, front
+        self.network = network
+        self._front = front
         network.start(dict(enumerate([front.run(), *workers])))
 
     def submit(self, generation: Generation) -> None:

@@ -94,8 +94,10 @@ class Membership:
         listener: socket.socket | None = None,
         join_seconds: float = 10.0,
     ) -> None:
-        self.rank, self.names = rank, list(names)
-        self._fingerprint, self._join_seconds = fingerprint, join_seconds
+        self.rank = rank
+        self.names = list(names)
+        self._fingerprint = fingerprint
+        self._join_seconds = join_seconds
         self._deadline = time.monotonic() + join_seconds
         self._facts: dict[str, str] = {}
         self._peers: dict[int, socket.socket] = {}  # of rank 0 all that are there, of another rank 0 alone
@@ -103,7 +105,8 @@ class Membership:
             address = Address(address.host, listener.getsockname()[1])
         else:
             self._peers[0] = self._call(address)
-        self.meeting_point, self.address = address, (listener or self._peers[0]).getsockname()[0]
+        self.meeting_point = address
+        self.address = (listener or self._peers[0]).getsockname()[0]
         self.watch: Callable[[], None] = lambda: None
         self._on_failure: list[Callable[[], None]] = []
         self._changed = threading.Condition()

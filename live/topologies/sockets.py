@@ -60,7 +60,8 @@ class Connection:
     """
 
     def __init__(self, connected: socket.socket, limit: float) -> None:
-        self._socket, self._limit = connected, limit
+        self._socket = connected
+        self._limit = limit
         connected.setblocking(True)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # The kernel's own limits: `settimeout` would ask whether bytes have come before every read.
@@ -202,8 +203,11 @@ class SocketTransport:
     """
 
     def __init__(self, members: Membership, forms: Forms, limit: float, link: DeviceLink | None = None) -> None:
-        self.rank, self._link = members.rank, link
-        self._members, self._forms, self._limit = members, forms, limit
+        self.rank = members.rank
+        self._link = link
+        self._members = members
+        self._forms = forms
+        self._limit = limit
         self._is_front = members.rank == 0
         self._connections = connect_all(members, limit)
         size = capacity(forms)

@@ -112,8 +112,10 @@ class Sessions:
     """
 
     def __init__(self, sessions: Sequence[Session], vocabulary: int, id_tokens: int) -> None:
-        self._vocabulary, self._id_tokens = vocabulary, id_tokens
-        self._ids, self._order = count(), count()
+        self._vocabulary = vocabulary
+        self._id_tokens = id_tokens
+        self._ids = count()
+        self._order = count()
         self._pending: list[tuple[float, int, _SessionState]] = []
         self._states: dict[int, _SessionState] = {}  # by the ids of unanswered requests
         self._of_request: dict[int, tuple[int, int, Prompt]] = {}  # session, turn and prompt, by id
@@ -167,7 +169,8 @@ class Sessions:
             generations.append(Generation(request, self._tokens(state, prompt, branch), GREEDY))
             self._states[number], self._of_request[number] = state, (state.session.id, state.turn, prompt)
         state.turn += 1
-        state.unanswered, state.first = len(generations), generations[0]
+        state.unanswered = len(generations)
+        state.first = generations[0]
         return generations
 
     def _tokens(self, state: _SessionState, prompt: Prompt, branch: int) -> Tokens:

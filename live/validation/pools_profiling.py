@@ -61,7 +61,10 @@ class PoolsProfile:
         self, make_pools: MakePools, time: RecordedTime, models: Sequence[str], decode_ranks: Sequence[int],
         limits: ProfilingLimits, vocabulary: int, seed: int,
     ) -> None:  # fmt: skip
-        self._time, self._models, self._limits, self._vocabulary = time, models, limits, vocabulary
+        self._time = time
+        self._models = models
+        self._limits = limits
+        self._vocabulary = vocabulary
         self._rng = np.random.default_rng([seed, 23])
         self._pools = make_pools(time, self._note)
         self._decode_ranks = decode_ranks
@@ -70,7 +73,8 @@ class PoolsProfile:
         self._next_id = 0
         self._active: dict[int, Generation] = {}
         self._generations: dict[int, Generation] = {}
-        self._size, self._max_steps = Round(1, 1, 1), 0
+        self._size = Round(1, 1, 1)
+        self._max_steps = 0
         self._arrivals: list[float] = []
         self._clear()
         self._turns = self._run()
@@ -109,7 +113,8 @@ class PoolsProfile:
 
     def _round(self, size: Round, max_steps: int) -> Iterator[None]:
         """Run one round, and pause after every `TURNS` resumptions of roles."""
-        self._size, self._max_steps = size, max_steps
+        self._size = size
+        self._max_steps = max_steps
         self._generations.clear()
         self._time.restart()
         for steps in self._steps.values():

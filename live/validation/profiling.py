@@ -153,10 +153,13 @@ class _Profiler:
         self, engine: Engine, clock: Clock, vocabulary: int, rng: np.random.Generator,
         resent: float = 0.0,
     ) -> None:  # fmt: skip
-        self._engine, self._clock = engine, clock
-        self._vocabulary, self._rng = vocabulary, rng
+        self._engine = engine
+        self._clock = clock
+        self._vocabulary = vocabulary
+        self._rng = rng
         self._ids = itertools.count()
-        self._resent, self._earlier = resent, deque[Tokens](maxlen=EARLIER_PROMPTS)
+        self._resent = resent
+        self._earlier = deque[Tokens](maxlen=EARLIER_PROMPTS)
         self._block_size = engine.core.config.block_size
         self._drafts: _MadeUpDrafts | None = None
         if isinstance(engine, SpeculativeEngine):
@@ -233,7 +236,10 @@ class _MadeUpDrafts:
 
     def __init__(self, engine: SpeculativeEngine, clock: Clock, vocabulary: int, rng: np.random.Generator) -> None:
         self.share = 0.0
-        self._drafts, self._clock, self._vocabulary, self._rng = engine.drafts, clock, vocabulary, rng
+        self._drafts = engine.drafts
+        self._clock = clock
+        self._vocabulary = vocabulary
+        self._rng = rng
         engine.core.propose = self._propose
 
     def _propose(self, sequence: Sequence, max_tokens: int) -> int:

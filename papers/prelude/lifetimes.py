@@ -145,7 +145,8 @@ class Meter:
         self.block_seconds += judge_blocks * (end - start)
         self.all_block_seconds += everything * (end - start)
         self.slot_seconds += sum(sequence in core.running for sequence in judges) * (end - start)
-        self.peak, self.judge_peak = max(self.peak, everything), max(self.judge_peak, judge_blocks)
+        self.peak = max(self.peak, everything)
+        self.judge_peak = max(self.judge_peak, judge_blocks)
         self.blocks = core.kv_cache.num_blocks
 
     def report(self, run: Run) -> dict[str, Any]:

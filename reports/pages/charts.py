@@ -37,7 +37,8 @@ def bokeh_chart(chart: Chart, **options: Any) -> Figure:
         options["y_range"] = chart.y_range
     options |= {"x_axis_type": "log" if chart.log_x else "linear", "y_axis_type": "log" if chart.log_y else "linear"}
     figure = canvas(chart.title, height=chart.height, **options)
-    figure.xaxis.axis_label, figure.yaxis.axis_label = chart.x_label, chart.y_label
+    figure.xaxis.axis_label = chart.x_label
+    figure.yaxis.axis_label = chart.y_label
     renderers: dict[str, list[GlyphRenderer[Any]]] = {}
     for curve, colour in zip(chart.curves, series_colours(len(chart.curves)), strict=True):
         glyphs = _draw(figure, chart, curve, curve.colour or colour)

@@ -23,7 +23,9 @@ class StandIn:
     def __init__(self, shape_n: int, shape_k: int, weight_config: dict[str, Any], torch_dtype: torch.dtype) -> None:
         assert weight_config["quant_method"] == "gptq"
         assert torch_dtype == torch.bfloat16
-        self.outputs, self.inputs, self.group = shape_n, shape_k, weight_config["group_size"]
+        self.outputs = shape_n
+        self.inputs = shape_k
+        self.group = weight_config["group_size"]
 
     def to(self, device: torch.device) -> StandIn:
         return self

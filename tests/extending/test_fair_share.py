@@ -55,7 +55,8 @@ class FairQueue:
     """One first-come, first-served line for each client."""
 
     def __init__(self, policy: FairShare) -> None:
-        self.policy, self.count = policy, 0
+        self.policy = policy
+        self.count = 0
         self._lines: dict[str, deque[Sequence]] = {}
 
     def push(self, sequence: Sequence) -> None:

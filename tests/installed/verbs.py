@@ -126,7 +126,8 @@ class Commands:
     """
 
     def __init__(self, twin: Path, place: Path) -> None:
-        self._twin, self._place = twin, place
+        self._twin = twin
+        self._place = place
         self._environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         self.verbs: set[str] = set()
         self.failed = False

@@ -75,8 +75,11 @@ def test_a_subclass_with_other_durations_has_no_line() -> None:
 def test_drafted_steps_take_as_long_as_each_of_them(model: StepTime) -> None:
     decodes = [DraftedDecode(Sequence(Request(i, 0.0, 10, 20), i, False)) for i in range(2)]
     steps = DraftedSteps(decodes, 3)
-    decodes[0].num_drafted, decodes[1].num_drafted = [3, 1], [0, 2]
-    steps.rows, steps.kv_tokens, steps.longest = [5, 5], [731, 744], [400, 402]
+    decodes[0].num_drafted = [3, 1]
+    decodes[1].num_drafted = [0, 2]
+    steps.rows = [5, 5]
+    steps.kv_tokens = [731, 744]
+    steps.longest = [400, 402]
     sequences = tuple(item.sequence for item in decodes)
     batches = [
         DecodeBatch((), sequences, 731, 400, draft_tokens=[3, 0]),

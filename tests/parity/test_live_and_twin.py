@@ -134,7 +134,8 @@ class NotedCore:
     """A scheduler that notes the batches which it decides."""
 
     def __init__(self, core: EngineCore, result: list[tuple[object, ...]]) -> None:
-        self._core, self._found = core, result
+        self._core = core
+        self._found = result
 
     def begin_step(self, now: float) -> Batch | None:
         batch = self._core.begin_step(now)

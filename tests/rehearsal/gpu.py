@@ -82,13 +82,15 @@ class PretendedGPU:
         """`torch.cuda.graph`."""
         if self.capturing:
             raise Refused("a graph within a graph")
-        self.capturing, before = True, self.done
+        self.capturing = True
+        before = self.done
         try:
             yield
         finally:
             self.capturing = False
         self.captured += 1
-        graph.held, self.done = self.done - before, before
+        graph.held = self.done - before
+        self.done = before
 
     def _stand_ins(self) -> dict[str, Any]:
         """Functions of `torch.cuda`."""

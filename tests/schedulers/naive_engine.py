@@ -168,7 +168,9 @@ class NaiveEngine:
             return 0
         for block in result:
             self.blocks.touch(block)
-        request.table, request.shared, request.computed = result, shared, context
+        request.table = result
+        request.shared = shared
+        request.computed = context
         self._disown(request)
         self.waiting.popleft()
         self.running.append(request)

@@ -72,8 +72,11 @@ class Plant:
         forgetful: bool = False, pipelined: bool = False,
     ) -> None:  # fmt: skip
         self.core = PipelinedEngineCore(config, depth, chunks) if pipelined else EngineCore(config, chunks)
-        self.config, self.chunks = config, chunks
-        self.depth, self.leaps, self.forgetful = depth, leaps, forgetful
+        self.config = config
+        self.chunks = chunks
+        self.depth = depth
+        self.leaps = leaps
+        self.forgetful = forgetful
         self.ends: dict[int, tuple[str, int]] = {}
         self.steps: list[str] = []
         self.visits: list[Visit] = []

@@ -35,11 +35,9 @@ block_size = st.sampled_from([1, 2, 4, 7])
 
 def join(decodes: DecodeSet, number: int, member: Member) -> Sequence:
     sequence = Sequence(Request(number, 0.0, member.cached, member.limit), number, False)
-    sequence.num_computed_tokens, sequence.num_output_tokens, sequence.blocks_reserved = (
-        member.cached,
-        member.got,
-        member.reserved,
-    )
+    sequence.num_computed_tokens = member.cached
+    sequence.num_output_tokens = member.got
+    sequence.blocks_reserved = member.reserved
     decodes.add(sequence)
     return sequence
 

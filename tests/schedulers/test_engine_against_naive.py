@@ -36,7 +36,8 @@ class Pair:
     """Both engines, driven alike; `depth` steps may be begun and not ended."""
 
     def __init__(self, limits: Settings, depth: int) -> None:
-        self.limits, self.depth = limits, depth
+        self.limits = limits
+        self.depth = depth
         self.core = EngineCore(
             EngineConfig(
                 num_gpu_blocks=limits.blocks,

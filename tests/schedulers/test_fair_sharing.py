@@ -30,7 +30,8 @@ class Books:
     """
 
     def __init__(self, config: EngineConfig, jobs: Jobs) -> None:
-        self.core, self.jobs = EngineCore(config), jobs
+        self.core = EngineCore(config)
+        self.jobs = jobs
         self.served = {tenant: 0.0 for _, tenant, _, _ in jobs}
         self.rows: list[tuple[dict[str, float], set[str]]] = []
         self.counters: list[dict[str, float]] = []

@@ -35,7 +35,9 @@ class Engine:
     """An engine whose load is given, and noted when it is asked for; nothing else may be asked."""
 
     def __init__(self, load: int, queried: list[Engine] | None = None, index: int = 0) -> None:
-        self._load, self._asked, self.index = load, queried, index
+        self._load = load
+        self._asked = queried
+        self.index = index
 
     @property
     def load(self) -> int:

@@ -16,7 +16,8 @@ class LineWork:
 
     def __init__(self, spread: float = 0.0) -> None:
         self.timed: list[TimedStretch] = []
-        self._rng, self._spread = np.random.default_rng(0), spread
+        self._rng = np.random.default_rng(0)
+        self._spread = spread
 
     def seconds(self, rank: int, stretch: Stretch) -> float:
         scale = 1 + self._spread * self._rng.uniform(-1, 1)

@@ -101,7 +101,8 @@ class Bundle:
 
     def __init__(self, config: BundleConfig, supply: Supply) -> None:
         self.config = config
-        self._prefill, self._decode = supply.prefill.tolist(), supply.decode.tolist()
+        self._prefill = supply.prefill.tolist()
+        self._decode = supply.decode.tolist()
         self._arrivals: list[float] | None = None if supply.arrivals is None else supply.arrivals.tolist()
         self.env = Environment()
         self.slots = BundleSlots(config.attention_instances, config.microbatches, config.batch_size, config.refill)

@@ -188,13 +188,17 @@ class RoleBundle:
     """
 
     def __init__(self, config: RoleBundleConfig, supply: Supply, work: RoleWork) -> None:
-        self.config, self._work, self._link = config, work, config.link
-        self._prefill, self._decode = supply.prefill.tolist(), supply.decode.tolist()
+        self.config = config
+        self._work = work
+        self._link = config.link
+        self._prefill = supply.prefill.tolist()
+        self._decode = supply.decode.tolist()
         count, x = len(self._decode), config.attention_instances
         self._completions = count if supply.completions is None else supply.completions
         self.slots = BundleSlots(x, config.microbatches, config.batch_size, config.refill)
         self.slots.submit(enumerate(self._prefill))
-        self._attention, self._ffn = range(1, 1 + x), 1 + x
+        self._attention = range(1, 1 + x)
+        self._ffn = 1 + x
         self._roles = [SimulatedRole() for _ in range(2 + x)]
         self.records = RoleRecords([-1.0] * count, [-1.0] * count, self._roles)
 
@@ -289,7 +293,8 @@ class RoleBundle:
         if len(records.finished) >= self._completions:
             return
         self._begin_step(turns)
-        turns.layer, turns.arrivals = 0, self._command(turns, len(finished))
+        turns.arrivals = self._command(turns, len(finished))
+        turns.layer = 0
 
     def _collect(self, microbatch: Microbatch, results: list[float]) -> float:
         """The coordinator waits for the result of each worker in turn; returns the time of the step's tokens."""

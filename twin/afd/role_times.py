@@ -52,7 +52,8 @@ class RecordedWork:
     """
 
     def __init__(self, work: Mapping[int, Sequence[float]]) -> None:
-        self._work, self._next = work, dict.fromkeys(work, 0)
+        self._work = work
+        self._next = dict.fromkeys(work, 0)
         self.timed: list[TimedStretch] = []
 
     def seconds(self, rank: int, stretch: Stretch) -> float:
@@ -162,7 +163,8 @@ class SampledWork:
 
     def __init__(self, times: RoleTimes, part: Part, begin: float) -> None:
         self._lines = {kind: line.tolist() for kind, line in times.coefficients_.items()}
-        self._rounds, self._microbatches = times.rounds_[part], times.microbatches
+        self._rounds = times.rounds_[part]
+        self._microbatches = times.microbatches
         self._begin = int(begin * len(self._rounds))
         self._ends = 0
         self._round = self._rounds[self._begin]
@@ -181,7 +183,8 @@ class SampledWork:
             self._ends += 1
             if self._ends % self._microbatches == 0:
                 rounds = self._ends // self._microbatches
-                self._round, self._next = self._rounds[(self._begin + rounds) % len(self._rounds)], {}
+                self._round = self._rounds[(self._begin + rounds) % len(self._rounds)]
+                self._next = {}
         return float(seconds * scatter[place % len(scatter)])
 
 

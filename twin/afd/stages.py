@@ -71,9 +71,15 @@ class LockstepSteps:
     def __init__(
         self, env: Environment, latency: PassLatency, ffn_instances: int, layers: int, *, fast_forward: bool
     ) -> None:
-        self.env, self.latency = env, latency
-        self._ffn_instances, self._layers, self._fast_forward = ffn_instances, layers, fast_forward
-        self.attention, self.outward, self.ffn, self.homeward = (Stage(env) for _ in range(4))
+        self.env = env
+        self.latency = latency
+        self._ffn_instances = ffn_instances
+        self._layers = layers
+        self._fast_forward = fast_forward
+        self.attention = Stage(env)
+        self.outward = Stage(env)
+        self.ffn = Stage(env)
+        self.homeward = Stage(env)
 
     def run(self, microbatch: Microbatch) -> Generator[Event, None, Waits]:
         """Take a microbatch through every layer."""
@@ -145,12 +151,16 @@ class IndependentSteps:
         *,
         fast_forward: bool,
     ) -> None:
-        self.env, self.latency = env, latency
-        self._ffn_instances, self._layers, self._in_order = ffn_instances, layers, ffn_order == "in_order"
+        self.env = env
+        self.latency = latency
+        self._ffn_instances = ffn_instances
+        self._layers = layers
+        self._in_order = ffn_order == "in_order"
         self._fast_forward = fast_forward and self._in_order
         self.attention = [Stage(env) for _ in range(instances)]
         self.outward = [Stage(env) for _ in range(instances)]
-        self.ffn, self.homeward = Stage(env), Stage(env)
+        self.ffn = Stage(env)
+        self.homeward = Stage(env)
 
     def run(self, microbatch: Microbatch) -> Generator[Event, None, Waits]:
         """Take a microbatch through every layer; waits are means over the instances that have requests in it."""

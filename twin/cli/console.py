@@ -119,9 +119,14 @@ class _Lines:
     def __init__(
         self, what: str, total: int | None, done: int, patience: float, left: Callable[[], int] | None = None
     ) -> None:
-        self._what, self._total, self._done, self._count, self._left = what, total, done, done, left
+        self._what = what
+        self._total = total
+        self._done = done
+        self._count = done
+        self._left = left
         self._begin = time.monotonic()
-        self._said, self._next_time = done, self._begin + (patience or LINE_SECONDS)
+        self._said = done
+        self._next_time = self._begin + (patience or LINE_SECONDS)
         self._patient_until = self._begin + patience
 
     def advance(self, text: str) -> None:
@@ -130,7 +135,8 @@ class _Lines:
         now = time.monotonic()
         due = self._total is not None and self._reaches_tenth(self._total)
         if now >= self._next_time or (due and now >= self._patient_until):
-            self._said, self._next_time = self._count, now + LINE_SECONDS
+            self._said = self._count
+            self._next_time = now + LINE_SECONDS
             note(f"{self._what} {self._state(now - self._begin)} {text}".rstrip())
 
     def _reaches_tenth(self, total: int) -> bool:

@@ -92,7 +92,9 @@ class _Flight(Generic[Handle, Task, Result]):
     def __init__(
         self, cluster: Cluster[Handle], shipper: Shipper, work: Callable[[Task], Result], tasks: Sequence[Task]
     ) -> None:
-        self._cluster, self._shipper, self._work = cluster, shipper, work
+        self._cluster = cluster
+        self._shipper = shipper
+        self._work = work
         self._waiting = deque(tasks)
         self._seconds = SECONDS  # of CPU time, of a task
         self.batches: dict[Handle, tuple[Batch, list[Task]]] = {}

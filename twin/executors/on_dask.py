@@ -95,7 +95,8 @@ class _DaskCluster:
         self._client = client
         self._done: queue.SimpleQueue[Handle] = queue.SimpleQueue()
         self._dropped: set[Handle] = set()
-        self._workers, self._counted = 1, -LOOK_AGAIN
+        self._workers = 1
+        self._counted = -LOOK_AGAIN
 
     def workers(self) -> int:
         """See `Cluster.workers`. While none is left, one is expected back."""

@@ -63,9 +63,13 @@ class Session:
     """One open page: its choices, its widgets and its worker."""
 
     def __init__(self, charts: Charts, inquiry: Inquiry, query: dict[str, str]) -> None:
-        self._charts, self._inquiry, self._knobs = charts, inquiry, inquiry.knobs
+        self._charts = charts
+        self._inquiry = inquiry
+        self._knobs = inquiry.knobs
         choices = from_link(self._knobs, query)
-        self._asked, self._closed, self._loop = 0, False, IOLoop.current()
+        self._asked = 0
+        self._closed = False
+        self._loop = IOLoop.current()
         self._view = View(self._knobs, choices, self._ask)
         for name, root in self._view.roots.items():
             root.name = name

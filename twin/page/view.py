@@ -62,7 +62,9 @@ class View:
     """
 
     def __init__(self, knobs: list[Knob], choices: Choices, changed: Changed) -> None:
-        self._knobs, self._choices, self._changed = knobs, dict(choices), changed
+        self._knobs = knobs
+        self._choices = dict(choices)
+        self._changed = changed
         sheet = InlineStyleSheet(css=WIDGETS)
         self.widgets = {knob.name: self._widget(knob, sheet) for knob in knobs}
         self.answer = Div(
@@ -106,8 +108,10 @@ class View:
 
     def begin(self, scenario: str, query: str, title: str) -> None:
         """A question has been asked: show its scenario, its link and its title."""
-        self.yaml.value, self.link.tags = scenario, [query, title]
-        self._points, self._reasons = {}, {}
+        self.yaml.value = scenario
+        self.link.tags = [query, title]
+        self._points = {}
+        self._reasons = {}
 
     def _clear(self) -> None:
         """Remove the numbers and curves of an earlier question."""

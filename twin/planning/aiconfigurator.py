@@ -91,7 +91,8 @@ class Row:
     """One row of a table; errors name file, line and column."""
 
     def __init__(self, table: Columns, index: int) -> None:
-        self.table, self.index = table, index
+        self.table = table
+        self.index = index
 
     def integer(self, name: str, default: int | None = None) -> int:
         """A whole number of at least 1; tables may write it as 8.0."""

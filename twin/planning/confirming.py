@@ -45,7 +45,8 @@ class Confirmer:
     """
 
     def __init__(self, evaluator: Evaluator, attempts: int = 0) -> None:
-        self.evaluator, self._attempts = evaluator, attempts
+        self.evaluator = evaluator
+        self._attempts = attempts
 
     def confirm(self, trial: Trial) -> Trial:
         """The trial of a candidate by new windows.

@@ -86,10 +86,14 @@ class EngineEstimate:
     ) -> None:
         self.stages = stages
         self.max_tokens_in_step = config.max_num_batched_tokens * (1 if stages is None else len(stages.layers))
-        self.config, self.step_time, self.lengths, self.role = config, step_time, lengths, role
+        self.config = config
+        self.step_time = step_time
+        self.lengths = lengths
+        self.role = role
         self.supplied = self._supplied(supplied)
         cached: NDArray[Any] = np.zeros(1) if lengths.hits is None else self.supplied * lengths.hits.cacheable
-        self.prompts, self.cached = lengths.prompts - cached, float(cached.mean())
+        self.prompts = lengths.prompts - cached
+        self.cached = float(cached.mean())
         self.prompt = 0.0 if role == "decode" else float(self.prompts.mean())
         self.answer = 0.0 if role == "prefill" else float(np.maximum(lengths.answers - 1, 0).mean())
         self.context = max(lengths.context, 1.0)

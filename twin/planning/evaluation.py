@@ -54,8 +54,13 @@ class Evaluator:
         executor: Executor,
         advance: Callable[[str], object] = lambda text: None,
     ) -> None:
-        self.question, self.horizon, self.goals = question, horizon, question.goals
-        self._store, self._save, self._executor, self._advance = store, save, executor, advance
+        self.question = question
+        self.horizon = horizon
+        self.goals = question.goals
+        self._store = store
+        self._save = save
+        self._executor = executor
+        self._advance = advance
         self._requests: dict[str, int] = {}  # by window
         self._severity: dict[int, float] = {}  # of draws, for the candidate that ranked them
         self._plans: dict[tuple[str, int], ServingPlan] = {}

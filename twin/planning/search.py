@@ -57,7 +57,10 @@ class Search:
         confirmer: Confirmer,
         on_better: Callable[[Trial], object] = lambda trial: None,
     ) -> None:
-        self.question, self.evaluator, self.confirmer, self._on_better = question, evaluator, confirmer, on_better
+        self.question = question
+        self.evaluator = evaluator
+        self.confirmer = confirmer
+        self._on_better = on_better
         self.trials: dict[str, Trial] = {}
         self.statuses: dict[str, tuple[str, str]] = {}
         self.best: Trial | None = None
@@ -242,7 +245,8 @@ class Search:
         self._estimates = estimates[-1]
         # Those that are feasible are so at the best estimates.
         self.statuses = {name: entry for name, entry in self.statuses.items() if entry[0] != "feasible"}
-        self._with_error, self._likely = True, set()
+        self._with_error = True
+        self._likely = set()
         self._restore()
         self._prune(estimates)
 

@@ -19,7 +19,8 @@ class CompletionStream:
     """
 
     def __init__(self, *, hide_usage: bool = False) -> None:
-        self._hide, self._rest = hide_usage, b""
+        self._hide = hide_usage
+        self._rest = b""
         self.first: float | None = None
         self.last: float | None = None
         self.chunks = 0
@@ -33,7 +34,8 @@ class CompletionStream:
 
     def end(self) -> bytes:
         """Bytes that were no whole event."""
-        remainder, self._rest = self._rest, b""
+        remainder = self._rest
+        self._rest = b""
         return remainder
 
     def _read(self, event: bytes, now: float) -> bool:
@@ -55,7 +57,8 @@ class CompletionStream:
             if choices:
                 if any(map(_has_token, choices)):
                     self.first = now if self.first is None else self.first
-                    self.last, self.chunks = now, self.chunks + 1
+                    self.last = now
+                    self.chunks = self.chunks + 1
             elif usage is not None and self._hide:
                 return False
         return True

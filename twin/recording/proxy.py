@@ -43,8 +43,12 @@ class Proxy(ThreadingHTTPServer):
         bodies: Path | None = None,
     ) -> None:  # fmt: skip
         super().__init__(address, _Handler)
-        self.upstream, self.writer, self.untouched, self.bodies = upstream, writer, untouched, bodies
-        self._lock, self._count = threading.Lock(), 0
+        self.upstream = upstream
+        self.writer = writer
+        self.untouched = untouched
+        self.bodies = bodies
+        self._lock = threading.Lock()
+        self._count = 0
 
     def next_id(self) -> str:
         """A name for a request: observed-0, observed-1, …"""

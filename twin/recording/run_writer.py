@@ -27,7 +27,9 @@ class RunWriter:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise BadInput("expected a folder that is empty or not there", field="--output", value=str(folder))
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.written, self.skipped = folder, 0, 0
+        self.folder = folder
+        self.written = 0
+        self.skipped = 0
         self._lock = threading.Lock()
         self._write_meta(meta)
         self._requests = (folder / REQUESTS).open("a", encoding="utf-8")

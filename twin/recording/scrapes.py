@@ -145,7 +145,9 @@ class _Growth:
     """Differences of two pages."""
 
     def __init__(self, first: Scrape, last: Scrape) -> None:
-        self._first, self._last, self.seconds = first, last, last.at - first.at
+        self._first = first
+        self._last = last
+        self.seconds = last.at - first.at
         if not self.seconds > 0:
             raise BadInput("expected a later page than the one before", file=last.source)
 

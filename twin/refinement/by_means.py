@@ -68,7 +68,8 @@ class MeanEvidence(Evidence):
         if len(question.factors) > 1:
             expected = "expected one: means tell one factor, and not which of several it belongs to"
             raise BadInput(expected, field="--factors", value=",".join(question.factors))
-        self._advance, self._pages = advance, read_scrapes(question.run)
+        self._advance = advance
+        self._pages = read_scrapes(question.run)
         pages = self._pages
         middle = len(pages) // 2 if len(pages) > 2 else len(pages) - 1
         self._early = between(pages[0], pages[middle])

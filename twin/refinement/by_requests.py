@@ -64,7 +64,8 @@ class RequestEvidence(Evidence):
         self._advance = advance
         run = self._run = read_measured_run(question.run)
         self._plan, self._settings, self.notes = _plan(question, run)
-        self.scenario, self.step_time = self._plan.scenario, one_step_time(self._plan)
+        self.scenario = self._plan.scenario
+        self.step_time = one_step_time(self._plan)
         default = max(round(SHARE * len(run)), min(10, len(run)))
         self._fitted = default if question.first is None else question.first
         if not 2 <= self._fitted <= len(run):

@@ -45,7 +45,8 @@ class StepEvidence(Evidence):
     kind = "steps"
 
     def __init__(self, question: Question, advance: Advance) -> None:
-        self._advance, self.notes = advance, list[str]()
+        self._advance = advance
+        self.notes = list[str]()
         self.scenario = check_scenario(question.document, question.settings, question.path)
         base = question.path.parent
         self.step_time = one_step_time(make_plan(self.scenario, base, self.scenario.workload.read_trace(base)))

@@ -41,7 +41,10 @@ class ProfiledStepModel:
     def __init__(
         self, backend: Backend, scenario: ValidationScenario, base: Path, run: RunDirectory, note: Callable[[str], None]
     ) -> None:
-        self._backend, self._scenario, self._run, self._note = backend, scenario, run, note
+        self._backend = backend
+        self._scenario = scenario
+        self._run = run
+        self._note = note
         self._scheduler = scenario.engine.build(base)
         self._parts: list[ProfilingRecording] = []
         self._in_turns: list[ProfilingRecording] = []

@@ -94,8 +94,14 @@ class BundleStepTime(StepTime):
         context_cv: float = 0.0,
         scale: float = 1.0,
     ) -> None:
-        self.model, self.hardware, self.shape, self.stages = model, hardware, shape, stages
-        self.weights, self.cache, self.context_cv, self.scale = weights, cache, context_cv, scale
+        self.model = model
+        self.hardware = hardware
+        self.shape = shape
+        self.stages = stages
+        self.weights = weights
+        self.cache = cache
+        self.context_cv = context_cv
+        self.scale = scale
         self._fullest = context_cv * expected_largest(shape.attention_instances)
         self._known: dict[int, Bounds] = {}
 

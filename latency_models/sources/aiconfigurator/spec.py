@@ -86,7 +86,8 @@ class AiconfiguratorStepTime(StepTime):
     def __init__(
         self, kernels: ModelKernels, corrections: Corrections | None = None, share: float | None = None
     ) -> None:
-        self.kernels, self.corrections = kernels, corrections or Corrections()
+        self.kernels = kernels
+        self.corrections = corrections or Corrections()
         self.share = (1.0 if self.corrections == Corrections() else STATED) if share is None else share
         self._by_decodes: dict[int, tuple[float, Curve, Curve, float]] = {}
 

@@ -45,7 +45,8 @@ class Segments:
 
     def __init__(self, xs: list[float], ys: list[float]) -> None:
         places = range(len(xs) - 1)
-        self.starts, self.values = xs[:-1], ys[:-1]
+        self.starts = xs[:-1]
+        self.values = ys[:-1]
         self.slopes = [(ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i]) for i in places]
 
 
@@ -61,7 +62,9 @@ class DecodeCurve:
     __slots__ = ("alphas", "line", "reach")
 
     def __init__(self, line: Segments, reach: float, alphas: Segments) -> None:
-        self.line, self.reach, self.alphas = line, reach, alphas
+        self.line = line
+        self.reach = reach
+        self.alphas = alphas
 
     def __deepcopy__(self, memo: dict[int, object]) -> DecodeCurve:
         return self  # never changes
@@ -80,7 +83,8 @@ class PromptCells:
 
     def __init__(self, grid: Grid) -> None:
         sizes, contexts = grid.axes
-        self.sizes, self.contexts = sizes[:-1], contexts[:-1]
+        self.sizes = sizes[:-1]
+        self.contexts = contexts[:-1]
         self.within = grid.limits if grid.reach is None else NOTHING
         self.cells: list[list[tuple[float, float, float, float, float, float]]] = []
         for i, (size, next_size) in enumerate(pairwise(sizes)):
@@ -114,7 +118,8 @@ class AttentionTimes:
         self._prompts = PromptCells(self._prefill)
         self._starts = tuple(axis[:-1] for axis in self._mixed.axes)
         self._within = self._mixed.limits if self._mixed.reach is None else NOTHING
-        self._skew, self._flag = skew, flag
+        self._skew = skew
+        self._flag = flag
         self._curves: dict[int, DecodeCurve] = {}
         self._counts: dict[int, tuple[int, float, Segments]] = {}
 

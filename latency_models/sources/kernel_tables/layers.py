@@ -36,7 +36,9 @@ class ByCount:
     """
 
     def __init__(self, seconds: list[float], name: str, flag: Flag) -> None:
-        self.seconds, self._name, self._flag = seconds, name, flag
+        self.seconds = seconds
+        self._name = name
+        self._flag = flag
 
     def __deepcopy__(self, memo: dict[int, object]) -> ByCount:
         return ByCount(self.seconds, self._name, deepcopy(self._flag, memo))  # the seconds never change
@@ -118,10 +120,13 @@ class ExpertTimes:
 
     def __init__(self, tables: KernelTables, settings: KernelTableSettings, model: Model, flag: Flag) -> None:
         assert isinstance(model.ffn, ExpertFFN)
-        self._ffn, self._settings, self._flag = model.ffn, settings, flag
+        self._ffn = model.ffn
+        self._settings = settings
+        self._flag = flag
         ranks = settings.expert_ranks
         points = tables.moe.points(ranks) if tables.moe is not None else {}
-        self._share, self.note = 1, ""
+        self._share = 1
+        self.note = ""
         if not points and tables.moe is not None and set(tables.moe.ep) == {1}:
             points = tables.moe.points(1)
             self._share = ranks

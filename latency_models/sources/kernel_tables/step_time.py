@@ -45,7 +45,9 @@ class KernelTableStepTime(StepTime):
             raise BadInput(
                 expected, field="tensor_parallel", value=settings.tensor_parallel, file=tables.provenance.source
             )
-        self.tables, self.settings, self.model = tables, settings, model
+        self.tables = tables
+        self.settings = settings
+        self.model = model
         self._outside: dict[str, float] = {}
         scale = model.layers * 1e-6 * settings.time_scale
         self._attention = AttentionTimes(tables.attention, tables.skew, scale, self._flag)

@@ -65,7 +65,10 @@ class RooflineStepTime(StepTime):
         link: Literal["intra_node", "inter_node"] | None = None,
         scales: Mapping[str, float] | None = None,
     ) -> None:
-        self.model, self.hardware, self.placement, self.efficiency = model, hardware, placement, efficiency
+        self.model = model
+        self.hardware = hardware
+        self.placement = placement
+        self.efficiency = efficiency
         self.scales = dict.fromkeys((*ABOUT, WHOLE_STEP), 1.0) | dict(scales or {})
         self._link: Literal["intra_node", "inter_node"] = link or (
             "intra_node" if placement.stage_devices <= hardware.devices_per_node else "inter_node"
@@ -73,7 +76,8 @@ class RooflineStepTime(StepTime):
         self._floor = None
         if scales is not None:
             self._floor = RooflineStepTime(model, hardware, placement, at_the_peaks(efficiency), link=link)
-        self._matrices, self._head = list(matrices(model, placement)), head(model, placement)
+        self._matrices = list(matrices(model, placement))
+        self._head = head(model, placement)
         self._experts = routed_experts(model, placement)
         self._small_bytes = elementwise_bytes(model, placement)
         self.kinds = kinds_of_parts(model, hardware, placement)
@@ -328,7 +332,8 @@ class RooflineStepTime(StepTime):
         self._window = attention.window if isinstance(attention, GroupedQueryAttention) else 0
         self._full_layers = self.model.layers - self.model.windowed_layers
         scale = self.scales["decode_attention_kernels"]
-        self._decode_launch, self._decode_token = scale * launch * self.model.layers, scale * token
+        self._decode_launch = scale * launch * self.model.layers
+        self._decode_token = scale * token
         self._decode_row = scale * padding * self.model.layers
 
     def _decode_parts(self, kind: Kind, cache: Cache) -> tuple[float, float, float]:

@@ -99,7 +99,9 @@ class StepRegression(Estimator, StepTime):
     beyond_ = 0.0
 
     def __init__(self, *, late: bool = True, graph_sizes: Sequence[int] = GRAPH_SIZES, huber: float = 1.5) -> None:
-        self.late, self.graph_sizes, self.huber = late, graph_sizes, huber
+        self.late = late
+        self.graph_sizes = graph_sizes
+        self.huber = huber
 
     def fit(self, steps: StepLog) -> Self:
         """Fit the line."""
@@ -113,7 +115,8 @@ class StepRegression(Estimator, StepTime):
             raise CannotFit("expected batches that differ, found one", field="steps")
         coefficients, self.covariance_ = _fit_apart(features, executed_steps, self.huber)
         self.scatter_, self.stalls_ = _held_out(features, executed_steps, self.huber)
-        self.points_, self.origin_ = len(executed_steps), steps.origin
+        self.points_ = len(executed_steps)
+        self.origin_ = steps.origin
         self.max_rows_ = max(int((executed_steps.prompt_tokens + executed_steps.decodes).max()), 1)
         self.max_kv_tokens_ = max(int(executed_steps.kv_tokens.max()), 1)
         self.prompts_known_ = bool(executed_steps.prompt_tokens.any())

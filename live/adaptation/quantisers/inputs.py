@@ -20,9 +20,11 @@ class RecordedInputs:
     """
 
     def __init__(self, weight: torch.Tensor) -> None:
-        self._weight, self._count = weight, 0
+        self._weight = weight
+        self._count = 0
         inputs = weight.shape[1]
-        self.second_moment, self.magnitude = torch.zeros(inputs, inputs), torch.zeros(inputs)
+        self.second_moment = torch.zeros(inputs, inputs)
+        self.magnitude = torch.zeros(inputs)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """Compute x · Wᵀ and record x."""

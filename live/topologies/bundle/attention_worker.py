@@ -47,7 +47,9 @@ class AttentionWorker:
     """
 
     def __init__(self, layout: BundleLayout, decoder: Decoder, transport: Transport, *, graphs: bool = False) -> None:
-        self._layout, self._decoder, self._transport = layout, decoder, transport
+        self._layout = layout
+        self._decoder = decoder
+        self._transport = transport
         self._instance = transport.rank - layout.attention_ranks.start
         self.engines = [Engine(decoder, layout.engine, clock=transport.clock) for _ in range(layout.microbatches)]
         make = GraphedAttentionStages if graphs else AttentionStages

@@ -46,7 +46,8 @@ class Coordinator(FrontRole):
         self.slots = BundleSlots(layout.attention_instances, layout.microbatches, layout.batch_size, refill)
         blocks = layout.engine.num_gpu_blocks
         places = [(index, i) for index in range(layout.microbatches) for i in range(layout.attention_instances)]
-        self.num_free_blocks, self.preemptions = dict.fromkeys(places, blocks), dict.fromkeys(places, 0)
+        self.num_free_blocks = dict.fromkeys(places, blocks)
+        self.preemptions = dict.fromkeys(places, 0)
         self._cancelled: set[int] = set()  # residents to abort at the end of their step
         self._leaving: list[int] = []  # ids that the attention workers must abort before they go on
 

@@ -23,7 +23,8 @@ class FFNWorker:
     def __init__(
         self, layout: BundleLayout, ffns: Sequence[FFN], transport: Transport, *, graphs: bool = False
     ) -> None:
-        self._layout, self._transport = layout, transport
+        self._layout = layout
+        self._transport = transport
         self._stages = GraphedFFNStages(ffns) if graphs else FFNStages(ffns)
 
     def run(self) -> Role:

@@ -77,7 +77,9 @@ class MeasuredBundle:
     ) -> None:
         if not 0 < completions <= len(decode):
             raise ValueError(f"expected at most the {len(decode)} requests as completions, found {completions}")
-        self._layout, self._prefilled, self._completions = layout, prefilled, completions
+        self._layout = layout
+        self._prefilled = prefilled
+        self._completions = completions
         self._time = time or DirectTime()
         self._end: DirectTime | None = None  # a copy of all times, when the last of the completions has finished
         self._finished: list[Generation] = []
@@ -145,7 +147,8 @@ class MeasuredBundle:
     def _end_measurement(self) -> None:
         """Keep the roles' times, and stop the bundle; again it changes nothing."""
         if self._measuring:
-            self._measuring, self._end = False, self._time.snapshot()
+            self._end = self._time.snapshot()
+            self._measuring = False
             self._bundle.coordinator.stop()
 
 

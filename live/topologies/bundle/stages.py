@@ -30,13 +30,15 @@ class AttentionStages:
     """
 
     def __init__(self, decoder: Decoder, engine: Engine) -> None:
-        self._decoder, self._executor = decoder, engine.executor
+        self._decoder = decoder
+        self._executor = engine.executor
         self._inputs: Inputs | None = None
         self._residual: torch.Tensor | None = None
 
     def begin(self, batch: Batch) -> None:
         """Take the inputs of a step."""
-        self._inputs, self._residual = self._executor.step_inputs(batch), None
+        self._inputs = self._executor.step_inputs(batch)
+        self._residual = None
 
     def layer(self, index: int, hidden: torch.Tensor | None) -> FFNRows:
         """One layer's attention stage: the rows for its FFN, valid until the next call.
@@ -62,7 +64,8 @@ class GraphedAttentionStages(AttentionStages):
     def __init__(self, decoder: Decoder, engine: Engine) -> None:
         super().__init__(decoder, engine)
         rows, blocks = engine.executor.input_batch.tables.shape
-        self._sizes, self._widths = sizes(rows, 2), powers(64, 4, blocks)
+        self._sizes = sizes(rows, 2)
+        self._widths = powers(64, 4, blocks)
         device = engine.executor.device
         self._memory = None if device.type == "cpu" else torch.cuda.graph_pool_handle()
         self._steps: dict[tuple[int, int], _PaddedStep] = {}
@@ -105,10 +108,12 @@ class _PaddedStep:
     """
 
     def __init__(self, decoder: Decoder, cache: Any, inputs: Inputs, rows: int, width: int) -> None:
-        self._decoder, self._cache = decoder, cache
+        self._decoder = decoder
+        self._cache = cache
         self.layers = decoder.config.shape.layers
         embedding = decoder.weights.embedding
-        self.hidden, self.residual = (embedding.new_zeros((rows, embedding.shape[1])) for _ in range(2))
+        self.hidden = embedding.new_zeros((rows, embedding.shape[1]))
+        self.residual = torch.zeros_like(self.hidden)
         self.stages: list[CapturedCall[FFNRows]] = []
         self._inputs = replace(
             inputs,

@@ -54,7 +54,8 @@ class RoutedEngine:
     """
 
     def __init__(self, rank: int, config: EngineConfig, clock: Callable[[], float], delay: float) -> None:
-        self.rank, self.free_blocks = rank, config.num_gpu_blocks
+        self.rank = rank
+        self.free_blocks = config.num_gpu_blocks
         self.view = CacheView(config.prefix_id_tokens, delay)
         self.speed = 1.0
         self._clock = clock
@@ -309,11 +310,14 @@ class Frontend(FrontRole):
         """Send each engine what it has to do. Aborts follow the requests that they may be about."""
         for engine in self.engines.values():
             while engine.outbox or engine.sends:
-                requests, engine.outbox = engine.outbox[:REQUESTS_AT_ONCE], engine.outbox[REQUESTS_AT_ONCE:]
-                sends, engine.sends = engine.sends[:IDS_AT_ONCE], engine.sends[IDS_AT_ONCE:]
+                requests = engine.outbox[:REQUESTS_AT_ONCE]
+                engine.outbox = engine.outbox[REQUESTS_AT_ONCE:]
+                sends = engine.sends[:IDS_AT_ONCE]
+                engine.sends = engine.sends[IDS_AT_ONCE:]
                 self._work(engine.rank, requests, (), sends)
             while engine.aborts:
-                aborts, engine.aborts = engine.aborts[:IDS_AT_ONCE], engine.aborts[IDS_AT_ONCE:]
+                aborts = engine.aborts[:IDS_AT_ONCE]
+                engine.aborts = engine.aborts[IDS_AT_ONCE:]
                 self._work(engine.rank, (), aborts, ())
 
     def _work(

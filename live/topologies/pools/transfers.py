@@ -95,7 +95,9 @@ class Departures:
 
     def __init__(self, engine: Engine, executor: ReceivingExecutor, transport: Transport) -> None:
         self.complete: set[int] = set()
-        self._core, self._executor, self._transport = engine.core, executor, transport
+        self._core = engine.core
+        self._executor = executor
+        self._transport = transport
         self._held: dict[int, _Departure] = {}
 
     def hold(self, sequence: Sequence) -> None:
@@ -199,7 +201,8 @@ class Arrivals:
     """The caches that come to an engine. A request is submitted when its cache is complete."""
 
     def __init__(self, engine: Engine, executor: ReceivingExecutor) -> None:
-        self._engine, self._executor = engine, executor
+        self._engine = engine
+        self._executor = executor
         self._coming: dict[int, _Arrival] = {}
 
     def reserve(self, generation: Generation) -> bool:

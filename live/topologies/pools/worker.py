@@ -53,7 +53,8 @@ class EngineWorker:
             executor.warm_up(executor.capture_sizes.decode_shapes())
         assert isinstance(executor, ReceivingExecutor)
         self._transport = transport
-        self._senders, self._receivers = layout.senders(rank), layout.receivers(rank)
+        self._senders = layout.senders(rank)
+        self._receivers = layout.receivers(rank)
         self._departures = Departures(self.engine, executor, transport)
         if layout.with_chunks:
             executor.departures = self._departures

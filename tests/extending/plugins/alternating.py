@@ -10,7 +10,8 @@ class Alternating:
     def __init__(self, every: int) -> None:
         if every < 1:
             raise ValueError(f"expected every of at least 1, found {every}")
-        self.every, self._step = every, 0
+        self.every = every
+        self._step = 0
 
     def max_prefill_tokens(self, num_decodes: int) -> int:
         self._step += 1

@@ -29,11 +29,14 @@ LINK = Communication(latency=5e-6, bandwidth=2e10, source="a guess")
 
 def engine_regression() -> EngineRegression:
     model = EngineRegression(16)
-    model.overhead_, model.slopes_ = 1e-3, {"decodes": 1e-5, "chunks": 1e-4, "outputs": 1e-6}
+    model.overhead_ = 1e-3
+    model.slopes_ = {"decodes": 1e-5, "chunks": 1e-4, "outputs": 1e-6}
     line = BrokenLine(knots=[8, 64], values=[1e-4, 2e-3])
     model.lines_ = dict.fromkeys(("rows", "decode_attention", "chunk_attention"), line)
-    model.largest_, model.points_ = {"rows": 64, "decode_attention": 64, "chunk_attention": 64}, 40
-    model.heldout_error_, model.repeat_spread_ = 0.03, 0.01
+    model.largest_ = {"rows": 64, "decode_attention": 64, "chunk_attention": 64}
+    model.points_ = 40
+    model.heldout_error_ = 0.03
+    model.repeat_spread_ = 0.01
     return model
 
 

@@ -47,7 +47,9 @@ class Clock:
     """Times without running anything; may break off after some measurements."""
 
     def __init__(self, seconds: Callable[[Case], float] = made_up, breaks_after: int | None = None) -> None:
-        self.seconds, self.left, self.asked = seconds, breaks_after, 0
+        self.seconds = seconds
+        self.left = breaks_after
+        self.asked = 0
 
     def __call__(self, case: Case) -> Timing:
         if self.left == self.asked:

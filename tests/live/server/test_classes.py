@@ -29,7 +29,8 @@ class Held:
     """
 
     def __init__(self, setting: Setting) -> None:
-        self.setting, self.answers = setting, list[tuple[str, Answer]]()
+        self.setting = setting
+        self.answers = list[tuple[str, Answer]]()
         self._threads: list[threading.Thread] = []
 
     def send(self, tenant: str, service_class: str, **fields: Any) -> None:

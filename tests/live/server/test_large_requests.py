@@ -36,7 +36,9 @@ class Held:
     """A function that waits until it is let go."""
 
     def __init__(self, real: Any) -> None:
-        self.real, self.begun, self.go = real, threading.Event(), threading.Event()
+        self.real = real
+        self.begun = threading.Event()
+        self.go = threading.Event()
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         self.begun.set()

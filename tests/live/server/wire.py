@@ -33,7 +33,8 @@ class Client:
     """A client of one server. Each call has a connection of its own."""
 
     def __init__(self, port: int, api_key: str = "") -> None:
-        self.port, self.base = port, f"http://127.0.0.1:{port}"
+        self.port = port
+        self.base = f"http://127.0.0.1:{port}"
         self.headers = {"content-type": "application/json"}
         if api_key:
             self.headers["authorization"] = f"Bearer {api_key}"

@@ -186,7 +186,8 @@ class NotedSlots:
     """Slots that note each step that begins: microbatch, step, admitted ids, their instances, all loads."""
 
     def __init__(self, slots: BundleSlots, decisions: list[Decision]) -> None:
-        self._slots, self._decisions = slots, decisions
+        self._slots = slots
+        self._decisions = decisions
 
     def begin_step(self, index: int) -> Microbatch | None:
         microbatch = self._slots.begin_step(index)

@@ -261,7 +261,8 @@ class Ticking(LocalPools):
         time = DirectTime(link, cpu=lambda: self._seconds, one_at_a_time=True)
         super().__init__(places, lambda module: decoder, timekeeper=time, packed=packed)
         self.states: dict[int, list[int]] = {}
-        self._post, self.network.post = self.network.post, self._counted  # type: ignore[method-assign]
+        self._post = self.network.post
+        self.network.post = self._counted  # type: ignore[method-assign]
         self.steps: list[list[float]] = []
         for worker in self.workers:
             executor, ends = worker.engine.executor, list[float]()

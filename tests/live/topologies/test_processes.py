@@ -40,7 +40,8 @@ class Ranks:
     """The four ranks of one topology."""
 
     def __init__(self, folder: Path, pids: dict[int, int]) -> None:
-        self.folder, self.pids = folder, pids
+        self.folder = folder
+        self.pids = pids
 
     def wait_for(self, name: str, seconds: float = 20.0) -> str:
         """The content of a file that a rank writes."""

@@ -21,7 +21,8 @@ class Here:
     name = "here"
 
     def __init__(self, workers: int = 2, seconds: float = 0.001) -> None:
-        self.count, self.seconds = workers, seconds
+        self.count = workers
+        self.seconds = seconds
         self.flying: dict[int, Batch] = {}
         self.submitted: list[Batch] = []
         self.most = 0

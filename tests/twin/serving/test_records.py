@@ -20,8 +20,11 @@ Table = dict[str, Any]
 
 def add(columns: Columns, number: int) -> None:
     record = RequestRecord(Request(number, float(number), 10 + number % 7, 5, f"model-{number % 3}"), 5)
-    record.queued, record.first_token, record.last_token = number + 0.5, number + 1.0, number + 2.0
-    record.output_tokens, record.replica = number % 5, f"engine-{number % 2}"
+    record.queued = number + 0.5
+    record.first_token = number + 1.0
+    record.last_token = number + 2.0
+    record.output_tokens = number % 5
+    record.replica = f"engine-{number % 2}"
     columns.add(record)
 
 

@@ -102,7 +102,8 @@ class DriftingBackend:
     """
 
     def __init__(self, breaks_at: int | None = None) -> None:
-        self.replayed, self._breaks_at = 0, breaks_at
+        self.replayed = 0
+        self._breaks_at = breaks_at
         self.warmed: list[Sequence[tuple[Request, int]]] = []
         self.order: list[str] = []
 

@@ -24,7 +24,9 @@ class OpenLoop:
     def __init__(
         self, env: Environment, system: System, requests: Iterator[tuple[Request, int]], ahead: int = 1
     ) -> None:
-        self._env, self._system, self._requests = env, system, requests
+        self._env = env
+        self._system = system
+        self._requests = requests
         self._alarm = Alarm(Priority.ARRIVAL, self._send)
         self._coming: deque[RequestRecord] = deque()
         self._is_last = False  # whether the requests that come are all that are left
@@ -65,7 +67,8 @@ class PartwiseLoop:
     """An open loop whose requests are handed in part by part: in between, the simulation stands still."""
 
     def __init__(self, env: Environment, system: System) -> None:
-        self._env, self._system = env, system
+        self._env = env
+        self._system = system
         self._alarm = Alarm(Priority.ARRIVAL, self._never)
 
     def play(self, requests: Iterable[tuple[Request, int]], until: float) -> None:
@@ -91,7 +94,10 @@ class ClosedLoop:
         concurrency: int,
         think: Callable[[], float],
     ) -> None:
-        self._env, self._system, self._requests, self._think = env, system, requests, think
+        self._env = env
+        self._system = system
+        self._requests = requests
+        self._think = think
         self._answered: dict[int, Event] = {}  # by request id
         self.processes = [env.process(self._client()) for _ in range(concurrency)]
 

@@ -28,7 +28,9 @@ class SessionClients:
 
     def __init__(self, env: Environment, system: System, sessions: Iterator[Session], log: SessionLog) -> None:
         self.log = log
-        self._env, self._system, self._sessions = env, system, sessions
+        self._env = env
+        self._system = system
+        self._sessions = sessions
         self._sent = 0
         self._unanswered: dict[int, tuple[SessionRecord, Prompt, Event]] = {}  # by request id
 

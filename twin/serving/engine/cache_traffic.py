@@ -26,8 +26,10 @@ class CacheTraffic:
     def __init__(
         self, env: Environment, view: CacheView | None, links: TierLinks | None, on_load: Callable[[], None]
     ) -> None:
-        self.view, self.links = view, links
-        self._env, self._on_load = env, on_load
+        self.view = view
+        self.links = links
+        self._env = env
+        self._on_load = on_load
         self._cores: list[EngineCore] = []
         self._observers: list[CacheObserver] = []
         self._loaded: list[tuple[EngineCore, Load]] = []

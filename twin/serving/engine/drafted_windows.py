@@ -40,7 +40,8 @@ class Course:
 
     def __init__(self, sequence: Sequence, shares: tuple[float, ...], key: int, num_slots: int) -> None:
         record: RequestRecord = sequence.payload  # type: ignore[assignment]
-        self.decode, self.shares = DraftedDecode(sequence), shares
+        self.decode = DraftedDecode(sequence)
+        self.shares = shares
         self.high: i64 = key >> 32
         self.low: i64 = key & 0xFFFFFFFF
         self.position: i64 = record.delivered + sequence.num_output_tokens
@@ -76,7 +77,8 @@ class Course:
         """Note what it did in all steps together."""
         decode = self.decode
         decode.num_tokens = self.computed - decode.sequence.num_computed_tokens
-        decode.reach, decode.stops = self.reach, self.left <= 0
+        decode.reach = self.reach
+        decode.stops = self.left <= 0
 
 
 def foresee(core: SpeculativeEngineCore, speculation: SimulatedSpeculation, drafts: int, steps: int) -> DraftedSteps:

@@ -80,7 +80,8 @@ class Engine(EngineState):
         self.on_shed: Shed = lambda record, shed: None
         self.foresight: Foresight | None = None
         self._step_time = step_time
-        self._depth, self._watch = depth, watch
+        self._depth = depth
+        self._watch = watch
         self._free_at = self._failed_at = 0.0
         self._alarm = Alarm(Priority.STEP_END + index, self._wake_up)
         self._seconds = self._group_seconds if isinstance(self.core, LockstepGroup) else step_time.seconds

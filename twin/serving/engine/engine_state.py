@@ -44,9 +44,12 @@ class EngineState:
         tier_links: TierLinks | None,
         deliver: float,
     ) -> None:
-        self.name, self.index = name, index
-        self.speculation, self.tier_links = speculation, tier_links
-        self._env, self._make_core = env, make_core
+        self.name = name
+        self.index = index
+        self.speculation = speculation
+        self.tier_links = tier_links
+        self._env = env
+        self._make_core = make_core
         self.core = self._new_core()
         self.log = EngineLog(name, detail=detail)
         self.step_records = StepRecords(self.log, deliver, expects_ends=speculation is None)

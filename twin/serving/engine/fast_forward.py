@@ -45,7 +45,10 @@ class Window:
     __slots__ = ("allocated", "end", "ends", "finishes", "logged", "num_steps", "opened")
 
     def __init__(self, opened: float, ends: list[float], num_steps: int, finishes: bool) -> None:
-        self.opened, self.ends, self.num_steps, self.finishes = opened, ends, num_steps, finishes
+        self.opened = opened
+        self.ends = ends
+        self.num_steps = num_steps
+        self.finishes = finishes
         self.end = ends[num_steps - 1]
         self.allocated = self.logged = 0
 
@@ -65,7 +68,9 @@ class Window:
         num_steps = (bisect_right if late else bisect_left)(self.ends, now, 0, self.num_steps) + 1
         shorter = num_steps < self.num_steps
         if shorter:
-            self.num_steps, self.end, self.finishes = num_steps, self.ends[num_steps - 1], False
+            self.num_steps = num_steps
+            self.end = self.ends[num_steps - 1]
+            self.finishes = False
         return shorter
 
 
@@ -84,7 +89,9 @@ class FastForward:
         answer_ends: AnswerEnds,
         step_time: StepTime,
     ) -> None:
-        self._log, self._running, self._answer_ends = log, running, answer_ends
+        self._log = log
+        self._running = running
+        self._answer_ends = answer_ends
         self._step_time = step_time
         self._decode_line = decode_line(step_time)
         self._longest = SHORT_WINDOW  # steps that the next window may have
@@ -134,7 +141,8 @@ class FastForward:
 
     def close_early(self, core: EngineCore | LockstepGroup, window: Window, now: float) -> None:
         """Close the window when the engine fails: steps that have not ended by `now` are lost."""
-        window.num_steps, window.finishes = window.num_ended(now), False
+        window.num_steps = window.num_ended(now)
+        window.finishes = False
         window.end = window.ends[window.num_steps - 1]
         if self._log.detail:
             self._log_states(core, window, window.num_steps + 1)

@@ -31,8 +31,10 @@ class Foresight:
     """
 
     def __init__(self, arrivals: Arrivals, requests_elsewhere: RequestsElsewhere, position: int, size: int) -> None:
-        self._arrivals, self._requests_elsewhere = arrivals, requests_elsewhere
-        self._position, self._size = position, size
+        self._arrivals = arrivals
+        self._requests_elsewhere = requests_elsewhere
+        self._position = position
+        self._size = size
 
     def no_request_before(self) -> float:
         """A time, in seconds, before which no request comes to the engine, if none of its own finishes."""

@@ -78,7 +78,8 @@ class Inbox:
 
     def _decide_reservations(self, core: EngineCore | LockstepGroup, now: float) -> None:
         """Answer whether blocks can be reserved, and reserve them."""
-        reservations, self.reservations = self.reservations, []
+        reservations = self.reservations
+        self.reservations = []
         for record, answer in reservations:
             request = record.request
             self.load -= request.prompt_tokens + request.max_tokens

@@ -70,8 +70,10 @@ class PipelinedEngine(Engine):
         self.stage_busy = [0.0] * size
         self.log.micro_batches = [EngineLog(name, detail=False) for _ in range(size)]
         self.step_records = MicroBatchRecords(self.log, deliver, expects_ends=True)
-        self._shares, self._link = stages.shares, stages.link
-        self._stage_free, self._link_free = [0.0] * size, [0.0] * size
+        self._shares = stages.shares
+        self._link = stages.link
+        self._stage_free = [0.0] * size
+        self._link_free = [0.0] * size
         self._durations: deque[list[float]] = deque()  # of the batches in flight in each stage, seconds
         self._ends_of = [AnswerEnds() for _ in range(size)]
 
@@ -139,7 +141,8 @@ class PipelinedEngine(Engine):
         size = len(self._ends_of)
         self._ends_of = [AnswerEnds() for _ in range(size)]
         self._durations.clear()
-        self._stage_free, self._link_free = [self._env.now] * size, [self._env.now] * size
+        self._stage_free = [self._env.now] * size
+        self._link_free = [self._env.now] * size
         return records
 
     def _abort(self, sequence: Sequence, now: float) -> RequestRecord:

@@ -70,7 +70,8 @@ class SimulatedSpeculation:
     def attach(self, core: EngineCore | LockstepGroup) -> None:
         """Have a new scheduler ask for drafts here, and count here."""
         assert isinstance(core, SpeculativeEngineCore)
-        core.propose, core.stats = self._propose, self.stats
+        core.propose = self._propose
+        core.stats = self.stats
         self._keys.clear()
 
     def stopped(self, core: EngineCore | LockstepGroup, batch: Batch) -> list[Sequence]:

@@ -29,7 +29,9 @@ class StepRecords:
     """
 
     def __init__(self, log: EngineLog, deliver: float, expects_ends: bool) -> None:
-        self.log, self.deliver, self.expects_ends = log, deliver, expects_ends
+        self.log = log
+        self.deliver = deliver
+        self.expects_ends = expects_ends
         self.backlog = Backlog()
         self.answer_ends = AnswerEnds()
         self.on_chunk: OnChunk | None = None

@@ -16,7 +16,8 @@ class CopyLink:
     def __init__(self, bandwidth: float, latency: float) -> None:
         self.busy = self.moved = self.waited = 0.0
         self.copies = 0
-        self._bandwidth, self._latency = bandwidth, latency
+        self._bandwidth = bandwidth
+        self._latency = latency
         self._free_at = 0.0
 
     def copy(self, now: float, size: float) -> float:
@@ -53,9 +54,14 @@ class TierLinks:
         node_tokens: int,
         node_bytes: float,
     ) -> None:
-        self.names, self.loads, self.stores, self.capacities = names, loads, stores, capacities
-        self.node_tokens, self.node_bytes = node_tokens, node_bytes
-        self.loaded_nodes, self.stored_nodes = [0] * len(names), [0] * len(names)
+        self.names = names
+        self.loads = loads
+        self.stores = stores
+        self.capacities = capacities
+        self.node_tokens = node_tokens
+        self.node_bytes = node_bytes
+        self.loaded_nodes = [0] * len(names)
+        self.stored_nodes = [0] * len(names)
         self.load_seconds = array("d")
 
     def load(self, now: float, nodes_by_tier: list[int]) -> float:

@@ -87,7 +87,8 @@ class StepIntegral:
         """
         if value != self.value:
             self.area += self.value * (now - self.since)
-            self.since, self.value = now, value
+            self.since = now
+            self.value = value
 
     def until(self, now: float) -> float:
         """The integral up to now, which is not before `since`."""
@@ -121,13 +122,17 @@ class EngineLog:
     """
 
     def __init__(self, name: str, *, detail: bool) -> None:
-        self.name, self.detail = name, detail
+        self.name = name
+        self.detail = detail
         self.ends = array("d")
-        self.decodes, self.repeats = array("i"), array("i")
+        self.decodes = array("i")
+        self.repeats = array("i")
         self.odd_gaps = array("d")
         self.changes = array("d")
-        self.index, self.starts = array("q"), array("d")
-        self.prefill_tokens, self.kinds = array("q"), array("b")
+        self.index = array("q")
+        self.starts = array("d")
+        self.prefill_tokens = array("q")
+        self.kinds = array("b")
         self.running_seqs = StepIntegral()
         self.outages: list[tuple[float, float]] = []
         self.micro_batches: list[EngineLog] = []
@@ -161,9 +166,12 @@ class EngineLog:
         place = file.append(self.ends)
         file.append(self.decodes)
         file.append(self.repeats)
-        self._file, self._num_stored = file, self._num_stored + steps
+        self._file = file
+        self._num_stored = self._num_stored + steps
         self._stored.extend((self._num_stored, runs, place))
-        self.ends, self.decodes, self.repeats = array("d"), array("i"), array("i")
+        self.ends = array("d")
+        self.decodes = array("i")
+        self.repeats = array("i")
 
     def step_parts(self, steps: int) -> Iterator[StepColumns]:
         """`ends`, `decodes` and `repeats` of all steps in order, in parts of some `steps` steps or more."""

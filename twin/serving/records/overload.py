@@ -57,7 +57,8 @@ class Backlog:
     def at_end(cls, first: float | None, last: Snapshot | None) -> Backlog:
         """The counts of a queue whose run is over."""
         backlog = cls()
-        backlog.first, backlog._last = first, last
+        backlog.first = first
+        backlog._last = last
         return backlog
 
     @property
@@ -93,7 +94,8 @@ class Backlog:
         self._empty(now)
 
     def _empty(self, now: float) -> None:
-        self._emptied, self._before = now, self._arrived
+        self._emptied = now
+        self._before = self._arrived
 
 
 @dataclass(frozen=True)

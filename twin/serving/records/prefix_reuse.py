@@ -28,7 +28,8 @@ class PrefixReuse:
     """
 
     def __init__(self, node_tokens: int, capacities: dict[str, int]) -> None:
-        self.node_tokens, self.capacities = node_tokens, capacities
+        self.node_tokens = node_tokens
+        self.capacities = capacities
         self.cached_tokens = 0
         self._prompts: list[Prompt] = []
 

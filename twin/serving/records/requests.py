@@ -44,7 +44,8 @@ class RequestRecord:
     )  # fmt: skip
 
     def __init__(self, request: Request, answer_tokens: int) -> None:
-        self.request, self.answer_tokens = request, answer_tokens
+        self.request = request
+        self.answer_tokens = answer_tokens
         self.queued = self.scheduled = self.first_token = self.last_token = UNSET
         self.output_tokens = self.cached_tokens = self.preemptions = self.attempts = self.delivered = 0
         self.retries = 0
@@ -85,17 +86,30 @@ class Columns:
         after_part: Callable[[], None] = lambda: None,
         clients: Iterable[tuple[str, str]] = (),
     ) -> None:
-        self.detail, self.sink = detail, sink
-        self._after_part, self._room = after_part, PART
-        self.arrival, self.queued, self.scheduled = array("d"), array("d"), array("d")
-        self.first_token, self.last_token = array("d"), array("d")
-        self.id, self.prompt_tokens, self.output_tokens = array("q"), array("q"), array("i")
-        self.cached_tokens, self.preemptions, self.attempts = array("q"), array("i"), array("i")
-        self.kind, self.replica, self.one_shot = array("i"), array("i"), array("b")
+        self.detail = detail
+        self.sink = sink
+        self._after_part = after_part
+        self._room = PART
+        self.arrival = array("d")
+        self.queued = array("d")
+        self.scheduled = array("d")
+        self.first_token = array("d")
+        self.last_token = array("d")
+        self.id = array("q")
+        self.prompt_tokens = array("q")
+        self.output_tokens = array("i")
+        self.cached_tokens = array("q")
+        self.preemptions = array("i")
+        self.attempts = array("i")
+        self.kind = array("i")
+        self.replica = array("i")
+        self.one_shot = array("b")
         self.kinds: dict[tuple[str, str], int] = {}
         self.replicas: dict[str, int] = {}
         self.clients = {client: i for i, client in enumerate(clients)}
-        self.client, self.started, self.tokens = array("i"), array("d"), array("q")
+        self.client = array("i")
+        self.started = array("d")
+        self.tokens = array("q")
 
     def add(self, record: RequestRecord) -> None:
         """Add a finished request."""

@@ -27,7 +27,9 @@ class SessionRecord:
     )  # fmt: skip
 
     def __init__(self, id: int, start: float) -> None:
-        self.id, self.start, self.sent = id, start, start
+        self.id = id
+        self.start = start
+        self.sent = start
         self.turn = self.unanswered = self.requests = 0
         self.prompt_tokens = self.resent_tokens = self.resent_cached_tokens = 0
         self.waited = 0.0
@@ -35,7 +37,8 @@ class SessionRecord:
     def send(self, now: float, requests: int) -> None:
         """Count a round of `requests` requests that is sent now."""
         self.turn += 1
-        self.sent, self.unanswered = now, requests
+        self.sent = now
+        self.unanswered = requests
 
     def answer(self, now: float, prompt: Prompt, cached_tokens: int) -> bool:
         """Count an answer to a prompt of which the cache supplied `cached_tokens`; whether it ends the round."""
@@ -61,10 +64,17 @@ class SessionLog:
 
     def __init__(self, *, detail: bool) -> None:
         self.detail = detail
-        self.start, self.end, self.waited = array("d"), array("d"), array("d")
-        self.id, self.turns, self.requests = array("q"), array("q"), array("q")
-        self.prompt_tokens, self.resent_tokens, self.resent_cached_tokens = array("q"), array("q"), array("q")
-        self.session_of, self.turn_of = array("q"), array("q")
+        self.start = array("d")
+        self.end = array("d")
+        self.waited = array("d")
+        self.id = array("q")
+        self.turns = array("q")
+        self.requests = array("q")
+        self.prompt_tokens = array("q")
+        self.resent_tokens = array("q")
+        self.resent_cached_tokens = array("q")
+        self.session_of = array("q")
+        self.turn_of = array("q")
 
     def sent(self, record: SessionRecord) -> None:
         """Note a request that is sent; ids count up from 0. Without detail nothing is kept."""

@@ -22,7 +22,9 @@ class ShedLog:
     """
 
     def __init__(self, clients: Iterable[tuple[str, str]]) -> None:
-        self.arrival, self.ended, self.client = array("d"), array("d"), array("i")
+        self.arrival = array("d")
+        self.ended = array("d")
+        self.client = array("i")
         self.clients = {client: i for i, client in enumerate(clients)}
         self.retries = 0
         self.reasons: Counter[str] = Counter()
@@ -44,7 +46,9 @@ class Retries:
     """
 
     def __init__(self, attempts: int, jitter: float, rng: np.random.Generator) -> None:
-        self.attempts, self.jitter, self._rng = attempts, jitter, rng
+        self.attempts = attempts
+        self.jitter = jitter
+        self._rng = rng
 
     def wait(self, record: RequestRecord, retry_after: float) -> float | None:
         """Seconds until the request is sent again, which is counted; None if the client gives up."""

@@ -38,7 +38,8 @@ class StepFile:
         with naming(self._path):
             while remainder:
                 size = os.pwrite(self._file, remainder, self._end)
-                self._end, remainder = self._end + size, remainder[size:]
+                self._end = self._end + size
+                remainder = remainder[size:]
         return place
 
     def read(self, place: int, count: int, typecode: str) -> NDArray[Any]:

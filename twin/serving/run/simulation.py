@@ -172,7 +172,8 @@ class Simulation:
         self.population = self.system.population = StepIntegral()
         self.shed: ShedLog | None = None
         if any(pool.scheduler.config.admission_control is not None for pool in plan.pools):
-            self.shed, self.system.on_shed = ShedLog(plan.clients), self._shed
+            self.shed = ShedLog(plan.clients)
+            self.system.on_shed = self._shed
         retries = scenario.workload.retries
         self._retries = Retries(
             retries.attempts if retries else 0, retries.jitter if retries else 0.0, for_clients.spawn(1)[0]

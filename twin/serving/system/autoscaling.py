@@ -73,7 +73,8 @@ class Autoscaling:
         sections = scenario.system.autoscaling or {}
         initial = {pool.name: pool.replicas for pool in scenario.system.expand(scenario.engine, scenario.step_time)}
         engines = {engine.name: engine for engine in system.engines()}
-        self._population, self._to_come = population, plan.requests
+        self._population = population
+        self._to_come = plan.requests
         self._predictors: list[Predictor] = []
         self._scalers: list[PoolScaler] = []
         for pool in plan.pools:
@@ -88,7 +89,8 @@ class Autoscaling:
                 if spec.latency_goals:
                     self._predictors.append(predictor)
                 self._scalers.append(PoolScaler(env, group, initial[pool.spec.name], spec, predictor, self._is_over))
-        system.on_outage, system.on_release = self._on_outage, self._on_release
+        system.on_outage = self._on_outage
+        system.on_release = self._on_release
         system.refresh()
         self.processes = [env.process(scaler.run()) for scaler in self._scalers]
 
@@ -136,20 +138,24 @@ class _Instance:
     __slots__ = ("busy", "engine", "life", "running", "seen", "since", "state")
 
     def __init__(self, engine: Engine) -> None:
-        self.engine, self.state = engine, STOPPED
+        self.engine = engine
+        self.state = STOPPED
         self.since = self.seen = self.busy = self.running = 0.0
         self.life = 0
 
     def enter(self, state: str, now: float) -> None:
         """Change to a state."""
-        self.state, self.since = state, now
+        self.state = state
+        self.since = now
         self.life += 1
 
     def metrics(self, now: float) -> EngineMetrics | None:
         """The metrics since this was called last; None if that was now."""
         engine, seconds = self.engine, now - self.seen
         busy, running = self.busy, self.running
-        self.seen, self.busy, self.running = now, engine.busy_until(now), engine.log.running_seqs.until(now)
+        self.seen = now
+        self.busy = engine.busy_until(now)
+        self.running = engine.log.running_seqs.until(now)
         if not seconds:
             return None
         return EngineMetrics(
@@ -205,8 +211,12 @@ class PoolScaler:
         predictor: Predictor,
         is_over: Callable[[], bool],
     ) -> None:
-        self._env, self._system, self._group, self._spec = env, group.system, group, spec
-        self._latencies, self._is_over = predictor.latencies, is_over
+        self._env = env
+        self._system = group.system
+        self._group = group
+        self._spec = spec
+        self._latencies = predictor.latencies
+        self._is_over = is_over
         self._autoscaler = spec.build(predictor.predict)
         self._replicas = initial
         self._instances = [_Instance(engine) for engine in group.engines]
@@ -333,7 +343,8 @@ class PoolScaler:
             if instance.state == DRAINING:
                 self._stop_when_idle(instance)
 
-        engine.on_finish, engine.on_shed = on_finish, on_shed
+        engine.on_finish = on_finish
+        engine.on_shed = on_shed
 
     def _stop_when_idle(self, instance: _Instance) -> None:
         """Stop an engine that drains if it is idle when everything else of this instant has happened."""

@@ -32,9 +32,11 @@ class EarlyTransfer:
     """
 
     def __init__(self, source: Engine) -> None:
-        self.source, self.complete = source, False
+        self.source = source
+        self.complete = False
         self.target: Engine | None = None
-        self.leaves_from, self.sent = math.inf, 0
+        self.leaves_from = math.inf
+        self.sent = 0
         self.parts: list[Process] = []
 
 
@@ -55,7 +57,10 @@ class EarlyTransfers:
         route: float,
         on_release: Callable[[Engine], None],
     ) -> None:
-        self._env, self._links, self._choose, self._route = env, links, choose, route
+        self._env = env
+        self._links = links
+        self._choose = choose
+        self._route = route
         self._on_release = on_release
         self._under_way: dict[RequestRecord, EarlyTransfer] = {}
 

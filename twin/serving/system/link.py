@@ -31,7 +31,8 @@ class Link:
     def __init__(self, env: Environment, speed: LinkSpeed) -> None:
         self.busy = self.moved = self.waited = 0.0
         self.sent = 0
-        self._env, self._speed = env, speed
+        self._env = env
+        self._speed = speed
         self._wire = simpy.Resource(env)
 
     def send(self, tokens: int) -> Generator[Event, object, None]:

@@ -51,8 +51,12 @@ class Predictor:
     ) -> None:
         scenario = plan.scenario.model_copy(update={"detail": False})
         self._plan = replace(plan, scenario=scenario, pools=[pool]).for_one_run()  # notes steps outside of measurements
-        self._models, self._names, self._spec = list(models), list(names), spec
-        self._env, self._draw, self._seed = env, draw, seed
+        self._models = list(models)
+        self._names = list(names)
+        self._spec = spec
+        self._env = env
+        self._draw = draw
+        self._seed = seed
         self._goals = spec.latency_goals
         self._role = pool.spec.role
         self._lead = 0.0 if spec.forecast == "constant" else spec.start_up.seconds + spec.sync_period
@@ -159,7 +163,11 @@ class _Coming:
     __slots__ = ("begun", "judged", "request", "time", "tokens")
 
     def __init__(self, time: float, request: Request, tokens: int, begun: bool, *, judged: bool) -> None:
-        self.time, self.request, self.tokens, self.begun, self.judged = time, request, tokens, begun, judged
+        self.time = time
+        self.request = request
+        self.tokens = tokens
+        self.begun = begun
+        self.judged = judged
 
     def record(self, number: int) -> RequestRecord:
         """A record with a request of its own."""

@@ -99,14 +99,19 @@ class System:
         *,
         with_chunks: bool = False,
     ) -> None:
-        self.env, self.prefill_pools, self.decode_pools, self.links = env, prefill_pools, decode_pools, links
+        self.env = env
+        self.prefill_pools = prefill_pools
+        self.decode_pools = decode_pools
+        self.links = links
         self.population: StepIntegral | None = None
         self.on_arrival: list[Callable[[RequestRecord], None]] = []
         self.on_finish: list[Callable[[RequestRecord], None]] = []
         self.on_outage: Callable[[Engine], None] = lambda engine: None
         self.on_release: Callable[[Engine], None] = lambda engine: None
         self.on_shed: Callable[[RequestRecord, RequestShed], None] = lambda record, shed: None
-        self._route_seconds, self._deliver, self._hand_over = route, deliver, hand_over
+        self._route_seconds = route
+        self._deliver = deliver
+        self._hand_over = hand_over
         self._stranded: list[RequestRecord] = []  # while no engine is up
         self._sending: dict[str, dict[RequestRecord, Process]] = {name: {} for name in links}
         self._outages: Counter[str] = Counter()
@@ -293,7 +298,8 @@ class System:
         """Look again which engines are up, and route the requests that waited for one."""
         for pool in self.pools():
             pool.refresh()
-        stranded, self._stranded = self._stranded, []
+        stranded = self._stranded
+        self._stranded = []
         for record in stranded:
             self._resume(record)
 

@@ -122,7 +122,8 @@ def test_drafts_are_computed_like_chunks() -> None:
     """Three decodes: two with drafts over 40 and 24 tokens, one alone over 17."""
     sequences = [Sequence(Request(i, 0.0, 100, 5), i, one_shot=False) for i in range(3)]
     batch = DecodeBatch((), sequences, 81, 40, draft_tokens=[4, 0, 2])
-    batch.drafted_kv, batch.longest_undrafted = 64, 17
+    batch.drafted_kv = 64
+    batch.longest_undrafted = 17
     assert describe(batch, 16) == Step(9, 32, 0, 3, 0, 9, drafted=2, drafted_kv=64)
     none = DecodeBatch((), sequences, 81, 40, draft_tokens=[0, 0, 0])
     none.longest_undrafted = 40
