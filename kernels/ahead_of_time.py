@@ -58,8 +58,8 @@ class Compiled:
 
 def operations() -> list[str]:
     """The operations that have kernels: packages with a module `triton`."""
-    found = [module.name for module in pkgutil.iter_modules(kernels.__path__) if module.ispkg]
-    return [name for name in sorted(found) if (Path(kernels.__path__[0]) / name / "triton.py").exists()]
+    names = [module.name for module in pkgutil.iter_modules(kernels.__path__) if module.ispkg]
+    return [name for name in sorted(names) if (Path(kernels.__path__[0]) / name / "triton.py").exists()]
 
 
 def shipped(operation: str) -> list[Shipped]:
@@ -88,17 +88,17 @@ def compile_shipped(operation: str, configuration: Shipped, arch: int) -> Compil
     aligned = {name for name, kind in signature.items() if kind.startswith("*") or name in configuration.aligned}
     source = source_of(kernel, signature, constants, aligned)
     options = {"num_warps": configuration.num_warps, "num_stages": configuration.num_stages}
-    made = Compiled(operation, configuration.name, arch)
+    build = Compiled(operation, configuration.name, arch)
     try:
         compiled: Any = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     except Exception as error:  # whatever the compiler raises: the report names the kernel
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        return dataclasses.replace(made, error=lines[-1])
+        return dataclasses.replace(build, error=lines[-1])
     registers, spilled = _resources(compiled.asm["cubin"])
     ptx = compiled.asm["ptx"]
     cores = "wgmma" if "wgmma" in ptx else "mma" if "mma.sync" in ptx else ""
     return dataclasses.replace(
-        made, registers=registers, spilled=spilled, shared=compiled.metadata.shared, tensor_cores=cores
+        build, registers=registers, spilled=spilled, shared=compiled.metadata.shared, tensor_cores=cores
     )
 
 
@@ -132,26 +132,26 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--arch", type=int, nargs="+", default=[80, 90], choices=sorted(SHARED_BYTES))
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     options = parser.parse_args(arguments)
-    known = operations()
+    names = operations()
     for name in options.operations:
-        if name not in known:
-            parser.error(f"unknown operation {name}; expected one of {', '.join(known)}")
-    made = []
-    for compiled in compile_all(options.operations or known, options.arch):
-        made.append(compiled)
+        if name not in names:
+            parser.error(f"unknown operation {name}; expected one of {', '.join(names)}")
+    builds = []
+    for compiled in compile_all(options.operations or names, options.arch):
+        builds.append(compiled)
         if not options.json:
             print(_line(compiled), flush=True)
     if options.json:
-        print(json.dumps([dataclasses.asdict(each) | {"fits": each.fits} for each in made], indent=1))
-    return 0 if all(each.fits for each in made) else FAILED
+        print(json.dumps([dataclasses.asdict(build) | {"fits": build.fits} for build in builds], indent=1))
+    return 0 if all(build.fits for build in builds) else FAILED
 
 
-def _line(made: Compiled) -> str:
-    if made.error:
-        return f"sm_{made.arch} {made.operation}: {made.name}: {made.error}"
+def _line(build: Compiled) -> str:
+    if build.error:
+        return f"sm_{build.arch} {build.operation}: {build.name}: {build.error}"
     return (
-        f"sm_{made.arch} {made.operation}: {made.name}: {made.registers} registers, {made.spilled} bytes spilled,"
-        f" {made.shared} bytes shared {made.tensor_cores}{'' if made.fits else ' DOES NOT FIT'}"
+        f"sm_{build.arch} {build.operation}: {build.name}: {build.registers} registers, {build.spilled} bytes spilled,"
+        f" {build.shared} bytes shared {build.tensor_cores}{'' if build.fits else ' DOES NOT FIT'}"
     )
 
 

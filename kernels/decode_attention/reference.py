@@ -77,8 +77,8 @@ def gather_pages(cache: torch.Tensor, block_tables: torch.Tensor, tokens: int) -
     """The first pages of every sequence, one after another: (batch, whole pages ≥ tokens, ...)."""
     block_size = cache.shape[1]
     pages = max(1, -(-tokens // block_size))
-    found = cache.index_select(0, block_tables[:, :pages].reshape(-1))
-    return found.view(len(block_tables), pages * block_size, *cache.shape[2:])
+    pages_of_rows = cache.index_select(0, block_tables[:, :pages].reshape(-1))
+    return pages_of_rows.view(len(block_tables), pages * block_size, *cache.shape[2:])
 
 
 def _bound(block_tables: torch.Tensor, lengths: torch.Tensor, block_size: int, longest: int | None) -> int:

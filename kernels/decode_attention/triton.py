@@ -47,11 +47,11 @@ def select(batch: int, kv_heads: int, longest: int, tile: int, slots: int) -> Pl
     `slots`: programs that the GPU runs at once.
     """
     tiles = max(1, -(-longest // tile))
-    wanted = -(-slots // max(1, batch * kv_heads))
+    programs = -(-slots // max(1, batch * kv_heads))
     large = max(1, LARGE_CHUNK // tile)
-    if wanted * large <= tiles:
+    if programs * large <= tiles:
         return Plan(min(MOST_SPLITS, -(-tiles // large)), large)
-    return Plan(min(MOST_SPLITS, wanted, tiles), 1)
+    return Plan(min(MOST_SPLITS, programs, tiles), 1)
 
 
 def tile_for(head_dim: int, element: int) -> int:
@@ -63,8 +63,8 @@ def tile_for(head_dim: int, element: int) -> int:
 @triton.jit
 def _chunk(length, split, splits, least_tiles, TILE: tl.constexpr):
     """[begin, end) of a split: tiles are dealt evenly, by the sequence's own length."""
-    each = tl.maximum(tl.cdiv(tl.cdiv(length, TILE), splits), least_tiles) * TILE
-    return split * each, tl.minimum((split + 1) * each, length)
+    size = tl.maximum(tl.cdiv(tl.cdiv(length, TILE), splits), least_tiles) * TILE
+    return split * size, tl.minimum((split + 1) * size, length)
 
 
 @triton.jit
@@ -125,8 +125,8 @@ def decode_kernel(
     column = tl.arange(0, COLUMNS)
     token = tl.arange(0, TILE)
     head = (sequence * tl.num_programs(0) + kv_head).to(tl.int64) * GROUP + row
-    mine = (row < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
-    q = tl.load(q_ptr + head[:, None] * HEAD_DIM + column[None, :], mask=mine, other=0.0).to(DOT)
+    q_mask = (row < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
+    q = tl.load(q_ptr + head[:, None] * HEAD_DIM + column[None, :], mask=q_mask, other=0.0).to(DOT)
     table = tables_ptr + sequence.to(tl.int64) * table_stride
     within = kv_head * head_stride + column
     running_max = tl.full([ROWS], float("-inf"), tl.float32)
@@ -146,10 +146,10 @@ def decode_kernel(
         total = tl.dot(weights.to(DOT), v, total * rescale[:, None], input_precision="ieee")
     total *= _inverse(running_sum)[:, None]
     if not SPLIT:
-        tl.store(out_ptr + head[:, None] * HEAD_DIM + column[None, :], total.to(out_ptr.dtype.element_ty), mask=mine)
+        tl.store(out_ptr + head[:, None] * HEAD_DIM + column[None, :], total.to(out_ptr.dtype.element_ty), mask=q_mask)
     else:
         place = head * splits + split
-        tl.store(partial_ptr + place[:, None] * HEAD_DIM + column[None, :], total, mask=mine)
+        tl.store(partial_ptr + place[:, None] * HEAD_DIM + column[None, :], total, mask=q_mask)
         tl.store(lse_ptr + place, running_max + tl.log2(running_sum), mask=row < GROUP)
 
 
@@ -186,14 +186,14 @@ def latent_decode_kernel(
     if SPLIT and begin >= end:
         return
     row = first + tl.arange(0, ROWS)
-    mine = (row < heads)[:, None]
+    row_mask = (row < heads)[:, None]
     column = tl.arange(0, LATENT)
     turned = LATENT + tl.arange(0, ROPE)
     token = tl.arange(0, TILE)
     head = sequence.to(tl.int64) * heads + row
     line = q_ptr + head[:, None] * (LATENT + ROPE)
-    q = tl.load(line + column[None, :], mask=mine, other=0.0).to(DOT)
-    q_rope = tl.load(line + turned[None, :], mask=mine, other=0.0).to(DOT)
+    q = tl.load(line + column[None, :], mask=row_mask, other=0.0).to(DOT)
+    q_rope = tl.load(line + turned[None, :], mask=row_mask, other=0.0).to(DOT)
     table = tables_ptr + sequence.to(tl.int64) * table_stride
     running_max = tl.full([ROWS], float("-inf"), tl.float32)
     running_sum = tl.zeros([ROWS], tl.float32)
@@ -212,10 +212,10 @@ def latent_decode_kernel(
         total = tl.dot(weights.to(DOT), k, total * rescale[:, None], input_precision="ieee")
     total *= _inverse(running_sum)[:, None]
     if not SPLIT:
-        tl.store(out_ptr + head[:, None] * LATENT + column[None, :], total.to(out_ptr.dtype.element_ty), mask=mine)
+        tl.store(out_ptr + head[:, None] * LATENT + column[None, :], total.to(out_ptr.dtype.element_ty), mask=row_mask)
     else:
         place = head * splits + split
-        tl.store(partial_ptr + place[:, None] * LATENT + column[None, :], total, mask=mine)
+        tl.store(partial_ptr + place[:, None] * LATENT + column[None, :], total, mask=row_mask)
         tl.store(lse_ptr + place, running_max + tl.log2(running_sum), mask=row < heads)
 
 
@@ -238,8 +238,8 @@ def join_kernel(
     sequence = tl.program_id(1)
     place = sequence.to(tl.int64) * tl.num_programs(0) + head
     length = tl.load(lengths_ptr + sequence)
-    each, _ = _chunk(length, 1, splits, least_tiles, TILE)
-    wrote = tl.cdiv(length, each)
+    size, _ = _chunk(length, 1, splits, least_tiles, TILE)
+    wrote = tl.cdiv(length, size)
     split = tl.arange(0, SPLITS_PADDED)
     lse = tl.load(lse_ptr + place * splits + split, mask=split < wrote, other=float("-inf"))
     highest = tl.max(lse, axis=0)
@@ -248,10 +248,10 @@ def join_kernel(
     column = tl.arange(0, COLUMNS)
     total = tl.zeros([COLUMNS], tl.float32)
     for first in range(0, wrote, AT_ONCE):
-        chosen = first + tl.arange(0, AT_ONCE)
-        there = chosen < wrote
-        weight = tl.exp2(tl.load(lse_ptr + place * splits + chosen, mask=there, other=float("-inf")) - highest)
-        source = partial_ptr + (place * splits + chosen)[:, None] * HEAD_DIM + column[None, :]
+        part = first + tl.arange(0, AT_ONCE)
+        there = part < wrote
+        weight = tl.exp2(tl.load(lse_ptr + place * splits + part, mask=there, other=float("-inf")) - highest)
+        source = partial_ptr + (place * splits + part)[:, None] * HEAD_DIM + column[None, :]
         partial = tl.load(source, mask=there[:, None] & (column < HEAD_DIM)[None, :], other=0.0)
         total += tl.sum(partial * weight[:, None], axis=0)
     total *= _inverse(norm)

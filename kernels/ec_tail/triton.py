@@ -41,7 +41,7 @@ def sum_over_peers(
     buffer_ptr,
     stride,
     place,
-    known,
+    mask,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     RANKS: tl.constexpr,
@@ -53,7 +53,7 @@ def sum_over_peers(
     for rank in tl.static_range(RANKS):
         own_ptr = peer(buffer_ptr, rank, stride, ADDRESSES, ELEMENT)
         # Past the first-level cache: other GPUs write here.
-        total += tl.load(own_ptr + place, mask=known, other=0.0, cache_modifier=".cg").to(tl.float32)
+        total += tl.load(own_ptr + place, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
     return total
 
 
@@ -98,37 +98,37 @@ def ec_tail_kernel(
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     latent = tl.arange(0, RANK)
     here = token[None, :] < tokens
-    known = here & (column[:, None] < hidden)
+    mask = here & (column[:, None] < hidden)
     place = token[None, :].to(tl.int64) * hidden + column[:, None]
     up = tl.load(up_ptr + column[:, None] * RANK + latent[None, :], mask=column[:, None] < hidden, other=0)
-    total = tl.load(residual_ptr + place, mask=known, other=0.0).to(tl.float32)
+    total = tl.load(residual_ptr + place, mask=mask, other=0.0).to(tl.float32)
     stride = tokens.to(tl.int64)
-    total += sum_over_peers(outputs_ptr, stride * hidden, place, known, COLUMNS, TOKENS, RANKS, ADDRESSES, OUTPUT)
+    total += sum_over_peers(outputs_ptr, stride * hidden, place, mask, COLUMNS, TOKENS, RANKS, ADDRESSES, OUTPUT)
     latent_place = token[None, :].to(tl.int64) * RANK + latent[:, None]
     near = here & (latent[:, None] < RANK)
     z = sum_over_peers(latents_ptr, stride * RANK, latent_place, near, RANK, TOKENS, RANKS, ADDRESSES, tl.float32)
     z = alpha * gated(z, first_ptr, first_bias_ptr, second_ptr, second_bias_ptr, RANK, TOKENS, HIDDEN, HIDDEN_TILE)
     up_scales = tl.load(up_scales_ptr + column, mask=column < hidden, other=0.0)
     total = add_latent_product(total, up, up_scales, z, DOT)
-    tl.store(total_ptr + place, total.to(total_ptr.dtype.element_ty), mask=known)
-    tl.store(wide_ptr + place, total, mask=known)
-    squares = tl.sum(tl.where(known, total * total, 0.0), axis=0)
+    tl.store(total_ptr + place, total.to(total_ptr.dtype.element_ty), mask=mask)
+    tl.store(wide_ptr + place, total, mask=mask)
+    squares = tl.sum(tl.where(mask, total * total, 0.0), axis=0)
     tl.store(squares_ptr + tl.program_id(0) * tokens + token, squares, mask=token < tokens)
     if is_last_to_arrive(counters_ptr + FIRST_SHARE + tl.program_id(1), tl.num_programs(0)):
         squares = tl.zeros_like(squares)
-        for other in range(tl.num_programs(0)):
+        for program in range(tl.num_programs(0)):
             squares += tl.load(
-                squares_ptr + other * tokens + token, mask=token < tokens, other=0.0, cache_modifier=".cg"
+                squares_ptr + program * tokens + token, mask=token < tokens, other=0.0, cache_modifier=".cg"
             )
         scale = tl.rsqrt(squares / hidden + epsilon)
         for start in range(0, hidden, COLUMNS):
             column = start + tl.arange(0, COLUMNS)
-            known = here & (column[:, None] < hidden)
+            mask = here & (column[:, None] < hidden)
             place = token[None, :].to(tl.int64) * hidden + column[:, None]
-            total = tl.load(wide_ptr + place, mask=known, other=0.0, cache_modifier=".cg")
+            total = tl.load(wide_ptr + place, mask=mask, other=0.0, cache_modifier=".cg")
             weight = tl.load(weight_ptr + column, mask=column < hidden, other=0.0).to(tl.float32)
             y = total * scale[None, :] * weight[:, None]
-            tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=known)
+            tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 def ec_tail(

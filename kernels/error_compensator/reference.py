@@ -27,8 +27,8 @@ def project(x: torch.Tensor, compensator: Compensator) -> torch.Tensor:
 def gate(z: torch.Tensor, compensator: Compensator) -> torch.Tensor:
     """γ(z) = 1 + tanh(W₂ ReLU(W₁ z + b₁) + b₂), (..., rank)."""
     first, first_bias, second, second_bias = (
-        each.to(z.dtype)
-        for each in (compensator.first, compensator.first_bias, compensator.second, compensator.second_bias)
+        part.to(z.dtype)
+        for part in (compensator.first, compensator.first_bias, compensator.second, compensator.second_bias)
     )
     return 1 + torch.tanh(linear(linear(z, first, first_bias).relu(), second, second_bias))
 

@@ -163,12 +163,12 @@ def add_latent_product(total, up, up_scales, z, DOT: tl.constexpr):
 
 
 @triton.jit
-def awaited_latent(latent_at_ptr, known, counters_ptr):
+def awaited_latent(latent_at_ptr, mask, counters_ptr):
     """The gated latent, once the programs that compute it have raised their flag."""
     ready = tl.atomic_add(counters_ptr + FLAG, 0, sem="acquire")
     while ready == 0:
         ready = tl.atomic_add(counters_ptr + FLAG, 0, sem="acquire")
-    return tl.load(latent_at_ptr, mask=known, other=0.0, cache_modifier=".cg")
+    return tl.load(latent_at_ptr, mask=mask, other=0.0, cache_modifier=".cg")
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -276,20 +276,20 @@ def fused_kernel(
         # Loaded before the last program is known, so that B arrives together with counters and parts.
         up = tl.load(up_ptr + row[:, None] * RANK + latent[None, :])
         up_scales = tl.load(up_scales_ptr + row)
-        mine = True
+        is_last = True
         if SPLIT > 1:
-            total, mine = w4.gather_parts(
+            total, is_last = w4.gather_parts(
                 total, parts_ptr, arrivals_ptr, tile, part, row, token, tokens, all_rows, SPLIT
             )
-        if mine:
+        if is_last:
             if GATED:
                 latent_at_ptr = latent_ptr + token[None, :] * RANK + latent[:, None]
                 z = awaited_latent(latent_at_ptr, token[None, :] < tokens, counters_ptr)
                 total = add_latent_product(total, up, up_scales, z, DOT)
             w4.store_tile(y_ptr, total, row, token, outputs, (row[:, None] < outputs) & (token[None, :] < tokens))
             if GATED:
-                done = tl.atomic_add(counters_ptr + DONE, 1, sem="acq_rel")
-                if done == tl.cdiv(outputs, ROWS) - 1:
+                finished = tl.atomic_add(counters_ptr + DONE, 1, sem="acq_rel")
+                if finished == tl.cdiv(outputs, ROWS) - 1:
                     tl.store(counters_ptr + FLAG, 0)
                     tl.store(counters_ptr + DONE, 0)
 
@@ -367,10 +367,10 @@ def add_correction_kernel(
     z = tl.load(z_ptr, mask=token[:, None] < tokens, other=0.0)
     up = tl.load(up_ptr + row[None, :] * RANK + latent[:, None])
     correction = tl.dot(z.to(DOT), up.to(DOT), input_precision="ieee") * tl.load(up_scales_ptr + row)[None, :]
-    known = (token[:, None] < tokens) & (row[None, :] < outputs)
+    mask = (token[:, None] < tokens) & (row[None, :] < outputs)
     place_ptr = y_ptr + token[:, None].to(tl.int64) * outputs + row[None, :]
-    base = tl.load(place_ptr, mask=known, other=0.0).to(tl.float32)
-    tl.store(place_ptr, (base + correction).to(y_ptr.dtype.element_ty), mask=known)
+    base = tl.load(place_ptr, mask=mask, other=0.0).to(tl.float32)
+    tl.store(place_ptr, (base + correction).to(y_ptr.dtype.element_ty), mask=mask)
 
 
 def fits_one_launch(tokens: int, weight: PackedWeight, rank: int) -> bool:

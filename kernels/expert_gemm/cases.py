@@ -19,11 +19,11 @@ def cases(shape: Shape, device: str, dtype: torch.dtype, tokens: Sequence[int]) 
     """
     if not shape.experts:
         return
-    chosen, inner = shape.experts_per_token, shape.expert_intermediate
+    experts_per_token, inner = shape.experts_per_token, shape.expert_intermediate
     weights = 3 * inner * shape.hidden
     for count in tokens:
-        reached = shape.experts * (1 - (1 - chosen / shape.experts) ** count)
-        activations = count * (2 * shape.hidden + chosen * 2 * (inner + shape.hidden) + shape.experts)
+        reached = shape.experts * (1 - (1 - experts_per_token / shape.experts) ** count)
+        activations = count * (2 * shape.hidden + experts_per_token * 2 * (inner + shape.hidden) + shape.experts)
         yield Case(
             operation="expert_gemm",
             sizes={
@@ -31,11 +31,11 @@ def cases(shape: Shape, device: str, dtype: torch.dtype, tokens: Sequence[int]) 
                 "hidden": shape.hidden,
                 "intermediate": inner,
                 "experts": shape.experts,
-                "chosen": chosen,
+                "chosen": experts_per_token,
             },
             prepare=partial(_prepare, shape, count, device, dtype),
             moved=round((reached * weights + activations) * dtype.itemsize),
-            flops=2 * count * chosen * weights,
+            flops=2 * count * experts_per_token * weights,
             footprint=(shape.experts * weights + activations) * dtype.itemsize,
         )
 

@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import linear, silu
 
 
-def route(logits: torch.Tensor, chosen: int, renormalise: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+def route(logits: torch.Tensor, top_k: int, renormalise: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
     """The experts of each token, and their weights.
 
     Args:
@@ -17,7 +17,7 @@ def route(logits: torch.Tensor, chosen: int, renormalise: bool = True) -> tuple[
         experts, (tokens, chosen) int32; of equals, the lower number first.
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    experts = wide.sort(dim=-1, descending=True, stable=True).indices[:, :chosen]
+    experts = wide.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
     weights = wide.softmax(dim=-1).gather(1, experts)
     if renormalise:
         weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -41,6 +41,6 @@ def expert_mlp(
     for expert in experts.unique().tolist():
         token, place = (experts == expert).nonzero(as_tuple=True)
         gate, up = linear(x[token].to(wide), gate_up[expert].to(wide)).chunk(2, dim=-1)
-        made = linear(silu(gate) * up, down[expert].to(wide))
-        y.index_add_(0, token, made * weights[token, place].to(wide).unsqueeze(1))
+        output = linear(silu(gate) * up, down[expert].to(wide))
+        y.index_add_(0, token, output * weights[token, place].to(wide).unsqueeze(1))
     return y.to(x.dtype)

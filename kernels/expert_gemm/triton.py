@@ -77,8 +77,8 @@ def route_kernel(
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)[:, None]
     expert = tl.arange(0, EXPERTS)[None, :]
     place = tl.arange(0, PLACES)[None, :]
-    known = (token < tokens) & (expert < experts)
-    logits = tl.load(logits_ptr + token * experts + expert, mask=known, other=float("-inf")).to(tl.float32)
+    mask = (token < tokens) & (expert < experts)
+    logits = tl.load(logits_ptr + token * experts + expert, mask=mask, other=float("-inf")).to(tl.float32)
     logits = tl.where(token < tokens, logits, 0.0)  # rows that are not there must not divide by zero
     largest = tl.max(logits, axis=1)[:, None]
     total = tl.sum(tl.exp(logits - largest), axis=1)[:, None]
@@ -115,7 +115,7 @@ def sort_kernel(
     Every program counts the assignments of all experts for itself: they are few, and it saves a launch. The tables of
     tiles have room for the largest possible number; unused entries have expert −1.
     """
-    own = tl.program_id(0)
+    program_expert = tl.program_id(0)
     expert = tl.arange(0, EXPERTS)
     within = tl.arange(0, CHUNK)
     counts = tl.zeros((EXPERTS,), tl.int32)
@@ -123,23 +123,23 @@ def sort_kernel(
         there = start + within < assignments
         numbers = tl.load(experts_ptr + start + within, mask=there, other=0)
         counts += tl.histogram(numbers, EXPERTS, mask=there)
-    place = tl.sum(tl.where(expert < own, counts, 0))
-    end = place + tl.sum(tl.where(expert == own, counts, 0))
-    first_tile = tl.sum(tl.where(expert < own, tl.cdiv(counts, TILE), 0))
+    place = tl.sum(tl.where(expert < program_expert, counts, 0))
+    end = place + tl.sum(tl.where(expert == program_expert, counts, 0))
+    first_tile = tl.sum(tl.where(expert < program_expert, tl.cdiv(counts, TILE), 0))
     all_tiles = tl.sum(tl.cdiv(counts, TILE))
     for tile in range(tl.cdiv(end - place, TILE)):
-        tl.store(tile_expert_ptr + first_tile + tile, own)
+        tl.store(tile_expert_ptr + first_tile + tile, program_expert)
         tl.store(tile_first_ptr + first_tile + tile, place + tile * TILE)
         tl.store(tile_end_ptr + first_tile + tile, end)
-    if own == 0:
+    if program_expert == 0:
         for start in range(all_tiles, tiles, CHUNK):
             tl.store(tile_expert_ptr + start + within, -1, mask=start + within < tiles)
     for start in range(0, assignments, CHUNK):
         there = start + within < assignments
         numbers = tl.load(experts_ptr + start + within, mask=there, other=-1)
-        mine = (numbers == own).to(tl.int32)
-        tl.store(order_ptr + place + tl.cumsum(mine, axis=0) - 1, start + within, mask=mine != 0)
-        place += tl.sum(mine)
+        matches = (numbers == program_expert).to(tl.int32)
+        tl.store(order_ptr + place + tl.cumsum(matches, axis=0) - 1, start + within, mask=matches != 0)
+        place += tl.sum(matches)
 
 
 @triton.jit
@@ -153,10 +153,10 @@ def weight_tile(base_ptr, row, start, rows, inputs, INPUTS: tl.constexpr, RAGGED
 
 
 @triton.jit
-def token_tile(x_ptr, source, start, known, inputs, INPUTS: tl.constexpr, RAGGED: tl.constexpr, DOT: tl.constexpr):
+def token_tile(x_ptr, source, start, row_mask, inputs, INPUTS: tl.constexpr, RAGGED: tl.constexpr, DOT: tl.constexpr):
     """(INPUTS, tokens) of the rows `source` of x."""
     column = start + tl.arange(0, INPUTS)
-    mask = known[None, :]
+    mask = row_mask[None, :]
     if RAGGED:
         mask = mask & (column[:, None] < inputs)
     return tl.load(x_ptr + source[None, :] * inputs + column[:, None], mask=mask, other=0.0).to(DOT)
@@ -188,22 +188,22 @@ def gate_up_kernel(
     if expert >= 0:
         row = tl.program_id(0) % row_tiles * ROWS + tl.arange(0, ROWS)
         place = tl.load(tile_first_ptr + tile) + tl.arange(0, TOKENS)
-        known = place < tl.load(tile_end_ptr + tile)
-        token = (tl.load(order_ptr + place, mask=known, other=0) // CHOSEN).to(tl.int64)
+        token_mask = place < tl.load(tile_end_ptr + tile)
+        token = (tl.load(order_ptr + place, mask=token_mask, other=0) // CHOSEN).to(tl.int64)
         gate_ptr = weights_ptr + expert * 2 * intermediate * inputs
         up_ptr = gate_ptr + intermediate.to(tl.int64) * inputs
         gate = tl.zeros((ROWS, TOKENS), tl.float32)
         up = tl.zeros((ROWS, TOKENS), tl.float32)
         for start in tl.range(0, inputs, INPUTS, num_stages=STAGES):
-            x = token_tile(x_ptr, token, start, known, inputs, INPUTS, RAGGED, DOT)
-            own = weight_tile(gate_ptr, row, start, intermediate, inputs, INPUTS, RAGGED, DOT)
-            gate = tl.dot(own, x, gate, input_precision="ieee")
-            own = weight_tile(up_ptr, row, start, intermediate, inputs, INPUTS, RAGGED, DOT)
-            up = tl.dot(own, x, up, input_precision="ieee")
-        made = gate * tl.sigmoid(gate) * up
-        here = known[None, :] & (row[:, None] < intermediate)
+            x = token_tile(x_ptr, token, start, token_mask, inputs, INPUTS, RAGGED, DOT)
+            weight = weight_tile(gate_ptr, row, start, intermediate, inputs, INPUTS, RAGGED, DOT)
+            gate = tl.dot(weight, x, gate, input_precision="ieee")
+            weight = weight_tile(up_ptr, row, start, intermediate, inputs, INPUTS, RAGGED, DOT)
+            up = tl.dot(weight, x, up, input_precision="ieee")
+        activated = gate * tl.sigmoid(gate) * up
+        here = token_mask[None, :] & (row[:, None] < intermediate)
         place_ptr = hidden_ptr + place[None, :].to(tl.int64) * intermediate + row[:, None]
-        tl.store(place_ptr, made.to(hidden_ptr.dtype.element_ty), mask=here)
+        tl.store(place_ptr, activated.to(hidden_ptr.dtype.element_ty), mask=here)
 
 
 @triton.jit
@@ -231,15 +231,15 @@ def down_kernel(
     if expert >= 0:
         row = tl.program_id(0) % row_tiles * ROWS + tl.arange(0, ROWS)
         place = tl.load(tile_first_ptr + tile) + tl.arange(0, TOKENS)
-        known = place < tl.load(tile_end_ptr + tile)
-        assignment = tl.load(order_ptr + place, mask=known, other=0).to(tl.int64)
+        token_mask = place < tl.load(tile_end_ptr + tile)
+        assignment = tl.load(order_ptr + place, mask=token_mask, other=0).to(tl.int64)
         own_ptr = weights_ptr + expert * outputs * inputs
         total = tl.zeros((ROWS, TOKENS), tl.float32)
         for start in tl.range(0, inputs, INPUTS, num_stages=STAGES):
-            x = token_tile(hidden_ptr, place.to(tl.int64), start, known, inputs, INPUTS, RAGGED, DOT)
-            own = weight_tile(own_ptr, row, start, outputs, inputs, INPUTS, RAGGED, DOT)
-            total = tl.dot(own, x, total, input_precision="ieee")
-        here = known[None, :] & (row[:, None] < outputs)
+            x = token_tile(hidden_ptr, place.to(tl.int64), start, token_mask, inputs, INPUTS, RAGGED, DOT)
+            weight = weight_tile(own_ptr, row, start, outputs, inputs, INPUTS, RAGGED, DOT)
+            total = tl.dot(weight, x, total, input_precision="ieee")
+        here = token_mask[None, :] & (row[:, None] < outputs)
         place_ptr = made_ptr + assignment[None, :] * outputs + row[:, None]
         tl.store(place_ptr, total.to(made_ptr.dtype.element_ty), mask=here)
 
@@ -253,17 +253,17 @@ def combine_kernel(made_ptr, weights_ptr, y_ptr, hidden, CHOSEN: tl.constexpr, C
     total = tl.zeros((COLUMNS,), tl.float32)
     for j in tl.static_range(CHOSEN):
         weight = tl.load(weights_ptr + token * CHOSEN + j).to(tl.float32)
-        own = tl.load(made_ptr + (token * CHOSEN + j) * hidden + column, mask=inside, other=0.0)
-        total += weight * own.to(tl.float32)
+        output = tl.load(made_ptr + (token * CHOSEN + j) * hidden + column, mask=inside, other=0.0)
+        total += weight * output.to(tl.float32)
     tl.store(y_ptr + token * hidden + column, total.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-def route(logits: torch.Tensor, chosen: int, renormalise: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+def route(logits: torch.Tensor, top_k: int, renormalise: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `reference.route`; logits contiguous, weights in float32."""
     assert logits.is_contiguous(), "rows must follow one another"
     tokens, experts = logits.shape
-    weights = torch.empty(tokens, chosen, dtype=torch.float32, device=logits.device)
-    numbers = torch.empty(tokens, chosen, dtype=torch.int32, device=logits.device)
+    weights = torch.empty(tokens, top_k, dtype=torch.float32, device=logits.device)
+    numbers = torch.empty(tokens, top_k, dtype=torch.int32, device=logits.device)
     if tokens:
         route_kernel[(triton.cdiv(tokens, ROUTE_TOKENS),)](
             logits,
@@ -271,8 +271,8 @@ def route(logits: torch.Tensor, chosen: int, renormalise: bool = True) -> tuple[
             numbers,
             tokens,
             experts,
-            CHOSEN=chosen,
-            PLACES=triton.next_power_of_2(chosen),
+            CHOSEN=top_k,
+            PLACES=triton.next_power_of_2(top_k),
             RENORMALISE=renormalise,
             TOKENS=ROUTE_TOKENS,
             EXPERTS=triton.next_power_of_2(experts),
@@ -322,17 +322,19 @@ def expert_mlp(
     x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
 ) -> torch.Tensor:
     """Compute `reference.expert_mlp`, all contiguous; what the two products make is rounded to x's type."""
-    assert all(each.is_contiguous() for each in (x, weights, experts, gate_up, down)), "rows must follow one another"
-    (tokens, hidden), chosen = x.shape, experts.shape[1]
+    assert all(tensor.is_contiguous() for tensor in (x, weights, experts, gate_up, down)), (
+        "rows must follow one another"
+    )
+    (tokens, hidden), top_k = x.shape, experts.shape[1]
     count, intermediate = down.shape[0], down.shape[2]
     y = torch.empty_like(x)
     if not tokens:
         return y
-    tiling = select(tokens * chosen, count)
+    tiling = select(tokens * top_k, count)
     by_expert = sort_by_expert(experts, count, tiling.tokens)
     tables = (by_expert.order, by_expert.tile_expert, by_expert.tile_first, by_expert.tile_end)
     tiles = by_expert.tile_expert.shape[0]
-    inner, made = x.new_empty(tokens * chosen, intermediate), x.new_empty(tokens * chosen, hidden)
+    inner, products = x.new_empty(tokens * top_k, intermediate), x.new_empty(tokens * top_k, hidden)
     gate_up_kernel[(tiles * triton.cdiv(intermediate, tiling.rows),)](
         x,
         gate_up,
@@ -340,7 +342,7 @@ def expert_mlp(
         *tables,
         hidden,
         intermediate,
-        CHOSEN=chosen,
+        CHOSEN=top_k,
         **_constants(hidden, x.dtype, tiling),
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
@@ -348,7 +350,7 @@ def expert_mlp(
     down_kernel[(tiles * triton.cdiv(hidden, tiling.rows),)](
         inner,
         down,
-        made,
+        products,
         *tables,
         intermediate,
         hidden,
@@ -357,7 +359,7 @@ def expert_mlp(
         num_stages=tiling.num_stages,
     )
     combine_kernel[(tokens, triton.cdiv(hidden, COMBINE_COLUMNS))](
-        made, weights, y, hidden, CHOSEN=chosen, COLUMNS=COMBINE_COLUMNS, num_warps=2
+        products, weights, y, hidden, CHOSEN=top_k, COLUMNS=COMBINE_COLUMNS, num_warps=2
     )
     return y
 
@@ -398,9 +400,9 @@ SHIPPED = [
         for tile in (16, 128)
     ),
     *(
-        made
+        configuration
         for assignments in (8, 4096, 8192, 65536)
-        for made in _shipped_products(assignments, "*bf16", torch.bfloat16)
+        for configuration in _shipped_products(assignments, "*bf16", torch.bfloat16)
     ),
     *_shipped_products(8, "*fp16", torch.float16),
     Shipped(

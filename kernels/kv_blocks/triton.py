@@ -87,7 +87,9 @@ WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 def _divides(size: int, *tensors: torch.Tensor) -> bool:
     """True if all begin at a multiple of `size`, in memory and (a view of such words requires it) in their storage."""
-    begins = (begin for each in tensors for begin in (each.data_ptr(), each.storage_offset() * each.element_size()))
+    begins = (
+        begin for tensor in tensors for begin in (tensor.data_ptr(), tensor.storage_offset() * tensor.element_size())
+    )
     return all(begin % size == 0 for begin in begins)
 
 

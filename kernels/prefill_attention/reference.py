@@ -54,10 +54,10 @@ def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, context: 
     kv_heads = keys.shape[1]
     group = heads // kv_heads
     grouped = q.view(tokens, kv_heads, group, head_dim).permute(1, 2, 0, 3)
-    k, v = (each.permute(1, 0, 2).unsqueeze(1).expand(-1, group, -1, -1) for each in (keys, values))
+    k, v = (tensor.permute(1, 0, 2).unsqueeze(1).expand(-1, group, -1, -1) for tensor in (keys, values))
     if context == 0:
         out = scaled_dot_product_attention(grouped, k, v, is_causal=True, scale=scale)
     else:
-        seen = torch.ones(tokens, len(keys), dtype=torch.bool, device=q.device).tril(context)
-        out = scaled_dot_product_attention(grouped, k, v, attn_mask=seen, scale=scale)
+        mask = torch.ones(tokens, len(keys), dtype=torch.bool, device=q.device).tril(context)
+        out = scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale)
     return out.permute(2, 0, 1, 3).reshape(tokens, heads, head_dim)

@@ -78,8 +78,8 @@ def _find_tile(cu_ptr, sequences, tokens, tile, TOKENS: tl.constexpr, SEQUENCES:
     tiles = tl.where(index <= sequences, tl.cdiv(end - begin, TOKENS), 0)
     sequence = tl.sum((tl.cumsum(tiles, 0) <= tile).to(tl.int32), axis=0)
     before = tl.sum(tl.where(index < sequence, tiles, 0), axis=0)
-    mine = tl.sum(tl.where(index == sequence, tiles, 0), axis=0)
-    return sequence, mine - 1 - (tile - before)
+    tiles_here = tl.sum(tl.where(index == sequence, tiles, 0), axis=0)
+    return sequence, tiles_here - 1 - (tile - before)
 
 
 @triton.jit
@@ -171,9 +171,9 @@ def prefill_kernel(
     padding = sequence == sequences
     after = tl.load(cu_ptr + sequence + 1, mask=sequence < sequences, other=0)
     length = tl.where(padding, tokens, after) - first
-    mine = tile * TOKENS + row // GROUP  # the row's token, counted from the beginning of the chunk
-    there = (row < TOKENS * GROUP) & (mine < length)
-    line = (first + mine).to(tl.int64) * (tl.num_programs(1) * GROUP) + kv_head * GROUP + row % GROUP
+    row_token = tile * TOKENS + row // GROUP  # the row's token, counted from the beginning of the chunk
+    there = (row < TOKENS * GROUP) & (row_token < length)
+    line = (first + row_token).to(tl.int64) * (tl.num_programs(1) * GROUP) + kv_head * GROUP + row % GROUP
     at = line[:, None] * HEAD_DIM + column[None, :]
     mask = there[:, None] & (column < HEAD_DIM)[None, :]
     if padding:
@@ -190,11 +190,11 @@ def prefill_kernel(
     running_sum = tl.zeros([ROWS], tl.float32)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     total, running_max, running_sum = _go_through(
-        total, running_max, running_sum, q, keys, values, table, context + mine, 0, seen_by_all,
+        total, running_max, running_sum, q, keys, values, table, context + row_token, 0, seen_by_all,
         block_stride, token_stride, scale, HEAD_DIM, COLUMNS, BLOCK_SIZE, TILE, DOT, MASKED=False,
     )  # fmt: skip
     total, running_max, running_sum = _go_through(
-        total, running_max, running_sum, q, keys, values, table, context + mine, seen_by_all, end,
+        total, running_max, running_sum, q, keys, values, table, context + row_token, seen_by_all, end,
         block_stride, token_stride, scale, HEAD_DIM, COLUMNS, BLOCK_SIZE, TILE, DOT, MASKED=True,
     )  # fmt: skip
     total *= (1.0 / running_sum)[:, None]

@@ -36,8 +36,8 @@ def rope_frequencies(head_dim: int, theta: float, scaling: Llama3Scaling | None 
     if scaling is None:
         return frequencies
     turns = scaling.original * frequencies / (2 * math.pi)
-    kept = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0.0, 1.0)
-    return kept * frequencies + (1 - kept) * frequencies / scaling.factor
+    weight = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0.0, 1.0)
+    return weight * frequencies + (1 - weight) * frequencies / scaling.factor
 
 
 def rope_table(
@@ -90,12 +90,12 @@ def rope_kv_write(
     q, k, _ = wide.view(len(qkv), -1, head_dim).split([heads, kv_heads, kv_heads], dim=1)
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm(q, q_norm, epsilon), rms_norm(k, k_norm, epsilon)
-    cosine, sine = (each[positions].unsqueeze(1).to(wide.dtype) for each in (cos, sin))
+    cosine, sine = (table[positions].unsqueeze(1).to(wide.dtype) for table in (cos, sin))
     write = (slots >= 0).nonzero().squeeze(1)
-    chosen = slots[write]
+    cache_slots = slots[write]
     v = qkv.view(len(qkv), -1, head_dim)[:, heads + kv_heads :]
-    k_cache.view(-1, kv_heads, head_dim)[chosen] = _turn(k, cosine, sine).to(k_cache.dtype)[write]
-    v_cache.view(-1, kv_heads, head_dim)[chosen] = v.to(v_cache.dtype)[write]
+    k_cache.view(-1, kv_heads, head_dim)[cache_slots] = _turn(k, cosine, sine).to(k_cache.dtype)[write]
+    v_cache.view(-1, kv_heads, head_dim)[cache_slots] = v.to(v_cache.dtype)[write]
     return _turn(q, cosine, sine).to(qkv.dtype)
 
 

@@ -126,8 +126,8 @@ def rope_kv_write(
     kv_heads, head_dim = k_cache.shape[2:]
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     assert (q_norm is None) == (k_norm is None), "both queries and keys are normed, or none"
-    for each in (qkv, cos, sin, k_cache, v_cache):
-        assert each.is_contiguous(), "heads and slots must follow one another"
+    for tensor in (qkv, cos, sin, k_cache, v_cache):
+        assert tensor.is_contiguous(), "heads and slots must follow one another"
     q = torch.empty((len(qkv), heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if len(qkv) == 0:
         return q

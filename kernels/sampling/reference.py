@@ -29,8 +29,8 @@ def sample(logits: torch.Tensor, parameters: SamplingMetadata) -> tuple[torch.Te
     tokens = wide.argmax(dim=-1)
     if not parameters.greedy:
         tokens = torch.where(parameters.temperature > 0, _drawn(wide, parameters), tokens)
-    chosen = wide.gather(1, tokens[:, None])[:, 0]
-    return tokens, (chosen - wide.logsumexp(dim=-1)).float()
+    logit = wide.gather(1, tokens[:, None])[:, 0]
+    return tokens, (logit - wide.logsumexp(dim=-1)).float()
 
 
 def _drawn(logits: torch.Tensor, parameters: SamplingMetadata) -> torch.Tensor:
@@ -53,16 +53,16 @@ def whole_weights(scaled: torch.Tensor) -> torch.Tensor:
 
 def least_kept(scaled: torch.Tensor, weights: torch.Tensor, parameters: SamplingMetadata) -> torch.Tensor:
     """The smallest x that is not excluded, (rows, 1): by min_p, then by top_k, then by top_p of what they leave."""
-    least = scaled.amax(dim=-1, keepdim=True) + parameters.min_p[:, None].to(scaled.dtype).log()
+    threshold = scaled.amax(dim=-1, keepdim=True) + parameters.min_p[:, None].to(scaled.dtype).log()
     ordered, order = scaled.sort(dim=-1, descending=True)
     last = torch.where(parameters.top_k > 0, parameters.top_k, scaled.shape[-1]).long()
     last = last.clamp(max=scaled.shape[-1])[:, None] - 1
-    least = torch.maximum(least, ordered.gather(1, last))
-    through = torch.where(ordered >= least, weights.gather(1, order), 0).cumsum(dim=-1)
+    threshold = torch.maximum(threshold, ordered.gather(1, last))
+    through = torch.where(ordered >= threshold, weights.gather(1, order), 0).cumsum(dim=-1)
     share = parameters.top_p[:, None].double()
-    wanted = torch.where(share < 1, (share * through[:, -1:].double()).ceil().long().clamp(min=1), 0)
-    last = torch.searchsorted(through, wanted).clamp(max=scaled.shape[-1] - 1)
-    return torch.where(share < 1, torch.maximum(least, ordered.gather(1, last)), least)
+    target = torch.where(share < 1, (share * through[:, -1:].double()).ceil().long().clamp(min=1), 0)
+    last = torch.searchsorted(through, target).clamp(max=scaled.shape[-1] - 1)
+    return torch.where(share < 1, torch.maximum(threshold, ordered.gather(1, last)), threshold)
 
 
 def top_logprobs(logits: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:

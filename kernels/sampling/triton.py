@@ -104,14 +104,14 @@ def weights_kernel(
             min_p = tl.load(min_p_ptr + row)
             if (k > 0) | (p < 1) | (min_p > 0):
                 bound = _bound(maxima, top, k, p, min_p, vocabulary, BLOCKS)
-                kept = inside & (scaled >= bound)
-                count = tl.sum(kept.to(tl.int32), axis=0)
+                mask = inside & (scaled >= bound)
+                count = tl.sum(mask.to(tl.int32), axis=0)
                 if count > 0:
                     start = tl.atomic_add(count_ptr + row, count)
-                    place = start + tl.cumsum(kept.to(tl.int32), axis=0) - 1
-                    kept = kept & (place < CANDIDATES)
-                    tl.store(list_token_ptr + row * CANDIDATES + place, token, mask=kept)
-                    tl.store(list_value_ptr + row * CANDIDATES + place, scaled, mask=kept)
+                    place = start + tl.cumsum(mask.to(tl.int32), axis=0) - 1
+                    mask = mask & (place < CANDIDATES)
+                    tl.store(list_token_ptr + row * CANDIDATES + place, token, mask=mask)
+                    tl.store(list_value_ptr + row * CANDIDATES + place, scaled, mask=mask)
 
 
 @triton.jit
@@ -134,8 +134,10 @@ def _bound(maxima, top, k, p, min_p, vocabulary, BLOCKS: tl.constexpr):
 
 
 @triton.jit
-def _kept(logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, least, below, TILE: tl.constexpr):
-    """The number of tokens with a key of at least `least` and an id under `below`, and the sum of their weights."""
+def _kept(
+    logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, threshold, below, TILE: tl.constexpr
+):
+    """The number of tokens with a key of at least `threshold` and an id under `below`, and the sum of their weights."""
     count = 0
     mass = tl.zeros((), dtype=tl.int64)
     for start in range(0, n, TILE):
@@ -147,9 +149,9 @@ def _kept(logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, to
         else:
             token = place
             x = _scaled(tl.load(logits_ptr + place, mask=inside, other=float("-inf")), temperature)
-        chosen = inside & (_order_key(x) >= least) & (token < below)
-        count += tl.sum(chosen.to(tl.int32), axis=0)
-        mass += tl.sum(tl.where(chosen, _weight(x, top), 0), axis=0)
+        mask = inside & (_order_key(x) >= threshold) & (token < below)
+        count += tl.sum(mask.to(tl.int32), axis=0)
+        mass += tl.sum(tl.where(mask, _weight(x, top), 0), axis=0)
     return count, mass
 
 
@@ -172,7 +174,7 @@ def _filtered(
     TILE: tl.constexpr,
 ):
     """The token drawn from those that min_p, top_k and top_p keep; `whole` is the weight of all the vocabulary."""
-    least = tl.where(min_p > 0, _order_key(top + tl.log(tl.maximum(min_p, 1e-30))), -2147483648)
+    threshold = tl.where(min_p > 0, _order_key(top + tl.log(tl.maximum(min_p, 1e-30))), -2147483648)
     if k > 0:
         kth = -2147483648
         bit = -2147483648
@@ -183,13 +185,13 @@ def _filtered(
                 logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, trial, vocabulary, TILE
             )
             kth = tl.where(count >= k, trial, kth)
-        least = tl.maximum(least, kth)
+        threshold = tl.maximum(threshold, kth)
     if p < 1:
-        count, left = _kept(
-            logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, least, vocabulary, TILE
+        count, mass_left = _kept(
+            logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, threshold, vocabulary, TILE
         )
-        total = tl.where((k > 0) | (min_p > 0), left, whole)
-        wanted = tl.maximum(tl.ceil(p.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)
+        total = tl.where((k > 0) | (min_p > 0), mass_left, whole)
+        mass_needed = tl.maximum(tl.ceil(p.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)
         share = -2147483648
         bit = -2147483648
         for _ in range(32):
@@ -198,16 +200,18 @@ def _filtered(
             count, mass = _kept(
                 logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, trial, vocabulary, TILE
             )
-            share = tl.where(mass >= wanted, trial, share)
-        least = tl.maximum(least, share)
+            share = tl.where(mass >= mass_needed, trial, share)
+        threshold = tl.maximum(threshold, share)
     count, total = _kept(
-        logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, least, vocabulary, TILE
+        logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, threshold, vocabulary, TILE
     )
     target = (uniform * total.to(tl.float64)).to(tl.int64)
     token = 0
     for i in range(TOKEN_BITS):
         trial = token | (1 << (TOKEN_BITS - 1 - i))
-        count, mass = _kept(logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, least, trial, TILE)
+        count, mass = _kept(
+            logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, threshold, trial, TILE
+        )
         token = tl.where(mass <= target, trial, token)
     return token
 
@@ -300,8 +304,8 @@ def choose_kernel(
                 token = _unfiltered(logits_ptr, masses, index, temperature, scaled_top, uniform, vocabulary, BLOCK)
             token = tl.minimum(token, vocabulary - 1)
     tl.store(token_ptr + row, token.to(tl.int64))
-    chosen = tl.load(logits_ptr + token).to(tl.float32)
-    tl.store(logprob_ptr + row, chosen - top - tl.log(tl.sum(sums, axis=0)))
+    logit = tl.load(logits_ptr + token).to(tl.float32)
+    tl.store(logprob_ptr + row, logit - top - tl.log(tl.sum(sums, axis=0)))
 
 
 def sample(logits: torch.Tensor, parameters: SamplingMetadata) -> tuple[torch.Tensor, torch.Tensor]:

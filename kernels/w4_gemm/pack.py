@@ -83,15 +83,15 @@ def quantise(weight: torch.Tensor, bits: int = 4, group: int = GROUP, symmetric:
     """
     rows, padded = _padded(weight, bits, group)
     groups = rows.float().view(len(rows), -1, group) if group else rows.float().unsqueeze(1)
-    most = 2**bits - 1
+    max_code = 2**bits - 1
     if symmetric:
         scale = _storable(groups.abs().amax(-1) / (2 ** (bits - 1) - 1))
         zero = torch.full_like(scale, 2 ** (bits - 1))
     else:
         low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
-        scale = _storable((high - low) / most)
-        zero = (-low / scale.float()).round().clamp(0, most)
-    codes = (groups / scale.float().unsqueeze(-1) + zero.float().unsqueeze(-1)).round().clamp(0, most)
+        scale = _storable((high - low) / max_code)
+        zero = (-low / scale.float()).round().clamp(0, max_code)
+    codes = (groups / scale.float().unsqueeze(-1) + zero.float().unsqueeze(-1)).round().clamp(0, max_code)
     # What pads the last block is multiplied by no input; its code is only written to be defined.
     packed = pack(torch.nn.functional.pad(codes.flatten(1), (0, padded - rows.shape[1])).to(torch.int32), bits)
     zeros = None if symmetric else zero.T.to(torch.uint8)
@@ -146,8 +146,8 @@ def _assembled(
         scales = torch.nn.functional.pad(scales, (0, 0, 0, missing), value=1.0)
         zeros = None if zeros is None else torch.nn.functional.pad(zeros, (0, 0, 0, missing))
     arrivals = torch.zeros(packed.shape[1] // 32 + 512, dtype=torch.int32, device=packed.device)
-    kept = None if zeros is None else zeros.contiguous()
-    return PackedWeight(packed, scales.contiguous(), kept, arrivals, shape[0], shape[1], bits, group)
+    zero_points = None if zeros is None else zeros.contiguous()
+    return PackedWeight(packed, scales.contiguous(), zero_points, arrivals, shape[0], shape[1], bits, group)
 
 
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:

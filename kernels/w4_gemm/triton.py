@@ -175,7 +175,7 @@ def tile_product(
     GROUPS: tl.constexpr = STEPS // 2 if GROUPED else 1
     BLOCK_WORDS: tl.constexpr = 32 if BITS == 4 else 48
     column = tl.arange(0, 64)
-    known = token[None, :] < tokens
+    token_mask = token[None, :] < tokens
     words_ptr = qweight_ptr + first * all_rows * BLOCK_WORDS + row[:, None] * BLOCK_WORDS
     x_tile_ptr = x_ptr + token[None, :].to(tl.int64) * inputs + first * 64 * STEPS + column[:, None]
     total = tl.zeros((ROWS, TOKENS), tl.float32)
@@ -197,9 +197,9 @@ def tile_product(
             sums = tl.zeros((ROWS, TOKENS), tl.float32)
         for step in tl.static_range(STEPS):
             weight = less_middle(whole_numbers(code_pairs(low, high, step, BITS), ROWS, DOT), BITS, DOT)
-            mask = known
+            mask = token_mask
             if RAGGED:
-                mask = known & (block * 64 * STEPS + step * 64 + column[:, None] < inputs)
+                mask = token_mask & (block * 64 * STEPS + step * 64 + column[:, None] < inputs)
             x = tl.load(x_tile_ptr + step * 64, mask=mask, other=0.0).to(DOT)
             part = tl.dot(weight, x, part, input_precision="ieee")
             if HAS_ZEROS:
@@ -241,24 +241,24 @@ def gather_parts(total, parts_ptr, arrivals_ptr, tile, part, row, token, tokens,
     Returns:
         The sum (in the last program only), and whether this program is the last of its tile.
     """
-    known = (row[:, None] >= 0) & (token[None, :] < tokens)
+    mask = (row[:, None] >= 0) & (token[None, :] < tokens)
     place_ptr = parts_ptr + token[None, :].to(tl.int64) * all_rows + row[:, None]
     stride = tokens.to(tl.int64) * all_rows
-    tl.store(place_ptr + part * stride, total, mask=known)
+    tl.store(place_ptr + part * stride, total, mask=mask)
     last = is_last_to_arrive(arrivals_ptr + tile, SPLIT)
     if last:
         total = tl.zeros_like(total)
-        for other in range(SPLIT):
+        for split in range(SPLIT):
             # Past the first-level cache, which does not see what other multiprocessors write.
-            total += tl.load(place_ptr + other * stride, mask=known, other=0.0, cache_modifier=".cg")
+            total += tl.load(place_ptr + split * stride, mask=mask, other=0.0, cache_modifier=".cg")
     return total, last
 
 
 @triton.jit
-def store_tile(y_ptr, total, row, token, outputs, known):
-    """Stores a tile of y, (rows, tokens), into (tokens, outputs), in y's type, where `known`."""
+def store_tile(y_ptr, total, row, token, outputs, mask):
+    """Stores a tile of y, (rows, tokens), into (tokens, outputs), in y's type, where `mask`."""
     place_ptr = y_ptr + token[None, :].to(tl.int64) * outputs + row[:, None]
-    tl.store(place_ptr, total.to(y_ptr.dtype.element_ty), mask=known)
+    tl.store(place_ptr, total.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -312,11 +312,11 @@ def w4_gemm_kernel(
         STAGES,
         DOT,
     )
-    known = (row[:, None] < outputs) & (token[None, :] < tokens)
+    mask = (row[:, None] < outputs) & (token[None, :] < tokens)
     if SPLIT > 1:
         total, last = gather_parts(total, parts_ptr, arrivals_ptr, tile, part, row, token, tokens, all_rows, SPLIT)
-        known = known & last
-    store_tile(y_ptr, total, row, token, outputs, known)
+        mask = mask & last
+    store_tile(y_ptr, total, row, token, outputs, mask)
 
 
 @triton.jit
@@ -349,9 +349,9 @@ def unpack_kernel(
         scale = tl.load(scales_ptr + group * all_rows + row).to(tl.float32)[:, None]
         weight = (whole_numbers(code_pairs(low, high, step, BITS), ROWS, tl.float32) - zero) * scale
         at = block * 64 * STEPS + step * 64 + column
-        known = (row[:, None] < outputs) & (at[None, :] < inputs)
+        mask = (row[:, None] < outputs) & (at[None, :] < inputs)
         place_ptr = weight_ptr + row[:, None].to(tl.int64) * inputs + at[None, :]
-        tl.store(place_ptr, weight.to(weight_ptr.dtype.element_ty), mask=known)
+        tl.store(place_ptr, weight.to(weight_ptr.dtype.element_ty), mask=mask)
 
 
 def w4_gemm(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
@@ -369,12 +369,12 @@ def w4_gemm(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
 def unpack(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
     """See `pack.dequantise`."""
     blocks, rows, _ = weight.qweight.shape
-    made = torch.empty(weight.outputs, weight.inputs, dtype=dtype, device=weight.qweight.device)
+    dense = torch.empty(weight.outputs, weight.inputs, dtype=dtype, device=weight.qweight.device)
     unpack_kernel[(blocks, rows // 32)](
         weight.qweight,
         weight.scales,
         weight.scales if weight.zeros is None else weight.zeros,
-        made,
+        dense,
         weight.outputs,
         weight.inputs,
         rows,
@@ -384,7 +384,7 @@ def unpack(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
         ROWS=32,
         num_warps=4,
     )
-    return made
+    return dense
 
 
 def launch(x: torch.Tensor, weight: PackedWeight, y: torch.Tensor, tiling: Tiling) -> None:
