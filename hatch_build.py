@@ -51,8 +51,8 @@ class CompileHook(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, unless switched off. `version` is `editable` or `standard`."""
-        wanted, editable = _wanted(), version == "editable"
-        if not _may_compile() or (wanted == "auto" and editable):
+        compile_mode, editable = _wanted(), version == "editable"
+        if not _may_compile() or (compile_mode == "auto" and editable):
             return
         root, modules = Path(self.root), self.config["modules"]
         built = root / "build" / f"compiled-{_digest(root, modules)}"
@@ -60,7 +60,7 @@ class CompileHook(BuildHookInterface[Any]):
             if not built.exists():  # it does when pip asks for the wheel, since it has asked for metadata before
                 _compile(root, modules, built)
         except (Exception, SystemExit) as error:
-            if wanted == "1":
+            if compile_mode == "1":
                 raise
             self.app.display_warning(f"not compiled, the simulator will run as Python: {error}")
             return
@@ -79,10 +79,10 @@ class CompileHook(BuildHookInterface[Any]):
 
 
 def _wanted() -> str:
-    wanted = os.environ.get(VARIABLE, "auto")
-    if wanted not in ("auto", "0", "1"):
-        raise SystemExit(f"{VARIABLE}: expected auto, 0 or 1, found {wanted!r}")
-    return wanted
+    setting = os.environ.get(VARIABLE, "auto")
+    if setting not in ("auto", "0", "1"):
+        raise SystemExit(f"{VARIABLE}: expected auto, 0 or 1, found {setting!r}")
+    return setting
 
 
 def _may_compile() -> bool:

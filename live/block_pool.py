@@ -109,13 +109,13 @@ class BlockPool(KVCache):
         if lacking > 0:
             private.extend(self.unassigned_ids[-lacking:])
             del self.unassigned_ids[-lacking:]
-        kept = private[:keep] if self.enable_caching else []
-        self._leaving = private[len(kept) :]
+        cached = private[:keep] if self.enable_caching else []
+        self._leaving = private[len(cached) :]
         blocks.payload = None
         super().free(blocks, keep=keep)
-        if kept:
+        if cached:
             assert blocks.freed_run is not None
-            self._ids[blocks.freed_run] = kept
+            self._ids[blocks.freed_run] = cached
 
     def _append_blank(self, count: int) -> None:
         super()._append_blank(count)

@@ -260,13 +260,15 @@ class Engine:
 
 def _without_finished(batch: Batch, output: ModelRunnerOutput) -> tuple[Many[Sequence], ModelRunnerOutput]:
     """The decoding sequences and the output of a step, without sequences that have finished since it was launched."""
-    kept = [i for i, generation in enumerate(output.decodes) if not generation.finish_reason]
-    if len(kept) == len(output.decodes) and not batch.chunks:
+    rows = [i for i, generation in enumerate(output.decodes) if not generation.finish_reason]
+    if len(rows) == len(output.decodes) and not batch.chunks:
         return batch.decodes, output
-    return [batch.decodes[i] for i in kept], output._replace(
-        decodes=[output.decodes[i] for i in kept],
-        tokens=[output.tokens[i] for i in kept],
+    return [batch.decodes[i] for i in rows], output._replace(
+        decodes=[output.decodes[i] for i in rows],
+        tokens=[output.tokens[i] for i in rows],
         first_tokens=[pair for pair in output.first_tokens if not generation_of(pair[0]).finish_reason],
-        pooled={each: state for each, state in output.pooled.items() if not generation_of(each).finish_reason},
+        pooled={
+            sequence: state for sequence, state in output.pooled.items() if not generation_of(sequence).finish_reason
+        },
         logprobs=[result for result in output.logprobs if not result.generation.finish_reason],
     )

@@ -99,7 +99,7 @@ class Executor:
         if not rows:
             return ModelRunnerOutput([], [], [], {}, results)
         normed = self.decoder.normed(hidden[torch.tensor(rows, device=self.device)])
-        pooled = read_pooled(self._pooled([(i, each) for i, (_, each) in enumerate(completed)], normed[n:]))
+        pooled = read_pooled(self._pooled([(i, sequence) for i, (_, sequence) in enumerate(completed)], normed[n:]))
         generating = [i for i, (_, sequence) in enumerate(completed) if wants_token(sequence)]
         sequences = [completed[i][1] for i in generating]
         if not (n or sequences):
@@ -108,7 +108,7 @@ class Executor:
             normed = normed[[*range(n), *(n + i for i in generating)]]
         generations = [*decodes.generations, *map(generation_of, sequences)]
         logits = self.decoder.logits(normed)
-        positions = [*decodes.lengths[:n].tolist(), *(next_position(each) for each in sequences)]
+        positions = [*decodes.lengths[:n].tolist(), *(next_position(sequence) for sequence in sequences)]
         sampled, logprobs = sample(logits, self._sampling_metadata(generations, positions))
         tokens = self._keep_tokens(sampled)
         first = list(zip(sequences, tokens[n:], strict=True))
@@ -142,7 +142,7 @@ class Executor:
         tables = self._tables(chunks)
         parts = [self._chunk(chunk, table) for chunk, table in zip(chunks, tables, strict=True)]
         rows = [(decodes.tokens[:n], decodes.positions[:n], decodes.slots[:n]), *parts]
-        tokens, positions, slots = (np.concatenate(each) for each in zip(*rows, strict=True)) if chunks else rows[0]
+        tokens, positions, slots = (np.concatenate(column) for column in zip(*rows, strict=True)) if chunks else rows[0]
         return Inputs(
             tokens=self._send(tokens),
             positions=self._send(positions),
@@ -191,7 +191,9 @@ class Executor:
         pending: PendingPooled = []
         for labelled in (False, True):
             rows = [
-                (row, each) for row, each in completed if not wants_token(each) and self._classifies(each) is labelled
+                (row, sequence)
+                for row, sequence in completed
+                if not wants_token(sequence) and self._classifies(sequence) is labelled
             ]
             if rows:
                 pooled = self.decoder.labels(normed) if labelled else normed
@@ -214,7 +216,7 @@ class Executor:
         return results
 
     def _sampling_metadata(self, generations: Many[Generation], positions: Many[int]) -> SamplingMetadata:
-        return SamplingMetadata.of([each.sampling_params for each in generations], positions, self.device)
+        return SamplingMetadata.of([generation.sampling_params for generation in generations], positions, self.device)
 
     def _decode_metadata(self) -> SamplingMetadata:
         """The sampling metadata of the decodes: rebuilt when the decodes change, otherwise moved on by one position."""

@@ -77,8 +77,8 @@ def prompt_chunk_logprobs(
     for begin in range(0, len(targets), CHUNK_ROWS):
         part = targets[begin : begin + CHUNK_ROWS]
         logits = decoder.logits(decoder.normed(hidden[begin : begin + len(part)])).float()
-        chosen = logits.gather(1, part[:, None])[:, 0]
-        logprobs += (chosen - logits.logsumexp(dim=-1)).tolist()
+        logit = logits.gather(1, part[:, None])[:, 0]
+        logprobs += (logit - logits.logsumexp(dim=-1)).tolist()
         tops += _top_logprobs(logits, generation.prompt_logprobs)
     return LogprobsResult(generation, context + 1, logprobs, tops)
 

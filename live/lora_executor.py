@@ -58,8 +58,10 @@ class LoRAExecutor(Executor):
             if sequence.request.model != self._base:
                 by_model.setdefault(sequence.request.model, []).append(row)
         groups: list[tuple[Adapter, slice | torch.Tensor]] = []
-        for model, own in by_model.items():
-            neighbours = own[-1] - own[0] + 1 == len(own)
-            index = slice(own[0], own[-1] + 1) if neighbours else torch.tensor(own, device=self.device)
+        for model, model_rows in by_model.items():
+            neighbours = model_rows[-1] - model_rows[0] + 1 == len(model_rows)
+            index = (
+                slice(model_rows[0], model_rows[-1] + 1) if neighbours else torch.tensor(model_rows, device=self.device)
+            )
             groups.append((self.slots[model], index))
         return groups

@@ -56,24 +56,24 @@ class NgramLookup:
 
     def extend(self, tokens: Many[int]) -> None:
         """Add the tokens that come next."""
-        known = self._tokens
+        history = self._tokens
         for token in tokens:
-            here = len(known)
+            here = len(history)
             for size in self._sizes:
                 if size > here:
                     break
-                self._followers.setdefault(tuple(known[here - size :]), here)
-            known.append(token)
+                self._followers.setdefault(tuple(history[here - size :]), here)
+            history.append(token)
 
     def __len__(self) -> int:
         return len(self._tokens)
 
     def propose(self, max_tokens: int) -> list[int]:
         """At most `max_tokens` tokens that followed the longest n-gram with which the sequence ends now."""
-        known = self._tokens
+        history = self._tokens
         for size in reversed(self._sizes):
-            if size <= len(known) and (place := self._followers.get(tuple(known[-size:]))) is not None:
-                return known[place : place + max_tokens]
+            if size <= len(history) and (place := self._followers.get(tuple(history[-size:]))) is not None:
+                return history[place : place + max_tokens]
         return []
 
 
@@ -104,7 +104,7 @@ class NgramDrafts:
     def forget_finished(self) -> None:
         """Drop what is kept for sequences that are finished, and the drafts of the step that has ended."""
         self.drafts.clear()
-        for sequence in [each for each in self._lookups if each.state == FINISHED]:
+        for sequence in [sequence for sequence in self._lookups if sequence.state == FINISHED]:
             del self._lookups[sequence]
 
 
@@ -170,7 +170,7 @@ class SpeculativeExecutor(Executor):
             *(self._chunk(chunk, table) for chunk, table in zip(batch.chunks, tables[len(pieces) :], strict=True)),
         ]
         rows = zip((last, positions, slots), *parts, strict=True)
-        tokens, all_positions, all_slots = (np.concatenate(each) for each in rows)
+        tokens, all_positions, all_slots = (np.concatenate(column) for column in rows)
         return Inputs(
             tokens=self._send(tokens),
             positions=self._send(all_positions),
@@ -203,31 +203,31 @@ class SpeculativeExecutor(Executor):
         normed = self.decoder.normed(hidden[torch.tensor(rows, device=self.device)])
         at_ends = [(num_rows + i, sequence) for i, (_, sequence) in enumerate(completed)]
         pooled = read_pooled(self._pooled(at_ends, normed))
-        kept = [*range(num_rows), *(row for row, sequence in at_ends if wants_token(sequence))]
+        logit_rows = [*range(num_rows), *(row for row, sequence in at_ends if wants_token(sequence))]
         firsts = [sequence for _, sequence in at_ends if wants_token(sequence)]
-        if not kept:
+        if not logit_rows:
             return Verified([], [], nothing._replace(pooled=pooled))
         owners, places = self._owners(batch, [*plain, *drafted])
         generations = [*owners, *map(generation_of, firsts)]
-        logits = self.decoder.logits(normed if len(kept) == len(normed) else normed[kept])
-        positions = [*places, *(next_position(each) for each in firsts)]
+        logits = self.decoder.logits(normed if len(logit_rows) == len(normed) else normed[logit_rows])
+        positions = [*places, *(next_position(sequence) for sequence in firsts)]
         sampled, logprobs = sample(logits, self._sampling_metadata(generations, positions))
-        found = [int(token) for token in sampled.tolist()]
-        told = sampled_logprobs(generations, logits, logprobs)
+        token_ids = [int(token) for token in sampled.tolist()]
+        logprob_rows = sampled_logprobs(generations, logits, logprobs)
         tokens: list[list[int]] = [[] for _ in range(n)]
         their_logprobs: list[list[LogprobsResult]] = [[] for _ in range(n)]
-        by_row = iter(told)
+        by_row = iter(logprob_rows)
         row = 0
         for i in [*plain, *drafted]:
             sequence = batch.decodes[i]
-            here = found[row : row + batch.draft_tokens[i] + 1]
+            here = token_ids[row : row + batch.draft_tokens[i] + 1]
             draft = self._drafts.drafts[sequence] if batch.draft_tokens[i] else ()
             tokens[i] = here[: num_right(draft, here) + 1]
             if generation_of(sequence).logprobs >= 0:
                 every = [next(by_row) for _ in here]
                 their_logprobs[i] = every[: len(tokens[i])]
             row += len(here)
-        first = list(zip(firsts, found[num_rows:], strict=True))
+        first = list(zip(firsts, token_ids[num_rows:], strict=True))
         return Verified(tokens, their_logprobs, ModelRunnerOutput([], [], first, pooled, [*results, *by_row]))
 
     def _owners(self, batch: Batch, order: list[int]) -> tuple[list[Generation], list[int]]:
@@ -311,18 +311,18 @@ class SpeculativeEngine(Engine):
         accepted, emitted = [], []
         for i, sequence in enumerate(batch.decodes):
             generation, tokens = generation_of(sequence), verified.tokens[i]
-            taken = 0
+            num_tokens = 0
             for token in tokens:
                 generation.output.append(token)
-                taken += 1
+                num_tokens += 1
                 if generation.ends_with(token):
                     stopped.append(sequence)
                     break
-            for result in verified.logprobs[i][:taken]:
+            for result in verified.logprobs[i][:num_tokens]:
                 result.store()
             if self.keep_times:
-                generation.times.extend([end] * taken)
+                generation.times.extend([end] * num_tokens)
             accepted.append(len(tokens) - 1)
-            emitted.append(taken)
+            emitted.append(num_tokens)
         self.core.record_outputs(batch, accepted, emitted)
         return self._end_step(batch, stopped, verified.rest, end)

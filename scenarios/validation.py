@@ -163,10 +163,10 @@ class ValidationScenario(ScenarioFile):
             "system.replicas": system.replicas,
             "workload.models.count": models.get("count") if isinstance(models, dict) else 1,
         }
-        alone = "expected 1: the live engine is alone"
+        expected = "expected 1: the live engine is alone"
         refuse_first([
             (self.profiling.in_turns, "profiling.in_turns", True, "expected false with one engine"),
-            *((isinstance(count, int) and count > 1, field, count, alone) for field, count in counts.items()),
+            *((isinstance(count, int) and count > 1, field, count, expected) for field, count in counts.items()),
         ])  # fmt: skip
         return self
 

@@ -40,7 +40,7 @@ class DeviceBuffers:
         """Free the rows of sequences that no longer decode; give new ones a row, and send their block tables."""
         sequences = decodes.sequences
         staying = set(sequences)
-        for sequence in [each for each in self._row_of if each not in staying]:
+        for sequence in [resident for resident in self._row_of if resident not in staying]:
             self._free.append(self._row_of.pop(sequence))
         new = [i for i, sequence in enumerate(sequences) if sequence not in self._row_of]
         for i in new:
@@ -56,7 +56,7 @@ class DeviceBuffers:
         if sequences == decoded:
             return np.arange(len(sequences))
         index = {sequence: row for row, sequence in enumerate(decoded)}
-        index |= {each: self.rows + i for i, each in enumerate(completed) if each is not None}
+        index |= {sequence: self.rows + i for i, sequence in enumerate(completed) if sequence is not None}
         return np.array([index.get(sequence, -1) for sequence in sequences], dtype=np.int64)
 
     def set_latest(self, decodes: tuple[Sequence, ...], completed: Many[Sequence | None]) -> None:

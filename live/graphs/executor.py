@@ -92,7 +92,7 @@ class GraphExecutor(Executor):
             self._decode_sampling = SamplingBatch(decodes.generations)
             self.buffers.update(decodes)
         completing = [c.sequence if c.last and wants_token(c.sequence) else None for c in batch.chunks]
-        sampling = SamplingBatch([generation_of(each) for each in completing if each is not None])
+        sampling = SamplingBatch([generation_of(sequence) for sequence in completing if sequence is not None])
         step = self._step(self._shape(batch, self._decode_sampling.greedy and sampling.greedy))
         arrays = step.stage()
         self._stage_decodes(arrays)
@@ -195,7 +195,10 @@ class GraphExecutor(Executor):
 
         `decodes`: padded decode rows. `sampling`: of the sequences in `completing`.
         """
-        n, completed = len(self.input_batch), [(i, each) for i, each in enumerate(completing) if each is not None]
+        n, completed = (
+            len(self.input_batch),
+            [(i, sequence) for i, sequence in enumerate(completing) if sequence is not None],
+        )
         chunk_rows = np.array([decodes + i for i, _ in completed], dtype=np.int64)
         arrays["top_p"].fill(1.0)
         for part, rows in ((self._decode_sampling, np.arange(n)), (sampling, chunk_rows)):
@@ -247,12 +250,15 @@ class GraphExecutor(Executor):
         self, logits: torch.Tensor, logprobs: torch.Tensor, first: list[tuple[int, Sequence]]
     ) -> list[LogprobsResult]:
         """Log-probabilities for the generations that want them. This waits for the device."""
-        sampled = [*enumerate(self.input_batch.generations), *((row, generation_of(each)) for row, each in first)]
-        wanted = [(row, generation) for row, generation in sampled if generation.logprobs >= 0]
-        if not wanted:
+        sampled = [
+            *enumerate(self.input_batch.generations),
+            *((row, generation_of(sequence)) for row, sequence in first),
+        ]
+        sampled_rows = [(row, generation) for row, generation in sampled if generation.logprobs >= 0]
+        if not sampled_rows:
             return []
-        rows = torch.tensor([row for row, _ in wanted], device=self.device)
-        return sampled_logprobs([generation for _, generation in wanted], logits[rows], logprobs[rows])
+        rows = torch.tensor([row for row, _ in sampled_rows], device=self.device)
+        return sampled_logprobs([generation for _, generation in sampled_rows], logits[rows], logprobs[rows])
 
 
 def _wants_more(sequence: Sequence) -> bool:

@@ -19,7 +19,7 @@ class SamplingBatch:
     """
 
     def __init__(self, generations: Many[Generation]) -> None:
-        rows = [each.sampling_params for each in generations]
+        rows = [generation.sampling_params for generation in generations]
         self.greedy = all(row.temperature == 0 for row in rows)
         self.filtered = any(row.filters for row in rows)
         self._rows = rows

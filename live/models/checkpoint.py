@@ -63,7 +63,7 @@ class Checkpoint:
             expected = f"expected shape {list(shape)}, as the config says"
             raise BadInput(expected, field=name, value=list(tensor.shape), file=self.directory)
         if types and tensor.dtype not in types:
-            expected = f"expected {' or '.join(str(each).removeprefix('torch.') for each in types)}"
+            expected = f"expected {' or '.join(str(dtype).removeprefix('torch.') for dtype in types)}"
             raise BadInput(expected, field=name, value=str(tensor.dtype).removeprefix("torch."), file=self.directory)
         return tensor
 

@@ -51,15 +51,15 @@ def read_compensators(directory: Path, shape: Shape, device: str) -> dict[str, C
     except (OSError, SafetensorError) as error:
         raise BadInput(f"expected error compensators ({error})", file=file) from None
     modules = dict.fromkeys(name.rpartition(".")[0] for name in tensors)
-    known = {f"{i}.{kind}": size for i in range(shape.layers) for kind, size in shape.linear().items()}
-    read = {}
+    sizes = {f"{i}.{kind}": size for i in range(shape.layers) for kind, size in shape.linear().items()}
+    compensators = {}
     for module in modules:
-        if module not in known:
+        if module not in sizes:
             raise BadInput("expected modules of the model", field=module, file=file)
-        parts = (part.to(device) for part in _parts(tensors, module, known[module], file))
+        parts = (part.to(device) for part in _parts(tensors, module, sizes[module], file))
         down, down_scales, up, up_scales, first, first_bias, second, second_bias = parts
-        read[module] = from_int8(down, down_scales, up, up_scales, first, first_bias, second, second_bias)
-    return read
+        compensators[module] = from_int8(down, down_scales, up, up_scales, first, first_bias, second, second_bias)
+    return compensators
 
 
 def compensated(weight: Matrix, compensator: Compensator | None, field: str, directory: Path) -> Matrix:

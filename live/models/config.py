@@ -132,9 +132,9 @@ def _rope(fields: ConfigFields) -> tuple[float, Llama3Scaling | None]:
     if kind not in tuple(ROPE_FIELDS):
         raise rope.fault("rope_type", kind, f"expected {' or '.join(ROPE_FIELDS)}")
     rope.refuse_unless("partial_rotary_factor", *REFUSED_UNLESS["partial_rotary_factor"])
-    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *ROPE_FIELDS[kind]}
+    names = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *ROPE_FIELDS[kind]}
     for name, value in rope.document.items():
-        if name not in known and value is not None:
+        if name not in names and value is not None:
             raise rope.fault(name, value, f"expected none: rotary positions of type {kind} have no such field")
     return rope.number("rope_theta", fields.number("rope_theta", 10000.0)), _scaling(fields, rope, kind)
 
@@ -155,9 +155,9 @@ def _labels(fields: ConfigFields) -> tuple[str, ...]:
     """The names of the labels in order. As in transformers, there are two unnamed labels if the file gives none."""
     names = fields.document.get("architectures")
     names = [] if names is None else names
-    if not isinstance(names, list) or not all(str(each).endswith(HEADS) for each in names):
+    if not isinstance(names, list) or not all(str(name).endswith(HEADS) for name in names):
         raise fields.fault("architectures", names, f"expected names that end in {' or '.join(HEADS)}")
-    if not any(str(each).endswith(LABEL_HEAD) for each in names):
+    if not any(str(name).endswith(LABEL_HEAD) for name in names):
         return ()
     labels = fields.document.get("id2label")
     if labels is None:
@@ -199,10 +199,10 @@ def _layout(fields: ConfigFields, gptq: bool) -> str:
     """The layout of the packed words. Older and newer files name the field differently."""
     names = ("checkpoint_format" if gptq else "version", "format")
     name = next((name for name in names if fields.document.get(name) is not None), names[0])
-    found = fields.document.get(name, "gptq" if gptq else "gemm")
-    known = ("gptq", "gptq_v2") if gptq else ("gemm",)
-    if str(found).lower() not in known:
-        raise fields.fault(name, found, f"expected {' or '.join(known)}")
+    layout = fields.document.get(name, "gptq" if gptq else "gemm")
+    layouts = ("gptq", "gptq_v2") if gptq else ("gemm",)
+    if str(layout).lower() not in layouts:
+        raise fields.fault(name, layout, f"expected {' or '.join(layouts)}")
     if fields.document.get("is_marlin_format"):
         raise fields.fault("is_marlin_format", True, "expected false")
-    return str(found).lower()
+    return str(layout).lower()

@@ -133,8 +133,8 @@ class Decoder:
         normed, residual = add_rms_norm(attended, residual, layer.after, epsilon)
         if layer.router is None:
             return FFNRows(normed), residual
-        chosen = self.config.shape.experts_per_token
-        return FFNRows(normed, *route(linear(normed, layer.router), chosen, self.config.normalised_routing)), residual
+        top_k = self.config.shape.experts_per_token
+        return FFNRows(normed, *route(linear(normed, layer.router), top_k, self.config.normalised_routing)), residual
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
         """The final norm of some rows, (rows, hidden)."""

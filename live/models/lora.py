@@ -65,10 +65,10 @@ class Adapter:
     def bytes(self) -> int:
         """Bytes of its weights."""
         return sum(
-            each.numel() * each.element_size()
+            matrix.numel() * matrix.element_size()
             for parts in self.parts.values()
             for part in parts
-            for each in (part.down, part.up)
+            for matrix in (part.down, part.up)
         )
 
 
@@ -156,16 +156,16 @@ def _take_part(
     """Take A and B of one layer out of `tensors`; None if it has no adapter. `sizes`: rank, inputs and outputs."""
     rank, inputs, outputs = sizes
     shapes = {f"{name}A.weight": (rank, inputs), f"{name}B.weight": (outputs, rank)}
-    given = [each for each in shapes if each in tensors]
-    if not given:
+    tensor_names = [tensor_name for tensor_name in shapes if tensor_name in tensors]
+    if not tensor_names:
         return None
-    for each, shape in shapes.items():
-        if each not in tensors:
-            raise BadInput("expected both lora_A and lora_B", field=each, file=directory)
-        if tuple(tensors[each].shape) != shape:
+    for tensor_name, shape in shapes.items():
+        if tensor_name not in tensors:
+            raise BadInput("expected both lora_A and lora_B", field=tensor_name, file=directory)
+        if tuple(tensors[tensor_name].shape) != shape:
             expected = f"expected shape {list(shape)}, as the model and the rank say"
-            raise BadInput(expected, field=each, value=list(tensors[each].shape), file=directory)
-    a, b = (tensors.pop(each) for each in shapes)
+            raise BadInput(expected, field=tensor_name, value=list(tensors[tensor_name].shape), file=directory)
+    a, b = (tensors.pop(tensor_name) for tensor_name in shapes)
     return a, b
 
 
@@ -175,15 +175,15 @@ def load_adapters(modules: Iterable[str], config: ModelConfig, dtype: torch.dtyp
     Raises:
         BadInput: text of another form, a name that comes twice, or an adapter that cannot be used.
     """
-    found: dict[str, Adapter] = {}
+    adapters: dict[str, Adapter] = {}
     for module in modules:
         name, equals, path = module.partition("=")
         if not (name and equals and path):
             raise BadInput("expected NAME=PATH", field="--lora-modules", value=module)
-        if name in found:
+        if name in adapters:
             raise BadInput("expected each name once", field="--lora-modules", value=name)
-        found[name] = load_adapter(name, Path(path), config, dtype)
-    return list(found.values())
+        adapters[name] = load_adapter(name, Path(path), config, dtype)
+    return list(adapters.values())
 
 
 def _outputs(config: ModelConfig, key: str) -> list[int]:

@@ -72,8 +72,8 @@ def read_joined(
         else checkpoint.tensor(f"{name}.weight", shape).to(device, dtype)
         for name, shape in zip(names, shapes, strict=True)
     ]
-    found = [_one(list(alike), kind, dtype) for _, alike in groupby(parts, key=_order_of)]
-    return found[0] if len(found) == 1 else Stacked(tuple(found))
+    matrices = [_one(list(alike), kind, dtype) for _, alike in groupby(parts, key=_order_of)]
+    return matrices[0] if len(matrices) == 1 else Stacked(tuple(matrices))
 
 
 def _order_of(part: torch.Tensor | Codes) -> list[int] | None:
@@ -96,27 +96,29 @@ def _one(parts: list[torch.Tensor | Codes], kind: Quantisation, dtype: torch.dty
     return _matrix(joined, kind, dtype)
 
 
-def _matrix(made: Codes, kind: Quantisation, dtype: torch.dtype) -> Matrix:
+def _matrix(codes: Codes, kind: Quantisation, dtype: torch.dtype) -> Matrix:
     """The weight in the kernels' format; dense if they do not support its groups."""
-    inputs = made.codes.shape[1]
+    inputs = codes.codes.shape[1]
     span = _span(kind, inputs)
-    scales, zeros = made.scales, made.zeros
+    scales, zeros = codes.scales, codes.zeros
     if span < inputs and span % GROUP:
-        return _dense(made, span).to(dtype)
+        return _dense(codes, span).to(dtype)
     if GROUP < span < inputs:
-        scales, zeros = (each.repeat_interleave(span // GROUP, 1)[:, : -(-inputs // GROUP)] for each in (scales, zeros))
+        scales, zeros = (
+            values.repeat_interleave(span // GROUP, 1)[:, : -(-inputs // GROUP)] for values in (scales, zeros)
+        )
     middle = bool((zeros == 2 ** (kind.bits - 1)).all())
     group = GROUP if span < inputs else 0
-    weight = from_codes(made.codes, scales, None if middle else zeros, kind.bits, group)
-    return weight if made.order is None else Reordered(weight, made.order)
+    weight = from_codes(codes.codes, scales, None if middle else zeros, kind.bits, group)
+    return weight if codes.order is None else Reordered(weight, codes.order)
 
 
-def _dense(made: Codes, span: int) -> torch.Tensor:
+def _dense(codes: Codes, span: int) -> torch.Tensor:
     """The weight Ŵ, (outputs, inputs) float32, with its inputs in their original order."""
-    inputs = made.codes.shape[1]
-    scales, zeros = (each.repeat_interleave(span, 1)[:, :inputs] for each in (made.scales, made.zeros))
-    weight = scales.float() * (made.codes.float() - zeros.float())
-    return weight if made.order is None else weight[:, made.order.argsort()]
+    inputs = codes.codes.shape[1]
+    scales, zeros = (values.repeat_interleave(span, 1)[:, :inputs] for values in (codes.scales, codes.zeros))
+    weight = scales.float() * (codes.codes.float() - zeros.float())
+    return weight if codes.order is None else weight[:, codes.order.argsort()]
 
 
 def _span(kind: Quantisation, inputs: int) -> int:

@@ -193,11 +193,11 @@ class _Reader:
                 down=self.matrix(f"{index}.down", [f"{name}.down_proj.weight"], [down]),
             )
         up, down = (shape.expert_intermediate, shape.hidden), (shape.hidden, shape.expert_intermediate)
-        each = [f"{name}.experts.{i}" for i in range(shape.experts)]
+        experts = [f"{name}.experts.{i}" for i in range(shape.experts)]
         joined = self.joined
         return Experts(
-            gate_up=torch.stack([joined([f"{e}.gate_proj.weight", f"{e}.up_proj.weight"], [up, up]) for e in each]),
-            down=torch.stack([joined([f"{e}.down_proj.weight"], [down]) for e in each]),
+            gate_up=torch.stack([joined([f"{e}.gate_proj.weight", f"{e}.up_proj.weight"], [up, up]) for e in experts]),
+            down=torch.stack([joined([f"{e}.down_proj.weight"], [down]) for e in experts]),
         )
 
 

@@ -121,12 +121,12 @@ def token_payloads(sequences: int) -> tuple[Payload, ...]:
     The last three are of the tokens with log-probabilities: (request id, number of most likely tokens) of each; its
     log-probability, and theirs; and their ids.
     """
-    most = sequences * MOST_LOGPROBS
+    max_logprobs = sequences * MOST_LOGPROBS
     return (
         Payload(torch.int64, sequences, (TOKEN_COLUMNS,)),
         Payload(torch.int64, sequences, (2,)),
-        Payload(torch.float32, sequences + most),
-        Payload(torch.int64, most),
+        Payload(torch.float32, sequences + max_logprobs),
+        Payload(torch.int64, max_logprobs),
     )
 
 

@@ -123,8 +123,10 @@ class Connection:
             self._changed.notify_all()
         self._socket.close()
 
-    def _wait_until_pending(self, most: int) -> None:
-        if not self._changed.wait_for(lambda: len(self._pending) <= most or self._error is not None, self._limit):
+    def _wait_until_pending(self, max_pending: int) -> None:
+        if not self._changed.wait_for(
+            lambda: len(self._pending) <= max_pending or self._error is not None, self._limit
+        ):
             raise TimeoutError
         if self._error is not None:
             raise self._error

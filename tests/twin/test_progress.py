@@ -58,7 +58,7 @@ def test_work_of_unknown_length_says_a_bound_or_its_own_duration(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock, bounds = Clock(monkeypatch), [10_000, 90, 20]
-    with console.progress("simulating", None, 0, left=lambda: bounds.pop(0)) as advance:
+    with console.progress("simulating", None, 0, remaining=lambda: bounds.pop(0)) as advance:
         for _ in range(30):
             clock.now += 3
             advance("")

@@ -66,8 +66,8 @@ def draw(document: Document, manifest: Document) -> tuple[dict[str, str], str]:
     from reports.pages.html import page
     from reports.svg import figures
 
-    drawn = report(document)
-    return figures(drawn), page(drawn, manifest)
+    content = report(document)
+    return figures(content), page(content, manifest)
 
 
 def figure(document: Document, kind: str) -> Figure:

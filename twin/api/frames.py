@@ -95,9 +95,9 @@ def _ends(interval: dict[str, list[float]] | None) -> dict[str, float]:
 def requests_frame(run: Run, measure: MeasureSpec) -> pd.DataFrame:
     """One row for each request, in the order in which they finished; fewer columns for a run without detail."""
     columns = run.columns
-    kept = run.request_table() if columns.detail else _without_detail(columns)
+    table = run.request_table() if columns.detail else _without_detail(columns)
     derived = request_latencies(columns, measure)
-    return pd.DataFrame({**kept, **derived, "counted": in_measured_window(columns, measure)})
+    return pd.DataFrame({**table, **derived, "counted": in_measured_window(columns, measure)})
 
 
 def _without_detail(columns: Columns) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def _bundle_point(point: Document, settings: Sequence[Document]) -> Iterator[tup
             low, high = value or (np.nan, np.nan)
             yield from (("throughput_ci_low", low), ("throughput_ci_high", high))
         elif isinstance(value, dict):
-            yield from ((f"{key}.{name}", each) for name, each in value.items())
+            yield from ((f"{key}.{name}", number) for name, number in value.items())
         elif key == "seed":  # the scenario's field of this name may be among the settings
             yield "point_seed", value
         elif key not in ("configuration", "gaps"):

@@ -62,7 +62,7 @@ def deployments_of_file(path: Path, question: Question) -> list[Candidate]:
 @contextlib.contextmanager
 def planning_run(
     question: Question,
-    given: Sequence[Candidate],
+    candidates: Sequence[Candidate],
     runs: Path,
     executor: ExecutorChoice,
     *,
@@ -76,7 +76,11 @@ def planning_run(
         "plan": question.spec.model_dump(mode="json"),
         "seed": question.seed,
         "trace": None if question.trace is None else question.trace.name,
-        "given": [each.family.given.sections | {"name": each.name} for each in given if each.family.given],
+        "given": [
+            candidate.family.given.sections | {"name": candidate.name}
+            for candidate in candidates
+            if candidate.family.given
+        ],
     }
     content = manifest(inputs)
     identity = fingerprint([content["version"], inputs, str(question.path.parent)])

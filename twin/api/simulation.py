@@ -197,33 +197,33 @@ def simulate(
     """
     with errors_name_arguments():
         check_counts(jobs=jobs, replications=replications, draws=draws)
-        chosen = choose_executor(executor, jobs)
+        choice = choose_executor(executor, jobs)
         source = opened(scenario, overrides, "serving")
         path = None if trace is None else path_of("trace", trace)
         sweep = prepare(source.document, source.path, [source.settings], path, replications, draws)
-        with started_for(sweep, chosen) as started:
+        with started_for(sweep, choice) as started:
             return run_all(sweep, source, {}, lambda key, point: None, started, jobs=jobs)
 
 
-def started_for(sweep: ServingSweep, chosen: ExecutorChoice) -> AbstractContextManager[Executor | None]:
+def started_for(sweep: ServingSweep, choice: ExecutorChoice) -> AbstractContextManager[Executor | None]:
     """The executor for the runs after the first; None, and nothing is started, if there are none."""
-    return chosen.start() if len(sweep.tasks) > 1 else contextlib.nullcontext()
+    return choice.start() if len(sweep.tasks) > 1 else contextlib.nullcontext()
 
 
 def run_all(
     sweep: ServingSweep,
     scenario: Scenario,
-    done: dict[str, Document],
+    points: dict[str, Document],
     keep: Callable[[str, Document], None],
     executor: Executor | None,
     advance: Callable[[Task], object] = lambda task: None,
     requests: Path | None = None,
     jobs: int | None = None,
 ) -> Result:
-    """Make the runs of one configuration that are not in `done`; the first is always made, for its requests and steps.
+    """Make the runs of one configuration that are not in `points`; the first always, for its requests and steps.
 
     Args:
-        done: reports of runs made before, by key; completed in place.
+        points: reports of runs made before, by key; completed in place.
         executor: of the others; None if there are none (`started_for`).
         keep: called with the key and the report of each run that is made, except the first.
         advance: called after each of these.
@@ -237,15 +237,15 @@ def run_all(
     spec = task.plan.scenario
     measured = _reference_run(sweep)
     first = _make_first(task, requests, jobs or processes.usable_cores())
-    done[task.key] = report_run(first, task.plan)
-    for finished in sweep.run(done, keep, executor) if executor else ():
+    points[task.key] = report_run(first, task.plan)
+    for finished in sweep.run(points, keep, executor) if executor else ():
         advance(finished)
-    document = sweep.document(0, done)
+    document = sweep.document(0, points)
     document["series"] = timeseries(first, spec.measure) if spec.detail is True else None
     document["measured"] = measured
     document["comparison"] = compare(document["summary"], measured["summary"]) if measured else None
-    others = {key: point for key, point in done.items() if key != task.key}
-    return Result(scenario, document, others, sweep, first)
+    elsewhere = {key: point for key, point in points.items() if key != task.key}
+    return Result(scenario, document, elsewhere, sweep, first)
 
 
 def _make_first(task: Task, requests: Path | None, jobs: int) -> Run:

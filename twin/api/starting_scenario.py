@@ -67,9 +67,9 @@ def starting_scenario(model: str, gpu: str, weights: str | None = None, rate: fl
     Raises:
         BadInput: an unknown name, or a model that no number of these devices up to MOST_DEVICES holds.
     """
-    known = get_args(Weights)
-    if weights not in (None, *known):
-        raise BadInput(f"expected one of {', '.join(known)}", field="--weights", value=weights)
+    formats = get_args(Weights)
+    if weights not in (None, *formats):
+        raise BadInput(f"expected one of {', '.join(formats)}", field="--weights", value=weights)
     model, gpu = name_on_command_line("models", "--model", model), name_on_command_line("hardware", "--gpu", gpu)
     shapes = any_model(model)
     option = _smallest(model, gpu, cast("Weights | None", weights))
@@ -113,7 +113,7 @@ def _smallest(model: str, gpu: str, weights: Weights | None) -> EngineOption:
             return option
         refused.append(option)
     # The most devices that were too small say most; a format that is not there is refused with all of them alike.
-    reason = next((each.reason for each in reversed(refused) if not each.fits), refused[0].reason)
+    reason = next((fit.reason for fit in reversed(refused) if not fit.fits), refused[0].reason)
     raise BadInput(f"expected a model that fits: {reason}", field="--model", value=model)
 
 

@@ -175,9 +175,9 @@ def _ratios(ratio: str | float | Iterable[str | float] | None) -> str | None:
 
 
 def _simulate(sweep: ServingSweep | RatioSweep, source: Scenario, executor: Executor) -> SweepResult:
-    done: dict[str, Document] = {}
+    points: dict[str, Document] = {}
     with tempfile.TemporaryDirectory() as folder:  # worker processes hand over their requests as files
-        for _ in sweep.run(done, lambda key, point: None, executor, folder=Path(folder)):
+        for _ in sweep.run(points, lambda key, point: None, executor, folder=Path(folder)):
             pass
         requests = None
         if isinstance(sweep, RatioSweep) and sweep.keep_requests:
@@ -185,4 +185,4 @@ def _simulate(sweep: ServingSweep | RatioSweep, source: Scenario, executor: Exec
 
             files = sorted(Path(folder).glob("requests/*.parquet"), key=lambda file: file.name)
             requests = {file.stem: pd.read_parquet(file) for file in files}
-    return SweepResult(source, sweep.summarise(done), done, sweep, requests)
+    return SweepResult(source, sweep.summarise(points), points, sweep, requests)

@@ -37,8 +37,8 @@ def run(arguments: Sequence[str]) -> int:
     except OSError as error:
         return _complain(f"{error.filename or 'output'}: {error.strerror or error}")
     except KeyboardInterrupt as error:
-        kept = str(error) or "nothing was finished that could be kept"
-        print(f"twin: interrupted; {kept}", file=sys.stderr)
+        reason = str(error) or "nothing was finished that could be kept"
+        print(f"twin: interrupted; {reason}", file=sys.stderr)
         return 130
 
 

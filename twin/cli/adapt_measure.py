@@ -131,8 +131,8 @@ def _latency(scenario: ValidationScenario, directory: Path, runs: Path, note: Ca
         illustrate(document, run)
         run.set_status(True, "complete")
     metrics = document["loads"][0]["metrics"]
-    shown = {name: {key: metrics[name][key] for key in ("measured", "predicted", "error")} for name in SHOWN}
-    return {"capacity": document["capacity"], "metrics": shown, "run": document["run"]}
+    rows = {name: {key: metrics[name][key] for key in ("measured", "predicted", "error")} for name in SHOWN}
+    return {"capacity": document["capacity"], "metrics": rows, "run": document["run"]}
 
 
 def _weight_files(directory: Path) -> Sequence[Path]:

@@ -48,8 +48,8 @@ class TorchOptions:
         """
         from twin.api.arguments import require_at_least
 
-        for name, (value, least) in (counts | {"seed": (self.seed, 0)}).items():
-            require_at_least(f"--{name.replace('_', '-')}", value, least)
+        for name, (value, minimum) in (counts | {"seed": (self.seed, 0)}).items():
+            require_at_least(f"--{name.replace('_', '-')}", value, minimum)
         try:
             from live.device import use_threads
         except ImportError as error:
@@ -119,8 +119,8 @@ def resumable(directory: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         state = directory / STATE
-        kept = f"the state of the training is kept in {state}, and the same command goes on there"
-        raise KeyboardInterrupt(kept if state.exists() else "") from None
+        note = f"the state of the training is kept in {state}, and the same command goes on there"
+        raise KeyboardInterrupt(note if state.exists() else "") from None
 
 
 def draw_losses(directory: Path, document: dict[str, Any]) -> None:

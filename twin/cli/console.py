@@ -70,7 +70,7 @@ def write_or_print(text: str, output: Path | None) -> None:
 
 @contextlib.contextmanager
 def progress(
-    what: str, total: int | None, done: int, *, patience: float = 0.0, left: Callable[[], int] | None = None
+    what: str, total: int | None, completed: int, *, patience: float = 0.0, remaining: Callable[[], int] | None = None
 ) -> Iterator[Callable[[str], None]]:
     """Show a progress bar on a terminal, a few lines elsewhere. Yields the function that advances it.
 
@@ -79,10 +79,10 @@ def progress(
     Args:
         total: None where it is not known before.
         patience: seconds before anything is shown, for work that is usually done by then.
-        left: a bound of the steps to come, for a total that is not known before.
+        remaining: a bound of the steps to come, for a total that is not known before.
     """
     if not sys.stderr.isatty():
-        yield _Lines(what, total, done, patience, left).advance
+        yield _Lines(what, total, completed, patience, remaining).advance
         return
     from rich.console import Console
     from rich.progress import (
@@ -97,17 +97,17 @@ def progress(
 
     # The bar keeps its width; the text gives way.
     text = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
-    timed = TimeElapsedColumn() if total is None and left is None else TimeRemainingColumn()
+    timed = TimeElapsedColumn() if total is None and remaining is None else TimeRemainingColumn()
     columns = (text, BarColumn(bar_width=BAR_WIDTH), MofNCompleteColumn(), timed)
     begin = time.monotonic()
-    what = what if left is None else f"{what}, at most"
+    what = what if remaining is None else f"{what}, at most"
     with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
-        task = bar.add_task(what, total=total, completed=done, visible=patience == 0)
+        task = bar.add_task(what, total=total, completed=completed, visible=patience == 0)
 
         def advance_bar(text: str) -> None:
             count = bar.tasks[0].completed + 1
             visible = time.monotonic() - begin >= patience
-            bound = count + left() if left else total and max(count, total)
+            bound = count + remaining() if remaining else total and max(count, total)
             bar.update(task, completed=count, total=bound, description=f"{what} {text}", visible=visible)
 
         yield advance_bar
@@ -117,15 +117,15 @@ class _Lines:
     """Progress as lines on stderr, far enough apart that a log stays readable."""
 
     def __init__(
-        self, what: str, total: int | None, done: int, patience: float, left: Callable[[], int] | None = None
+        self, what: str, total: int | None, completed: int, patience: float, remaining: Callable[[], int] | None = None
     ) -> None:
         self._what = what
         self._total = total
-        self._done = done
-        self._count = done
-        self._left = left
+        self._done = completed
+        self._count = completed
+        self._left = remaining
         self._begin = time.monotonic()
-        self._said = done
+        self._said = completed
         self._next_time = self._begin + (patience or LINE_SECONDS)
         self._patient_until = self._begin + patience
 
@@ -148,11 +148,11 @@ class _Lines:
         if self._total is None and self._left is None:
             return f"[{self._count}, {_duration(seconds)}]"
         total = self._count + self._left() if self._left else max(self._total or 0, self._count)
-        left = (total - self._count) * seconds / (self._count - self._done)
+        seconds_left = (total - self._count) * seconds / (self._count - self._done)
         bound = "" if self._left is None else "at most "
         counts = f"{self._count}/{total}" if self._left is None else f"{self._count} of at most {total}"
-        useful = left and (self._left is None or left < MAX_LEFT_RATIO * seconds)
-        return f"[{counts}, {bound}{_duration(left)} left]" if useful else f"[{counts}]"
+        useful = seconds_left and (self._left is None or seconds_left < MAX_LEFT_RATIO * seconds)
+        return f"[{counts}, {bound}{_duration(seconds_left)} left]" if useful else f"[{counts}]"
 
 
 def _duration(seconds: float) -> str:

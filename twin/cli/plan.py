@@ -113,12 +113,12 @@ def _plan(question: Question, run: RunOptions, answer: AnswerOptions, executor: 
     from twin.cli.console import progress
     from twin.planning.planner import Planner
 
-    given = [deployment for path in answer.candidate or [] for deployment in deployments_of_file(path, question)]
-    with planning_run(question, given, run.runs, executor, fresh=fresh) as (folder, simulations):
+    candidates = [deployment for path in answer.candidate or [] for deployment in deployments_of_file(path, question)]
+    with planning_run(question, candidates, run.runs, executor, fresh=fresh) as (folder, simulations):
         _note_resumed(folder.path, len(simulations.store))
-        planner = Planner(question, simulations, lambda trial: _note_better(trial, planner), answer.brief, given)
+        planner = Planner(question, simulations, lambda trial: _note_better(trial, planner), answer.brief, candidates)
         windows_left = None if question.spec.aim == "throughput" else planner.windows_left
-        with progress("evaluating", None, 0, left=windows_left) as advance:
+        with progress("evaluating", None, 0, remaining=windows_left) as advance:
             simulations.advance = lambda key: advance("")
             result = planner.run()
         if answer.write is not None:

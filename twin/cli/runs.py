@@ -38,21 +38,21 @@ def simulate_missing(
     """
     from twin.cli.console import progress
 
-    done = run.points()
+    points = run.points()
     total = len(sweep.tasks)
-    if done:
-        note_resumed(run.path, len(done), total)
-    with progress("simulating", total, len(done)) as advance:
-        for task in sweep.run(done, run.add_point, executor, meanwhile, run.path):
+    if points:
+        note_resumed(run.path, len(points), total)
+    with progress("simulating", total, len(points)) as advance:
+        for task in sweep.run(points, run.add_point, executor, meanwhile, run.path):
             advance(sweep.label(task))
-    return sweep.summarise(done)
+    return sweep.summarise(points)
 
 
-def note_resumed(folder: Path, done: int, total: int) -> None:
+def note_resumed(folder: Path, count: int, total: int) -> None:
     """Note on stderr that a folder has finished runs."""
     from twin.cli.console import note
 
-    note(f"taking up {folder}: {done} of {total} runs are done")
+    note(f"taking up {folder}: {count} of {total} runs are done")
 
 
 def note_partial_replays(sweep: ServingSweep) -> None:

@@ -99,16 +99,16 @@ def _run(
     if len(plan.tasks) == 1:
         _note_one_process(plan, jobs)
         return run_all(plan, source, {}, run.add_point, executor, jobs=jobs, requests=requests)
-    done = run.points()
-    count = len(done) + 1  # the first run is made each time, for its requests and steps
-    if done:
+    points = run.points()
+    count = len(points) + 1  # the first run is made each time, for its requests and steps
+    if points:
         note_resumed(run.path, count, len(plan.tasks))
     with progress("simulating", len(plan.tasks), count) as advance:
 
         def advance_task(task: Task) -> None:
             advance(f"replication {task.replication}" + ("" if task.draw is None else f", draw {task.draw}"))
 
-        return run_all(plan, source, done, run.add_point, executor, advance_task, requests, jobs)
+        return run_all(plan, source, points, run.add_point, executor, advance_task, requests, jobs)
 
 
 def _note_one_process(plan: ServingSweep, jobs: int | None) -> None:

@@ -59,8 +59,8 @@ def dask_executor(address: str, jobs: int) -> Iterator[OnCluster[Handle]]:
         place: Any = f"tcp://{address}"
         if not address:
             quiet: dict[str, Any] = {"dashboard_address": ":0", "silence_logs": logging.CRITICAL}  # any free port
-            own = LocalCluster(n_workers=jobs, threads_per_worker=1, memory_limit=0, **quiet)
-            place = opened.enter_context(own)
+            local = LocalCluster(n_workers=jobs, threads_per_worker=1, memory_limit=0, **quiet)
+            place = opened.enter_context(local)
         try:
             client = opened.enter_context(contextlib.closing(Client(place, timeout=CONNECT, set_as_default=False)))
             client.wait_for_workers(1, timeout=CONNECT)
@@ -81,9 +81,9 @@ def _refuse_other_versions(client: Client, name: str) -> None:
             return f"no serving-twin with this executor ({error})"
         return versions()
 
-    for worker, found in client.run(find).items():
-        if found != versions():
-            expected = f"expected workers of the same version as here, found {difference(found, versions())}"
+    for worker, versions_there in client.run(find).items():
+        if versions_there != versions():
+            expected = f"expected workers of the same version as here, found {difference(versions_there, versions())}"
             raise BadInput(f"{expected} at {worker}", field="--executor", value=name)
 
 
@@ -150,11 +150,11 @@ class _DaskCluster:
 
     def drop(self, handles: Iterable[Handle]) -> None:
         """See `Cluster.drop`."""
-        known = list(handles)
-        if known and self._client.status == "running":
-            self._dropped.update(known)
+        workers = list(handles)
+        if workers and self._client.status == "running":
+            self._dropped.update(workers)
             with contextlib.suppress(OSError):
-                self._client.cancel(known)
+                self._client.cancel(workers)
 
 
 def _run_here(batch: Batch) -> Reply:

@@ -30,10 +30,10 @@ def ray_executor(jobs: int) -> Iterator[OnCluster[Handle]]:
     except ImportError as error:
         raise missing_extra("ray", error, field="--executor") from None
     address = os.environ.get("RAY_ADDRESS")
-    own: dict[str, Any] = {} if address else {"num_cpus": jobs, "include_dashboard": False}
+    local: dict[str, Any] = {} if address else {"num_cpus": jobs, "include_dashboard": False}
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
-        ray.init(address=address or "local", log_to_driver=False, logging_level=logging.CRITICAL, **own)
+        ray.init(address=address or "local", log_to_driver=False, logging_level=logging.CRITICAL, **local)
     except (ConnectionError, RuntimeError) as error:
         expected = f"expected a Ray cluster that answers: {error}"
         raise BadInput(expected, field="--executor", value=f"ray at {address or 'this machine'}") from None

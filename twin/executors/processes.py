@@ -44,16 +44,16 @@ def each_as_done(
 
     context = _context()
     # Only this process holds the writing end: the reading end becomes ready when it closes that, or is killed.
-    parent_gone, held = context.Pipe(duplex=False)
+    parent_gone, parent_end = context.Pipe(duplex=False)
     # Submitted tasks would be pickled later, in a thread, while the block fills the caches of what they refer to.
-    pool = ProcessPoolExecutor(min(jobs, len(tasks)), context, _start_worker, (work, tasks, parent_gone, held))
+    pool = ProcessPoolExecutor(min(jobs, len(tasks)), context, _start_worker, (work, tasks, parent_gone, parent_end))
     try:
         pending = {pool.submit(_work_on, index): task for index, task in enumerate(tasks)}
         yield ((pending[future], future.result()) for future in as_completed(pending))
     except BrokenProcessPool:
         raise ExecutorLost("a worker process was ended from outside, perhaps for lack of memory") from None
     finally:
-        held.close()
+        parent_end.close()
         parent_gone.close()
         pool.shutdown()
 
@@ -90,26 +90,26 @@ _tasks: Sequence[Any]
 
 
 def _start_worker(
-    work: Callable[[Task], Any], tasks: Sequence[Task], parent_gone: Connection, held: Connection
+    work: Callable[[Task], Any], tasks: Sequence[Task], parent_gone: Connection, parent_end: Connection
 ) -> None:
     """Initialise a worker: keep the tasks, and end with the parent."""
     global _work, _tasks
     _work, _tasks = work, tasks
-    _end_with_parent(parent_gone, held)
+    _end_with_parent(parent_gone, parent_end)
 
 
 def _work_on(index: int) -> Any:
     return _work(_tasks[index])
 
 
-def _end_with_parent(parent_gone: Connection, held: Connection) -> None:
+def _end_with_parent(parent_gone: Connection, parent_end: Connection) -> None:
     """End when no process holds the pipe's other end, of which fork has made a copy here.
 
     Ctrl-C in a terminal reaches workers too; it is left to the parent. The parent's own handler of SIGTERM is undone.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    held.close()
+    parent_end.close()
     threading.Thread(target=_wait_and_exit, args=(parent_gone,), daemon=True).start()
 
 

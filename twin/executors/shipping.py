@@ -108,9 +108,9 @@ class Shipper:
 
     def _digest(self, part: object) -> str:
         """The digest of a part, which is kept."""
-        known = self._digests.get(id(part))
-        if known is not None:
-            return known[1]
+        entry = self._digests.get(id(part))
+        if entry is not None:
+            return entry[1]
         content = pickle.dumps(part, PROTOCOL)
         digest = hashlib.sha256(content).hexdigest()
         self.parts.setdefault(digest, content)
@@ -141,8 +141,8 @@ def _is_part_by_type(kind: type) -> bool | None:
 class Cabinet:
     """The parts that a worker process keeps, unpacked."""
 
-    def __init__(self, kept: int = KEPT) -> None:
-        self._kept = kept
+    def __init__(self, capacity: int = KEPT) -> None:
+        self._kept = capacity
         self._parts: OrderedDict[str, tuple[object, int]] = OrderedDict()
 
     def store(self, parts: Mapping[str, bytes], plugins: Sequence[ImportedPlugin] = ()) -> None:

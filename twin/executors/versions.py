@@ -19,17 +19,17 @@ LIBRARIES = ("numpy", "scipy", "simpy", "pydantic")
 @functools.cache  # the code of a process does not change
 def versions() -> str:
     """The version of the project with a digest of its sources, those of libraries, and Python's, in words."""
-    own = f"serving-twin {import_module('twin').__version__} ({_digest(_sources())})"
+    package = f"serving-twin {import_module('twin').__version__} ({_digest(_sources())})"
     libraries = (f"{name} {import_module(name).__version__}" for name in LIBRARIES)
     major, minor, _ = platform.python_version_tuple()
-    return ", ".join([own, *libraries, f"Python {major}.{minor}"])
+    return ", ".join([package, *libraries, f"Python {major}.{minor}"])
 
 
-def difference(found: str, expected: str) -> str:
-    """Those versions of `found` that `expected` does not have, beside what is expected in their place, in words."""
-    pairs = zip(found.split(", "), expected.split(", "), strict=False)
-    others = [(one, other) for one, other in pairs if one != other] or [(found, expected)]
-    return f"{', '.join(one for one, _ in others)} in place of {', '.join(other for _, other in others)}"
+def difference(actual: str, expected: str) -> str:
+    """Those versions of `actual` that `expected` does not have, beside what is expected in their place, in words."""
+    pairs = zip(actual.split(", "), expected.split(", "), strict=False)
+    differences = [(one, there) for one, there in pairs if one != there] or [(actual, expected)]
+    return f"{', '.join(one for one, _ in differences)} in place of {', '.join(there for _, there in differences)}"
 
 
 def _sources() -> Iterable[Path]:

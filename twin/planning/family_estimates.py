@@ -84,15 +84,15 @@ class FamilyEstimate:
 
 
 def estimate_families(
-    question: Question, given: Sequence[Candidate] = ()
+    question: Question, deployments: Sequence[Candidate] = ()
 ) -> tuple[list[FamilyEstimate], list[RefusedFamily]]:
     """The families of a question that can run, with their candidates, and those that cannot; given deployments last."""
     estimates: list[FamilyEstimate] = []
     refused: list[RefusedFamily] = []
     lengths: Lengths | None = None
     engines: dict[str, EngineEstimate] = {}
-    fixed = {candidate.family.name: candidate for candidate in given}
-    for family in [*families(question), *(candidate.family for candidate in given)]:
+    fixed = {candidate.family.name: candidate for candidate in deployments}
+    for family in [*families(question), *(candidate.family for candidate in deployments)]:
         only = fixed.get(family.name)
         try:
             plan = question.plan(document(question, family, only.sizes if only else (1,) * len(family.kinds)))

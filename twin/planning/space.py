@@ -201,8 +201,8 @@ def without_prefix_cache(question: Question, deployment: Candidate) -> Candidate
         return replace(deployment, family=replace(family, settings=settings))
     sections, system = family.given.sections, family.given.sections["system"]
     pools = [pool | {"engine": pool["engine"] | off} for pool in system["pools"]]
-    given = Given(f"{family.given.name} without prefix cache", {**sections, "system": system | {"pools": pools}})
-    return replace(deployment, family=replace(family, given=given))
+    changed = Given(f"{family.given.name} without prefix cache", {**sections, "system": system | {"pools": pools}})
+    return replace(deployment, family=replace(family, given=changed))
 
 
 def document(question: Question, family: Family, sizes: tuple[int, ...]) -> Document:

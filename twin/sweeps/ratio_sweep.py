@@ -108,10 +108,10 @@ class RatioSweep(Sweep[Task, "tuple[Document, bytes | None]"]):
         ratios = [float(topology.ratio) for topology in self.topologies]
         return [(theory_summary(case.plan), curves(case.plan, ratios)) for case in self.cases]
 
-    def summarise(self, done: dict[str, Document]) -> Document:
+    def summarise(self, documents: dict[str, Document]) -> Document:
         """The document `twin.sweep/1`. With one configuration its theory stands at the top as well."""
         keys = [f"{index}/{topology.ratio}" for index in range(len(self.cases)) for topology in self.topologies]
-        points = [done[key] for key in keys if key in done]
+        points = [documents[key] for key in keys if key in documents]
         configurations = [self._configuration(index, points) for index in range(len(self.cases))]
         single = configurations[0] if len(configurations) == 1 else None
         first = self.cases[0].plan

@@ -145,12 +145,12 @@ class ServingSweep(Sweep[Task, Document]):
     def keep_result(self, task: Task, result: Document, folder: Path | None) -> Document:
         return result
 
-    def document(self, index: int, done: dict[str, Document]) -> Document:
+    def document(self, index: int, documents: dict[str, Document]) -> Document:
         """The document `twin.simulation/1` of one configuration."""
         case = self.cases[index]
         points: dict[Draw, list[Document]] = {}
         for task in self.tasks_of(index):
-            points.setdefault(task.draw, []).append(done[task.key])
+            points.setdefault(task.draw, []).append(documents[task.key])
         runs, draws = points[None], [points[draw][0] for draw in range(self.draws_of(case))]
         summary, intervals = combine([run["summary"] for run in runs], [run["summary"] for run in draws])
         first = runs[0]
@@ -198,13 +198,13 @@ class ServingSweep(Sweep[Task, Document]):
         ]
         return sorted(assumptions, key=lambda assumption: -max(assumption["deviation"].values()))
 
-    def summarise(self, done: dict[str, Document]) -> Document:
+    def summarise(self, documents: dict[str, Document]) -> Document:
         """The document `twin.serving-sweep/1`.
 
         Raises:
             BadInput: no configuration could run.
         """
-        refused = {index: reason for index in range(len(self.cases)) if (reason := self._refused(index, done))}
+        refused = {index: reason for index in range(len(self.cases)) if (reason := self._refused(index, documents))}
         if len(refused) == len(self.cases):
             raise BadInput(f"expected a configuration that can run: {refused[0]}")
         infeasible = [*self.infeasible, *(Infeasible(self.cases[i].settings, why) for i, why in refused.items())]
@@ -213,13 +213,13 @@ class ServingSweep(Sweep[Task, Document]):
             "name": self.cases[0].plan.scenario.name,
             "simulated": True,
             "note": NOTE,
-            "points": [self.document(index, done) for index in range(len(self.cases)) if index not in refused],
+            "points": [self.document(index, documents) for index in range(len(self.cases)) if index not in refused],
             "infeasible": [asdict(refusal) for refusal in infeasible],
         }
 
-    def _refused(self, index: int, done: dict[str, Document]) -> str:
+    def _refused(self, index: int, documents: dict[str, Document]) -> str:
         """The reason why a configuration could not run; empty if it could."""
-        reasons = (done[task.key].get("refused", "") for task in self.tasks_of(index))
+        reasons = (documents[task.key].get("refused", "") for task in self.tasks_of(index))
         return next(filter(None, reasons), "")
 
 

@@ -61,7 +61,7 @@ class Sweep(ABC, Generic[Task, Result]):
         """A run's configuration in words, for progress."""
 
     @abstractmethod
-    def summarise(self, done: dict[str, Document]) -> Document:
+    def summarise(self, documents: dict[str, Document]) -> Document:
         """The document of the whole sweep."""
 
     @abstractmethod
@@ -77,26 +77,26 @@ class Sweep(ABC, Generic[Task, Result]):
 
     def run(
         self,
-        done: dict[str, Document],
+        documents: dict[str, Document],
         keep: Callable[[str, Document], None],
         executor: Executor,
         meanwhile: Callable[[], object] = lambda: None,
         folder: Path | None = None,
     ) -> Iterator[Task]:
-        """Make the missing runs; `keep` each and add it to `done`, then yield its task.
+        """Make the missing runs; `keep` each and add it to `documents`, then yield its task.
 
         Args:
             meanwhile: called once the workers are busy.
             folder: of the run, for files that a sweep keeps.
         """
-        missing = [task for task in self.tasks if task.key not in done]
+        missing = [task for task in self.tasks if task.key not in documents]
         with executor.each_as_done(self.work(), missing) as results:
             self.prepare_summary()
             meanwhile()
             for task, result in results:
                 point = self.keep_result(task, result, folder)
                 keep(task.key, point)
-                done[task.key] = point
+                documents[task.key] = point
                 yield task
 
 

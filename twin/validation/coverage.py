@@ -38,7 +38,7 @@ def summaries_of_drafts(plan: ServingPlan) -> list[dict[str, Any]]:
 def forecast_intervals(
     measured: Sequence[Mapping[str, Any]],
     predicted: Sequence[Mapping[str, Any]],
-    drawn: Sequence[Mapping[str, Any]],
+    draws: Sequence[Mapping[str, Any]],
     of_drafts: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, dict[str, Any]]:
     """The interval of each metric, and the repeats that it contains.
@@ -54,7 +54,7 @@ def forecast_intervals(
         `of_drafts` there is a part `drafts`, that widens that interval: a forecast for given requests does not
         know their answers.
     """
-    _, intervals = combine([*map(dict, predicted)], [*map(dict, drawn)])
+    _, intervals = combine([*map(dict, predicted)], [*map(dict, draws)])
     tables = [(flatten(dict(live)), flatten(dict(twin))) for live, twin in zip(measured, predicted, strict=True)]
     entries = {}
     for name, interval in intervals.items():
@@ -62,7 +62,7 @@ def forecast_intervals(
         if of_drafts:
             interval["parts"]["drafts"] = luck = _deviation([flatten(dict(run)).get(name) for run in of_drafts])
             model = None if model is None or luck is None else math.hypot(model, luck)
-        reach = None if model is None else model * student_quantile(CONFIDENCE, len(drawn) - 1)
+        reach = None if model is None else model * student_quantile(CONFIDENCE, len(draws) - 1)
         values = [(live.get(name), twin.get(name)) for live, twin in tables]
         entries[name] = {
             "forecast_interval": interval["prediction"],

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 def describe_origin(step_time: StepTime) -> dict[str, Any]:
     """The entries of a document on the origin of the step times; empty if the source does not state it."""
-    known = step_time.measured_deployment()
-    if known is None:
+    origin = step_time.measured_deployment()
+    if origin is None:
         return {}
-    measured = {"measured_on": known.origin.document()} if known.measured else {}
-    return {**measured, **({"notes": list(known.notes)} if known.notes else {})}
+    measured = {"measured_on": origin.origin.document()} if origin.measured else {}
+    return {**measured, **({"notes": list(origin.notes)} if origin.notes else {})}
 
 
 def check_deployment(
@@ -101,5 +101,7 @@ def _builtin(name: str) -> Model | None:
     """The built-in model of a name, with any owner and in any case."""
     from latency_models.origin import plain_name
 
-    builtin = next((known for known in builtin_names("models") if plain_name(known) == plain_name(name)), None)
+    builtin = next(
+        (candidate for candidate in builtin_names("models") if plain_name(candidate) == plain_name(name)), None
+    )
     return None if builtin is None else _load_model(builtin)
