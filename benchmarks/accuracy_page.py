@@ -16,17 +16,17 @@ RESULTS = ROOT / "benchmarks" / "results" / "serving_accuracy.json"
 BEGIN, END = "<!-- serving accuracy: generated -->", "<!-- serving accuracy: end -->"
 
 
-def table(found: Mapping[str, Mapping[str, Any]]) -> str:
+def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """A Markdown table: error, and coverage, width and score of 90 % intervals."""
     lines = [
         "| what | values | fitted | bias | median error | P90 | in 90 % | width | score |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for name, row in found.items():
+    for name, row in results.items():
         numbers = (f"{100 * row[key]:{sign}.1f} %" for key, sign in (("bias", "+"), ("median", ""), ("p90", "")))
-        held = f"{100 * row['coverage']:.0f} %"
+        coverage = f"{100 * row['coverage']:.0f} %"
         fitted = "yes" if row["fitted"] else "no"
-        cells = (name, row["values"], fitted, *numbers, held, f"{row['width']:.2f}", f"{row['score']:.2f}")
+        cells = (name, row["values"], fitted, *numbers, coverage, f"{row['width']:.2f}", f"{row['score']:.2f}")
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
@@ -50,12 +50,14 @@ def draw(comparisons: Sequence[Comparison]) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(9, 0.55 * len(comparisons) + 1), layout="constrained")
-    for place, each in enumerate(reversed(comparisons)):
-        ratios = [predicted / measured for predicted, measured in zip(each.predicted, each.measured, strict=True)]
-        half = REACH * sum(each.deviation) / len(each.deviation)
+    for place, comparison in enumerate(reversed(comparisons)):
+        ratios = [
+            predicted / measured for predicted, measured in zip(comparison.predicted, comparison.measured, strict=True)
+        ]
+        half = REACH * sum(comparison.deviation) / len(comparison.deviation)
         axes.fill_betweenx([place - 0.35, place + 0.35], 2.71828**-half, 2.71828**half, color="0.88", lw=0)
         heights = [place + 0.5 * (i / max(len(ratios) - 1, 1) - 0.5) for i in range(len(ratios))]
-        axes.plot(ratios, heights, ".", ms=3, color="tab:blue" if each.fitted else "tab:orange", alpha=0.6,
+        axes.plot(ratios, heights, ".", ms=3, color="tab:blue" if comparison.fitted else "tab:orange", alpha=0.6,
                   rasterized=True)  # fmt: skip
     axes.axvline(1.0, color="0.4", lw=0.8)
     axes.set_xscale("log")
@@ -63,7 +65,7 @@ def draw(comparisons: Sequence[Comparison]) -> None:
     axes.set_xticks([0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0])
     axes.xaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
-    axes.set_yticks(range(len(comparisons)), [each.name for each in reversed(comparisons)])
+    axes.set_yticks(range(len(comparisons)), [comparison.name for comparison in reversed(comparisons)])
     axes.set_xlabel(
         "predicted over measured; blue: something of the configuration was fitted; grey: mean 90 % interval"
     )

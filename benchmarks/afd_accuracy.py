@@ -70,10 +70,10 @@ def compare(settings: dict[str, Any], ratio: str, requests: int, advance: str) -
     changes = {**settings, "requests_per_instance": requests, "advance": advance}
     document = apply(read_scenario(EXAMPLE, "afd-bundle"), changes)
     sweep = prepare(document, EXAMPLE, ratio)
-    done: dict[str, dict[str, Any]] = {}
-    for _ in sweep.run(done, lambda key, point: None, Processes(usable_cores())):
+    documents: dict[str, dict[str, Any]] = {}
+    for _ in sweep.run(documents, lambda key, point: None, Processes(usable_cores())):
         pass
-    summary = sweep.summarise(done)
+    summary = sweep.summarise(documents)
     points = summary["points"]
     gaps = [point["throughput_per_instance_barrier"] / point["throughput_per_instance_steady"] - 1 for point in points]
     # Where the FFN alone sets the pace the interval has no width: 0.05 % is allowed for what the theory rounds.

@@ -47,13 +47,13 @@ def fit(rows: Sequence[StepMeasurement]) -> Measured:
     medians, spreads = np.array([PRIOR[field.name] for field in fields(Measured)]).T
 
     def residuals(logs: np.ndarray) -> np.ndarray:
-        made = Measured(*np.exp(logs))
-        errors = np.array([error(MODELS["Qwen3-235B-A22B-FP8"], row, made) for row in rows]) / SCATTER
+        model = Measured(*np.exp(logs))
+        errors = np.array([error(MODELS["Qwen3-235B-A22B-FP8"], row, model) for row in rows]) / SCATTER
         soft = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
         return np.concatenate([soft, (logs - np.log(medians)) / spreads])
 
     starts = [np.log(medians) + np.array([a, 0, 0, b]) for a in (-0.5, 0.5) for b in (-0.5, 0.5)]
-    best = min((least_squares(residuals, start) for start in starts), key=lambda found: float(found.cost))
+    best = min((least_squares(residuals, start) for start in starts), key=lambda fitted: float(fitted.cost))
     return Measured(*np.exp(best.x).tolist())
 
 
@@ -71,13 +71,15 @@ def main() -> None:
             f"{title}: mean error {100 * errors.mean():.1f} %, largest {100 * errors.max():.1f} % of {len(among)} steps"
         )
 
-    found = fit(rows)
-    print(f"fitted: {found}")
-    show("fitted on all", found, rows)
+    model = fit(rows)
+    print(f"fitted: {model}")
+    show("fitted on all", model, rows)
     show("the defaults of the source", Measured(), rows)
     for length in lengths:
-        others, left = ([row for row in rows if (row.prompt_tokens == length) == same] for same in (False, True))
-        show(f"{length:,} tokens left out", fit(others), left)
+        fitted_rows, held_out = (
+            [row for row in rows if (row.prompt_tokens == length) == same] for same in (False, True)
+        )
+        show(f"{length:,} tokens left out", fit(fitted_rows), held_out)
     for row in read_systems(folder):
         if row.ratio is not None:
             step = StepMeasurement(row.prompt_tokens, row.batch_size, row.ratio, row.tpot)

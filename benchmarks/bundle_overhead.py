@@ -98,13 +98,13 @@ def measure(config: ModelConfig, layout: BundleLayout, steps: int) -> dict[str, 
 
 def packing_seconds(config: ModelConfig, layout: BundleLayout, repeat: int = 300) -> float:
     """CPU seconds to pack and unpack the rows of one attention instance on their way to the FFN and back."""
-    rows, chosen = layout.batch_size, config.shape.experts_per_token
+    rows, top_k = layout.batch_size, config.shape.experts_per_token
     hidden = torch.zeros(rows, config.shape.hidden)
     parts = FFNRows(hidden)
-    if chosen:
-        parts = FFNRows(hidden, torch.zeros(rows, chosen), torch.zeros(rows, chosen, dtype=torch.int32))
+    if top_k:
+        parts = FFNRows(hidden, torch.zeros(rows, top_k), torch.zeros(rows, top_k, dtype=torch.int32))
     forms = layout.forms(config, torch.float32)
-    there = Message(ROWS, (0, 0), tuple(each for each in parts if each is not None))
+    there = Message(ROWS, (0, 0), tuple(part for part in parts if part is not None))
     back = Message(OUTPUT, (0, 0), (hidden,))
     begin = time.thread_time()
     for _ in range(repeat):
@@ -122,22 +122,24 @@ def main() -> int:
     parser.add_argument("--microbatches", type=int, default=2)
     parser.add_argument("--steps", type=int, default=60, help="decode steps of each microbatch")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    wanted = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    config, topology = read_config(wanted.model), parse_ratios(wanted.ratio)[0]
-    blocks = wanted.batch_size * -(-(PROMPT + wanted.steps + 1) // 16)
+    config, topology = read_config(options.model), parse_ratios(options.ratio)[0]
+    blocks = options.batch_size * -(-(PROMPT + options.steps + 1) // 16)
     engine = EngineConfig(
-        num_gpu_blocks=blocks, max_num_seqs=wanted.batch_size, max_num_batched_tokens=max(2048, wanted.batch_size)
+        num_gpu_blocks=blocks, max_num_seqs=options.batch_size, max_num_batched_tokens=max(2048, options.batch_size)
     )
-    layout = BundleLayout(topology.attention_instances, topology.ffn_instances, wanted.microbatches, engine)
-    found = measure(config, layout, wanted.steps)
+    layout = BundleLayout(topology.attention_instances, topology.ffn_instances, options.microbatches, engine)
+    result = measure(config, layout, options.steps)
     packing = packing_seconds(config, layout)
-    if wanted.json:
-        print(json.dumps({**provenance("twin.benchmark-bundle-overhead/1"), **found, "packing": packing}, indent=1))
+    if options.json:
+        print(json.dumps({**provenance("twin.benchmark-bundle-overhead/1"), **result, "packing": packing}, indent=1))
         return 0
-    print(f"{topology}, {wanted.microbatches} microbatches of {wanted.batch_size}: {1e3 * found['step']:.2f} ms a step")
     print(
-        f"overhead: {1e6 * found['overhead']:.0f} µs a layer, microbatch and attention instance, {found['share']:.1%}"
+        f"{topology}, {options.microbatches} microbatches of {options.batch_size}: {1e3 * result['step']:.2f} ms a step"
+    )
+    print(
+        f"overhead: {1e6 * result['overhead']:.0f} µs a layer, microbatch and attention instance, {result['share']:.1%}"
     )
     print(f"between processes also {1e6 * packing:.0f} µs to pack and unpack")
     return 0

@@ -95,18 +95,18 @@ def _together(names: list[str], fingerprint: str, target: Any, arguments: list[A
     address = Address("127.0.0.1", 0)
     with listen_at(address) as listener:
         port = listener.getsockname()[1]
-        others = [SPAWN.Process(target=target, args=(*each, port)) for each in arguments]
-        for each in others:
-            each.start()
+        processes = [SPAWN.Process(target=target, args=(*values, port)) for values in arguments]
+        for values in processes:
+            values.start()
         members = Membership(address, 0, names, fingerprint, listener=listener, join_seconds=LIMITS.join)
         try:
             members.gather()
             yield members
         finally:
             members.close()
-            for each in others:
-                each.join(10.0)
-                each.kill()
+            for values in processes:
+                values.join(10.0)
+                values.kill()
 
 
 def measure_link(deployment: BundleDeployment) -> MessageLink:
@@ -128,7 +128,7 @@ def measure_link(deployment: BundleDeployment) -> MessageLink:
         transport = SocketTransport(members, deployment.forms(), LIMITS.answer)
         transport.run(role(transport))
         transport.close()
-    wall, cpu, packing = (statistics.median(each[ROUND_TRIPS // 4 :]) for each in zip(*trips, strict=True))
+    wall, cpu, packing = (statistics.median(column[ROUND_TRIPS // 4 :]) for column in zip(*trips, strict=True))
     # Each end sends once and receives once.
     return MessageLink(latency=max(wall / 2 - cpu, 0.0), overhead=max((cpu - packing) / 2, 0.0))
 
@@ -140,8 +140,8 @@ def wall_tpot(deployment: BundleDeployment, prefill: Any, decode: Any, completio
     warm: list[Generation] = []
 
     def note(progress: Progress) -> None:
-        for each in progress.finished:
-            (warm if len(warm) < len(warm_up) else finished).append(each)
+        for generation in progress.finished:
+            (warm if len(warm) < len(warm_up) else finished).append(generation)
         if len(warm) == len(warm_up) and generations:
             while generations:
                 coordinator.submit(generations.pop(0))
@@ -153,8 +153,8 @@ def wall_tpot(deployment: BundleDeployment, prefill: Any, decode: Any, completio
         members.ready()
         transport = SocketTransport(members, deployment.forms(), LIMITS.answer)
         coordinator = deployment.front(transport, note)
-        for each in warm_up:
-            coordinator.submit(each)
+        for generation in warm_up:
+            coordinator.submit(generation)
         transport.run(coordinator.run())
         transport.close()
     return mean_tpot(finished[:completions])
@@ -162,13 +162,13 @@ def wall_tpot(deployment: BundleDeployment, prefill: Any, decode: Any, completio
 
 def mean_tpot(generations: list[Generation]) -> float:
     """The mean over requests of the time between two tokens."""
-    found = tpot(
-        np.array([each.first_token for each in generations]),
-        np.array([each.last_token for each in generations]),
-        np.array([len(each.output) for each in generations]),
+    result = tpot(
+        np.array([generation.first_token for generation in generations]),
+        np.array([generation.last_token for generation in generations]),
+        np.array([len(generation.output) for generation in generations]),
     )
-    assert found is not None
-    return found
+    assert result is not None
+    return result
 
 
 def burn() -> None:
@@ -206,16 +206,16 @@ def measure(deployment: BundleDeployment, completions: int, repeat: int) -> dict
 
     pairs = [(wall_tpot(deployment, prefill, decode, completions), direct()) for _ in range(repeat)]
     with burning():
-        beside = [direct() for _ in range(repeat)]
-    wall, virtual = (statistics.median(each) for each in zip(*pairs, strict=True))
+        repeats = [direct() for _ in range(repeat)]
+    wall, virtual = (statistics.median(column) for column in zip(*pairs, strict=True))
     return {
         "latency": link.latency,
         "overhead": link.overhead,
         "tpot_wall": [pair[0] for pair in pairs],
         "tpot_direct": [pair[1] for pair in pairs],
-        "tpot_direct_beside_burning": beside,
+        "tpot_direct_beside_burning": repeats,
         "difference": virtual / wall - 1,
-        "difference_beside_burning": statistics.median(beside) / virtual - 1,
+        "difference_beside_burning": statistics.median(repeats) / virtual - 1,
     }
 
 
@@ -229,30 +229,30 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=3, help="runs of each kind; the medians are compared")
     parser.add_argument("--tolerance", type=float, default=0.05, help="largest difference of mean TPOT")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    wanted = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     os.environ.update(QUIET)
-    settings = EngineConfig(num_gpu_blocks=256 * wanted.batch_size, max_num_seqs=wanted.batch_size)
-    layout = BundleLayout(1, 1, wanted.microbatches, settings)
-    deployment = BundleDeployment(ModelSource(wanted.model, True, "float32", "cpu", 1), layout)
+    settings = EngineConfig(num_gpu_blocks=256 * options.batch_size, max_num_seqs=options.batch_size)
+    layout = BundleLayout(1, 1, options.microbatches, settings)
+    deployment = BundleDeployment(ModelSource(options.model, True, "float32", "cpu", 1), layout)
     before = os.getloadavg()[0]
-    found = {**measure(deployment, wanted.requests, wanted.repeat), "load_average_before": before}
-    missed, idle = abs(found["difference"]) > wanted.tolerance, before <= IDLE
+    result = {**measure(deployment, options.requests, options.repeat), "load_average_before": before}
+    missed, idle = abs(result["difference"]) > options.tolerance, before <= IDLE
     code = 0 if not missed else 4 if idle else 3
-    if wanted.json:
-        print(json.dumps({**provenance("twin.benchmark-direct-execution/1"), **found, "idle": idle}, indent=1))
+    if options.json:
+        print(json.dumps({**provenance("twin.benchmark-direct-execution/1"), **result, "idle": idle}, indent=1))
         return code
     print(f"load average before: {before:.1f}")
-    print(f"link: latency {1e6 * found['latency']:.0f} µs, overhead {1e6 * found['overhead']:.0f} µs at each end")
+    print(f"link: latency {1e6 * result['latency']:.0f} µs, overhead {1e6 * result['overhead']:.0f} µs at each end")
     for name, title in (
         ("wall", "processes, wall"),
         ("direct", "direct"),
         ("direct_beside_burning", "direct, burning"),
     ):
-        print(f"{title:>16}: mean TPOT {', '.join(f'{1e3 * each:.2f}' for each in found[f'tpot_{name}'])} ms")
-    print(f"direct against wall {found['difference']:+.1%}")
-    print(f"direct beside a burning process against direct {found['difference_beside_burning']:+.1%}")
-    goal = f"goal {wanted.tolerance:.0%}: {'missed' if missed else 'met'}"
+        print(f"{title:>16}: mean TPOT {', '.join(f'{1e3 * seconds:.2f}' for seconds in result[f'tpot_{name}'])} ms")
+    print(f"direct against wall {result['difference']:+.1%}")
+    print(f"direct beside a burning process against direct {result['difference_beside_burning']:+.1%}")
+    goal = f"goal {options.tolerance:.0%}: {'missed' if missed else 'met'}"
     print(goal if idle else f"{goal}, but the machine was not idle (load average above {IDLE:g}): run it again")
     return code
 

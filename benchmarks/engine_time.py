@@ -87,31 +87,31 @@ def fit_engine_time(rows: Sequence[SiliconRow], hardware: Sequence[Hardware], ef
     chunks = np.array(
         [math.ceil(row.isl / (MAX_BATCHED_TOKENS - loop.decoding)) for row, loop in zip(rows, loops, strict=True)]
     )
-    others = np.array([max(loop.residents - 1, 0.0) for loop in loops])
+    neighbours = np.array([max(loop.residents - 1, 0.0) for loop in loops])
     base, slope = AHEAD
-    ahead = np.minimum(base + slope * np.array([row.concurrency for row in rows]), others)
-    prompts = (others - ahead) / (np.array([row.osl for row in rows]) - 1)
+    ahead = np.minimum(base + slope * np.array([row.concurrency for row in rows]), neighbours)
+    prompts = (neighbours - ahead) / (np.array([row.osl for row in rows]) - 1)
     bare = np.array([loop.tpot for loop in loops])
     measured = np.log([row.tpot for row in rows])
 
     def errors(logs: Floats) -> Floats:
         layer, per_sequence, prompt_layer = np.exp(logs)
         seconds = bare + layer * layers + per_sequence * decoding + prompts * chunks * layers * prompt_layer
-        found: Floats = np.log(seconds) - measured
-        return found
+        deviations: Floats = np.log(seconds) - measured
+        return deviations
 
     bounds = (np.log([1e-7, 1e-7, 1e-7]), np.log([1e-3, 2e-4, 1e-3]))
-    found = least_squares(errors, np.log([5e-6, 1e-5, 2e-5]), bounds=bounds, loss="cauchy", f_scale=0.1)
-    layer, per_sequence, prompt_layer = (float(f"{value:.4g}") for value in np.exp(found.x))
-    left = errors(found.x)
+    fit = least_squares(errors, np.log([5e-6, 1e-5, 2e-5]), bounds=bounds, loss="cauchy", f_scale=0.1)
+    layer, per_sequence, prompt_layer = (float(f"{value:.4g}") for value in np.exp(fit.x))
+    residuals = errors(fit.x)
     return EngineTime(
         layer=layer,
         per_sequence=per_sequence,
         prompt_layer=prompt_layer,
-        spread=float(f"{np.sqrt(np.mean(left**2)):.3g}"),
-        error=float(f"{np.median(np.abs(np.expm1(left))):.3g}"),
+        spread=float(f"{np.sqrt(np.mean(residuals**2)):.3g}"),
+        error=float(f"{np.median(np.abs(np.expm1(residuals))):.3g}"),
         rows=len(rows),
-        groups=served_groups(rows, hardware, left),
+        groups=served_groups(rows, hardware, residuals),
     )
 
 
@@ -126,18 +126,18 @@ def served_groups(rows: Sequence[SiliconRow], hardware: Sequence[Hardware], erro
         model = load_model(row.model)
         key = chip(device.name), formats_of(row, model).experts, family(model)
         groups[key].append((f"{row.backend} {row.model}", error))
-    made = []
-    for (name, weights, models), known in sorted(groups.items()):
-        configurations = len({configuration for configuration, _ in known})
+    groups_served = []
+    for (name, weights, models), members in sorted(groups.items()):
+        configurations = len({configuration for configuration, _ in members})
         if configurations > 1:
             # Another configuration is as far from these as they are from each other, and so is their own level.
-            mean_square = sum(error**2 for _, error in known) / len(known)
+            mean_square = sum(error**2 for _, error in members) / len(members)
             spread = math.sqrt(mean_square * (1 + 1 / configurations))
             devices = [name, *(device for device, one in SAME_CHIP.items() if one == name)]
-            made.append(
+            groups_served.append(
                 ServedGroup(
                     devices=devices, weights=weights, family=models, spread=float(f"{spread:.3g}"),
-                    configurations=configurations, rows=len(known),
+                    configurations=configurations, rows=len(members),
                 )
             )  # fmt: skip
-    return made
+    return groups_served

@@ -30,7 +30,7 @@ SEQUENCES = 40
 def cpu() -> float:
     """CPU seconds of this process and of its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def prepared(scenario: Path, points: int) -> ServingSweep:
@@ -73,12 +73,12 @@ def main() -> None:
         print(f"{tasks} points of {arguments.scenario.name} are prepared in {cpu() - before:.2f} s of CPU time")
         return
     kinds = [("local", 1), *((executor, 2) for executor in arguments.executor.split(","))]
-    alone: tuple[float, float] | None = None
+    baseline: tuple[float, float] | None = None
     print("executor  jobs   cpu/point  wall/point  speed-up  ceiling")
     for executor, jobs in kinds:
         used, wall = further_point(arguments.scenario, arguments.points, executor, jobs)
-        alone = alone or (used, wall)
-        ratios = f"{alone[1] / wall:8.2f} {jobs * alone[0] / used:8.2f}"
+        baseline = baseline or (used, wall)
+        ratios = f"{baseline[1] / wall:8.2f} {jobs * baseline[0] / used:8.2f}"
         print(f"{executor:8} {jobs:5} {1e3 * used:8.2f} ms {1e3 * wall:8.2f} ms {ratios}", flush=True)
 
 

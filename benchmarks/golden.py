@@ -93,38 +93,38 @@ QUESTIONS: list[tuple[str, dict[str, Any] | None]] = [
 
 def cases() -> dict[str, Callable[[], Any]]:
     """All cases by name."""
-    found: dict[str, Callable[[], Any]] = {"help/twin": partial(command, "--help", raw=True)}
-    found |= {f"help/{verb.replace(' ', '-')}": partial(command, f"{verb} --help", raw=True) for verb in VERBS}
+    table: dict[str, Callable[[], Any]] = {"help/twin": partial(command, "--help", raw=True)}
+    table |= {f"help/{verb.replace(' ', '-')}": partial(command, f"{verb} --help", raw=True) for verb in VERBS}
     for name, requests in SIMULATED.items():
         size = "" if requests is None else f" --set workload.requests={requests}"
         line = f"simulate examples/{name}.yaml --json{size}"
         if name == "plan-two-gpus":
             continue
-        found[f"simulate/{name}"] = partial(command, line + " --jobs 1", pages=name in ("tenants", "kv-offloading"))
-        found[f"table/{name}"] = partial(command, line.replace(" --json", " --no-figures") + " --jobs 1", raw=True)
+        table[f"simulate/{name}"] = partial(command, line + " --jobs 1", pages=name in ("tenants", "kv-offloading"))
+        table[f"table/{name}"] = partial(command, line.replace(" --json", " --no-figures") + " --jobs 1", raw=True)
     short = "examples/roofline-h200-llama-70b.yaml --set workload.requests=60 --json --jobs 1"
-    found["simulate/replications"] = partial(command, f"simulate {short} --replications 3 --draws 24", pages=True)
-    found["sweep/serving"] = partial(command, f"sweep {short} --set workload.arrivals.rate=2,4", pages=True)
+    table["simulate/replications"] = partial(command, f"simulate {short} --replications 3 --draws 24", pages=True)
+    table["sweep/serving"] = partial(command, f"sweep {short} --set workload.arrivals.rate=2,4", pages=True)
     for name in BUNDLES:
         ratio = "" if name == "afd-tiny-cpu" else " --ratio 1,4,8"
         ratio += f" --trace {DATA}/traces/azure_llm_2023_conv.csv.gz" if name == "afd-azure" else ""
-        found[f"sweep/{name}"] = partial(command, f"sweep examples/{name}.yaml{ratio} --json --jobs 1", pages=True)
-    found["plan/small"] = partial(command, PLAN)
-    found["plan/file"] = partial(command, "plan examples/plan-two-gpus.yaml --brief --json --jobs 1", pages=True)
+        table[f"sweep/{name}"] = partial(command, f"sweep examples/{name}.yaml{ratio} --json --jobs 1", pages=True)
+    table["plan/small"] = partial(command, PLAN)
+    table["plan/file"] = partial(command, "plan examples/plan-two-gpus.yaml --brief --json --jobs 1", pages=True)
     for paper in ("afd", "sun", "spear", "prelude", f"fastafd --data {DATA}/measured/afd_gb200"):
-        found[f"reproduce/{paper.split()[0]}"] = partial(command, f"reproduce {paper} --json --jobs 1", pages=True)
-    found["calibrate/roofline"] = partial(
+        table[f"reproduce/{paper.split()[0]}"] = partial(command, f"reproduce {paper} --json --jobs 1", pages=True)
+    table["calibrate/roofline"] = partial(
         command, "calibrate roofline --model deepseek-v3 --hardware h200-sxm", raw=True
     )
-    found["calibrate/refine"] = partial(
+    table["calibrate/refine"] = partial(
         command, f"calibrate refine examples/vllm-rtxpro6000-llama31-8b.yaml --run {VLLM} --first 60 -o r.yaml --json"
     )
-    found["init"] = partial(command, "init --model llama-3.1-8b --gpu h100-sxm", raw=True)
-    found["server"] = server
+    table["init"] = partial(command, "init --model llama-3.1-8b --gpu h100-sxm", raw=True)
+    table["server"] = server
     for name in [name for name in SIMULATED if name != "plan-two-gpus"]:
-        found[f"steps/{name}"] = partial(steps, name)
-    found |= {f"refusals/{name}": partial(refusals, name) for name in ("tenants", "kv-offloading", "sun-shared")}
-    return found
+        table[f"steps/{name}"] = partial(steps, name)
+    table |= {f"refusals/{name}": partial(refusals, name) for name in ("tenants", "kv-offloading", "sun-shared")}
+    return table
 
 
 def command(line: str, *, raw: bool = False, pages: bool = False) -> Any:
@@ -133,14 +133,14 @@ def command(line: str, *, raw: bool = False, pages: bool = False) -> Any:
     With `pages`, also every number in the text of the HTML page that the run leaves.
     """
     with workplace() as folder:
-        made = run_twin(line.split(), folder)
-        code, text, messages = made.returncode, made.stdout, stable(made.stderr, folder)
+        run = run_twin(line.split(), folder)
+        code, text, messages = run.returncode, run.stdout, stable(run.stderr, folder)
         document: Any = stable(text, folder)
         if not raw and code in (0, 3, 4):
             document = without_volatile(json.loads(text))
         result = {"code": code, "document": document, "messages": messages}
         if pages:
-            result["numbers_of_page"] = sorted({each for page in folder.rglob("*.html") for each in numbers(page)})
+            result["numbers_of_page"] = sorted({number for page in folder.rglob("*.html") for number in numbers(page)})
             result["files"] = sorted({path.name for path in (folder / "runs").rglob("*") if path.is_file()})
     return result
 
@@ -292,9 +292,9 @@ def stable(text: str, folder: Path) -> str:
 def without_volatile(value: Any) -> Any:
     """A document without what differs from run to run."""
     if isinstance(value, dict):
-        return {key: without_volatile(each) for key, each in value.items() if key not in VOLATILE}
+        return {key: without_volatile(inner) for key, inner in value.items() if key not in VOLATILE}
     if isinstance(value, list):
-        return [without_volatile(each) for each in value]
+        return [without_volatile(inner) for inner in value]
     if isinstance(value, str):
         return re.sub(r"(/[\w.+-]+)+/(?=[\w.-]+)", "", value)
     return value
@@ -321,9 +321,9 @@ def with_field(document: dict[str, Any], field: str, value: Any) -> dict[str, An
 def leaves(value: Any, prefix: str = "") -> Iterator[str]:
     """The dotted names of all fields."""
     if isinstance(value, dict):
-        for key, each in value.items():
+        for key, inner in value.items():
             yield f"{prefix}{key}"
-            yield from leaves(each, f"{prefix}{key}.")
+            yield from leaves(inner, f"{prefix}{key}.")
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def step_seconds(repeat: int) -> dict[int, float]:
                 start = time.perf_counter()
                 engine.step()
                 times[batch].append(time.perf_counter() - start)
-    return {batch: statistics.median(each) for batch, each in times.items()}
+    return {batch: statistics.median(seconds) for batch, seconds in times.items()}
 
 
 def main() -> int:
@@ -98,24 +98,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=400, help="steps at each batch")
     parser.add_argument("--out", type=Path, help="write the document to this file")
-    asked = parser.parse_args()
-    if not 2 <= asked.repeat <= 900:
-        parser.error(f"--repeat: expected 2 to 900, found {asked.repeat}")
+    options = parser.parse_args()
+    if not 2 <= options.repeat <= 900:
+        parser.error(f"--repeat: expected 2 to 900, found {options.repeat}")
     torch.set_num_threads(1)
-    drawn = cache(lambda rows: (torch.ones(rows, dtype=torch.int64), torch.zeros(rows)))
-    executor.sample = lambda logits, parameters: drawn(logits.shape[0])  # type: ignore[assignment]
+    inputs = cache(lambda rows: (torch.ones(rows, dtype=torch.int64), torch.zeros(rows)))
+    executor.sample = lambda logits, parameters: inputs(logits.shape[0])  # type: ignore[assignment]
     rows: list[dict[str, Any]] = []
-    for batch, seconds in step_seconds(asked.repeat).items():
+    for batch, seconds in step_seconds(options.repeat).items():
         rows.append({"batch": batch, "seconds": seconds, "limit": LIMITS[batch]})
         print(f"batch {batch:>3}: {1e6 * seconds:6.1f} µs a step (at most {1e6 * LIMITS[batch]:g})")
-    if asked.out:
+    if options.out:
         document = {
             **provenance("twin.benchmark-host-step/1"),
             "torch": str(torch.__version__),
-            "repeat": asked.repeat,
+            "repeat": options.repeat,
             "steps": rows,
         }
-        asked.out.write_text(json.dumps(document, indent=1) + "\n")
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
     return 4 if any(row["seconds"] > row["limit"] for row in rows) else 0
 
 

@@ -51,12 +51,12 @@ def checked_product(weight: PackedWeight, x: torch.Tensor) -> Product:
     Raises:
         ImportError: as `product`. Disagreement: its result was wrong.
     """
-    found = product(weight)
+    y = product(weight)
     exact = x.float() @ dequantise(weight).T
-    error = ((found(x).float() - exact).square().mean() / exact.square().mean()).sqrt().item()
+    error = ((y(x).float() - exact).square().mean() / exact.square().mean()).sqrt().item()
     if not error <= TOLERANCE:  # also where it is no number
         raise Disagreement(f"disagrees with x · Ŵᵀ by {error:.2g} of it, allowed {TOLERANCE}")
-    return found
+    return y
 
 
 def gptq_words(weight: PackedWeight) -> torch.Tensor:

@@ -59,29 +59,29 @@ class _Fit:
 def fit_kind(timings: Sequence[Timings]) -> KindOfKernel:
     """The fits of one kind of kernel, from timings of one or more devices."""
     by_device: dict[str, list[Timings]] = defaultdict(list)
-    for each in timings:
-        by_device[each.device].append(each)
+    for timing in timings:
+        by_device[timing.device].append(timing)
     kind = timings[0].kind
     fixed = _launch(by_device), _each_device(by_device) if kind.startswith("all_reduce") else 0.0
-    by_device = {device: [thinned(part) for part in known] for device, known in by_device.items()}
-    fits = {device: _fit(kind, fixed, known) for device, known in by_device.items()}
+    by_device = {device: [thinned(part) for part in parts] for device, parts in by_device.items()}
+    fits = {device: _fit(kind, fixed, parts) for device, parts in by_device.items()}
     overheads = {device: fit.overheads for device, fit in fits.items()}
     logs = _newer_no_slower({device: fit.shares for device, fit in fits.items()}, by_device)
     devices = {
-        device: _describe(kind, fixed, logs[device], overheads[device], known) for device, known in by_device.items()
+        device: _describe(kind, fixed, logs[device], overheads[device], parts) for device, parts in by_device.items()
     }
     chips = sorted({chip(device) for device in by_device})
     bias, shapes, errors = [], [], []
     for one in chips:
-        others = [one] if len(chips) == 1 else [other for other in chips if other != one]
-        mean = _mean(logs, others)
+        chips_left = [one] if len(chips) == 1 else [name for name in chips if name != one]
+        mean = _mean(logs, chips_left)
         left_out = [
             (_errors(fixed, mean, overheads[device][part.source], part), part.shape)
-            for device, known in by_device.items()
+            for device, parts in by_device.items()
             if chip(device) == one
-            for part in known
+            for part in parts
         ]
-        error = np.concatenate([each for each, _ in left_out])
+        error = np.concatenate([timing for timing, _ in left_out])
         bias.append(float(np.median(error)))
         shapes.append(_shape_spread(left_out))
         errors.append(error)
@@ -128,11 +128,11 @@ def predicted(fixed: tuple[float, float], shares: Floats, overhead: float, timin
 def _launch(by_device: Mapping[str, Sequence[Timings]]) -> float:
     """Seconds of a kernel that does nothing, by the smallest kernels of the median chip."""
     smallest: dict[str, float] = {}
-    for device, known in by_device.items():
-        for part in known:
+    for device, parts in by_device.items():
+        for part in parts:
             at = int(np.argmin(part.seconds))
-            least = max(part.flops[at] / part.peak, part.size[at] / part.bandwidth)
-            beyond = float(max(part.seconds[at] - least, 0.0))
+            floor = max(part.flops[at] / part.peak, part.size[at] / part.bandwidth)
+            beyond = float(max(part.seconds[at] - floor, 0.0))
             smallest[chip(device)] = min(beyond, smallest.get(chip(device), beyond))
     return median_low(smallest.values())
 
@@ -140,8 +140,8 @@ def _launch(by_device: Mapping[str, Sequence[Timings]]) -> float:
 def _each_device(by_device: Mapping[str, Sequence[Timings]]) -> float:
     """Seconds more for each device beyond the fewest, by the smallest messages of the median chip."""
     slopes: dict[str, float] = {}
-    for device, known in by_device.items():
-        for part in known:
+    for device, parts in by_device.items():
+        for part in parts:
             few, many = part.devices.min(), part.devices.max()
             if few == many:
                 continue
@@ -151,10 +151,10 @@ def _each_device(by_device: Mapping[str, Sequence[Timings]]) -> float:
     return median_low(slopes.values()) if slopes else 0.0
 
 
-def _fit(kind: Kind, fixed: tuple[float, float], known: Sequence[Timings]) -> _Fit:
+def _fit(kind: Kind, fixed: tuple[float, float], timings: Sequence[Timings]) -> _Fit:
     from scipy.optimize import least_squares  # slow to import, and only a fit needs it
 
-    used, sources = _used(kind), sorted({part.source for part in known})
+    used, sources = _used(kind), sorted({part.source for part in timings})
 
     def unpacked(free: Floats) -> tuple[Floats, dict[str, float]]:
         shares = _UNUSED.copy()
@@ -163,7 +163,7 @@ def _fit(kind: Kind, fixed: tuple[float, float], known: Sequence[Timings]) -> _F
 
     def misfit(free: Floats) -> Floats:
         shares, overheads = unpacked(free)
-        return np.concatenate([_errors(fixed, shares, overheads[part.source], part) for part in known])
+        return np.concatenate([_errors(fixed, shares, overheads[part.source], part) for part in timings])
 
     tables = np.ones(len(sources))
     bounds = tuple(
@@ -171,8 +171,8 @@ def _fit(kind: Kind, fixed: tuple[float, float], known: Sequence[Timings]) -> _F
         for shares, overhead in ((_LEAST, _LEAST_OVERHEAD), (_MOST, _MOST_OVERHEAD))
     )
     start = np.concatenate([_START[used], _START_OVERHEAD * tables])
-    found = least_squares(misfit, start, bounds=bounds, loss="soft_l1", f_scale=LOSS_SCALE).x
-    return _Fit(*unpacked(found))
+    solution = least_squares(misfit, start, bounds=bounds, loss="soft_l1", f_scale=LOSS_SCALE).x
+    return _Fit(*unpacked(solution))
 
 
 def _newer_no_slower(logs: Mapping[str, Floats], by_device: Mapping[str, Sequence[Timings]]) -> dict[str, Floats]:
@@ -205,7 +205,7 @@ def _errors(fixed: tuple[float, float], shares: Floats, overhead: float, timings
 
 def _mean(logs: Mapping[str, Floats], chips: Iterable[str]) -> Floats:
     """The geometric mean over chips, each of which is that of its devices."""
-    of_chips = [np.mean([each for device, each in logs.items() if chip(device) == one], axis=0) for one in chips]
+    of_chips = [np.mean([values for device, values in logs.items() if chip(device) == one], axis=0) for one in chips]
     mean: Floats = np.mean(of_chips, axis=0)
     return mean
 
@@ -229,16 +229,16 @@ def _shape_spread(errors: Iterable[tuple[Floats, Wholes]]) -> float:
 
 
 def _describe(
-    kind: Kind, fixed: tuple[float, float], shares: Floats, overheads: Mapping[str, float], known: Sequence[Timings]
+    kind: Kind, fixed: tuple[float, float], shares: Floats, overheads: Mapping[str, float], timings: Sequence[Timings]
 ) -> Reached:
-    errors = [_errors(fixed, shares, overheads[part.source], part) for part in known]
+    errors = [_errors(fixed, shares, overheads[part.source], part) for part in timings]
     return _reached(
         kind,
         fixed,
         shares,
-        spread=_shape_spread(zip(errors, (part.shape for part in known), strict=True)),
+        spread=_shape_spread(zip(errors, (part.shape for part in timings), strict=True)),
         error=_median_error(np.concatenate(errors)),
-        kernels=sum(map(len, known)),
+        kernels=sum(map(len, timings)),
     )
 
 

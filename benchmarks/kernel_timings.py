@@ -61,7 +61,7 @@ class Timings:
 
 def table_timings(files: TableFiles, hardware: Hardware) -> list[Timings]:
     """The timings of aiconfigurator's tables of one engine on a device."""
-    made: list[Timings] = []
+    results: list[Timings] = []
     readers = {
         "gemm": _linear,
         "moe": _experts,
@@ -71,11 +71,11 @@ def table_timings(files: TableFiles, hardware: Hardware) -> list[Timings]:
         "generation_mla": _latent_decodes,
         "custom_allreduce": _all_reduce,
     }
-    for table, read in readers.items():
+    for table, reader in readers.items():
         path = files.path(table)
         if path is not None:
-            made += read(read_columns(path), hardware)
-    return [timings for timings in made if len(timings)]
+            results += reader(read_columns(path), hardware)
+    return [timings for timings in results if len(timings)]
 
 
 def elementwise_timings(folder: Path, model: Model, hardware: Hardware) -> Timings:
@@ -116,12 +116,12 @@ def _timings(
     `cached`: the engine, too, finds their data in a cache, since the kernel before has just written it. All are kept.
     """
     bandwidth = bandwidth or hardware.memory_bandwidth
-    kept = (size <= bandwidth * seconds) | cached
+    mask = (size <= bandwidth * seconds) | cached
     none = np.zeros(len(seconds))
     arrays = (flops, size, seconds, none if padding is None else padding, none if devices is None else devices)
-    flops, size, seconds, padding, devices = (np.asarray(array, dtype=np.float64)[kept] for array in arrays)
+    flops, size, seconds, padding, devices = (np.asarray(array, dtype=np.float64)[mask] for array in arrays)
     peak = hardware.flops(COMPUTED_IN[weights])
-    return Timings(kind, hardware.name, source, flops, size, seconds, padding, devices, shape[kept], peak, bandwidth)
+    return Timings(kind, hardware.name, source, flops, size, seconds, padding, devices, shape[mask], peak, bandwidth)
 
 
 def _source(table: Columns) -> str:
@@ -131,8 +131,8 @@ def _source(table: Columns) -> str:
 
 def _shapes(*columns: Floats) -> Wholes:
     """A number for each different row of some columns."""
-    found: Wholes = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
-    return found
+    shape_index: Wholes = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+    return shape_index
 
 
 def _numbers(table: Columns, *names: str) -> list[Floats]:
@@ -145,7 +145,7 @@ def _seconds(table: Columns) -> Floats:
 
 def _linear(table: Columns, hardware: Hardware) -> list[Timings]:
     rows, columns, inner = _numbers(table, "m", "n", "k")
-    formats, seconds, made = np.array(table.text("gemm_dtype")), _seconds(table), []
+    formats, seconds, results = np.array(table.text("gemm_dtype")), _seconds(table), []
     usual = (rows <= MOST_ROWS) & (columns >= LEAST_SIZE) & (inner >= LEAST_SIZE)
     for name, weights in FORMATS.items():
         here = usual & (formats == name)
@@ -154,7 +154,7 @@ def _linear(table: Columns, hardware: Hardware) -> list[Timings]:
         kind: Kind = {"bf16": "linear_bf16", "fp8": "linear_fp8", "fp4": "linear_fp4"}[weights]  # type: ignore[assignment]
         m, n, k = rows[here], columns[here], inner[here]
         size = n * k * WEIGHT_BYTES[weights] + m * (n + k) * 2.0
-        made.append(
+        results.append(
             _timings(
                 kind,
                 hardware,
@@ -166,30 +166,30 @@ def _linear(table: Columns, hardware: Hardware) -> list[Timings]:
                 weights=weights,
             )
         )
-    return made
+    return results
 
 
 def _experts(table: Columns, hardware: Hardware) -> list[Timings]:
     names = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
-    tokens, hidden, inner, chosen, experts, split, spread = _numbers(table, *names)
-    formats, seconds, made = np.array(table.text("moe_dtype")), _seconds(table), []
+    tokens, hidden, inner, top_k, experts, split, spread = _numbers(table, *names)
+    formats, seconds, results = np.array(table.text("moe_dtype")), _seconds(table), []
     even = np.array(table.text("distribution")) == "power_law_1.01"
     for name, weights in EXPERT_FORMATS.items():
         here = even & (formats == name)
         if name == "fp8" or COMPUTED_IN[weights] not in hardware.peak_flops or not here.any():
             continue
         kind: Kind = f"experts_{weights}"  # type: ignore[assignment]
-        t, h, i, k, e, tp, ep = (column[here] for column in (tokens, hidden, inner, chosen, experts, split, spread))
+        t, h, i, k, e, tp, ep = (column[here] for column in (tokens, hidden, inner, top_k, experts, split, spread))
         one = 3 * h * i / tp
         touched = e / ep * (1 - (1 - k / e) ** t)
         size = touched * one * WEIGHT_BYTES[weights] + 4 * t * h
         shape = _shapes(h, i, k, e, tp, ep)
-        made.append(
+        results.append(
             _timings(
                 kind, hardware, _source(table), 2 * t * k / ep * one, size, seconds[here], shape=shape, weights=weights
             )
         )
-    return made
+    return results
 
 
 def _attention_rows(table: Columns) -> tuple[NDArray[np.bool_], NDArray[np.str_]]:
@@ -201,25 +201,25 @@ def _attention_rows(table: Columns) -> tuple[NDArray[np.bool_], NDArray[np.str_]
 def _prompts(table: Columns, hardware: Hardware) -> list[Timings]:
     names = ("batch_size", "isl", "step", "num_heads", "num_key_value_heads", "head_dim")
     count, tokens, cached, heads, kv_heads, width = _numbers(table, *names)
-    (whole, formats), seconds, made = _attention_rows(table), _seconds(table), []
+    (whole, formats), seconds, results = _attention_rows(table), _seconds(table), []
     for bits, element in (("bf16", 2.0), ("fp8", 1.0)):
-        here = whole & np.isin(formats, [name for name, known in FORMATS.items() if known == bits])
+        here = whole & np.isin(formats, [name for name, element_type in FORMATS.items() if element_type == bits])
         if not here.any():
             continue
         kind: Kind = f"prompt_attention_{bits}"  # type: ignore[assignment]
         b, t, c, h, kv, d = (column[here] for column in (count, tokens, cached, heads, kv_heads, width))
         flops = 4 * b * h * d * t * (c + (t + 1) / 2)
         size = b * ((c + t) * kv * 2 * d * element + 2 * t * h * d * 2.0)
-        made.append(_timings(kind, hardware, _source(table), flops, size, seconds[here], shape=_shapes(h, kv, d)))
-    return made
+        results.append(_timings(kind, hardware, _source(table), flops, size, seconds[here], shape=_shapes(h, kv, d)))
+    return results
 
 
 def _decodes(table: Columns, hardware: Hardware) -> list[Timings]:
     names = ("batch_size", "isl", "step", "num_heads", "num_key_value_heads", "head_dim")
     count, first, later, heads, kv_heads, width = _numbers(table, *names)
-    (whole, formats), seconds, made = _attention_rows(table), _seconds(table), []
+    (whole, formats), seconds, results = _attention_rows(table), _seconds(table), []
     for bits, element in (("bf16", 2.0), ("fp8", 1.0)):
-        here = whole & np.isin(formats, [name for name, known in FORMATS.items() if known == bits])
+        here = whole & np.isin(formats, [name for name, element_type in FORMATS.items() if element_type == bits])
         if not here.any():
             continue
         kind: Kind = f"decode_attention_{bits}"  # type: ignore[assignment]
@@ -229,8 +229,8 @@ def _decodes(table: Columns, hardware: Hardware) -> list[Timings]:
             kind, hardware, _source(table), 4 * b * s * h * d, b * s * token, seconds[here],
             padding=b * token, shape=_shapes(h, kv, d),
         )  # fmt: skip
-        made.append(timings)
-    return made
+        results.append(timings)
+    return results
 
 
 LATENT, ROPE, NOPE, VALUE = 512, 64, 128, 128

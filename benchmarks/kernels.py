@@ -282,16 +282,16 @@ def _compensated(bench: Bench, form: str, tokens: int, outputs: int, inputs: int
 def verdicts(bench: Bench) -> Iterator[dict[str, Any]]:
     """Each target with its worst figure."""
     for name, (relation, figure, of) in TARGETS.items():
-        found = bench.judged[name]
-        worst = (min(found) if relation == ">=" else max(found)) if found else None
+        judgement = bench.judged[name]
+        worst = (min(judgement) if relation == ">=" else max(judgement)) if judgement else None
         met = worst is not None and (worst >= figure if relation == ">=" else worst <= figure)
         yield {"target": name, "wanted": f"{relation} {figure:g} {of}", "worst": worst, "met": met}
 
 
 def about(bench: Bench, schema: str) -> dict[str, Any]:
     """The device, the versions and the ceilings of the figures."""
-    told = {"device": device_name(bench.device), "versions": versions(), "ceilings": bench.ceilings}
-    return provenance(schema) | told
+    document = {"device": device_name(bench.device), "versions": versions(), "ceilings": bench.ceilings}
+    return provenance(schema) | document
 
 
 def _peer(bench: Bench) -> str:
@@ -311,23 +311,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__.split("\n\n")[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
     parser.add_argument("--out", type=Path, help="file for the JSON document")
-    asked = parser.parse_args(arguments)
-    if asked.device == "cuda" and not torch.cuda.is_available():
+    options = parser.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device: got cuda, expected a device that is here")
-    bench = Bench(asked.device)
+    bench = Bench(options.device)
     for part in (elementwise, attention, sampling, four_bits, compensators):
         print(f"benchmarks.kernels: {part.__name__}", file=sys.stderr, flush=True)
         part(bench)
     judged = list(verdicts(bench))
     document = about(bench, "twin.benchmark-kernels/1") | {"peers": {humming_peer.PACKAGE: _peer(bench)}}
     document |= {"judged": not bench.small, "targets": judged, "rows": bench.rows}
-    if asked.out:
-        asked.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    for each in judged:
-        worst = "nothing measured" if each["worst"] is None else f"{each['worst']:.3f}"
-        verdict = "not judged" if bench.small else "met" if each["met"] else "MISSED"
-        print(f"{verdict:<10} {each['target']}: {worst}, wanted {each['wanted']}")
-    return MISSED if not bench.small and not all(each["met"] for each in judged) else 0
+    if options.out:
+        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    for case in judged:
+        worst = "nothing measured" if case["worst"] is None else f"{case['worst']:.3f}"
+        verdict = "not judged" if bench.small else "met" if case["met"] else "MISSED"
+        print(f"{verdict:<10} {case['target']}: {worst}, wanted {case['wanted']}")
+    return MISSED if not bench.small and not all(case["met"] for case in judged) else 0
 
 
 if __name__ == "__main__":

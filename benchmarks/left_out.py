@@ -82,11 +82,11 @@ def closed_loop_rows(rows: Sequence[SiliconRow], tables: Path) -> list[Compariso
     """TPOT of closed-loop rows: dev rows by a fit to calib rows, then every row by fits that leave its like out."""
     library = Library(tables)
     calib = [row for row in rows if row.split == "calib"]
-    found = [Comparison("TPOT of dev rows, configuration in calib", fitted=True)]
+    comparisons = [Comparison("TPOT of dev rows, configuration in calib", fitted=True)]
     model = SiliconRegression(tables=tables).fit(calib, library)
     for row in rows:
         if row.split == "dev" and levels(row)[-1] in model.groups_:
-            found[0].add(row.tpot, model.loop(row).tpot, model.deviation(row))
+            comparisons[0].add(row.tpot, model.loop(row).tpot, model.deviation(row))
     first = Comparison("TTFT, configuration left out", fitted=False)
     for what, key in LEFT_OUT.items():
         every = Comparison(f"TPOT, {what} left out", fitted=False)
@@ -101,28 +101,28 @@ def closed_loop_rows(rows: Sequence[SiliconRow], tables: Path) -> list[Compariso
                         experts.add(*value)
             if what == "configuration":
                 _first_tokens(first, model, rows, lambda row, name=name: levels(row)[-1] == name)  # type: ignore[misc]
-        found += [every, experts, first] if what == "configuration" else [every]
-    return found
+        comparisons += [every, experts, first] if what == "configuration" else [every]
+    return comparisons
 
 
 def _first_tokens(
-    found: Comparison, model: SiliconRegression, rows: Sequence[SiliconRow], left_out: Callable[[SiliconRow], bool]
+    comparison: Comparison, model: SiliconRegression, rows: Sequence[SiliconRow], left_out: Callable[[SiliconRow], bool]
 ) -> None:
     """TTFT of rows that are left out, by protocols that other configurations of their source tell.
 
     Rows of a source that has no others are not predicted: nothing says what its client does.
     """
     for source in sorted({row.source for row in rows if left_out(row)}):
-        own = [row for row in rows if row.source == source]
-        others = [row for row in own if not left_out(row)]
-        if not others:
+        source_rows = [row for row in rows if row.source == source]
+        fitted_rows = [row for row in source_rows if not left_out(row)]
+        if not fitted_rows:
             continue
-        known = choose_protocol(others, [model.loop(row) for row in others])
-        for row in own:
+        protocol = choose_protocol(fitted_rows, [model.loop(row) for row in fitted_rows])
+        for row in source_rows:
             if left_out(row):
-                predicted = known.protocol.ttft(model.loop(row), row.concurrency, row.osl)
+                predicted = protocol.protocol.ttft(model.loop(row), row.concurrency, row.osl)
                 # Rows of other configurations were fitted; this one's step times have their own error.
-                found.add(row.ttft, predicted, math.hypot(known.half / REACH, model.deviation(row)))
+                comparison.add(row.ttft, predicted, math.hypot(protocol.half / REACH, model.deviation(row)))
 
 
 def logged_steps(log: StepLog) -> list[Comparison]:
@@ -133,9 +133,9 @@ def logged_steps(log: StepLog) -> list[Comparison]:
     """
     across, after = Comparison("steps, workload left out", False), Comparison("steps after the first tenth", True)
     for workload in sorted(set(log.workload.tolist())):
-        own = log.where(log.workload == workload)
-        early, late = own.split(0.1)
-        _compare(across, StepRegression().fit(log.where(log.workload != workload)), own.executed(), {})
+        workload_steps = log.where(log.workload == workload)
+        early, late = workload_steps.split(0.1)
+        _compare(across, StepRegression().fit(log.where(log.workload != workload)), workload_steps.executed(), {})
         _compare(after, StepRegression().fit(early), late.executed(), {"workload": 0.0})
     twice, ran = Comparison("steps at twice the fitted batch", False), log.executed()
     rows = ran.decodes + ran.prompt_tokens
@@ -148,18 +148,18 @@ def logged_steps(log: StepLog) -> list[Comparison]:
 
 def pooled(comparisons: Sequence[Comparison]) -> Comparison:
     """All values of some comparisons, as one."""
-    found = Comparison("all of it: the run, steps by workload, TPOT by configuration", fitted=False)
-    for each in comparisons:
-        for values in zip(each.measured, each.predicted, each.deviation, strict=True):
-            found.add(*values)
-    return found
+    total = Comparison("all of it: the run, steps by workload, TPOT by configuration", fitted=False)
+    for comparison in comparisons:
+        for values in zip(comparison.measured, comparison.predicted, comparison.deviation, strict=True):
+            total.add(*values)
+    return total
 
 
-def _compare(comparison: Comparison, model: StepRegression, ran: StepLog, known: Mapping[str, float]) -> None:
-    """Add steps with the batches that ran. `known`: scores of what a fit to the same workload knows."""
+def _compare(comparison: Comparison, model: StepRegression, ran: StepLog, protocols: Mapping[str, float]) -> None:
+    """Add steps with the batches that ran. `protocols`: scores of what a fit to the same workload knows."""
     predicted, rng = model.predict(ran), np.random.default_rng(0)
-    scores = [{**draw_scores(model.unknowns(), rng), **known} for _ in range(DRAWS)]
-    draws = np.log([model.vary(each).predict(ran) for each in scores])
+    scores = [{**draw_scores(model.unknowns(), rng), **protocols} for _ in range(DRAWS)]
+    draws = np.log([model.vary(score).predict(ran) for score in scores])
     deviation = np.hypot(draws.std(axis=0), model.scatter_)
     for values in zip(ran.seconds.tolist(), predicted.tolist(), deviation.tolist(), strict=True):
         comparison.add(*values)

@@ -147,16 +147,16 @@ def weight_bytes(weights: Weights) -> int:
 def floor(workload: Workload, decoder: Decoder, ceilings: dict[str, float]) -> float:
     """The workload's metric if only bytes and operations took time."""
     shape, weights = decoder.config.shape, decoder.weights
-    read = weight_bytes(weights) / ceilings["copy"]
+    read_seconds = weight_bytes(weights) / ceilings["copy"]
     if workload.metric == "tpot":
         context = workload.prompt + workload.answer / 2
         token = 2 * shape.layers * shape.kv_heads * shape.head_dim * weights.norm.element_size()
-        return read + workload.concurrency * context * token / ceilings["copy"]
+        return read_seconds + workload.concurrency * context * token / ceilings["copy"]
     linear = 2 * shape.layers * sum(outputs * inputs for outputs, inputs in shape.linear().values())
     pairs = workload.prompt * (workload.prompt + 1) / 2
     attention = 4 * shape.layers * shape.heads * shape.head_dim * pairs
     computed = (workload.prompt * linear + attention + 2 * shape.hidden * shape.vocabulary) / ceilings["matmul"]
-    return max(computed, read) if workload.metric == "ttft" else 1 / computed
+    return max(computed, read_seconds) if workload.metric == "ttft" else 1 / computed
 
 
 def engine(workload: Workload, decoder: Decoder, mode: str) -> Engine:
@@ -179,8 +179,8 @@ def requests(workload: Workload, vocabulary: int, seed: int) -> list[Generation]
 
 def serve(engine: Engine, workload: Workload, seed: int) -> dict[str, float]:
     """Serve the requests once: medians of seconds to the first token and between tokens, and requests a second."""
-    asked = requests(workload, engine.executor.decoder.config.shape.vocabulary, seed)
-    waiting = iter(asked)
+    generations = requests(workload, engine.executor.decoder.config.shape.vocabulary, seed)
+    waiting = iter(generations)
     begin = time.perf_counter()
     for _ in range(workload.concurrency):
         engine.submit(next(waiting))
@@ -189,13 +189,13 @@ def serve(engine: Engine, workload: Workload, seed: int) -> dict[str, float]:
             if (following := next(waiting, None)) is not None:
                 engine.submit(following)
     elapsed = time.perf_counter() - begin
-    found = {
-        "ttft": statistics.median(each.first_token - each.submitted for each in asked),
-        "requests": len(asked) / elapsed,
+    figures = {
+        "ttft": statistics.median(generation.first_token - generation.submitted for generation in generations),
+        "requests": len(generations) / elapsed,
     }
     if workload.answer > 1:
-        found["tpot"] = statistics.median((g.last_token - g.first_token) / (workload.answer - 1) for g in asked)
-    return found
+        figures["tpot"] = statistics.median((g.last_token - g.first_token) / (workload.answer - 1) for g in generations)
+    return figures
 
 
 def measure(workload: Workload, decoder: Decoder, mode: str, repeats: int) -> dict[str, Any]:
@@ -213,28 +213,28 @@ def measure(workload: Workload, decoder: Decoder, mode: str, repeats: int) -> di
     finally:
         gc.enable()
     values = [run[workload.metric] for run in runs]
-    found: dict[str, Any] = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
-    return found | {"spread": (max(values) - min(values)) / found[workload.metric]}
+    medians: dict[str, Any] = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+    return medians | {"spread": (max(values) - min(values)) / medians[workload.metric]}
 
 
 def rows(bench: Bench, workloads: list[Workload], repeats: int) -> Iterator[dict[str, Any]]:
     """One row for each workload: floor, every mode's figures, and whether the aim was met."""
     loaded = functools.lru_cache(maxsize=1)(lambda name, bits, workload: model(workload, bench.device, bench.dtype))
-    for workload in sorted(workloads, key=lambda each: (each.model, each.bits)):
+    for workload in sorted(workloads, key=lambda workload_: (workload_.model, workload_.bits)):
         print(f"benchmarks.live: {workload.name}", file=sys.stderr, flush=True)
         decoder = loaded(workload.model, workload.bits, replace(workload, name="", requests=0))
         best = floor(workload, decoder, bench.ceilings)
-        found = {}
+        modes = {}
         for mode in MODES:
-            found[mode] = measure(workload, decoder, mode, repeats)
-            value = found[mode][workload.metric]
-            found[mode]["of_floor"] = value / best if workload.metric == "requests" else best / value
-        yield {**asdict(workload), "floor": best, "modes": found, "met": met(workload, found)}
+            modes[mode] = measure(workload, decoder, mode, repeats)
+            value = modes[mode][workload.metric]
+            modes[mode]["of_floor"] = value / best if workload.metric == "requests" else best / value
+        yield {**asdict(workload), "floor": best, "modes": modes, "met": met(workload, modes)}
 
 
-def met(workload: Workload, found: dict[str, dict[str, Any]]) -> bool:
+def met(workload: Workload, modes: dict[str, dict[str, Any]]) -> bool:
     """True if the best of the modes reaches the aim."""
-    values = [figures[workload.metric] for figures in found.values()]
+    values = [figures[workload.metric] for figures in modes.values()]
     return bool(max(values) >= workload.aim if workload.metric == "requests" else min(values) <= workload.aim)
 
 
@@ -242,13 +242,13 @@ def table_row(row: dict[str, Any], judged: bool) -> str:
     """One line of the table."""
     metric, scale, unit = row["metric"], *((1.0, "req/s") if row["metric"] == "requests" else (1e3, "ms"))
     modes = ", ".join(
-        f"{mode} {scale * each[metric]:.2f} ({each['of_floor']:.0%})" for mode, each in row["modes"].items()
+        f"{mode} {scale * result[metric]:.2f} ({result['of_floor']:.0%})" for mode, result in row["modes"].items()
     )
-    others = ", ".join(f"{each['system']} {scale * each['value']:g}" for each in row["published"])
+    published = ", ".join(f"{result['system']} {scale * result['value']:g}" for result in row["published"])
     verdict = "" if not judged else "met: " if row["met"] else "MISSED: "
     return (
         f"{verdict}{row['name']}, {metric} in {unit}: {modes}; floor {scale * row['floor']:.2f}, "
-        f"aim {scale * row['aim']:g}{f'; published: {others}' if others else ''}"
+        f"aim {scale * row['aim']:g}{f'; published: {published}' if published else ''}"
     )
 
 
@@ -261,24 +261,26 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="workloads whose names contain this")
     parser.add_argument("--repeats", type=int, default=5, help="of every workload")
     parser.add_argument("--out", type=Path, help="file for the JSON document")
-    asked = parser.parse_args(arguments)
-    if asked.device == "cuda" and not torch.cuda.is_available():
+    options = parser.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device: got cuda, expected a device that is here")
-    chosen = [each for each in WORKLOADS if asked.only in each.name]
-    if not chosen:
-        parser.error(f"--only: got {asked.only!r}, expected part of a workload's name")
-    if asked.repeats < 1:
-        parser.error(f"--repeats: got {asked.repeats}, expected at least 1")
-    bench = Bench(asked.device)
-    judged = asked.device == "cuda" and not asked.tiny
+    workloads = [workload for workload in WORKLOADS if options.only in workload.name]
+    if not workloads:
+        parser.error(f"--only: got {options.only!r}, expected part of a workload's name")
+    if options.repeats < 1:
+        parser.error(f"--repeats: got {options.repeats}, expected at least 1")
+    bench = Bench(options.device)
+    judged = options.device == "cuda" and not options.tiny
     document = about(bench, "twin.benchmark-live/1") | {"judged": judged}
-    found = []
-    for row in rows(bench, [tiny(each) for each in chosen] if asked.tiny else chosen, asked.repeats):
-        found.append(row)
+    document_rows = []
+    for row in rows(bench, [tiny(workload) for workload in workloads] if options.tiny else workloads, options.repeats):
+        document_rows.append(row)
         print(table_row(row, judged), flush=True)
-        if asked.out:  # after each, so that a run that is cut short leaves what it had
-            asked.out.write_text(json.dumps(document | {"workloads": found}, indent=1) + "\n", encoding="utf-8")
-    return MISSED if judged and not all(row["met"] for row in found) else 0
+        if options.out:  # after each, so that a run that is cut short leaves what it had
+            options.out.write_text(
+                json.dumps(document | {"workloads": document_rows}, indent=1) + "\n", encoding="utf-8"
+            )
+    return MISSED if judged and not all(row["met"] for row in document_rows) else 0
 
 
 if __name__ == "__main__":

@@ -68,11 +68,11 @@ def random_adapter(name: str, rank: int, config: ModelConfig) -> Adapter:
     for layer, key in itertools.product(range(config.shape.layers), JOINED):
         outputs, inputs = sizes[key]
         keys = config.shape.kv_heads * config.shape.head_dim
-        each = [outputs - 2 * keys, keys, keys] if key == "qkv" else [outputs // len(JOINED[key])] * len(JOINED[key])
-        starts = [sum(each[:i]) for i in range(len(each))]
+        widths = [outputs - 2 * keys, keys, keys] if key == "qkv" else [outputs // len(JOINED[key])] * len(JOINED[key])
+        starts = [sum(widths[:i]) for i in range(len(widths))]
         parts[f"{layer}.{key}"] = [
             AdapterPart(torch.randn(rank, inputs) * 1e-3, torch.randn(size, rank) * 1e-3, start)
-            for size, start in zip(each, starts, strict=True)
+            for size, start in zip(widths, starts, strict=True)
         ]
     return Adapter(name, rank, parts)
 
@@ -110,30 +110,30 @@ def measure(model: LoadedModel, rank: int, count: int, rows: int, steps: int) ->
             seconds = cpu_seconds(engine.step)
             if step >= 3:
                 times[which].append(seconds)
-    found = Measured(rank, count, rows, *map(statistics.median, times))
-    added = 1e3 * (found.seconds - found.without)
+    result = Measured(rank, count, rows, *map(statistics.median, times))
+    added = 1e3 * (result.seconds - result.without)
     print(
-        f"rank {rank:3d}, {count} adapters, {rows:2d} rows: {1e3 * found.without:.2f} ms + {added:.2f} ms", flush=True
+        f"rank {rank:3d}, {count} adapters, {rows:2d} rows: {1e3 * result.without:.2f} ms + {added:.2f} ms", flush=True
     )
-    return found
+    return result
 
 
 def fit(measured: list[Measured]) -> dict[str, float]:
     """The cost, with equal weight on relative errors of whole steps."""
-    weights = np.array([1 / each.seconds for each in measured])
-    terms = np.array([each.terms for each in measured]) * weights[:, None]
-    added = np.array([each.seconds - each.without for each in measured]) * weights
+    weights = np.array([1 / point.seconds for point in measured])
+    terms = np.array([point.terms for point in measured]) * weights[:, None]
+    added = np.array([point.seconds - point.without for point in measured]) * weights
     scales = np.abs(terms).max(axis=0)
     return dict(zip(TERMS, (nnls(terms / scales, added)[0] / scales).tolist(), strict=True))
 
 
 def errors(cost: dict[str, float], measured: list[Measured]) -> list[float]:
     """Relative errors of whole steps: predicted, less measured, over measured."""
-    found = []
-    for each in measured:
-        added = sum(cost[name] * value for name, value in zip(TERMS, each.terms, strict=True))
-        found.append((each.without + added) / each.seconds - 1)
-    return found
+    deviations = []
+    for point in measured:
+        added = sum(cost[name] * value for name, value in zip(TERMS, point.terms, strict=True))
+        deviations.append((point.without + added) / point.seconds - 1)
+    return deviations
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -142,26 +142,28 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, default=EXAMPLE, help="a config.json, whose weights are random")
     parser.add_argument("--steps", type=int, default=40, help="steps of each combination")
     parser.add_argument("--out", type=Path, help="write the cost to this file")
-    wanted = parser.parse_args(arguments)
-    model = LoadedModel(wanted.model, random=True, dtype="float32", device="cpu", threads=1)
-    combinations = [each for each in itertools.product(RANKS, ADAPTERS, ROWS) if each[1] <= each[2]]
-    measured = [measure(model, *each, wanted.steps) for each in combinations]
+    options = parser.parse_args(arguments)
+    model = LoadedModel(options.model, random=True, dtype="float32", device="cpu", threads=1)
+    combinations = [
+        combination for combination in itertools.product(RANKS, ADAPTERS, ROWS) if combination[1] <= combination[2]
+    ]
+    measured = [measure(model, *combination, options.steps) for combination in combinations]
     cost = fit(measured[::2])
     for name, part in (("fitted", measured[::2]), ("held out", measured[1::2])):
-        sizes = [abs(each) for each in errors(cost, part)]
+        sizes = [abs(combination) for combination in errors(cost, part)]
         print(f"{name}: {len(part)} combinations, step times off by {np.mean(sizes):.1%}, at most {max(sizes):.1%}")
-    added = [each.seconds / each.without - 1 for each in measured]
+    added = [combination.seconds / combination.without - 1 for combination in measured]
     print(f"adapters add {min(added):.0%} to {max(added):.0%} to a step; without the cost a prediction lacks them")
     print(", ".join(f"{name} {value:.3g}" for name, value in cost.items()))
-    if wanted.out:
-        held_out = [abs(each) for each in errors(cost, measured[1::2])]
+    if options.out:
+        held_out = [abs(combination) for combination in errors(cost, measured[1::2])]
         about = {
             **{name: value for name, value in provenance(SCHEMA).items() if name != "schema"},
-            "model": str(wanted.model),
+            "model": str(options.model),
             "held_out_error": {"mean": float(np.mean(held_out)), "max": float(max(held_out))},
         }
         document = {"schema": SCHEMA, "cost": cost, "about": about}
-        wanted.out.write_text(write_yaml(document), encoding="utf-8")
+        options.out.write_text(write_yaml(document), encoding="utf-8")
     return 0
 
 

@@ -49,19 +49,19 @@ def attained(strategy: str, models: int, zipf: float, engines: int, requests: in
     return summary["goodput_share"] or 0.0, summary["tpot"]["mean"]
 
 
-def fewest(strategy: str, models: int, zipf: float, wanted: argparse.Namespace) -> dict[str, Any]:
+def fewest(strategy: str, models: int, zipf: float, options: argparse.Namespace) -> dict[str, Any]:
     """The first number of engines that suffices, or None."""
-    for engines in range(1, wanted.engines + 1):
-        share, tpot = attained(strategy, models, zipf, engines, wanted.requests)
-        if share >= wanted.share:
+    for engines in range(1, options.engines + 1):
+        share, tpot = attained(strategy, models, zipf, engines, options.requests)
+        if share >= options.share:
             return {"engines": engines, "share": share, "tpot": tpot}
     return {"engines": None}
 
 
 def order(entry: dict[str, Any]) -> list[str]:
     """Strategies that suffice, the best first."""
-    found = {name: each for name, each in entry["strategies"].items() if each["engines"] is not None}
-    return sorted(found, key=lambda name: (found[name]["engines"], found[name]["tpot"]))
+    feasible = {name: answer for name, answer in entry["strategies"].items() if answer["engines"] is not None}
+    return sorted(feasible, key=lambda name: (feasible[name]["engines"], feasible[name]["tpot"]))
 
 
 def draw(entries: list[dict[str, Any]], models: list[int], skews: list[float]) -> str:
@@ -79,8 +79,8 @@ def draw(entries: list[dict[str, Any]], models: list[int], skews: list[float]) -
         axes.text(x, y, "\n".join(lines) or "none", ha="center", va="center", fontsize=8, linespacing=1.4)
     axes.set_xlim(-0.5, len(models) - 0.5)
     axes.set_ylim(-0.5, len(skews) - 0.5)
-    axes.set_xticks(range(len(models)), [str(each) for each in models])
-    axes.set_yticks(range(len(skews)), [f"{each:g}" for each in skews])
+    axes.set_xticks(range(len(models)), [str(count) for count in models])
+    axes.set_yticks(range(len(skews)), [f"{count:g}" for count in skews])
     axes.set_xlabel("models")
     axes.set_ylabel("skew z of their popularity")
     axes.set_title("Fewest GPUs that meet the goals (colour: the best strategy)", loc="left", fontsize=10)
@@ -103,21 +103,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--share", type=float, default=0.95, help="share of the requests that must meet all goals")
     parser.add_argument("--out", type=Path, help="write the results to this file, too")
     parser.add_argument("--figure", type=Path, help="write the map to this file (SVG)")
-    wanted = parser.parse_args(arguments)
-    models, skews = [int(each) for each in wanted.models.split(",")], [float(each) for each in wanted.zipf.split(",")]
+    options = parser.parse_args(arguments)
+    models, skews = (
+        [int(number) for number in options.models.split(",")],
+        [float(number) for number in options.zipf.split(",")],
+    )
     entries = []
     print("models  zipf  " + "  ".join(f"{name:>10}" for name in STRATEGIES))
     for count in models:
         for zipf in skews:
-            found = {strategy: fewest(strategy, count, zipf, wanted) for strategy in STRATEGIES}
-            entries.append({"models": count, "zipf": zipf, "strategies": found})
-            cells = "  ".join(f"{each['engines'] or '-':>10}" for each in found.values())
+            answers = {strategy: fewest(strategy, count, zipf, options) for strategy in STRATEGIES}
+            entries.append({"models": count, "zipf": zipf, "strategies": answers})
+            cells = "  ".join(f"{number['engines'] or '-':>10}" for number in answers.values())
             print(f"{count:>6}  {zipf:>4g}  {cells}", flush=True)
-    if wanted.out:
-        document = {**provenance(SCHEMA), "share": wanted.share, "entries": entries}
-        wanted.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    if wanted.figure:
-        wanted.figure.write_text(draw(entries, models, skews), encoding="utf-8")
+    if options.out:
+        document = {**provenance(SCHEMA), "share": options.share, "entries": entries}
+        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    if options.figure:
+        options.figure.write_text(draw(entries, models, skews), encoding="utf-8")
     return 0
 
 

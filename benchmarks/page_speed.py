@@ -74,20 +74,20 @@ def slider(scenario: str) -> None:
         finally:
             server.send_signal(signal.SIGTERM)
     for kind in ("draft", "full", "processor time"):
-        found = sorted(each[kind] for each in times)
-        print(f"{kind}: median {statistics.median(found):.0f} ms, slowest {found[-1]:.0f} ms of {len(found)} moves")
+        values = sorted(seconds[kind] for seconds in times)
+        print(f"{kind}: median {statistics.median(values):.0f} ms, slowest {values[-1]:.0f} ms of {len(values)} moves")
 
 
 def _moved(page: Any, address: str, server: int) -> list[dict[str, float]]:
     page.goto(address)
-    told = f"Bokeh.documents[0]?.get_model_by_name('status')?.text.includes('all {REQUESTS:,}')"
-    page.wait_for_function(f"window.Bokeh && {told}", timeout=60_000)
+    condition = f"Bokeh.documents[0]?.get_model_by_name('status')?.text.includes('all {REQUESTS:,}')"
+    page.wait_for_function(f"window.Bokeh && {condition}", timeout=60_000)
     times = []
     for move in range(MOVES):
         page.wait_for_timeout(6000)  # until the curves of the move before are done
         before = _processor_time(server)
-        found = page.evaluate(MOVE, 2 + 0.24 * move)
-        times.append(found | {"processor time": 1e3 * (_processor_time(server) - before)})
+        seconds_ = page.evaluate(MOVE, 2 + 0.24 * move)
+        times.append(seconds_ | {"processor time": 1e3 * (_processor_time(server) - before)})
     return times
 
 

@@ -90,43 +90,43 @@ def run_peer(peer: Peer, interpreter: str, work: Mapping[str, Any]) -> dict[str,
     line = [interpreter, str(PROGRAMS / peer.program), json.dumps(work)]
     start, cpu = time.perf_counter(), children_cpu()
     try:
-        done = subprocess.run(line, capture_output=True, text=True, timeout=LIMIT, cwd=PROGRAMS)
+        process = subprocess.run(line, capture_output=True, text=True, timeout=LIMIT, cwd=PROGRAMS)
     except OSError as error:
         return {"absent": f"{interpreter}: {error.strerror}"}
     except subprocess.TimeoutExpired:
         return {"error": f"took longer than {LIMIT} s"}
     seconds, cpu = time.perf_counter() - start, children_cpu() - cpu
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    if process.returncode:
+        last = (process.stderr.strip().splitlines() or ["no message"])[-1]
         missing = "ModuleNotFoundError" in last and f"'{peer.module}" in last
         return {"absent" if missing else "error": last}
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    result: dict[str, Any] = json.loads(process.stdout.strip().splitlines()[-1])
     return {**result, "process": seconds, "process_cpu": cpu}
 
 
 def find(interpreters: list[str]) -> tuple[dict[Peer, str], list[dict[str, str]]]:
     """The peers that run, each with its interpreter; and the others, each with the reason."""
-    found: dict[Peer, str] = {}
-    others = []
+    homes: dict[Peer, str] = {}
+    missing = []
     small = {**workload(20), "concurrent": 2}
     for peer in PEERS:
         reasons = []
         for interpreter in interpreters:
             result = run_peer(peer, interpreter, small)
             if "seconds" in result:
-                found[peer] = interpreter
+                homes[peer] = interpreter
                 break
             reasons.append(f"fails: {result['error']}" if "error" in result else f"absent: {result['absent']}")
         else:  # a failure says more than the absence elsewhere
-            others.append({"peer": peer.name, "reason": next((r for r in reasons if r.startswith("f")), reasons[0])})
-    return found, others
+            missing.append({"peer": peer.name, "reason": next((r for r in reasons if r.startswith("f")), reasons[0])})
+    return homes, missing
 
 
-def compare(requests: int, found: Mapping[Peer, str], repeat: int) -> list[dict[str, Any]]:
+def compare(requests: int, interpreters: Mapping[Peer, str], repeat: int) -> list[dict[str, Any]]:
     """Time ours and the peers in turns; a row for each, ours first."""
-    peers = [peer for peer in found if peer.most is None or requests <= peer.most]
+    peers = [peer for peer in interpreters if peer.most is None or requests <= peer.most]
     ours: list[dict[str, Any]] = []
-    theirs: dict[Peer, list[dict[str, Any]]] = {peer: [] for peer in peers}
+    peer_runs: dict[Peer, list[dict[str, Any]]] = {peer: [] for peer in peers}
     for turn in range(repeat):
         print(f"\r{requests} requests: turn {turn + 1} of {repeat} ", end="", file=sys.stderr, flush=True)
         loop, command = serving_speed.loop(requests, 1), serving_speed.command(requests, 1)
@@ -134,10 +134,10 @@ def compare(requests: int, found: Mapping[Peer, str], repeat: int) -> list[dict[
         # Little's law: requests under way = rate × time in the system, most of which is decoding.
         concurrent = round(workload(requests)["rate"] * loop["mean_itl"] * workload(requests)["answer"])
         for peer in peers:
-            theirs[peer].append(run_peer(peer, found[peer], {**workload(requests), "concurrent": concurrent}))
+            peer_runs[peer].append(run_peer(peer, interpreters[peer], {**workload(requests), "concurrent": concurrent}))
     print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
     rows = [{"simulator": "twin", "requests": requests, "version": twin_version(), **medians(ours)}]
-    for peer, results in theirs.items():
+    for peer, results in peer_runs.items():
         row: dict[str, Any] = {"simulator": peer.name, "requests": requests, "what": peer.what}
         failed = [result["error"] for result in results if "error" in result]
         if failed:
@@ -168,9 +168,9 @@ def medians(results: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def ratio(ours: list[dict[str, Any]], of: str, theirs: list[dict[str, Any]], to: str) -> float:
+def ratio(ours: list[dict[str, Any]], of: str, peer_runs: list[dict[str, Any]], to: str) -> float:
     """The median over the turns of one of our times divided by one of a peer's."""
-    return statistics.median(a[of] / b[to] for a, b in zip(ours, theirs, strict=True))
+    return statistics.median(a[of] / b[to] for a, b in zip(ours, peer_runs, strict=True))
 
 
 def twin_version() -> str:
@@ -206,17 +206,17 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.repeat < 1:
         parser.error(f"--repeat: expected at least 1, found {arguments.repeat}")
-    found, others = find(arguments.python or [sys.executable])
-    for other in others:
-        print(f"{other['peer']}: {other['reason']}")
+    interpreters, missing = find(arguments.python or [sys.executable])
+    for peer in missing:
+        print(f"{peer['peer']}: {peer['reason']}")
     turns = [(requests, arguments.repeat) for requests in SIZES] + ([(1_000_000, 1)] if arguments.million else [])
     rows: list[dict[str, Any]] = []
     for requests, repeat in turns:
-        for row in compare(requests, found, repeat):
+        for row in compare(requests, interpreters, repeat):
             show(row)
             rows.append(row)
     if arguments.out:
-        document = {**provenance("twin.benchmark-peers/1"), "repeat": arguments.repeat, "rows": rows, "others": others}
+        document = {**provenance("twin.benchmark-peers/1"), "repeat": arguments.repeat, "rows": rows, "others": missing}
         arguments.out.write_text(json.dumps(document, indent=1) + "\n")
     return 0
 

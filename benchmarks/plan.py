@@ -173,14 +173,14 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
         search = planner.simulations.requests
         trials = truth or exhaustive(planner)
         simulated = len(every(planner)) * arguments.replications * arguments.window
-        least = min(cost(trial.candidate) for trial in trials if trial.meets)
+        lowest_cost = min(cost(trial.candidate) for trial in trials if trial.meets)
         best = answer["recommendation"]
         runs.append(
             {
                 "seed": seed,
                 "candidates": len(every(planner)),
                 "recommended": best and best["name"],
-                "regret": None if best is None else best["cost_per_hour"] / least - 1,
+                "regret": None if best is None else best["cost_per_hour"] / lowest_cost - 1,
                 "passes": best is not None
                 and any(trial.candidate.name == best["name"] and trial.meets for trial in trials),
                 "share": search / simulated,
@@ -260,14 +260,14 @@ def big_question(tables: Path, trace: Path, folder: Path) -> dict[str, Any]:
 def answered(arguments: argparse.Namespace) -> dict[str, Any]:
     """Times to the first feasible deployment, to the recommendation, and to the whole answer."""
     times: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as made:
-        document = big_question(arguments.tables, arguments.trace, Path(made))
+    with tempfile.TemporaryDirectory() as folder:
+        document = big_question(arguments.tables, arguments.trace, Path(folder))
         begin, cpu = time.monotonic(), _cpu()
 
         def note(name: str) -> None:
             times[name] = {"elapsed": time.monotonic() - begin, "cpu": _cpu() - cpu}
 
-        question = read_question(document, {}, Path(made) / "plan.yaml")
+        question = read_question(document, {}, Path(folder) / "plan.yaml")
         planner = Planner(
             question, Simulations({}, lambda key, window: None, Processes(arguments.jobs)),
             on_better=lambda trial: note("last_better" if "first" in times else "first"),
@@ -306,11 +306,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=None)
     arguments = parser.parse_args()
     try:
-        found = {"exhaustive": compare, "chance": chance, "question": answered}[arguments.what](arguments)
+        document = {"exhaustive": compare, "chance": chance, "question": answered}[arguments.what](arguments)
     except BadInput as error:
         print(f"benchmarks.plan: {error}", file=sys.stderr)
         return 2
-    result = {"provenance": provenance("twin.benchmark-plan/1"), **found}
+    result = {"provenance": provenance("twin.benchmark-plan/1"), **document}
     print(json.dumps(result, indent=1))
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(result, indent=1) + "\n")

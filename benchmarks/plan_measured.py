@@ -116,22 +116,22 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=None)
     arguments = parser.parse_args()
-    found = []
+    rows = []
     try:
         for row in drawn_rows(arguments.data, arguments.questions, arguments.seed):
-            found.append(plan_of(row, arguments.jobs))
-            print(json.dumps(found[-1]), flush=True)
+            rows.append(plan_of(row, arguments.jobs))
+            print(json.dumps(rows[-1]), flush=True)
     except BadInput as error:
         print(f"benchmarks.plan_measured: {error}", file=sys.stderr)
         return 2
-    batches = [question for question in found if question["in_flight"] >= BATCH]
+    batches = [question for question in rows if question["in_flight"] >= BATCH]
     shares = {
-        "share": share(found, "planned"),
+        "share": share(rows, "planned"),
         "share_of_batches": share(batches, "planned"),
-        "share_by_best_estimate": share(found, "by_best_estimate"),
+        "share_by_best_estimate": share(rows, "by_best_estimate"),
     }
-    result = {"provenance": provenance("twin.benchmark-plan-measured/1"), "questions": found, **shares}
-    print(json.dumps({**shares, "of": len(found), "batches": len(batches)}))
+    result = {"provenance": provenance("twin.benchmark-plan-measured/1"), "questions": rows, **shares}
+    print(json.dumps({**shares, "of": len(rows), "batches": len(batches)}))
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(result, indent=1) + "\n")
     return 0

@@ -35,8 +35,8 @@ def scenario(requests: int, parts: tuple[str, ...]) -> dict[str, Any]:
 
     def task(name: str, weight: float, prompt: float, answer: float) -> dict[str, Any]:
         lengths = {"prefill": (prompt, 1.0), "decode": (answer, 0.8)}
-        drawn = {k: {"distribution": "lognormal", "mean": mean, "cv": cv} for k, (mean, cv) in lengths.items()}
-        return {"task": "generate", "service_class": name, "weight": weight, **drawn}
+        distributions = {k: {"distribution": "lognormal", "mean": mean, "cv": cv} for k, (mean, cv) in lengths.items()}
+        return {"task": "generate", "service_class": name, "weight": weight, **distributions}
 
     pools = [f"pool-{i}" for i in range(4)]
     engine: dict[str, Any] = {
@@ -108,11 +108,11 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=30_000)
     parser.add_argument("--all-parts", action="store_true", help="also with fewer and fewer parts")
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     rows = []
-    for first in range(len(PARTS) + 1 if asked.all_parts else 1):
+    for first in range(len(PARTS) + 1 if options.all_parts else 1):
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            row = pool.apply(measure, (asked.requests, PARTS[first:]))
+            row = pool.apply(measure, (options.requests, PARTS[first:]))
         rows.append(row)
         print(
             f"{row['requests']:>8} requests, {', '.join(row['parts']) or 'none of the parts'}: {row['cpu']:.1f} s of "
@@ -120,9 +120,9 @@ def main() -> int:
             f"{row['steps'] / row['requests']:.0f} steps a request",
             flush=True,
         )
-    if asked.out:
+    if options.out:
         document = {**provenance("twin.benchmark-production-fleet/1"), "rows": rows}
-        asked.out.write_text(json.dumps(document, indent=1) + "\n")
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
     return 0
 
 

@@ -14,11 +14,11 @@ from twin.compiled import runs_compiled
 
 def provenance(schema: str) -> dict[str, Any]:
     """The fields schema, date, version, commit, python, compiled (hot modules run as C extensions) and machine."""
-    told = manifest({})
+    document = manifest({})
     return {
         "schema": schema,
         "date": datetime.now(UTC).date().isoformat(),
-        **{name: told[name] for name in ("version", "commit", "python")},
+        **{name: document[name] for name in ("version", "commit", "python")},
         "compiled": runs_compiled(),
         "machine": machine(),
     }

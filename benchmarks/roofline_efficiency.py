@@ -80,30 +80,35 @@ def print_errors(name: str, rows: Sequence[SiliconRow], tpot: Sequence[float]) -
     for row, seconds in zip(rows, tpot, strict=True):
         for group in (f"{row.backend} {row.system} {row.model} {row.precision}", "~ all"):
             groups[group].append(seconds / row.tpot)
-    for group, found in sorted(groups.items()):
-        error = np.abs(np.array(found) - 1)
+    for group, errors in sorted(groups.items()):
+        error = np.abs(np.array(errors) - 1)
         print(
-            f"{name:5} TPOT {group.removeprefix('~ '):38} {len(found):3} rows  median of predicted/measured "
-            f"{np.median(found):.3f}  median error {np.median(error):.1%}  P90 {np.quantile(error, 0.9):.1%}"
+            f"{name:5} TPOT {group.removeprefix('~ '):38} {len(errors):3} rows  median of predicted/measured "
+            f"{np.median(errors):.3f}  median error {np.median(error):.1%}  P90 {np.quantile(error, 0.9):.1%}"
         )
 
 
-def print_coverage(name: str, rows: Sequence[SiliconRow], device: Mapping[str, Hardware], known: Efficiency) -> None:
+def print_coverage(
+    name: str, rows: Sequence[SiliconRow], device: Mapping[str, Hardware], efficiency: Efficiency
+) -> None:
     """Share of rows within their 90 % intervals, and the width of these, by chip, format and family of models."""
     groups: dict[str, list[tuple[bool, float]]] = defaultdict(list)
     for row in rows:
         hardware, model = device[row.system], load_model(row.model)
-        tpot = predict(row, hardware, known).tpot
-        unknowns = RooflineStepTime(model, hardware, placement_of(row), known).unknowns()
-        effects = [np.log(predict(row, hardware, known, {one.name: 1.0}).tpot / tpot) for one in unknowns]
+        tpot = predict(row, hardware, efficiency).tpot
+        unknowns = RooflineStepTime(model, hardware, placement_of(row), efficiency).unknowns()
+        effects = [np.log(predict(row, hardware, efficiency, {one.name: 1.0}).tpot / tpot) for one in unknowns]
         reach = 1.645 * float(np.sqrt(np.sum(np.square(effects))))
         weights = formats_of(row, model).experts
-        served = known.engine.group(hardware.name, weights, family(model)) is not None
+        served = efficiency.engine.group(hardware.name, weights, family(model)) is not None
         for group in (f"{hardware.name} {weights} {family(model)}", "~ served" if served else "~ not served", "~ all"):
             groups[group].append((abs(np.log(row.tpot / tpot)) <= reach, 2 * reach))
-    for group, found in sorted(groups.items()):
-        held, width = np.mean(found, axis=0)
-        print(f"{name:5} TPOT {group.removeprefix('~ '):30} {len(found):3} rows  in 90 % {held:.0%}  width {width:.2f}")
+    for group, intervals in sorted(groups.items()):
+        coverage, width = np.mean(intervals, axis=0)
+        print(
+            f"{name:5} TPOT {group.removeprefix('~ '):30} {len(intervals):3} rows"
+            f"  in 90 % {coverage:.0%}  width {width:.2f}"
+        )
 
 
 def main() -> int:
@@ -112,22 +117,22 @@ def main() -> int:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--tables", type=Path)
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     try:
-        by_kind = all_timings(asked.data, asked.tables)
-        rows = read_silicon_rows(asked.data / SILICON)
-        later = read_silicon_rows(asked.data / LATER, known_only=True)
+        by_kind = all_timings(options.data, options.tables)
+        rows = read_silicon_rows(options.data / SILICON)
+        later = read_silicon_rows(options.data / LATER, known_only=True)
     except BadInput as error:
         parser.error(str(error))
-    sources = sorted({f"{one.device}: {one.source}" for known in by_kind.values() for one in known})
-    fits = {kind: fit_kind(known) for kind, known in by_kind.items()}
-    made = Efficiency.model_validate(
+    sources = sorted({f"{one.device}: {one.source}" for timings in by_kind.values() for one in timings})
+    fits = {kind: fit_kind(timings) for kind, timings in by_kind.items()}
+    efficiency = Efficiency.model_validate(
         {"schema": "twin.kernel-efficiency/1", "sources": sources, "kernels": fits, "engine": NO_TIME}
     )
     calib, dev = ([row for row in rows if row.split == split] for split in ("calib", "dev"))
     device = {row.system: load_hardware(DEVICES[row.system]) for row in (*rows, *later)}
-    engine = fit_engine_time(calib, [device[row.system] for row in calib], made)
-    made = made.model_copy(update={"engine": engine})
+    engine = fit_engine_time(calib, [device[row.system] for row in calib], efficiency)
+    efficiency = efficiency.model_copy(update={"engine": engine})
     for kind, fit in fits.items():
         for name, reached in (("any", fit.any), *fit.devices.items()):
             share = "     -" if reached.compute is None else f"{reached.compute:6.2f}"
@@ -138,10 +143,10 @@ def main() -> int:
             )
     print(engine)
     for name, measured in (("dev", dev), ("later", later)):
-        print_errors(name, measured, [predict(row, device[row.system], made).tpot for row in measured])
-        print_coverage(name, measured, device, made)
-    if asked.out:
-        asked.out.write_text(write_yaml(made.model_dump(mode="json", by_alias=True, exclude_defaults=True)))
+        print_errors(name, measured, [predict(row, device[row.system], efficiency).tpot for row in measured])
+        print_coverage(name, measured, device, efficiency)
+    if options.out:
+        options.out.write_text(write_yaml(efficiency.model_dump(mode="json", by_alias=True, exclude_defaults=True)))
     return 0
 
 

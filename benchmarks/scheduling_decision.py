@@ -49,7 +49,7 @@ def tables() -> dict[str, tuple[list[int], list[float]]]:
     model = scenario.step_time.build(EXAMPLE.parent)
     assert isinstance(model, EcTables)
     tokens = [1, *range(8, 513, 4)]
-    return {"example": model.chunk_table(), "fine": (tokens, [model.at(each) for each in tokens])}
+    return {"example": model.chunk_table(), "fine": (tokens, [model.at(token) for token in tokens])}
 
 
 def seconds_a_call(policy: ChunkPolicy, decodes: int) -> float:
@@ -104,8 +104,8 @@ def in_turns(repeat: int, measures: list[Callable[[], float | tuple[float, ...]]
     for _ in range(repeat):
         gc.collect()
         gc.disable()
-        for kept, measure in zip(results, measures, strict=True):
-            kept.append(measure())
+        for values, measure in zip(results, measures, strict=True):
+            values.append(measure())
         gc.enable()
     return results
 
@@ -180,24 +180,24 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=15, help="turns")
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
     parser.add_argument("--out", type=Path, help="write the document to this file")
-    asked = parser.parse_args()
-    if asked.repeat < 1:
-        parser.error(f"--repeat: expected at least 1, found {asked.repeat}")
-    alone = allowances(asked.repeat)
+    options = parser.parse_args()
+    if options.repeat < 1:
+        parser.error(f"--repeat: expected at least 1, found {options.repeat}")
+    by_itself = allowances(options.repeat)
     document = {
         **provenance("twin.benchmark-scheduling-decision/1"),
-        "repeat": asked.repeat,
+        "repeat": options.repeat,
         "limit": LIMIT,
-        "worst": max(row["slo"] for row in alone),
-        "allowance": alone,
-        "step": steps(asked.repeat),
+        "worst": max(row["slo"] for row in by_itself),
+        "allowance": by_itself,
+        "step": steps(options.repeat),
     }
-    if asked.json:
+    if options.json:
         print(json.dumps(document, indent=1))
     else:
         show(document)
-    if asked.out:
-        asked.out.write_text(json.dumps(document, indent=1) + "\n")
+    if options.out:
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
     return 4 if document["worst"] > LIMIT else 0
 
 

@@ -136,10 +136,10 @@ def client(ports: list[int], orders: Connection) -> None:
     """The client process: sends each request whose number it gets, to the ports in turns, until it gets None."""
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for port in ports]
-        for each in connections:
-            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for connection in connections:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while (number := orders.recv()) is not None:
-            orders.send([over_http(each, number) for each in connections])
+            orders.send([over_http(connection, number) for connection in connections])
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Times:
     @property
     def added(self) -> list[float]:
         """The part that the server adds."""
-        return [seen - inside for seen, inside in zip(self.client, self.engine, strict=True)]
+        return [outside - inside for outside, inside in zip(self.client, self.engine, strict=True)]
 
 
 def measure(requests: int) -> tuple[Times, Times, dict[str, Any]]:
@@ -161,19 +161,19 @@ def measure(requests: int) -> tuple[Times, Times, dict[str, Any]]:
     engine = _engine()
     prefilled: list[Generation] = []
     engine.watch = lambda batch, begin, end: prefilled.extend(generation_of(chunk.sequence) for chunk in batch.chunks)
-    seen: list[list[float]] = []
+    client_times: list[list[float]] = []
     doors = listen("127.0.0.1", 0), listen("127.0.0.1", 0)
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=client, args=([each.getsockname()[1] for each in doors], theirs))
+    ours, far_end = context.Pipe()
+    process = context.Process(target=client, args=([door.getsockname()[1] for door in doors], far_end))
     process.start()
-    theirs.close()
+    far_end.close()
 
     def one_by_one(stop: Callable[[], object]) -> None:
         try:
             for i in range(WARM + requests):
                 ours.send(i)
-                seen.append(ours.recv())
+                client_times.append(ours.recv())
             ours.send(None)
         finally:
             stop()
@@ -203,9 +203,9 @@ def measure(requests: int) -> tuple[Times, Times, dict[str, Any]]:
         tokenizer = Tokenizer(Path(folder))
         asyncio.run(both(tokenizer, ChatTemplate.read(Path(folder))))
     process.join()
-    assert len(prefilled) == 2 * len(seen), "each prompt is one chunk"
-    inside = [each.first_token - each.submitted for each in prefilled]
-    server, bare = (Times([pair[i] for pair in seen[WARM:]], inside[i::2][WARM:]) for i in (0, 1))
+    assert len(prefilled) == 2 * len(client_times), "each prompt is one chunk"
+    inside = [door.first_token - door.submitted for door in prefilled]
+    server, bare = (Times([pair[i] for pair in client_times[WARM:]], inside[i::2][WARM:]) for i in (0, 1))
     return server, bare, {"fast_tokenizer": tokenizer.fast}
 
 
@@ -226,10 +226,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=500, help="at least 100")
     parser.add_argument("--out", type=Path, help="write the document to this file")
-    asked = parser.parse_args()
-    if asked.requests < 100:
-        parser.error(f"--requests: expected at least 100, found {asked.requests}")
-    server, bare, told = measure(asked.requests)
+    options = parser.parse_args()
+    if options.requests < 100:
+        parser.error(f"--requests: expected at least 100, found {options.requests}")
+    server, bare, client_result = measure(options.requests)
     rows = {
         "engine": summary(server.engine),
         "client": summary(server.client),
@@ -239,16 +239,16 @@ def main() -> int:
     print(f"{'time to first token, ms':<28}     p10     p50     p90")
     for name, row in rows.items():
         print(f"{name:<28}" + "".join(f"{1e3 * value:8.3f}" for value in row.values()))
-    if asked.out:
+    if options.out:
         document = {
             **provenance("twin.benchmark-server/3"),
             "torch": str(torch.__version__),
-            "requests": asked.requests,
-            **told,
+            "requests": options.requests,
+            **client_result,
             "seconds": rows,
             "limit": LIMIT,
         }
-        asked.out.write_text(json.dumps(document, indent=1) + "\n")
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
     return 4 if rows["added"]["p50"] > LIMIT else 0
 
 

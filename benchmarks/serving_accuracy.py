@@ -56,12 +56,12 @@ def vllm_run(data: Path) -> tuple[dict[str, Any], Comparison]:
     sweep = prepare(read_scenario(EXAMPLE, "serving"), EXAMPLE, [settings], draws=RUN_DRAWS)
     runs = [run_task(task)["summary"] for task in sweep.tasks_of(0)[: 1 + RUN_DRAWS]]
     rows = compare(runs[0], read_reference_run(data / RUN / "requests.jsonl")["summary"])
-    drawn = [flatten(run) for run in runs[1:]]
-    found = Comparison("vLLM run, RTX PRO 6000, 16 metrics", fitted=False)
+    draws = [flatten(run) for run in runs[1:]]
+    comparison = Comparison("vLLM run, RTX PRO 6000, 16 metrics", fitted=False)
     for name, row in rows.items():
-        deviation = float(np.std(np.log([float(run[name] or 0.0) for run in drawn]), ddof=1))
-        found.add(row["measured"], row["predicted"], deviation)
-    return rows, found
+        deviation = float(np.std(np.log([float(run[name] or 0.0) for run in draws]), ddof=1))
+        comparison.add(row["measured"], row["predicted"], deviation)
+    return rows, comparison
 
 
 def closed_loop(data: Path) -> list[Comparison]:
@@ -75,25 +75,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--write", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     try:
-        run, of_run = vllm_run(given.data)
-        log = read_step_log(given.data / "measured/vllm_0.15.1_h100_llama2_70b_steps.csv.gz")
-        comparisons = [of_run, *logged_steps(log), *closed_loop(given.data)]
+        run, of_run = vllm_run(options.data)
+        log = read_step_log(options.data / "measured/vllm_0.15.1_h100_llama2_70b_steps.csv.gz")
+        comparisons = [of_run, *logged_steps(log), *closed_loop(options.data)]
         left_out = ("steps, workload left out", "TPOT, configuration left out")
-        comparisons.append(pooled([of_run, *(each for each in comparisons if each.name in left_out)]))
+        comparisons.append(pooled([of_run, *(comparison for comparison in comparisons if comparison.name in left_out)]))
     except BadInput as error:
         parser.error(str(error))
-    found = {each.name: each.summary() for each in comparisons}
+    summaries = {comparison.name: comparison.summary() for comparison in comparisons}
     for name, row in run.items():
         print(f"{name:20s} measured {row['measured']:.5g} predicted {row['predicted']:.5g} {100 * row['error']:+.2f} %")
-    print(accuracy_page.table(found))
-    if given.write:
-        told = provenance("twin.benchmark-serving-accuracy/2")
-        document = {**told, "vllm_run": run, "left_out": found}
+    print(accuracy_page.table(summaries))
+    if options.write:
+        header = provenance("twin.benchmark-serving-accuracy/2")
+        document = {**header, "vllm_run": run, "left_out": summaries}
         accuracy_page.write(document, comparisons)
     missed = [name for name, limit in LIMITS.items() if abs(run[name]["error"]) > limit]
-    missed += [name for name, limit in MEDIANS.items() if found[name]["median"] > limit]
+    missed += [name for name, limit in MEDIANS.items() if summaries[name]["median"] > limit]
     if missed:
         print(f"beyond their limits: {', '.join(missed)}")
     return 4 if missed else 0

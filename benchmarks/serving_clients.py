@@ -71,12 +71,12 @@ def server(model: Path) -> Iterator[str]:
 
 def _address(running: subprocess.Popen[str]) -> str:
     assert running.stdout is not None
-    until, said = time.monotonic() + START, ""
+    until, output = time.monotonic() + START, ""
     while time.monotonic() < until and (line := running.stdout.readline()):
-        said += line
-        if found := re.match(r"(http://\S+) serves", line):
-            return found[1]
-    raise SystemExit(f"expected a server, found: {said.strip() or 'nothing'}")
+        output += line
+        if match := re.match(r"(http://\S+) serves", line):
+            return match[1]
+    raise SystemExit(f"expected a server, found: {output.strip() or 'nothing'}")
 
 
 def drive_guidellm(command: str, address: str, tokenizer: Path, folder: Path) -> list[Outcome]:
@@ -94,15 +94,15 @@ def drive_guidellm(command: str, address: str, tokenizer: Path, folder: Path) ->
     )  # fmt: skip
     if fault or not report.exists():
         return [Outcome("guidellm", version, "text-to-text", fault=fault or "no report")]
-    told = json.loads(report.read_text())["benchmarks"][0]["requests"]
-    failed = len(told["errored"]) + len(told["incomplete"])
-    return [Outcome("guidellm", version, "text-to-text", len(told["successful"]) + failed, failed)]
+    document = json.loads(report.read_text())["benchmarks"][0]["requests"]
+    failed = len(document["errored"]) + len(document["incomplete"])
+    return [Outcome("guidellm", version, "text-to-text", len(document["successful"]) + failed, failed)]
 
 
 def drive_genai_bench(command: str, address: str, tokenizer: Path, folder: Path) -> list[Outcome]:
     """Run genai-bench: each task for at most a minute, four requests at once."""
     version = _version(command, "genai-bench")
-    found = []
+    outcomes = []
     for task, (backend, sizes) in TASKS.items():
         fault = _run(
             [
@@ -114,16 +114,16 @@ def drive_genai_bench(command: str, address: str, tokenizer: Path, folder: Path)
             ],
             folder,
         )  # fmt: skip
-        found.append(_genai_bench_outcome(folder / task, task, version, fault))
-    return found
+        outcomes.append(_genai_bench_outcome(folder / task, task, version, fault))
+    return outcomes
 
 
 def _genai_bench_outcome(folder: Path, task: str, version: str, fault: str) -> Outcome:
     documents = [json.loads(file.read_text()) for file in folder.glob("*.json")]
-    totals = [each["aggregated_metrics"] for each in documents if "aggregated_metrics" in each]
+    totals = [document["aggregated_metrics"] for document in documents if "aggregated_metrics" in document]
     if fault or not totals:
         return Outcome("genai-bench", version, task, fault=fault or "no report")
-    requests, failed = (sum(each[name] for each in totals) for name in ("num_requests", "num_error_requests"))
+    requests, failed = (sum(document[name] for document in totals) for name in ("num_requests", "num_error_requests"))
     return Outcome("genai-bench", version, task, requests, failed)
 
 
@@ -131,18 +131,20 @@ def _run(command: list[str], folder: Path) -> str:
     """Run a command; returns the reason of its failure in one line, or ""."""
     offline = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     try:
-        done = subprocess.run(command, cwd=folder, env=offline, capture_output=True, text=True, timeout=RUN)
+        process = subprocess.run(command, cwd=folder, env=offline, capture_output=True, text=True, timeout=RUN)
     except subprocess.TimeoutExpired:
         return f"not done after {RUN} s"
-    lines = (done.stdout + done.stderr).strip().splitlines()
-    return "" if done.returncode == 0 else f"exit code {done.returncode}: {lines[-1].strip() if lines else ''}"
+    lines = (process.stdout + process.stderr).strip().splitlines()
+    return "" if process.returncode == 0 else f"exit code {process.returncode}: {lines[-1].strip() if lines else ''}"
 
 
 def _version(command: str, name: str) -> str:
     """The version of a package in the environment of a command."""
     homes = Path(command).resolve().parent.parent.glob("lib/python*/site-packages")
-    found = [each.version for each in metadata.distributions(name=name, path=[str(home) for home in homes])]
-    return found[0] if found else "unknown"
+    versions = [
+        distribution.version for distribution in metadata.distributions(name=name, path=[str(home) for home in homes])
+    ]
+    return versions[0] if versions else "unknown"
 
 
 def main() -> int:
@@ -152,26 +154,27 @@ def main() -> int:
     parser.add_argument("--guidellm", default=shutil.which("guidellm"), metavar="PATH")
     parser.add_argument("--genai-bench", default=shutil.which("genai-bench"), metavar="PATH")
     parser.add_argument("--out", type=Path, help="write the document to this file")
-    asked = parser.parse_args()
-    drivers = {drive_guidellm: asked.guidellm, drive_genai_bench: asked.genai_bench}
+    options = parser.parse_args()
+    drivers = {drive_guidellm: options.guidellm, drive_genai_bench: options.genai_bench}
     if not any(drivers.values()):
         parser.error("expected --guidellm, --genai-bench, or one of them on the PATH")
-    if not (asked.model / "tokenizer.json").exists():
-        parser.error(f"--model: expected a directory with tokenizer.json, found {asked.model}")
+    if not (options.model / "tokenizer.json").exists():
+        parser.error(f"--model: expected a directory with tokenizer.json, found {options.model}")
     outcomes: list[Outcome] = []
-    with tempfile.TemporaryDirectory() as folder, server(asked.model) as address:
+    with tempfile.TemporaryDirectory() as folder, server(options.model) as address:
         for drive, command in drivers.items():
             if command:
-                outcomes += drive(str(Path(command).absolute()), address, asked.model.absolute(), Path(folder))
-    for each in outcomes:
-        print(f"{each.client} {each.version}, {each.task}: {each.fault or f'{each.failed} of {each.requests} failed'}")
-    if asked.out:
+                outcomes += drive(str(Path(command).absolute()), address, options.model.absolute(), Path(folder))
+    for outcome in outcomes:
+        verdict = outcome.fault or f"{outcome.failed} of {outcome.requests} failed"
+        print(f"{outcome.client} {outcome.version}, {outcome.task}: {verdict}")
+    if options.out:
         document: dict[str, Any] = {
             **provenance("twin.benchmark-serving-clients/1"),
-            "outcomes": [asdict(each) for each in outcomes],
+            "outcomes": [asdict(outcome) for outcome in outcomes],
         }
-        asked.out.write_text(json.dumps(document, indent=1) + "\n")
-    return 0 if all(each.good for each in outcomes) else 4
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
+    return 0 if all(outcome.good for outcome in outcomes) else 4
 
 
 if __name__ == "__main__":

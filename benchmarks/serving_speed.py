@@ -193,14 +193,14 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--million", action="store_true", help="also 1,000,000 requests over 1, 64 and 1,000 engines")
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
-    startup = {"twin --help": process(["--help"], asked.repeat), "one request": command(1, asked.repeat)}
-    whole = {str(n): command(n, asked.repeat) for n in (10_000, 100_000)}
-    rows = [loop(n, asked.repeat) for n in (1000, 10_000, 100_000)]
-    rows += [loop(100_000, asked.repeat, replicas=replicas) for replicas in (64, 1000)]
-    apart = [row for replicas in (64, 1000) for row in independent(100_000, asked.repeat, replicas)]
-    slow = loop(10_000, asked.repeat, fast=False)
-    millions = [million(replicas) for replicas in (1, 64, 1000)] if asked.million else []
+    options = parser.parse_args()
+    startup = {"twin --help": process(["--help"], options.repeat), "one request": command(1, options.repeat)}
+    whole = {str(n): command(n, options.repeat) for n in (10_000, 100_000)}
+    rows = [loop(n, options.repeat) for n in (1000, 10_000, 100_000)]
+    rows += [loop(100_000, options.repeat, replicas=replicas) for replicas in (64, 1000)]
+    apart = [row for replicas in (64, 1000) for row in independent(100_000, options.repeat, replicas)]
+    slow = loop(10_000, options.repeat, fast=False)
+    millions = [million(replicas) for replicas in (1, 64, 1000)] if options.million else []
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     for what, timing in startup.items():
         print(f"start-up, {what}: {timing.seconds:.3f} s, {timing.cpu:.3f} s of CPU time")
@@ -226,10 +226,10 @@ def main() -> int:
             f"({row['cpu']:.1f} s of CPU time), {row['memory_mib']:.0f} MiB, file of {row['file_bytes'] / 1e6:.0f} MB"
         )
     print(f"most memory this process had: {memory:.0f} MiB")
-    if asked.out:
+    if options.out:
         document = {
             **provenance("twin.benchmark-serving-speed/5"),
-            "repeat": asked.repeat,
+            "repeat": options.repeat,
             "startup": {what: timing._asdict() for what, timing in startup.items()},
             "command": {n: timing._asdict() for n, timing in whole.items()},
             "loop": rows,
@@ -238,7 +238,7 @@ def main() -> int:
             "million": millions,
             "memory_mib": memory,
         }
-        asked.out.write_text(json.dumps(document, indent=1) + "\n")
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
     return 4 if whole["10000"].seconds > 1.0 else 0
 
 

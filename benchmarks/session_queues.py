@@ -132,8 +132,8 @@ def main() -> int:
     parser.add_argument("--replications", type=int, default=10)
     arguments = parser.parse_args()
     for case in CASES:
-        expected, found = case.expected(), case.measure(arguments.requests, arguments.replications, 0.95)
-        difference, width = 100 * (found.mean / expected - 1), 100 * found.half_width / expected
+        expected, measured = case.expected(), case.measure(arguments.requests, arguments.replications, 0.95)
+        difference, width = 100 * (measured.mean / expected - 1), 100 * measured.half_width / expected
         print(f"{case}: {1e3 * expected:.1f} ms, simulated {difference:+.2f} ± {width:.2f} %", flush=True)
     return 0
 

@@ -103,8 +103,8 @@ def read_silicon_rows(path: Path, *, known_only: bool = False) -> list[SiliconRo
     stages = table.wholes("pp_size", low=1)
     if max(stages) > 1:
         raise table.fault("expected 1: pipelines are not known here", stages.index(max(stages)), "pp_size")
-    wanted = [mode == "agg" for mode in table.text("mode")]
-    wanted = [keep and twin != "True" for keep, twin in zip(wanted, table.text("duplicate"), strict=True)]
+    aggregated = [mode == "agg" for mode in table.text("mode")]
+    aggregated = [keep and twin != "True" for keep, twin in zip(aggregated, table.text("duplicate"), strict=True)]
     shares = [RANDOM_RANGE_MEAN if _DATED.search(text) else 1.0 for text in table.text("silicon_data_source")]
     columns = (
         table.text("id"),
@@ -125,26 +125,26 @@ def read_silicon_rows(path: Path, *, known_only: bool = False) -> list[SiliconRo
         [text.partition(";")[0].rpartition("=")[2] for text in table.text("silicon_data_source")],
         [bool(_DATED.search(text)) for text in table.text("silicon_data_source")],
     )
-    return [SiliconRow(*row) for row, keep in zip(zip(*columns, strict=True), wanted, strict=True) if keep]
+    return [SiliconRow(*row) for row, keep in zip(zip(*columns, strict=True), aggregated, strict=True) if keep]
 
 
-def _precisions(table: Columns, known: tuple[str, ...]) -> list[str]:
+def _precisions(table: Columns, precisions: tuple[str, ...]) -> list[str]:
     names = [name or "bf16" for name in table.text("precision")]
     for at, name in enumerate(names):
-        if name not in known:
-            raise table.fault(f"expected {', '.join(known)} or nothing", at, "precision")
+        if name not in precisions:
+            raise table.fault(f"expected {', '.join(precisions)} or nothing", at, "precision")
     return names
 
 
 def _names(table: Columns) -> list[str | None]:
     """The names of the built-in model files, None for a model that has none."""
-    known, names = set(builtin_names("models")), []
+    builtin, names = set(builtin_names("models")), []
     for path in table.text("model_path"):
         name = path.rpartition("/")[2].lower()
-        while name not in known and _SUFFIXES.search(name):
+        while name not in builtin and _SUFFIXES.search(name):
             name = _SUFFIXES.sub("", name)
         name = SAME_SHAPES.get(name, name)
-        names.append(name if name in known else None)
+        names.append(name if name in builtin else None)
     return names
 
 
@@ -178,14 +178,14 @@ class Protocol:
         """Mean TTFT, seconds, of all requests."""
         running = max(min(loop.residents, concurrency - self.idle_slots), 1.0)
         prompts = (running + 1) / 2 / self.rounds + (1 - 1 / self.rounds) * min(self.steady, running)
-        own = 2 * loop.decode_step + prompts * loop.prompt
-        return own + (concurrency - running) / running * (own + (osl - 1) * loop.tpot)
+        alone_seconds = 2 * loop.decode_step + prompts * loop.prompt
+        return alone_seconds + (concurrency - running) / running * (alone_seconds + (osl - 1) * loop.tpot)
 
 
 POSSIBLE = tuple(itertools.starmap(Protocol, itertools.product((5.0, 7.0, 10.0), (1.0, 1.5, 2.0, 2.5), (0, 1))))
 """The protocols that a source without a description may have."""
 
-INFERENCEX = tuple(each for each in POSSIBLE if each.rounds == 10 and not each.idle_slots)
+INFERENCEX = tuple(rule for rule in POSSIBLE if rule.rounds == 10 and not rule.idle_slots)
 """Those of InferenceX, whose settings say that ten times as many prompts are sent as are in flight."""
 
 
@@ -200,12 +200,12 @@ class KnownProtocol:
 def choose_protocol(rows: Sequence[SiliconRow], loops: Sequence[ClosedLoop]) -> KnownProtocol:
     """The possible protocol of one source with the smallest median error."""
     possible = INFERENCEX if rows[0].drawn_lengths else POSSIBLE
-    errors = {each: np.abs(_errors(each, rows, loops)) for each in possible}
-    best = min(possible, key=lambda each: float(np.median(errors[each])))
+    errors = {protocol: np.abs(_errors(protocol, rows, loops)) for protocol in possible}
+    best = min(possible, key=lambda protocol: float(np.median(errors[protocol])))
     return KnownProtocol(best, float(np.quantile(errors[best], 0.9)))
 
 
 def _errors(protocol: Protocol, rows: Sequence[SiliconRow], loops: Sequence[ClosedLoop]) -> np.ndarray:
     predicted = [protocol.ttft(loop, row.concurrency, row.osl) for row, loop in zip(rows, loops, strict=True)]
-    found: np.ndarray = np.log(np.array(predicted) / np.array([row.ttft for row in rows]))
-    return found
+    errors: np.ndarray = np.log(np.array(predicted) / np.array([row.ttft for row in rows]))
+    return errors

@@ -89,8 +89,8 @@ class Learnt:
 
     def factor(self, kind: str, row: SiliconRow) -> float:
         """The factor of a row's group, or of the closest known level."""
-        known = self.factors[kind]
-        return math.exp(sum(known.get(level, 0.0) for level in levels(row)))
+        factors = self.factors[kind]
+        return math.exp(sum(factors.get(level, 0.0) for level in levels(row)))
 
     def host(self, kind: str, row: SiliconRow) -> float:
         """The value of a row's tables; the prior's mean for tables that were not among the rows."""
@@ -351,7 +351,7 @@ class Posterior:
         of_collectives = factors["collectives"] / factors["decode"] * parts["prompt_collectives"]
         prompt = factors["prefill"] * (parts["prompt"] + of_collectives)
         prompt = prompt + hosts["prompt_step"] * parts["layers"] * parts["chunks"]
-        others = parts["residents"] - 1
-        ahead = np.minimum(hosts["ahead"] + hosts["ahead_each"] * self._in_flight, others)
-        tpot: Floats = step + (others - ahead) * prompt / self._later_tokens
+        neighbours = parts["residents"] - 1
+        ahead = np.minimum(hosts["ahead"] + hosts["ahead_each"] * self._in_flight, neighbours)
+        tpot: Floats = step + (neighbours - ahead) * prompt / self._later_tokens
         return tpot

@@ -66,8 +66,8 @@ def measure(decode: str, skews: list[float], rate: float, requests: int, repeats
     recordings: dict[float, list[Recording]] = {zipf: [] for zipf in skews}
     parts = []
     for repeat in range(repeats):
-        for zipf, each in scenarios.items():
-            plan = plan_of(each.serving_without_times(), rate)
+        for zipf, spec in scenarios.items():
+            plan = plan_of(spec.serving_without_times(), rate)
             config = plan.scheduler.config
             replayed = backend.replay(plan.scheduler, realisation(plan, repeat))
             recordings[zipf].append(Recording.of(replayed, config.block_size))
@@ -81,13 +81,13 @@ def measure(decode: str, skews: list[float], rate: float, requests: int, repeats
         file = Path(folder) / "engine-steps.yaml"
         file.write_text(write_yaml(document), encoding="utf-8")
         plans = {
-            zipf: plan_of(each.serving(file, rate, document["frontend"]), rate) for zipf, each in scenarios.items()
+            zipf: plan_of(spec.serving(file, rate, document["frontend"]), rate) for zipf, spec in scenarios.items()
         }
         return [
             {
                 "decode": decode,
                 "zipf": zipf,
-                "measured": _means([summary(each.columns()) for each in recordings[zipf]]),
+                "measured": _means([summary(spec.columns()) for spec in recordings[zipf]]),
                 "predicted": _means(
                     [summarise(Simulation(plan, i).run(), plan.scenario.measure) for i in range(repeats)]
                 ),
@@ -100,7 +100,7 @@ def _means(summaries: list[dict[str, Any]]) -> dict[str, float]:
     means = {}
     for name in METRICS:
         key, _, inner = name.partition(".")
-        means[name] = float(np.mean([each[key][inner] if inner else each[key] for each in summaries]))
+        means[name] = float(np.mean([summary[key][inner] if inner else summary[key] for summary in summaries]))
     return means
 
 
@@ -109,7 +109,7 @@ def show(entries: list[dict[str, Any]]) -> None:
     print(f"{'decode':>9} {'zipf':>4}  {'TPOT live':>9} {'twin':>7} {'error':>7}  {'to least':>8} {'twin':>5}  "
           f"{'E2E live':>8} {'twin':>7} {'error':>7}")  # fmt: skip
     for entry in entries:
-        first = next(each for each in entries if each["decode"] == entry["decode"])
+        first = next(candidate for candidate in entries if candidate["decode"] == entry["decode"])
         live, twin = entry["measured"], entry["predicted"]
         name = "tpot.mean"
         print(
@@ -128,19 +128,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=72, help="requests of a repeat")
     parser.add_argument("--repeats", type=int, default=1, help="repeats of each skew, with other requests each time")
     parser.add_argument("--out", type=Path, help="write the results to this file, too")
-    wanted = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    skews = [float(each) for each in wanted.zipf.split(",")]
+    skews = [float(number) for number in options.zipf.split(",")]
     entries = [
         entry
         for decode in ("isolated", "shared")
-        for entry in measure(decode, skews, wanted.rate, wanted.requests, wanted.repeats)
+        for entry in measure(decode, skews, options.rate, options.requests, options.repeats)
     ]
     show(entries)
-    if wanted.out:
-        settings = {"rate": wanted.rate, "requests": wanted.requests, "repeats": wanted.repeats, "models": MODELS}
+    if options.out:
+        settings = {"rate": options.rate, "requests": options.requests, "repeats": options.repeats, "models": MODELS}
         document = {**provenance(SCHEMA), "settings": settings, "entries": entries}
-        wanted.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

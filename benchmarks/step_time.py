@@ -165,9 +165,9 @@ def main() -> int:
         whole = command(arguments.data, arguments.repeat)
     except BadInput as error:
         parser.error(str(error))
-    for found in rows:
-        text = f"tables {1e6 * found['tables']:8.2f} µs, line {1e6 * found['line']:8.2f} µs, × {found['ratio']:.1f}"
-        print(f"{found['question']:>28}: {text}")
+    for row in rows:
+        text = f"tables {1e6 * row['tables']:8.2f} µs, line {1e6 * row['line']:8.2f} µs, × {row['ratio']:.1f}"
+        print(f"{row['question']:>28}: {text}")
     print(f"{'the whole command':>28}: {whole.seconds:.2f} s, {whole.cpu:.2f} s of CPU time")
     if arguments.out:
         document = {

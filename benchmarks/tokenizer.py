@@ -49,9 +49,9 @@ def each_call(call: Callable[[Any], object], items: list[Any]) -> Callable[[], f
     following = cycle(items)
 
     def measure() -> float:
-        chosen = [next(following) for _ in range(CALLS)]
+        texts = [next(following) for _ in range(CALLS)]
         start = time.perf_counter()
-        for item in chosen:
+        for item in texts:
             call(item)
         return (time.perf_counter() - start) / CALLS
 
@@ -75,11 +75,11 @@ def streamed_by_peer(peer: tokenizers.Tokenizer, ids: list[int]) -> None:
 
 def row(operation: str, tokens: int, seconds: list[list[float]], per: int = 1) -> dict[str, Any]:
     """Median seconds; with a second list, also those of the baseline, and the ratio."""
-    found: dict[str, Any] = {"operation": operation, "tokens": tokens, "seconds": statistics.median(seconds[0]) / per}
+    entry: dict[str, Any] = {"operation": operation, "tokens": tokens, "seconds": statistics.median(seconds[0]) / per}
     if len(seconds) > 1:
-        found["tokenizers"] = statistics.median(seconds[1]) / per
-        found["ratio"] = statistics.median(theirs / ours for ours, theirs in zip(*seconds, strict=True))
-    return found
+        entry["tokenizers"] = statistics.median(seconds[1]) / per
+        entry["ratio"] = statistics.median(peer_seconds / ours for ours, peer_seconds in zip(*seconds, strict=True))
+    return entry
 
 
 def measured(directory: Path, repeat: int) -> dict[str, Any]:
@@ -97,10 +97,10 @@ def measured(directory: Path, repeat: int) -> dict[str, Any]:
             talks = [[{"role": "user", "content": text}] for text in texts]
             rows.append(row("chat template", tokens, in_turns(repeat, [each_call(template.render, talks)])))
     answers = windows(tokenizer, LENGTHS[0])
-    theirs = each_call(lambda ids: streamed_by_peer(peer, ids), answers)
+    peer_calls = each_call(lambda ids: streamed_by_peer(peer, ids), answers)
     for name, stops in (("push", ()), (f"push, {len(STOPS)} stops", STOPS)):
         ours = each_call(lambda ids, stops=stops: streamed(tokenizer, ids, stops), answers)
-        rows.append(row(name, 1, in_turns(repeat, [ours, theirs]), per=LENGTHS[0]))
+        rows.append(row(name, 1, in_turns(repeat, [ours, peer_calls]), per=LENGTHS[0]))
     return {"fast": tokenizer.fast, "loading": loading, "operations": rows}
 
 
@@ -109,10 +109,10 @@ def show(document: dict[str, Any]) -> None:
     print(f"{document['machine']['device']}, Python {document['python']}, medians of {document['repeat']} turns")
     encoder = "fastokens" if document["fast"] else "tokenizers (no other encoder agrees or is installed)"
     print(f"loaded in {document['loading']:.2f} s, encoding with {encoder}")
-    for each in document["operations"]:
-        line = f"{each['operation']:>14}, {each['tokens']:>4} tokens: {1e6 * each['seconds']:8.2f} µs"
-        if "ratio" in each:
-            line += f", tokenizers {1e6 * each['tokenizers']:8.2f} µs, × {each['ratio']:.1f}"
+    for operation in document["operations"]:
+        line = f"{operation['operation']:>14}, {operation['tokens']:>4} tokens: {1e6 * operation['seconds']:8.2f} µs"
+        if "ratio" in operation:
+            line += f", tokenizers {1e6 * operation['tokenizers']:8.2f} µs, × {operation['ratio']:.1f}"
         print(line)
 
 
@@ -123,25 +123,25 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=15, help="turns")
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
     parser.add_argument("--out", type=Path, help="write the document to this file")
-    asked = parser.parse_args()
-    if asked.repeat < 1:
-        parser.error(f"--repeat: expected at least 1, found {asked.repeat}")
+    options = parser.parse_args()
+    if options.repeat < 1:
+        parser.error(f"--repeat: expected at least 1, found {options.repeat}")
     try:
-        results = measured(asked.tokenizer, asked.repeat)
+        results = measured(options.tokenizer, options.repeat)
     except BadInput as error:
         print(error, file=sys.stderr)
         return 2
     document = {
         **provenance("twin.benchmark-tokenizer/1"),
-        "repeat": asked.repeat,
+        "repeat": options.repeat,
         **results,
     }
-    if asked.json:
+    if options.json:
         print(json.dumps(document, indent=1))
     else:
         show(document)
-    if asked.out:
-        asked.out.write_text(json.dumps(document, indent=1) + "\n")
+    if options.out:
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
     return 0
 
 

@@ -109,7 +109,7 @@ class Bench:
             begin = time.perf_counter()
             run(generations)
             rates.append(self.slots * self.output / (time.perf_counter() - begin))
-            spans = [(each.last_token - each.first_token) / (self.output - 1) for each in generations]
+            spans = [(generation.last_token - generation.first_token) / (self.output - 1) for generation in generations]
             gaps.append(statistics.mean(spans))
         return {"tokens_per_second": statistics.median(rates), "tpot": statistics.median(gaps)}
 
@@ -131,30 +131,30 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", type=int, default=128, help="output tokens of a request")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help="write the results to this file, too")
-    wanted = parser.parse_args(arguments)
-    topology = parse_ratios(wanted.ratio)[0]
+    options = parser.parse_args(arguments)
+    topology = parse_ratios(options.ratio)[0]
     ratio = topology.attention_instances, topology.ffn_instances
-    bench = Bench(read_config(wanted.model), ratio, wanted.batch_size, wanted.device, wanted.prompt, wanted.output)
-    on_gpu = wanted.device == "cuda"
-    runs: dict[str, Any] = {"one engine": bench.measure(bench.engine(), wanted.repeats)}
+    bench = Bench(read_config(options.model), ratio, options.batch_size, options.device, options.prompt, options.output)
+    on_gpu = options.device == "cuda"
+    runs: dict[str, Any] = {"one engine": bench.measure(bench.engine(), options.repeats)}
     for streams in (False, True) if on_gpu else (False,):
         for graphs in (False, True):
             name = f"{topology}, {'a stream each' if streams else 'one stream'}, {'graphs' if graphs else 'kernels'}"
-            runs[name] = bench.measure(bench.bundle(streams=streams, graphs=graphs), wanted.repeats)
-    for name, found in runs.items():
-        rate, tpot = found["tokens_per_second"], found["tpot"]
+            runs[name] = bench.measure(bench.bundle(streams=streams, graphs=graphs), options.repeats)
+    for name, run in runs.items():
+        rate, tpot = run["tokens_per_second"], run["tpot"]
         share = rate / runs["one engine"]["tokens_per_second"]
         print(f"{name:44} {rate:9.0f} tokens/s ({share:5.1%})  {1e3 * tpot:7.2f} ms a token", flush=True)
-    if wanted.out:
-        settings = {"model": wanted.model.name, "batch_size": wanted.batch_size, "prompt": wanted.prompt}
+    if options.out:
+        settings = {"model": options.model.name, "batch_size": options.batch_size, "prompt": options.prompt}
         document = {
             **provenance(SCHEMA),
-            "device": device_name(wanted.device),
+            "device": device_name(options.device),
             "versions": versions(),
             "settings": settings,
             "runs": runs,
         }
-        wanted.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

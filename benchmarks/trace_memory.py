@@ -37,9 +37,9 @@ def prompts(rows: int, block_tokens: int, mean_ids: int) -> Iterator[tuple[int, 
     fresh = 0
     before: list[int] = []
     for count in rng.geometric(1 / mean_ids, rows).tolist():
-        kept = min(count // 2, len(before))
-        ids = before[:kept] + list(range(fresh, fresh + count - kept))
-        fresh += count - kept
+        shared = min(count // 2, len(before))
+        ids = before[:shared] + list(range(fresh, fresh + count - shared))
+        fresh += count - shared
         yield count * block_tokens, ids
         before = ids
 
@@ -51,8 +51,8 @@ def mooncake(rows: int) -> Iterator[str]:
 
 def bailian(rows: int) -> Iterator[str]:
     for i, (tokens, ids) in enumerate(prompts(rows, 16, 60)):
-        own = {"chat_id": i, "parent_chat_id": i - 1 if i % 4 else -1, "timestamp": i / 100, "type": "text"}
-        yield json.dumps({**own, "turn": i % 4 + 1, "input_length": tokens, "output_length": 100, "hash_ids": ids})
+        row = {"chat_id": i, "parent_chat_id": i - 1 if i % 4 else -1, "timestamp": i / 100, "type": "text"}
+        yield json.dumps({**row, "turn": i % 4 + 1, "input_length": tokens, "output_length": 100, "hash_ids": ids})
 
 
 def azure(rows: int) -> Iterator[str]:
@@ -103,7 +103,7 @@ def main() -> int:
     if arguments.read:
         print(json.dumps(read(*arguments.read)))
         return 0
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.format or FORMATS:
             file = Path(folder) / name
@@ -111,15 +111,15 @@ def main() -> int:
                 opened.writelines(f"{line}\n" for line in FORMATS[name](arguments.rows))
             command = [sys.executable, "-m", "benchmarks.trace_memory", "--read", str(file), name]
             result = subprocess.run(command, capture_output=True, text=True, check=True)
-            found[name] = {"bytes": file.stat().st_size, **json.loads(result.stdout)}
+            results[name] = {"bytes": file.stat().st_size, **json.loads(result.stdout)}
             file.unlink()
-            print(f"{name:9} {found[name]['rows']:,} rows, {found[name]['ids']:,} ids:", end=" ")
-            print(f"{found[name]['memory'] / 2**20:.0f} MiB, {found[name]['cpu_seconds']:.1f} s of CPU")
+            print(f"{name:9} {results[name]['rows']:,} rows, {results[name]['ids']:,} ids:", end=" ")
+            print(f"{results[name]['memory'] / 2**20:.0f} MiB, {results[name]['cpu_seconds']:.1f} s of CPU")
     if arguments.out:
         arguments.out.write_text(
-            json.dumps(provenance("twin.benchmark-trace-memory/1") | {"formats": found}, indent=1) + "\n"
+            json.dumps(provenance("twin.benchmark-trace-memory/1") | {"formats": results}, indent=1) + "\n"
         )
-    return 4 if any(each["memory"] > LIMIT for each in found.values()) else 0
+    return 4 if any(row["memory"] > LIMIT for row in results.values()) else 0
 
 
 if __name__ == "__main__":

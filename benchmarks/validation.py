@@ -26,10 +26,10 @@ EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "validate-cpu.ya
 def validate(scenario: Path, backend: str) -> dict[str, Any]:
     """The document of one run, whose progress goes to standard error."""
     command = [sys.executable, "-m", "twin", "validate", str(scenario), "--backend", backend, "--fresh", "--json"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode not in (0, 4, 5):
-        sys.exit(done.returncode)
-    document: dict[str, Any] = json.loads(done.stdout)
+    process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if process.returncode not in (0, 4, 5):
+        sys.exit(process.returncode)
+    document: dict[str, Any] = json.loads(process.stdout)
     return document
 
 

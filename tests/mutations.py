@@ -140,9 +140,9 @@ def mutations_of(path: Path) -> Iterator[Mutation]:
             continue
         for variant in variants(node):
             head = variant.test if isinstance(variant, ast.If) else variant
-            shown = ast.unparse(node.test if isinstance(node, ast.If) else node)
+            condition = ast.unparse(node.test if isinstance(node, ast.If) else node)
             mutated = _replaced(text, node, variant)
-            yield Mutation(str(path.relative_to(ROOT)), node.lineno, shown, ast.unparse(head), mutated)
+            yield Mutation(str(path.relative_to(ROOT)), node.lineno, condition, ast.unparse(head), mutated)
 
 
 def _unmutated(node: ast.AST) -> Iterator[ast.AST]:
@@ -154,7 +154,11 @@ def _unmutated(node: ast.AST) -> Iterator[ast.AST]:
             yield node
         case ast.FunctionDef(returns=returns, args=args):
             yield from [returns] if returns is not None else []
-            yield from (each.annotation for each in ast.walk(args) if isinstance(each, ast.arg) and each.annotation)
+            yield from (
+                argument.annotation
+                for argument in ast.walk(args)
+                if isinstance(argument, ast.arg) and argument.annotation
+            )
         case ast.AnnAssign(annotation=annotation):
             yield annotation
         case ast.keyword(arg="strict" | "frozen" | "slots"):
@@ -192,17 +196,17 @@ def _python_files(place: Path) -> list[Path]:
 def nearest_first(file: str, *, nearest_only: bool) -> list[str]:
     """The test files to run: the module's own, those nearest to it, then all others unless `nearest_only`."""
     prefix = max((name for name in NEAREST if file.startswith(name)), key=len)
-    own = f"tests/{Path(file).parent}/test_{Path(file).stem}.py"
-    places = [own, *NEAREST[prefix], *([] if nearest_only else OTHERS)]
-    return list(dict.fromkeys(each for place in places for each in _test_files(place)))
+    nearest = f"tests/{Path(file).parent}/test_{Path(file).stem}.py"
+    places = [nearest, *NEAREST[prefix], *([] if nearest_only else OTHERS)]
+    return list(dict.fromkeys(test for place in places for test in _test_files(place)))
 
 
 def _test_files(place: str) -> list[str]:
     """Test files in a folder, or those that a pattern matches; without the slow ones."""
     folder = ROOT / place
     paths = folder.rglob("test_*.py") if folder.is_dir() else ROOT.glob(place)
-    found = sorted(str(path.relative_to(ROOT)) for path in paths)
-    return [each for each in found if not each.startswith(tuple(SLOW))]
+    files = sorted(str(path.relative_to(ROOT)) for path in paths)
+    return [file for file in files if not file.startswith(tuple(SLOW))]
 
 
 def copy_tree(folder: str) -> Path:
@@ -218,7 +222,7 @@ def first_failure(tree: Path, tests: Iterable[str], deselected: Iterable[str]) -
     Raises:
         RuntimeError: pytest could not run them.
     """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", RUN_TESTS, " ".join(tests), *(f"--deselect={test}" for test in deselected)],
         cwd=tree,
         env={**os.environ, "PYTHONPATH": str(tree), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
@@ -227,12 +231,12 @@ def first_failure(tree: Path, tests: Iterable[str], deselected: Iterable[str]) -
         preexec_fn=_prepare_process,
         check=False,
     )
-    if done.returncode in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
-        raise RuntimeError(done.stdout + done.stderr)
-    if done.returncode == pytest.ExitCode.OK:
+    if process.returncode in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
+        raise RuntimeError(process.stdout + process.stderr)
+    if process.returncode == pytest.ExitCode.OK:
         return None
-    told = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return told[-1] if told else f"exit status {done.returncode}"
+    failures = [line for line in process.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return failures[-1] if failures else f"exit status {process.returncode}"
 
 
 def _prepare_process() -> None:
@@ -269,11 +273,11 @@ def main() -> None:
     parser.add_argument("--deselect", action="append", default=[], help="a test to leave out, as pytest's option")
     parser.add_argument("--list", action="store_true", help="print the drawn mutations and stop")
     options = parser.parse_args()
-    drawn = random.Random(options.seed).sample(every_mutation(), options.count)
+    mutations = random.Random(options.seed).sample(every_mutation(), options.count)
     if options.list:
-        print(*drawn, sep="\n")
+        print(*mutations, sep="\n")
         return
-    tests = {each.file: nearest_first(each.file, nearest_only=options.nearest) for each in drawn}
+    tests = {mutation.file: nearest_first(mutation.file, nearest_only=options.nearest) for mutation in mutations}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         trees: SimpleQueue[Path] = SimpleQueue()
         for job in range(options.jobs):
@@ -290,11 +294,11 @@ def main() -> None:
             finally:
                 trees.put(tree)
 
-        seen = []
-        for mutation, found in zip(drawn, pool.map(attempt, drawn), strict=True):
-            print("noticed " if found else "SURVIVED", mutation, f"({found})" if found else "", flush=True)
-            seen.append(found is not None)
-    print(f"{sum(seen)} of {len(drawn)} mutations were noticed (seed {options.seed})")
+        results = []
+        for mutation, failure in zip(mutations, pool.map(attempt, mutations), strict=True):
+            print("noticed " if failure else "SURVIVED", mutation, f"({failure})" if failure else "", flush=True)
+            results.append(failure is not None)
+    print(f"{sum(results)} of {len(mutations)} mutations were noticed (seed {options.seed})")
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ detail: false
 def loaded(code: str) -> set[str]:
     """Modules that a fresh interpreter holds after `code`."""
     probe = f"{code}\nimport sys; print(); print(*sys.modules)"
-    told = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, cwd=ROOT)
-    return set(told.stdout.splitlines()[-1].split())
+    process = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, cwd=ROOT)
+    return set(process.stdout.splitlines()[-1].split())
 
 
 def test_help_is_light() -> None:
@@ -79,8 +79,8 @@ def test_schedulers_need_the_standard_library_only() -> None:
 
 @pytest.mark.parametrize("package", ["kernels", "live", "reports", "scenarios", "schedulers", "twin", "workloads"])
 def test_packages_say_what_may_live_in_them(package: str) -> None:
-    said = loaded(f"import {package}; assert len({package}.__doc__) > 100")
-    assert said.isdisjoint(HEAVY)
+    modules = loaded(f"import {package}; assert len({package}.__doc__) > 100")
+    assert modules.isdisjoint(HEAVY)
 
 
 PACKAGES = ("workloads", "schedulers", "latency_models", "scenarios", "twin", "live", "reports")

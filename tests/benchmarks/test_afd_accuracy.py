@@ -9,7 +9,7 @@ from benchmarks.afd_accuracy import compare
 
 @pytest.mark.parametrize(("advance", "best"), [("lockstep", 8.90), ("independent", 8.31)])
 def test_a_short_comparison(advance: str, best: float) -> None:
-    found = compare({}, "1", 1000, advance)
-    assert found["points"] == 1
-    assert abs(found["largest"]) < 0.02
-    assert found["r_star_barrier"] == pytest.approx(best, abs=0.02)
+    result = compare({}, "1", 1000, advance)
+    assert result["points"] == 1
+    assert abs(result["largest"]) < 0.02
+    assert result["r_star_barrier"] == pytest.approx(best, abs=0.02)

@@ -23,14 +23,14 @@ def test_rows_that_were_held_out() -> None:
     if not ROWS.exists():
         pytest.skip("the measured points are not here")
     rows = [row for row in read_silicon_rows(ROWS) if row.split == "dev"]
-    known = built_in_efficiency()
+    efficiency = built_in_efficiency()
     devices = {system: load_hardware(name) for system, name in DEVICES.items()}
-    ratios = np.array([predict(row, devices[row.system], known).tpot / row.tpot for row in rows])
+    ratios = np.array([predict(row, devices[row.system], efficiency).tpot / row.tpot for row in rows])
     assert len(rows) == 113
     assert np.median(abs(ratios - 1)) < 0.06
     assert abs(np.median(ratios) - 1) < 0.03
     groups = [
-        known.engine.group(DEVICES[row.system], formats_of(row, model).experts, family(model))
+        efficiency.engine.group(DEVICES[row.system], formats_of(row, model).experts, family(model))
         for row in rows
         for model in [load_model(row.model)]
     ]

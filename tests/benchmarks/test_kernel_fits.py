@@ -24,8 +24,8 @@ def made(device: str, launch: float, compute: float, memory: float, noise: float
 
 
 def test_the_fit_finds_what_made_the_timings() -> None:
-    found = fit_kind([made("one", 4e-6, 0.7, 0.8, noise=0.03)])
-    one = found.devices["one"]
+    result = fit_kind([made("one", 4e-6, 0.7, 0.8, noise=0.03)])
+    one = result.devices["one"]
     assert one.launch == pytest.approx(4e-6, rel=0.1)
     assert one.compute == pytest.approx(0.7, rel=0.05)
     assert one.memory == pytest.approx(0.8, rel=0.05)
@@ -33,36 +33,38 @@ def test_the_fit_finds_what_made_the_timings() -> None:
 
 
 def test_another_device_is_the_geometric_mean_and_less_certain() -> None:
-    found = fit_kind([made("one", 4e-6, 0.9, 0.9), made("two", 4e-6, 0.4, 0.4)])
-    assert found.any.compute == pytest.approx(0.6, rel=0.02)
+    result = fit_kind([made("one", 4e-6, 0.9, 0.9), made("two", 4e-6, 0.4, 0.4)])
+    assert result.any.compute == pytest.approx(0.6, rel=0.02)
     # Each is predicted by the other: 2.25 times too fast or too slow where not the launch decides.
-    assert found.any.spread > 0.5
-    assert found.devices["one"].spread < 0.01
+    assert result.any.spread > 0.5
+    assert result.devices["one"].spread < 0.01
 
 
 def test_what_one_benchmark_adds_to_each_kernel_is_no_launch() -> None:
     """Launches from the host, timed in one table and not in another of the same or of another device."""
     graph, host = made("one", 4e-6, 0.7, 0.8), made("one", 1.4e-5, 0.7, 0.8)
-    found = fit_kind(
+    result = fit_kind(
         [graph, replace(host, source="another"), made("two", 1.4e-5, 0.7, 0.8), made("three", 4e-6, 0.7, 0.8)]
     )
-    for reached in (found.any, *found.devices.values()):
+    for reached in (result.any, *result.devices.values()):
         assert reached.launch == pytest.approx(4e-6, rel=0.1)
         assert reached.compute == pytest.approx(0.7, rel=0.02)
         assert reached.error < 0.03
 
 
 def test_a_newer_device_is_no_slower_than_one_that_it_succeeds() -> None:
-    found = fit_kind([made("h100-sxm", 4e-6, 0.9, 0.5), made("h200-sxm", 4e-6, 0.4, 0.8)])
-    new = found.devices["h200-sxm"]
+    result = fit_kind([made("h100-sxm", 4e-6, 0.9, 0.5), made("h200-sxm", 4e-6, 0.4, 0.8)])
+    new = result.devices["h200-sxm"]
     assert [new.compute, new.memory] == pytest.approx([0.9, 0.8], rel=0.03)
 
 
 def test_devices_of_one_chip_are_left_out_together() -> None:
     """Two Hopper devices agree with each other, and neither helps to predict the other."""
-    found = fit_kind([made("h100-sxm", 4e-6, 0.9, 0.9), made("h200-sxm", 4e-6, 0.9, 0.9), made("l40s", 4e-6, 0.4, 0.4)])
-    assert found.any.compute == pytest.approx(0.6, rel=0.02)
-    assert found.any.spread > 0.5
+    result = fit_kind(
+        [made("h100-sxm", 4e-6, 0.9, 0.9), made("h200-sxm", 4e-6, 0.9, 0.9), made("l40s", 4e-6, 0.4, 0.4)]
+    )
+    assert result.any.compute == pytest.approx(0.6, rel=0.02)
+    assert result.any.spread > 0.5
 
 
 def test_one_chip_alone_says_nothing_of_others() -> None:
@@ -70,12 +72,12 @@ def test_one_chip_alone_says_nothing_of_others() -> None:
 
 
 def test_the_built_in_file_is_of_built_in_devices_and_plausible() -> None:
-    known = built_in_efficiency()
-    for kind, fits in known.kernels.items():
+    efficiency = built_in_efficiency()
+    for kind, fits in efficiency.kernels.items():
         assert fits.devices.keys() <= set(builtin_names("hardware")), kind
         for reached in (fits.any, *fits.devices.values()):
             assert reached.compute is None or 0.05 < reached.compute < 1
             assert kind == "elementwise" or 0.05 < reached.memory <= 1, kind
             assert 0 < reached.launch < 2e-4
         assert fits.any.spread >= min(reached.spread for reached in fits.devices.values())
-    assert 0 < known.engine.layer < 1e-4
+    assert 0 < efficiency.engine.layer < 1e-4

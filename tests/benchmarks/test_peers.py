@@ -56,9 +56,9 @@ def test_the_simulation_is_timed_apart_from_its_process() -> None:
 
 def test_an_absent_peer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "PEERS", (DYNOSIM,))
-    found, others = peers.find([sys.executable, "/no/such/python"])
-    assert found == {}
-    assert others == [{"peer": "DynoSim", "reason": "absent: ModuleNotFoundError: No module named 'dynamo'"}]
+    interpreters, missing = peers.find([sys.executable, "/no/such/python"])
+    assert interpreters == {}
+    assert missing == [{"peer": "DynoSim", "reason": "absent: ModuleNotFoundError: No module named 'dynamo'"}]
 
 
 @pytest.mark.usefixtures("installed")
@@ -69,12 +69,12 @@ def test_a_failing_peer_is_named_with_its_error() -> None:
 @pytest.mark.usefixtures("installed")
 def test_the_first_interpreter_that_has_a_peer_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "PEERS", (DYNOSIM, VIDUR))
-    found, others = peers.find(["/no/such/python", sys.executable])
-    assert found == {DYNOSIM: sys.executable}
-    assert [other["peer"] for other in others] == ["Vidur"]
+    interpreters, missing = peers.find(["/no/such/python", sys.executable])
+    assert interpreters == {DYNOSIM: sys.executable}
+    assert [peer["peer"] for peer in missing] == ["Vidur"]
 
 
 def test_a_ratio_is_the_median_of_the_turns() -> None:
     ours: list[dict[str, Any]] = [{"seconds": 1.0}, {"seconds": 9.0}, {"seconds": 2.0}]
-    theirs: list[dict[str, Any]] = [{"seconds": 2.0}, {"seconds": 10.0}, {"seconds": 8.0}]
-    assert peers.ratio(ours, "seconds", theirs, "seconds") == 0.5  # of 0.5, 0.9 and 0.25
+    peer_runs: list[dict[str, Any]] = [{"seconds": 2.0}, {"seconds": 10.0}, {"seconds": 8.0}]
+    assert peers.ratio(ours, "seconds", peer_runs, "seconds") == 0.5  # of 0.5, 0.9 and 0.25

@@ -21,8 +21,10 @@ def test_by_hand() -> None:
     # A tenth of the requests wait for (8 + 1)/2 prompts of 50 ms, the others for their own; all for two steps of 10 ms.
     assert Protocol(10, 1.0).ttft(state(8), 8, 101) == pytest.approx(0.02 + 0.05 * (0.45 + 0.9))
     # Seven run, one waits: a seventh of a life, which is the TTFT of those that run and 100 tokens.
-    own = 0.02 + 0.05 * (0.4 + 0.9)
-    assert Protocol(10, 1.0, 1).ttft(state(8), 8, 101) == pytest.approx(own + (own + 100 * 0.011) / 7)
+    alone_seconds = 0.02 + 0.05 * (0.4 + 0.9)
+    assert Protocol(10, 1.0, 1).ttft(state(8), 8, 101) == pytest.approx(
+        alone_seconds + (alone_seconds + 100 * 0.011) / 7
+    )
     assert Protocol(10, 1.0).ttft(state(8, 7), 8, 101) == pytest.approx(Protocol(10, 1.0, 1).ttft(state(8), 8, 101))
 
 
@@ -46,27 +48,27 @@ def test_a_simulated_client_lies_among_the_protocols(tmp_path: Path) -> None:
     assert low < simulated < high
 
 
-def row(concurrency: float, ttft: float, *, drawn: bool = False) -> SiliconRow:
+def row(concurrency: float, ttft: float, *, random_prompts: bool = False) -> SiliconRow:
     return SiliconRow(
         "id", "vllm", "h100_sxm", "llama-3.1-8b", "fp8", 1024, 101, concurrency, 1, 1, 1, ttft, 0.011, "calib", "t",
-        "source.csv", drawn,
+        "source.csv", random_prompts,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("made", [POSSIBLE[3], POSSIBLE[-2]])
-def test_rows_tell_their_protocol(made: Protocol) -> None:
+@pytest.mark.parametrize("expected", [POSSIBLE[3], POSSIBLE[-2]])
+def test_rows_tell_their_protocol(expected: Protocol) -> None:
     counts = (8.0, 16.0, 32.0, 64.0)
     loops = [state(count) for count in counts]
-    rows = [row(count, made.ttft(loop, count, 101)) for count, loop in zip(counts, loops, strict=True)]
-    known = choose_protocol(rows, loops)
-    assert known.protocol == made
-    assert known.half == pytest.approx(0.0, abs=1e-12)
+    rows = [row(count, expected.ttft(loop, count, 101)) for count, loop in zip(counts, loops, strict=True)]
+    protocol = choose_protocol(rows, loops)
+    assert protocol.protocol == expected
+    assert protocol.half == pytest.approx(0.0, abs=1e-12)
 
 
 def test_rounds_of_inferencex_are_stated() -> None:
     loops = [state(count) for count in (8.0, 64.0)]
     rows = [
-        row(count, Protocol(5, 1.0).ttft(loop, count, 101), drawn=True)
+        row(count, Protocol(5, 1.0).ttft(loop, count, 101), random_prompts=True)
         for count, loop in zip((8.0, 64.0), loops, strict=True)
     ]
     assert choose_protocol(rows, loops).protocol.rounds == 10

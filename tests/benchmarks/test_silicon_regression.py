@@ -59,9 +59,9 @@ def test_an_engine_with_corrections_is_learnt(library: Path) -> None:
     model = SiliconRegression(tables=library)
     fitted = [row for place, row in enumerate(rows) if place % 3]
     assert model.fit(fitted) is model
-    found = errors(model, rows[::3])
-    assert np.median(found) < 0.01
-    assert found.max() < 0.1  # where prompts take most of a life, and how many requests decode hangs on corrections
+    result = errors(model, rows[::3])
+    assert np.median(result) < 0.01
+    assert result.max() < 0.1  # where prompts take most of a life, and how many requests decode hangs on corrections
     learnt = model.step_time(POINT)
     engine = AiconfiguratorStepTime(learnt.kernels, TRUE)
     assert learnt.decode_seconds(16, 16_000, 1000, 1) == pytest.approx(
@@ -145,21 +145,21 @@ def test_measured_tpot_is_predicted_for_points_that_were_not_fitted(real_rows: P
     rows = read_silicon_rows(real_rows)
     model = SiliconRegression(tables=real_tables).fit([row for row in rows if row.split == "calib"])
     dev = [row for row in rows if row.split == "dev"]
-    found = errors(model, dev)
-    assert np.median(found) < 0.025
+    result = errors(model, dev)
+    assert np.median(result) < 0.025
     for backend in ("trtllm", "vllm"):
-        assert np.median(found[[row.backend == backend for row in dev]]) < 0.05
+        assert np.median(result[[row.backend == backend for row in dev]]) < 0.05
 
 
 def test_a_configuration_that_was_left_out(real_rows: Path, real_tables: Path) -> None:
     """Qwen3-32B on two GPUs, known on one, four and eight: 5 % off when this was written, within what it expects."""
     group = "h100_sxm_trtllm_1.0.0rc3 qwen3-32b fp8 tp{} experts 1x1"
     rows = [row for row in read_silicon_rows(real_rows) if row.model == "qwen3-32b" and row.backend == "trtllm"]
-    left = [row for row in rows if levels(row)[-1] == group.format(2)][::4]
+    held_out = [row for row in rows if levels(row)[-1] == group.format(2)][::4]
     model = SiliconRegression(tables=real_tables).fit([row for row in rows if levels(row)[-1] != group.format(2)])
     assert model.groups_ == {group.format(ranks) for ranks in (1, 4, 8)}
-    assert np.median(errors(model, left)) < 0.08
-    inside = [abs(np.log(model.loop(row).tpot / row.tpot)) < 1.645 * model.deviation(row) for row in left]
+    assert np.median(errors(model, held_out)) < 0.08
+    inside = [abs(np.log(model.loop(row).tpot / row.tpot)) < 1.645 * model.deviation(row) for row in held_out]
     assert np.mean(inside) > 0.85
 
 

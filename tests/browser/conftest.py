@@ -18,12 +18,12 @@ LOCAL_SCHEMES = ("file", "data", "blob")
 @pytest.fixture(scope="module")  # while the driver runs, no other test may start an event loop
 def chromium() -> Iterator[Any]:
     """The running browser."""
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
+    result = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if result is None:
         pytest.skip("needs Chromium, which is not installed here")
     playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=found, args=FLAGS.split())
+        browser = driver.chromium.launch(executable_path=result, args=FLAGS.split())
         yield browser
         browser.close()
 
@@ -33,14 +33,14 @@ def tab(chromium: Any) -> Iterator[Any]:
     """An empty tab. Fails at the end if a script failed, or if anything was asked of another machine."""
     context = chromium.new_context(viewport={"width": 1200, "height": 900}, color_scheme="light")
     page = context.new_page()
-    asked: list[str] = []
+    urls: list[str] = []
     errors: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    page.on("request", lambda request: urls.append(request.url))
     page.on("pageerror", lambda error: errors.append(str(error)))
     yield page
     context.close()
-    parts = [urlsplit(url) for url in asked]
-    assert [each.geturl() for each in parts if each.scheme not in LOCAL_SCHEMES and each.hostname != "127.0.0.1"] == []
+    parts = [urlsplit(url) for url in urls]
+    assert [part.geturl() for part in parts if part.scheme not in LOCAL_SCHEMES and part.hostname != "127.0.0.1"] == []
     assert errors == []
 
 

@@ -71,8 +71,8 @@ def test_the_pareto_front_is_that_of_all_pairs(tab: Any, sweep_file: Path) -> No
     front = tab.evaluate(
         model(f"{columns}.filter((data) => Object.keys(data).join() === 'x,y').map((data) => [data.x, data.y])[0]")
     )
-    points = [(1 / each["summary"]["tpot"]["mean"], each["summary"]["output_throughput"])
-              for each in many_points(2000)["points"]]  # fmt: skip
+    points = [(1 / point["summary"]["tpot"]["mean"], point["summary"]["output_throughput"])
+              for point in many_points(2000)["points"]]  # fmt: skip
     best = [p for p in points if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in points)]
     assert len(best) > 3
     assert sorted(zip(*front, strict=True)) == [pytest.approx(pair) for pair in sorted(best)]
@@ -85,9 +85,9 @@ def test_filters_leave_out_points_in_chart_and_table(tab: Any, sweep_file: Path)
     assert shown(tab).startswith("1000 of 2000 points")
     slider = "models.find((each) => each.type === 'RangeSlider' && each.title === 'only TTFT P99, s')"
     tab.evaluate(model(f"{slider}.value = [0, 1]"))
-    of_priority = [each for each in many_points(2000)["points"]
-                   if each["settings"]["engine.scheduling_policy"] == "priority"]  # fmt: skip
-    expected = [each for each in of_priority if each["summary"]["ttft"]["p99"] <= 1]
+    of_priority = [point for point in many_points(2000)["points"]
+                   if point["settings"]["engine.scheduling_policy"] == "priority"]  # fmt: skip
+    expected = [point for point in of_priority if point["summary"]["ttft"]["p99"] <= 1]
     assert shown(tab).startswith(f"{len(expected)} of 2000 points")
 
 
@@ -108,9 +108,9 @@ def test_charts_follow_the_theme(tab: Any, sweep_file: Path, scheme: str) -> Non
     papers = {"light": "#ffffff", "dark": "#14171b"}
     assert tab.evaluate(model(colour)) == papers[scheme]
     tab.click("#theme")
-    other = "dark" if scheme == "light" else "light"
-    assert tab.evaluate(model(colour)) == papers[other]
-    assert tab.evaluate("document.documentElement.dataset.theme") == other
+    opposite = "dark" if scheme == "light" else "light"
+    assert tab.evaluate(model(colour)) == papers[opposite]
+    assert tab.evaluate("document.documentElement.dataset.theme") == opposite
 
 
 def test_narrow_screens_need_no_sideways_scrolling(tab: Any, sweep_file: Path, tmp_path: Path) -> None:
@@ -118,8 +118,8 @@ def test_narrow_screens_need_no_sideways_scrolling(tab: Any, sweep_file: Path, t
     outage = {"engine": "engine-0", "start": 0.5, "end": 1.0}
     file.write_text(page_of({**measured(), "outages": [outage]}, {"command": "twin simulate " + 30 * "x"}))
     tab.set_viewport_size({"width": 390, "height": 800})
-    for each in (file, sweep_file):
-        opened(tab, each.as_uri())
+    for report in (file, sweep_file):
+        opened(tab, report.as_uri())
         assert tab.evaluate("document.documentElement.scrollWidth") <= 390
 
 
@@ -140,9 +140,9 @@ def test_what_leaves_the_machine_is_noticed(chromium: Any, tmp_path: Path) -> No
     file = tmp_path / "leaky.html"
     file.write_text('<img src="http://192.0.2.1/x.png">')
     page = chromium.new_page()
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    urls: list[str] = []
+    page.on("request", lambda request: urls.append(request.url))
     page.route("http://**", lambda route: route.abort())
     page.goto(file.as_uri())
     page.close()
-    assert "http://192.0.2.1/x.png" in asked
+    assert "http://192.0.2.1/x.png" in urls

@@ -34,9 +34,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
         try:
             assert server.stderr is not None
-            found = re.search(r"http://127\.0\.0\.1:\d+/", server.stderr.readline())
-            assert found is not None
-            yield found[0]
+            match = re.search(r"http://127\.0\.0\.1:\d+/", server.stderr.readline())
+            assert match is not None
+            yield match[0]
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(30)
@@ -44,8 +44,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def answered(tab: Any, condition: str = "true") -> None:
     """Wait until all requests are answered, and the condition holds."""
-    told = f"{NAMED}('status')?.text.includes('all 600') && {condition}"
-    tab.wait_for_function(f"window.Bokeh && Bokeh.documents.length > 0 && {told}", timeout=120_000)
+    answer_shown = f"{NAMED}('status')?.text.includes('all 600') && {condition}"
+    tab.wait_for_function(f"window.Bokeh && Bokeh.documents.length > 0 && {answer_shown}", timeout=120_000)
 
 
 def test_an_answer_follows_a_slider_and_the_link_restores_it(tab: Any, address: str) -> None:
@@ -84,11 +84,11 @@ def test_the_scenario_written_gives_the_answer_shown(tab: Any, address: str, tmp
 def test_curves_are_drawn_after_the_answer(tab: Any, address: str) -> None:
     opened(tab, f"{address}?rate=3")
     points = "models.filter((each) => each.type === 'ColumnDataSource' && 'rate' in each.data)"
-    found = points.replace("models", "[...Bokeh.documents[0]._all_models.values()]")
-    ready = f"{found}.some((each) => each.data.x.length > 4)"
+    all_points = points.replace("models", "[...Bokeh.documents[0]._all_models.values()]")
+    ready = f"{all_points}.some((each) => each.data.x.length > 4)"
     tab.wait_for_function(f"window.Bokeh && Bokeh.documents.length && {ready}", timeout=120_000)
-    drawn = f"({points}).filter((each) => each.data.x.length > 4)[0].data"
-    x, rate = tab.evaluate(model(f"[{drawn}.x, {drawn}.rate]"))
+    curve = f"({points}).filter((each) => each.data.x.length > 4)[0].data"
+    x, rate = tab.evaluate(model(f"[{curve}.x, {curve}.rate]"))
     assert rate == sorted(rate)
     assert x == sorted(x, reverse=True)  # a user gets fewer tokens a second, the higher the load
     notes = tab.evaluate(model("models.filter((each) => each.type === 'Div').map((each) => each.text)"))

@@ -26,7 +26,7 @@ def refresh(page: Path, folder: Path) -> None:
         (folder / name).write_text(content)
     for command in re.findall(r"^\$ (twin calibrate .*)$", text, re.M):
         subprocess.run(command, shell=True, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    page.write_text(PRINTED.sub(lambda found: found[1] + _table(found[2], found[3], folder) + found[4], text))
+    page.write_text(PRINTED.sub(lambda match: match[1] + _table(match[2], match[3], folder) + match[4], text))
 
 
 def _table(command: str, old: str, folder: Path) -> str:

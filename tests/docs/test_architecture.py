@@ -40,14 +40,14 @@ def imported(package: str) -> set[str]:
     """The other packages that a package's modules import, without what commands load of the live backend and papers."""
     names = "adapt", "adapt_measure", "adapt_options", "adapt_text", "calibrate", "validate", "serve_live", "reproduce"
     commands = {f"twin/cli/{name}.py" for name in names}
-    found: set[str] = set()
+    modules_imported: set[str] = set()
     for file in sorted((ROOT / package).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            modules += [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            modules += [item.name for item in node.names] if isinstance(node, ast.Import) else []
             packages = {module.partition(".")[0] for module in modules}
-            found |= packages - {"live", "papers"} if str(file.relative_to(ROOT)) in commands else packages
-    return found & set(PACKAGES) - {package}
+            modules_imported |= packages - {"live", "papers"} if str(file.relative_to(ROOT)) in commands else packages
+    return modules_imported & set(PACKAGES) - {package}
 
 
 def test_the_table_has_every_package() -> None:
@@ -61,8 +61,17 @@ def test_a_package_imports_only_what_the_table_allows(package: str) -> None:
 
 @pytest.mark.parametrize("contract", CONTRACTS["contracts"], ids=lambda contract: contract["name"])
 def test_the_table_allows_nothing_that_a_contract_forbids(contract: dict[str, list[str]]) -> None:
-    pairs = [(each, other) for each in contract.get("source_modules", []) for other in contract["forbidden_modules"]]
+    pairs = [
+        (source, forbidden)
+        for source in contract.get("source_modules", [])
+        for forbidden in contract["forbidden_modules"]
+    ]
     if contract["type"] == "independence":
-        pairs = [(each, other) for each in contract["modules"] for other in contract["modules"] if each != other]
-    for package, other in pairs:
-        assert other not in allowed()[package]
+        pairs = [
+            (source, forbidden)
+            for source in contract["modules"]
+            for forbidden in contract["modules"]
+            if source != forbidden
+        ]
+    for package, forbidden in pairs:
+        assert forbidden not in allowed()[package]

@@ -59,19 +59,19 @@ class Command:
 
 def blocks(page: Path) -> list[Block]:
     fence = re.compile(r"(?:Save this as `([\w.-]+)`:\n\n)?^```(\w+)\n(.*?)^```$", re.M | re.S)
-    return [Block(found[2], found[3], found[1]) for found in fence.finditer(page.read_text())]
+    return [Block(match[2], match[3], match[1]) for match in fence.finditer(page.read_text())]
 
 
 def commands(text: str) -> list[Command]:
     """The commands of a console block; `$ echo $?` and the number below it belong to the one before."""
-    found: list[Command] = []
+    blocks_of_page: list[Command] = []
     for part in re.split(r"^\$ ", text, flags=re.M)[1:]:
-        line, *shown = part.splitlines()
+        line, *output = part.splitlines()
         if line == "echo $?":
-            found[-1] = Command(found[-1].line, found[-1].shown, int(shown[0]))
+            blocks_of_page[-1] = Command(blocks_of_page[-1].line, blocks_of_page[-1].shown, int(output[0]))
         else:
-            found.append(Command(line, shown, 0))
-    return found
+            blocks_of_page.append(Command(line, output, 0))
+    return blocks_of_page
 
 
 def typed(line: str) -> tuple[int, str, str]:
@@ -81,7 +81,7 @@ def typed(line: str) -> tuple[int, str, str]:
         words, target = [*words, arrow, target], ""
     program, *arguments = [word for word in words if word]
     assert program == "twin", line
-    spread = [each for word in arguments for each in _expand(word)]
+    spread = [word_ for word in arguments for word_ in _expand(word)]
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -99,8 +99,8 @@ def _program(line: str) -> tuple[int, str, str]:
     *settings, program, file = shlex.split(line)
     assert program == "python", line
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | dict(setting.split("=", 1) for setting in settings)
-    done = subprocess.run([sys.executable, file], env=environment, capture_output=True, text=True)
-    return done.returncode, done.stdout, done.stderr
+    process = subprocess.run([sys.executable, file], env=environment, capture_output=True, text=True)
+    return process.returncode, process.stdout, process.stderr
 
 
 def _expand(word: str) -> list[str]:
@@ -117,7 +117,7 @@ def check(command: Command) -> None:
     printed = (out + err).splitlines()
     for line in command.shown:
         pattern = ".*".join(re.escape(part) for part in line.split("…"))
-        assert any(re.fullmatch(pattern, each) for each in printed), f"{line!r} is not in {printed}"
+        assert any(re.fullmatch(pattern, line_) for line_ in printed), f"{line!r} is not in {printed}"
 
 
 def save(block: Block, *, smaller: bool = False) -> None:
@@ -174,9 +174,9 @@ def tables() -> Iterator[tuple[Path, str, str]]:
                 yield page, commands(block.text)[-1].line, below.text
 
 
-@pytest.mark.parametrize(("page", "line", "shown"), sorted(tables()), ids=lambda value: getattr(value, "stem", ""))
+@pytest.mark.parametrize(("page", "line", "table"), sorted(tables()), ids=lambda value: getattr(value, "stem", ""))
 def test_a_printed_table_is_what_the_command_prints(
-    page: Path, line: str, shown: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, line: str, table: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for block in blocks(page):
         save(block)
@@ -189,21 +189,21 @@ def test_a_printed_table_is_what_the_command_prints(
             pytest.skip("the Azure trace is not here")
         Path(AZURE_NAME).write_bytes(gzip.decompress(AZURE.read_bytes()))
     line = re.sub(r"(--set \S+=)\S+,", r"\1", line)  # the last value only, and its table
-    shown = shown[shown.rindex("r* =") :]
-    cheapest = min(re.findall(r"^ *([\d.]+) +\d+A-\d+F ", shown, re.M), key=float)
+    table = table[table.rindex("r* =") :]
+    cheapest = min(re.findall(r"^ *([\d.]+) +\d+A-\d+F ", table, re.M), key=float)
     again = re.sub(r" --ratio \S+", "", line) + f" --ratio {cheapest} --no-figures"
     monkeypatch.setattr(summary, "CURVE_POINTS", 4)
     code, out, err = typed(again)
     assert code == 0, err
     compare = _theory if AZURE_NAME in line else str.split  # the draws from a trace differ with its path
     computed = [compare(row) for row in out.splitlines()]
-    kept = [row for row in shown.splitlines() if "A-" not in row or row.split()[0] == cheapest]
-    for row in kept:
+    stable_rows = [row for row in table.splitlines() if "A-" not in row or row.split()[0] == cheapest]
+    for row in stable_rows:
         if "r* =" in row:
-            assert any(row.split(";")[0] in each for each in out.splitlines()), row
+            assert any(row.split(";")[0] in line_ for line_ in out.splitlines()), row
         else:
             assert compare(row) in computed, f"{row}: see tests/docs/refresh_tables.py"
-    assert sum("A-" in row for row in kept) == 1
+    assert sum("A-" in row for row in stable_rows) == 1
 
 
 def _theory(row: str) -> list[str]:

@@ -29,8 +29,10 @@ def table(heading: str) -> dict[str, list[str]]:
 
 def signature(function: Callable[..., Any]) -> str:
     """Arguments and defaults, without annotations and `self`."""
-    parameters = [each for each in inspect.signature(function).parameters.values() if each.name != "self"]
-    return str(inspect.Signature([each.replace(annotation=inspect.Parameter.empty) for each in parameters]))
+    parameters = [
+        parameter for parameter in inspect.signature(function).parameters.values() if parameter.name != "self"
+    ]
+    return str(inspect.Signature([parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]))
 
 
 @pytest.mark.parametrize("function", [twin.load, twin.simulate, twin.sweep], ids=lambda function: function.__name__)
@@ -62,8 +64,8 @@ def test_columns_of_a_result(result: twin.Result, name: str) -> None:
         "engines": result.engines, "timeseries": result.timeseries,
     }  # fmt: skip
     mark = "only with `workload."
-    told = {column for column, cells in table(f"Result.{name}").items() if mark not in " ".join(cells)}
-    assert told == set(frames[name])
+    documented = {column for column, cells in table(f"Result.{name}").items() if mark not in " ".join(cells)}
+    assert documented == set(frames[name])
 
 
 def test_columns_of_sessions(tmp_path: Path) -> None:
@@ -99,7 +101,7 @@ def test_columns_of_a_sweep(workplace: Path) -> None:
     assert set(table("SweepResult.requests")) == set(swept.requests)
     documented = {names(cells[0])[0] for where, cells in rows("sweep-document.md") if where == "points[]"}
     changed = {"throughput_ci": ["throughput_ci_low", "throughput_ci_high"], "seed": ["point_seed"]}
-    plain = {each for name in documented - {"gaps", "state_shares"} for each in changed.get(name, [name])}
+    plain = {column for name in documented - {"gaps", "state_shares"} for column in changed.get(name, [name])}
     nested = {name for name in swept.points if re.match(r"(gaps|state_shares)\.", name)}
     assert set(swept.points) - nested == plain | set(small)
     assert "gaps.barrier" in nested

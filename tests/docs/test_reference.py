@@ -75,8 +75,8 @@ def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any,
     for name, field in model.model_fields.items():
         dotted = prefix + (field.alias or name)
         inner = [] if dotted in SAME_AS else models(field.annotation)
-        for each in inner:
-            yield from leaves(each, dotted + ".")
+        for item in inner:
+            yield from leaves(item, dotted + ".")
         if not inner or str in get_args(field.annotation):
             yield dotted, field.annotation, field.default
 
@@ -99,9 +99,9 @@ def shown(default: Any) -> str:
 
 @pytest.mark.parametrize("field", sorted({field for field, _, _ in FIELDS}))
 def test_the_scenario_file_names_the_field_its_default_and_its_choices(field: str) -> None:
-    (told,) = [cells for _, cells in rows("scenario-file.md") if field in names(cells[0])]
+    (cells_of_field,) = [cells for _, cells in rows("scenario-file.md") if field in names(cells[0])]
     defaults = {shown(default) for name, _, default in FIELDS if name == field}
-    assert told[1] in defaults
+    assert cells_of_field[1] in defaults
     text = (REFERENCE / "scenario-file.md").read_text()
     for value in [value for name, kind, _ in FIELDS if name == field for value in literals(kind)]:
         assert f"`{value}`" in text, value
@@ -112,9 +112,9 @@ SERVING = list(leaves(ServingScenario))
 
 @pytest.mark.parametrize("field", sorted({field for field, _, _ in SERVING}))
 def test_the_serving_scenario_names_the_field_its_default_and_its_choices(field: str) -> None:
-    (told,) = [cells for _, cells in rows("serving-scenario.md") if field in names(cells[0])]
+    (cells_of_field,) = [cells for _, cells in rows("serving-scenario.md") if field in names(cells[0])]
     defaults = {shown(default) for name, _, default in SERVING if name == field}
-    assert told[1] in defaults
+    assert cells_of_field[1] in defaults
     text = (REFERENCE / "serving-scenario.md").read_text()
     for value in [value for name, kind, _ in SERVING if name == field for value in literals(kind)]:
         assert f"`{value}`" in text, value
@@ -133,18 +133,18 @@ def test_the_serving_scenario_names_the_field_its_default_and_its_choices(field:
     ],
 )
 def test_a_field_that_names_a_policy_lists_those_that_ship(page: str, field: str, registry: dict[str, object]) -> None:
-    (told,) = [cells for _, cells in rows(page) if field in names(cells[0])]
-    assert set(registry) <= set(names(told[2]))
+    (cells_of_field,) = [cells for _, cells in rows(page) if field in names(cells[0])]
+    assert set(registry) <= set(names(cells_of_field[2]))
 
 
 def test_the_serving_scenario_names_no_field_that_is_not_there() -> None:
-    told = {name for _, cells in rows("serving-scenario.md") for name in names(cells[0])}
-    assert told == {field for field, _, _ in SERVING}
+    documented = {name for _, cells in rows("serving-scenario.md") for name in names(cells[0])}
+    assert documented == {field for field, _, _ in SERVING}
 
 
 def test_the_scenario_file_names_no_field_that_is_not_there() -> None:
-    told = {name for _, cells in rows("scenario-file.md") for name in names(cells[0])}
-    assert told == {field for field, _, _ in FIELDS}
+    documented = {name for _, cells in rows("scenario-file.md") for name in names(cells[0])}
+    assert documented == {field for field, _, _ in FIELDS}
 
 
 def commands(command: cyclopts.App, path: str = "") -> Iterator[str]:
@@ -186,15 +186,15 @@ def folder(workplace: Path) -> Path:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         assert run(["sweep", "examples/afd-deepseek-v3.yaml", *small]) == 0, err.getvalue()
-    (made,) = (workplace / "runs").iterdir()
+    (created,) = (workplace / "runs").iterdir()
     (workplace / "printed.json").write_text(out.getvalue())
-    return made
+    return created
 
 
 def keys(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     """(where, key) of every key in a document; items of a list share one. Scenario and settings stand elsewhere."""
-    for each in value if isinstance(value, list) else []:
-        yield from keys(each, prefix + "[]")
+    for item in value if isinstance(value, list) else []:
+        yield from keys(item, prefix + "[]")
     for key, inner in value.items() if isinstance(value, dict) else []:
         yield prefix, key
         if key not in ("scenario", "settings"):
@@ -206,8 +206,8 @@ def test_the_sweep_document_has_every_key_of_a_real_one_and_no_other(folder: Pat
     assert all(point["gaps"] for point in document["points"]), "too short for a steady state, so keys are missing"
     here = set(keys({**document, "theory": None, "simulation": None}))
     short = {"calibration", "run", "gap_names"}
-    told = {(heading, names(cells[0])[0]) for heading, cells in rows("sweep-document.md")}
-    assert told == {(where, key) for where, key in here if where not in short}
+    documented = {(heading, names(cells[0])[0]) for heading, cells in rows("sweep-document.md")}
+    assert documented == {(where, key) for where, key in here if where not in short}
     text = (REFERENCE / "sweep-document.md").read_text()
     for where, key in sorted(here):
         if where in short - {"gap_names"}:
@@ -217,14 +217,14 @@ def test_the_sweep_document_has_every_key_of_a_real_one_and_no_other(folder: Pat
 
 
 def test_the_run_folder_lists_every_file_and_every_key_of_the_manifest(folder: Path) -> None:
-    told = [(heading, names(cells[0])[0]) for heading, cells in rows("run-folder.md")]
+    documented = [(heading, names(cells[0])[0]) for heading, cells in rows("run-folder.md")]
     files = {str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()}
     files = {re.sub(r"\d+-\d+A-\d+F", "<configuration>-<bundle>", name) for name in files}
-    assert {name for heading, name in told if heading == ""} == files
+    assert {name for heading, name in documented if heading == ""} == files
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert {name for heading, name in told if heading == "manifest.json"} == manifest.keys()
+    assert {name for heading, name in documented if heading == "manifest.json"} == manifest.keys()
     columns = parquet.read_schema(folder / "requests" / "0-1A-1F.parquet").names
-    assert {name for heading, name in told if heading == "requests/"} == set(columns)
+    assert {name for heading, name in documented if heading == "requests/"} == set(columns)
     lines = [json.loads(line) for line in (folder / "points.jsonl").read_text().splitlines()]
     points = json.loads((folder / "summary.json").read_text())["points"]
     assert sorted(line.pop("key") for line in lines) == ["0/1", "0/2"]
@@ -238,8 +238,8 @@ def test_fields_of_a_models_config() -> None:
     text = (REFERENCE / "model-directories.md").read_text()
     tables = [part.splitlines() for part in text.split("\n\n") if part.startswith("| ")][:3]
     first_cells = [{name for row in table[2:] for name in names(row.split(" | ")[0])} for table in tables]
-    read, refused, ignored = first_cells
+    fields_read, refused, ignored = first_cells
     conditional = {"use_sliding_window", "sliding_window", "layer_types", "auto_map"}
-    assert read == READ - conditional
+    assert fields_read == READ - conditional
     assert refused == set(REFUSED_UNLESS) | conditional
     assert ignored == IGNORED

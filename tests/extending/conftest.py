@@ -24,8 +24,8 @@ REGISTRIES: tuple[Registry[Any], ...] = (
 def _registries() -> Iterator[None]:
     entries = [dict(registry) for registry in REGISTRIES]
     yield
-    for registry, kept in zip(REGISTRIES, entries, strict=True):
+    for registry, item in zip(REGISTRIES, entries, strict=True):
         registry.clear()
-        registry.update(kept)
+        registry.update(item)
     for name in [name for name in sys.modules if name.startswith("twin_plugin_")]:
         del sys.modules[name]

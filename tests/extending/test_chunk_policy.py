@@ -24,7 +24,7 @@ def test_a_scenario_names_it_with_its_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chunking", "told"),
+    ("chunking", "message"),
     [
         ({"policy": "alternating"}, "expected parameters of alternating: .*missing 1 required .*: 'every'"),
         ({"policy": "alternating", "every": 0}, "expected parameters of alternating: expected every of at least 1"),
@@ -36,6 +36,6 @@ def test_a_scenario_names_it_with_its_parameters() -> None:
         ({"policy": ["static"]}, "engine.chunking.policy: got .*, expected text"),
     ],
 )
-def test_what_it_does_not_take_is_refused_in_one_line(chunking: Any, told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_what_it_does_not_take_is_refused_in_one_line(chunking: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         run(document(chunking))

@@ -62,8 +62,8 @@ class FairQueue:
     def push(self, sequence: Sequence) -> None:
         client, policy = client_of(sequence), self.policy
         if not policy.waiting[client]:
-            others = [policy.served[other] for other, waiting in policy.waiting.items() if waiting]
-            policy.served[client] = max(policy.served[client], min(others, default=0))
+            served = [policy.served[tenant] for tenant, waiting in policy.waiting.items() if waiting]
+            policy.served[client] = max(policy.served[client], min(served, default=0))
         self._enter(sequence).append(sequence)
 
     def requeue(self, sequence: Sequence) -> None:

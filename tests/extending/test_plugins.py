@@ -110,14 +110,14 @@ def test_validate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "layout": "colocated", "routing": "longest_prefix", "replicas": 1, "kv_events": None, "autoscaling": None,
         "frontend": {"route": 0.0, "deliver": 0.0, "hand_over": 0.0},
     }  # fmt: skip
-    for settings, told in (
+    for settings, message in (
         ({"replicas": 2}, "system.replicas: got 2, expected 1: the live engine is alone"),
         ({"routing": "longest"}, "system.routing: got 'longest', expected one of least_loaded, "),
         ({"layout": "disaggregated"}, "system.link: expected this field, which is missing"),
         ({"layout": "scattered"}, "system.layout: got 'scattered', expected"),
     ):
         assert run(["validate", str(validation(folder, system=settings))]) == 2
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 REFUSING = """
@@ -150,7 +150,7 @@ def test_a_router_is_asked_about_one_engine_too(command: str, folder: Path, caps
 
 
 @pytest.mark.parametrize(
-    ("plugin", "told"),
+    ("plugin", "message"),
     [
         ("nowhere.py", "plugins[0]: got 'nowhere.py', expected a readable file"),
         ("no_such_module", "plugins[0]: got 'no_such_module', expected a plug-in that can be imported: ModuleNotFound"),
@@ -159,13 +159,13 @@ def test_a_router_is_asked_about_one_engine_too(command: str, folder: Path, caps
     ],
 )
 def test_a_plugin_that_cannot_be_used(
-    plugin: object, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plugin: object, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "broken.py").write_text("1 / 0\n")
     file = tmp_path / "s.yaml"
     file.write_text(yaml.safe_dump({**scenario(), "plugins": [plugin]}))
     assert run(["simulate", str(file)]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_plugin_on_the_command_line_starts_from_the_current_folder(
@@ -222,5 +222,5 @@ def test_a_policy_that_returns_another_type(
     document["workload"] = {**document["workload"], "decode": {"distribution": "fixed", "mean": 64}}
     file.write_text(yaml.safe_dump(document))
     assert run(["simulate", str(file), "--set", setting, "--no-figures", "--runs", str(tmp_path / "runs")]) == 2
-    told = capsys.readouterr().err
-    assert "s.yaml: plugins: got ['wrong.py'], expected policies that return what their protocols say: " in told
+    message = capsys.readouterr().err
+    assert "s.yaml: plugins: got ['wrong.py'], expected policies that return what their protocols say: " in message

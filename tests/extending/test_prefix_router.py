@@ -36,8 +36,8 @@ def test_more_of_the_prompts_is_found_in_the_caches() -> None:
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_what_it_sees_does_not_depend_on_fast_forwarding(router: str, asynchronous: bool, ranks: int) -> None:
-    asked = document(router, async_scheduling=asynchronous, data_parallel_size=ranks)
-    fast, slow = (run({**asked, "fast_forward": mode}) for mode in (True, False))
+    expected = document(router, async_scheduling=asynchronous, data_parallel_size=ranks)
+    fast, slow = (run({**expected, "fast_forward": mode}) for mode in (True, False))
     assert records(fast) == records(slow)
     assert sum(log.events for log in fast.logs) < 0.9 * sum(log.events for log in slow.logs)
 

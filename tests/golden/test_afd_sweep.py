@@ -20,10 +20,10 @@ def document() -> dict[str, Any]:
     """The summary of a small sweep, through JSON as a user gets it."""
     scenario = apply(BASELINE, {"batch_size": 32, "requests_per_instance": 1000, "workload.decode.mean": 60.0})
     sweep = prepare(scenario, Path("afd"), "1,5/2,6")
-    done: dict[str, dict[str, Any]] = {}
-    for _ in sweep.run(done, lambda key, point: None, Processes(1)):
+    points: dict[str, dict[str, Any]] = {}
+    for _ in sweep.run(points, lambda key, point: None, Processes(1)):
         pass
-    summary = sweep.summarise(done)
+    summary = sweep.summarise(points)
     summary["configurations"][0]["curves"] = {
         name: curve[::16] for name, curve in summary["configurations"][0]["curves"].items()
     }
@@ -43,14 +43,14 @@ def leaves(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def test_the_sweep_is_what_it_was() -> None:
-    expected, found = leaves(json.loads(GOLDEN.read_text())), leaves(document())
-    assert found.keys() == expected.keys()
+    expected, actual = leaves(json.loads(GOLDEN.read_text())), leaves(document())
+    assert actual.keys() == expected.keys()
     for path, value in expected.items():
         if isinstance(value, float):
             # Sums of many floats may differ in the last digits between machines; a decision may not.
-            assert found[path] == pytest.approx(value, rel=1e-9, abs=1e-12), path
+            assert actual[path] == pytest.approx(value, rel=1e-9, abs=1e-12), path
         else:
-            assert found[path] == value, path
+            assert actual[path] == value, path
 
 
 if __name__ == "__main__":

@@ -101,9 +101,9 @@ def newest(folder: Path) -> str:
 
 def recorded_requests() -> str:
     """The recorded requests in the how-to of refinement."""
-    found = re.search(r"```jsonl\n(.*?)```", (ROOT / "docs" / "how-to" / "refine.md").read_text(), re.DOTALL)
-    assert found is not None
-    return found[1]
+    match = re.search(r"```jsonl\n(.*?)```", (ROOT / "docs" / "how-to" / "refine.md").read_text(), re.DOTALL)
+    assert match is not None
+    return match[1]
 
 
 def verbs_of_readme() -> set[str]:

@@ -15,9 +15,9 @@ from tests.compiling import run_compiling
 
 @pytest.mark.parametrize("operation", operations())
 def test_what_ships_fits(operation: str) -> None:
-    told = run_compiling("-m", "kernels.ahead_of_time", operation, "--json")
-    made = json.loads(told.stdout)
-    assert made, "an operation ships at least one configuration"
-    assert [each for each in made if not each["fits"]] == []
-    assert {each["arch"] for each in made} >= {90}
-    assert told.returncode == 0
+    process = run_compiling("-m", "kernels.ahead_of_time", operation, "--json")
+    builds = json.loads(process.stdout)
+    assert builds, "an operation ships at least one configuration"
+    assert [build for build in builds if not build["fits"]] == []
+    assert {build["arch"] for build in builds} >= {90}
+    assert process.returncode == 0

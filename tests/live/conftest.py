@@ -44,10 +44,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tupl
     """By name of `MODELS`: the directory, and transformers' own model in float32."""
     transformers = pytest.importorskip("transformers", reason="checkpoints are written by transformers")
     torch.set_num_threads(1)  # the models are tiny, and tests run in several processes
-    made: dict[str, tuple[Path, Any]] = {}
+    checkpoints: dict[str, tuple[Path, Any]] = {}
 
     def make(name: str) -> tuple[Path, Any]:
-        if name not in made:
+        if name not in checkpoints:
             family, settings = MODELS[name]
             torch.manual_seed(7)
             config = getattr(transformers, f"{family}Config")(**COMMON, **settings)
@@ -58,8 +58,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tupl
                     parameter.data += 1
             directory = tmp_path_factory.mktemp(name)
             model.save_pretrained(directory, max_shard_size="40KB" if name == "llama" else "5GB")
-            made[name] = (directory, model)
-        return made[name]
+            checkpoints[name] = (directory, model)
+        return checkpoints[name]
 
     return make
 

@@ -62,20 +62,20 @@ def model_of(family: str) -> Any:
     return model
 
 
-def write(made: Format, directory: Path, dense: tuple[str, ...] = ("lm_head",)) -> Any:
+def write(layout: Format, directory: Path, dense: tuple[str, ...] = ("lm_head",)) -> Any:
     """The checkpoint; returns the model with Ŵ in place of what is packed."""
-    model = model_of(made.family)
-    generator = torch.Generator().manual_seed(made.bits * 1000 + made.group)
-    kept: Tensors = {name: parameter.data for name, parameter in model.named_parameters()}
+    model = model_of(layout.family)
+    generator = torch.Generator().manual_seed(layout.bits * 1000 + layout.group)
+    parameters: Tensors = {name: parameter.data for name, parameter in model.named_parameters()}
     for name, module in list(model.named_modules()):
         if not isinstance(module, torch.nn.Linear) or any(part in name for part in dense):
             continue
-        tensors, weight = _packed(made, name, *module.weight.shape, generator)
+        tensors, weight = _packed(layout, name, *module.weight.shape, generator)
         module.weight.data = weight
-        del kept[f"{name}.weight"]
-        kept |= {f"{name}.{kind}": tensor.contiguous() for kind, tensor in tensors.items()}
-    save_file(kept, directory / "model.safetensors")
-    document = model.config.to_dict() | {"quantization_config": made.config() | {"modules_to_not_convert": [*dense]}}
+        del parameters[f"{name}.weight"]
+        parameters |= {f"{name}.{kind}": tensor.contiguous() for kind, tensor in tensors.items()}
+    save_file(parameters, directory / "model.safetensors")
+    document = model.config.to_dict() | {"quantization_config": layout.config() | {"modules_to_not_convert": [*dense]}}
     (directory / "config.json").write_text(json.dumps(document))
     return model
 
@@ -90,30 +90,30 @@ def change(directory: Path, edit: Callable[[Tensors], object]) -> None:
 
 
 def _packed(
-    made: Format, name: str, outputs: int, inputs: int, generator: torch.Generator
+    layout: Format, name: str, outputs: int, inputs: int, generator: torch.Generator
 ) -> tuple[Tensors, torch.Tensor]:
     """A module's tensors, and its Ŵ."""
-    group, most = inputs if made.group == -1 else made.group, 2**made.bits
+    group, levels = inputs if layout.group == -1 else layout.group, 2**layout.bits
     groups = -(-inputs // group)
-    codes = torch.randint(most, (inputs, outputs), generator=generator)
+    codes = torch.randint(levels, (inputs, outputs), generator=generator)
     scales = (0.02 + 0.02 * torch.rand(groups, outputs, generator=generator)).half()
     # As asymmetric quantisers have it: a zero point may be any code, but 0 cannot be written less 1.
-    zeros = torch.randint(1, most, (groups, outputs), generator=generator)
-    if made.symmetric:
-        zeros = torch.full_like(zeros, most // 2)
+    zeros = torch.randint(1, levels, (groups, outputs), generator=generator)
+    if layout.symmetric:
+        zeros = torch.full_like(zeros, levels // 2)
     index = torch.arange(inputs) // group
-    if made.orders != "plain":
-        seed = {"alike": inputs, "unlike": sum(map(ord, name))}[made.orders]
+    if layout.orders != "plain":
+        seed = {"alike": inputs, "unlike": sum(map(ord, name))}[layout.orders]
         index = index[torch.randperm(inputs, generator=torch.Generator().manual_seed(seed))]
     weight = torch.empty(outputs, inputs)
     for i in range(inputs):
         weight[:, i] = scales[index[i]].float() * (codes[i] - zeros[index[i]])
-    if made.layout == "gemm":
+    if layout.layout == "gemm":
         return {"qweight": awq_words(codes), "qzeros": awq_words(zeros), "scales": scales}, weight
-    stored = zeros - 1 if made.layout == "gptq" else zeros
+    stored = zeros - 1 if layout.layout == "gptq" else zeros
     return {
-        "qweight": gptq_words(codes.T, made.bits).T,
-        "qzeros": gptq_words(stored, made.bits),
+        "qweight": gptq_words(codes.T, layout.bits).T,
+        "qzeros": gptq_words(stored, layout.bits),
         "scales": scales,
         "g_idx": index.int(),
     }, weight

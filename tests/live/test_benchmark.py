@@ -31,8 +31,8 @@ def test_it_runs_on_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[s
             assert figures["ttft"] > 0
     assert document["ceilings"]["copy"] > 0
     assert {"device", "versions", "commit", "date"} <= set(document)
-    told = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in told] == [
+    output = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in output] == [
         "Qwen3-0.6B, 128 in, 1 out, alone, ttft in ms", "Qwen3-0.6B, 128 in, 32 out, 4 at once, tpot in ms",
     ]  # fmt: skip
 
@@ -52,12 +52,12 @@ def test_floors_by_hand() -> None:
     head = 2048 * 256
     assert weight_bytes(dense.weights) == 4 * (4 * layer + head)
     ceilings = {"copy": 1e10, "matmul": 1e12}
-    alone, together, first, last = (
-        next(each for each in WORKLOADS if part in each.name)
+    single, together, first, last = (
+        next(workload for workload in WORKLOADS if part in workload.name)
         for part in ("4B, 512 in, 1 out, alone", "96 at once", "32 out", "3.1-8B, 128")
     )
     computed = (512 * 8 * layer + 4 * 4 * 256 * 512 * 513 / 2 + 2 * head) / 1e12
-    assert floor(alone, dense, ceilings) == pytest.approx(max(computed, weight_bytes(dense.weights) / 1e10))
+    assert floor(single, dense, ceilings) == pytest.approx(max(computed, weight_bytes(dense.weights) / 1e10))
     assert floor(together, dense, ceilings) == pytest.approx(1 / computed)
     cached = 4 * 144 * 2 * 4 * 128 * 4
     assert floor(first, dense, ceilings) == pytest.approx((weight_bytes(dense.weights) + cached) / 1e10)
@@ -68,9 +68,9 @@ def test_floors_by_hand() -> None:
 
 def test_the_best_of_the_ways_is_judged() -> None:
     times = {"a": {"tpot": 0.9e-3}, "b": {"tpot": 0.7e-3}}
-    assert met(next(each for each in WORKLOADS if "32 out" in each.name), times)
+    assert met(next(workload for workload in WORKLOADS if "32 out" in workload.name), times)
     rates = {"a": {"requests": 170.0}, "b": {"requests": 189.0}}
-    assert not met(next(each for each in WORKLOADS if "96 at once" in each.name), rates)
+    assert not met(next(workload for workload in WORKLOADS if "96 at once" in workload.name), rates)
 
 
 @pytest.mark.parametrize(

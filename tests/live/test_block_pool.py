@@ -113,10 +113,10 @@ def test_everybody_reads_their_own_context(
     assert not plant.pool.unassigned_ids
 
 
-def submit(core: EngineCore, random: Random, most: int) -> None:
+def submit(core: EngineCore, random: Random, max_output: int) -> None:
     """A request that fits, with a prefix that others may have."""
-    prompt = random.randint(1, most // 2)
-    limit = random.randint(1, most - prompt)
+    prompt = random.randint(1, max_output // 2)
+    limit = random.randint(1, max_output - prompt)
     family = random.randint(0, 2)
     named = prompt // core.kv_cache.node_tokens
     ids = tuple(100 * family + i for i in range(random.randint(0, named)))

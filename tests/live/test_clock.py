@@ -60,9 +60,9 @@ def test_the_direct_clock_counts_its_own_computation_and_jumps_over_waits() -> N
     time.sleep(0.02)
     assert clock() < 0.01
     compute(0.005)
-    other = threading.Thread(target=compute, args=(0.02,))
-    other.start()
-    other.join()
+    thread = threading.Thread(target=compute, args=(0.02,))
+    thread.start()
+    thread.join()
     assert 0.005 <= clock() < 0.02
     clock.wait_until(3600.0)
     assert clock() == pytest.approx(3600.0, abs=0.01)
@@ -72,10 +72,10 @@ def test_the_direct_clock_counts_its_own_computation_and_jumps_over_waits() -> N
 def test_pytorch_computes_on_the_thread_that_calls_it() -> None:
     """With one thread, CPU time of the thread is that of the process: no pool does a part of the work unseen."""
     torch.set_num_threads(1)
-    left, right = torch.randn(2, 384, 384)
+    first, second = torch.randn(2, 384, 384)
     thread, process = time.thread_time(), time.process_time()
     for _ in range(20):
-        torch.mm(left, right)
+        torch.mm(first, second)
     thread, process = time.thread_time() - thread, time.process_time() - process
     assert thread == pytest.approx(process, rel=0.02)
 
@@ -109,7 +109,9 @@ def test_a_direct_replay_does_not_wait_and_answers_alike(depth: int) -> None:
     assert latency.max() < 1.0
     assert [not follows for follows in result.followed].count(True) == 8  # the engine is idle after each request
     wall = replayed(WallClock(), 0.0, depth)
-    assert [each.output for each in wall.generations] == [each.output for each in result.generations]
+    assert [generation.output for generation in wall.generations] == [
+        generation.output for generation in result.generations
+    ]
 
 
 def test_steps_of_a_direct_run_sum_to_its_computation() -> None:
@@ -130,15 +132,15 @@ def test_other_processes_are_not_counted() -> None:
     served = engine()
     generations = [materialise(Request(i, 0.0, 20, 6), 6, 50, 16) for i in range(400)]
     burning = 2 * len(os.sched_getaffinity(0))
-    others = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(burning)]
+    processes = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(burning)]
     try:
         time.sleep(0.2)
         wall, computed = time.perf_counter(), time.thread_time()
         spans = replay(served, generations, DirectClock()).spans
         wall, computed = time.perf_counter() - wall, time.thread_time() - computed
     finally:
-        for each in others:
-            each.kill()
-            each.wait()
+        for process in processes:
+            process.kill()
+            process.wait()
     assert wall > 1.5 * computed
     assert 0.2 * computed < sum(end - begin for _, begin, end in spans) <= computed

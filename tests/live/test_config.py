@@ -30,11 +30,11 @@ GONE = object()
 
 
 def test_every_field_of_transformers_is_in_one_table() -> None:
-    known = [READ, IGNORED, frozenset(REFUSED_UNLESS)]
+    tables = [READ, IGNORED, frozenset(REFUSED_UNLESS)]
     for name in FAMILIES.values():
         fields = {field.name for field in dataclasses.fields(getattr(transformers, f"{name}Config"))}
-        assert fields - frozenset().union(*known) == set()
-    assert sum(map(len, known)) == len(frozenset().union(*known))
+        assert fields - frozenset().union(*tables) == set()
+    assert sum(map(len, tables)) == len(frozenset().union(*tables))
 
 
 @pytest.mark.parametrize("family", FAMILY_DEFAULTS)
@@ -48,11 +48,11 @@ def test_defaults_are_those_of_transformers(family: str) -> None:
     assert settings.tie_word_embeddings is False
 
 
-def write(directory: Path, family: Family, made: dict[str, Any], changes: dict[str, Any]) -> None:
+def write(directory: Path, family: Family, fields: dict[str, Any], changes: dict[str, Any]) -> None:
     """A random model made with some settings, whose config.json is changed afterwards."""
     name = FAMILIES[family]
     torch.manual_seed(5)
-    settings = {**COMMON, "num_hidden_layers": 2, **(EXPERTS if family == "qwen3_moe" else {}), **made}
+    settings = {**COMMON, "num_hidden_layers": 2, **(EXPERTS if family == "qwen3_moe" else {}), **fields}
     model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**settings))
     for parameter in model.parameters():
         parameter.data = torch.randn_like(parameter) * 0.2 + (parameter.dim() == 1)
@@ -110,8 +110,8 @@ HONOURED: dict[str, tuple[Family, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", HONOURED)
 def test_answers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    family, made, changes = HONOURED[name]
-    write(tmp_path, family, made, changes)
+    family, document, changes = HONOURED[name]
+    write(tmp_path, family, document, changes)
     peer = getattr(transformers, f"{FAMILIES[family]}ForCausalLM").from_pretrained(tmp_path, dtype=torch.float32)
     config = read_config(tmp_path)
     assert_logits_agree(Decoder(config, load_weights(tmp_path, config, torch.float32, "cpu")), peer.eval())
@@ -171,11 +171,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-def refused(file: Path, read: Callable[[Path], object]) -> str:
+def refused(file: Path, reader: Callable[[Path], object]) -> str:
     """The line with which a file is refused."""
-    with pytest.raises(BadInput) as told:
-        read(file)
-    line = str(told.value)
+    with pytest.raises(BadInput) as error:
+        reader(file)
+    line = str(error.value)
     assert line.startswith(f"{file}: ")
     assert "\n" not in line
     assert len(line) < 400
@@ -188,19 +188,19 @@ def document() -> dict[str, Any]:
     return {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **COMMON, "num_hidden_layers": 2}
 
 
-@pytest.mark.parametrize(("changes", "said"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
 def test_what_is_not_served_is_refused(
-    changes: dict[str, Any], said: str, document: dict[str, Any], tmp_path: Path
+    changes: dict[str, Any], message: str, document: dict[str, Any], tmp_path: Path
 ) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(document))
     read_config(tmp_path)
     file.write_text(json.dumps(document | changes))
-    assert said in refused(file, lambda file: read_config(file.parent))
+    assert message in refused(file, lambda file: read_config(file.parent))
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"mlp_only_layers": [0]}, "mlp_only_layers: got [0], expected []"),
         ({"decoder_sparse_step": 2}, "decoder_sparse_step: got 2, expected 1"),
@@ -211,11 +211,11 @@ def test_what_is_not_served_is_refused(
     ],
 )
 def test_mixtures_that_are_not_served_are_refused(
-    changes: dict[str, Any], said: str, document: dict[str, Any], tmp_path: Path
+    changes: dict[str, Any], message: str, document: dict[str, Any], tmp_path: Path
 ) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(document | EXPERTS | {"model_type": "qwen3_moe", "architectures": None} | changes))
-    assert said in refused(file, read_config)
+    assert message in refused(file, read_config)
 
 
 def test_the_two_readers_refuse_the_same(document: dict[str, Any], tmp_path: Path) -> None:

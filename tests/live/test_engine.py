@@ -39,21 +39,21 @@ def prompts() -> list[list[int]]:
     return [common + text if i % 3 == 0 else text for i, text in enumerate(texts)]
 
 
-def expected(peer: Any, prompt: list[int], most: int) -> list[int]:
-    told = peer.generate(
-        torch.tensor([prompt]), max_new_tokens=most, min_new_tokens=most, do_sample=False, pad_token_id=0
+def expected(peer: Any, prompt: list[int], max_tokens: int) -> list[int]:
+    result = peer.generate(
+        torch.tensor([prompt]), max_new_tokens=max_tokens, min_new_tokens=max_tokens, do_sample=False, pad_token_id=0
     )
-    answer: list[int] = told[0, len(prompt) :].tolist()
+    answer: list[int] = result[0, len(prompt) :].tolist()
     return answer
 
 
 def drain(engine: Engine) -> list[Generation]:
-    done: list[Generation] = []
+    finished: list[Generation] = []
     while (result := engine.step()) is not None:
         engine.core.check_integrity()
-        done.extend(result.finished)
+        finished.extend(result.finished)
     assert engine.core.kv_cache.num_free_blocks == engine.core.kv_cache.num_blocks
-    return done
+    return finished
 
 
 CONFIGS = {
@@ -80,18 +80,18 @@ def test_answers_are_those_of_transformers(name: str, models: tuple[Decoder, Any
     decoder, peer = models
     kinds: list[type[Batch]] = []
     engine = Engine(decoder, CONFIGS[name], StaticChunks(32), watch=lambda batch, begin, end: kinds.append(type(batch)))
-    asked = [
+    generations = [
         make_generation(i, prompt, 3 + 2 * i, sampling_params=GREEDY, block_size=BLOCK)
         for i, prompt in enumerate(prompts())
     ]
-    for generation in asked[:8]:
+    for generation in generations[:8]:
         engine.submit(generation)
     for _ in range(4):
         engine.step()
-    for generation in asked[8:]:
+    for generation in generations[8:]:
         engine.submit(generation)
     drain(engine)
-    for i, (generation, prompt) in enumerate(zip(asked, prompts(), strict=True)):
+    for i, (generation, prompt) in enumerate(zip(generations, prompts(), strict=True)):
         assert generation.output == expected(peer, prompt, 3 + 2 * i), f"request {i}"
         assert generation.finish_reason == "length"
     if name.startswith("few"):
@@ -129,10 +129,10 @@ def test_what_a_seed_draws_does_not_depend_on_company(models: tuple[Decoder, Any
             engine.submit(
                 make_generation(i + 1, prompts()[i], 9, sampling_params=SamplingParams(seed=i), block_size=BLOCK)
             )
-        mine = make_generation(0, prompts()[10], 15, sampling_params=params, block_size=BLOCK)
-        engine.submit(mine)
+        generation = make_generation(0, prompts()[10], 15, sampling_params=params, block_size=BLOCK)
+        engine.submit(generation)
         drain(engine)
-        return mine.output
+        return generation.output
 
     assert answer(0) == answer(7)
 
@@ -143,12 +143,14 @@ def test_an_embedding_is_the_last_state_and_holds_no_seat(models: tuple[Decoder,
         num_gpu_blocks=40, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=1, one_shot=OneShotBudget(64, 8)
     )
     engine = Engine(decoder, config)
-    asked = [make_generation(i, prompt, 0, task="embed", block_size=BLOCK) for i, prompt in enumerate(prompts()[:6])]
-    for generation in asked:
+    generations = [
+        make_generation(i, prompt, 0, task="embed", block_size=BLOCK) for i, prompt in enumerate(prompts()[:6])
+    ]
+    for generation in generations:
         engine.submit(generation)
-    done = drain(engine)
-    assert len(done) == 6
-    for generation in asked:
+    finished = drain(engine)
+    assert len(finished) == 6
+    for generation in generations:
         with torch.inference_mode():
             states = peer.model(torch.from_numpy(generation.prompt)[None]).last_hidden_state[0, -1]
         torch.testing.assert_close(torch.from_numpy(generation.pooled_output), states, rtol=1e-4, atol=1e-4)

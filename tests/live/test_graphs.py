@@ -60,18 +60,23 @@ def drain(engine: Engine, each_step: Callable[[int], None] = lambda number: None
 
 def asked(style: str) -> list[Generation]:
     """Twelve requests, of which some stop early; all greedy and for tokens alone, or of every kind."""
-    made = []
+    requests = []
     for i, prompt in enumerate(prompts()):
         more: dict[str, Any] = {"end_tokens": frozenset(range(i, 199, 9))} if i % 2 else {}
         if style == "mixed":
-            drawn = SamplingParams(temperature=0.9, top_k=40 * (i % 2), top_p=0.95, seed=i)
-            more |= {"sampling_params": drawn if i % 4 == 0 else GREEDY, "task": "embed" if i % 6 == 5 else "generate"}
+            sampling = SamplingParams(temperature=0.9, top_k=40 * (i % 2), top_p=0.95, seed=i)
+            more |= {
+                "sampling_params": sampling if i % 4 == 0 else GREEDY,
+                "task": "embed" if i % 6 == 5 else "generate",
+            }
             more |= {"logprobs": i % 4 - 1, "prompt_logprobs": 2 if i % 4 == 3 else -1}
             if i % 5 == 1:
                 more |= {"stop_check": lambda token: token % 7 == 0, "min_tokens": 3}
-        most = 0 if more.get("task") == "embed" else 3 + 2 * i
-        made.append(make_generation(i, prompt, most, block_size=BLOCK, **({"sampling_params": GREEDY} | more)))
-    return made
+        max_tokens = 0 if more.get("task") == "embed" else 3 + 2 * i
+        requests.append(
+            make_generation(i, prompt, max_tokens, block_size=BLOCK, **({"sampling_params": GREEDY} | more))
+        )
+    return requests
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +103,9 @@ def answers(decoder: Decoder, name: str, style: str, make: Callable[..., Executo
         assert engine.core.preemptions > 0
     if name == "leaders":
         assert engine.core.cached_tokens > 0
-    return [each for each in requests if each.request.id not in (7, 8)]  # when these were taken back may differ
+    return [
+        request for request in requests if request.request.id not in (7, 8)
+    ]  # when these were taken back may differ
 
 
 @pytest.mark.parametrize("style", ["greedy", "mixed"])
@@ -107,16 +114,16 @@ def answers(decoder: Decoder, name: str, style: str, make: Callable[..., Executo
 def test_answers_do_not_depend_on_how_steps_are_run(
     name: str, kind: str, style: str, decoder: Decoder, waited_for: Callable[[str, str], list[Generation]]
 ) -> None:
-    for found, exact in zip(answers(decoder, name, style, *MAKERS[kind]), waited_for(name, style), strict=True):
-        assert (found.output, found.finish_reason) == (exact.output, exact.finish_reason)
-        assert [[token for token, _ in each] for each in found.top_logprobs] == [
-            [t for t, _ in each] for each in exact.top_logprobs
+    for result, exact in zip(answers(decoder, name, style, *MAKERS[kind]), waited_for(name, style), strict=True):
+        assert (result.output, result.finish_reason) == (exact.output, exact.finish_reason)
+        assert [[token for token, _ in top] for top in result.top_logprobs] == [
+            [t for t, _ in top] for top in exact.top_logprobs
         ]
-        assert found.token_logprobs == pytest.approx(exact.token_logprobs, abs=1e-4)
-        assert found.prompt_token_logprobs[1:] == pytest.approx(exact.prompt_token_logprobs[1:], abs=1e-4)
-        assert (found.pooled_output is None) == (exact.pooled_output is None)
+        assert result.token_logprobs == pytest.approx(exact.token_logprobs, abs=1e-4)
+        assert result.prompt_token_logprobs[1:] == pytest.approx(exact.prompt_token_logprobs[1:], abs=1e-4)
+        assert (result.pooled_output is None) == (exact.pooled_output is None)
         if exact.pooled_output is not None:
-            np.testing.assert_allclose(found.pooled_output, exact.pooled_output, atol=1e-4)
+            np.testing.assert_allclose(result.pooled_output, exact.pooled_output, atol=1e-4)
 
 
 def test_sizes_grow_by_a_bounded_part() -> None:
@@ -150,25 +157,25 @@ def test_shapes_are_made_ahead_and_met_again(decoder: Decoder) -> None:
 def test_a_table_may_reach_behind_what_a_chunk_needs(decoder: Decoder) -> None:
     """80 blocks are reserved, and the first chunk, of 32 tokens, is given a table of 64."""
     config = EngineConfig(num_gpu_blocks=200, block_size=1, prefix_id_tokens=BLOCK, kv_reservation="max_tokens")
-    told = []
+    outputs = []
     for make in (Executor, GraphExecutor):
         engine = Engine(decoder, config, StaticChunks(32), make_executor=make)
         generation = make_generation(0, prompts()[7], 41, sampling_params=GREEDY, block_size=BLOCK)
         engine.submit(generation)
         drain(engine)
-        told.append(generation.output)
-    assert told[0] == told[1]
+        outputs.append(generation.output)
+    assert outputs[0] == outputs[1]
 
 
 def test_an_executor_serves_another_engine(decoder: Decoder) -> None:
     config = EngineConfig(num_gpu_blocks=90, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=6)
-    kept: list[GraphExecutor] = []
+    executors: list[GraphExecutor] = []
 
     def make(decoder: Decoder, pool: BlockPool, config: EngineConfig) -> GraphExecutor:
-        kept.append(kept[0].reset(pool) if kept else GraphExecutor(decoder, pool, config))
-        return kept[0]
+        executors.append(executors[0].reset(pool) if executors else GraphExecutor(decoder, pool, config))
+        return executors[0]
 
-    told = []
+    outputs = []
     for _ in range(2):
         engine = Engine(decoder, config, make_executor=make, depth=2)
         requests = [
@@ -179,18 +186,18 @@ def test_an_executor_serves_another_engine(decoder: Decoder) -> None:
             engine.submit(generation)
         for _ in range(4):
             engine.step()
-        told.append([len(generation.output) for generation in requests])  # given up in the middle of everything
-    assert told[0] == told[1]
-    assert kept[0] is kept[1]
+        outputs.append([len(generation.output) for generation in requests])  # given up in the middle of everything
+    assert outputs[0] == outputs[1]
+    assert executors[0] is executors[1]
     drain(engine)
     waiting = Engine(decoder, config)
-    others = [
+    rest = [
         make_generation(i, prompt, 6, sampling_params=GREEDY, block_size=BLOCK) for i, prompt in enumerate(prompts())
     ]
-    for generation in others:
+    for generation in rest:
         waiting.submit(generation)
     drain(waiting)
-    assert [generation.output for generation in requests] == [generation.output for generation in others]
+    assert [generation.output for generation in requests] == [generation.output for generation in rest]
 
 
 def test_rows_that_fill_up_write_nothing(decoder: Decoder) -> None:
@@ -214,17 +221,17 @@ def test_graphs_give_what_the_same_steps_give_launched_one_by_one(depth: int) ->
     config = ModelConfig("llama", shape, max_position_embeddings=512, tied=True)
     decoder = Decoder(config, random_weights(config, torch.bfloat16, "cuda"))
     engine_config = EngineConfig(num_gpu_blocks=200, max_num_seqs=8)
-    told = []
+    outputs = []
     for graphs in (False, True):
         engine = Engine(decoder, engine_config, make_executor=partial(GraphExecutor, graphs=graphs), depth=depth)
         requests = [make_generation(i, range(1, 30 + i), 40, sampling_params=GREEDY) for i in range(12)]
         for generation in requests:
             engine.submit(generation)
         drain(engine)
-        told.append([generation.output for generation in requests])
+        outputs.append([generation.output for generation in requests])
         captured = [step.captured for step in engine.executor.steps.values()]
         assert any(captured) == graphs
-    assert told[0] == told[1]
+    assert outputs[0] == outputs[1]
 
 
 def test_engines_of_a_backend_share_what_was_captured() -> None:
@@ -241,5 +248,5 @@ def test_engines_of_a_backend_share_what_was_captured() -> None:
     assert engines[1].executor is executor
     assert isinstance(executor, GraphExecutor)
     assert set(executor.steps) == {StepShape(n, 0, 0, blocks, True) for n in (1, 2, 3) for blocks in (64, 256)}
-    other = Engine(backend.decoder, replace(config, num_gpu_blocks=100), make_executor=backend._graph_executor)
-    assert other.executor is not executor
+    second = Engine(backend.decoder, replace(config, num_gpu_blocks=100), make_executor=backend._graph_executor)
+    assert second.executor is not executor

@@ -21,14 +21,14 @@ def offloading(policy: str = "write_through", capacity: int = 500) -> KVOffloadi
 def conversations(count: int = 6, turns: int = 4) -> list[Generation]:
     """Turn after turn of several conversations, so that each has lost its blocks when its next turn comes."""
     generator = torch.Generator().manual_seed(7)
-    said: list[list[int]] = [[] for _ in range(count)]
-    made = []
+    history: list[list[int]] = [[] for _ in range(count)]
+    generations = []
     for turn in range(turns):
         for session in range(count):
-            said[session] += torch.randint(50, (BLOCK * 2 + 1,), generator=generator).tolist()
+            history[session] += torch.randint(50, (BLOCK * 2 + 1,), generator=generator).tolist()
             number = turn * count + session
-            made.append(make_generation(number, list(said[session]), max_tokens=5, block_size=BLOCK))
-    return made
+            generations.append(make_generation(number, list(history[session]), max_tokens=5, block_size=BLOCK))
+    return generations
 
 
 def answers(decoder: Decoder, config: EngineConfig, depth: int = 1, at_once: int = 2) -> tuple[list[list[int]], Engine]:
@@ -59,8 +59,8 @@ def test_answers_are_those_without_a_tier(policy: str, depth: int, case: str) ->
     decoder, changes = make_decoder("llama"), CASES[case]
     plenty, _ = answers(decoder, settings(4, num_gpu_blocks=400, enable_prefix_caching=False))
     tight = settings(4, num_gpu_blocks=24, kv_offloading=offloading(policy), **changes)
-    found, engine = answers(decoder, tight, depth)
-    assert found == plenty
+    result, engine = answers(decoder, tight, depth)
+    assert result == plenty
     assert engine.core.kv_tiers is not None
     (host,) = engine.core.kv_tiers.tiers
     assert host.loaded > 10
@@ -72,8 +72,8 @@ def test_a_tier_that_is_too_small_does_no_harm() -> None:
     decoder = make_decoder("qwen3")
     plenty, _ = answers(decoder, settings(4, num_gpu_blocks=400))
     for capacity in (1, 3, 9, 20):
-        found, engine = answers(decoder, settings(4, num_gpu_blocks=24, kv_offloading=offloading(capacity=capacity)))
-        assert found == plenty
+        result, engine = answers(decoder, settings(4, num_gpu_blocks=24, kv_offloading=offloading(capacity=capacity)))
+        assert result == plenty
         assert engine.core.kv_tiers is not None
         assert engine.core.kv_tiers.tiers[0].evicted > 0
 
@@ -110,14 +110,14 @@ def test_blocks_that_went_through_the_tier_are_those_that_were_computed(policy: 
         path = 0
         for depth, node in enumerate(roomy.core.kv_cache.match_prefix(ids, tokens)):
             path = block_hash(path, ids[depth])
-            held = tiers.tiers[0].blocks.get(path)
-            if held is None:
+            block = tiers.tiers[0].blocks.get(path)
+            if block is None:
                 continue
-            keys, values = host.content[held.slot]
+            keys, values = host.content[block.slot]
             in_tier += 1
-            other = roomy.executor.cache
-            torch.testing.assert_close(keys, other.keys[:, node.payload], rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(values, other.values[:, node.payload], rtol=1e-4, atol=1e-5)
+            roomy_cache = roomy.executor.cache
+            torch.testing.assert_close(keys, roomy_cache.keys[:, node.payload], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(values, roomy_cache.values[:, node.payload], rtol=1e-4, atol=1e-5)
             if depth < len(here):
                 on_both += 1
                 assert torch.equal(keys, cache.keys[:, here[depth].payload])

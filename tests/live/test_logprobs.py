@@ -41,34 +41,36 @@ def known(peer: Any, tokens: list[int]) -> torch.Tensor:
 def test_log_probabilities_are_those_of_transformers(config: EngineConfig, models: tuple[Decoder, Any]) -> None:
     decoder, peer = models
     engine = Engine(decoder, config, StaticChunks(16))
-    asked = [
+    generations = [
         make_generation(
             i, prompt, 6, sampling_params=GREEDY, block_size=BLOCK, logprobs=i % 4 - 1, prompt_logprobs=(i + 1) % 4 - 1
         )
         for i, prompt in enumerate(prompts())
     ]
-    for generation in asked:
+    for generation in generations:
         engine.submit(generation)
     drain(engine)
     assert config is not SOME or engine.core.preemptions > 0
-    for generation, prompt in zip(asked, prompts(), strict=True):
+    for generation, prompt in zip(generations, prompts(), strict=True):
         exact = known(peer, [*prompt, *generation.output])
         answered = exact[len(prompt) - 1 : -1]
         if generation.logprobs < 0:
             assert generation.token_logprobs == generation.top_logprobs == []
         else:
-            given = answered.gather(1, torch.tensor(generation.output)[:, None])[:, 0]
-            torch.testing.assert_close(torch.tensor(generation.token_logprobs), given, rtol=1e-4, atol=1e-4)
+            expected = answered.gather(1, torch.tensor(generation.output)[:, None])[:, 0]
+            torch.testing.assert_close(torch.tensor(generation.token_logprobs), expected, rtol=1e-4, atol=1e-4)
             same_tops(generation.top_logprobs, answered, generation.logprobs)
         if generation.prompt_logprobs < 0:
             assert generation.prompt_token_logprobs == generation.prompt_top_logprobs == []
         else:
             assert generation.prompt_token_logprobs[0] is None
             assert generation.prompt_top_logprobs[0] == []
-            read = exact[: len(prompt) - 1]
-            given = read.gather(1, torch.tensor(prompt[1:], dtype=torch.int64)[:, None])[:, 0]
-            torch.testing.assert_close(torch.tensor(generation.prompt_token_logprobs[1:]), given, rtol=1e-4, atol=1e-4)
-            same_tops(generation.prompt_top_logprobs[1:], read, generation.prompt_logprobs)
+            rows = exact[: len(prompt) - 1]
+            expected = rows.gather(1, torch.tensor(prompt[1:], dtype=torch.int64)[:, None])[:, 0]
+            torch.testing.assert_close(
+                torch.tensor(generation.prompt_token_logprobs[1:]), expected, rtol=1e-4, atol=1e-4
+            )
+            same_tops(generation.prompt_top_logprobs[1:], rows, generation.prompt_logprobs)
 
 
 def same_tops(tops: list[list[tuple[int, float]]], exact: torch.Tensor, n: int) -> None:
@@ -84,14 +86,14 @@ def test_prompts_alone_are_told_of_under_the_one_shot_contract(models: tuple[Dec
         num_gpu_blocks=40, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=1, one_shot=OneShotBudget(16, 8)
     )
     engine = Engine(decoder, config)
-    asked = [
+    generations = [
         make_generation(i, prompt, 0, task="prompt_logprobs", prompt_logprobs=0, block_size=BLOCK)
         for i, prompt in enumerate(prompts()[:6])
     ]
-    for generation in asked:
+    for generation in generations:
         engine.submit(generation)
     assert len(drain(engine)) == 6
-    for generation, prompt in zip(asked, prompts(), strict=False):
+    for generation, prompt in zip(generations, prompts(), strict=False):
         exact = known(peer, prompt)[:-1].gather(1, torch.tensor(prompt[1:], dtype=torch.int64)[:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(generation.prompt_token_logprobs[1:]), exact, rtol=1e-4, atol=1e-4)
         assert generation.output == []
@@ -146,11 +148,13 @@ def test_classes_are_those_of_transformers(one_shot: OneShotBudget | None, class
         decoder, EngineConfig(num_gpu_blocks=80, block_size=BLOCK, prefix_id_tokens=BLOCK, one_shot=one_shot)
     )
     tasks = ["classify", "embed", "rerank"]
-    asked = [make_generation(i, prompt, 0, task=tasks[i % 3], block_size=BLOCK) for i, prompt in enumerate(prompts())]
-    for generation in asked:
+    generations = [
+        make_generation(i, prompt, 0, task=tasks[i % 3], block_size=BLOCK) for i, prompt in enumerate(prompts())
+    ]
+    for generation in generations:
         engine.submit(generation)
     drain(engine)
-    for generation, prompt in zip(asked, prompts(), strict=True):
+    for generation, prompt in zip(generations, prompts(), strict=True):
         with torch.inference_mode():
             if generation.request.task == "embed":
                 exact = peer.model(torch.tensor([prompt])).last_hidden_state[0, -1]

@@ -30,7 +30,7 @@ EVERY = (*ATTENTION, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 
 def write_adapter(
-    directory: Path, checkpoint: Path, rank: int, modules: tuple[str, ...], seed: int, **other: Any
+    directory: Path, checkpoint: Path, rank: int, modules: tuple[str, ...], seed: int, **changes: Any
 ) -> Path:
     """A PEFT directory with adapters large enough to change answers."""
     directory.mkdir(parents=True)
@@ -43,15 +43,15 @@ def write_adapter(
             tensors[f"{full}B.weight"] = torch.randn(outputs, rank, generator=generator) * 0.3
     save_file(tensors, directory / "adapter_model.safetensors")
     settings = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": [*modules], "bias": "none"}
-    (directory / "adapter_config.json").write_text(json.dumps(settings | other))
+    (directory / "adapter_config.json").write_text(json.dumps(settings | changes))
     return directory
 
 
 def weights_of(checkpoint: Path) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for file in sorted(checkpoint.glob("*.safetensors")):
-        found |= load_file(file)
-    return found
+        tensors |= load_file(file)
+    return tensors
 
 
 def merge(checkpoint: Path, adapter: Path, into: Path, scale: float) -> Path:
@@ -60,9 +60,9 @@ def merge(checkpoint: Path, adapter: Path, into: Path, scale: float) -> Path:
     merged, parts = weights_of(checkpoint), load_file(adapter / "adapter_model.safetensors")
     for name, a in parts.items():
         if "lora_A" in name:
-            own = name.removeprefix("base_model.model.").replace(".lora_A", "")
+            base_name = name.removeprefix("base_model.model.").replace(".lora_A", "")
             b = parts[name.replace("lora_A", "lora_B")]
-            merged[own] = merged[own].double() + scale * b.double() @ a.double()
+            merged[base_name] = merged[base_name].double() + scale * b.double() @ a.double()
     save_file({name: weight.contiguous() for name, weight in merged.items()}, into / "model.safetensors")
     (into / "config.json").write_text((checkpoint / "config.json").read_text())
     return into
@@ -84,12 +84,12 @@ def prompts(models: list[str], sampling: SamplingParams) -> list[Generation]:
     ]  # fmt: skip
 
 
-def answers(engine: Engine, asked: list[Generation]) -> list[list[int]]:
-    for generation in asked:
+def answers(engine: Engine, generations: list[Generation]) -> list[list[int]]:
+    for generation in generations:
         engine.submit(generation)
     while engine.step() is not None:
         engine.core.check_integrity()
-    return [generation.output for generation in asked]
+    return [generation.output for generation in generations]
 
 
 @pytest.fixture(scope="module")
@@ -130,18 +130,20 @@ def test_answers_are_those_of_merged_weights(
         model_slots=SlotsConfig(slots, base="base"),
     )  # fmt: skip
     engine = Engine(base, config, make_executor=lambda *parts: LoRAExecutor(*parts, adapters))
-    asked = prompts(MIXTURE, sampling)
-    mixed = answers(engine, asked)
+    generations = prompts(MIXTURE, sampling)
+    mixed = answers(engine, generations)
     assert engine.core.model_loads >= 3
     assert isinstance(engine.executor, LoRAExecutor)
     assert set(engine.executor.slots) == set(engine.core.model_slots.resident if engine.core.model_slots else ())
     for model, decoder in {"base": base, **merged}.items():
-        alone = answers(Engine(decoder, plain), prompts(MIXTURE, sampling))
+        plain_answers = answers(Engine(decoder, plain), prompts(MIXTURE, sampling))
         for i, name in enumerate(MIXTURE):
             if name == model:
-                assert mixed[i] == alone[i], f"request {i} of {name}"
+                assert mixed[i] == plain_answers[i], f"request {i} of {name}"
             elif model == "base" and temperature == 0:
-                assert mixed[i] != alone[i] or len(mixed[i]) < 5, "an adapter that changes nothing shows nothing"
+                assert mixed[i] != plain_answers[i] or len(mixed[i]) < 5, (
+                    "an adapter that changes nothing shows nothing"
+                )
 
 
 @pytest.fixture
@@ -150,7 +152,7 @@ def config(checkpoint: Callable[[str], tuple[Path, Any]]) -> ModelConfig:
 
 
 @pytest.mark.parametrize(
-    ("other", "expected"),
+    ("changes", "expected"),
     [
         ({"r": 0}, "r: got 0, expected a whole number"),
         ({"lora_alpha": "big"}, "lora_alpha: got 'big', expected a number"),
@@ -160,10 +162,10 @@ def config(checkpoint: Callable[[str], tuple[Path, Any]]) -> ModelConfig:
     ],
 )
 def test_adapters_that_are_not_served(
-    checkpoint: Callable[[str], tuple[Path, Any]], config: ModelConfig, tmp_path: Path, other: dict[str, Any],
+    checkpoint: Callable[[str], tuple[Path, Any]], config: ModelConfig, tmp_path: Path, changes: dict[str, Any],
     expected: str,
 ) -> None:  # fmt: skip
-    directory = write_adapter(tmp_path / "a", checkpoint("llama")[0], 4, EVERY, 1, **other)
+    directory = write_adapter(tmp_path / "a", checkpoint("llama")[0], 4, EVERY, 1, **changes)
     with pytest.raises(BadInput) as raised:
         load_adapter("a", directory, config, torch.float32)
     assert expected in str(raised.value)

@@ -85,9 +85,9 @@ def test_products_in_bfloat16(name: str, tmp_path: Path) -> None:
     x = torch.randn(3, 256, generator=torch.Generator().manual_seed(2)).bfloat16()
     attention = peer.model.layers[0].self_attn
     exact = torch.cat([part(x.float()) for part in (attention.q_proj, attention.k_proj, attention.v_proj)], dim=1)
-    found = linear(x, weights.layers[0].qkv)
-    assert found.dtype == torch.bfloat16
-    assert (found.float() - exact).abs().max() < 2**-7 * exact.abs().max()
+    result = linear(x, weights.layers[0].qkv)
+    assert result.dtype == torch.bfloat16
+    assert (result.float() - exact).abs().max() < 2**-7 * exact.abs().max()
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -97,9 +97,9 @@ def test_rounding_is_off_by_half_a_step_at_most(bits: int, group: int, symmetric
     peer = model_of("Llama")
     peer.save_pretrained(tmp_path)
     decoder = read(tmp_path, rounding=Rounding(bits, group, symmetric))
-    own, layer = peer.model.layers[0], decoder.weights.layers[0]
+    peer_layer, layer = peer.model.layers[0], decoder.weights.layers[0]
     assert isinstance(layer.ffn, DenseFFN)
-    attention, ffn = own.self_attn, own.mlp
+    attention, ffn = peer_layer.self_attn, peer_layer.mlp
     pairs: list[tuple[Matrix, list[Any]]] = [
         (layer.qkv, [attention.q_proj, attention.k_proj, attention.v_proj]),
         (layer.o, [attention.o_proj]),
@@ -126,9 +126,9 @@ def test_random_weights_are_as_few_bits_as_the_config_says(tmp_path: Path) -> No
     layer = random_weights(config, torch.float32, "cpu").layers[0]
     assert isinstance(layer.qkv, PackedWeight)
     assert (layer.qkv.bits, layer.qkv.group, layer.qkv.zeros is None) == (3, 128, False)
-    asked = random_weights(config, torch.float32, "cpu", rounding=Rounding(4, -1)).layers[0].qkv
-    assert isinstance(asked, PackedWeight)
-    assert (asked.bits, asked.group, asked.zeros) == (4, 0, None)
+    packed = random_weights(config, torch.float32, "cpu", rounding=Rounding(4, -1)).layers[0].qkv
+    assert isinstance(packed, PackedWeight)
+    assert (packed.bits, packed.group, packed.zeros) == (4, 0, None)
 
 
 def test_the_backend_rounds_what_a_scenario_says(tmp_path: Path) -> None:
@@ -176,10 +176,10 @@ Q = "model.layers.0.self_attn.q_proj"
 def test_a_broken_tensor_is_named(edit: Callable[[Tensors], object], expected: str, tmp_path: Path) -> None:
     write(FORMATS["gptq, second format"], tmp_path)
     change(tmp_path, edit)
-    with pytest.raises(BadInput) as told:
+    with pytest.raises(BadInput) as error:
         read(tmp_path)
-    assert expected in str(told.value)
-    assert "\n" not in str(told.value)
+    assert expected in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -196,9 +196,9 @@ def test_a_broken_tensor_is_named(edit: Callable[[Tensors], object], expected: s
 def test_formats_that_are_not_read(config: dict[str, Any], expected: str, tmp_path: Path) -> None:
     document = model_of("Llama").config.to_dict() | {"quantization_config": config}
     (tmp_path / "config.json").write_text(json.dumps(document))
-    with pytest.raises(BadInput) as told:
+    with pytest.raises(BadInput) as error:
         read_config(tmp_path)
-    assert expected in str(told.value)
+    assert expected in str(error.value)
 
 
 def test_rounding_that_cannot_be(checkpoint: Callable[[str], tuple[Path, Any]], tmp_path: Path) -> None:

@@ -45,19 +45,19 @@ def speculating(decoder: Decoder, config: EngineConfig, drafts: int, lookup: int
 def generations(sampling: SamplingParams, **settings: Any) -> list[Generation]:
     """Prompts that repeat themselves, so that n-grams are found."""
     rng = np.random.default_rng(3)
-    made = []
+    requests = []
     for number in range(9):
         phrase = rng.integers(0, 23, 5).tolist()
         prompt = [*phrase, *rng.integers(0, 23, number).tolist(), *phrase, *phrase[: number % 4]]
         params = SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, seed=number)
-        made.append(
+        requests.append(
             make_generation(number, prompt, 3 + 6 * number, sampling_params=params, block_size=BLOCK, **settings)
         )
-    return made
+    return requests
 
 
-def answered(engine: Engine, asked: list[Generation], abort: int | None = None) -> list[tuple[list[int], str]]:
-    for generation in asked:
+def answered(engine: Engine, requests: list[Generation], abort: int | None = None) -> list[tuple[list[int], str]]:
+    for generation in requests:
         engine.submit(generation)
     steps = 0
     while engine.step() is not None:
@@ -66,7 +66,7 @@ def answered(engine: Engine, asked: list[Generation], abort: int | None = None) 
         if abort is not None and steps == 5:
             engine.abort(abort)
     assert engine.core.kv_cache.num_free_blocks == engine.core.kv_cache.num_blocks
-    return [(generation.output, generation.finish_reason) for generation in asked]
+    return [(generation.output, generation.finish_reason) for generation in requests]
 
 
 CONFIGS = {
@@ -91,16 +91,16 @@ def test_answers_are_those_without_speculation(decoder: Decoder, name: str, samp
     engine = speculating(decoder, config, drafts)
     plain = answered(Engine(decoder, config), generations(params))
     assert answered(engine, generations(params)) == plain
-    found = engine.core.stats
-    assert 0 < found.num_accepted_tokens < found.num_draft_tokens
+    stats = engine.core.stats
+    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
 
 
 def test_an_aborted_request_leaves_the_others_as_they_are(decoder: Decoder) -> None:
     config, params = CONFIGS["few blocks"], SAMPLING["greedy"]
     plain = answered(Engine(decoder, config), generations(params))
-    told = answered(speculating(decoder, config, 3), generations(params), abort=8)
-    assert told[:8] == plain[:8]
-    assert told[8][1] == "abort"
+    answers = answered(speculating(decoder, config, 3), generations(params), abort=8)
+    assert answers[:8] == plain[:8]
+    assert answers[8][1] == "abort"
 
 
 def test_end_tokens_stop_checks_and_logprobs_are_those_without_speculation(decoder: Decoder) -> None:
@@ -108,19 +108,19 @@ def test_end_tokens_stop_checks_and_logprobs_are_those_without_speculation(decod
     config, params = CONFIGS["plenty"], SAMPLING["greedy"]
 
     def asked() -> list[Generation]:
-        made = generations(params, end_tokens=frozenset({11, 5}), min_tokens=2, logprobs=2, prompt_logprobs=1)
-        made[4].stop_check = lambda token: token == 7
-        return made
+        requests = generations(params, end_tokens=frozenset({11, 5}), min_tokens=2, logprobs=2, prompt_logprobs=1)
+        requests[4].stop_check = lambda token: token == 7
+        return requests
 
     plain, drafted = asked(), asked()
     assert answered(speculating(decoder, config, 4), drafted) == answered(Engine(decoder, config), plain)
     assert {generation.finish_reason for generation in plain} == {"stop", "length"}
-    for one, other in zip(plain, drafted, strict=True):
-        assert other.token_logprobs == pytest.approx(one.token_logprobs, abs=1e-5)
-        assert [[token for token, _ in top] for top in other.top_logprobs] == [
+    for one, second in zip(plain, drafted, strict=True):
+        assert second.token_logprobs == pytest.approx(one.token_logprobs, abs=1e-5)
+        assert [[token for token, _ in top] for top in second.top_logprobs] == [
             [token for token, _ in top] for top in one.top_logprobs
         ]
-        assert other.prompt_token_logprobs[1:] == pytest.approx(one.prompt_token_logprobs[1:], abs=1e-5)
+        assert second.prompt_token_logprobs[1:] == pytest.approx(one.prompt_token_logprobs[1:], abs=1e-5)
 
 
 def test_sampled_tokens_have_the_distribution_of_the_model(decoder: Decoder) -> None:
@@ -131,11 +131,11 @@ def test_sampled_tokens_have_the_distribution_of_the_model(decoder: Decoder) -> 
     prompt = np.random.default_rng(1).permutation(23).tolist()
     config = EngineConfig(num_gpu_blocks=4000, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_batched_tokens=2048)
     engine = speculating(decoder, config, 3)
-    asked = [
+    generations = [
         make_generation(seed, prompt, 3, sampling_params=SamplingParams(1.0, seed=seed * 7919), block_size=BLOCK)
         for seed in range(3000)
     ]
-    answered(engine, asked)
+    answered(engine, generations)
     assert engine.core.stats.num_drafts > 2500
     assert engine.core.stats.num_accepted_tokens > 80
     expected = np.zeros(23)
@@ -143,7 +143,7 @@ def test_sampled_tokens_have_the_distribution_of_the_model(decoder: Decoder) -> 
     for first in range(23):
         after = _probabilities(decoder, [*prompt, first])
         expected += probabilities[first] * after
-    counts = Counter(generation.output[1] for generation in asked)
+    counts = Counter(generation.output[1] for generation in generations)
     observed = np.array([counts[token] for token in range(23)])
     assert stats.chisquare(observed, 3000 * expected).pvalue > 1e-3
 
@@ -157,28 +157,28 @@ def _probabilities(decoder: Decoder, tokens: list[int]) -> np.ndarray[Any, Any]:
     engine.submit(generation)
     while engine.step() is not None:
         pass
-    found = np.zeros(23)
+    probabilities = np.zeros(23)
     for token, logprob in generation.top_logprobs[0]:
-        found[token] = np.exp(logprob)
-    return found / found.sum()
+        probabilities[token] = np.exp(logprob)
+    return probabilities / probabilities.sum()
 
 
-def proposed(tokens: list[int], shortest: int, longest: int, most: int) -> list[int]:
+def proposed(tokens: list[int], shortest: int, longest: int, max_tokens: int) -> list[int]:
     """The tokens after the first earlier occurrence of the longest n-gram at the end, found by looking everywhere."""
     for size in range(longest, shortest - 1, -1):
         end = tokens[len(tokens) - size :]
         for begin in range(len(tokens) - size):
             if len(end) == size and tokens[begin : begin + size] == end:
-                return tokens[begin + size : begin + size + most]
+                return tokens[begin + size : begin + size + max_tokens]
     return []
 
 
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 3), st.integers(0, 3), st.integers(1, 6), st.data())
 def test_lookup_finds_what_a_search_finds(
-    tokens: list[int], shortest: int, more: int, most: int, data: st.DataObject
+    tokens: list[int], shortest: int, more: int, max_tokens: int, data: st.DataObject
 ) -> None:
     cut = data.draw(st.integers(0, len(tokens)))
     lookup = NgramLookup(shortest, shortest + more)
     lookup.extend(tokens[:cut])
     lookup.extend(tokens[cut:])
-    assert lookup.propose(most) == proposed(tokens, shortest, shortest + more, most)
+    assert lookup.propose(max_tokens) == proposed(tokens, shortest, shortest + more, max_tokens)

@@ -30,20 +30,20 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("pieces", nargs="*", metavar="PIECE", help=f"default: all of {', '.join(PIECES)}")
     parser.add_argument("--sm", type=int, default=90, help="compute capability that code is made for")
     parser.add_argument("--compile", action="store_true", help="all of the way, which takes a second a kind of launch")
-    asked = parser.parse_args(arguments)
-    for name in asked.pieces:
+    options = parser.parse_args(arguments)
+    for name in options.pieces:
         if name not in PIECES:
             parser.error(f"unknown piece {name}; expected one of {', '.join(PIECES)}")
-    failed, check = False, misfit_of if asked.compile else error_of
-    for name in asked.pieces or PIECES:
+    failed, check = False, misfit_of if options.compile else error_of
+    for name in options.pieces or PIECES:
         gpu.forget()
         launches.seen.clear()
         PIECES[name](gpu)
         with torch._C.DisableTorchFunction():
-            refused = {str(each): why for each in launches.seen if (why := check(each, asked.sm))}
-        waits = Counter(re.sub(r" ?\[.*\]", "", each) for each in gpu.waits)
-        told = {"piece": name, "graphs": gpu.captured, "replays": gpu.replayed, "waits": dict(waits)}
-        print(json.dumps(told | {"launches": len(launches.seen), "refused": refused}), flush=True)
+            refused = {str(launch): why for launch in launches.seen if (why := check(launch, options.sm))}
+        waits = Counter(re.sub(r" ?\[.*\]", "", launch) for launch in gpu.waits)
+        document = {"piece": name, "graphs": gpu.captured, "replays": gpu.replayed, "waits": dict(waits)}
+        print(json.dumps(document | {"launches": len(launches.seen), "refused": refused}), flush=True)
         failed |= bool(refused)
     return 4 if failed else 0
 

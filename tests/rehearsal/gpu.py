@@ -101,7 +101,7 @@ class PretendedGPU:
             def synchronize(self) -> None:
                 gpu.wait("a stream")
 
-            def wait_stream(self, other: Stream) -> None: ...
+            def wait_stream(self, stream: Stream) -> None: ...
             def wait_event(self, event: Event) -> None: ...
 
         class Event:
@@ -156,7 +156,7 @@ class Border(TorchFunctionMode):
         name, kwargs = getattr(func, "__name__", ""), dict(kwargs or {})
         if name == "__get__":  # an attribute
             return func(*args)
-        if name == "copy_" and any(isinstance(each, FakeTensor) for each in args[:2]):
+        if name == "copy_" and any(isinstance(argument, FakeTensor) for argument in args[:2]):
             return self._copy(*args, **kwargs)
         here = not (args and isinstance(args[0], FakeTensor))
         return (self._on_host if here else self._on_device)(func, name, args, kwargs)
@@ -179,10 +179,10 @@ class Border(TorchFunctionMode):
         if _to_gpu((), kwargs):
             return self._made(func, args, kwargs)
         pinned = kwargs.pop("pin_memory", False)
-        made = args[0] if name == "pin_memory" else func(*args, **kwargs)
+        result = args[0] if name == "pin_memory" else func(*args, **kwargs)
         if pinned or name == "pin_memory":
-            setattr(made, PINNED, True)
-        return made
+            setattr(result, PINNED, True)
+        return result
 
     def read(self, tensor: torch.Tensor, name: str) -> Any:
         """The host reads zeros."""
@@ -239,21 +239,21 @@ class Border(TorchFunctionMode):
 
     def _getitem(self, tensor: torch.Tensor, key: Any) -> torch.Tensor:
         keys = list(key) if isinstance(key, tuple) else [key]
-        dots = [i for i, each in enumerate(keys) if each is Ellipsis]
+        dots = [i for i, key in enumerate(keys) if key is Ellipsis]
         for i in dots:
-            keys[i : i + 1] = [slice(None)] * (tensor.dim() - sum(each is not None for each in keys) + 1)
-        chosen: list[torch.Tensor | None] = []
-        for each in keys:
-            dim = len(chosen)
-            if each is None:
+            keys[i : i + 1] = [slice(None)] * (tensor.dim() - sum(key is not None for key in keys) + 1)
+        indices: list[torch.Tensor | None] = []
+        for key in keys:
+            dim = len(indices)
+            if key is None:
                 tensor = tensor.unsqueeze(dim)
-            elif isinstance(each, int):
-                tensor = tensor.select(dim, each)
+            elif isinstance(key, int):
+                tensor = tensor.select(dim, key)
                 continue
-            elif isinstance(each, slice):
-                tensor = torch.ops.aten.slice(tensor, dim, *each.indices(tensor.shape[dim]))
-            chosen.append(None if each is None or isinstance(each, slice) else self._index(each))
-        return tensor if all(each is None for each in chosen) else torch.ops.aten.index(tensor, chosen)
+            elif isinstance(key, slice):
+                tensor = torch.ops.aten.slice(tensor, dim, *key.indices(tensor.shape[dim]))
+            indices.append(None if key is None or isinstance(key, slice) else self._index(key))
+        return tensor if all(key is None for key in indices) else torch.ops.aten.index(tensor, indices)
 
     def _index(self, index: Any) -> torch.Tensor:
         """Rows that are chosen: the host's go to the device first."""
@@ -264,10 +264,10 @@ class Border(TorchFunctionMode):
 def _to_gpu(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Returns True if arguments name the device, or a tensor on it."""
     named = [*args, kwargs.get("device"), kwargs.get("other")]
-    devices = [torch.device(each) for each in named if isinstance(each, str | torch.device)]
-    return any(each.type == "cuda" for each in devices) or any(isinstance(each, FakeTensor) for each in named)
+    devices = [torch.device(name) for name in named if isinstance(name, str | torch.device)]
+    return any(name.type == "cuda" for name in devices) or any(isinstance(name, FakeTensor) for name in named)
 
 
 def _dtype(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.dtype | None:
-    found = [each for each in (*args, kwargs.get("dtype")) if isinstance(each, torch.dtype)]
-    return found[0] if found else None
+    dtypes = [argument for argument in (*args, kwargs.get("dtype")) if isinstance(argument, torch.dtype)]
+    return dtypes[0] if dtypes else None

@@ -72,12 +72,14 @@ def launch(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], grid: 
     Raises:
         Refused: tensors that are not on the device, or more programs than a GPU takes.
     """
-    given = dict(zip(kernel.arg_names, args, strict=False)) | {k: v for k, v in kwargs.items() if k in kernel.arg_names}
+    arguments = dict(zip(kernel.arg_names, args, strict=False)) | {
+        k: v for k, v in kwargs.items() if k in kernel.arg_names
+    }
     types: dict[str, str] = {}
     constants: dict[str, Any] = {}
     aligned = set()
     for parameter in kernel.params:
-        name, value = parameter.name, given[parameter.name]
+        name, value = parameter.name, arguments[parameter.name]
         if parameter.is_constexpr or value is None:
             types[name], constants[name] = "constexpr", value
         elif isinstance(value, torch.Tensor):
@@ -95,8 +97,8 @@ def launch(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], grid: 
             types[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
             if value % ALIGNED == 0 and not parameter.do_not_specialize:
                 aligned.add(name)
-    programs = grid(given) if callable(grid) else grid
-    if not all(0 < n <= most for n, most in zip(programs, MOST_PROGRAMS, strict=False)):
+    programs = grid(arguments) if callable(grid) else grid
+    if not all(0 < n <= limit for n, limit in zip(programs, MOST_PROGRAMS, strict=False)):
         raise Refused(f"{kernel.__name__}: {programs} programs")
     options = tuple(sorted((name, value) for name, value in kwargs.items() if name not in kernel.arg_names))
     return Launch(kernel, tuple(types.items()), tuple(constants.items()), frozenset(aligned), options)
@@ -107,8 +109,8 @@ def misfit_of(launch: Launch, arch: int = 90) -> str:
     types = " ".join(kind for _, kind in launch.types if kind != "constexpr")
     aligned = tuple(launch.aligned)
     configuration = Shipped(launch.kernel, types, dict(launch.constants), aligned=aligned, **dict(launch.options))
-    made = compile_shipped("", configuration, arch)
-    return "" if made.fits else made.error or f"{made.spilled} bytes spilled, {made.shared} bytes shared"
+    build = compile_shipped("", configuration, arch)
+    return "" if build.fits else build.error or f"{build.spilled} bytes spilled, {build.shared} bytes shared"
 
 
 def error_of(launch: Launch, arch: int = 90) -> str:

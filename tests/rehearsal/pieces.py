@@ -102,7 +102,7 @@ def decoder(config: ModelConfig, bits: int = 16) -> Decoder:
 def asked(mixed: bool) -> list[Generation]:
     """Twelve requests: all greedy and for tokens alone, or of every kind."""
     rng = np.random.default_rng(0)
-    made = []
+    requests = []
     for i in range(12):
         more: dict[str, Any] = {"sampling_params": GREEDY}
         if mixed:
@@ -113,8 +113,8 @@ def asked(mixed: bool) -> list[Generation]:
             more |= {"task": "embed" if i % 6 == 5 else "generate", "logprobs": i % 4 - 1}
             more["prompt_logprobs"] = 2 if i % 4 == 3 else -1
         prompt = rng.integers(1000, size=int(rng.integers(1, 600)))
-        made.append(make_generation(i, prompt, 0 if more.get("task") == "embed" else 1 + i % 12, **more))
-    return made
+        requests.append(make_generation(i, prompt, 0 if more.get("task") == "embed" else 1 + i % 12, **more))
+    return requests
 
 
 def answer(engine: Engine, requests: Sequence[Generation]) -> None:
@@ -195,18 +195,18 @@ def few_graphs(gpu: PretendedGPU) -> None:
 
 def server(gpu: PretendedGPU) -> None:
     """`twin serve-live --device cuda`, asked for answers, log-probabilities and embeddings at once."""
-    made = listen("127.0.0.1", 0)
-    client = Client(made.getsockname()[1])
+    listener = listen("127.0.0.1", 0)
+    client = Client(listener.getsockname()[1])
     model = ModelSource(TINY, random=True, dtype="bfloat16", device="cuda", threads=1)
     options = EngineOptions(num_gpu_blocks=500, max_num_seqs=8, max_num_batched_tokens=512)
     engine = engine_of_flags(model, options, "model").engine
-    told: list[int] = []
+    statuses: list[int] = []
 
     def ask_for(i: int) -> None:
-        asked = {"prompt": list(range(1, 40 + i)), "max_tokens": 1 + 3 * i, "seed": i}
-        asked |= {"temperature": i % 2, "logprobs": 2} if i % 3 else {"temperature": 0, "stream": True}
-        told.append(client.post("/v1/completions", **asked).status)
-        told.append(client.post("/v1/embeddings", input=list(range(1, 20 + i))).status)
+        document = {"prompt": list(range(1, 40 + i)), "max_tokens": 1 + 3 * i, "seed": i}
+        document |= {"temperature": i % 2, "logprobs": 2} if i % 3 else {"temperature": 0, "stream": True}
+        statuses.append(client.post("/v1/completions", **document).status)
+        statuses.append(client.post("/v1/embeddings", input=list(range(1, 20 + i))).status)
 
     def clients(stop: Callable[[], object]) -> None:
         with ThreadPoolExecutor() as pool:
@@ -217,8 +217,8 @@ def server(gpu: PretendedGPU) -> None:
         stop = partial(asyncio.get_running_loop().call_soon_threadsafe, stopping.stop)
         Thread(target=clients, args=[stop]).start()
 
-    code = asyncio.run(serve(EngineBackend(engine), ServerConfig("tiny"), made, ready=ready, signals=False))
-    assert (code, told) == (0, [200] * 24), told
+    code = asyncio.run(serve(EngineBackend(engine), ServerConfig("tiny"), listener, ready=ready, signals=False))
+    assert (code, statuses) == (0, [200] * 24), statuses
 
 
 def validation(gpu: PretendedGPU) -> None:
@@ -245,17 +245,17 @@ def bundle(gpu: PretendedGPU) -> None:
         def note(progress: Progress, steps: list[int] = steps) -> None:
             steps.append(len(progress.advanced))
 
-        made = LocalBundle(layout, model, timekeeper=streams, handover=streams, graphs=True, on_progress=note)
+        topology = LocalBundle(layout, model, timekeeper=streams, handover=streams, graphs=True, on_progress=note)
         for _ in range(5):
             gpu.forget()
             steps.clear()
             for i in range(24):
-                made.submit(make_generation(i, [1] * (20 + i), 12, sampling_params=GREEDY))
-            made.run()
+                topology.submit(make_generation(i, [1] * (20 + i), 12, sampling_params=GREEDY))
+            topology.run()
         layers = model.config.shape.layers
         assert gpu.captured == 0
         assert gpu.replayed > 8 * layers * 2 * 3
-        assert not [each for each in gpu.waits if each in ("an event", "a stream", "the device")]
+        assert not [wait for wait in gpu.waits if wait in ("an event", "a stream", "the device")]
 
 
 def pools(gpu: PretendedGPU) -> None:
@@ -263,12 +263,12 @@ def pools(gpu: PretendedGPU) -> None:
     model, streams = shallow("qwen3-0.6b"), RoleStreams()
     engines = [EnginePlace("prefill", CONFIGS[1])] * 2 + [EnginePlace("decode", CONFIGS[1])]
     layout = PoolsLayout(tuple(engines), {"default": (1, 2)}, {"default": (3,)})
-    made = LocalPools(layout, lambda name: model, timekeeper=streams, handover=streams, graphs=True)
+    topology = LocalPools(layout, lambda name: model, timekeeper=streams, handover=streams, graphs=True)
     for _ in range(3):
         requests = [make_generation(i, [1] * (20 + i), 12, sampling_params=GREEDY) for i in range(24)]
         for request in requests:
-            made.submit(request)
-        made.run()
+            topology.submit(request)
+        topology.run()
         assert all(len(request.output) == 12 for request in requests)
 
 

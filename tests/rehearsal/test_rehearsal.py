@@ -23,23 +23,23 @@ ENGINES = [name for name in PIECES if name not in COMMANDS]
 
 
 def rehearsed(*pieces: str) -> dict[str, dict[str, Any]]:
-    told = run_compiling("-m", "tests.rehearsal", *pieces)
-    assert told.returncode in (0, 4), told.stderr[-3000:]
-    rows = [json.loads(line) for line in told.stdout.splitlines()]
+    process = run_compiling("-m", "tests.rehearsal", *pieces)
+    assert process.returncode in (0, 4), process.stderr[-3000:]
+    rows = [json.loads(line) for line in process.stdout.splitlines()]
     return {row["piece"]: row for row in rows}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pieces", [ENGINES, COMMANDS], ids=["engines", "commands"])
 def test_what_runs_on_a_gpu_runs_on_a_pretended_one(pieces: list[str]) -> None:
-    found = rehearsed(*pieces)
-    assert list(found) == pieces
-    for row in found.values():
+    result = rehearsed(*pieces)
+    assert list(result) == pieces
+    for row in result.values():
         assert row["launches"] >= 10
         assert row["refused"] == {}
         assert row["replays"] > 0
-    if "waiting" in found:  # a step ahead, the host waits for the tokens of each step and for nothing else
-        row = found["waiting"]
+    if "waiting" in result:  # a step ahead, the host waits for the tokens of each step and for nothing else
+        row = result["waiting"]
         assert row["waits"] == {"an event": row["replays"]}
         assert row["graphs"] == 0
 
@@ -75,8 +75,8 @@ for slip in {slips!r}:
 
 def test_slips_are_found() -> None:
     """The rehearsal itself: each of these passes on a CPU, and would not on a GPU."""
-    told = run_compiling("-c", SETTING.format(slips=list(SLIPS.values())))
-    assert told.returncode == 0, told.stderr[-3000:]
-    assert dict(zip(SLIPS, told.stdout.splitlines(), strict=True)) == dict.fromkeys(SLIPS, "Refused") | {
+    process = run_compiling("-c", SETTING.format(slips=list(SLIPS.values())))
+    assert process.returncode == 0, process.stderr[-3000:]
+    assert dict(zip(SLIPS, process.stdout.splitlines(), strict=True)) == dict.fromkeys(SLIPS, "Refused") | {
         "a tensor that was left on the host": "FakeTensorDeviceMismatchError"
     }

@@ -22,7 +22,7 @@ arrivals = st.lists(
 limits = st.builds(
     AdmissionLimits,
     st.builds(WaitingLimits, st.integers(0, 8), st.integers(0, 90)),
-    st.builds(lambda each: (("a", each),), st.builds(WaitingLimits, st.integers(0, 4), st.integers(0, 40))),
+    st.builds(lambda limit: (("a", limit),), st.builds(WaitingLimits, st.integers(0, 4), st.integers(0, 40))),
     st.integers(0, 4),
     st.sampled_from([float("inf"), 0.5, 2.0]),
 )

@@ -257,7 +257,7 @@ def test_any_story_with_tiers(
     )  # fmt: skip
     for leaps in (False, True)[: 3 - depth]:
         plant = Plant(config, None, depth, leaps=leaps).run(story)
-        held = plant.core.kv_tiers
-        assert held is not None
-        assert not held.loads
-        assert not held.orphans
+        kv_tiers = plant.core.kv_tiers
+        assert kv_tiers is not None
+        assert not kv_tiers.loads
+        assert not kv_tiers.orphans

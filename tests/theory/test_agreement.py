@@ -53,10 +53,10 @@ def largest_difference(settings: dict[str, Any], ratio: str) -> float:
 
 def simulated(sweep: RatioSweep) -> list[dict[str, Any]]:
     """The points of a sweep."""
-    done: dict[str, dict[str, Any]] = {}
-    for _ in sweep.run(done, lambda key, point: None, Processes(1)):
+    points: dict[str, dict[str, Any]] = {}
+    for _ in sweep.run(points, lambda key, point: None, Processes(1)):
         pass
-    return list(done.values())
+    return list(points.values())
 
 
 @pytest.mark.parametrize("name", sorted(WORKLOADS))

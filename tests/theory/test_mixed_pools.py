@@ -63,9 +63,9 @@ def check_mean_time(routing: str, rate: float, expected: float) -> None:
         rng = np.random.default_rng(seed)
         gaps = rng.exponential(1 / rate, CUSTOMERS)
         workload = Workload(Independent(Fixed(1), Geometric(STEPS)), Replay(np.cumsum(gaps)), max_tokens=STEPS * 40)
-        made = replace(plan_of(routing), workload=workload, requests=CUSTOMERS)
-        made = replace(made, scenario=made.scenario.model_copy(update={"seed": seed}))
-        columns = Simulation(made).run().columns.table()
+        serving_plan = replace(plan_of(routing), workload=workload, requests=CUSTOMERS)
+        serving_plan = replace(serving_plan, scenario=serving_plan.scenario.model_copy(update={"seed": seed}))
+        columns = Simulation(serving_plan).run().columns.table()
         came = columns["id"] >= WARM_UP
         means.append((columns["last_token"] - columns["arrival"])[came].mean())
         excess.append(columns["output_tokens"].mean() / STEPS - gaps.mean() * rate)
@@ -83,7 +83,7 @@ def test_a_split_in_proportion_to_speed(load: float) -> None:
     check_mean_time("weighted_random", rate, expected)
 
 
-def chain(rate: float, chosen: np.ndarray) -> float:
+def chain(rate: float, choices: np.ndarray) -> float:
     """Mean time in the system of the chain whose arrivals join engine `chosen[turn, fast, slow]`; turns alternate."""
     size = PLACES + 1
 
@@ -94,14 +94,14 @@ def chain(rate: float, chosen: np.ndarray) -> float:
     for turn in range(2):
         for fast in range(size):
             for slow in range(size):
-                here, engine = state(turn, fast, slow), chosen[turn, fast, slow]
+                here, engine = state(turn, fast, slow), choices[turn, fast, slow]
                 if (fast, slow)[engine] < PLACES:
                     moves.append((here, state(1 - turn, fast + (engine == 0), slow + (engine == 1)), rate))
                 if fast:
                     moves.append((here, state(turn, fast - 1, slow), RATE["fast"]))
                 if slow:
                     moves.append((here, state(turn, fast, slow - 1), RATE["slow"]))
-    start, end, rates = (np.array(each) for each in zip(*moves, strict=True))
+    start, end, rates = (np.array(column) for column in zip(*moves, strict=True))
     count = 2 * size * size
     flows = sparse.coo_matrix((rates, (end, start)), (count, count)).tolil()
     flows.setdiag(-np.bincount(start, rates, count))
@@ -117,15 +117,15 @@ def chain(rate: float, chosen: np.ndarray) -> float:
 def joins(routing: str) -> np.ndarray:
     """The engine that an arrival joins, 0 for the fast one; the one whose turn it is among equals."""
     added = 0 if routing == "weighted_least_loaded" else 1
-    chosen = np.zeros((2, PLACES + 1, PLACES + 1), dtype=int)
+    choices = np.zeros((2, PLACES + 1, PLACES + 1), dtype=int)
     for turn in range(2):
         for fast in range(PLACES + 1):
             for slow in range(PLACES + 1):
                 delays = ((fast + added) / SPEED["fast"], (slow + added) / SPEED["slow"])
                 if routing == "least_loaded":
                     delays = (float(fast), float(slow))
-                chosen[turn, fast, slow] = turn if delays[0] == delays[1] else int(delays[1] < delays[0])
-    return chosen
+                choices[turn, fast, slow] = turn if delays[0] == delays[1] else int(delays[1] < delays[0])
+    return choices
 
 
 @pytest.mark.parametrize("routing", ["shortest_expected_delay", "weighted_least_loaded", "least_loaded"])

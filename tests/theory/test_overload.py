@@ -50,11 +50,11 @@ def test_a_stable_queue_is_not_overloaded(requests: int) -> None:
 
 def test_a_load_above_one_is_told_with_its_rates() -> None:
     for seed in SEEDS:
-        told = found(queue(1.2, 2000), seed)
-        assert told is not None
-        assert told["arrival_rate"] == pytest.approx(1.2 / SERVICE, rel=0.1)
-        assert told["service_rate"] == pytest.approx(1 / SERVICE, rel=0.1)
-        assert told["drain"] == pytest.approx(told["waiting"] * SERVICE, rel=0.35)
+        overload = found(queue(1.2, 2000), seed)
+        assert overload is not None
+        assert overload["arrival_rate"] == pytest.approx(1.2 / SERVICE, rel=0.1)
+        assert overload["service_rate"] == pytest.approx(1 / SERVICE, rel=0.1)
+        assert overload["drain"] == pytest.approx(overload["waiting"] * SERVICE, rel=0.35)
 
 
 @pytest.mark.parametrize(("load", "overloaded"), [(0.8, False), (1.2, True)])
@@ -70,17 +70,17 @@ def test_replicas_are_one_pool(load: float, overloaded: bool, routing: str) -> N
 def test_one_model_of_several_is_told() -> None:
     """Three quarters of the requests go to the first model, whose engine they overload at a load of 1.36."""
     models = {"count": 3, "zipf": 2.0}
-    told = found(queue(1.85, 3000, workload={"models": models}))
-    assert told is not None
-    assert told["engines"] == ["model-0/engine-0"]
+    overload = found(queue(1.85, 3000, workload={"models": models}))
+    assert overload is not None
+    assert overload["engines"] == ["model-0/engine-0"]
 
 
 def test_a_decode_pool_that_is_too_small_is_told() -> None:
     link = {"bandwidth": 1e12, "latency": 0.0, "bytes_per_token": 1.0}
     document = queue(1.2, 2000, system={"layout": "disaggregated", "link": link})
-    told = found(document)
-    assert told is not None
-    assert told["engines"] == ["decode-0"]
+    overload = found(document)
+    assert overload is not None
+    assert overload["engines"] == ["decode-0"]
     assert found(queue(0.8, 2000, system={"layout": "disaggregated", "link": link})) is None
 
 
@@ -122,9 +122,9 @@ def test_counts_by_hand() -> None:
         backlog.arrive(10.0 + i)
         if i % 2 == 0:
             backlog.start(10.0 + i)
-    told = overload_of({"engine-0": backlog})
-    assert told is not None
-    assert (told.waiting, told.arrival_rate, told.service_rate) == (51, 1.0, 0.49)
+    overload = overload_of({"engine-0": backlog})
+    assert overload is not None
+    assert (overload.waiting, overload.arrival_rate, overload.service_rate) == (51, 1.0, 0.49)
     backlog.lose_all(111.0)
     backlog.arrive(112.0)
     assert overload_of({"engine-0": backlog}) is None

@@ -43,23 +43,23 @@ def plan(policy: str) -> ServingPlan:
     return prepare(document, Path("s.yaml")).cases[0].plan
 
 
-def waits(made: ServingPlan, seed: int) -> tuple[float, float, float]:
+def waits(serving_plan: ServingPlan, seed: int) -> tuple[float, float, float]:
     """Mean wait of each class, and by how much the load drawn exceeds its expectation."""
-    seeded = replace(made, scenario=made.scenario.model_copy(update={"seed": seed}))
+    seeded = replace(serving_plan, scenario=serving_plan.scenario.model_copy(update={"seed": seed}))
     table = Simulation(seeded).run().columns.table()
     counts = table["arrival"] > WARM_UP
     wait = table["scheduled"] - table["arrival"]
     means = [wait[counts & (table["service_class"] == name)].mean() for name in ("first", "second")]
-    drawn = table["output_tokens"].sum() * STEP / table["arrival"].max()
-    return float(means[0]), float(means[1]), float(drawn - LOAD)
+    load = table["output_tokens"].sum() * STEP / table["arrival"].max()
+    return float(means[0]), float(means[1]), float(load - LOAD)
 
 
 def test_priorities_that_do_not_interrupt() -> None:
-    made = plan("priority")
-    rows = np.array([waits(made, seed) for seed in range(100, 100 + REPLICATIONS)])
+    serving_plan = plan("priority")
+    rows = np.array([waits(serving_plan, seed) for seed in range(100, 100 + REPLICATIONS)])
     expected = priority_waits([share * LOAD / SERVICE for share in SHARES], SERVICE)
-    for name, found, theory in zip(("first", "second"), rows.T[:2], expected, strict=True):
-        estimate = controlled_mean(found, rows.T[2], 0.0, confidence=0.99)
+    for name, simulated, theory in zip(("first", "second"), rows.T[:2], expected, strict=True):
+        estimate = controlled_mean(simulated, rows.T[2], 0.0, confidence=0.99)
         assert abs(estimate.mean - theory) <= estimate.half_width, (name, estimate, theory)
         assert estimate.half_width < 0.25 * theory, "an interval this wide shows nothing"
     assert expected[1] > 3 * expected[0]

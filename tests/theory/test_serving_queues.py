@@ -60,10 +60,14 @@ def replicate(kind: str, load: float, seats: int, seed: int) -> tuple[float, flo
     gaps = rng.exponential(SERVICE / (load * seats), CUSTOMERS[load])
     arrivals = Replay(np.concatenate([np.zeros(here), np.cumsum(gaps)]))
     answers = Fixed(STEPS) if kind == "M/D/1" else Geometric(STEPS)
-    made = replace(
+    serving_plan = replace(
         plan(seats), workload=Workload(Independent(Fixed(1), answers), arrivals), requests=here + CUSTOMERS[load]
     )  # fmt: skip
-    columns = Simulation(replace(made, scenario=made.scenario.model_copy(update={"seed": seed}))).run().columns.table()
+    columns = (
+        Simulation(replace(serving_plan, scenario=serving_plan.scenario.model_copy(update={"seed": seed})))
+        .run()
+        .columns.table()
+    )
     came = columns["id"] >= here
     excess = columns["output_tokens"].mean() / STEPS - gaps.mean() / (SERVICE / (load * seats))
     return float((columns["scheduled"] - columns["arrival"])[came].mean()), float(excess)

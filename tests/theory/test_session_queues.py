@@ -19,8 +19,8 @@ from benchmarks.session_queues import Closed, Open
 )
 def test_the_mean_time_to_an_answer(case: Closed | Open, requests: int, replications: int, width: float) -> None:
     """Within the 99 % interval of the simulations, which must be narrow enough to show something."""
-    expected, found = case.expected(), case.measure(requests, replications, 0.99)
-    assert abs(found.mean - expected) <= found.half_width < width * expected
+    expected, measured = case.expected(), case.measure(requests, replications, 0.99)
+    assert abs(measured.mean - expected) <= measured.half_width < width * expected
 
 
 def test_the_machine_repairman_by_hand() -> None:

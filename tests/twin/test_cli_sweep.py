@@ -56,15 +56,15 @@ def test_factors_between_theory_and_measurement_multiply_to_the_gap(sweep) -> No
 
 
 def test_a_seed_reproduces_and_another_does_not(sweep) -> None:
-    first, again, other = sweep(), sweep(), sweep("--set", "seed=8")
+    first, again, reseeded = sweep(), sweep(), sweep("--set", "seed=8")
     assert first["points"] == again["points"]
-    assert first["points"] != other["points"]
+    assert first["points"] != reseeded["points"]
 
 
 def test_a_point_does_not_depend_on_its_company_nor_on_processes(sweep) -> None:
-    alone = sweep("--ratio", "2")["points"][0]
+    single = sweep("--ratio", "2")["points"][0]
     among = sweep("--ratio", "1:4", "--jobs", "2")["points"][1]
-    assert alone == among
+    assert single == among
 
 
 def test_fast_forward_changes_nothing(sweep) -> None:
@@ -73,12 +73,12 @@ def test_fast_forward_changes_nothing(sweep) -> None:
 
 def test_several_values_make_several_configurations(sweep) -> None:
     document = sweep("--set", "batch_size=8,16", "--set", "workload.decode.mean=10,20", "--ratio", "1,2")
-    assert [each["settings"] for each in document["configurations"]] == [
+    assert [configuration["settings"] for configuration in document["configurations"]] == [
         {"batch_size": batch, "workload.decode.mean": mean} for batch in (8, 16) for mean in (10, 20)
     ]
     assert len(document["points"]) == 8
     assert document["theory"] is None
-    loads = [each["theory"]["mean_token_load"] for each in document["configurations"]]
+    loads = [configuration["theory"]["mean_token_load"] for configuration in document["configurations"]]
     assert len(set(loads)) == 4
 
 
@@ -123,10 +123,10 @@ def test_the_run_folder(scenario: Path) -> None:
     assert [title.partition(":")[0] for title in titles(page)] == [
         "Throughput", "Who waits for whom (eq. 23)", "What a decode step takes, cycles",
     ]  # fmt: skip
-    drawn, points = columns(page), summary["points"]
+    figures, points = columns(page), summary["points"]
     for name in ("theory", "barrier"):
-        assert summary["configurations"][0]["curves"][name] in [each.get("y") for each in drawn]
-    explored = next(each for each in drawn if "throughput_per_instance_steady" in each)
+        assert summary["configurations"][0]["curves"][name] in [curve.get("y") for curve in figures]
+    explored = next(curve for curve in figures if "throughput_per_instance_steady" in curve)
     assert explored["ratio"] == [point["ratio"] for point in points]
     assert explored["throughput_per_instance_steady"] == [point["throughput_per_instance_steady"] for point in points]
 
@@ -292,9 +292,9 @@ def test_bad_files_are_one_line(scenario: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_time_units_are_not_mixed(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    own = scenario.parent / "own.yaml"
-    assert run(["calibrate", "roofline", "--hardware", "h200-sxm", "--model", "qwen3-4b", "-o", str(own)]) == 0
-    line = fault(capsys, "sweep", str(scenario), "--set", f"calibration=deepseek-v3-ascend-910c,{own}")
+    copy = scenario.parent / "own.yaml"
+    assert run(["calibrate", "roofline", "--hardware", "h200-sxm", "--model", "qwen3-4b", "-o", str(copy)]) == 0
+    line = fault(capsys, "sweep", str(scenario), "--set", f"calibration=deepseek-v3-ascend-910c,{copy}")
     assert "cycles and seconds" in line
 
 

@@ -17,16 +17,16 @@ def test_a_commands_own_help_begins_with_its_summary(name: str) -> None:
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
 def test_help_lists_every_command(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(arguments) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for name, command in COMMANDS.items():
-        assert f"\n  {name} " in told
-        assert command.summary in " ".join(told.split())
-    assert max(map(len, told.splitlines())) <= WIDTH
+        assert f"\n  {name} " in output
+        assert command.summary in " ".join(output.split())
+    assert max(map(len, output.splitlines())) <= WIDTH
 
 
 def test_a_command_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["simulat"]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith('twin: Unknown command "simulat"')
-    assert told.endswith("(see twin --help)\n")
-    assert told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.startswith('twin: Unknown command "simulat"')
+    assert message.endswith("(see twin --help)\n")
+    assert message.count("\n") == 1

@@ -44,7 +44,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 def children(pid: int) -> list[int]:
     text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(each) for each in text.split()]
+    return [int(child) for child in text.split()]
 
 
 def alive(pid: int) -> bool:
@@ -85,8 +85,8 @@ def test_workers_end_with_a_sweep_and_its_points_are_taken_up(scenario: Path, sw
         assert not any(map(alive, workers))
         assert json.loads((points.parent / "manifest.json").read_text())["status"] == "interrupted"
         (line,) = (line for line in error.splitlines() if "simulating" not in line)
-        kept = points.read_text().count("\n")
-        assert f"interrupted; {kept} finished points are kept in runs/{points.parent.name}" in line
+        lines_before = points.read_text().count("\n")
+        assert f"interrupted; {lines_before} finished points are kept in runs/{points.parent.name}" in line
     finished = points.read_text().splitlines()
     resumed = sweep(*LONG)
     assert resumed["run"]["id"] == points.parent.name

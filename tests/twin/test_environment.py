@@ -95,12 +95,12 @@ def test_time_advances_unless_another_event_comes_first(when: float, priority: i
 @given(st.lists(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=4), min_size=1, max_size=20))
 def test_an_alarm_happens_once_at_the_time_it_was_last_set_to(times: list[list[float]]) -> None:
     env, log = Environment(), []
-    for index, each in enumerate(times):
+    for index, moment in enumerate(times):
         alarm = Alarm(Priority.STEP_END + index, lambda now, index=index: log.append((now, env.now, index)))
-        for when in each:
+        for when in moment:
             env.set(alarm, when)
     env.run()
-    assert log == sorted((each[-1], each[-1], index) for index, each in enumerate(times))
+    assert log == sorted((moment[-1], moment[-1], index) for index, moment in enumerate(times))
 
 
 def test_an_alarm_may_be_set_again_when_it_happens() -> None:

@@ -69,6 +69,6 @@ def test_what_cannot_be_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     file.touch()
     assert cli.run(["init", "-o", str(file)]) == 2
     assert cli.run(["init", "--rate", "0"]) == 2
-    told = capsys.readouterr().err
-    assert "--output: got" in told
-    assert "--rate: got 0.0, expected a number above 0" in told
+    message = capsys.readouterr().err
+    assert "--output: got" in message
+    assert "--rate: got 0.0, expected a number above 0" in message

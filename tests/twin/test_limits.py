@@ -37,7 +37,7 @@ def sessions(turns: int = 3, growth: int = 10, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"workload.requests": 10**9}, "workload.requests: got 1000000000, expected at most 10,000,000 requests: so "
          "many would take some 220 GB of memory"),
@@ -92,22 +92,22 @@ def sessions(turns: int = 3, growth: int = 10, **fields: Any) -> dict[str, Any]:
          "100,000,000 tokens a step"),
     ],
 )  # fmt: skip
-def test_a_serving_system_beyond_the_limits(settings: dict[str, Any], told: str) -> None:
+def test_a_serving_system_beyond_the_limits(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput) as caught:
         prepare(scenario(), FILE, [settings])
     assert str(caught.value).startswith("s.yaml: ")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("numbers", "told"),
+    ("numbers", "message"),
     [
         ((10**9, 0), "--replications: got 1000000000, expected at most 10,000 replications"),
         ((1, 10**9), "--draws: got 1000000000, expected at most 10,000 draws"),
     ],
 )
-def test_more_runs_than_a_command_makes(numbers: tuple[int, int], told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_more_runs_than_a_command_makes(numbers: tuple[int, int], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         prepare(scenario(), FILE, replications=numbers[0], draws=numbers[1])
 
 
@@ -122,7 +122,7 @@ def test_combinations_are_counted_before_they_are_made() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"batch_size": 10**9}, "batch_size: got 1000000000, expected at most 10,000,000 slots of a bundle: so many "
          "would take some 600 GB of memory"),
@@ -133,11 +133,11 @@ def test_combinations_are_counted_before_they_are_made() -> None:
         ({"layers": 10**9}, "layers: got 1000000000, expected at most 10,000 layers"),
     ],
 )  # fmt: skip
-def test_a_bundle_beyond_the_limits(settings: dict[str, Any], told: str) -> None:
+def test_a_bundle_beyond_the_limits(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput) as caught:
         ratio_sweep.prepare(yaml.safe_load(SMALL), FILE, configurations=[settings])
     assert str(caught.value).startswith("s.yaml: ")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_requests_are_counted_over_all_attention_instances() -> None:
@@ -187,7 +187,7 @@ def test_clients_and_turns_beyond_the_requests_cost_nothing(
 ) -> None:
     file = tmp_path / "s.yaml"
     file.write_text(yaml.safe_dump(scenario()))
-    many, few = (twin.simulate(file, each).document["summary"] for each in (settings, enough))
+    many, few = (twin.simulate(file, overrides).document["summary"] for overrides in (settings, enough))
     assert many == few
 
 
@@ -199,8 +199,8 @@ def test_a_request_that_fits_no_engine_names_the_file(
     file.write_text(yaml.safe_dump(scenario()))
     setting = "workload.prefill={distribution: fixed, mean: 100000}"
     assert run([command, str(file), "--set", setting, "--runs", str(tmp_path / "runs"), "--no-figures"]) == 2
-    told = capsys.readouterr().err
-    assert f"{file}: engine.num_gpu_blocks: request 0: expected at most 400 KV blocks" in told
+    message = capsys.readouterr().err
+    assert f"{file}: engine.num_gpu_blocks: request 0: expected at most 400 KV blocks" in message
 
 
 def test_requests_so_rare_that_autoscaling_decides_for_ever() -> None:

@@ -28,7 +28,7 @@ WITHOUT = "import sys; sys.modules[sys.argv[1]] = None; from twin.cli import run
 def test_the_extra_and_its_command_are_said(name: str, tmp_path: Path) -> None:
     module, command = COMMANDS[name]
     process = [sys.executable, "-c", WITHOUT, module, *command]
-    done = subprocess.run(process, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    completed = subprocess.run(process, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert completed.returncode == 2
+    (line,) = completed.stderr.splitlines()
     assert "expected the extra [live] to be installed: pip install '.[live]' in a checkout (" in line

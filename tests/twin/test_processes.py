@@ -32,8 +32,8 @@ def test_each_result_comes_with_its_task(jobs: int) -> None:
     table = {number: number**2 for number in range(20)}
     tasks = [Task(number, table) for number in table]
     with each_as_done(look_up, tasks, jobs) as results:
-        seen = {task: result for task, result in results}
-    assert seen == {task: (task.number, task.number**2) for task in tasks}
+        results_by_task = {task: result for task, result in results}
+    assert results_by_task == {task: (task.number, task.number**2) for task in tasks}
 
 
 def test_the_block_may_change_what_tasks_refer_to_while_workers_run() -> None:

@@ -102,10 +102,10 @@ def test_a_sweep_prepares_aloud_and_reads_its_step_times_once(
         return build(self, base)
 
     monkeypatch.setattr(LinearSpec, "build", counted)
-    said: list[str] = []
+    lines: list[str] = []
     settings = [{"workload.arrivals.rate": rate} for rate in range(1, 6)]
-    sweep = serving_sweep.prepare(scenario(), tmp_path / "s.yaml", settings, advance=said.append)
-    assert said == [f"workload.arrivals.rate={rate}" for rate in range(1, 6)]
+    sweep = serving_sweep.prepare(scenario(), tmp_path / "s.yaml", settings, advance=lines.append)
+    assert lines == [f"workload.arrivals.rate={rate}" for rate in range(1, 6)]
     assert len(built) == 1
     assert len({id(case.plan.step_time) for case in sweep.cases}) == 1
     plan = sweep.cases[0].plan

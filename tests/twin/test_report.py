@@ -56,10 +56,10 @@ def reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
 def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     capsys.readouterr()
     assert run(["report", str(folder)]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert len(shown.err.splitlines()) == 1
-    return shown.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert len(output.err.splitlines()) == 1
+    return output.err
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,8 @@ def test_runs_that_are_not_finished(here: Path, capsys: pytest.CaptureFixture[st
     (folder / "manifest.json").write_text(
         json.dumps(manifest | {"status": "running", "command": "twin simulate s.yaml"})
     )
-    told = refused(folder, capsys)
-    assert "expected a finished run, this one is not (running); the command was: twin simulate s.yaml" in told
+    message = refused(folder, capsys)
+    assert "expected a finished run, this one is not (running); the command was: twin simulate s.yaml" in message
     (folder / "manifest.json").write_text("{}")
     assert "(unknown); the command was: not said" in refused(folder, capsys)
 
@@ -121,14 +121,14 @@ def test_runs_that_are_not_finished(here: Path, capsys: pytest.CaptureFixture[st
 def enormous(value: Any) -> Any:
     """The same with whole numbers that no float can hold in place of all numbers."""
     if isinstance(value, dict):
-        return {key: enormous(each) for key, each in value.items()}
+        return {key: enormous(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [enormous(each) for each in value]
+        return [enormous(inner) for inner in value]
     return 10**309 if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (lambda document: document.pop("engines"), "with the field 'engines'"),
         (lambda document: document["summary"].pop("ttft"), "with the field 'ttft'"),
@@ -144,14 +144,16 @@ def enormous(value: Any) -> Any:
         (lambda document: document.pop("schema"), "expected the schema of a run"),
     ],
 )
-def test_summaries_that_cannot_be_drawn(here: Path, capsys: pytest.CaptureFixture[str], spoil: Any, told: str) -> None:
+def test_summaries_that_cannot_be_drawn(
+    here: Path, capsys: pytest.CaptureFixture[str], spoil: Any, message: str
+) -> None:
     folder = made(here, "simulate", "s.yaml", "--no-figures")
     document = json.loads((folder / "summary.json").read_text())
     spoil(document)
     (folder / "summary.json").write_text(json.dumps(document))
     error = refused(folder, capsys)
     assert "summary.json" in error
-    assert told in error
+    assert message in error
     assert not (folder / "report.html").exists()
 
 

@@ -38,10 +38,10 @@ def test_every_parallelism_that_the_tables_have(here: Path, capsys: pytest.Captu
     for degree, name in zip((1, 2), names, strict=True):
         kernels = ModelKernels.from_document(read_yaml(here / "kernels" / name))
         assert kernels.origin.tensor_parallel == degree
-    told = capsys.readouterr().err
-    assert f"{model().name} on 2 × devices that the tables do not name, vllm 1.0: weights in float16" in told
-    assert "no file for tensor parallel 4: " in told
-    assert "no bound on decode attention" in told  # no system file beside data/
+    message = capsys.readouterr().err
+    assert f"{model().name} on 2 × devices that the tables do not name, vllm 1.0: weights in float16" in message
+    assert "no file for tensor parallel 4: " in message
+    assert "no bound on decode attention" in message  # no system file beside data/
 
 
 def test_one_folder_is_as_before(here: Path) -> None:
@@ -130,6 +130,6 @@ def test_all_reduces_without_a_bandwidth(
     file.unlink()
     file.with_name("custom_allreduce_perf.txt").write_text("\n".join(lines) + "\n")
     assert run("lab_engine_1.0", "--collectives", "-o", "mine.yaml") == 2
-    told = capsys.readouterr().err
-    assert "custom_allreduce_perf.txt: " in told
-    assert message in told
+    stderr = capsys.readouterr().err
+    assert "custom_allreduce_perf.txt: " in stderr
+    assert message in stderr

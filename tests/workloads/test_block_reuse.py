@@ -71,7 +71,7 @@ def test_an_infinite_cache_keeps_everything(turns: Turns) -> None:
 
 long_turns = st.lists(
     st.tuples(st.lists(st.integers(0, 3), max_size=6).map(tuple), st.integers(0, 6)), min_size=1, max_size=40
-).map(lambda drawn: [(ids, min(lookups, len(ids))) for ids, lookups in drawn])
+).map(lambda pairs: [(ids, min(lookups, len(ids))) for ids, lookups in pairs])
 
 
 @given(long_turns, st.integers(6, 40))

@@ -12,7 +12,7 @@ class LongestPrefix:
     """The engine that has most of the prompt cached; the most free blocks among equals, then the smallest load."""
 
     def choose(self, request: Request, engines: Many[Engine]) -> Engine:
-        return max(engines, key=lambda each: (each.cached_prefix_tokens(request), each.free_blocks, -each.load))
+        return max(engines, key=lambda engine: (engine.cached_prefix_tokens(request), engine.free_blocks, -engine.load))
 
 
 @ROUTERS.register("longest_prefix")

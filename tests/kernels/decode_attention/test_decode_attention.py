@@ -43,19 +43,19 @@ def paged(
 ) -> Paged:
     """`count` caches of tokens of shape `inner`; every slot that no sequence owns is NaN."""
     generator = torch.Generator().manual_seed(sum(lengths) * 31 + block_size)
-    most = max(1, max(-(-length // block_size) for length in lengths))
-    blocks = len(lengths) * most + 1
+    max_pages = max(1, max(-(-length // block_size) for length in lengths))
+    blocks = len(lengths) * max_pages + 1
     order = torch.randperm(blocks - 1, generator=generator) + 1
-    tables = order.view(len(lengths), most).to(torch.int32)
+    tables = order.view(len(lengths), max_pages).to(torch.int32)
     caches, tokens = [], []
     for _ in range(count):
         cache = torch.full((blocks, block_size, *inner), float("nan"))
-        mine = [torch.randn(length, *inner, generator=generator).to(dtype) for length in lengths]
-        for table, owned in zip(tables, mine, strict=True):
+        rows = [torch.randn(length, *inner, generator=generator).to(dtype) for length in lengths]
+        for table, owned in zip(tables, rows, strict=True):
             t = torch.arange(len(owned))
             cache[table[t // block_size], t % block_size] = owned.float()
         caches.append(cache.to(device, dtype))
-        tokens.append(mine)
+        tokens.append(rows)
     for i, length in enumerate(lengths):  # entries that are not used are valid but strange
         tables[i, -(-length // block_size) :] = 0
     return Paged(caches, tables.to(device), torch.tensor(lengths, dtype=torch.int32, device=device), tokens)
@@ -73,9 +73,9 @@ def naive(q: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor],
     return out
 
 
-def assert_near(given: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, tokens: int, width: int) -> None:
-    off = (given.double().cpu() - exact).abs().max().item()
-    assert given.isfinite().all()
+def assert_near(result: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, tokens: int, width: int) -> None:
+    off = (result.double().cpu() - exact).abs().max().item()
+    assert result.isfinite().all()
     assert off <= tolerance(dtype, tokens, width) * max(1e-30, exact.abs().max().item())
 
 
@@ -104,9 +104,9 @@ def test_kernel_equals_float64(
     q = torch.randn(len(LENGTHS), heads, head_dim).to(device, dtype)
     scale = head_dim**-0.5
     plan = triton.Plan(splits, 1)
-    given = triton.decode_attention(q, *it.caches, it.tables, it.lengths, scale, plan=plan)
-    assert_near(given, naive(q, *it.tokens, scale), dtype, max(LENGTHS), head_dim)
-    assert given[1].eq(0).all()
+    result = triton.decode_attention(q, *it.caches, it.tables, it.lengths, scale, plan=plan)
+    assert_near(result, naive(q, *it.tokens, scale), dtype, max(LENGTHS), head_dim)
+    assert result[1].eq(0).all()
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -126,11 +126,11 @@ def test_latent_kernel_equals_float64(
     q = torch.randn(len(lengths), heads, latent + rope).to(device, dtype)
     scale = (latent + rope) ** -0.5
     plan = triton.Plan(splits, 1)
-    given = triton.latent_decode_attention(q, it.caches[0], it.tables, it.lengths, scale, latent, plan=plan)
-    keys = [each[:, None] for each in it.tokens[0]]
-    exact = naive(q, keys, [each[..., :latent] for each in keys], scale)
-    assert_near(given, exact, dtype, max(lengths), latent + rope)
-    assert given[0].eq(0).all()
+    result = triton.latent_decode_attention(q, it.caches[0], it.tables, it.lengths, scale, latent, plan=plan)
+    keys = [latents[:, None] for latents in it.tokens[0]]
+    exact = naive(q, keys, [latents[..., :latent] for latents in keys], scale)
+    assert_near(result, exact, dtype, max(lengths), latent + rope)
+    assert result[0].eq(0).all()
 
 
 @pytest.mark.parametrize("least_tiles", [1, 2, 100])
@@ -138,8 +138,8 @@ def test_short_sequences_are_split_less(least_tiles: int, device: str) -> None:
     it = paged([70, 300, 128], (1, 16), 16, torch.float32, device, 2)
     q = torch.randn(3, 1, 16, device=device)
     plan = triton.Plan(4, least_tiles)
-    given = triton.decode_attention(q, *it.caches, it.tables, it.lengths, 0.25, plan=plan, longest=300)
-    assert_near(given, naive(q, *it.tokens, 0.25), torch.float32, 300, 16)
+    result = triton.decode_attention(q, *it.caches, it.tables, it.lengths, 0.25, plan=plan, longest=300)
+    assert_near(result, naive(q, *it.tokens, 0.25), torch.float32, 300, 16)
 
 
 @pytest.mark.parametrize("dtype", [*ROUNDING, torch.float64])
@@ -149,21 +149,21 @@ def test_reference_equals_a_loop(dtype: torch.dtype) -> None:
     q = torch.randn(3, 6, 64).to(dtype)
     for cache in it.caches:  # the reference weighs what lies outside by 0, which a NaN would survive
         cache.nan_to_num_(0.0)
-    given = dispatch.decode_attention(q, *it.caches, it.tables, it.lengths, 0.2, longest=512)
+    result = dispatch.decode_attention(q, *it.caches, it.tables, it.lengths, 0.2, longest=512)
     exact = naive(q, *it.tokens, 0.2)
     if dtype == torch.float64:
-        torch.testing.assert_close(given, exact, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(result, exact, rtol=1e-12, atol=1e-12)
     else:
-        assert_near(given, exact, dtype, 500, 64)
-    assert given[1].eq(0).all()
+        assert_near(result, exact, dtype, 500, 64)
+    assert result[1].eq(0).all()
 
 
 def test_latent_reference_equals_a_loop() -> None:
     it = paged([40, 3, 0], (24,), 8, torch.float64, "cpu", 1)
     q = torch.randn(3, 5, 24, dtype=torch.float64)
-    given = dispatch.latent_decode_attention(q, it.caches[0].nan_to_num_(0.0), it.tables, it.lengths, 0.3, 16)
-    keys = [each[:, None] for each in it.tokens[0]]
-    torch.testing.assert_close(given, naive(q, keys, [each[..., :16] for each in keys], 0.3))
+    result = dispatch.latent_decode_attention(q, it.caches[0].nan_to_num_(0.0), it.tables, it.lengths, 0.3, 16)
+    keys = [latents[:, None] for latents in it.tokens[0]]
+    torch.testing.assert_close(result, naive(q, keys, [latents[..., :16] for latents in keys], 0.3))
 
 
 def test_reference_by_hand() -> None:

@@ -45,43 +45,43 @@ class Sample:
     made: Compensator
 
     def exact(self) -> tuple[torch.Tensor, torch.Tensor]:
-        wide = (each.double() for each in (self.outputs, self.latents, self.residual, self.weight))
+        wide = (tensor.double() for tensor in (self.outputs, self.latents, self.residual, self.weight))
         return reference.ec_tail(*wide, self.made, EPSILON)
 
 
 def sample(ranks: int, tokens: int, hidden: int, rank: int, dtype: torch.dtype, device: str) -> Sample:
     generator = torch.Generator().manual_seed(ranks * 10007 + tokens * 101 + hidden)
-    made = gate_and_factors(hidden, 64, rank, device, generator)
+    compensation = gate_and_factors(hidden, 64, rank, device, generator)
     outputs = torch.randn(ranks, tokens, hidden, generator=generator).to(device, dtype)
     latents = torch.randn(ranks, tokens, rank, generator=generator).to(device)
-    latents = torch.nn.functional.pad(latents, (0, made.rank - rank))
+    latents = torch.nn.functional.pad(latents, (0, compensation.rank - rank))
     residual = torch.randn(tokens, hidden, generator=generator).to(device, dtype)
     weight = (1 + 0.2 * torch.randn(hidden, generator=generator)).to(device, dtype)
-    return Sample(outputs, latents, residual, weight, made)
+    return Sample(outputs, latents, residual, weight, compensation)
 
 
-def allowed(given: Sample) -> torch.Tensor:
+def allowed(case: Sample) -> torch.Tensor:
     """Of h: its rounding; that of a sum of a few float32 numbers; the gated latent's, as B is multiplied with it; and
     the gate's argument, whose two products see 11 bits."""
-    made = given.made
-    z = given.latents.double().sum(0)
-    up = (made.up.double() * made.up_scales.double()[:, None])[: made.outputs].abs()
-    inner = z.abs() @ made.first.double().abs().T + made.first_bias.double().abs()
-    argument = 2**-10 * (2 * inner @ made.second.double().abs().T)
-    rounding = ROUNDING[given.residual.dtype]
-    latent = (unsplit.gate(z, made) * z).abs() * (rounding + 2**-22) + z.abs() * argument
-    size = given.outputs.double().abs().sum(0) + given.residual.double().abs()
-    return rounding * given.exact()[1].abs() + 2**-22 * size + made.alpha * latent @ up.T
+    compensation = case.made
+    z = case.latents.double().sum(0)
+    up = (compensation.up.double() * compensation.up_scales.double()[:, None])[: compensation.outputs].abs()
+    inner = z.abs() @ compensation.first.double().abs().T + compensation.first_bias.double().abs()
+    argument = 2**-10 * (2 * inner @ compensation.second.double().abs().T)
+    rounding = ROUNDING[case.residual.dtype]
+    latent = (unsplit.gate(z, compensation) * z).abs() * (rounding + 2**-22) + z.abs() * argument
+    size = case.outputs.double().abs().sum(0) + case.residual.double().abs()
+    return rounding * case.exact()[1].abs() + 2**-22 * size + compensation.alpha * latent @ up.T
 
 
-def assert_tail(y: torch.Tensor, total: torch.Tensor, given: Sample) -> None:
-    exact, exact_total = given.exact()
-    error = allowed(given)
+def assert_tail(y: torch.Tensor, total: torch.Tensor, case: Sample) -> None:
+    exact, exact_total = case.exact()
+    error = allowed(case)
     assert ((total.double() - exact_total).abs() <= error).all()
     # The norm divides by the root mean square of h, which is off by no more than that of its errors.
     size = exact_total.square().mean(-1, keepdim=True).sqrt()
     relative = error.square().mean(-1, keepdim=True).sqrt() / size
-    allowed_y = error / size * given.weight.double().abs() + (relative + ROUNDING[y.dtype]) * exact.abs() + 1e-6
+    allowed_y = error / size * case.weight.double().abs() + (relative + ROUNDING[y.dtype]) * exact.abs() + 1e-6
     assert ((y.double() - exact).abs() <= allowed_y).all()
 
 
@@ -94,24 +94,24 @@ SIZES = [(1, 1, 63, 5), (2, 1, 500, 28), (4, 17, 300, 20), (2, 3, 1024, 64)]
 def test_kernel_equals_float64(
     ranks: int, tokens: int, hidden: int, rank: int, dtype: torch.dtype, device: str
 ) -> None:
-    given = sample(ranks, tokens, hidden, rank, dtype, device)
+    case = sample(ranks, tokens, hidden, rank, dtype, device)
     for _ in range(2):  # the second launch counts from what the first left
-        y, total = triton.ec_tail(given.outputs, given.latents, given.residual, given.weight, given.made, EPSILON)
-        assert_tail(y, total, given)
-    assert given.made.arrivals.count_nonzero() == 0
+        y, total = triton.ec_tail(case.outputs, case.latents, case.residual, case.weight, case.made, EPSILON)
+        assert_tail(y, total, case)
+    assert case.made.arrivals.count_nonzero() == 0
 
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_buffers_that_peers_hold_by_address(dtype: torch.dtype, device: str) -> None:
-    given = sample(3, 2, 300, 20, dtype, device)
-    outputs, latents = [part.clone() for part in given.outputs], [part.clone() for part in given.latents]
+    case = sample(3, 2, 300, 20, dtype, device)
+    outputs, latents = [part.clone() for part in case.outputs], [part.clone() for part in case.latents]
     addresses = [
         torch.tensor([part.data_ptr() for part in parts], dtype=torch.int64, device=device)
         for parts in (outputs, latents)
     ]
-    y, total = triton.ec_tail_of_peers(*addresses, dtype, given.residual, given.weight, given.made, EPSILON)
-    assert_tail(y, total, given)
+    y, total = triton.ec_tail_of_peers(*addresses, dtype, case.residual, case.weight, case.made, EPSILON)
+    assert_tail(y, total, case)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -119,25 +119,27 @@ def test_a_gate_on_each_ranks_part_is_wrong(ranks: int, device: str) -> None:
     """Three ways to compute one layer split over ranks; only the gate on the sum is the layer that was not split."""
     generator = torch.Generator().manual_seed(ranks)
     tokens, hidden, inputs, rank = 3, 200, 512, 24
-    made = gate_and_factors(hidden, inputs, rank, device, generator)
+    compensation = gate_and_factors(hidden, inputs, rank, device, generator)
     weight = quantise(torch.randn(hidden, inputs, generator=generator).to(device) * inputs**-0.5)
     x = torch.randn(tokens, inputs, generator=generator).to(device)
     residual = torch.randn(tokens, hidden, generator=generator).to(device)
     norm = torch.ones(hidden, device=device)
     dense = dequantise(weight).chunk(ranks, dim=1)
-    down = (made.down * made.down_scales[:, None]).chunk(ranks, dim=1)
+    down = (compensation.down * compensation.down_scales[:, None]).chunk(ranks, dim=1)
     parts = x.chunk(ranks, dim=1)
-    outputs = torch.stack([part @ own.T for part, own in zip(parts, dense, strict=True)])
-    latents = torch.stack([part @ own.T for part, own in zip(parts, down, strict=True)])
+    outputs = torch.stack([part @ share.T for part, share in zip(parts, dense, strict=True)])
+    latents = torch.stack([part @ share.T for part, share in zip(parts, down, strict=True)])
 
-    whole = residual + unsplit.compensated_gemm(x, weight, made)
-    y, total = triton.ec_tail(outputs, latents, residual, norm, made, EPSILON)
+    whole = residual + unsplit.compensated_gemm(x, weight, compensation)
+    y, total = triton.ec_tail(outputs, latents, residual, norm, compensation, EPSILON)
     torch.testing.assert_close(total, whole, rtol=2e-3, atol=2e-3)  # the gate's argument sees 11 bits
     torch.testing.assert_close(y, rms_norm(whole, norm, EPSILON), rtol=2e-3, atol=2e-3)
-    torch.testing.assert_close(ec_tail(outputs, latents, residual, norm, made, EPSILON)[1], total, rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(
+        ec_tail(outputs, latents, residual, norm, compensation, EPSILON)[1], total, rtol=2e-3, atol=2e-3
+    )
 
-    correction = unsplit.correction(latents.sum(0), made)
-    naive = sum(unsplit.correction(latents[each], made) for each in range(ranks))
+    correction = unsplit.correction(latents.sum(0), compensation)
+    naive = sum(unsplit.correction(latents[part_index], compensation) for part_index in range(ranks))
     missed = (naive - correction).norm() / correction.norm()
     rounding = (total - whole).norm() / correction.norm()
     assert missed > 0.1, "the naive gate misses the correction by more than a tenth of it"
@@ -149,34 +151,34 @@ def test_two_launches_make_the_layer(device: str) -> None:
     """Each rank stages its parts of Ŵx and Ax in one launch, the tail is the other."""
     generator = torch.Generator().manual_seed(5)
     tokens, hidden, inputs, ranks = 2, 70, 512, 2
-    made = gate_and_factors(hidden, inputs, 20, device, generator)
+    compensation = gate_and_factors(hidden, inputs, 20, device, generator)
     weight = quantise(torch.randn(hidden, inputs, generator=generator).to(device) * inputs**-0.5)
     x = torch.randn(tokens, inputs, generator=generator).to(device)
     residual = torch.randn(tokens, hidden, generator=generator).to(device)
     outputs = torch.empty(ranks, tokens, hidden, device=device)
-    latents = torch.empty(ranks, tokens, made.rank, device=device)
+    latents = torch.empty(ranks, tokens, compensation.rank, device=device)
     codes, scales = unpack(weight.qweight, 4)[:hidden].chunk(ranks, dim=1), weight.scales[:, :hidden].T.chunk(ranks, 1)
-    downs = made.down.chunk(ranks, dim=1)
+    downs = compensation.down.chunk(ranks, dim=1)
     for rank in range(ranks):
-        own = dataclasses.replace(made, down=downs[rank].contiguous())
+        share = dataclasses.replace(compensation, down=downs[rank].contiguous())
         part = from_codes(codes[rank], scales[rank], None, bits=4, group=128)
-        stage(x.chunk(ranks, dim=1)[rank].contiguous(), part, own, outputs[rank], latents[rank])
-    y, total = triton.ec_tail(outputs, latents, residual, torch.ones(hidden, device=device), made, EPSILON)
-    given = Sample(outputs, latents, residual, torch.ones(hidden, device=device), made)
-    assert_tail(y, total, given)
-    whole = residual.double() + unsplit.compensated_gemm(x.double(), weight, made)
+        stage(x.chunk(ranks, dim=1)[rank].contiguous(), part, share, outputs[rank], latents[rank])
+    y, total = triton.ec_tail(outputs, latents, residual, torch.ones(hidden, device=device), compensation, EPSILON)
+    case = Sample(outputs, latents, residual, torch.ones(hidden, device=device), compensation)
+    assert_tail(y, total, case)
+    whole = residual.double() + unsplit.compensated_gemm(x.double(), weight, compensation)
     # As in `allowed`, and for sums of 512 products that were rounded on the way: 3 · 2^-24 · √512 of their size.
     sums = 3 * 2**-24 * inputs**0.5 * (x.double().abs() @ dequantise(weight, torch.float64).abs().T)
-    assert ((total.double() - whole).abs() <= 2 * allowed(given) + sums).all()
+    assert ((total.double() - whole).abs() <= 2 * allowed(case) + sums).all()
 
 
 def test_reference_by_hand() -> None:
     """One coordinate, W₂ = 0: the gate is 1 + tanh(b₂)."""
     one = torch.ones(1, 1)
-    made = compensator(one, one, one, torch.zeros(1), 0 * one, torch.full((1,), 0.5), alpha=2.0)
-    latents = torch.zeros(2, 1, made.rank, dtype=torch.float64)
+    compensation = compensator(one, one, one, torch.zeros(1), 0 * one, torch.full((1,), 0.5), alpha=2.0)
+    latents = torch.zeros(2, 1, compensation.rank, dtype=torch.float64)
     latents[:, 0, 0] = torch.tensor([1.0, 2.0])
     outputs = torch.tensor([[[5.0]], [[7.0]]], dtype=torch.float64)
-    y, total = reference.ec_tail(outputs, latents, 11 * one.double(), 3 * one[0].double(), made, 0.0)
+    y, total = reference.ec_tail(outputs, latents, 11 * one.double(), 3 * one[0].double(), compensation, 0.0)
     assert total.item() == pytest.approx(11 + 5 + 7 + 2 * (1 + torch.tanh(torch.tensor(0.5)).item()) * 3, rel=1e-6)
     assert y.item() == pytest.approx(3.0)

@@ -25,7 +25,7 @@ def sample(
 
     x = normal(tokens, inputs).to(dtype)
     weight = quantise(normal(outputs, inputs, scale=inputs**-0.5), bits)
-    made = compensator(
+    compensation = compensator(
         normal(rank, inputs, scale=inputs**-0.5),
         normal(outputs, rank, scale=rank**-0.5),
         normal(4 * rank, rank, scale=rank**-0.5),
@@ -34,10 +34,10 @@ def sample(
         normal(rank),
         alpha=0.7,
     )
-    return x, weight, made
+    return x, weight, compensation
 
 
-def allowed(x: torch.Tensor, weight: PackedWeight, made: Compensator, latent_rounding: float) -> torch.Tensor:
+def allowed(x: torch.Tensor, weight: PackedWeight, compensation: Compensator, latent_rounding: float) -> torch.Tensor:
     """The most that rounding may add up to.
 
     The result's own; those of float32 sums (as for the W4 product: three times the root of their length); the gated
@@ -45,20 +45,28 @@ def allowed(x: torch.Tensor, weight: PackedWeight, made: Compensator, latent_rou
     """
     wide = x.double()
     dense = dequantise(weight, torch.float64)
-    z = reference.project(wide, made)
-    up = made.up[: made.outputs].double() * made.up_scales[: made.outputs, None].double()
+    z = reference.project(wide, compensation)
+    up = (
+        compensation.up[: compensation.outputs].double() * compensation.up_scales[: compensation.outputs, None].double()
+    )
     sums = 3 * weight.inputs**0.5 * 2**-24 * (wide.abs() @ dense.abs().T)
-    latent_sums = 3 * weight.inputs**0.5 * 2**-24 * (wide.abs() @ made.down.double().abs().T) * made.down_scales
-    inner = z.abs() @ made.first.double().abs().T + made.first_bias.double().abs()
-    argument = 2**-10 * (2 * inner @ made.second.double().abs().T)
-    latent = (reference.gate(z, made) * z).abs() * (latent_rounding + 2**-22) + z.abs() * argument + 4 * latent_sums
-    exact = reference.compensated_gemm(wide, weight, made)
-    return ROUNDING[x.dtype] * exact.abs() + sums + made.alpha * latent @ up.abs().T + 1e-30
+    latent_sums = (
+        3 * weight.inputs**0.5 * 2**-24 * (wide.abs() @ compensation.down.double().abs().T) * compensation.down_scales
+    )
+    inner = z.abs() @ compensation.first.double().abs().T + compensation.first_bias.double().abs()
+    argument = 2**-10 * (2 * inner @ compensation.second.double().abs().T)
+    latent = (
+        (reference.gate(z, compensation) * z).abs() * (latent_rounding + 2**-22) + z.abs() * argument + 4 * latent_sums
+    )
+    exact = reference.compensated_gemm(wide, weight, compensation)
+    return ROUNDING[x.dtype] * exact.abs() + sums + compensation.alpha * latent @ up.abs().T + 1e-30
 
 
-def assert_close(y: torch.Tensor, x: torch.Tensor, weight: PackedWeight, made: Compensator, rounding: float) -> None:
-    exact = reference.compensated_gemm(x.double(), weight, made)
-    excess = ((y.double() - exact).abs() / allowed(x, weight, made, rounding)).max().item()
+def assert_close(
+    y: torch.Tensor, x: torch.Tensor, weight: PackedWeight, compensation: Compensator, rounding: float
+) -> None:
+    exact = reference.compensated_gemm(x.double(), weight, compensation)
+    excess = ((y.double() - exact).abs() / allowed(x, weight, compensation, rounding)).max().item()
     assert excess <= 1, excess
 
 
@@ -68,100 +76,107 @@ def assert_close(y: torch.Tensor, x: torch.Tensor, weight: PackedWeight, made: C
     ("tokens", "outputs", "inputs", "rank"), [(1, 63, 500, 5), (3, 63, 700, 64), (33, 70, 256, 20)]
 )
 def test_one_launch(tokens: int, outputs: int, inputs: int, rank: int, dtype: torch.dtype, device: str) -> None:
-    x, weight, made = sample(tokens, outputs, inputs, rank, dtype, device)
+    x, weight, compensation = sample(tokens, outputs, inputs, rank, dtype, device)
     for _ in range(2):  # the second launch counts from what the first left
-        assert_close(triton.fused(x, weight, made), x, weight, made, ROUNDING[dtype])
-    assert made.arrivals.count_nonzero() == 0
+        assert_close(triton.fused(x, weight, compensation), x, weight, compensation, ROUNDING[dtype])
+    assert compensation.arrivals.count_nonzero() == 0
     assert weight.arrivals.count_nonzero() == 0
 
 
 @pytest.mark.usefixtures("poisoned")
 def test_inputs_split_over_programs(device: str) -> None:
-    x, weight, made = sample(2, 63, 8 * 256, 24, torch.bfloat16, device)
+    x, weight, compensation = sample(2, 63, 8 * 256, 24, torch.bfloat16, device)
     assert triton.w4.select(2, 63, 8).split > 1
     assert triton.shares(8 * 256) > 1
-    assert_close(triton.fused(x, weight, made), x, weight, made, ROUNDING[torch.bfloat16])
+    assert_close(triton.fused(x, weight, compensation), x, weight, compensation, ROUNDING[torch.bfloat16])
 
 
 @pytest.mark.usefixtures("poisoned")
 def test_three_bits(device: str) -> None:
-    x, weight, made = sample(2, 70, 600, 18, torch.float16, device, bits=3)
-    assert_close(triton.fused(x, weight, made), x, weight, made, ROUNDING[torch.float16])
+    x, weight, compensation = sample(2, 70, 600, 18, torch.float16, device, bits=3)
+    assert_close(triton.fused(x, weight, compensation), x, weight, compensation, ROUNDING[torch.float16])
 
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize(("tokens", "outputs", "inputs", "rank"), [(65, 63, 300, 28)])
 def test_two_streams(tokens: int, outputs: int, inputs: int, rank: int, dtype: torch.dtype, device: str) -> None:
-    x, weight, made = sample(tokens, outputs, inputs, rank, dtype, device)
+    x, weight, compensation = sample(tokens, outputs, inputs, rank, dtype, device)
     for _ in range(2):  # the second time counts from what the first left
-        y = triton.overlapped(x, weight, made)
+        y = triton.overlapped(x, weight, compensation)
         # The product alone is rounded to x's type before the correction is added.
         base = ROUNDING[dtype] * (x.double() @ dequantise(weight, torch.float64).T).abs()
-        exact = reference.compensated_gemm(x.double(), weight, made)
-        assert ((y.double() - exact).abs() <= allowed(x, weight, made, ROUNDING[dtype]) + base).all()
-    assert made.arrivals.count_nonzero() == 0
+        exact = reference.compensated_gemm(x.double(), weight, compensation)
+        assert ((y.double() - exact).abs() <= allowed(x, weight, compensation, ROUNDING[dtype]) + base).all()
+    assert compensation.arrivals.count_nonzero() == 0
 
 
 @pytest.mark.usefixtures("poisoned")
 def test_shares_of_many_tokens(device: str) -> None:
-    made = sample(66, 63, 1100, 20, torch.bfloat16, device)[2]
+    compensation = sample(66, 63, 1100, 20, torch.bfloat16, device)[2]
     x = torch.randn(66, 1100, generator=torch.Generator().manual_seed(1)).to(device, torch.bfloat16)
-    latent, parts = torch.empty(66, made.rank, device=device), torch.empty(2, 66, made.rank, device=device)
-    triton.leave_gated_latent(x, made, latent, parts, 2)
-    z = reference.project(x.double(), made)
-    exact = made.alpha * reference.gate(z, made) * z
-    inner = z.abs() @ made.first.double().abs().T + made.first_bias.double().abs()
-    argument = 2**-10 * (2 * inner @ made.second.double().abs().T)  # two products that see 11 bits
+    latent, parts = (
+        torch.empty(66, compensation.rank, device=device),
+        torch.empty(2, 66, compensation.rank, device=device),
+    )
+    triton.leave_gated_latent(x, compensation, latent, parts, 2)
+    z = reference.project(x.double(), compensation)
+    exact = compensation.alpha * reference.gate(z, compensation) * z
+    inner = z.abs() @ compensation.first.double().abs().T + compensation.first_bias.double().abs()
+    argument = 2**-10 * (2 * inner @ compensation.second.double().abs().T)  # two products that see 11 bits
     assert ((latent.double() - exact).abs() <= argument * z.abs() + 2**-16 * exact.abs().max()).all()
 
 
 @pytest.mark.parametrize(("tokens", "expected"), [(1, "fused"), (64, "fused"), (65, "overlapped"), (512, "overlapped")])
 def test_dispatch_by_tokens(tokens: int, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, weight, made = sample(tokens, 8, 16, 4, torch.float32, "cpu")
-    taken = []
+    x, weight, compensation = sample(tokens, 8, 16, 4, torch.float32, "cpu")
+    calls = []
     for name in ("fused", "overlapped"):
-        monkeypatch.setattr(triton, name, lambda *_, name=name: taken.append(name))
-    triton.compensated_gemm(x, weight, made)
-    assert taken == [expected]
+        monkeypatch.setattr(triton, name, lambda *_, name=name: calls.append(name))
+    triton.compensated_gemm(x, weight, compensation)
+    assert calls == [expected]
 
 
 @pytest.mark.parametrize("tokens", [1, 9])
 def test_chain_of_library_calls(tokens: int) -> None:
-    x, weight, made = sample(tokens, 63, 500, 24, torch.float32, "cpu")
-    y = unfused.chain(x, weight, unfused.dense(made, torch.float32))
-    assert_close(y, x, weight, made, ROUNDING[torch.float32])
+    x, weight, compensation = sample(tokens, 63, 500, 24, torch.float32, "cpu")
+    y = unfused.chain(x, weight, unfused.dense(compensation, torch.float32))
+    assert_close(y, x, weight, compensation, ROUNDING[torch.float32])
 
 
 def test_reference_by_loops() -> None:
-    x, weight, made = sample(2, 5, 40, 3, torch.float64, "cpu")
-    y = reference.compensated_gemm(x, weight, made)
+    x, weight, compensation = sample(2, 5, 40, 3, torch.float64, "cpu")
+    y = reference.compensated_gemm(x, weight, compensation)
     dense = dequantise(weight, torch.float64)
     for token in range(2):
-        z = [float(sum(made.down[j].double() * x[token]) * made.down_scales[j]) for j in range(3)]
+        z = [float(sum(compensation.down[j].double() * x[token]) * compensation.down_scales[j]) for j in range(3)]
         hidden = [
-            max(0.0, sum(float(made.first[h, j]) * z[j] for j in range(3)) + float(made.first_bias[h]))
+            max(0.0, sum(float(compensation.first[h, j]) * z[j] for j in range(3)) + float(compensation.first_bias[h]))
             for h in range(12)
         ]
         for n in range(5):
             value = float(dense[n] @ x[token])
             for j in range(3):
-                logit = sum(float(made.second[j, h]) * hidden[h] for h in range(12)) + float(made.second_bias[j])
+                logit = sum(float(compensation.second[j, h]) * hidden[h] for h in range(12)) + float(
+                    compensation.second_bias[j]
+                )
                 gate = 1 + torch.tanh(torch.tensor(logit, dtype=torch.float64)).item()
-                value += 0.7 * float(made.up[n, j]) * float(made.up_scales[n]) * gate * z[j]
+                value += 0.7 * float(compensation.up[n, j]) * float(compensation.up_scales[n]) * gate * z[j]
             assert y[token, n].item() == pytest.approx(value, rel=1e-9)
 
 
 def test_gate_at_unity_is_a_static_correction() -> None:
     """With W₂ = 0 and b₂ = 0 the compensator is the low-rank adapter that SPEAR's first training stage fits."""
-    x, weight, made = sample(3, 20, 100, 4, torch.float64, "cpu")
+    x, weight, compensation = sample(3, 20, 100, 4, torch.float64, "cpu")
     still = dataclasses.replace(
-        made, second=torch.zeros_like(made.second), second_bias=torch.zeros_like(made.second_bias)
+        compensation,
+        second=torch.zeros_like(compensation.second),
+        second_bias=torch.zeros_like(compensation.second_bias),
     )
     low_rank = (
-        made.alpha
-        * (made.up.double() * made.up_scales[:, None])[:20]
-        @ (made.down.double() * made.down_scales[:, None])
+        compensation.alpha
+        * (compensation.up.double() * compensation.up_scales[:, None])[:20]
+        @ (compensation.down.double() * compensation.down_scales[:, None])
     )
     expected = x @ (dequantise(weight, torch.float64) + low_rank).T
     torch.testing.assert_close(reference.compensated_gemm(x, weight, still), expected)
@@ -169,10 +184,10 @@ def test_gate_at_unity_is_a_static_correction() -> None:
 
 @pytest.mark.parametrize("rank", [5, 16])
 def test_stored_parts_are_padded_as_rounded_ones_are(rank: int) -> None:
-    _, _, made = sample(1, 70, 130, rank, torch.float32, "cpu")
-    parts = to_int8(made, rank)
+    _, _, compensation = sample(1, 70, 130, rank, torch.float32, "cpu")
+    parts = to_int8(compensation, rank)
     assert parts["up"].shape == (70, rank)
     again = from_int8(**parts, alpha=0.7)
     for field in dataclasses.fields(Compensator):
-        one, other = getattr(made, field.name), getattr(again, field.name)
-        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, field.name
+        one, second = getattr(compensation, field.name), getattr(again, field.name)
+        assert torch.equal(one, second) if isinstance(one, torch.Tensor) else one == second, field.name

@@ -22,17 +22,17 @@ def sample(
     logits = 2 * torch.randn(tokens, experts, generator=generator)
     gate_up = torch.randn(experts, 2 * intermediate, hidden, generator=generator) * hidden**-0.5
     down = torch.randn(experts, hidden, intermediate, generator=generator) * intermediate**-0.5
-    return tuple(each.to(device, dtype) for each in (x, logits, gate_up, down))
+    return tuple(tensor.to(device, dtype) for tensor in (x, logits, gate_up, down))
 
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize("renormalise", [True, False])
-@pytest.mark.parametrize(("tokens", "experts", "chosen"), [(1, 1, 1), (1, 128, 8), (21, 60, 4), (5, 500, 3)])
-def test_routing(tokens: int, experts: int, chosen: int, renormalise: bool, dtype: torch.dtype, device: str) -> None:
+@pytest.mark.parametrize(("tokens", "experts", "top_k"), [(1, 1, 1), (1, 128, 8), (21, 60, 4), (5, 500, 3)])
+def test_routing(tokens: int, experts: int, top_k: int, renormalise: bool, dtype: torch.dtype, device: str) -> None:
     _, logits, *_ = sample(tokens, 1, 1, experts, dtype, device)
-    weights, numbers = triton.route(logits, chosen, renormalise)
-    exact, exact_numbers = reference.route(logits.double(), chosen, renormalise)
+    weights, numbers = triton.route(logits, top_k, renormalise)
+    exact, exact_numbers = reference.route(logits.double(), top_k, renormalise)
     assert torch.equal(numbers, exact_numbers)
     # exp() is good to a few units of 2^-24, the sum over experts to the root of their number, and a quotient to one.
     torch.testing.assert_close(weights.double(), exact, rtol=(8 + experts**0.5) * 2**-24, atol=0.0)
@@ -51,38 +51,38 @@ def test_assignments_sorted(assignments: int, experts: int, tile: int, device: s
     numbers = torch.randint(0, experts, (assignments,), generator=generator, dtype=torch.int32).to(device)
     if experts > 2:
         numbers[numbers == 1] = 2  # an expert without any
-    made = triton.sort_by_expert(numbers, experts, tile)
-    assert torch.equal(made.order.long(), numbers.sort(stable=True).indices)
+    sorting = triton.sort_by_expert(numbers, experts, tile)
+    assert torch.equal(sorting.order.long(), numbers.sort(stable=True).indices)
     expected = []
     first = 0
     for expert, count in enumerate(numbers.bincount(minlength=experts).tolist()):
         expected += [(expert, first + start, first + count) for start in range(0, count, tile)]
         first += count
-    tables = torch.stack([made.tile_expert, made.tile_first, made.tile_end], dim=1)
+    tables = torch.stack([sorting.tile_expert, sorting.tile_first, sorting.tile_end], dim=1)
     assert [tuple(row) for row in tables[: len(expected)].tolist()] == expected
-    assert (made.tile_expert[len(expected) :] == -1).all()
+    assert (sorting.tile_expert[len(expected) :] == -1).all()
 
 
 def allowed(x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, *both: torch.Tensor) -> torch.Tensor:
     """What rounding may add up to: y's own; that of each expert's result and of what lies between its two products,
     all of which are stored in x's type; and that of float32 sums, 3 · 2^-24 times the root of their length."""
-    gate_up, down = (each.double() for each in both)
+    gate_up, down = (weights_.double() for weights_ in both)
     wide, rounding = x.double(), ROUNDING[x.dtype]
     error = torch.zeros_like(wide)
     sums = 3 * 2**-24
     for token in range(x.shape[0]):
         for place in range(experts.shape[1]):
-            own, weight = int(experts[token, place]), float(weights[token, place])
-            gate, up = (gate_up[own] @ wide[token]).chunk(2)
-            gate_size, up_size = (gate_up[own].abs() @ wide[token].abs()).chunk(2)
+            expert, weight = int(experts[token, place]), float(weights[token, place])
+            gate, up = (gate_up[expert] @ wide[token]).chunk(2)
+            gate_size, up_size = (gate_up[expert].abs() @ wide[token].abs()).chunk(2)
             inner = torch.nn.functional.silu(gate) * up
             slope = 1.1  # of silu, at most
             inner_error = rounding * inner.abs()
             inner_error += sums * x.shape[1] ** 0.5 * (slope * gate_size * up.abs() + gate.abs() * up_size)
-            made = down[own] @ inner
+            output = down[expert] @ inner
             length = sums * inner.shape[0] ** 0.5
-            made_error = down[own].abs() @ (inner_error + length * inner.abs()) + rounding * made.abs()
-            error[token] += weight * (made_error + 2**-21 * made.abs())
+            made_error = down[expert].abs() @ (inner_error + length * inner.abs()) + rounding * output.abs()
+            error[token] += weight * (made_error + 2**-21 * output.abs())
     exact = reference.expert_mlp(wide, weights.double(), experts, gate_up, down)
     return error + rounding * exact.abs()
 
@@ -90,14 +90,14 @@ def allowed(x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, *both
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize(
-    ("tokens", "hidden", "intermediate", "experts", "chosen"),
+    ("tokens", "hidden", "intermediate", "experts", "top_k"),
     [(1, 64, 63, 1, 1), (1, 100, 63, 16, 4), (40, 70, 50, 3, 2)],
 )
 def test_experts_equal_float64(
-    tokens: int, hidden: int, intermediate: int, experts: int, chosen: int, dtype: torch.dtype, device: str
+    tokens: int, hidden: int, intermediate: int, experts: int, top_k: int, dtype: torch.dtype, device: str
 ) -> None:
     x, logits, gate_up, down = sample(tokens, hidden, intermediate, experts, dtype, device)
-    weights, numbers = triton.route(logits, chosen)
+    weights, numbers = triton.route(logits, top_k)
     y = triton.expert_mlp(x, weights, numbers, gate_up, down)
     exact = reference.expert_mlp(x.double(), weights.double(), numbers, gate_up.double(), down.double())
     excess = ((y.double() - exact).abs() / allowed(x, weights, numbers, gate_up, down)).max().item()
@@ -130,26 +130,26 @@ def test_reference_by_loops() -> None:
     weights, numbers = reference.route(logits, 2)
     y = reference.expert_mlp(x, weights, numbers, gate_up, down)
     for token in range(3):
-        powers = [math.exp(each) for each in logits[token].tolist()]
-        best = sorted(range(5), key=lambda each: -powers[each])[:2]
+        powers = [math.exp(logit) for logit in logits[token].tolist()]
+        best = sorted(range(5), key=lambda logit: -powers[logit])[:2]
         assert numbers[token].tolist() == best
-        total = sum(powers[each] for each in best)
+        total = sum(powers[logit] for logit in best)
         for n in range(4):
             value = 0.0
-            for each in best:
+            for logit in best:
                 inner = []
                 for i in range(2):
-                    gate = float(gate_up[each, i] @ x[token])
-                    inner.append(gate / (1 + math.exp(-gate)) * float(gate_up[each, 2 + i] @ x[token]))
-                value += powers[each] / total * sum(float(down[each, n, i]) * inner[i] for i in range(2))
+                    gate = float(gate_up[logit, i] @ x[token])
+                    inner.append(gate / (1 + math.exp(-gate)) * float(gate_up[logit, 2 + i] @ x[token]))
+                value += powers[logit] / total * sum(float(down[logit, n, i]) * inner[i] for i in range(2))
             assert y[token, n].item() == pytest.approx(value, rel=1e-9)
 
 
 @pytest.mark.parametrize(("assignments", "experts"), [(1, 1), (8, 128), (65536, 128), (300, 7)])
 def test_no_more_tiles_than_launched(assignments: int, experts: int) -> None:
     tile = triton.select(assignments, experts).tokens
-    most = triton.most_tiles(assignments, experts, tile)
+    max_tiles = triton.most_tiles(assignments, experts, tile)
     one_each = [1] * (min(experts, assignments) - 1)
     worst = sum(-(-count // tile) for count in [*one_each, assignments - len(one_each)])
-    assert worst <= most
+    assert worst <= max_tiles
     assert 16 <= tile <= 128

@@ -58,23 +58,24 @@ def sample(
     generator = torch.Generator().manual_seed(sum(chunks) * 31 + block_size)
     lengths = [context + chunk if chunk else 0 for context, chunk in zip(contexts, chunks, strict=True)]
     pages = [-(-length // block_size) for length in lengths]
-    most = max(1, *pages)
-    order = torch.randperm(len(chunks) * most, generator=generator) + 1
-    tables = order.view(len(chunks), most).to(torch.int32)
+    max_pages = max(1, *pages)
+    order = torch.randperm(len(chunks) * max_pages, generator=generator) + 1
+    tables = order.view(len(chunks), max_pages).to(torch.int32)
     caches, tokens = [], []
     for _ in range(2):
-        cache = torch.full((len(chunks) * most + 1, block_size, kv_heads, head_dim), outside)
-        mine = [torch.randn(length, kv_heads, head_dim, generator=generator).to(dtype) for length in lengths]
-        for table, owned in zip(tables, mine, strict=True):
+        cache = torch.full((len(chunks) * max_pages + 1, block_size, kv_heads, head_dim), outside)
+        rows = [torch.randn(length, kv_heads, head_dim, generator=generator).to(dtype) for length in lengths]
+        for table, owned in zip(tables, rows, strict=True):
             t = torch.arange(len(owned))
             cache[table[t // block_size], t % block_size] = owned.to(cache.dtype)
         caches.append(cache.to(device, dtype))
-        tokens.append(mine)
+        tokens.append(rows)
     for table, used in zip(tables, pages, strict=True):
         table[used:] = 0
     q = torch.randn(sum(chunks) + padding, query_heads, head_dim, generator=generator).to(device, dtype)
     bounds, behind = (
-        torch.tensor(each, dtype=torch.int32, device=device) for each in ([0, *itertools.accumulate(chunks)], contexts)
+        torch.tensor(numbers, dtype=torch.int32, device=device)
+        for numbers in ([0, *itertools.accumulate(chunks)], contexts)
     )
     return Sample(q, caches, tables.to(device), bounds, behind, tokens)
 
@@ -84,19 +85,19 @@ def naive(it: Sample, scale: float) -> torch.Tensor:
     out = torch.zeros(it.q.shape, dtype=torch.float64)
     group = it.q.shape[1] // it.caches[0].shape[2]
     for s, (begin, end) in enumerate(itertools.pairwise(it.bounds.tolist())):
-        keys, values = (each[s].double().repeat_interleave(group, dim=1) for each in it.tokens)
+        keys, values = (rows[s].double().repeat_interleave(group, dim=1) for rows in it.tokens)
         for i in range(end - begin):
-            seen = int(it.contexts[s]) + i + 1
+            visible = int(it.contexts[s]) + i + 1
             query = it.q[begin + i].double().cpu()
-            weights = torch.softmax(torch.einsum("hd,thd->ht", query, keys[:seen]) * scale, dim=1)
-            out[begin + i] = torch.einsum("ht,thd->hd", weights, values[:seen])
+            weights = torch.softmax(torch.einsum("hd,thd->ht", query, keys[:visible]) * scale, dim=1)
+            out[begin + i] = torch.einsum("ht,thd->hd", weights, values[:visible])
     return out
 
 
-def assert_near(given: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, tokens: int) -> None:
-    assert given.isfinite().all()
-    off = (given.double().cpu() - exact).abs().max().item()
-    assert off <= tolerance(dtype, tokens, given.shape[2]) * exact.abs().max().item()
+def assert_near(result: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, tokens: int) -> None:
+    assert result.isfinite().all()
+    off = (result.double().cpu() - exact).abs().max().item()
+    assert off <= tolerance(dtype, tokens, result.shape[2]) * exact.abs().max().item()
 
 
 CHUNKS, CONTEXTS, PADDING = [63, 0, 1, 40], [0, 7, 500, 90], 9
@@ -121,9 +122,9 @@ def test_kernel_equals_float64(
     it = sample(CHUNKS, CONTEXTS, PADDING, heads, block_size, dtype, device)
     scale = heads[2] ** -0.5
     plan = triton.plan_for(rows, heads[2], wgmma=device == "cpu")
-    given = triton.prefill_attention(*it.arguments(), scale, plan=plan)
-    assert_near(given, naive(it, scale), dtype, 501)
-    assert given[-PADDING:].eq(0).all()
+    result = triton.prefill_attention(*it.arguments(), scale, plan=plan)
+    assert_near(result, naive(it, scale), dtype, 501)
+    assert result[-PADDING:].eq(0).all()
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -135,11 +136,11 @@ def test_nothing_but_padding(device: str) -> None:
 @pytest.mark.parametrize("dtype", [*ROUNDING, torch.float64])
 def test_reference_equals_a_loop(dtype: torch.dtype) -> None:
     it = sample(CHUNKS, CONTEXTS, PADDING, (6, 2, 64), 16, dtype, "cpu")
-    given = dispatch.prefill_attention(*it.arguments(), 0.2)
+    result = dispatch.prefill_attention(*it.arguments(), 0.2)
     if dtype == torch.float64:
-        torch.testing.assert_close(given, naive(it, 0.2), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(result, naive(it, 0.2), rtol=1e-12, atol=1e-12)
     else:
-        assert_near(given, naive(it, 0.2), dtype, 501)
+        assert_near(result, naive(it, 0.2), dtype, 501)
 
 
 def test_reference_by_hand() -> None:

@@ -15,7 +15,7 @@ def sample(rows: int, hidden: int, dtype: torch.dtype, device: str) -> tuple[tor
     generator = torch.Generator().manual_seed(rows * 10007 + hidden)
     x, residual = (torch.randn(rows, hidden, generator=generator) for _ in range(2))
     weight = 1 + 0.2 * torch.randn(hidden, generator=generator)
-    return tuple(each.to(device, dtype) for each in (3 * x, residual, weight))
+    return tuple(tensor.to(device, dtype) for tensor in (3 * x, residual, weight))
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -27,9 +27,9 @@ def test_kernel_equals_float64(rows: int, hidden: int, dtype: torch.dtype, devic
     exact, exact_total = reference.add_rms_norm(x.double(), residual.double(), weight.double(), 1e-6)
     torch.testing.assert_close(total.double(), exact_total, rtol=TYPES[dtype], atol=1e-6)
     torch.testing.assert_close(y.double(), exact, rtol=TYPES[dtype], atol=1e-6)
-    alone = triton.rms_norm(x, weight, 1e-6)
+    without_residual = triton.rms_norm(x, weight, 1e-6)
     torch.testing.assert_close(
-        alone.double(), reference.rms_norm(x.double(), weight.double(), 1e-6), rtol=TYPES[dtype], atol=1e-6
+        without_residual.double(), reference.rms_norm(x.double(), weight.double(), 1e-6), rtol=TYPES[dtype], atol=1e-6
     )
 
 

@@ -35,7 +35,7 @@ def sample(
     slots[1::3] = -1
     cos, sin = rope_table(head_dim, 2048, 1e4)
     shape = (blocks, block_size, kv_heads, head_dim)
-    made = {
+    arguments = {
         "qkv": 3 * torch.randn(tokens, (heads + 2 * kv_heads) * head_dim, generator=generator),
         "positions": torch.randint(0, 2048, (tokens,), generator=generator),
         "slots": slots,
@@ -47,13 +47,15 @@ def sample(
         "k_norm": 1 + 0.2 * torch.randn(head_dim, generator=generator),
     }
     rounded = ("qkv", "k_cache", "v_cache", "q_norm", "k_norm")
-    return {name: each.to(device, dtype) if name in rounded else each.to(device) for name, each in made.items()}
+    return {
+        name: tensor.to(device, dtype) if name in rounded else tensor.to(device) for name, tensor in arguments.items()
+    }
 
 
-def assert_near(given: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> None:
+def assert_near(result: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> None:
     pairs = torch.hypot(*exact.chunk(2, dim=-1)).repeat(1, 1, 2)
-    assert given.isfinite().all()
-    assert ((given.double() - exact).abs() <= tolerance(dtype, exact.shape[-1]) * pairs + 1e-30).all()
+    assert result.isfinite().all()
+    assert ((result.double() - exact).abs() <= tolerance(dtype, exact.shape[-1]) * pairs + 1e-30).all()
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -66,16 +68,16 @@ def assert_near(given: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) ->
 def test_kernel_equals_float64(
     tokens: int, heads: int, kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype, norm: bool, device: str
 ) -> None:
-    given = sample(tokens, heads, kv_heads, head_dim, block_size, dtype, device)
+    arguments = sample(tokens, heads, kv_heads, head_dim, block_size, dtype, device)
     if not norm:
-        del given["q_norm"], given["k_norm"]
+        del arguments["q_norm"], arguments["k_norm"]
     integers = ("positions", "slots")
-    exact = {name: each if name in integers else each.double() for name, each in given.items()}
-    untouched = given["k_cache"].view(-1, kv_heads, head_dim).clone()
-    q = triton.rope_kv_write(**given)
+    exact = {name: tensor if name in integers else tensor.double() for name, tensor in arguments.items()}
+    untouched = arguments["k_cache"].view(-1, kv_heads, head_dim).clone()
+    q = triton.rope_kv_write(**arguments)
     assert_near(q, reference.rope_kv_write(**exact), dtype)
-    slots = given["slots"][given["slots"] >= 0]
-    keys, values = (given[name].view(-1, kv_heads, head_dim) for name in ("k_cache", "v_cache"))
+    slots = arguments["slots"][arguments["slots"] >= 0]
+    keys, values = (arguments[name].view(-1, kv_heads, head_dim) for name in ("k_cache", "v_cache"))
     assert_near(keys[slots], exact["k_cache"].view(-1, kv_heads, head_dim)[slots], dtype)
     assert torch.equal(values.double(), exact["v_cache"].view(-1, kv_heads, head_dim))
     written = torch.zeros(len(keys), dtype=torch.bool, device=keys.device)
@@ -132,9 +134,9 @@ def test_llama3_scaling_keeps_fast_rotations_and_slows_slow_ones() -> None:
     assert min(fast.sum(), slow.sum(), between.sum()) > 3
     assert torch.equal(scaled[fast], plain[fast])
     torch.testing.assert_close(scaled[slow], plain[slow] / 8)
-    for given, plain_one, length in zip(scaled[between], plain[between], wavelength[between], strict=True):
+    for value, plain_one, length in zip(scaled[between], plain[between], wavelength[between], strict=True):
         smooth = (8192 / length - 1) / 3
-        torch.testing.assert_close(given, (1 - smooth) * plain_one / 8 + smooth * plain_one)
+        torch.testing.assert_close(value, (1 - smooth) * plain_one / 8 + smooth * plain_one)
 
 
 def test_llama3_scaling_equals_transformers() -> None:
@@ -154,9 +156,9 @@ def test_llama3_scaling_equals_transformers() -> None:
             "original_max_position_embeddings": 8192,
         },
     )
-    theirs, scale = rope_utils.ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    expected, scale = rope_utils.ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     assert scale == 1.0
-    torch.testing.assert_close(reference.rope_frequencies(128, 500000.0, Llama3Scaling(8.0)).float(), theirs)
+    torch.testing.assert_close(reference.rope_frequencies(128, 500000.0, Llama3Scaling(8.0)).float(), expected)
 
 
 def test_case_runs(device: str) -> None:

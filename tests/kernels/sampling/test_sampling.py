@@ -28,7 +28,7 @@ them the number that falls on a boundary between two tokens, from exact."""
 
 def answers(logits: torch.Tensor, params: list[SamplingParams], monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
     """For each row, what float64 draws for some random number and some top_p within rounding of those given."""
-    found: list[set[int]] = [set() for _ in params]
+    tokens_of_row: list[set[int]] = [set() for _ in params]
     for near in (-NEAR, 0, NEAR):
         for nudge in (-1, 0, 1):
             with monkeypatch.context() as patched:
@@ -47,8 +47,8 @@ def answers(logits: torch.Tensor, params: list[SamplingParams], monkeypatch: pyt
                 ]
                 tokens, _ = reference.sample(logits.double().cpu(), batch(nudged))
             for row, token in enumerate(tokens.tolist()):
-                found[row].add(token)
-    return found
+                tokens_of_row[row].add(token)
+    return tokens_of_row
 
 
 def batch(params: list[SamplingParams], device: str = "cpu") -> SamplingMetadata:
@@ -90,8 +90,10 @@ def test_a_token_does_not_depend_on_its_batch(device: str) -> None:
     logits = logits_of(len(SAMPLING_KINDS), 63, torch.float32).to(device)
     together, _ = triton.sample(logits, batch(SAMPLING_KINDS, device))
     for row, params in list(enumerate(SAMPLING_KINDS))[1:4]:
-        alone, _ = triton.sample(logits[row : row + 1].contiguous(), SamplingMetadata.of([params], [100 + row], device))
-        assert alone[0] == together[row]
+        by_itself, _ = triton.sample(
+            logits[row : row + 1].contiguous(), SamplingMetadata.of([params], [100 + row], device)
+        )
+        assert by_itself[0] == together[row]
     assert torch.equal(reference.sample(logits.cpu(), batch(SAMPLING_KINDS))[0], together.cpu())
 
 
@@ -113,12 +115,12 @@ def test_philox_is_what_was_published() -> None:
     """Known answers that come with Random123 (kat_vectors, philox 4x32 10)."""
     pi = [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], [0xA4093822, 0x299F31D0]
     ones = [0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2
-    known = [
+    published = [
         ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
         (*ones, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
         (*pi, [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]),
     ]
-    for counter, key, expected in known:
+    for counter, key, expected in published:
         even, odd = (torch.tensor(counter[first::2])[:, None] for first in (0, 1))
         even, odd = philox(even, odd, torch.tensor(key)[:, None])
         assert [even[0].item(), odd[0].item(), even[1].item(), odd[1].item()] == expected

@@ -48,11 +48,11 @@ def test_codes_lie_where_the_layout_says(bits: int) -> None:
     for row, k in ((0, 0), (1, 63), (2, 64 * steps + 77), (0, 2 * 64 * steps - 1)):
         block, inside = divmod(k, 64 * steps)
         step, (word, half) = inside // 64, divmod(inside % 64, 2)
-        found = int(packed[block, row, word]) >> (16 * half + low * step) & (2**low - 1)
+        code = int(packed[block, row, word]) >> (16 * half + low * step) & (2**low - 1)
         if bits == 3:
             high = int(packed[block, row, 32 + word // 2]) >> (16 * half + 8 * (word % 2) + step) & 1
-            found += 4 * high
-        assert found == codes[row, k]
+            code += 4 * high
+        assert code == codes[row, k]
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -64,23 +64,23 @@ def test_rounding_is_to_nearest(bits: int, group: int, symmetric: bool) -> None:
     close = dequantise(packed)
     span = group or 500
     for first in range(0, 500, span):
-        own, rounded = weight[:, first : first + span], close[:, first : first + span]
-        reach = own.abs().amax(1) / (2 ** (bits - 1) - 1)
+        exact, rounded = weight[:, first : first + span], close[:, first : first + span]
+        reach = exact.abs().amax(1) / (2 ** (bits - 1) - 1)
         if not symmetric:
-            reach = (own.amax(1).clamp(min=0) - own.amin(1).clamp(max=0)) / (2**bits - 1)
+            reach = (exact.amax(1).clamp(min=0) - exact.amin(1).clamp(max=0)) / (2**bits - 1)
         # Half a step; the float16 of the scale is off by 2^-11 of up to 2^bits steps, the rounded zero by half a step.
         steps = 0.5 + 2.0 ** (bits - 11) + (0 if symmetric else 0.5)
-        assert ((own - rounded).abs() <= steps * reach.unsqueeze(1) * (1 + 2**-10)).all()
+        assert ((exact - rounded).abs() <= steps * reach.unsqueeze(1) * (1 + 2**-10)).all()
 
 
 def test_codes_of_another_quantiser() -> None:
     codes = torch.randint(0, 16, (5, 300))
     scales, zeros = torch.rand(5, 3).half(), torch.randint(0, 16, (5, 3))
-    made = dequantise(from_codes(codes, scales, zeros, bits=4, group=128))
+    dense = dequantise(from_codes(codes, scales, zeros, bits=4, group=128))
     for row in range(5):
         for k in (0, 127, 128, 299):
             expected = float(scales[row, k // 128]) * (int(codes[row, k]) - int(zeros[row, k // 128]))
-            assert made[row, k].item() == pytest.approx(expected, rel=1e-6)
+            assert dense[row, k].item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_width_that_is_not_stored_is_refused() -> None:

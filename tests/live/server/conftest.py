@@ -126,14 +126,14 @@ class Setting:
 
     def on_engine(self, do: Callable[[], Any]) -> Any:
         """Have something done on the loop, between steps."""
-        done, result = threading.Event(), []
+        finished, result = threading.Event(), []
 
         def job() -> None:
             result.append(do())
-            done.set()
+            finished.set()
 
         self.loop.call_soon_threadsafe(job)
-        assert done.wait(10)
+        assert finished.wait(10)
         return result[0]
 
     def settled(self) -> bool:
@@ -164,8 +164,8 @@ def running(
 
     `ahead`: its engine is the one that a GPU has, padded and a step ahead. `backend`: in place of an engine of its own.
     """
-    made = listen("127.0.0.1", 0)
-    port = made.getsockname()[1]
+    listener = listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
     front = ServerConfig(
         "tiny",
         port=port,
@@ -191,7 +191,7 @@ def running(
                 serve(
                     backend if new_engine is None else EngineBackend(new_engine),
                     front,
-                    made,
+                    listener,
                     tokenizer=text[0],
                     template=text[1],
                     ready=ready,

@@ -21,8 +21,8 @@ RENDERED = "[system]Be brief.\n[user]Why?\n[assistant]"
 @pytest.fixture
 def client(server: Setting) -> Iterator[Any]:
     """OpenAI's."""
-    with openai.OpenAI(base_url=f"{server.client.base}/v1", api_key="none", max_retries=0, timeout=20) as made:
-        yield made
+    with openai.OpenAI(base_url=f"{server.client.base}/v1", api_key="none", max_retries=0, timeout=20) as openai_client:
+        yield openai_client
 
 
 @pytest.fixture

@@ -245,9 +245,9 @@ def test_a_client_must_take_64_kib_or_all_that_waits(waiting: list[int], aborted
     transport.waiting = waiting[0]
     connection.pause_writing()
     assert clock.timers[0].when() == 7
-    for left in waiting[1:]:
+    for remainder in waiting[1:]:
         assert not transport.aborted
-        transport.waiting = left
+        transport.waiting = remainder
         clock.ring()
     assert (transport.aborted, clock.timers) == (aborted, [])
 

@@ -202,12 +202,12 @@ def test_aborts_at_any_moment_free_everything() -> None:
     decoder = make_decoder("llama")
     generations = requests(40, seed=8)
     expected = colocated(decoder, generations)
-    seen: list[int] = []
+    states: list[int] = []
 
     def note(progress: Progress) -> None:
-        seen.append(len(progress.advanced))
-        if len(seen) % 2:
-            pools.frontend.abort(len(seen) % 40)
+        states.append(len(progress.advanced))
+        if len(states) % 2:
+            pools.frontend.abort(len(states) % 40)
         for generation in progress.advanced[:1]:
             if generation.request.id % 5 == 0:
                 pools.frontend.abort(generation.request.id)

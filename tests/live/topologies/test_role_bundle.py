@@ -61,9 +61,9 @@ def test_recorded_work_gives_the_measured_times(x: int, microbatches: int, refil
     assert [tokens for _, tokens in records.steps] == times.step_tokens.tolist()
     assert times.tokens.tolist() == load.decode[times.ids].tolist()
     # The last turn may be counted on one side only.
-    sent, found = times.attention_to_ffn, records.attention_to_ffn
-    assert abs(sent.messages - found.messages) <= x * microbatches
-    assert found.size / found.messages == pytest.approx(sent.size / sent.messages) == 2 * 4 * 16
+    sent, recorded = times.attention_to_ffn, records.attention_to_ffn
+    assert abs(sent.messages - recorded.messages) <= x * microbatches
+    assert recorded.size / recorded.messages == pytest.approx(sent.size / sent.messages) == 2 * 4 * 16
 
 
 def test_bundles_that_take_turns_do_the_same_as_alone() -> None:
@@ -74,8 +74,8 @@ def test_bundles_that_take_turns_do_the_same_as_alone() -> None:
     assert len(runs[0].times.ids) == 12
     assert 0 < ended < 60
     for load, run in zip(loads, runs, strict=True):
-        (alone,) = run_in_turns([measured(2, 2, load)])
-        assert run.times.ids.tolist() == alone.times.ids.tolist()[: len(run.times.ids)]
+        (single,) = run_in_turns([measured(2, 2, load)])
+        assert run.times.ids.tolist() == single.times.ids.tolist()[: len(run.times.ids)]
         records = simulated(2, 2, replace(load, completions=len(run.times.ids)), run).run()
         np.testing.assert_allclose(np.array(records.finish)[run.times.ids], run.times.finish, rtol=1e-12)
 
@@ -98,8 +98,8 @@ def test_a_large_bundle_stops_with_all_its_requests() -> None:
     """Ids to abort go to each worker, those of all instances together."""
     bundle = LocalBundle(BundleLayout(8, 1, 1, settings(2)), make_decoder("llama"))
     generations = requests(16)
-    for each in generations:
-        bundle.submit(each)
+    for generation in generations:
+        bundle.submit(generation)
     bundle.coordinator.stop()
     bundle.run()
     assert bundle.network.ended

@@ -36,16 +36,16 @@ def test_the_document_and_the_files_are_the_command_lines(
 ) -> None:
     assert run(["simulate", str(file), "--json", "--events"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    theirs = file.parent / printed["run"]["directory"]
+    cli_folder = file.parent / printed["run"]["directory"]
     ours = result.save(file.parent / "kept" / "here", events=True)
     assert ours == file.parent / "kept" / "here"
     del printed["run"]
     assert json.loads(json.dumps(result.document)) == printed
-    names = [sorted(str(each.relative_to(folder)) for each in folder.rglob("*")) for folder in (ours, theirs)]
+    names = [sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) for folder in (ours, cli_folder)]
     assert names[0] == names[1]
     for name in ("figures/latencies.svg", "figures/over-time.svg"):
-        assert (ours / name).read_text() == (theirs / name).read_text()
-    pd.testing.assert_frame_equal(*(pd.read_parquet(folder / "requests.parquet") for folder in (ours, theirs)))
+        assert (ours / name).read_text() == (cli_folder / name).read_text()
+    pd.testing.assert_frame_equal(*(pd.read_parquet(folder / "requests.parquet") for folder in (ours, cli_folder)))
     manifest = json.loads((ours / "manifest.json").read_text())
     assert (manifest["complete"], manifest["id"]) == (True, "here")
     assert manifest["command"].startswith("twin.simulate(")
@@ -55,10 +55,10 @@ def test_the_document_and_the_files_are_the_command_lines(
 
 
 def test_a_folder_with_something_in_it_is_refused(result: Result, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="expected an empty folder") as found:
+    with pytest.raises(BadInput, match="expected an empty folder") as error:
         result.save(tmp_path)
-    assert found.value.field == "folder"
-    assert [each.name for each in tmp_path.iterdir()] == ["s.yaml"]
+    assert error.value.field == "folder"
+    assert [item.name for item in tmp_path.iterdir()] == ["s.yaml"]
 
 
 def test_requests_say_what_the_summary_says(result: Result) -> None:
@@ -132,10 +132,10 @@ def test_a_run_without_detail_has_fewer_columns_and_no_steps(file: Path, result:
     }  # fmt: skip
     pd.testing.assert_frame_equal(short.requests, result.requests[list(short.requests)])
     refused: list[Any] = [lambda: short.steps, lambda: short.timeseries, lambda: short.plot()]
-    for read in refused:
-        with pytest.raises(BadInput) as found:
-            read()
-        assert (found.value.field, found.value.value) == ("detail", False)
+    for reader in refused:
+        with pytest.raises(BadInput) as error:
+            reader()
+        assert (error.value.field, error.value.value) == ("detail", False)
 
 
 def test_figures_are_matplotlibs_and_need_no_display(result: Result) -> None:
@@ -144,9 +144,9 @@ def test_figures_are_matplotlibs_and_need_no_display(result: Result) -> None:
     assert len(result.plot().axes) == 4
     figure.savefig(image := io.BytesIO(), format="png")
     assert image.getvalue().startswith(b"\x89PNG")
-    with pytest.raises(BadInput, match="expected one of latencies, over-time") as found:
+    with pytest.raises(BadInput, match="expected one of latencies, over-time") as error:
         result.plot("latency")
-    assert (found.value.field, found.value.value) == ("kind", "latency")
+    assert (error.value.field, error.value.value) == ("kind", "latency")
 
 
 def test_time_series_and_notebooks(result: Result) -> None:

@@ -37,7 +37,7 @@ def signature(name: str) -> str:
     owner, _, method = name.partition(".")
     function = vars(vars(twin)[owner])[method] if method else vars(twin)[owner]
     plain = inspect.signature(function)
-    parameters = [each.replace(annotation=inspect.Parameter.empty) for each in plain.parameters.values()]
+    parameters = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in plain.parameters.values()]
     return str(plain.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
 
 
@@ -56,10 +56,10 @@ def test_the_signatures() -> None:
 @pytest.mark.parametrize("name", sorted(ATTRIBUTES))
 def test_the_attributes_and_methods(name: str) -> None:
     kind = {"Scenario": twin.Scenario, "Result": twin.Result, "SweepResult": twin.SweepResult}[name]
-    found = {each for each in {*vars(kind), *kind.__annotations__} if not each.startswith("_")}
-    methods = {each.partition(".")[2] for each in SIGNATURES if each.startswith(f"{name}.")}
+    members = {member for member in {*vars(kind), *kind.__annotations__} if not member.startswith("_")}
+    methods = {member.partition(".")[2] for member in SIGNATURES if member.startswith(f"{name}.")}
     inner = {"write"} if name == "Result" else set()  # for the command line
-    assert found == ATTRIBUTES[name] | methods | inner
+    assert members == ATTRIBUTES[name] | methods | inner
 
 
 @pytest.fixture
@@ -91,10 +91,10 @@ def test_a_scenario_is_read_checked_and_changed(file: Path) -> None:
     ],
 )
 def test_what_cannot_be_used_is_named(file: Path, overrides: object, field: str, value: object) -> None:
-    with pytest.raises(BadInput) as found:
+    with pytest.raises(BadInput) as error:
         twin.load(file, overrides)  # type: ignore[arg-type]
-    assert found.value.field == field
-    assert value is None or found.value.value == value
+    assert error.value.field == field
+    assert value is None or error.value.value == value
 
 
 def test_files_that_cannot_be_read_and_other_kinds(file: Path, tmp_path: Path) -> None:
@@ -116,10 +116,10 @@ def test_arguments_are_named_as_python_has_them(file: Path) -> None:
         ({"draws": 2}, "draws"),
         ({"replications": 10**9}, "replications"),
     ]
-    for given, field in of_simulate:
-        with pytest.raises(BadInput) as found:
-            twin.simulate(file, **given)
-        assert found.value.field == field
+    for arguments, field in of_simulate:
+        with pytest.raises(BadInput) as error:
+            twin.simulate(file, **arguments)
+        assert error.value.field == field
     of_sweep: list[tuple[dict[str, Any], str]] = [
         ({"ratio": 8}, "ratio"),
         ({"requests": True}, "requests"),
@@ -127,27 +127,27 @@ def test_arguments_are_named_as_python_has_them(file: Path) -> None:
         ({"vary": {"seed": 3}}, "vary seed"),
         ({"vary": {"seed": "123"}}, "vary seed"),
     ]
-    for given, field in of_sweep:
-        with pytest.raises(BadInput) as found:
-            twin.sweep(file, **given)
-        assert found.value.field == field
+    for arguments, field in of_sweep:
+        with pytest.raises(BadInput) as error:
+            twin.sweep(file, **arguments)
+        assert error.value.field == field
 
 
 @pytest.mark.parametrize("function", [twin.load, twin.simulate, twin.sweep])
 @pytest.mark.parametrize("source", [None, 5, 2.5, b"s.yaml", ["s.yaml"], {"kind": "serving"}, "\0"])
 def test_no_path_of_a_scenario(function: Callable[..., object], source: object) -> None:
-    with pytest.raises(BadInput) as found:
+    with pytest.raises(BadInput) as error:
         function(source)
     if source != "\0":
-        assert found.value.field == ("path" if function is twin.load else "scenario")
+        assert error.value.field == ("path" if function is twin.load else "scenario")
 
 
 @pytest.mark.parametrize("overrides", [5, [5], True, b"seed=1", [b"seed=1"], [None], object(), {5: 1}, {None: 1}])
 def test_overrides_that_are_none(file: Path, overrides: object) -> None:
     for function, name in ((twin.load, "overrides"), (twin.simulate, "overrides"), (twin.sweep, "vary")):
-        with pytest.raises(BadInput) as found:
+        with pytest.raises(BadInput) as error:
             function(file, overrides)  # type: ignore[operator]
-        assert found.value.field == name
+        assert error.value.field == name
 
 
 @pytest.mark.parametrize(
@@ -163,21 +163,21 @@ def test_overrides_that_are_none(file: Path, overrides: object) -> None:
 def test_arguments_of_other_types(file: Path, argument: str, values: list[object]) -> None:
     for value in values:
         for function in (twin.simulate, twin.sweep):
-            with pytest.raises(BadInput) as found:
+            with pytest.raises(BadInput) as error:
                 function(file, **{argument: value})  # type: ignore[arg-type]
-            assert found.value.field == argument
+            assert error.value.field == argument
 
 
 def test_folders_and_figures_of_other_types(file: Path) -> None:
     for result in (twin.simulate(file), twin.sweep(file)):
         for folder in (None, 5, ["x"]):
-            with pytest.raises(BadInput) as found:
+            with pytest.raises(BadInput) as error:
                 result.save(folder)  # type: ignore[arg-type]
-            assert found.value.field == "folder"
+            assert error.value.field == "folder"
         for kind in (5, ["sweep"]):
-            with pytest.raises(BadInput) as found:
+            with pytest.raises(BadInput) as error:
                 result.plot(kind)  # type: ignore[arg-type]
-            assert found.value.field == "kind"
+            assert error.value.field == "kind"
 
 
 def test_nothing_is_printed_and_nothing_is_written(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,8 +30,8 @@ def test_every_combination_is_a_row(file: Path) -> None:
     assert points[list(vary)].to_numpy().tolist() == [[2, 5], [2, 40], [16, 5], [16, 40]]
     assert set(points["seed"]) == {1}
     for row in points.to_dict("records"):
-        alone = twin.simulate(file, {"seed": 1, **{key: row[key] for key in vary}}).summary["value"]
-        assert {name: row[name] for name in alone.index} == alone.to_dict()
+        value = twin.simulate(file, {"seed": 1, **{key: row[key] for key in vary}}).summary["value"]
+        assert {name: row[name] for name in value.index} == value.to_dict()
     texts = twin.sweep(file, ["engine.max_num_seqs=2,16", "workload.arrivals.rate=5,40"], overrides="seed=1", jobs=1)
     pd.testing.assert_frame_equal(texts.points[list(points)], points)
 
@@ -54,11 +54,11 @@ def test_a_sweep_is_saved_as_the_command_line_saves_it(file: Path, capsys: pytes
     ours = swept.save("kept")
     assert run(["sweep", str(file), "--set", "engine.max_num_seqs=4,16", "--jobs", "1", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    theirs = Path(printed.pop("run")["directory"])
+    cli_folder = Path(printed.pop("run")["directory"])
     assert json.loads(json.dumps(swept.document)) == printed
     for name in ("points.jsonl", "figures/sweep.svg"):
-        assert (ours / name).read_text() == (theirs / name).read_text()
-    assert {each.name for each in ours.iterdir()} == {each.name for each in theirs.iterdir()}
+        assert (ours / name).read_text() == (cli_folder / name).read_text()
+    assert {saved.name for saved in ours.iterdir()} == {saved.name for saved in cli_folder.iterdir()}
     assert run(["report", str(ours)]) == 0
 
 
@@ -81,13 +81,13 @@ def test_an_afd_bundle_at_each_ratio(scenario: Path, capsys: pytest.CaptureFixtu
     line = ["sweep", str(scenario), "--ratio", "1,7/2", "--set", "batch_size=8,16", "--json", "--jobs", "1"]
     assert run([*line, "--requests", "--no-figures"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    theirs = Path(printed.pop("run")["directory"])
+    cli_folder = Path(printed.pop("run")["directory"])
     assert json.loads(json.dumps(swept.document)) == printed
     ours = swept.save("kept", figures=False)
-    files = sorted(str(each.relative_to(theirs)) for each in theirs.rglob("*"))
-    assert sorted(str(each.relative_to(ours)) for each in ours.rglob("*")) == files
-    for name in (each for each in files if each.endswith("parquet")):
-        pd.testing.assert_frame_equal(pd.read_parquet(ours / name), pd.read_parquet(theirs / name))
+    files = sorted(str(file.relative_to(cli_folder)) for file in cli_folder.rglob("*"))
+    assert sorted(str(file.relative_to(ours)) for file in ours.rglob("*")) == files
+    for name in (file for file in files if file.endswith("parquet")):
+        pd.testing.assert_frame_equal(pd.read_parquet(ours / name), pd.read_parquet(cli_folder / name))
     counts = swept.requests.groupby("point").size().to_dict()
     assert counts == dict(zip(["0-1A-1F", "0-7A-2F", "1-1A-1F", "1-7A-2F"], points["requests"], strict=True))
 
@@ -103,6 +103,6 @@ def test_figures_of_an_afd_bundle(scenario: Path) -> None:
 
 
 def test_flags_of_serving_systems_are_refused_of_an_afd_bundle(scenario: Path) -> None:
-    with pytest.raises(BadInput, match="expected a scenario of kind serving") as found:
+    with pytest.raises(BadInput, match="expected a scenario of kind serving") as error:
         twin.sweep(scenario, replications=2)
-    assert found.value.field == "replications"
+    assert error.value.field == "replications"

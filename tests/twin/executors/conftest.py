@@ -84,10 +84,12 @@ def results(runs: Path) -> dict[str, Any]:
     The summary is without the folder's own name, and the points are sorted, since they come in order of completion.
     """
     (folder,) = runs.iterdir()
-    found: dict[str, Any] = {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*.parquet")}
+    results_by_file: dict[str, Any] = {
+        str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*.parquet")
+    }
     summary = json.loads((folder / "summary.json").read_text())
     del summary["run"]
-    found["summary.json"] = json.dumps(summary).encode()
+    results_by_file["summary.json"] = json.dumps(summary).encode()
     points = folder / "points.jsonl"
-    found["points.jsonl"] = sorted(points.read_bytes().splitlines()) if points.exists() else []
-    return found
+    results_by_file["points.jsonl"] = sorted(points.read_bytes().splitlines()) if points.exists() else []
+    return results_by_file

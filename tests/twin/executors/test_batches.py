@@ -66,8 +66,8 @@ def double(number: int) -> int:
 def test_each_result_comes_once_with_its_task(count: int, seconds: float) -> None:
     here = Here(seconds=seconds)
     with OnCluster(here).each_as_done(double, list(range(count))) as results:
-        found = dict(results)
-    assert found == {number: 2 * number for number in range(count)}
+        result = dict(results)
+    assert result == {number: 2 * number for number in range(count)}
     assert here.most <= IN_FLIGHT * here.count
     assert not here.flying
 

@@ -44,15 +44,15 @@ def cluster() -> Iterator[tuple[str, subprocess.Popen[str]]]:
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """The address of a cluster that tests share."""
-    with cluster() as (found, _):
-        yield found
+    with cluster() as (scheduler, _):
+        yield scheduler
 
 
 @contextmanager
 def client(address: str) -> Iterator[Client]:
     """A client of the test's own."""
-    with closing(distributed.Client(f"tcp://{address}", set_as_default=False)) as found:
-        yield found
+    with closing(distributed.Client(f"tcp://{address}", set_as_default=False)) as dask_client:
+        yield dask_client
 
 
 def local_results(*arguments: str) -> dict[str, Any]:
@@ -81,16 +81,16 @@ def test_a_cluster_gives_the_bytes_of_one_process(address: str, serving: Path, a
 
 def test_a_worker_killed_in_the_middle_changes_nothing(address: str, serving: Path) -> None:
     arguments = ("sweep", str(serving), *LONG)
-    with client(address) as known:
-        before = known.run(os.getpid)
+    with client(address) as dask_client:
+        before = dask_client.run(os.getpid)
         with command(*arguments, "--executor", f"dask://{address}", "--runs", "there") as process:
             wait_until(lambda: finished_points(Path("there")) >= 2)
             os.kill(next(iter(before.values())), signal.SIGKILL)
             _, error = process.communicate()
             assert process.returncode == 0, error
         assert all("simulating" in line for line in error.splitlines()[:-1]), error
-        wait_until(lambda: len(known.nthreads()) == 2)  # another was started in its place
-        assert set(known.run(os.getpid).values()) != set(before.values())
+        wait_until(lambda: len(dask_client.nthreads()) == 2)  # another was started in its place
+        assert set(dask_client.run(os.getpid).values()) != set(before.values())
     assert results(Path("there")) == local_results(*arguments)
 
 
@@ -99,7 +99,7 @@ def test_a_killed_client_is_started_again_and_finishes_anywhere(address: str, se
     points = 0
     for _ in range(2):
         with command(*arguments, "--executor", f"dask://{address}", "--runs", "there") as process:
-            wait_until(lambda wanted=points + 2: finished_points(Path("there")) >= wanted)
+            wait_until(lambda points_wanted=points + 2: finished_points(Path("there")) >= points_wanted)
             process.send_signal(signal.SIGKILL)
             process.wait()
         points = finished_points(Path("there"))
@@ -140,13 +140,13 @@ def test_a_worker_of_another_version_is_refused(
             versions._kept = versions._digest  # type: ignore[attr-defined]
             versions._digest = lambda files: version
 
-    with client(address) as known:
-        worker = next(iter(known.nthreads()))
-        known.run(pretend, "00000000", workers=[worker])
+    with client(address) as dask_client:
+        worker = next(iter(dask_client.nthreads()))
+        dask_client.run(pretend, "00000000", workers=[worker])
         try:
             code = run(["sweep", str(serving), "--executor", f"dask://{address}"])
         finally:
-            known.run(pretend, None, workers=[worker])
+            dask_client.run(pretend, None, workers=[worker])
     assert code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"twin: --executor: got 'dask://{address}', expected workers of the same version as here")

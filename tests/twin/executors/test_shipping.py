@@ -30,7 +30,7 @@ def _empty_cabinet(monkeypatch: pytest.MonkeyPatch) -> None:
 def sweep_of(name: str, *settings: dict[str, Any]) -> ServingSweep:
     path = ROOT / "examples" / f"{name}.yaml"
     fewer = {"workload.requests": 60}
-    return prepare(read_scenario(path, "serving"), path, [{**fewer, **each} for each in settings or ({},)])
+    return prepare(read_scenario(path, "serving"), path, [{**fewer, **item} for item in settings or ({},)])
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -71,23 +71,23 @@ def test_the_columns_of_a_trace_travel_once_whatever_is_made_of_them(tmp_path: P
     assert len(batch.tasks) < 3000
     store_parts(shipper.parts)
     workload = shipping._Unpickler(batch.tasks, shipping.CABINET).load()[1][0]
-    drawn, same = (list(each.requests(np.random.default_rng(1), 50)) for each in (workload, tasks[0]))
-    assert drawn == same
+    original, same = (list(source.requests(np.random.default_rng(1), 50)) for source in (workload, tasks[0]))
+    assert original == same
 
 
 def test_a_worker_names_the_parts_that_it_lacks_and_runs_when_it_has_them() -> None:
     shipper = Shipper()
     batch = shipper.pack(run_task, sweep_of("tiny-llama-cpu").tasks)
     assert run_batch(batch, "here") == Missing(batch.parts, "here")
-    asked: list[str] = []
+    names: list[str] = []
 
     def fetch(digest: str) -> bytes:
-        asked.append(digest)
+        names.append(digest)
         return shipper.parts[digest]
 
     assert isinstance(run_batch(batch, fetch=fetch), Done)
     assert isinstance(run_batch(batch, fetch=fetch), Done)
-    assert asked == list(batch.parts)
+    assert names == list(batch.parts)
 
 
 def test_a_full_cabinet_drops_what_was_not_used_for_longest() -> None:
@@ -106,11 +106,11 @@ def test_a_full_cabinet_drops_what_was_not_used_for_longest() -> None:
 
 
 def test_a_batch_of_another_version_is_refused() -> None:
-    other = versions().replace("numpy ", "numpy 0.")
-    reply = run_batch(Batch(other, (), b"", ()))
+    versions_there = versions().replace("numpy ", "numpy 0.")
+    reply = run_batch(Batch(versions_there, (), b"", ()))
     assert reply == Refused(versions())
     name, _, number = next(part for part in versions().split(", ") if part.startswith("numpy")).partition(" ")
-    assert difference(versions(), other) == f"{name} {number} in place of {name} 0.{number}"
+    assert difference(versions(), versions_there) == f"{name} {number} in place of {name} 0.{number}"
     assert difference("no serving-twin", versions()).startswith("no serving-twin in place of serving-twin 0")
 
 

@@ -21,8 +21,8 @@ def inquiry(document: dict[str, Any] | None = None) -> Inquiry:
 
 
 def changed(**choices: Any) -> dict[str, Any]:
-    asked = inquiry()
-    return asked.changed(from_link(asked.knobs, {}) | choices)
+    question = inquiry()
+    return question.changed(from_link(question.knobs, {}) | choices)
 
 
 def test_the_knobs_of_a_scenario_have_its_values() -> None:
@@ -59,10 +59,10 @@ def test_weights_are_those_of_the_chosen_model_as_published() -> None:
     assert changed(weights="as published", model="gpt-oss-20b")["step_time"]["weights"] is None
     document = roofline()
     del document["step_time"]["weights"]
-    asked = inquiry(document)
-    (knob,) = [knob for knob in asked.knobs if knob.name == "weights"]
+    question = inquiry(document)
+    (knob,) = [knob for knob in question.knobs if knob.name == "weights"]
     assert (knob.value, knob.options) == ("as published", ("as published", "bf16", "fp8"))
-    assert "weights" not in asked.changed(from_link(asked.knobs, {"model": "gpt-oss-20b"}))["step_time"]
+    assert "weights" not in question.changed(from_link(question.knobs, {"model": "gpt-oss-20b"}))["step_time"]
 
 
 def test_engines_are_taken_apart_with_a_link_for_the_caches() -> None:
@@ -94,7 +94,10 @@ def test_links_that_say_what_cannot_be_are_left_aside(query: dict[str, str]) -> 
 
 
 def test_settings_name_only_what_differs() -> None:
-    asked = inquiry()
-    choices = from_link(asked.knobs, {"rate": "5"})
-    assert settings_of(asked.knobs, choices, asked.spec) == {"workload.arrivals.rate": 5.0, "measure.slo.tpot": 0.05}
-    assert to_link(asked.knobs, choices) == {"rate": "5.0"}
+    question = inquiry()
+    choices = from_link(question.knobs, {"rate": "5"})
+    assert settings_of(question.knobs, choices, question.spec) == {
+        "workload.arrivals.rate": 5.0,
+        "measure.slo.tpot": 0.05,
+    }
+    assert to_link(question.knobs, choices) == {"rate": "5.0"}

@@ -29,23 +29,23 @@ def asked(**changes: Any) -> Inquiry:
 
 
 def all_told(inquiry: Inquiry, query: dict[str, str]) -> list[tuple[str, dict[str, Any]]]:
-    told: list[tuple[str, dict[str, Any]]] = []
-    answer(inquiry, from_link(inquiry.knobs, query), lambda kind, document: told.append((kind, document)))
-    return told
+    messages: list[tuple[str, dict[str, Any]]] = []
+    answer(inquiry, from_link(inquiry.knobs, query), lambda kind, document: messages.append((kind, document)))
+    return messages
 
 
 def test_a_question_gets_a_draft_an_answer_and_curves() -> None:
-    told = all_told(asked(), {})
-    kinds = [kind for kind, _ in told]
+    messages = all_told(asked(), {})
+    kinds = [kind for kind, _ in messages]
     assert kinds[:3] == ["draft", "full", "afd"]
     assert set(kinds[3:]) == {"pareto"}
     assert len(kinds[3:]) == 4 * len(LOADS)  # tensor parallel 1, 2, 4, 8
-    full = told[1][1]
+    full = messages[1][1]
     assert full["summary"]["requests"] == 600
-    theory = told[2][1]["theory"]
+    theory = messages[2][1]["theory"]
     assert theory["r_star"] > 0
-    chosen = told[3][1]
-    assert (chosen["name"], chosen["load"], chosen["rate"]) == ("TP 1", 1.0, 4.0)
+    answer = messages[3][1]
+    assert (answer["name"], answer["load"], answer["rate"]) == ("TP 1", 1.0, 4.0)
 
 
 def test_an_answer_is_that_of_the_scenario_written(tmp_path: Path) -> None:
@@ -74,18 +74,18 @@ def test_points_that_are_overloaded_or_do_not_fit_say_so() -> None:
 def test_other_step_times_and_closed_loops_have_no_afd_curve() -> None:
     linear = {"source": "linear", "overhead": 0.01, "per_token": 1e-4, "per_kv_token": 1e-7}
     engine = {"max_num_seqs": 16, "max_num_batched_tokens": 1024, "num_gpu_blocks": 4000}
-    told = all_told(asked(step_time=linear, engine=engine), {})
-    (curve,) = [document for kind, document in told if kind == "afd"]
+    messages = all_told(asked(step_time=linear, engine=engine), {})
+    (curve,) = [document for kind, document in messages if kind == "afd"]
     assert "needs step times of source roofline" in curve["reason"]
-    assert {document["name"] for kind, document in told if kind == "pareto"} == {"as chosen"}
+    assert {document["name"] for kind, document in messages if kind == "pareto"} == {"as chosen"}
 
 
 @pytest.fixture
 def worker() -> Iterator[tuple[Worker, queue.Queue[Answer]]]:
     answers: queue.Queue[Answer] = queue.Queue()
-    found = Worker(asked(), lambda *each: answers.put(each))
-    yield found, answers
-    found.close()
+    page_worker = Worker(asked(), lambda *message: answers.put(message))
+    yield page_worker, answers
+    page_worker.close()
 
 
 def test_a_new_question_stops_the_one_before(worker: tuple[Worker, queue.Queue[Answer]]) -> None:
@@ -96,22 +96,22 @@ def test_a_new_question_stops_the_one_before(worker: tuple[Worker, queue.Queue[A
     while answers.get(timeout=LIMIT)[1] != "full":
         pass
     second = at_work.ask(from_link(inquiry.knobs, {"rate": "5"}))
-    told = [answers.get(timeout=LIMIT)]
-    while told[-1][1] != "done":
-        told.append(answers.get(timeout=LIMIT))
-    of_first = [kind for number, kind, _ in told if number == first]
-    of_second = [kind for number, kind, _ in told if number == second]
+    messages = [answers.get(timeout=LIMIT)]
+    while messages[-1][1] != "done":
+        messages.append(answers.get(timeout=LIMIT))
+    of_first = [kind for number, kind, _ in messages if number == first]
+    of_second = [kind for number, kind, _ in messages if number == second]
     assert len(of_first) < 1 + 4 * len(LOADS)
     assert "done" not in of_first
     assert of_second[:3] == ["draft", "full", "afd"]
     assert len(of_second) == 4 + 4 * len(LOADS)
-    assert [number for number, _, _ in told] == sorted(number for number, _, _ in told)
+    assert [number for number, _, _ in messages] == sorted(number for number, _, _ in messages)
 
 
 def test_many_questions_at_once_get_one_answer(worker: tuple[Worker, queue.Queue[Answer]]) -> None:
     at_work, answers = worker
     inquiry = asked()
-    (process,) = (each for each in multiprocessing.active_children() if each.name == "what-if")
+    (process,) = (child for child in multiprocessing.active_children() if child.name == "what-if")
     assert process.pid is not None
     os.kill(process.pid, signal.SIGSTOP)  # however slowly they are asked, all have come when it goes on
     numbers = [at_work.ask(from_link(inquiry.knobs, {"rate": str(rate)})) for rate in range(1, 12)]
@@ -133,8 +133,8 @@ def test_a_replayed_trace_is_answered_with_its_own_requests(tmp_path: Path) -> N
     rows = "".join(f"{i / 4},100,{5 + i % 3}\n" for i in range(40))
     (tmp_path / "t.csv").write_text("arrival,prompt_tokens,output_tokens\n" + rows)
     workload = {"trace": {"path": "t.csv"}, "arrivals": {"process": "replay"}}
-    told = all_told(Inquiry(roofline(workload=workload), tmp_path / "s.yaml"), {})
-    (full,) = [document for kind, document in told if kind == "full"]
+    messages = all_told(Inquiry(roofline(workload=workload), tmp_path / "s.yaml"), {})
+    (full,) = [document for kind, document in messages if kind == "full"]
     assert full["summary"]["requests"] == 40
-    reasons = {document.get("reason") for kind, document in told if kind == "pareto"}
+    reasons = {document.get("reason") for kind, document in messages if kind == "pareto"}
     assert reasons == {"no other loads: arrivals are recorded"}

@@ -59,9 +59,11 @@ def simulations(jobs: int = 1) -> Simulations:
     return Simulations({}, lambda key, point: None, Processes(jobs))
 
 
-def planner(scenario: dict[str, Any], *, brief: bool = True, jobs: int = 1, given: Sequence[Candidate] = ()) -> Planner:
+def planner(
+    scenario: dict[str, Any], *, brief: bool = True, jobs: int = 1, deployments: Sequence[Candidate] = ()
+) -> Planner:
     """A planner whose windows are saved nowhere."""
-    return Planner(question(scenario), simulations(jobs), brief=brief, given=given)
+    return Planner(question(scenario), simulations(jobs), brief=brief, given=deployments)
 
 
 def plan(scenario: dict[str, Any], **options: Any) -> dict[str, Any]:

@@ -22,25 +22,25 @@ GOALS = {"ttft_p99": 2.0, "tpot_mean": 0.06}
 
 
 def scenario(model: str, gpu: str = "h100", **fields: Any) -> dict[str, Any]:
-    asked = CatalogueQuestion(
+    question = CatalogueQuestion(
         model, [gpu], GOALS, 1.0, prompt_tokens=500, answer_tokens=50, layouts=("colocated",), **fields
     )
-    return scenario_of(asked)
+    return scenario_of(question)
 
 
-def weights_on_each(made: dict[str, Any], settings: dict[str, Any] | None = None) -> dict[str, float]:
+def weights_on_each(document: dict[str, Any], settings: dict[str, Any] | None = None) -> dict[str, float]:
     """Bytes of weights on a device of each kind of engine that can be had."""
-    question = read_question(made, of_every_engine(settings or {}, made), Path("plan"))
+    question = read_question(document, of_every_engine(settings or {}, document), Path("plan"))
     weight_bytes = {}
     for family in families(question):
         try:
             plan = question.plan(candidate_document(question, family, (1,)))
         except BadInput:
             continue
-        known = plan.step_time.measured_deployment()
-        assert known is not None
-        assert known.weights is not None
-        weight_bytes[family.kinds[0].name] = known.weights
+        measured = plan.step_time.measured_deployment()
+        assert measured is not None
+        assert measured.weights is not None
+        weight_bytes[family.kinds[0].name] = measured.weights
     return weight_bytes
 
 
@@ -69,8 +69,8 @@ def test_a_setting_that_no_engine_reads_is_refused(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(document()))
     assert run(["plan", "plan.yaml", "--set", "step_time.overhead=1", "--jobs", "1"]) == 2
-    told = capsys.readouterr().err.strip()
-    assert "--set: got 'step_time.overhead', expected plan.engines.one.step_time.overhead" in told
+    message = capsys.readouterr().err.strip()
+    assert "--set: got 'step_time.overhead', expected plan.engines.one.step_time.overhead" in message
 
 
 @pytest.mark.parametrize("flag", ["--weights", "--cache", "--tensor-parallel", "--layout", "--chunk", "--gpu"])
@@ -84,14 +84,14 @@ def test_flags_of_a_question_without_a_file_are_refused_beside_one(
 
 
 @pytest.mark.parametrize(
-    ("model", "gpu", "told"),
+    ("model", "gpu", "message"),
     [
         ("llama-3.4-70b", "h200", r"--model: got 'llama-3.4-70b', expected .*\(did you mean llama-3.3-70b\?\)"),
         ("llama-3.3-70b", "h20", r"--gpu: got 'h20', expected .*\(did you mean h200-sxm\?\)"),
     ],
 )
-def test_unknown_names_are_refused_with_the_nearest(model: str, gpu: str, told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_unknown_names_are_refused_with_the_nearest(model: str, gpu: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         scenario(model, gpu)
 
 
@@ -112,7 +112,7 @@ def test_engines_that_were_not_tried_are_said_where_they_matter() -> None:
     assert told("llama-3.3-70b") == []
     spread = {"plan.engines.tp2.step_time.data_parallel": 4, "plan.engines.tp2.engine.data_parallel_size": 4}
     assert told("deepseek-v3", spread) == []
-    alone = read_question(scenario("gpt-oss-20b", degrees=(1,)), {}, Path("plan"))
-    assert untried(alone) == []  # nothing is split
+    single = read_question(scenario("gpt-oss-20b", degrees=(1,)), {}, Path("plan"))
+    assert untried(single) == []  # nothing is split
     ended = {"ledger": [{"status": "infeasible", "reason": "slow"}], "evaluated": 1, "notes": [latent]}
     assert ledger_lines(ended)[1:] == ["1 infeasible; for example: slow", latent]

@@ -63,10 +63,10 @@ def pool(size: int) -> list[Candidate]:
 def search(means: list[float], rng: np.random.Generator) -> Trial | None:
     """The first candidate that passes 20 windows and is confirmed."""
     candidates = pool(len(means))
-    by_name = {each.name: mean for each, mean in zip(candidates, means, strict=True)}
+    by_name = {deployment.name: mean for deployment, mean in zip(candidates, means, strict=True)}
     windows, confirmer = DrawnWindows(by_name, rng), Confirmer(cast(Evaluator, DrawnWindows(by_name, rng)))
-    for each in candidates:
-        (trial,) = windows.evaluate([each], REPLICATIONS)
+    for deployment in candidates:
+        (trial,) = windows.evaluate([deployment], REPLICATIONS)
         if trial.meets and (confirmed := confirmer.confirm(trial)).meets:
             return confirmed
     return None
@@ -77,7 +77,7 @@ def test_candidates_that_miss_by_little_are_seldom_confirmed() -> None:
     rng = np.random.default_rng(5)
     trials = 400
     passed = sum(
-        any(DrawnWindows({each.name: 1.0}, rng).evaluate([each], 20)[0].meets for each in pool(10)) for _ in range(100)
+        any(DrawnWindows({item.name: 1.0}, rng).evaluate([item], 20)[0].meets for item in pool(10)) for _ in range(100)
     )
     assert passed > 20
     wrong = sum(search([1.0] * 10, rng) is not None for _ in range(trials))

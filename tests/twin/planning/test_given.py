@@ -103,12 +103,12 @@ def test_a_given_deployment_is_simulated_as_its_file_says(system: dict[str, Any]
     """The windows of a given candidate are those of `simulate`, with the same requests."""
     scenario = deployment(**system)
     path = Path("scenario.yaml")
-    given = given_candidate(scenario, path, question(document()), "mine")
-    search = planner(document(), given=[given])
+    candidate = given_candidate(scenario, path, question(document()), "mine")
+    search = planner(document(), deployments=[candidate])
     answer = search.run().document()
     (row,) = [row for row in answer["rows"] if row["name"].startswith("given mine")]
-    assert row["sizes"] == ([2] if len(given.sizes) == 1 else [2, 1])
-    window = search.evaluator(search.question).scenario(given, row["requests_a_window"])
+    assert row["sizes"] == ([2] if len(candidate.sizes) == 1 else [2, 1])
+    window = search.evaluator(search.question).scenario(candidate, row["requests_a_window"])
     scenario = {**scenario, "workload": window["workload"], "measure": window["measure"], "seed": row["seed"]}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(scenario))
     summary = twin.simulate(tmp_path / "mine.yaml", replications=row["windows"], jobs=1).document["summary"]
@@ -117,11 +117,11 @@ def test_a_given_deployment_is_simulated_as_its_file_says(system: dict[str, Any]
 
 
 def test_a_given_deployment_that_is_cheaper_is_recommended() -> None:
-    mine = deployment(layout="pools", pools=[{"name": "mine", "replicas": 2}])
-    mine["system"]["pools"][0]["device"] = {"type": "X", "price_per_hour": 0.5}
+    cheaper = deployment(layout="pools", pools=[{"name": "mine", "replicas": 2}])
+    cheaper["system"]["pools"][0]["device"] = {"type": "X", "price_per_hour": 0.5}
     scenario = document(layouts=["colocated"], replications=8)
-    given = given_candidate(mine, Path("scenario.yaml"), question(scenario), "mine")
-    best = plan(scenario, given=[given])["recommendation"]
+    candidate = given_candidate(cheaper, Path("scenario.yaml"), question(scenario), "mine")
+    best = plan(scenario, given=[candidate])["recommendation"]
     assert (best["name"], best["cost_per_hour"]) == ("given mine 2", 1.0)
 
 

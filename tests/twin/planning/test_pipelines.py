@@ -44,8 +44,8 @@ def pipelined(layers: list[int], prompt: int, answer: int, **workload: Any) -> d
 def test_a_prompt_alone_takes_what_is_estimated(layers: list[int], prompt: int) -> None:
     """Chunks follow each other through the stages, so that five take less than five times one."""
     document = pipelined(layers, prompt, 1, requests=1)
-    found = reported(run(document), document)["summary"]["ttft"]["mean"]
-    assert estimated(document, prompt, 1).prompt_seconds(prompt) == pytest.approx(found, rel=1e-9)
+    ttft = reported(run(document), document)["summary"]["ttft"]["mean"]
+    assert estimated(document, prompt, 1).prompt_seconds(prompt) == pytest.approx(ttft, rel=1e-9)
 
 
 @pytest.mark.parametrize("layers", [[1, 1], [1, 3], [1, 1, 1, 1]])
@@ -58,10 +58,10 @@ def test_the_estimated_capacity_is_near_what_a_full_engine_serves(layers: list[i
 
 
 def test_kinds_with_stages_and_their_command() -> None:
-    asked = CatalogueQuestion(
+    question = CatalogueQuestion(
         "llama-3.1-70b", ["l40s"], {"ttft_p99": 6.0}, 1.0, None, 1000.0, 250.0, degrees=(2, 8), stages=(1, 4)
     )
-    kinds = {kind["name"]: kind for kind in scenario_of(asked)["plan"]["engines"]}
+    kinds = {kind["name"]: kind for kind in scenario_of(question)["plan"]["engines"]}
     assert list(kinds) == ["tp2", "tp2-pp4", "tp8"], "eight GPUs a node"
     kind = kinds["tp2-pp4"]
     assert kind["device"]["count"] == 8

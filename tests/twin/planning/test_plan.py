@@ -168,7 +168,7 @@ def test_no_more_windows_come_than_the_bound_says() -> None:
     search.simulations.advance = lambda key: bounds.append(search.windows_left())
     search.run()
     assert len(bounds) > 20
-    assert all(1 + index + left >= len(bounds) for index, left in enumerate(bounds))
+    assert all(1 + index + windows_left >= len(bounds) for index, windows_left in enumerate(bounds))
     assert bounds[-1] < bounds[0]
 
 

@@ -103,7 +103,7 @@ def test_expected_hits_are_those_of_a_least_recently_used_cache() -> None:
 
 def test_caches_are_warm_after_the_longest_distance_of_reuse_that_their_memory_spans() -> None:
     def of(*ids: int) -> PrefixHits:
-        requests = [Request(i, float(i), 17, 1, prefix_blocks=(each,)) for i, each in enumerate(ids)]
+        requests = [Request(i, float(i), 17, 1, prefix_blocks=(block,)) for i, block in enumerate(ids)]
         hits = prefix_hits(requests, 16, None)
         assert hits is not None
         return hits

@@ -51,13 +51,13 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 
 def test_the_proxy_passes_all_and_records_streams(tmp_path: Path) -> None:
-    with answering() as (behind, seen), observing(behind, tmp_path / "run") as port:
-        asked = {"prompt": "private words", "max_tokens": 5, "stream": True}
-        direct, passed = (post(each, "/v1/completions", **asked) for each in (behind, port))
+    with answering() as (behind, bodies_seen), observing(behind, tmp_path / "run") as port:
+        request = {"prompt": "private words", "max_tokens": 5, "stream": True}
+        direct, passed = (post(port_, "/v1/completions", **request) for port_ in (behind, port))
         assert direct == passed  # the count that the proxy requests is left out again
         chat = post(port, "/v1/chat/completions", messages=[], max_tokens=3, stream=True)
         assert chat[0] == 200
-        counted = post(port, "/v1/completions", **asked, stream_options={"include_usage": True})
+        counted = post(port, "/v1/completions", **request, stream_options={"include_usage": True})
         assert b'"usage"' in counted[1]
         assert post(port, "/v1/completions", prompt="x", max_tokens=2) == (200, b'{"choices": [{"text": "whole"}]}')
         assert post(port, "/v1/completions", prompt="refuse", max_tokens=2, stream=True)[0] == 400
@@ -72,15 +72,15 @@ def test_the_proxy_passes_all_and_records_streams(tmp_path: Path) -> None:
     everything = "".join(file.read_text() for file in (tmp_path / "run").iterdir())
     assert "private" not in everything
     assert "secret" not in everything
-    assert seen[1][1]["stream_options"] == {"include_usage": True}
-    assert seen[1][2]["authorization"] == "Bearer secret"
+    assert bodies_seen[1][1]["stream_options"] == {"include_usage": True}
+    assert bodies_seen[1][2]["authorization"] == "Bearer secret"
 
 
 def test_text_is_kept_when_requested_and_requests_can_be_left_untouched(tmp_path: Path) -> None:
     bodies = tmp_path / "bodies.jsonl"
-    with answering() as (behind, seen), observing(behind, tmp_path / "run", untouched=True, bodies=bodies) as port:
+    with answering() as (behind, requests), observing(behind, tmp_path / "run", untouched=True, bodies=bodies) as port:
         post(port, "/v1/completions", prompt="words", max_tokens=2, stream=True)
-    assert seen[0][1] == {"prompt": "words", "max_tokens": 2, "stream": True}
+    assert requests[0][1] == {"prompt": "words", "max_tokens": 2, "stream": True}
     assert [row["body"]["prompt"] for row in lines(bodies)] == ["words"]
     assert "did not count its prompt's tokens" in lines(tmp_path / "run" / "skipped.jsonl")[0]["why"]
 
@@ -98,7 +98,7 @@ def test_no_server_behind_the_proxy_is_a_502(tmp_path: Path) -> None:
 def test_a_replay_is_a_run_with_the_recorded_lengths_and_times(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival,prompt_tokens,output_tokens\n0.0,30,4\n0.1,12,6\n0.3,50,2\n")
-    with answering() as (port, seen):
+    with answering() as (port, requests):
         words = ["--url", f"http://127.0.0.1:{port}", "-o", str(tmp_path / "run"), "--speed", "2"]
         before = time.monotonic()
         assert cli.run(["replay", str(trace), *words]) == 0
@@ -111,7 +111,7 @@ def test_a_replay_is_a_run_with_the_recorded_lengths_and_times(tmp_path: Path) -
     assert (run.meta or {})["cache_config"] == {
         "block_size": 16, "enable_prefix_caching": True, "gpu_memory_utilization": 0.9, "num_gpu_blocks": 1234
     }  # fmt: skip
-    for _, document, _ in seen:
+    for _, document, _ in requests:
         assert document["ignore_eos"] is True
         assert document["min_tokens"] == document["max_tokens"]
 
@@ -164,7 +164,7 @@ def test_settings_in_metrics() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["observe", "--upstream", "ftp://x", "-o", "run"], "--upstream: got 'ftp://x', expected a URL such as"),
         (["observe", "--upstream", "x:1", "-o", "full"], "--output: got 'full', expected a folder that is empty"),
@@ -175,7 +175,7 @@ def test_settings_in_metrics() -> None:
     ],
 )
 def test_bad_input_is_one_line(
-    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
@@ -184,5 +184,5 @@ def test_bad_input_is_one_line(
     (tmp_path / "n.csv").write_text("prompt_tokens,output_tokens\n1,1\n")
     assert cli.run(words) == 2
     error = capsys.readouterr().err
-    assert told in error
+    assert message in error
     assert error.count("\n") == 1

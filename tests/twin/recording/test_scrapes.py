@@ -68,16 +68,16 @@ def scrapes(folder: Path, itl: str = "inter_token_latency_seconds") -> list[Scra
 def test_differences_of_two_pages_by_hand(tmp_path: Path, itl: str) -> None:
     """10 requests in 40 s: 2 s of waiting in all, 40 s for 2,000 tokens, the first names and those of old versions."""
     first, last = scrapes(tmp_path, itl)
-    found = between(first, last)
-    assert (found.seconds, found.finished, found.counts["itl"]) == (40.0, 10, 2000)
-    assert found.means == pytest.approx({
+    difference = between(first, last)
+    assert (difference.seconds, difference.finished, difference.counts["itl"]) == (40.0, 10, 2000)
+    assert difference.means == pytest.approx({
         "ttft.mean": 0.2, "itl.mean": 0.02, "prompt_tokens": 800.0, "output_tokens": 200.0, "output_throughput": 50.0,
         "request_throughput": 0.25,
     })  # fmt: skip
     # One of ten below 0.1 s, nine below 0.25: the fifth is between them, the tenth above.
-    assert found.bounds["ttft.p50"] == (0.1, 0.25)
-    assert found.bounds["ttft.p99"] == (0.25, 0.5)
-    assert found.bounds["itl.p99"] == (0.0, 0.025)
+    assert difference.bounds["ttft.p50"] == (0.1, 0.25)
+    assert difference.bounds["ttft.p99"] == (0.25, 0.5)
+    assert difference.bounds["itl.p99"] == (0.0, 0.025)
     assert mean_gauges([first, last]) == {"running": 6.0, "waiting": 0.0, "kv_cache_usage": 0.25}
     assert last.values[FINISHED] == 18.0  # of all reasons
 
@@ -126,11 +126,11 @@ def test_pages_are_read_until_the_time_is_over(tmp_path: Path, capsys: pytest.Ca
     with answering() as (port, _):
         words = ["--every", "0.05", "--duration", "0.12", "-o", str(tmp_path / "run")]
         assert cli.run(["observe", "--metrics", f"http://127.0.0.1:{port}/metrics", *words]) == 0
-    found = read_scrapes(tmp_path / "run")
-    assert len(found) >= 2
-    assert all(scrape.text == METRICS for scrape in found)
-    assert found[-1].at - found[0].at >= 0.1
-    assert f"{len(found)} pages in" in capsys.readouterr().err
+    scrapes = read_scrapes(tmp_path / "run")
+    assert len(scrapes) >= 2
+    assert all(scrape.text == METRICS for scrape in scrapes)
+    assert scrapes[-1].at - scrapes[0].at >= 0.1
+    assert f"{len(scrapes)} pages in" in capsys.readouterr().err
 
 
 def test_ctrl_c_reads_a_last_page(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_server_that_stops_leaves_its_pages(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--metrics", "x:1", "--upstream", "x:1"], "--upstream: got 'x:1', expected either this, or --spans"),
         (["--metrics", "x:1", "--every", "0"], "--every: got 0.0, expected seconds above 0"),
@@ -165,9 +165,9 @@ def test_a_server_that_stops_leaves_its_pages(
     ],
 )
 def test_bad_questions_are_one_line(
-    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.run(["observe", *words, "-o", str(tmp_path / "run")]) == 2
     error = capsys.readouterr().err
-    assert told in error
+    assert message in error
     assert error.strip().splitlines()[-1].count("expected") == 1

@@ -45,13 +45,13 @@ def test_a_file_of_spans_is_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     lines = [document(span(1, **QUEUED), span(0, name="tokenize")), document(span(0), broken)]
     Path("spans.json").write_text("\n".join(map(json.dumps, lines)) + "\n")
     assert run(["observe", "--spans", "spans.json", "-o", "observed"]) == 0
-    made = read_measured_run(Path("observed"))
-    assert made.prompts.tolist() == [100, 101]
+    measured_run = read_measured_run(Path("observed"))
+    assert measured_run.prompts.tolist() == [100, 101]
     # Without queue and prefill a request is queued as it arrives; with them, 0.4 s before its first token.
-    assert made.ttft.tolist() == pytest.approx([0.5, 0.4], abs=1e-6)
-    assert made.decoding.tolist() == pytest.approx([2.0, 2.0], abs=1e-6)
-    assert made.first[1] - made.first[0] == pytest.approx(1.0, abs=1e-6)
-    assert not made.by_client
+    assert measured_run.ttft.tolist() == pytest.approx([0.5, 0.4], abs=1e-6)
+    assert measured_run.decoding.tolist() == pytest.approx([2.0, 2.0], abs=1e-6)
+    assert measured_run.first[1] - measured_run.first[0] == pytest.approx(1.0, abs=1e-6)
+    assert not measured_run.by_client
     (skipped,) = Path("observed/skipped.jsonl").read_text().splitlines()
     assert json.loads(skipped)["why"] == "no gen_ai.latency.e2e"
 
@@ -70,8 +70,8 @@ def test_other_files_are_refused_in_one_line(
     monkeypatch.chdir(tmp_path)
     Path("spans.json").write_text(text)
     assert run(["observe", "--spans", "spans.json", "-o", "observed"]) == 2
-    (told,) = capsys.readouterr().err.strip().splitlines()
-    assert expected in told
+    (message,) = capsys.readouterr().err.strip().splitlines()
+    assert expected in message
 
 
 def test_a_server_or_spans(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

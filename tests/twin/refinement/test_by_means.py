@@ -76,7 +76,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "run" / f"metrics-{at:.3f}.prom").write_text(page(runs[:count]))
         at += sum(run.end for run in runs[count : count + 2])
     (folder / "two").mkdir()
-    for name in sorted(each.name for each in (folder / "run").iterdir())[:2]:
+    for name in sorted(file.name for file in (folder / "run").iterdir())[:2]:
         (folder / "two" / name).write_text((folder / "run" / name).read_text())
     return folder
 
@@ -121,12 +121,12 @@ def test_all_factors_hang_together_and_two_pages_hold_nothing_out(
     fit = document["fit"]["itl.mean"]
     assert abs(fit["after_error"]) < 0.03 < abs(fit["before_error"])
     # Together they explain it, and no sum of them is known better than that one number.
-    deviation = np.array([each["left"] for each in document["unknowns"]])
+    deviation = np.array([unknown["left"] for unknown in document["unknowns"]])
     assert (deviation > 0.05).all()
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (
             ["--factors", "whole_step,linear_kernels"],
@@ -143,11 +143,11 @@ def test_all_factors_hang_together_and_two_pages_hold_nothing_out(
     ],
 )
 def test_what_means_do_not_say_is_refused(
-    folder: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    folder: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert refine(folder, *words) == 2
     error = capsys.readouterr().err
-    assert told in error
+    assert message in error
     assert error.strip().splitlines()[-1].count("expected") == 1
 
 

@@ -24,24 +24,24 @@ def linear(design: Floats, measured: Observations) -> Posterior:
 def test_a_linear_model_has_the_closed_form() -> None:
     rng = np.random.default_rng(0)
     design, truth = 0.1 * rng.standard_normal((60, 3)), np.array([1.0, -0.5, 0.2])
-    found = linear(design, observed(design @ truth + 0.02 * rng.standard_normal(60)))
-    (noise, shared) = found.noise[0]
+    posterior = linear(design, observed(design @ truth + 0.02 * rng.standard_normal(60)))
+    (noise, shared) = posterior.noise[0]
     covariance = np.linalg.inv(design.T @ design / (noise**2 + 1e-8) + np.eye(3))
     assert (noise, shared) == (pytest.approx(0.02, rel=0.35), pytest.approx(shared))
-    np.testing.assert_allclose(found.covariance, covariance, rtol=1e-6)
-    assert found.estimate == pytest.approx(truth, abs=0.3)
-    assert [found.verdict(i) for i in range(3)] == ["learned"] * 3
+    np.testing.assert_allclose(posterior.covariance, covariance, rtol=1e-6)
+    assert posterior.estimate == pytest.approx(truth, abs=0.3)
+    assert [posterior.verdict(i) for i in range(3)] == ["learned"] * 3
 
 
 def test_equal_columns_are_tied_and_an_absent_one_is_not_seen() -> None:
     rng = np.random.default_rng(1)
     column = rng.uniform(0.5, 1.5, 50)
     design = np.stack([0.04 * column, 0.04 * column, np.zeros(50), 0.1 * rng.standard_normal(50)], axis=1)
-    found = linear(design, observed(design @ np.array([1.0, 1.0, 1.0, 1.0]) + 0.004 * rng.standard_normal(50)))
-    assert [found.verdict(i) for i in range(4)] == ["tied", "tied", "not seen", "learned"]
-    assert (found.tied(0), found.tied(1), found.tied(2)) == ([1], [0], [])
-    assert found.estimate[:2].sum() == pytest.approx(2.0, abs=0.2)
-    assert found.left[2] == pytest.approx(1.0)
+    posterior = linear(design, observed(design @ np.array([1.0, 1.0, 1.0, 1.0]) + 0.004 * rng.standard_normal(50)))
+    assert [posterior.verdict(i) for i in range(4)] == ["tied", "tied", "not seen", "learned"]
+    assert (posterior.tied(0), posterior.tied(1), posterior.tied(2)) == ([1], [0], [])
+    assert posterior.estimate[:2].sum() == pytest.approx(2.0, abs=0.2)
+    assert posterior.left[2] == pytest.approx(1.0)
 
 
 def test_intervals_in_common_are_fewer_witnesses() -> None:
@@ -56,8 +56,8 @@ def test_intervals_in_common_are_fewer_witnesses() -> None:
         noise = 0.05 * np.random.default_rng(seed).standard_normal(len(places))
         disturbed = np.array([noise[int(at) : int(at) + 40].mean() for at in begin])
         for length, misses in ((40.0, together), (1e-6, apart)):
-            found = linear(design, observed(disturbed, begin, length))
-            misses.append(float(found.estimate[0] / found.left[0]))
+            posterior = linear(design, observed(disturbed, begin, length))
+            misses.append(float(posterior.estimate[0] / posterior.left[0]))
     assert np.std(apart) > 2.5
     assert np.std(together) < 1.5
 
@@ -73,6 +73,6 @@ def test_a_curved_model_is_found_by_several_steps() -> None:
         return np.log1p(odds), (0.8 * odds / (1 + odds))[:, None]
 
     measured = predict(np.array([1.7]))
-    found = estimate(observed(measured + 1e-3 * np.random.default_rng(3).standard_normal(40)), linearise, 1)
-    assert found.estimate[0] == pytest.approx(1.7, abs=0.02)
-    assert found.rounds > 1
+    posterior = estimate(observed(measured + 1e-3 * np.random.default_rng(3).standard_normal(40)), linearise, 1)
+    assert posterior.estimate[0] == pytest.approx(1.7, abs=0.02)
+    assert posterior.rounds > 1

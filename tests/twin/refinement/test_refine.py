@@ -76,7 +76,7 @@ def test_the_truth_is_found_and_the_rest_predicted(folder: Path, capsys: pytest.
     document = json.loads(printed.out)
     assert "engine.max_num_seqs: 64, as the run's meta.json says" in printed.err
     assert document["settings"] == {"engine.max_num_seqs": 64}
-    by_name = {each["name"]: each for each in document["unknowns"]}
+    by_name = {unknown["name"]: unknown for unknown in document["unknowns"]}
     assert by_name["whole_step"]["verdict"] == "learned"
     assert abs(by_name["whole_step"]["score"] - TRUTH["whole_step"]) < 3 * by_name["whole_step"]["left"]
     for name in ("tpot.mean", "e2e.mean", "output_throughput"):
@@ -111,16 +111,16 @@ def test_the_engines_warm_up_is_not_learned(folder: Path, capsys: pytest.Capture
 def test_a_fit_further_from_its_own_means_than_before_is_dropped(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def wrong(*given: Any) -> Posterior:
-        found = estimate(*given)
-        return replace(found, estimate=found.estimate * -5)
+    def wrong(*arguments: Any) -> Posterior:
+        posterior = estimate(*arguments)
+        return replace(posterior, estimate=posterior.estimate * -5)
 
     monkeypatch.setattr("twin.refinement.by_requests.estimate", wrong)
     assert refine(folder, "--first", "30", "--json") == 0
     printed = capsys.readouterr()
     document = json.loads(printed.out)
     assert "further from the means of its own requests than before" in printed.err
-    assert {each["score"] for each in document["unknowns"]} == {0.0}
+    assert {unknown["score"] for unknown in document["unknowns"]} == {0.0}
     assert document["rest"]["tpot.mean"]["after_error"] == document["rest"]["tpot.mean"]["before_error"]
 
 
@@ -129,7 +129,7 @@ def test_the_file_is_a_source_of_step_times_with_narrower_draws(folder: Path) ->
     scenario = folder / "scenario.yaml"
     settings = {"step_time": {"source": "refined", "path": str(folder / "refined.yaml")}}
     document = read_scenario(scenario, "serving")
-    before, after = (prepare(document, scenario, [each]).cases[0].plan for each in ({}, settings))
+    before, after = (prepare(document, scenario, [changes]).cases[0].plan for changes in ({}, settings))
     spread = [
         np.std([plan.step_time.draw(np.random.default_rng(i)).decode_seconds(20, 20000, 1500, 1) for i in range(60)])
         for plan in (before, after)
@@ -140,8 +140,8 @@ def test_the_file_is_a_source_of_step_times_with_narrower_draws(folder: Path) ->
 
 def test_factors_that_hang_together_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert refine(folder, "--first", "30", "--factors", "whole_step,linear_kernels") == 2
-    told = capsys.readouterr().err
-    assert "--factors: got 'linear_kernels', expected factors that the run tells apart" in told
+    message = capsys.readouterr().err
+    assert "--factors: got 'linear_kernels', expected factors that the run tells apart" in message
     assert refine(folder, "--first", "30", "--factors", "whole_step") == 0
 
 
@@ -176,8 +176,8 @@ def test_a_log_of_steps_is_a_run(folder: Path, capsys: pytest.CaptureFixture[str
         seconds = model.decode_seconds(decodes, blocks * 16, 640, 1)[0]
         lines.append(f"a,b,{step},{1e6 * seconds},0,{decodes},0,{blocks / 20000},20000")
     (folder / "steps.csv").write_text("\n".join(lines) + "\n")
-    other = [f"{lines[0]},model", *(f"{line},qwen3-32b" for line in lines[1:])]
-    (folder / "other.csv").write_text("\n".join(other) + "\n")
+    table = [f"{lines[0]},model", *(f"{line},qwen3-32b" for line in lines[1:])]
+    (folder / "other.csv").write_text("\n".join(table) + "\n")
     assert refine(folder, "--first", "80", run="other.csv") == 2
     assert "model: got 'qwen3-32b', expected a log of llama-3.1-8b, as the scenario's" in capsys.readouterr().err
     assert refine(folder, "--first", "80", "--json", run="steps.csv") == 0
@@ -188,7 +188,7 @@ def test_a_log_of_steps_is_a_run(folder: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(
-    ("lines", "told"),
+    ("lines", "message"),
     [
         ('{"input_toks": 3}', "requests.jsonl:1: got '{\"input_toks\": 3}', expected a JSON object with the numbers"),
         ('{"input_toks": 3, "output_toks": 2, "queued_ts": 2, "first_token_ts": 1, "last_token_ts": 3}',
@@ -197,17 +197,17 @@ def test_a_log_of_steps_is_a_run(folder: Path, capsys: pytest.CaptureFixture[str
     ],
 )  # fmt: skip
 def test_bad_runs_are_one_line(
-    folder: Path, tmp_path: Path, lines: str, told: str, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, lines: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "requests.jsonl").write_text(lines)
     assert refine(folder, run=str(tmp_path)) == 2
     error = capsys.readouterr().err
-    assert told in error
+    assert message in error
     assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--first", "101"), "--first: got 101, expected a number from 2 to 100"),
         (("--factors", "speed"), "--factors: got 'speed', expected some of"),
@@ -215,14 +215,14 @@ def test_bad_runs_are_one_line(
     ],
 )
 def test_bad_questions_are_one_line(
-    folder: Path, words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+    folder: Path, words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert refine(folder, *words) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value", "message"),
     [
         ("unknowns", ["nobody"], "unknowns[0]: got 'nobody', expected an unknown of the section"),
         ("covariance", [[-1.0]], "covariance: expected a symmetric matrix without negative eigenvalues"),
@@ -230,7 +230,7 @@ def test_bad_questions_are_one_line(
         ("step_time", {"source": "refined", "path": "x"}, "step_time.source: got 'refined', expected the section of"),
     ],
 )
-def test_a_broken_file_is_one_line(tmp_path: Path, field: str, value: object, told: str) -> None:
+def test_a_broken_file_is_one_line(tmp_path: Path, field: str, value: object, message: str) -> None:
     document = {
         "schema": "twin.refined-step-time/1", "step_time": ROOFLINE, "unknowns": ["whole_step"], "estimate": [0.5],
         "covariance": [[0.1]], "drift": 0.01,
@@ -240,18 +240,18 @@ def test_a_broken_file_is_one_line(tmp_path: Path, field: str, value: object, to
     assert spec.build(tmp_path).unknowns()
     (tmp_path / "refined.yaml").write_text(write_yaml({**document, field: value}))
     assert read_yaml(tmp_path / "refined.yaml")
-    with pytest.raises(BadInput, match=re.escape(told)):
+    with pytest.raises(BadInput, match=re.escape(message)):
         spec.build(tmp_path)
 
 
 def test_a_scenario_of_another_gpu_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scenario = read_yaml(folder / "scenario.yaml")
-    other = {**scenario, "step_time": {**ROOFLINE, "hardware": "l40s", "model": "llama-3.1-8b"}}
-    (tmp_path / "scenario.yaml").write_text(write_yaml(other))
+    elsewhere = {**scenario, "step_time": {**ROOFLINE, "hardware": "l40s", "model": "llama-3.1-8b"}}
+    (tmp_path / "scenario.yaml").write_text(write_yaml(elsewhere))
     command = ["calibrate", "refine", str(tmp_path / "scenario.yaml"), "--run", str(folder / "run"), "--first", "10"]
     assert cli.run([*command, "-o", str(tmp_path / "refined.yaml")]) == 2  # it is faster than an L40S can be
-    said = capsys.readouterr().err
-    assert "times the predicted one: the run is likely of another GPU, model or split than the scenario" in said
-    assert "check step_time.hardware (l40s), step_time.model (llama-3.1-8b)" in said
+    message = capsys.readouterr().err
+    assert "times the predicted one: the run is likely of another GPU, model or split than the scenario" in message
+    assert "check step_time.hardware (l40s), step_time.model (llama-3.1-8b)" in message
     assert refine(folder, "--first", "10") == 0
     assert "of another GPU" not in capsys.readouterr().err

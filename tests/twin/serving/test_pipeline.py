@@ -40,17 +40,17 @@ def one_a_batch(prompts: list[int], layers: list[int], link: dict[str, float] | 
     return requests(play([(0, tokens, 1) for tokens in prompts], engine=engine))["last_token"]
 
 
-def flow_shop(durations: list[list[float]], most: int) -> list[float]:
+def flow_shop(durations: list[list[float]], depth: int) -> list[float]:
     """Completion of jobs on machines in a row: C[i][j] = max(C[i - 1][j], C[i][j - 1]) + t[i][j] (Johnson 1954).
 
-    At most `most` jobs are in the shop at a time.
+    At most `depth` jobs are in the shop at a time.
     """
     machines = len(durations[0])
     completed: list[list[float]] = []
     for i, job in enumerate(durations):
         ends: list[float] = []
         for j in range(machines):
-            before = ends[-1] if j else (completed[i - most][-1] if i >= most else 0.0)
+            before = ends[-1] if j else (completed[i - depth][-1] if i >= depth else 0.0)
             ends.append(max(completed[i - 1][j] if i else 0.0, before) + job[j])
         completed.append(ends)
     return [ends[-1] for ends in completed]
@@ -73,7 +73,7 @@ def test_alike_batches_complete_as_in_a_flow_shop_without_a_limit(layers: list[i
     """One batch a stage is enough: the slowest stage never waits for a batch that has not begun."""
     total = sum(layers)
     jobs = [[8 * layer / total for layer in layers]] * 12
-    assert one_a_batch([8] * 12, layers) == pytest.approx(flow_shop(jobs, most=1000), rel=1e-12)
+    assert one_a_batch([8] * 12, layers) == pytest.approx(flow_shop(jobs, depth=1000), rel=1e-12)
 
 
 @settings(max_examples=60, deadline=None)

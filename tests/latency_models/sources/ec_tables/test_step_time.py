@@ -39,9 +39,9 @@ DOCUMENT: Document = {
     "attention": [1e-4, 2e-4, 6e-4],
     "source": "made up",
 }
-PLAIN = [4 * each for each in (1.2e-3, 1.6e-3, 3.0e-3)]
+PLAIN = [4 * layer_seconds for layer_seconds in (1.2e-3, 1.6e-3, 3.0e-3)]
 """W4 and attention of four layers."""
-FULL = [4 * each for each in (1.7e-3, 2.2e-3, 3.5e-3)]
+FULL = [4 * layer_seconds for layer_seconds in (1.7e-3, 2.2e-3, 3.5e-3)]
 """With compensators everywhere."""
 
 
