@@ -82,16 +82,16 @@ class BlockPool(KVCache):
                 break
             if isinstance(entry, FreeRun):
                 ids = self._ids[entry]
-                going = min(missing, len(ids))
-                self.unassigned_ids.extend(ids[len(ids) - going :])
-                del ids[len(ids) - going :]
+                num_ids = min(missing, len(ids))
+                self.unassigned_ids.extend(ids[len(ids) - num_ids :])
+                del ids[len(ids) - num_ids :]
                 if not ids:
                     del self._ids[entry]
             else:
                 ids = cast(list[int], cast(PrefixNode, entry).payload)
-                going = len(ids)
+                num_ids = len(ids)
                 self.unassigned_ids.extend(ids)
-            missing -= going
+            missing -= num_ids
         super().allocate_unassigned(count)
 
     def cache_blocks(self, blocks: SequenceBlocks, ids: Many[int], tokens: int) -> None:

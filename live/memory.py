@@ -76,16 +76,16 @@ def available_bytes(device: str) -> int | None:
     available = [int(line.split()[1]) * 1024 for line in _lines(MEMINFO) if line.startswith("MemAvailable:")]
     limit = "".join(_lines(CONTROL_GROUP / "memory.max"))
     if limit.isdigit():
-        used = int("".join(_lines(CONTROL_GROUP / "memory.current")) or 0)
+        used_bytes = int("".join(_lines(CONTROL_GROUP / "memory.current")) or 0)
         cached = [
             int(line.split()[1]) for line in _lines(CONTROL_GROUP / "memory.stat") if line.startswith("inactive_file ")
         ]
-        available.append(max(int(limit) - used + sum(cached), 0))
+        available.append(max(int(limit) - used_bytes + sum(cached), 0))
     return min(available, default=None)
 
 
 def check_memory(
-    size: int, what: str, device: str, *, field: str | None = None, value: object = None, file: Path | None = None
+    size: int, purpose: str, device: str, *, field: str | None = None, value: object = None, file: Path | None = None
 ) -> None:
     """Refuse an allocation that does not fit into a device's memory, before it is made.
 
@@ -97,7 +97,7 @@ def check_memory(
     """
     available = available_bytes(device)
     if available is not None and size > available:
-        expected = f"expected less: {what} take {_gib(size)} of {device} memory, and {_gib(available)} are available"
+        expected = f"expected less: {purpose} take {_gib(size)} of {device} memory, and {_gib(available)} are available"
         raise BadInput(expected, field=field, value=value, file=file)
 
 

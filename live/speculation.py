@@ -161,8 +161,8 @@ class SpeculativeExecutor(Executor):
         width = int(positions.max(initial=-1)) // size + 1
         decode_tables = np.zeros((count, width), dtype=np.int32)
         for row, table in enumerate(blocks):
-            used = table[:width]
-            decode_tables[row, : len(used)] = used
+            table_blocks = table[:width]
+            decode_tables[row, : len(table_blocks)] = table_blocks
         slots = decode_tables[np.arange(count), positions // size].astype(np.int64) * size + positions % size
         last = np.array([generation_of(batch.decodes[i]).output[-1] for i in plain], dtype=np.int64)
         parts = [

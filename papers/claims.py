@@ -11,9 +11,16 @@ from reports.layout import bullets, table
 Claim = dict[str, Any]
 
 
-def claim(where: str, what: str, published: str, result: str, agrees: bool, note: str = "") -> Claim:
+def claim(where: str, statement: str, published: str, result: str, agrees: bool, note: str = "") -> Claim:
     """A claim as it is in a document: where the paper makes it, what is printed and found, and whether that agrees."""
-    return {"where": where, "what": what, "published": published, "found": result, "agrees": bool(agrees), "note": note}
+    return {
+        "where": where,
+        "what": statement,
+        "published": published,
+        "found": result,
+        "agrees": bool(agrees),
+        "note": note,
+    }
 
 
 def claims_table(claims: Iterable[Claim], columns: dict[str, Callable[[Claim], str]] | None = None) -> Table:

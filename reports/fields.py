@@ -102,9 +102,9 @@ METRICS = {
     "sessions.resent_share": Metric("resent share", "Share of prompt tokens that their session had sent before"),
     "sessions.resent_cached": Metric("resent cached", "Share of the resent tokens that prefix caches supplied", 1),
 } | {
-    f"{name}.{point}": Metric(f"{label} {short}, s", f"{meaning}; {which}", -1)
+    f"{name}.{point}": Metric(f"{label} {short}, s", f"{meaning}; {point_meaning}", -1)
     for name, (label, meaning) in LATENCIES.items()
-    for point, (short, which) in POINTS.items()
+    for point, (short, point_meaning) in POINTS.items()
 }  # fmt: skip
 """Metrics of a serving summary by dotted name; `user`, `devices` and `cost_per_hour` are derived."""
 

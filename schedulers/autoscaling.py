@@ -357,20 +357,20 @@ class MeetGoals:
         """The fewest engines that meet the goals, from `least` to `enough`, which do."""
         step = 1
         while enough > lower:
-            tried = max(enough - step, lower)
-            if not self._meets(tried):
-                return self._between(tried, enough)
-            enough, step = tried, 2 * step
+            size = max(enough - step, lower)
+            if not self._meets(size):
+                return self._between(size, enough)
+            enough, step = size, 2 * step
         return enough
 
     def _least_up_from(self, low: int, upper: int) -> int:
         """The fewest engines that meet the goals, above `few`, which do not, or `most`."""
         step = 1
         while low < upper:
-            tried = min(low + step, upper)
-            if self._meets(tried):
-                return self._between(low, tried)
-            low, step = tried, 2 * step
+            size = min(low + step, upper)
+            if self._meets(size):
+                return self._between(low, size)
+            low, step = size, 2 * step
         return upper
 
     def _between(self, low: int, enough: int) -> int:

@@ -120,10 +120,10 @@ class GoodputDrafts:
         return self._accepted / self._tried
 
     def num_draft_tokens(self, num_decodes: int) -> int:
-        best, best_rate, emitted, more = 0, 0.0, 0.0, 1.0
+        best, best_rate, emitted, chance = 0, 0.0, 0.0, 1.0
         for drafts in range(self.num_speculative_tokens + 1):
-            emitted += more
-            more *= self.acceptance
+            emitted += chance
+            chance *= self.acceptance
             rate = emitted / max(interpolate(self._tokens, self._seconds, num_decodes * (drafts + 1)), 1e-12)
             if rate > best_rate:
                 best, best_rate = drafts, rate

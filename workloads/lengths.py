@@ -223,8 +223,8 @@ class LogNormal(_Spread):
         variation = number(cv, "cv", low=1e-6, high=100, hint="; Fixed has no variation")
         object.__setattr__(self, "label_cv", variation)
         if abs(self.mean - label) > 0.01 * label:
-            moved = f"with cv {cv:g} it would become {self.mean:.4g}"
-            raise BadInput(f"expected a mean that rounding keeps within 1 %; {moved}", field="mean", value=mean)
+            reason = f"with cv {cv:g} it would become {self.mean:.4g}"
+            raise BadInput(f"expected a mean that rounding keeps within 1 %; {reason}", field="mean", value=mean)
 
     @property
     def mean(self) -> float:

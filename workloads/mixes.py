@@ -48,8 +48,8 @@ class Choice:
         scaled = parts / parts.max()  # a sum of weights near the largest float would overflow
         self.probabilities: FloatArray = frozen(scaled / scaled.sum())
         # Where an index has no weight the running sum stands still, so not even a last such index can be drawn.
-        reached = np.cumsum(self.probabilities)
-        self._reached = reached / reached[-1]
+        cumulative = np.cumsum(self.probabilities)
+        self._reached = cumulative / cumulative[-1]
 
     def sample(self, rng: np.random.Generator, size: int) -> IntArray:
         """`size` independent indices, shape (size,), each from one number of `rng`."""
@@ -176,11 +176,11 @@ class TaskMix:
         From now on `rng` is its own. Each share draws its lengths by itself, so that they do not change when
         another share does.
         """
-        which, *generators = rng.spawn(1 + len(self.shares))
+        task_rng, *generators = rng.spawn(1 + len(self.shares))
         lengths = [share.stream(child) for share, child in zip(self.shares, generators, strict=True)]
 
         def following(size: int) -> tuple[IntArray, IntArray, IntArray]:
-            indices = self.sample(which, size)
+            indices = self.sample(task_rng, size)
             prompts, answers = np.empty_like(indices), np.empty_like(indices)
             for index, draw in enumerate(lengths):
                 places = np.flatnonzero(indices == index)

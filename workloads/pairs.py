@@ -131,8 +131,8 @@ class Independent:
     def sample_resident(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
         """Inverts the decode length's table, for a correct far tail."""
         mass = self.decode.pmf()
-        reached = np.cumsum(mass * np.arange(len(mass)))
-        decode: IntArray = np.searchsorted(reached, rng.random(size) * reached[-1], side="right")
+        cumulative = np.cumsum(mass * np.arange(len(mass)))
+        decode: IntArray = np.searchsorted(cumulative, rng.random(size) * cumulative[-1], side="right")
         return self.prefill.sample(rng, size), decode
 
     def renewal_load(self) -> float:
@@ -222,8 +222,8 @@ class JointEmpirical:
 
     def sample_resident(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
         """Row i has the probability D_i / Σ D."""
-        reached = np.cumsum(self.decode_values)
-        rows = np.searchsorted(reached, rng.integers(0, reached[-1], size), side="right")
+        cumulative = np.cumsum(self.decode_values)
+        rows = np.searchsorted(cumulative, rng.integers(0, cumulative[-1], size), side="right")
         return self.prefill_values[rows], self.decode_values[rows]
 
     def renewal_load(self) -> float:
@@ -291,5 +291,7 @@ def _convolve(first: FloatArray, second: FloatArray) -> FloatArray:
     return mass
 
 
-def _too_long(what: str) -> BadInput:
-    return BadInput(f"expected lengths that a table of {PMF_ENTRIES} entries can hold, not {what}", field="slot load")
+def _too_long(lengths: str) -> BadInput:
+    return BadInput(
+        f"expected lengths that a table of {PMF_ENTRIES} entries can hold, not {lengths}", field="slot load"
+    )

@@ -19,12 +19,12 @@ def cases(
     """At each number of tokens; `rank` is the compensator's, a power of two."""
     for count in tokens:
         rows = (ranks + 3) * count * shape.hidden * dtype.itemsize
-        moved = rows + ranks * count * rank * 4 + shape.hidden * (rank + 4) + 16 * rank * rank
+        num_bytes = rows + ranks * count * rank * 4 + shape.hidden * (rank + 4) + 16 * rank * rank
         yield Case(
             operation="ec_tail",
             sizes={"tokens": count, "hidden": shape.hidden, "ranks": ranks, "rank": rank},
             prepare=partial(_prepare, shape, count, ranks, rank, device, dtype),
-            moved=moved,
+            moved=num_bytes,
             flops=count * (shape.hidden * (2 * rank + ranks + 5) + 16 * rank * rank),
         )
 

@@ -22,7 +22,7 @@ def cases(shape: Shape, device: str, dtype: torch.dtype, tokens: Sequence[int]) 
     experts_per_token, inner = shape.experts_per_token, shape.expert_intermediate
     weights = 3 * inner * shape.hidden
     for count in tokens:
-        reached = shape.experts * (1 - (1 - experts_per_token / shape.experts) ** count)
+        experts_read = shape.experts * (1 - (1 - experts_per_token / shape.experts) ** count)
         activations = count * (2 * shape.hidden + experts_per_token * 2 * (inner + shape.hidden) + shape.experts)
         yield Case(
             operation="expert_gemm",
@@ -34,7 +34,7 @@ def cases(shape: Shape, device: str, dtype: torch.dtype, tokens: Sequence[int]) 
                 "chosen": experts_per_token,
             },
             prepare=partial(_prepare, shape, count, device, dtype),
-            moved=round((reached * weights + activations) * dtype.itemsize),
+            moved=round((experts_read * weights + activations) * dtype.itemsize),
             flops=2 * count * experts_per_token * weights,
             footprint=(shape.experts * weights + activations) * dtype.itemsize,
         )

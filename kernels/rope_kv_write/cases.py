@@ -18,12 +18,12 @@ def cases(
     """At each number of tokens, each at a slot of its own, in random order."""
     elements = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     for count in tokens:
-        moved = count * (2 * elements * dtype.itemsize + 16 + 4 * shape.head_dim)
+        num_bytes = count * (2 * elements * dtype.itemsize + 16 + 4 * shape.head_dim)
         yield Case(
             operation="rope_kv_write",
             sizes={"tokens": count, **shape.heads_sizes(), "qk_norm": int(shape.qk_norm)},
             prepare=partial(_prepare, shape, count, block_size, device, dtype),
-            moved=moved,
+            moved=num_bytes,
             flops=count * (shape.heads + shape.kv_heads) * shape.head_dim * (7 if shape.qk_norm else 3),
         )
 

@@ -81,9 +81,9 @@ def explain_validation(
     field, value, expected = messages[0]
     for text in dict.fromkeys(text for name, _, text in messages if name == field and text != expected):
         expected += f" or {text.removeprefix('expected ')}"
-    more = {name for name, _, _ in messages} - {field}
-    if more:
-        expected += f" (and {len(more)} more)"
+    extra = {name for name, _, _ in messages} - {field}
+    if extra:
+        expected += f" (and {len(extra)} more)"
     return BadInput(expected, value=value, field=field or None, file=file)
 
 
@@ -97,12 +97,12 @@ def _closest_only(faults: list[_Fault]) -> list[_Fault]:
 
     A member with fewer complaints about the value as a whole is closer; then one with fewer errors inside.
     """
-    tried: dict[_Loc, dict[str, list[_Fault]]] = defaultdict(lambda: defaultdict(list))
+    alternatives: dict[_Loc, dict[str, list[_Fault]]] = defaultdict(lambda: defaultdict(list))
     for fault in faults:
         for place, member in fault.choices:
-            tried[place][member].append(fault)
+            alternatives[place][member].append(fault)
     farther: set[tuple[_Loc, str]] = set()
-    for place, members in tried.items():
+    for place, members in alternatives.items():
         distances = {member: _distance(place, member_faults) for member, member_faults in members.items()}
         nearest = min(distances.values())
         closest = [member for member, distance in distances.items() if distance == nearest]

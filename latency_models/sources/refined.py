@@ -121,9 +121,9 @@ class RefinedStepTime(ScaledStepTime):
         return replace(unknown, basis="fitted", deviation=deviation)
 
     def vary(self, scores: Mapping[str, float]) -> StepTime:
-        moved = self._estimate + self._root @ np.array([scores.get(name, 0.0) for name in self._names])
+        log_factors = self._estimate + self._root @ np.array([scores.get(name, 0.0) for name in self._names])
         further = {name: score for name, score in scores.items() if name not in self._names and name != DRIFT}
-        varied = self._prior.vary(dict(zip(self._names, moved.tolist(), strict=True)) | further)
+        varied = self._prior.vary(dict(zip(self._names, log_factors.tolist(), strict=True)) | further)
         return ScaledStepTime(varied, float(np.exp(self._drift * scores.get(DRIFT, 0.0))))
 
 

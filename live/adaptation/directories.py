@@ -91,16 +91,16 @@ def stored_tensors(config: ModelConfig, weights: Weights) -> dict[str, torch.Ten
     """Tensors by the names of a checkpoint."""
     shape = config.shape
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    stored = {}
+    tensors = {}
     for name, tensor in to_named(weights).items():
         prefix, _, part = name.rpartition(".")
         if part == "qkv":
             for letter, rows in zip("qkv", tensor.split([query, key, key]), strict=True):
-                stored[f"model.{prefix}.self_attn.{letter}_proj.weight"] = rows
+                tensors[f"model.{prefix}.self_attn.{letter}_proj.weight"] = rows
         elif part == "gate_up":
             for half, rows in zip(("gate", "up"), tensor.chunk(2), strict=True):
-                stored[f"model.{prefix}.mlp.{half}_proj.weight"] = rows
+                tensors[f"model.{prefix}.mlp.{half}_proj.weight"] = rows
         else:
             module = f"model.{prefix}.{_PARTS[part]}" if prefix else _OUTSIDE[part]
-            stored[f"{module}.weight"] = tensor
-    return {name: tensor.detach().contiguous() for name, tensor in stored.items()}
+            tensors[f"{module}.weight"] = tensor
+    return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}

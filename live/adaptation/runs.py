@@ -130,13 +130,13 @@ def evaluate(prefill: Path, decode: Path, task: str, bits: int | None, prompts: 
 def read_size(directory: Path) -> Size:
     """The size in a directory's `training.json`."""
     file = directory / RECORD
-    stored = read_json_object(file).get("size")
+    size = read_json_object(file).get("size")
     try:
-        fields: Any = dict(stored or {})
+        fields: Any = dict(size or {})
         trainings: dict[str, Any] = {name: TrainingSettings(**fields.pop(name)) for name in TRAININGS}
         return Size(**fields, **trainings)
     except (KeyError, TypeError, ValueError):
-        raise BadInput("expected the size that twin adapt writes", field="size", value=stored, file=file) from None
+        raise BadInput("expected the size that twin adapt writes", field="size", value=size, file=file) from None
 
 
 def _record(directory: Path, name: str, size: Size, seed: int, trained: Trained, **more: object) -> None:

@@ -66,7 +66,7 @@ class SavedState:
         try:
             with safe_open(self.file, framework="pt") as opened:
                 metadata = opened.metadata() or {}
-                stored = {name: opened.get_tensor(name) for name in opened.offset_keys()}
+                tensors = {name: opened.get_tensor(name) for name in opened.offset_keys()}
         except (OSError, SafetensorError) as error:
             raise BadInput(f"expected a training's state ({error})", file=self.file) from None
         if metadata.get("identity") != self._identity():
@@ -74,11 +74,11 @@ class SavedState:
         losses: list[float] = json.loads(metadata["losses"])
         with torch.no_grad():
             for name, tensor in trained.items():
-                tensor.copy_(stored[name])
+                tensor.copy_(tensors[name])
                 optimizer.state[tensor] = {
                     "step": torch.tensor(float(len(losses))),
-                    "exp_avg": stored[f"{name}:mean"],
-                    "exp_avg_sq": stored[f"{name}:square"],
+                    "exp_avg": tensors[f"{name}:mean"],
+                    "exp_avg_sq": tensors[f"{name}:square"],
                 }
         return losses
 

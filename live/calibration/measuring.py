@@ -48,9 +48,9 @@ class Plan:
         everything = self.grid.points(self.groups)
         names = dict.fromkeys(point.operation for point in everything)
         skipped = {name: why for name in names if (why := missing(name, shape))}
-        for group, what in (("communication", "only with --ops communication"), ("overhead", "left out by --ops")):
+        for group, note in (("communication", "only with --ops communication"), ("overhead", "left out by --ops")):
             if group not in self.groups:
-                skipped[group] = what
+                skipped[group] = note
         points = [point for point in everything if point.operation not in skipped]
         if "overhead" in self.groups:
             points += [step_point(*sizes) for sizes in self.grid.steps]
@@ -65,7 +65,7 @@ class Plan:
 
     def about(self) -> dict[str, Any]:
         """The description that two runs must share for one to continue the other."""
-        what = {
+        description = {
             "schema": SCHEMA,
             "device": device_name(self.device),
             "model": self.model.model_dump(mode="json", by_alias=True),
@@ -73,7 +73,7 @@ class Plan:
             "grid": dataclasses.asdict(self.grid),
             "versions": versions(),
         }
-        about: dict[str, Any] = json.loads(json.dumps(what))
+        about: dict[str, Any] = json.loads(json.dumps(description))
         return about
 
 
@@ -103,8 +103,8 @@ def measure_all(plan: Plan, journal: Journal, advance: Callable[[str], None], ti
         cold = min(COLD_BYTES[plan.device], max(weights, (plan.model.layers - 1) * case.set_bytes))
         return measure(case, plan.device, budget=plan.grid.budget, samples=MAX_SAMPLES, cold=cold)
 
-    more = MORE_ROUNDS if plan.grid.statistic == "least" else 0
-    for number in range(plan.grid.rounds + more):
+    extra_rounds = MORE_ROUNDS if plan.grid.statistic == "least" else 0
+    for number in range(plan.grid.rounds + extra_rounds):
         if number >= plan.grid.rounds:
             points = [point for point in points if not settled(rounds_of(journal, point, number))]
         for point in random.Random(number).sample(points, len(points)):

@@ -136,8 +136,8 @@ def _prompt(bench: Bench, chunk: int, before: int) -> Iterator[Case]:
     return prefill_attention.cases(bench.shape, bench.device, bench.dtype, [1], [chunk], [before], block_size=BLOCK)
 
 
-def _case(name: str, axis: str, size: int, make: Make, moved: int) -> Case:
-    return Case(name, {axis: size}, make, moved=moved, flops=0)
+def _case(name: str, axis: str, size: int, make: Make, num_bytes: int) -> Case:
+    return Case(name, {axis: size}, make, moved=num_bytes, flops=0)
 
 
 def _linear(name: str, tokens: int, outputs: int, inputs: int, bench: Bench, first: int) -> Case:
@@ -148,8 +148,8 @@ def _linear(name: str, tokens: int, outputs: int, inputs: int, bench: Bench, fir
         weight = bench.weights(name, next(numbers), lambda: bench.random(outputs, inputs))
         return lambda: functional.linear(x, weight)
 
-    moved = (outputs * inputs + tokens * (outputs + inputs)) * bench.dtype.itemsize
-    return _case(name, "sequences" if name == "lm_head" else "tokens", tokens, make, moved)
+    num_bytes = (outputs * inputs + tokens * (outputs + inputs)) * bench.dtype.itemsize
+    return _case(name, "sequences" if name == "lm_head" else "tokens", tokens, make, num_bytes)
 
 
 def _embedding(tokens: int, bench: Bench) -> Case:
@@ -173,8 +173,8 @@ def _quantised(point: Point, bench: Bench, first: int) -> Case:
         x = bench.random(tokens, inputs)
         return (lambda: w4_gemm(x, weight)) if form == "w4" else (lambda: compensated_gemm(x, weight, compensator))
 
-    moved = outputs * inputs // 2 + tokens * (outputs + inputs) * bench.dtype.itemsize
-    return _case(point.operation, "tokens", tokens, make, moved)
+    num_bytes = outputs * inputs // 2 + tokens * (outputs + inputs) * bench.dtype.itemsize
+    return _case(point.operation, "tokens", tokens, make, num_bytes)
 
 
 def _mixed(point: Point, bench: Bench) -> Case:

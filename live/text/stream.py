@@ -45,19 +45,19 @@ class StopSearch:
         self._matches = matches
         self.pending = 0
 
-    def feed(self, more: str, counts: bool = True) -> tuple[int, str] | None:
+    def feed(self, piece: str, counts: bool = True) -> tuple[int, str] | None:
         """Search the next part of the text. Not to be called again after a stop string has been found.
 
         Args:
-            counts: if False, a string that is complete within `more` is ignored; one that begins in it may count later.
+            counts: if False, a string complete within `piece` is ignored; one that begins in it may count later.
 
         Returns:
-            The number of characters of `more` up to the end of the stop string, and the string; None if none is
+            The number of characters of `piece` up to the end of the stop string, and the string; None if none is
             complete.
         """
-        if not self.pending and self._first_characters.isdisjoint(more):
+        if not self.pending and self._first_characters.isdisjoint(piece):
             return None
-        results = [(match.feed(more, counts), match.text) for match in self._matches]
+        results = [(match.feed(piece, counts), match.text) for match in self._matches]
         ends = [(end, -len(text), text) for end, text in results if end is not None]
         if not ends:
             self.pending = max(match.matched for match in self._matches)
@@ -80,18 +80,18 @@ class _Match:
         self._borders = borders
         self.matched = 0
 
-    def feed(self, more: str, counts: bool) -> int | None:
-        """The number of characters of `more` that complete the string; None if it is incomplete or does not count."""
+    def feed(self, piece: str, counts: bool) -> int | None:
+        """The number of characters of `piece` that complete the string; None if it is incomplete or does not count."""
         stop, borders, matched = self.text, self._borders, self.matched
         place = 0
-        while place < len(more):
+        while place < len(piece):
             if not matched:
-                place = more.find(stop[0], place)
+                place = piece.find(stop[0], place)
                 if place < 0:
                     break
-            while matched and stop[matched] != more[place]:
+            while matched and stop[matched] != piece[place]:
                 matched = borders[matched - 1]
-            matched += stop[matched] == more[place]
+            matched += stop[matched] == piece[place]
             place += 1
             if matched == len(stop):
                 if counts:
@@ -161,16 +161,16 @@ class TextStream:
         self._held = ""
         return text
 
-    def _certain(self, more: str) -> str:
+    def _certain(self, piece: str) -> str:
         """The text that is certain: all but a possible beginning of a stop string, or all before a stop string."""
-        if self._stops is None or not more:
-            return more
-        text = self._held + more
-        match = self._stops.feed(more, self._ignored <= 0)
+        if self._stops is None or not piece:
+            return piece
+        text = self._held + piece
+        match = self._stops.feed(piece, self._ignored <= 0)
         if match is None:
             cut = len(text) - self._stops.pending
         else:
             end, self.stopped = match
-            cut = len(text) - len(more) + end - (0 if self._include_stop else len(self.stopped))
+            cut = len(text) - len(piece) + end - (0 if self._include_stop else len(self.stopped))
         self._held = "" if match else text[cut:]
         return text[:cut]

@@ -133,7 +133,7 @@ def replay(
     core = engine.core
     stats = core.stats if isinstance(core, SpeculativeEngineCore) else None
     generations = list(requests) if isinstance(requests, Sequence) else by_arrival
-    more = clients.columns(generations)
-    if more:
-        more["cached_tokens"] = np.array([float(cached[row.request.id].num_cached_tokens) for row in generations])
-    return ReplayResult(generations, by_arrival, noticed, steps, followed, more, stats)
+    columns = clients.columns(generations)
+    if columns:
+        columns["cached_tokens"] = np.array([float(cached[row.request.id].num_cached_tokens) for row in generations])
+    return ReplayResult(generations, by_arrival, noticed, steps, followed, columns, stats)

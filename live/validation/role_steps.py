@@ -69,8 +69,8 @@ class RecordedTime(DirectTime):
     def pause(self, rank: int) -> None:
         super().pause(rank)
         turns = self.turns.setdefault(rank, [])
-        waited = not turns or self._turn_begin > turns[-1].end
-        turns.append(Turn(self._turn_begin, self.now(rank), waited))
+        has_waited = not turns or self._turn_begin > turns[-1].end
+        turns.append(Turn(self._turn_begin, self.now(rank), has_waited))
 
     def arrival(self, source: int, destination: int, size: int) -> float:
         arrival = super().arrival(source, destination, size)

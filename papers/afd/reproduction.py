@@ -88,8 +88,8 @@ def rounding_allows(values: Sequence[tuple[PrintedRatio, PaperModel]]) -> bool:
 
     half = 0.005
     rows: list[list[float]] = []
-    for printed, model in values:
-        low, high, batch = printed.r_star - half, printed.r_star + half, printed.batch_size
+    for published, model in values:
+        low, high, batch = published.r_star - half, published.r_star + half, published.batch_size
         if model.regime == "ffn-bottleneck":
             rows += [[0, 0, -(high**2) * batch, 1], [0, 0, low**2 * batch, -1]]
         else:

@@ -234,8 +234,8 @@ def _systems(stages: LayerStages, parameters: BundleParameters, rows: Sequence[S
     overhead = fit_overhead(stages, parameters, fitted)
     data = files("papers.fastafd") / "data"
     models = {PRINTED_MODEL: stages}
-    for printed, name in OTHER_MODELS.items():
-        models[printed] = LayerStages(stages.hardware, load_model(Path(str(data / f"{name}.yaml"))))
+    for label, name in OTHER_MODELS.items():
+        models[label] = LayerStages(stages.hardware, load_model(Path(str(data / f"{name}.yaml"))))
     systems = [
         _system(WideEp(models[row.model], parameters, overhead), row, row in fitted)
         for row in rows
@@ -269,8 +269,8 @@ def _mean_error(points: Sequence[Document], of_curves: Collection[tuple[Any, ...
     return fmean(abs(point["error"]) for point in points if tuple(point[key] for key in CURVE) in of_curves)
 
 
-def _goal(what: str, goal: float, value: float, note: str = "") -> Document:
-    return claim(RATIO_SWEEP, what, f"at most {100 * goal:g} %", f"{100 * value:.2f} %", value <= goal, note)
+def _goal(statement: str, goal: float, value: float, note: str = "") -> Document:
+    return claim(RATIO_SWEEP, statement, f"at most {100 * goal:g} %", f"{100 * value:.2f} %", value <= goal, note)
 
 
 def _measured_ratios(text: str, rows: Sequence[StepMeasurement]) -> set[float]:
@@ -290,8 +290,10 @@ def _measured_prompts(text: str, rows: Sequence[StepMeasurement]) -> set[float]:
     return _known(prompts, {float(row.prompt_tokens) for row in rows}, "--fit-prompts", "lengths")
 
 
-def _known(values: set[float], measured: set[float], field: str, what: str) -> set[float]:
+def _known(values: set[float], measured: set[float], field: str, expected: str) -> set[float]:
     if not values & measured:
         listed = ", ".join(f"{value:g}" for value in sorted(measured))
-        raise BadInput(f"expected measured {what}: {listed}", field=field, value=", ".join(f"{v:g}" for v in values))
+        raise BadInput(
+            f"expected measured {expected}: {listed}", field=field, value=", ".join(f"{v:g}" for v in values)
+        )
     return values

@@ -72,7 +72,7 @@ def _sweep_claims(document: dict[str, Any]) -> list[Claim]:
     """Claims of section 4, "Concurrency sweep"."""
     fits = {fit["engine"]: fit for fit in document["sweep"]}
     rates = {engine: [row["predicted"] for row in fit["rows"]] for engine, fit in fits.items()}
-    ahead = [ours > max(rivals) for ours, *rivals in zip(rates["prelude"], rates["vllm"], rates["sglang"], strict=True)]
+    ahead = [rate > max(rivals) for rate, *rivals in zip(rates["prelude"], rates["vllm"], rates["sglang"], strict=True)]
     switched = [row["switched"] / row["predicted"] - 1 for row in fits["prelude"]["rows"]]
     rows = [
         claim("Table 5", "Prelude leads at every concurrency", "6 of 6", f"{sum(ahead)} of {len(ahead)}", all(ahead),

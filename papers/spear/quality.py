@@ -86,9 +86,11 @@ def claims(cells: Sequence[Document], published: Sequence[QualityRow]) -> list[D
         for bits in BITS:
             rows = _of(cells, f"{quantiser}-{bits}-pc")
             if rows:
-                printed = list(printed_recovery(published, bits, quantiser=quantiser).values())
-                what = f"SPEAR recovers a part of the gap, {quantiser.upper()} at {bits} bits"
-                result.append(_claim("Table 1" if bits == 4 else "Table 10", what, printed, _values(rows), 0.0))
+                published_shares = list(printed_recovery(published, bits, quantiser=quantiser).values())
+                statement = f"SPEAR recovers a part of the gap, {quantiser.upper()} at {bits} bits"
+                result.append(
+                    _claim("Table 1" if bits == 4 else "Table 10", statement, published_shares, _values(rows), 0.0)
+                )
     return [claim for claim in result if claim is not None]
 
 
@@ -155,7 +157,7 @@ def shifts(cells: Sequence[Document]) -> list[Document]:
     rows = []
     for bits in BITS:
         awq = _of(cells, f"awq-{bits}-pc")
-        for quantiser, printed in PRINTED_SHIFT.items():
+        for quantiser, published_shift in PRINTED_SHIFT.items():
             pairs = list(zip(_of(cells, f"{quantiser}-{bits}-pc"), awq, strict=False))
             if pairs:
                 rows.append(
@@ -164,7 +166,7 @@ def shifts(cells: Sequence[Document]) -> list[Document]:
                         "bits": bits,
                         "spearman": mean(_spearman(a["damage"], b["damage"]) for a, b in pairs),
                         "jaccard": mean(_overlap(a["damage"], b["damage"]) for a, b in pairs),
-                        "printed": printed,
+                        "printed": published_shift,
                     }
                 )
     return rows
@@ -219,14 +221,14 @@ def _hardest(row: Document) -> float:
 
 def _printed_difference(published: Sequence[QualityRow], bits: int, variant: str) -> list[float]:
     """Printed differences of SPEAR's share and another variant's, over tables, models and texts that have both."""
-    ours, variant_shares = (printed_recovery(published, bits, name) for name in ("spear", variant))
-    return [ours[key] - variant_shares[key] for key in variant_shares if key in ours]
+    shares, variant_shares = (printed_recovery(published, bits, name) for name in ("spear", variant))
+    return [shares[key] - variant_shares[key] for key in variant_shares if key in shares]
 
 
 def _claim(
     where: str,
-    what: str,
-    printed: Sequence[float],
+    statement: str,
+    published_shares: Sequence[float],
     values: Sequence[float],
     minimum: float,
     *,
@@ -249,8 +251,8 @@ def _claim(
     word = "at most" if negated else "above" if strict else "at least"
     return {
         "where": where,
-        "what": what,
-        "published": _range(printed, show, unit) if printed else "nothing",
+        "what": statement,
+        "published": _range(published_shares, show, unit) if published_shares else "nothing",
         "found": f"{show(average)} {unit}".strip(),
         "value": average,
         "interval": span,
@@ -272,14 +274,14 @@ def _cell(name: str, rows: Sequence[Document], published: Sequence[QualityRow]) 
     for variant in names:
         results = [row["variants"][variant] for row in rows if variant in row["variants"]]
         shares = [row["recovered"] for row in results]
-        printed = list(printed_recovery(published, int(bits), variant, quantiser, grain).values())
+        published_shares = list(printed_recovery(published, int(bits), variant, quantiser, grain).values())
         variants[variant] = {
             "perplexity": mean(row["perplexity"] for row in results),
             "kl": mean(row["kl"] for row in results),
             "recovered": mean(shares),
             "interval": interval(shares),
             **{key: mean(row[key] for row in results) for key in ("modules", "rank", "bytes")},
-            "printed": (min(printed), max(printed)) if printed else None,
+            "printed": (min(published_shares), max(published_shares)) if published_shares else None,
             "seeds": len(results),
         }
     return {

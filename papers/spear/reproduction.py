@@ -162,8 +162,8 @@ def _finalists(settings: list[Setting], screened: list[dict[str, Any]], study: S
     best_by_reading = {setting.reading: setting for setting in reversed(ranked)}
     same = [setting for setting in ranked if setting.reading == ranked[0].reading]
     picked = [best_by_reading[reading] for reading in study.readings]
-    more = [*same[1 : 1 + study.alternatives], *(setting for setting in same if setting.name == VLLM.name)]
-    return list(dict.fromkeys([*picked, *more]))
+    finalists = [*same[1 : 1 + study.alternatives], *(setting for setting in same if setting.name == VLLM.name)]
+    return list(dict.fromkeys([*picked, *finalists]))
 
 
 # -- the document ------------------------------------------------------------------------------------------------------

@@ -51,9 +51,9 @@ class StudySize:
     rule: Rule = DEFAULT_RULE
 
 
-def _cells(every: tuple[Precision, ...], more: tuple[tuple[Method, Precision], ...]) -> tuple[Cell, ...]:
+def _cells(every: tuple[Precision, ...], extra: tuple[tuple[Method, Precision], ...]) -> tuple[Cell, ...]:
     """Cells of rounding to nearest with all variants, then others with SPEAR alone."""
-    return (*(Cell("rtn", precision, VARIANTS) for precision in every), *(Cell(*cell) for cell in more))
+    return (*(Cell("rtn", precision, VARIANTS) for precision in every), *(Cell(*cell) for cell in extra))
 
 
 _CHANNEL = (Precision(4), Precision(3), Precision(2))

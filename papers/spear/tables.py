@@ -146,12 +146,12 @@ def on_density(values: Floats, densities: Sequence[str]) -> tuple[Floats, Floats
 
 def density_misfit(densities: Sequence[str] = tuple(DENSITIES)) -> list[dict[str, float]]:
     """Distance of printed P99 ITL from a line in the density, at each static chunk size, seconds."""
-    printed = _by_density({(row.density, row.chunk): row.p99_itl for row in static_rows()}, densities)
-    a, b = on_density(printed, densities)
+    published = _by_density({(row.density, row.chunk): row.p99_itl for row in static_rows()}, densities)
+    a, b = on_density(published, densities)
     lines = a + np.outer([DENSITIES[name] for name in densities], b)
     return [
         {"chunk": chunk, "at_none": float(a[i]), "per_density": float(b[i]), "largest": float(largest)}
-        for i, (chunk, largest) in enumerate(zip(CHUNKS, np.abs(printed - lines).max(axis=0), strict=True))
+        for i, (chunk, largest) in enumerate(zip(CHUNKS, np.abs(published - lines).max(axis=0), strict=True))
     ]
 
 
@@ -263,5 +263,5 @@ def _by_density(values: dict[Any, float], densities: Sequence[str]) -> Floats:
     return np.array([[values[name, chunk] for chunk in CHUNKS] for name in densities])
 
 
-def _misfit(simulated: Floats, printed: Floats) -> float:
-    return float(np.sqrt(np.mean(np.log(simulated / printed) ** 2)))
+def _misfit(simulated: Floats, published: Floats) -> float:
+    return float(np.sqrt(np.mean(np.log(simulated / published) ** 2)))

@@ -114,8 +114,8 @@ def _quantised_claims(
     full, sun, again = f"full_{kind}", f"sun_{kind}", f"qsun_{kind}"
     result = []
     if kind.endswith("4"):
-        what = f"QSUN, {name}, against full fine-tuning in 16 bits"
-        result.append(_claim("Table 2", what, tasks, published, again, "full", minimum=-GOAL["qsun"]))
+        statement = f"QSUN, {name}, against full fine-tuning in 16 bits"
+        result.append(_claim("Table 2", statement, tasks, published, again, "full", minimum=-GOAL["qsun"]))
     return [
         *result,
         _claim("Table 2", f"QSUN, {name}, against full fine-tuning, then quantised", tasks, published, again, full,
@@ -144,7 +144,7 @@ def _variant(name: str, tasks: Sequence[Document], published: Sequence[AccuracyR
     """A variant's exact match by task and over all, with intervals over seeds, and the printed range."""
     by_task = _grouped(tasks, name, "task")
     seeds = list(_by_seed(tasks, name).values())
-    printed = [row.accuracy / 100 for row in published if row.variant == name]
+    accuracies = [row.accuracy / 100 for row in published if row.variant == name]
     return {
         "variant": name,
         "exact_match": mean(seeds),
@@ -154,7 +154,7 @@ def _variant(name: str, tasks: Sequence[Document], published: Sequence[AccuracyR
             task: {"exact_match": mean(values), "interval": interval(values)} for task, values in by_task.items()
         },
         "trained_parameters": tasks[0]["variants"][name].get("trained_parameters"),
-        "printed": [min(printed), max(printed)] if printed else None,
+        "printed": [min(accuracies), max(accuracies)] if accuracies else None,
     }
 
 
@@ -172,7 +172,7 @@ def _text_variant(name: str, tasks: Sequence[Document]) -> Document:
 
 def _claim(
     where: str,
-    what: str,
+    statement: str,
     tasks: Sequence[Document],
     published: Sequence[AccuracyRow],
     variant: str,
@@ -193,25 +193,27 @@ def _claim(
             maximum is None or _above(-high, -maximum, strict)
         )
 
-    ours, reference = _by_seed(tasks, variant), _by_seed(tasks, against)
-    differences = [ours[seed] - reference[seed] for seed in ours]
+    accuracies, reference = _by_seed(tasks, variant), _by_seed(tasks, against)
+    differences = [accuracies[seed] - reference[seed] for seed in accuracies]
     average, span = mean(differences), interval(differences)
     by_task = _by_task(tasks, variant, against)
     limit = f"at least {100 * minimum:+g}" if minimum is not None else f"at most {100 * (maximum or 0):+g}"
-    reached = sum(within(value, value) for value in by_task.values())
+    agreements = sum(within(value, value) for value in by_task.values())
     seeds = f"; {100 * span[0]:+.1f} to {100 * span[1]:+.1f} over seeds" if span else ""
-    printed = _printed_differences(published, variant, against)
+    published_differences = _printed_differences(published, variant, against)
     return {
         "where": where,
-        "what": what,
-        "published": f"{min(printed):+.1f} to {max(printed):+.1f} points" if printed else "nothing",
+        "what": statement,
+        "published": f"{min(published_differences):+.1f} to {max(published_differences):+.1f} points"
+        if published_differences
+        else "nothing",
         "found": f"{100 * average:+.1f} points",
         "difference": average,
         "interval": span,
         "by_task": by_task,
-        "tasks": f"{reached} of {len(by_task)}",
+        "tasks": f"{agreements} of {len(by_task)}",
         "agrees": within(*(span if span and strict else (average, average))),
-        "note": f"goal {limit} points, reached on {reached} of {len(by_task)} tasks{seeds}",
+        "note": f"goal {limit} points, reached on {agreements} of {len(by_task)} tasks{seeds}",
     }
 
 

@@ -76,10 +76,10 @@ def claims(document: Document) -> list[Claim]:
 
 def notes(document: Document) -> list[str]:
     """Notes on the method, for the reader of the numbers."""
-    waited = [row for row in document["concurrency"]["rows"] if row["concurrency"] > 1]
-    errors_of = [row["errors"]["ttft"] for row in waited]
+    contended = [row for row in document["concurrency"]["rows"] if row["concurrency"] > 1]
+    errors_of = [row["errors"]["ttft"] for row in contended]
     shares = [row["published"]["ttft"] * row["published"]["throughput"] / row["concurrency"] / row["answer"]
-              for row in waited]  # fmt: skip
+              for row in contended]  # fmt: skip
     skewed = document["skew"]
     return [
         "No row of concurrency 16 enters a parameter. The form of the decode line and its fit follow from the roofline"
@@ -119,14 +119,14 @@ def _pool_claims(pool: Document) -> list[Claim]:
     result = []
     for row in pool["rows"][1:]:
         note = "this row chose the length of answers" if row["fixes_the_load"] else ""
-        what, published, predicted = f"{row['workers']} shared", row["published"], row["predicted"]
+        label, published, predicted = f"{row['workers']} shared", row["published"], row["predicted"]
         result += [
             claim(
-                "figure 3", f"{what}: tok/s a decode GPU", f"{published['throughput']:g}",
+                "figure 3", f"{label}: tok/s a decode GPU", f"{published['throughput']:g}",
                 f"{predicted['throughput']:.0f}", abs(row["throughput_error"]) <= GOAL["throughput"], note,
             ),
             claim(
-                "figure 3", f"{what}: interactivity", f"{100 * published['interactivity_change']:+.0f} %",
+                "figure 3", f"{label}: interactivity", f"{100 * published['interactivity_change']:+.0f} %",
                 f"{100 * predicted['interactivity_change']:+.1f} %",
                 abs(row["interactivity_points"]) <= GOAL["points"], note,
             ),

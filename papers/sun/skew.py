@@ -61,8 +61,8 @@ def _sizes(curves: Mapping[Point, Sequence[Outcome]]) -> list[Result]:
         ("shared_interactivity_gain", "the same by mean TPOT, shared against isolated", "tpot", isolated, shared),
     ]
     return [
-        {"what": what, "published": facts[fact], **_interval(_ratio(curves, metric, over, under))}
-        for fact, what, metric, over, under in compared
+        {"what": label, "published": facts[fact], **_interval(_ratio(curves, metric, over, under))}
+        for fact, label, metric, over, under in compared
     ]
 
 

@@ -14,12 +14,12 @@ TITLES = {
 def refinement_report(document: Document) -> Report:
     """Unknowns with the verdict on each, then the errors of what was fitted and of what was held out."""
     fitted, held_out, kind = document["fitted"], document["held_out"], document["kind"]
-    learned = f"the first {fitted} {kind}, {held_out} held out"
+    basis = f"the first {fitted} {kind}, {held_out} held out"
     if kind == "means":
-        learned = f"the mean of {document['learned_from'].partition('.')[0].upper()} of {fitted} requests"
-        learned += f", {held_out} held out" if held_out else ""
+        basis = f"the mean of {document['learned_from'].partition('.')[0].upper()} of {fitted} requests"
+        basis += f", {held_out} held out" if held_out else ""
     blocks: list[Block] = [
-        Text(f"{document['run']}: learned from {learned}", "answer"),
+        Text(f"{document['run']}: learned from {basis}", "answer"),
         _unknowns(document["unknowns"]),
     ]
     if kind == "steps":

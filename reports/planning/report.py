@@ -44,9 +44,9 @@ def plan_report(document: Document) -> Report:
         blocks += [Text("Deployments", "heading", detail=True), *_deployments(document, rows), *_explorer(document),
                    _pareto(document)]  # fmt: skip
     if headroom:
-        more = "" if headroom["factor"] is None else f" ({100 * (headroom['factor'] - 1):+.0f} %)"
+        margin = "" if headroom["factor"] is None else f" ({100 * (headroom['factor'] - 1):+.0f} %)"
         blocks.append(
-            Text(f"\nMax load: {headroom['rate']:.4g} requests/s{more}. A little above: {headroom['beyond']}.")
+            Text(f"\nMax load: {headroom['rate']:.4g} requests/s{margin}. A little above: {headroom['beyond']}.")
         )
     if document["changes"]:
         blocks += [Text("What would change it", "heading"), _changes(document["changes"])]

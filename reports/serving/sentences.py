@@ -138,9 +138,9 @@ def sessions(times: Document) -> str:
     text = f"{times['count']:g} sessions"
     if not times["count"] or not times["time"]:
         return text
-    time, waited = times["time"], times["waited"]
+    time, waits = times["time"], times["waited"]
     text += f" of {times['turns']:.3g} turns: {time['mean']:.3g} s to the last answer on average"
-    text += f" (p99 {time['p99']:.3g} s), of which {waited['mean']:.3g} s waiting for answers"
+    text += f" (p99 {time['p99']:.3g} s), of which {waits['mean']:.3g} s waiting for answers"
     if times["resent_cached"] is None:
         return text
     return (

@@ -44,9 +44,9 @@ def contention_line(document: Document) -> list[str]:
     if contention is None:
         return []
     waits = contention["waited_share"]
-    waited = "" if waits is None else f"waits for a processor {100 * waits:.1f} %, "
+    waits_note = "" if waits is None else f"waits for a processor {100 * waits:.1f} %, "
     return [
-        f"contention: {waited}involuntary switches {contention['involuntary_switches_per_second']:.1f} a second,"
+        f"contention: {waits_note}involuntary switches {contention['involuntary_switches_per_second']:.1f} a second,"
         f" CPU time of equal work spread by {100 * contention['equal_work_spread']:.1f} %"
         f" ({'contended' if contention['contended'] else 'not contended'})"
     ]

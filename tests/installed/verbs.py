@@ -166,9 +166,9 @@ class Commands:
     def _address(self, process: subprocess.Popen[bytes], log: Path) -> str:
         """The address in a server's output, once it is there."""
         for _ in range(600):
-            printed = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
-            if printed is not None:
-                return printed[0]
+            match = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
+            if match is not None:
+                return match[0]
             if process.poll() is not None:
                 break
             time.sleep(0.1)

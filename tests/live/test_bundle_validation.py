@@ -93,9 +93,9 @@ def test_bad_input(
     scenario: Path, arguments: list[str], field: str, expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["validate", str(scenario), *arguments]) == 2
-    printed = capsys.readouterr().err
-    assert f"{field}: " in printed
-    assert expected in printed
+    message = capsys.readouterr().err
+    assert f"{field}: " in message
+    assert expected in message
 
 
 def metrics(throughput: float, tpot: float = 0.01, idle: float = 0.2) -> BundleMetrics:

@@ -64,9 +64,9 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
     again = ["--calibration", str(folder / "engine-steps.yaml"), "--tolerance", "1000", "--set", "loads=[0.5]"]
     again += ["--set", "engine.async_scheduling=true", "--clock", "wall"]
     assert run(["validate", str(scenario), "--runs", str(tmp_path / "runs"), *again]) == 0
-    printed = capsys.readouterr()
-    assert "profiling" not in printed.err
-    assert "Load 0.5" in printed.out
+    output = capsys.readouterr()
+    assert "profiling" not in output.err
+    assert "Load 0.5" in output.out
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,9 @@ def test_a_validation_of_an_engine_that_speculates(
             assert emitted == [39 * load["requests"]] * 2
     # The same command has nothing left to run; the fitted steps serve again, with drafts measured anew.
     assert run([*again, "--calibration", str(folder / "engine-steps.yaml"), "--set", "loads=[0.5]"]) == 0
-    printed = capsys.readouterr()
-    assert "measuring drafts in 8 answers" in printed.err
-    assert "Drafts that were accepted, by position" in printed.out
+    output = capsys.readouterr()
+    assert "measuring drafts in 8 answers" in output.err
+    assert "Drafts that were accepted, by position" in output.out
 
 
 HELD = UNREAD.replace(
@@ -215,9 +215,9 @@ def test_a_validation_of_sessions(scenario: Path, tmp_path: Path, capsys: pytest
         assert metrics["sessions.resent_cached"]["error"] == pytest.approx(0.0)
         assert metrics["sessions.resent_cached"]["measured"] > 0.8
     assert run([*command, "--set", "loads=[0.5]", "--fresh"]) == 0
-    printed = capsys.readouterr().out
-    assert "sessions/s" in printed
-    assert "time to a session's last answer, s" in printed
+    output = capsys.readouterr().out
+    assert "sessions/s" in output
+    assert "time to a session's last answer, s" in output
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,6 @@ def test_the_whole_reproduction_on_short_runs(
     assert claims["figures 6, 7", "simulation-optimal r, μ_D = 100"]["agrees"] is False
     capsys.readouterr()
     assert run(["reproduce", "afd", "--jobs", "1"]) == 0
-    printed = capsys.readouterr().out
-    assert "What disagrees" in printed
-    assert "no rounding of Table 4 explains it" in printed
+    output = capsys.readouterr().out
+    assert "What disagrees" in output
+    assert "no rounding of Table 4 explains it" in output

@@ -228,9 +228,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     folder = tmp_path / document["run"]["directory"]
     assert {file.name for file in (folder / "figures").iterdir()} == {"steps.svg", "layouts.svg"}
     assert run(arguments) == 0
-    printed = capsys.readouterr().out
-    assert "AFD over wide EP" in printed
-    assert "TPOT at lengths that are not fitted" in printed
+    output = capsys.readouterr().out
+    assert "AFD over wide EP" in output
+    assert "TPOT at lengths that are not fitted" in output
 
 
 def test_steps_of_another_folder_are_fitted(tmp_path: Path) -> None:
@@ -275,8 +275,8 @@ def test_what_cannot_be_used_is_refused_in_one_line(
         "model,prompt_tokens,system,gpus,batch_per_gpu,output_tokens_per_second_per_gpu,note\nm,8192,afd-7-1,31,9,99,\n"
     )
     assert run(["reproduce", *arguments]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert message in printed.err
-    assert printed.err.count("\n") == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert message in output.err
+    assert output.err.count("\n") == 1
     assert not Path("runs").exists()

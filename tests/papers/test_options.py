@@ -34,8 +34,8 @@ def test_what_cannot_be_used_is_refused_in_one_line(
     monkeypatch.chdir(tmp_path)
     Path("broken.csv").write_text("a,b\n1,2\n")
     assert run(["reproduce", *arguments]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert message in printed.err
-    assert printed.err.count("\n") == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert message in output.err
+    assert output.err.count("\n") == 1
     assert not Path("runs").exists()

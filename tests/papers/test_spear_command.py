@@ -90,9 +90,9 @@ def test_the_command_with_a_trace(
     lines = ["prompt_tokens,output_tokens", *(f"{a},{b}" for a, b in lengths.T)]
     Path("t.csv").write_text("\n".join(lines) + "\n")
     assert run(["reproduce", "spear", "--trace", "t.csv", "--jobs", "1", "--json"]) == 0
-    printed = capsys.readouterr()
-    document = json.loads(printed.out)
-    assert "twin: predicting (18 of 18)" in printed.err
+    output = capsys.readouterr()
+    document = json.loads(output.out)
+    assert "twin: predicting (18 of 18)" in output.err
     assert document["workload"]["sampling"] in {"vllm", "prompt up to 512"}
     folder = tmp_path / document["run"]["directory"]
     assert json.loads((folder / "summary.json").read_text()) == document

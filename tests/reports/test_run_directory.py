@@ -39,9 +39,9 @@ def test_no_draft_is_left_and_the_old_file_stays(tmp_path: Path) -> None:
                 lambda: write_columns(run.path / "requests.parquet", {"a": os.urandom(5000)}),
                 lambda: write_trace_events(run.path / "events.gz", [Log()] * 1000, Requests()),
             ):
-                with pytest.raises(OSError, match="File too large") as caught:
+                with pytest.raises(OSError, match="File too large") as error:
                     write()
-                assert str(run.path) in str(caught.value.filename)
+                assert str(run.path) in str(error.value.filename)
         assert {file.name for file in run.path.iterdir()} == before
         assert (run.path / "summary.json").read_text() == "old"
 

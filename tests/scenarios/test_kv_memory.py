@@ -49,9 +49,9 @@ def test_what_the_scenario_states_goes_first() -> None:
     ],
 )
 def test_memory_that_nobody_states_is_refused(engine: dict[str, Any], step_time: dict[str, Any], message: str) -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput) as error:
         blocks(engine, step_time)
-    assert message in str(caught.value)
+    assert message in str(error.value)
 
 
 def test_weights_in_a_stated_memory_take_the_bytes_that_are_published() -> None:

@@ -166,9 +166,9 @@ def test_the_exception_of_a_process_is_raised_itself() -> None:
         raise error
 
     env.process(failing())
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput) as refusal:
         env.run()
-    assert caught.value is error
+    assert refusal.value is error
 
 
 def test_a_failure_that_another_process_handles_does_not_end_the_run() -> None:

@@ -93,10 +93,10 @@ def sessions(turns: int = 3, growth: int = 10, **fields: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_a_serving_system_beyond_the_limits(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput) as error:
         prepare(scenario(), FILE, [settings])
-    assert str(caught.value).startswith("s.yaml: ")
-    assert message in str(caught.value)
+    assert str(error.value).startswith("s.yaml: ")
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -134,10 +134,10 @@ def test_combinations_are_counted_before_they_are_made() -> None:
     ],
 )  # fmt: skip
 def test_a_bundle_beyond_the_limits(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput) as error:
         ratio_sweep.prepare(yaml.safe_load(SMALL), FILE, configurations=[settings])
-    assert str(caught.value).startswith("s.yaml: ")
-    assert message in str(caught.value)
+    assert str(error.value).startswith("s.yaml: ")
+    assert message in str(error.value)
 
 
 def test_requests_are_counted_over_all_attention_instances() -> None:

@@ -42,12 +42,12 @@ def test_an_object_of_the_largest_depth_is_read(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_told_in_one_line(content: str | bytes, message: str, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput) as error:
         read_json_object(file)
-    assert message in str(caught.value)
-    assert str(file) in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 400
+    assert message in str(error.value)
+    assert str(file) in str(error.value)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 400
 
 
 def test_a_file_without_an_end_is_refused_at_the_bound() -> None:

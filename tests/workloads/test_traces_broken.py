@@ -29,11 +29,11 @@ AT_LEAST = "expected a whole number from {} to 1000000000"
 def refusal(folder: Path, content: str | bytes, name: str = "bad.trace", format: str = "auto") -> BadInput:
     path = folder / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput) as error:
         read_trace(path, format)  # type: ignore[arg-type]
-    assert str(caught.value).startswith(str(path)), "the message names the file first"
-    assert "\n" not in str(caught.value)
-    return caught.value
+    assert str(error.value).startswith(str(path)), "the message names the file first"
+    assert "\n" not in str(error.value)
+    return error.value
 
 
 def azure(stamp: str, context: str, generated: str) -> str:
@@ -202,10 +202,10 @@ def test_no_file_a_directory_and_no_name_at_all(tmp_path: Path) -> None:
         (tmp_path / ("x" * 5000), "expected a file that can be read"),
         (tmp_path / "a\0b", "expected a file that can be read"),
     ):
-        with pytest.raises(BadInput) as caught:
+        with pytest.raises(BadInput) as error:
             read_trace(path)
-        assert reason in str(caught.value)
-        assert caught.value.file == str(path)
+        assert reason in str(error.value)
+        assert error.value.file == str(path)
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,9 @@ class Stage:
         begin = self.env.now
         with self.queue.request() as turn:
             yield turn
-            waited = self.env.now - begin
+            wait = self.env.now - begin
             yield self.env.timeout(duration)
-        return waited
+        return wait
 
 
 class LockstepSteps:

@@ -70,7 +70,7 @@ def write_or_print(text: str, output: Path | None) -> None:
 
 @contextlib.contextmanager
 def progress(
-    what: str, total: int | None, completed: int, *, patience: float = 0.0, remaining: Callable[[], int] | None = None
+    label: str, total: int | None, completed: int, *, patience: float = 0.0, remaining: Callable[[], int] | None = None
 ) -> Iterator[Callable[[str], None]]:
     """Show a progress bar on a terminal, a few lines elsewhere. Yields the function that advances it.
 
@@ -82,7 +82,7 @@ def progress(
         remaining: a bound of the steps to come, for a total that is not known before.
     """
     if not sys.stderr.isatty():
-        yield _Lines(what, total, completed, patience, remaining).advance
+        yield _Lines(label, total, completed, patience, remaining).advance
         return
     from rich.console import Console
     from rich.progress import (
@@ -100,15 +100,15 @@ def progress(
     timed = TimeElapsedColumn() if total is None and remaining is None else TimeRemainingColumn()
     columns = (text, BarColumn(bar_width=BAR_WIDTH), MofNCompleteColumn(), timed)
     begin = time.monotonic()
-    what = what if remaining is None else f"{what}, at most"
+    label = label if remaining is None else f"{label}, at most"
     with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
-        task = bar.add_task(what, total=total, completed=completed, visible=patience == 0)
+        task = bar.add_task(label, total=total, completed=completed, visible=patience == 0)
 
         def advance_bar(text: str) -> None:
             count = bar.tasks[0].completed + 1
             visible = time.monotonic() - begin >= patience
             bound = count + remaining() if remaining else total and max(count, total)
-            bar.update(task, completed=count, total=bound, description=f"{what} {text}", visible=visible)
+            bar.update(task, completed=count, total=bound, description=f"{label} {text}", visible=visible)
 
         yield advance_bar
 
@@ -117,9 +117,9 @@ class _Lines:
     """Progress as lines on stderr, far enough apart that a log stays readable."""
 
     def __init__(
-        self, what: str, total: int | None, completed: int, patience: float, remaining: Callable[[], int] | None = None
+        self, label: str, total: int | None, completed: int, patience: float, remaining: Callable[[], int] | None = None
     ) -> None:
-        self._what = what
+        self._what = label
         self._total = total
         self._done = completed
         self._count = completed

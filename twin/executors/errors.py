@@ -8,5 +8,5 @@ from workloads.errors import TwinError
 class ExecutorLost(TwinError):
     """The executor is gone, or a task ends every worker that runs it. What has come back by then is kept."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what}; the same command, with any executor, goes on from the results that are kept")
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}; the same command, with any executor, goes on from the results that are kept")

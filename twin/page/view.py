@@ -167,8 +167,8 @@ class View:
             chart.marks["goal"].data = {"x": [slo[name]] if name in slo else []}
         for name, source in self.charts["timeline"].curves.items():
             source.data = {"x": series["time"], "y": series[name]}
-        what = "a draft of" if draft else "all"
-        self.status.text = f"<p>{what} {summary['requests']:,} requests{' …' if draft else ''}</p>"
+        scope = "a draft of" if draft else "all"
+        self.status.text = f"<p>{scope} {summary['requests']:,} requests{' …' if draft else ''}</p>"
         self.answer.text = answer_text(document)
 
     def _show_point(self, point: Document) -> None:

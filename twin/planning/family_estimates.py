@@ -143,11 +143,11 @@ def horizon(question: Question, estimates: Sequence[FamilyEstimate]) -> Horizon:
     # The queue that cold caches leave behind drains afterwards, in the warm-up that every system has.
     until_warm = max(_seconds_until_warm(estimate, question.rate) for estimate in estimates)
     cold = float(f"{min(until_warm, MAX_COLD * rows / question.rate):.2g}")
-    more = math.ceil(question.rate * cold)  # so that as many requests count as without prefix caches
+    warm_up = math.ceil(question.rate * cold)  # so that as many requests count as without prefix caches
     warmup = float(f"{warmup:.2g}")
     stated = spec.window and spec.window + math.ceil(question.rate * warmup)
-    long = min((stated or _requests(question.rate * LONG * warmup, MIN_LONG)) + more, rows)
-    short = min(_requests(question.rate * SHORT * warmup, MIN_SHORT) + more, long)
+    long = min((stated or _requests(question.rate * LONG * warmup, MIN_LONG)) + warm_up, rows)
+    short = min(_requests(question.rate * SHORT * warmup, MIN_SHORT) + warm_up, long)
     return Horizon(short, long, warmup + cold, spec.span)
 
 

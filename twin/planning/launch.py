@@ -157,8 +157,8 @@ def _start(engine: _Engine, *, several: bool, apart: bool) -> str:
     """The line that starts an engine."""
     prefix = f'[ "$MACHINE" = {engine.machine} ] && ' if several else ""
     gpus = ",".join(map(str, engine.gpus))
-    more = f" {engine.host(several=several)} {engine.side_port}" if apart else ""
-    return f"{prefix}{_function(engine.pool)} {gpus} {engine.port}{more}"
+    address = f" {engine.host(several=several)} {engine.side_port}" if apart else ""
+    return f"{prefix}{_function(engine.pool)} {gpus} {engine.port}{address}"
 
 
 def _function(pool: str) -> str:

@@ -103,15 +103,15 @@ class Plan:
         price = "" if candidate.cost is None else f", {candidate.cost:.4g} an hour"
         load = arrivals(question) if question.rate is None else f"{question.rate:g} requests/s, {arrivals(question)}"
         engines = f"{candidate.devices}; {family.parallelism}{layout}{settings}"
-        more = ""
+        note = ""
         if self.headroom is not None and question.rate is not None:
             binds = self.headroom.binds
             limit = "a queue grows" if binds is None else f"{binds.name} binds"
             estimated = "" if self.best.sure is None else "by the best estimate "
             percent = 100 * (self.headroom.rate / question.rate - 1)
-            more = f"; {estimated}it bears {percent:.0f} % more load before {limit}"
+            note = f"; {estimated}it bears {percent:.0f} % more load before {limit}"
         certain = certainty(question, self.best)
-        return f"Take {candidate.gpus} GPUs ({engines}){price}, for {load}: {certain}{more}."
+        return f"Take {candidate.gpus} GPUs ({engines}){price}, for {load}: {certain}{note}."
 
     def _no_answer(self) -> str:
         text, miss = f"No candidate meets {goals_in_words(self.question)}", self.nearest_miss

@@ -34,7 +34,7 @@ class RunWriter:
         self._write_meta(meta)
         self._requests = (folder / REQUESTS).open("a", encoding="utf-8")
 
-    def add(self, identity: str, arrival: float, queued: float, stream: CompletionStream, **more: Any) -> None:
+    def add(self, identity: str, arrival: float, queued: float, stream: CompletionStream, **fields: Any) -> None:
         """Write a streamed request, or why it has no times.
 
         Args:
@@ -50,7 +50,7 @@ class RunWriter:
         self.add_row({
             "request_id": identity, "input_toks": stream.prompt_tokens, "output_toks": stream.output_tokens,
             "arrival_time": arrival, "queued_ts": queued, "first_token_ts": stream.first,
-            "last_token_ts": stream.last, **more,
+            "last_token_ts": stream.last, **fields,
         })  # fmt: skip
 
     def skip(self, identity: str, arrival: float, why: str) -> None:

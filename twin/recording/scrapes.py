@@ -155,10 +155,10 @@ class _Growth:
         """The growth of a count; None if the page has no such count."""
         if name not in self._last.values:
             return None
-        more = self._last.values[name] - self._first.values.get(name, 0.0)
-        if more < 0:
+        growth = self._last.values[name] - self._first.values.get(name, 0.0)
+        if growth < 0:
             raise BadInput("expected a count that grows: the server was restarted", field=name, file=self._last.source)
-        return more
+        return growth
 
     def bucket(self, family: str, share: float) -> tuple[float, float]:
         """The edges of the bucket with the observation of rank ⌈share · n⌉."""

@@ -155,8 +155,8 @@ def _estimate(
         value, gradient = _linearised(plan, names, scores, metric)
         residual = measured - (value + aside) + float(gradient @ scores)
         aim = gradient * residual / (noise**2 + float(gradient @ gradient))
-        moved, scores = float(np.abs(aim - scores).max()), aim
-        if moved < CLOSE:
+        shift, scores = float(np.abs(aim - scores).max()), aim
+        if shift < CLOSE:
             break
     information = np.outer(gradient, gradient) / noise**2
     covariance = np.linalg.inv(information + np.eye(len(names)))

@@ -113,10 +113,10 @@ def estimate(observed: Observations, linearise: Linearise, count: int) -> Poster
     rounds = 0
     for rounds in range(1, ROUNDS + 1):
         aim = _solve(observed, *linearise(scores), scores, alike).estimate
-        moved = aim - scores
-        scores = scores + (1.0 if rounds == 1 else SHORTENED) * moved
+        shift = aim - scores
+        scores = scores + (1.0 if rounds == 1 else SHORTENED) * shift
         path.append(scores)
-        if np.abs(moved).max() < CLOSE:
+        if np.abs(shift).max() < CLOSE:
             break
     else:
         scores = np.mean(path[-AVERAGED:], axis=0)

@@ -57,7 +57,7 @@ def refine(question: Question, advance: Advance = lambda text: None) -> Refineme
     step_time, notes = evidence.step_time, evidence.notes
     unknowns = _unknowns(step_time, question.factors)
     names = [unknown.name for unknown in unknowns]
-    learned = posterior = evidence.estimate(names)
+    estimated = posterior = evidence.estimate(names)
     errors = evidence.errors(_refined(step_time, names, posterior, evidence.min_drift))
     if evidence.kind == "requests" and _distance(errors["fit"], "after") > _distance(errors["fit"], "before"):
         notes.append(
@@ -68,7 +68,7 @@ def refine(question: Question, advance: Advance = lambda text: None) -> Refineme
     document = _document(question, evidence, unknowns, posterior) | evidence.fields() | errors
     file = _file(evidence.scenario, names, posterior, evidence.drift(errors), document)
     doubt = _other_deployment(document, file["step_time"])
-    _require_information(learned, names, question, doubt)
+    _require_information(estimated, names, question, doubt)
     return Refinement(document, file, notes + [doubt] * bool(doubt))
 
 

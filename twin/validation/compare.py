@@ -104,7 +104,7 @@ def session_summary(columns: Mapping[str, Floats]) -> dict[str, Any]:
     spans = _latest(rounds, columns["last_token"]) - columns["arrival"][first]  # a round is sent at once
     ends = _latest(numbers, columns["last_token"])
     starts = -_latest(numbers, -columns["arrival"])
-    waited: Floats = np.bincount(np.unique(numbers, return_inverse=True)[1][first], spans).astype(np.float64)
+    waits: Floats = np.bincount(np.unique(numbers, return_inverse=True)[1][first], spans).astype(np.float64)
     resent = float(columns["resent_tokens"].sum())
     cached = float(np.minimum(columns["cached_tokens"], columns["resent_tokens"]).sum())
     return {
@@ -112,7 +112,7 @@ def session_summary(columns: Mapping[str, Floats]) -> dict[str, Any]:
         "turns": len(first) / len(ends),
         "requests": len(numbers) / len(ends),
         "time": spread(ends - starts),
-        "waited": spread(waited),
+        "waited": spread(waits),
         "resent_share": resent / float(columns["prompt_tokens"].sum()),
         "resent_cached": cached / resent if resent else None,
     }

@@ -210,8 +210,8 @@ def _weighted_median(values: Floats, weights: Floats) -> float:
 
 def _predict(shots: SkewShots, levels: dict[bool, SkewLevels | None]) -> Floats:
     alpha = np.zeros(len(shots))
-    for mixed, learnt in levels.items():
+    for mixed, factors in levels.items():
         for decodes in np.unique(shots.decodes[shots.mixed == mixed]):
             rows = (shots.mixed == mixed) & (shots.decodes == decodes)
-            alpha[rows] = np.interp(shots.skewness[rows], KNOTS, alphas_of(learnt, int(decodes)))
+            alpha[rows] = np.interp(shots.skewness[rows], KNOTS, alphas_of(factors, int(decodes)))
     return shots.at_mean + alpha * (shots.at_longest - shots.at_mean)

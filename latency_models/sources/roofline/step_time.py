@@ -233,10 +233,10 @@ class RooflineStepTime(StepTime):
         return min(self._one_way(way, flops, size, by) for way, by in ways if by in self.hardware.peak_flops)
 
     def _one_way(self, kind: Kind, flops: float, size: float, precision: Precision) -> float:
-        reached, hardware = self._reached(kind), self.hardware
-        assert reached.compute is not None
-        moved = size / (hardware.memory_bandwidth * reached.memory)
-        return reached.launch + max(flops / (hardware.flops(precision) * reached.compute), moved)
+        efficiency, hardware = self._reached(kind), self.hardware
+        assert efficiency.compute is not None
+        transfer = size / (hardware.memory_bandwidth * efficiency.memory)
+        return efficiency.launch + max(flops / (hardware.flops(precision) * efficiency.compute), transfer)
 
     def _linear(self, matrix: Matrix, rows: int) -> float:
         weights = matrix.columns * matrix.inner
@@ -305,18 +305,18 @@ class RooflineStepTime(StepTime):
         """Seconds of one all-reduce of activations."""
         if devices == 1:
             return 0.0
-        reached = self._reached(self.kinds["all_reduce_kernels"])
+        efficiency = self._reached(self.kinds["all_reduce_kernels"])
         size = 2.0 * (devices - 1) / devices * elements * ACTIVATION_BYTES
-        rate = getattr(self.hardware.network, self._link) * reached.memory
-        return float(reached.launch + (devices - 2) * reached.each_device + size / rate)
+        rate = getattr(self.hardware.network, self._link) * efficiency.memory
+        return float(efficiency.launch + (devices - 2) * efficiency.each_device + size / rate)
 
     def _send(self, elements: float) -> float:
         """Seconds of a message to the next pipeline stage, one part from each device of a stage."""
-        reached, network = self._reached(self.kinds["all_reduce_kernels"]), self.hardware.network
+        efficiency, network = self._reached(self.kinds["all_reduce_kernels"]), self.hardware.network
         within = self.placement.devices <= self.hardware.devices_per_node
-        rate = (network.intra_node if within else network.inter_node) * reached.memory
+        rate = (network.intra_node if within else network.inter_node) * efficiency.memory
         size = TENSORS_SENT * elements * ACTIVATION_BYTES / self.placement.tensor_parallel
-        return reached.launch + size / rate
+        return efficiency.launch + size / rate
 
     # -- attention ---------------------------------------------------------------------------------------------------
 
@@ -338,11 +338,11 @@ class RooflineStepTime(StepTime):
 
     def _decode_parts(self, kind: Kind, cache: Cache) -> tuple[float, float, float]:
         """Seconds of a launch, of a cached token, and of the tokens that each sequence costs beside its own."""
-        reached, shape, hardware = self._reached(kind), self._shape, self.hardware
-        token = shape.cached * CACHE_BYTES[cache] / (hardware.memory_bandwidth * reached.memory)
-        if reached.compute is not None:
-            token = max(token, shape.decode_flops / (hardware.flops("bf16") * reached.compute))
-        return reached.launch, token, token * reached.padding
+        efficiency, shape, hardware = self._reached(kind), self._shape, self.hardware
+        token = shape.cached * CACHE_BYTES[cache] / (hardware.memory_bandwidth * efficiency.memory)
+        if efficiency.compute is not None:
+            token = max(token, shape.decode_flops / (hardware.flops("bf16") * efficiency.compute))
+        return efficiency.launch, token, token * efficiency.padding
 
     def _decode_attention(self, decodes: int, kv: int) -> float:
         """Seconds of decode attention in all layers."""

@@ -177,20 +177,20 @@ class StepRegression(Estimator, StepTime):
         values, directions = np.linalg.eigh(self.covariance_ / np.outer(scale, scale))
         moves = np.array([scores.get(f"fit.{i}", 0.0) for i in range(len(COEFFICIENTS))])
         centre = np.array([getattr(self, f"{name}_") for name in COEFFICIENTS])
-        moved = np.maximum(centre + scale * (directions @ (np.sqrt(np.maximum(values, 0.0)) * moves)), 0.0)
+        shifted = np.maximum(centre + scale * (directions @ (np.sqrt(np.maximum(values, 0.0)) * moves)), 0.0)
         if not self.prompts_known_:
-            moved[2] *= math.exp(PROMPT * scores.get("prompts", 0.0))
+            shifted[2] *= math.exp(PROMPT * scores.get("prompts", 0.0))
         varied = StepRegression(**self.get_params())
         vars(varied).update(vars(self))
         excess = math.exp(self.stalls_ * scores.get("stalls", 0.0))
-        varied._learn(moved * WORKLOAD.factor(scores.get("workload", 0.0)) * excess)
+        varied._learn(shifted * WORKLOAD.factor(scores.get("workload", 0.0)) * excess)
         varied.beyond_ = BEYOND * scores.get("beyond", 0.0)
         return varied
 
     def errors(self, steps: StepLog, typical_prompt: int | None = None) -> Floats:
         """Relative errors (predicted / measured − 1) for a log like the fitted one, by the rows of `executed`."""
-        ran = steps.executed(typical_prompt) if self.late else steps
-        errors: Floats = self.predict(ran) / ran.seconds - 1
+        log = steps.executed(typical_prompt) if self.late else steps
+        errors: Floats = self.predict(log) / log.seconds - 1
         return errors
 
     def _fixed(self, decodes: int, prompt_tokens: int) -> float:
@@ -263,8 +263,8 @@ def _fit_apart(features: Floats, steps: StepLog, tuning: float) -> tuple[Floats,
     weights = 1 / np.maximum([covariance[-1, -1] + of_curve, alike[1]], 1e-30)
     price, deviation = float(weights @ [line[-1], alike[0]] / weights.sum()), float(weights.sum() ** -0.5)
     at_price = fit_huber(features_but_kv, steps.seconds - price * kv, tuning)
-    moved = fit_huber(features_but_kv, steps.seconds - (price + deviation) * kv, tuning)
-    shift = np.append(moved.coefficients - at_price.coefficients, deviation)
+    refit = fit_huber(features_but_kv, steps.seconds - (price + deviation) * kv, tuning)
+    shift = np.append(refit.coefficients - at_price.coefficients, deviation)
     return np.append(at_price.coefficients, price), np.pad(at_price.covariance, (0, 1)) + np.outer(shift, shift)
 
 
@@ -284,9 +284,9 @@ def _price_at_equal_rows(steps: StepLog, tuning: float) -> tuple[float, float] |
     count = sum(len(part) for part in tokens)
     if count <= sizes + 1 or not np.concatenate(tokens).any():
         return None
-    more = np.concatenate(tokens)
-    longer = np.concatenate(seconds) * np.where(more < 0, -1.0, 1.0)
-    fit = fit_huber(np.abs(more)[:, None], longer, tuning)
+    all_tokens = np.concatenate(tokens)
+    longer = np.concatenate(seconds) * np.where(all_tokens < 0, -1.0, 1.0)
+    fit = fit_huber(np.abs(all_tokens)[:, None], longer, tuning)
     price, variance = float(fit.coefficients[0]), float(fit.covariance[0, 0])
     return (price, variance * count / (count - sizes - 1)) if price > 0 else None
 

@@ -92,7 +92,7 @@ class StepLog:
         before = np.maximum(np.arange(len(self)) - 1, 0)
         first_tokens = (self.prompt_tokens == self.prompts) & (self.prompts > 0)
         prompts = np.where(first_tokens, self.prompts, 0)
-        ran = replace(
+        executed = replace(
             self,
             decodes=np.where(follows, (self.decodes + prompts)[before], self.decodes),
             kv_tokens=np.where(follows, self.kv_tokens[before], self.kv_tokens),
@@ -101,7 +101,7 @@ class StepLog:
                 follows, np.where(first_tokens, 0, self.prompt_tokens)[before], prompts * (typical_prompt or 0)
             ),
         )
-        return ran if typical_prompt else ran.where(follows | ~first_tokens)
+        return executed if typical_prompt else executed.where(follows | ~first_tokens)
 
 
 def read_step_log(path: Path, block_tokens: int = 16) -> StepLog:

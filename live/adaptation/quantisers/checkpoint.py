@@ -38,9 +38,9 @@ def write_quantised(directory: Path, config: ModelConfig, model: QuantisedModel)
     tensors = stored_tensors(config, model.reference)
     for name, matrix in model.modules.items():
         _, layer, kind = name.split(".")
-        stored = [f"model.layers.{layer}.{part}" for part in PARTS[kind]]
-        sizes = [tensors.pop(f"{module}.weight").shape[0] for module in stored]
-        for module, rows in zip(stored, torch.arange(len(matrix.codes)).split(sizes), strict=True):
+        parts = [f"model.layers.{layer}.{part}" for part in PARTS[kind]]
+        sizes = [tensors.pop(f"{module}.weight").shape[0] for module in parts]
+        for module, rows in zip(parts, torch.arange(len(matrix.codes)).split(sizes), strict=True):
             tensors |= {f"{module}.{part}": tensor for part, tensor in _packed(matrix, rows).items()}
     document = config_document(config)
     document["quantization_config"] = {

@@ -72,9 +72,9 @@ class BundleLayout:
         Shares differ by one row at most. Instances begin with different FFN instances, so that the larger shares do not
         all fall to the same one.
         """
-        share, more = divmod(rows, self.ffn_instances)
+        share, remainder = divmod(rows, self.ffn_instances)
         start = instance + microbatch
-        return [share + ((i - start) % self.ffn_instances < more) for i in range(self.ffn_instances)]
+        return [share + ((i - start) % self.ffn_instances < remainder) for i in range(self.ffn_instances)]
 
     def limits(self, config: ModelConfig) -> BackendLimits:
         """The sizes that limit requests."""

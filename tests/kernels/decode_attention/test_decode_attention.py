@@ -100,12 +100,12 @@ LENGTHS = [1, 0, 63, 500]
 def test_kernel_equals_float64(
     heads: int, kv_heads: int, head_dim: int, block_size: int, splits: int, dtype: torch.dtype, device: str
 ) -> None:
-    it = paged(LENGTHS, (kv_heads, head_dim), block_size, dtype, device, 2)
+    inputs = paged(LENGTHS, (kv_heads, head_dim), block_size, dtype, device, 2)
     q = torch.randn(len(LENGTHS), heads, head_dim).to(device, dtype)
     scale = head_dim**-0.5
     plan = triton.Plan(splits, 1)
-    result = triton.decode_attention(q, *it.caches, it.tables, it.lengths, scale, plan=plan)
-    assert_near(result, naive(q, *it.tokens, scale), dtype, max(LENGTHS), head_dim)
+    result = triton.decode_attention(q, *inputs.caches, inputs.tables, inputs.lengths, scale, plan=plan)
+    assert_near(result, naive(q, *inputs.tokens, scale), dtype, max(LENGTHS), head_dim)
     assert result[1].eq(0).all()
 
 
@@ -122,12 +122,14 @@ def test_latent_kernel_equals_float64(
     heads: int, latent: int, rope: int, block_size: int, splits: int, dtype: torch.dtype, device: str
 ) -> None:
     lengths = [0, 1, 130]
-    it = paged(lengths, (latent + rope,), block_size, dtype, device, 1)
+    inputs = paged(lengths, (latent + rope,), block_size, dtype, device, 1)
     q = torch.randn(len(lengths), heads, latent + rope).to(device, dtype)
     scale = (latent + rope) ** -0.5
     plan = triton.Plan(splits, 1)
-    result = triton.latent_decode_attention(q, it.caches[0], it.tables, it.lengths, scale, latent, plan=plan)
-    keys = [latents[:, None] for latents in it.tokens[0]]
+    result = triton.latent_decode_attention(
+        q, inputs.caches[0], inputs.tables, inputs.lengths, scale, latent, plan=plan
+    )
+    keys = [latents[:, None] for latents in inputs.tokens[0]]
     exact = naive(q, keys, [latents[..., :latent] for latents in keys], scale)
     assert_near(result, exact, dtype, max(lengths), latent + rope)
     assert result[0].eq(0).all()
@@ -135,22 +137,22 @@ def test_latent_kernel_equals_float64(
 
 @pytest.mark.parametrize("least_tiles", [1, 2, 100])
 def test_short_sequences_are_split_less(least_tiles: int, device: str) -> None:
-    it = paged([70, 300, 128], (1, 16), 16, torch.float32, device, 2)
+    inputs = paged([70, 300, 128], (1, 16), 16, torch.float32, device, 2)
     q = torch.randn(3, 1, 16, device=device)
     plan = triton.Plan(4, least_tiles)
-    result = triton.decode_attention(q, *it.caches, it.tables, it.lengths, 0.25, plan=plan, longest=300)
-    assert_near(result, naive(q, *it.tokens, 0.25), torch.float32, 300, 16)
+    result = triton.decode_attention(q, *inputs.caches, inputs.tables, inputs.lengths, 0.25, plan=plan, longest=300)
+    assert_near(result, naive(q, *inputs.tokens, 0.25), torch.float32, 300, 16)
 
 
 @pytest.mark.parametrize("dtype", [*ROUNDING, torch.float64])
 def test_reference_equals_a_loop(dtype: torch.dtype) -> None:
     lengths = [500, 0, 17]
-    it = paged(lengths, (2, 64), 16, dtype, "cpu", 2)
+    inputs = paged(lengths, (2, 64), 16, dtype, "cpu", 2)
     q = torch.randn(3, 6, 64).to(dtype)
-    for cache in it.caches:  # the reference weighs what lies outside by 0, which a NaN would survive
+    for cache in inputs.caches:  # the reference weighs what lies outside by 0, which a NaN would survive
         cache.nan_to_num_(0.0)
-    result = dispatch.decode_attention(q, *it.caches, it.tables, it.lengths, 0.2, longest=512)
-    exact = naive(q, *it.tokens, 0.2)
+    result = dispatch.decode_attention(q, *inputs.caches, inputs.tables, inputs.lengths, 0.2, longest=512)
+    exact = naive(q, *inputs.tokens, 0.2)
     if dtype == torch.float64:
         torch.testing.assert_close(result, exact, rtol=1e-12, atol=1e-12)
     else:
@@ -159,10 +161,12 @@ def test_reference_equals_a_loop(dtype: torch.dtype) -> None:
 
 
 def test_latent_reference_equals_a_loop() -> None:
-    it = paged([40, 3, 0], (24,), 8, torch.float64, "cpu", 1)
+    inputs = paged([40, 3, 0], (24,), 8, torch.float64, "cpu", 1)
     q = torch.randn(3, 5, 24, dtype=torch.float64)
-    result = dispatch.latent_decode_attention(q, it.caches[0].nan_to_num_(0.0), it.tables, it.lengths, 0.3, 16)
-    keys = [latents[:, None] for latents in it.tokens[0]]
+    result = dispatch.latent_decode_attention(
+        q, inputs.caches[0].nan_to_num_(0.0), inputs.tables, inputs.lengths, 0.3, 16
+    )
+    keys = [latents[:, None] for latents in inputs.tokens[0]]
     torch.testing.assert_close(result, naive(q, keys, [latents[..., :16] for latents in keys], 0.3))
 
 
@@ -189,9 +193,9 @@ def test_plans_fill_the_gpu_or_cut_large_chunks(batch: int, kv_heads: int, longe
 
 
 def test_a_bound_that_does_not_hold_is_seen() -> None:
-    it = paged([20], (1, 16), 16, torch.float32, "cpu", 2)
+    inputs = paged([20], (1, 16), 16, torch.float32, "cpu", 2)
     with pytest.raises(AssertionError, match="above its bound"):
-        dispatch.decode_attention(torch.zeros(1, 1, 16), *it.caches, it.tables, it.lengths, 1.0, longest=16)
+        dispatch.decode_attention(torch.zeros(1, 1, 16), *inputs.caches, inputs.tables, inputs.lengths, 1.0, longest=16)
 
 
 def test_cases_run_and_count_bytes(device: str) -> None:

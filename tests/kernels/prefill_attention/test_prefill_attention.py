@@ -80,15 +80,15 @@ def sample(
     return Sample(q, caches, tables.to(device), bounds, behind, tokens)
 
 
-def naive(it: Sample, scale: float) -> torch.Tensor:
+def naive(inputs: Sample, scale: float) -> torch.Tensor:
     """Float64, one token at a time."""
-    out = torch.zeros(it.q.shape, dtype=torch.float64)
-    group = it.q.shape[1] // it.caches[0].shape[2]
-    for s, (begin, end) in enumerate(itertools.pairwise(it.bounds.tolist())):
-        keys, values = (rows[s].double().repeat_interleave(group, dim=1) for rows in it.tokens)
+    out = torch.zeros(inputs.q.shape, dtype=torch.float64)
+    group = inputs.q.shape[1] // inputs.caches[0].shape[2]
+    for s, (begin, end) in enumerate(itertools.pairwise(inputs.bounds.tolist())):
+        keys, values = (rows[s].double().repeat_interleave(group, dim=1) for rows in inputs.tokens)
         for i in range(end - begin):
-            visible = int(it.contexts[s]) + i + 1
-            query = it.q[begin + i].double().cpu()
+            visible = int(inputs.contexts[s]) + i + 1
+            query = inputs.q[begin + i].double().cpu()
             weights = torch.softmax(torch.einsum("hd,thd->ht", query, keys[:visible]) * scale, dim=1)
             out[begin + i] = torch.einsum("ht,thd->hd", weights, values[:visible])
     return out
@@ -119,28 +119,28 @@ CHUNKS, CONTEXTS, PADDING = [63, 0, 1, 40], [0, 7, 500, 90], 9
 def test_kernel_equals_float64(
     heads: tuple[int, int, int], block_size: int, rows: int, dtype: torch.dtype, device: str
 ) -> None:
-    it = sample(CHUNKS, CONTEXTS, PADDING, heads, block_size, dtype, device)
+    inputs = sample(CHUNKS, CONTEXTS, PADDING, heads, block_size, dtype, device)
     scale = heads[2] ** -0.5
     plan = triton.plan_for(rows, heads[2], wgmma=device == "cpu")
-    result = triton.prefill_attention(*it.arguments(), scale, plan=plan)
-    assert_near(result, naive(it, scale), dtype, 501)
+    result = triton.prefill_attention(*inputs.arguments(), scale, plan=plan)
+    assert_near(result, naive(inputs, scale), dtype, 501)
     assert result[-PADDING:].eq(0).all()
 
 
 @pytest.mark.usefixtures("poisoned")
 def test_nothing_but_padding(device: str) -> None:
-    it = sample([0, 0], [3, 0], 40, (2, 1, 16), 16, torch.float32, device)
-    assert triton.prefill_attention(*it.arguments(), 1.0).eq(0).all()
+    inputs = sample([0, 0], [3, 0], 40, (2, 1, 16), 16, torch.float32, device)
+    assert triton.prefill_attention(*inputs.arguments(), 1.0).eq(0).all()
 
 
 @pytest.mark.parametrize("dtype", [*ROUNDING, torch.float64])
 def test_reference_equals_a_loop(dtype: torch.dtype) -> None:
-    it = sample(CHUNKS, CONTEXTS, PADDING, (6, 2, 64), 16, dtype, "cpu")
-    result = dispatch.prefill_attention(*it.arguments(), 0.2)
+    inputs = sample(CHUNKS, CONTEXTS, PADDING, (6, 2, 64), 16, dtype, "cpu")
+    result = dispatch.prefill_attention(*inputs.arguments(), 0.2)
     if dtype == torch.float64:
-        torch.testing.assert_close(result, naive(it, 0.2), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(result, naive(inputs, 0.2), rtol=1e-12, atol=1e-12)
     else:
-        assert_near(result, naive(it, 0.2), dtype, 501)
+        assert_near(result, naive(inputs, 0.2), dtype, 501)
 
 
 def test_reference_by_hand() -> None:

@@ -87,21 +87,21 @@ def test_kernel_equals_float64(
 
 def test_reference_as_hugging_face_writes_it() -> None:
     """rotate_half and duplicated tables, one token and one head at a time."""
-    it = sample(6, 4, 2, 8, 4, torch.float64, "cpu")
-    it["cos"], it["sin"] = it["cos"].double(), it["sin"].double()
-    q = dispatch.rope_kv_write(it["qkv"], **{name: value for name, value in it.items() if name != "qkv"})
+    inputs = sample(6, 4, 2, 8, 4, torch.float64, "cpu")
+    inputs["cos"], inputs["sin"] = inputs["cos"].double(), inputs["sin"].double()
+    q = dispatch.rope_kv_write(inputs["qkv"], **{name: value for name, value in inputs.items() if name != "qkv"})
     for token in range(6):
-        heads = it["qkv"][token].view(8, 8)
-        cos, sin = (torch.cat([it[name][it["positions"][token]]] * 2) for name in ("cos", "sin"))
+        heads = inputs["qkv"][token].view(8, 8)
+        cos, sin = (torch.cat([inputs[name][inputs["positions"][token]]] * 2) for name in ("cos", "sin"))
         turned = []
         for h in range(6):
-            x = heads[h] / (heads[h].square().mean() + 1e-6).sqrt() * it["q_norm" if h < 4 else "k_norm"]
+            x = heads[h] / (heads[h].square().mean() + 1e-6).sqrt() * inputs["q_norm" if h < 4 else "k_norm"]
             turned.append(x * cos + torch.cat((-x[4:], x[:4])) * sin)
         torch.testing.assert_close(q[token], torch.stack(turned[:4]))
-        slot = int(it["slots"][token])
+        slot = int(inputs["slots"][token])
         if slot >= 0:
-            torch.testing.assert_close(it["k_cache"][slot // 4, slot % 4], torch.stack(turned[4:]))
-            torch.testing.assert_close(it["v_cache"][slot // 4, slot % 4], heads[6:])
+            torch.testing.assert_close(inputs["k_cache"][slot // 4, slot % 4], torch.stack(turned[4:]))
+            torch.testing.assert_close(inputs["v_cache"][slot // 4, slot % 4], heads[6:])
         else:
             assert slot == -1
 

@@ -90,9 +90,9 @@ def changed(dotted: str, value: Any) -> dict[str, Any]:
 def fault(tmp_path: Path, content: dict[str, Any]) -> str:
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput) as error:
         load_calibration(path)
-    text = str(caught.value)
+    text = str(error.value)
     assert "\n" not in text
     assert text.startswith(f"{path}: ")
     return text.removeprefix(f"{path}: ")

@@ -91,6 +91,6 @@ def test_a_field_that_the_file_would_not_take(tmp_path: Path) -> None:
 def test_a_table_that_cannot_be_used(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "times.csv"
     path.write_text(content)
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput) as error:
         read_measurements(path)
-    assert str(caught.value) == f"{path}{message}"
+    assert str(error.value) == f"{path}{message}"

@@ -78,6 +78,6 @@ def test_fewer_bits_are_never_slower_nor_larger() -> None:
 def test_figures_that_cannot_be(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     path = tmp_path / "device.yaml"
     path.write_text(yaml.safe_dump(read_yaml(FOLDER / "hardware" / "h100-sxm.yaml") | change))
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput) as error:
         load_hardware(path)
-    assert str(caught.value).startswith(f"{path}: {message}")
+    assert str(error.value).startswith(f"{path}: {message}")

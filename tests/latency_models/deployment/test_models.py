@@ -195,9 +195,9 @@ def edited(name: str, tmp_path: Path, **sections: dict[str, Any]) -> Path:
 )
 def test_shapes_that_cannot_be(tmp_path: Path, name: str, sections: dict[str, Any], message: str) -> None:
     path = edited(name, tmp_path, **sections)
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput) as error:
         load_model(path)
-    assert str(caught.value).startswith(f"{path}: {message}")
+    assert str(error.value).startswith(f"{path}: {message}")
 
 
 def test_an_unknown_model_is_told_the_known_ones() -> None:

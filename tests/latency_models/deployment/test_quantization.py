@@ -119,12 +119,12 @@ def test_modelopts_own_file_beside_the_config(tmp_path: Path) -> None:
 def test_a_format_without_step_times_is_refused_by_its_name(section: Any, message: str, tmp_path: Path) -> None:
     path = config(tmp_path, section)
     model = any_model(path)  # its shapes are known all the same
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput) as error:
         model.formats()
-    assert message in str(caught.value)
-    assert str(caught.value).startswith(f"{path}: ")
+    assert message in str(error.value)
+    assert str(error.value).startswith(f"{path}: ")
     spec = {"source": "roofline", "model": str(path), "hardware": "h200"}
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput) as error:
         RooflineSpec.model_validate(spec).build(tmp_path)
-    assert message in str(caught.value)
+    assert message in str(error.value)
     RooflineSpec.model_validate(spec | {"weights": "fp8"}).build(tmp_path)  # stated instead

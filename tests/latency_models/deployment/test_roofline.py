@@ -161,9 +161,9 @@ def test_every_pair_of_builtin_files_gives_a_calibration(hardware: str, model: s
     ],
 )
 def test_a_deployment_that_cannot_be(section: dict[str, Any], message: str) -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput) as error:
         read_deployment(section, "calibration.deployment")
-    assert str(caught.value) == message
+    assert str(error.value) == message
 
 
 def test_a_precision_that_the_hardware_lacks() -> None:
@@ -196,12 +196,12 @@ def test_a_precision_that_the_hardware_lacks() -> None:
 def test_a_deployment_that_model_or_hardware_cannot_have(
     model: Model, deployment: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput) as error:
         derive(ROUND, model, Deployment(**deployment))
-    assert str(caught.value) == message
-    with pytest.raises(BadInput) as caught:
+    assert str(error.value) == message
+    with pytest.raises(BadInput) as error:
         derive(ROUND, model, Deployment(**deployment), "calibration.deployment")
-    assert str(caught.value) == f"calibration.deployment.{message}"
+    assert str(error.value) == f"calibration.deployment.{message}"
 
 
 def test_experts_on_a_card_may_be_told_without_the_cards() -> None:

@@ -85,9 +85,9 @@ def test_fit_returns_self_and_learns_attributes_ending_in_an_underscore(case: Ca
 
 @pytest.mark.parametrize("method", ["predict", "seconds", "interval", "in_range"])
 def test_predicting_before_fit_is_refused(case: Case, method: str) -> None:
-    with pytest.raises(NotFitted, match="fitted before") as caught:
+    with pytest.raises(NotFitted, match="fitted before") as error:
         getattr(case.make(), method)(1.0)
-    assert isinstance(caught.value, TwinError)
+    assert isinstance(error.value, TwinError)
 
 
 def test_fit_and_predict_do_not_touch_their_input(case: Case) -> None:
@@ -173,11 +173,11 @@ BROKEN: dict[str, tuple[list[float], list[float], str]] = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_cannot_be_fitted_is_refused_in_one_line(case: Case, name: str) -> None:
     sizes, times, message = BROKEN[name]
-    with pytest.raises(CannotFit) as caught:
+    with pytest.raises(CannotFit) as error:
         case.make().fit(sizes, times)
-    assert str(caught.value).startswith(message)
-    assert "\n" not in str(caught.value)
-    assert isinstance(caught.value, BadInput)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+    assert isinstance(error.value, BadInput)
 
 
 @pytest.mark.parametrize("column", ["sizes", "times"])

@@ -240,9 +240,9 @@ def test_without_a_size_to_hold_out_the_error_is_nan(sizes: list[float], holdout
     ],
 )
 def test_settings_out_of_range(settings: dict[str, float], message: str) -> None:
-    with pytest.raises(CannotFit) as caught:
+    with pytest.raises(CannotFit) as error:
         LinearLatency(**settings).fit([1, 2, 3], [1, 2, 3])  # type: ignore[arg-type]
-    assert str(caught.value) == message
+    assert str(error.value) == message
 
 
 def test_known_coefficients_predict_and_claim_no_certainty() -> None:

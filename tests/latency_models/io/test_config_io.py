@@ -131,11 +131,11 @@ def test_every_float_is_read_back_as_python_and_yaml_write_it(value: float) -> N
 def test_a_file_that_is_no_mapping_is_told_in_one_line(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "broken.yaml"
     path.write_bytes(content)
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput) as error:
         read_yaml(path)
-    assert str(caught.value).startswith(str(path))
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert str(error.value).startswith(str(path))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def _nested_aliases(levels: int) -> bytes:
@@ -169,9 +169,9 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         (tmp_path, "Is a directory"),
         (tmp_path / "x.yaml" / "y.yaml", "No such file or directory"),
     ):
-        with pytest.raises(BadInput) as caught:
+        with pytest.raises(BadInput) as error:
             read_yaml(path)
-        assert str(caught.value) == f"{path}: expected a readable file: {reason}"
+        assert str(error.value) == f"{path}: expected a readable file: {reason}"
     with pytest.raises(BadInput, match=r"expected a path: embedded null byte$"):
         read_yaml(Path("a\0b"))
 
@@ -281,10 +281,10 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("change", "message"), FAULTS, ids=[message for _, message in FAULTS])
 def test_faults_are_one_line_with_the_field_as_written(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput) as error:
         checked(Trip, GOOD | change, Path("trip.yaml"))
-    assert str(caught.value) == f"trip.yaml: {message}"
-    assert caught.value.file == "trip.yaml"
+    assert str(error.value) == f"trip.yaml: {message}"
+    assert error.value.file == "trip.yaml"
 
 
 def test_a_good_document_passes() -> None:
@@ -301,9 +301,9 @@ def test_a_section_of_a_larger_file_keeps_its_place() -> None:
 
 
 def test_without_the_model_there_is_the_field_but_no_suggestion() -> None:
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(ValidationError) as error:
         Trip.model_validate(GOOD | {"lgs": []})
-    assert str(explain_validation(caught.value, Path("t.yaml"))) == "t.yaml: lgs: unknown field"
+    assert str(explain_validation(error.value, Path("t.yaml"))) == "t.yaml: lgs: unknown field"
 
 
 def test_nothing_changes_after_loading() -> None:

@@ -55,9 +55,9 @@ def test_values_are_instances_of_the_section() -> None:
 def test_errors_are_those_of_a_section_that_is_imported_at_once(document: dict[str, Any]) -> None:
     message = []
     for model in (File, Now):
-        with pytest.raises(BadInput) as caught:
+        with pytest.raises(BadInput) as error:
             checked(model, document, None)
-        message.append(str(caught.value))
+        message.append(str(error.value))
     assert message[0] == message[1]
 
 

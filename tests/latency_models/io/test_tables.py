@@ -57,9 +57,9 @@ def test_a_fault_names_the_line_that_an_editor_shows(tmp_path: Path) -> None:
 def test_a_file_that_will_not_do_is_told_in_one_line(tmp_path: Path, data: bytes, message: str) -> None:
     path = tmp_path / "table.csv"
     path.write_bytes(data)
-    with pytest.raises(BadInput, match=message) as caught:
+    with pytest.raises(BadInput, match=message) as error:
         read_columns(path)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["absent.csv", ".", "a\0b"])

@@ -112,18 +112,18 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("document", "message"), FAULTS, ids=[message for _, message in FAULTS])
 def test_the_field_is_what_the_user_wrote(document: dict[str, Any], message: str) -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput) as error:
         checked(Drawing, document, Path("drawing.yaml"))
-    assert str(caught.value) == f"drawing.yaml: {message}"
+    assert str(error.value) == f"drawing.yaml: {message}"
 
 
 def test_other_fields_are_counted_and_other_members_of_a_union_are_not() -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput) as error:
         checked(Drawing, {"shape": {"radius": "x"}, "size": 0, "place": {"kind": "moon"}}, None)
-    assert str(caught.value) == "shape.radius: got 'x', expected a whole number (and 2 more)"
+    assert str(error.value) == "shape.radius: got 'x', expected a whole number (and 2 more)"
 
 
 def test_unknown_fields_come_first_wherever_they_are() -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput) as error:
         checked(Drawing, {"size": 0, "shpae": {}}, None)
-    assert str(caught.value) == "shpae: unknown field, did you mean shape? (and 1 more)"
+    assert str(error.value) == "shpae: unknown field, did you mean shape? (and 1 more)"

@@ -49,9 +49,9 @@ def read(**section: Any) -> SourceSpec:
 
 
 def fault(**section: Any) -> str:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput) as error:
         read(**section)
-    return str(caught.value)
+    return str(error.value)
 
 
 def test_every_source_is_registered_under_the_name_of_its_file_or_folder() -> None:

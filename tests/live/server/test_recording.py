@@ -86,8 +86,8 @@ def test_metrics_pages_teach_one_factor(server: Setting, tmp_path: Path, capsys:
     capsys.readouterr()
     paths = ["--run", str(pages), "-o", str(tmp_path / "refined.yaml")]
     assert cli.run(["calibrate", "refine", str(tmp_path / "scenario.yaml"), *paths, "--json"]) == 0
-    printed = capsys.readouterr()
-    assert f"engine.num_gpu_blocks: {blocks}, as the metrics page says" in printed.err
-    fit = json.loads(printed.out)["fit"]["itl.mean"]
+    output = capsys.readouterr()
+    assert f"engine.num_gpu_blocks: {blocks}, as the metrics page says" in output.err
+    fit = json.loads(output.out)["fit"]["itl.mean"]
     assert fit["measured"] == pytest.approx(values.means["itl.mean"])
     assert abs(fit["after_error"]) < 0.05 < abs(fit["before_error"])

@@ -35,12 +35,12 @@ def test_the_document_and_the_files_are_the_command_lines(
     file: Path, result: Result, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["simulate", str(file), "--json", "--events"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    cli_folder = file.parent / printed["run"]["directory"]
+    output = json.loads(capsys.readouterr().out)
+    cli_folder = file.parent / output["run"]["directory"]
     ours = result.save(file.parent / "kept" / "here", events=True)
     assert ours == file.parent / "kept" / "here"
-    del printed["run"]
-    assert json.loads(json.dumps(result.document)) == printed
+    del output["run"]
+    assert json.loads(json.dumps(result.document)) == output
     names = [sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) for folder in (ours, cli_folder)]
     assert names[0] == names[1]
     for name in ("figures/latencies.svg", "figures/over-time.svg"):

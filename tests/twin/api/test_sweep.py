@@ -53,9 +53,9 @@ def test_a_sweep_is_saved_as_the_command_line_saves_it(file: Path, capsys: pytes
     swept = twin.sweep(file, {"engine.max_num_seqs": [4, 16]}, jobs=1)
     ours = swept.save("kept")
     assert run(["sweep", str(file), "--set", "engine.max_num_seqs=4,16", "--jobs", "1", "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    cli_folder = Path(printed.pop("run")["directory"])
-    assert json.loads(json.dumps(swept.document)) == printed
+    output = json.loads(capsys.readouterr().out)
+    cli_folder = Path(output.pop("run")["directory"])
+    assert json.loads(json.dumps(swept.document)) == output
     for name in ("points.jsonl", "figures/sweep.svg"):
         assert (ours / name).read_text() == (cli_folder / name).read_text()
     assert {saved.name for saved in ours.iterdir()} == {saved.name for saved in cli_folder.iterdir()}
@@ -80,9 +80,9 @@ def test_an_afd_bundle_at_each_ratio(scenario: Path, capsys: pytest.CaptureFixtu
     ]  # fmt: skip
     line = ["sweep", str(scenario), "--ratio", "1,7/2", "--set", "batch_size=8,16", "--json", "--jobs", "1"]
     assert run([*line, "--requests", "--no-figures"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    cli_folder = Path(printed.pop("run")["directory"])
-    assert json.loads(json.dumps(swept.document)) == printed
+    output = json.loads(capsys.readouterr().out)
+    cli_folder = Path(output.pop("run")["directory"])
+    assert json.loads(json.dumps(swept.document)) == output
     ours = swept.save("kept", figures=False)
     files = sorted(str(file.relative_to(cli_folder)) for file in cli_folder.rglob("*"))
     assert sorted(str(file.relative_to(ours)) for file in ours.rglob("*")) == files

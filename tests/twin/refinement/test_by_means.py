@@ -88,9 +88,9 @@ def refine(folder: Path, *words: str, run: str = "run") -> int:
 
 def test_one_factor_is_found_and_the_rest_predicted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert refine(folder, "--factors", "whole_step", "--json") == 0
-    printed = capsys.readouterr()
-    document = json.loads(printed.out)
-    assert "engine.num_gpu_blocks: 9000, as the metrics page says" in printed.err
+    output = capsys.readouterr()
+    document = json.loads(output.out)
+    assert "engine.num_gpu_blocks: 9000, as the metrics page says" in output.err
     assert (document["kind"], document["learned_from"], document["fitted"]) == ("means", "itl.mean", 240)
     assert (document["held_out"], document["pages"]) == (240, 3)
     (unknown,) = document["unknowns"]
@@ -111,10 +111,10 @@ def test_all_factors_hang_together_and_two_pages_hold_nothing_out(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert refine(folder, run="two") == 0
-    printed = capsys.readouterr().out
-    assert "learned from the mean of ITL of 240 requests" in printed
-    assert "tied to whole_step: only their sum is known" in printed
-    assert "P99 of TTFT lies" in printed
+    output = capsys.readouterr().out
+    assert "learned from the mean of ITL of 240 requests" in output
+    assert "tied to whole_step: only their sum is known" in output
+    assert "P99 of TTFT lies" in output
     assert refine(folder, "--json", run="two") == 0
     document = json.loads(capsys.readouterr().out)
     assert document["rest"] is None

@@ -72,9 +72,9 @@ def refine(folder: Path, *words: str, run: str = "run") -> int:
 
 def test_the_truth_is_found_and_the_rest_predicted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert refine(folder, "--first", "30", "--json") == 0
-    printed = capsys.readouterr()
-    document = json.loads(printed.out)
-    assert "engine.max_num_seqs: 64, as the run's meta.json says" in printed.err
+    output = capsys.readouterr()
+    document = json.loads(output.out)
+    assert "engine.max_num_seqs: 64, as the run's meta.json says" in output.err
     assert document["settings"] == {"engine.max_num_seqs": 64}
     by_name = {unknown["name"]: unknown for unknown in document["unknowns"]}
     assert by_name["whole_step"]["verdict"] == "learned"
@@ -100,9 +100,9 @@ def late(folder: Path, name: str, seconds: float, requests: range) -> str:
 
 def test_the_engines_warm_up_is_not_learned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert refine(folder, "--first", "30", "--json", run=late(folder, "cold", 0.15, range(7))) == 0
-    printed = capsys.readouterr()
-    document = json.loads(printed.out)
-    assert "the first 7 requests are left out as the engine's warm-up" in printed.err
+    output = capsys.readouterr()
+    document = json.loads(output.out)
+    assert "the first 7 requests are left out as the engine's warm-up" in output.err
     assert document["warm_up"] == 7
     for name in ("ttft.mean", "tpot.mean"):
         assert abs(document["rest"][name]["after_error"]) < 0.03, name
@@ -117,9 +117,9 @@ def test_a_fit_further_from_its_own_means_than_before_is_dropped(
 
     monkeypatch.setattr("twin.refinement.by_requests.estimate", wrong)
     assert refine(folder, "--first", "30", "--json") == 0
-    printed = capsys.readouterr()
-    document = json.loads(printed.out)
-    assert "further from the means of its own requests than before" in printed.err
+    output = capsys.readouterr()
+    document = json.loads(output.out)
+    assert "further from the means of its own requests than before" in output.err
     assert {unknown["score"] for unknown in document["unknowns"]} == {0.0}
     assert document["rest"]["tpot.mean"]["after_error"] == document["rest"]["tpot.mean"]["before_error"]
 

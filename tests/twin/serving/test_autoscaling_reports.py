@@ -46,22 +46,22 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_document_agrees_with_the_requests(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["simulate", "s.yaml", "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    folder = workspace / printed["run"]["directory"]
+    output = json.loads(capsys.readouterr().out)
+    folder = workspace / output["run"]["directory"]
     table = {
         name: np.array(values) for name, values in parquet.read_table(folder / "requests.parquet").to_pydict().items()
     }
     ttft, arrival, minutes = (
         table["first_token"] - table["arrival"],
         table["arrival"],
-        printed["autoscaling"]["minutes"],
+        output["autoscaling"]["minutes"],
     )
     for i, start in enumerate(minutes["start"]):
         mask = (arrival >= start) & (arrival < start + 60)
         assert minutes["requests"][i] == mask.sum()
         assert minutes["missed"][i] == (ttft[mask] > 0.1).sum()
         assert minutes["ttft_p99"][i] == pytest.approx(np.quantile(ttft[mask], 0.99))
-    summary, pools = printed["summary"]["autoscaling"], printed["autoscaling"]["pools"]["l40s"]
+    summary, pools = output["summary"]["autoscaling"], output["autoscaling"]["pools"]["l40s"]
     missed = np.array(minutes["missed"]) > 0.01 * np.array(minutes["requests"])
     assert summary["missed_minutes"] == missed.mean()
     assert missed.any()
@@ -72,21 +72,21 @@ def test_the_document_agrees_with_the_requests(workspace: Path, capsys: pytest.C
     assert summary["gpu_hours"] == pytest.approx(2 * seconds / 3600)
     assert summary["engine_hours"] == pytest.approx(seconds / 3600)
     assert summary["cost"] == pytest.approx(0.9 * summary["gpu_hours"])
-    tokens = printed["summary"]["output_throughput"] * end
-    assert printed["summary"]["cost_per_million_output_tokens"] == pytest.approx(1e6 * summary["cost"] / tokens)
+    tokens = output["summary"]["output_throughput"] * end
+    assert output["summary"]["cost_per_million_output_tokens"] == pytest.approx(1e6 * summary["cost"] / tokens)
     assert summary["pools"]["l40s"]["most_engines"] == max(pools["up"]) == 4
-    assert 0 < printed["summary"]["busy"] <= 1
-    assert all(0 < engine["busy"] <= 1 for engine in printed["engines"])
-    assert printed["outages"] == [{"engine": "l40s-0", "start": 60.0, "end": 80.0}]
+    assert 0 < output["summary"]["busy"] <= 1
+    assert all(0 < engine["busy"] <= 1 for engine in output["engines"])
+    assert output["outages"] == [{"engine": "l40s-0", "start": 60.0, "end": 80.0}]
     during = (arrival >= 60) & (arrival < 80)
-    around = printed["summary"]["outages"]
+    around = output["summary"]["outages"]
     assert around["during"]["requests"] == during.sum()
     assert around["during"]["ttft"]["p99"] == pytest.approx(np.quantile(ttft[during], 0.99))
     assert around["during"]["goodput_share"] == pytest.approx((ttft[during] <= 0.1).mean())
     after = (arrival >= 80) & (arrival < 100)
     assert around["after"]["requests"] == after.sum()
-    series = printed["series"]["engines"]
-    at = np.searchsorted(pools["time"], printed["series"]["time"], side="right") - 1
+    series = output["series"]["engines"]
+    at = np.searchsorted(pools["time"], output["series"]["time"], side="right") - 1
     for name in ("up", "starting", "draining", "failed"):
         assert series[name] == np.array(pools[name])[at].tolist()
     svg = (folder / "figures" / "autoscaling.svg").read_text()
@@ -122,10 +122,10 @@ def test_runs_without_autoscaling_have_none_of_it(workspace: Path, capsys: pytes
         )
         == 0
     )
-    printed = json.loads(capsys.readouterr().out)
-    assert "autoscaling" not in printed
-    assert not {"autoscaling", "outages"} & printed["summary"].keys()
-    assert "engines" not in printed["series"]
+    output = json.loads(capsys.readouterr().out)
+    assert "autoscaling" not in output
+    assert not {"autoscaling", "outages"} & output["summary"].keys()
+    assert "engines" not in output["series"]
 
 
 def test_data_frames_have_engines_and_units(workspace: Path) -> None:

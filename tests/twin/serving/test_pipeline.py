@@ -207,6 +207,6 @@ def test_a_story_by_hand() -> None:
     ],
 )
 def test_what_is_refused(engine: dict[str, Any], expected: str) -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput) as error:
         prepare(scenario(engine=engine), Path("scenario.yaml"))
-    assert expected in str(caught.value)
+    assert expected in str(error.value)

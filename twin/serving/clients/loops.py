@@ -35,10 +35,10 @@ class OpenLoop:
         self._await_next()
 
     def time_after(self, requests: int) -> float:
-        coming = self._coming
-        if requests < len(coming):
-            return coming[requests].request.arrival
-        return inf if self._is_last else coming[-1].request.arrival
+        next_request = self._coming
+        if requests < len(next_request):
+            return next_request[requests].request.arrival
+        return inf if self._is_last else next_request[-1].request.arrival
 
     def _draw(self) -> None:
         """Draw one more request, if there is one."""

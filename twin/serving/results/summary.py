@@ -333,11 +333,11 @@ def _littles_law(run: Run) -> float:
 def summarise_sessions(log: SessionLog, measure: MeasureSpec) -> dict[str, Any]:
     """Metrics of the sessions whose last answer is in the measured window; times in seconds.
 
-    `time` is from a session's first request to its last answer, and `waited` the part of it without the pauses.
+    `time` is from a session's first request to its last answer, and `waits` the part of it without the pauses.
     `resent_tokens` are prompt tokens that the session had sent before or been answered with, `resent_share` their share
     of its prompt tokens, and `resent_cached` the share of them that the prefix cache supplied.
     """
-    start, end, waited = map(np.asarray, (log.start, log.end, log.waited))
+    start, end, waits = map(np.asarray, (log.start, log.end, log.waited))
     in_window = _in_window(end, measure)
     sums = {
         name: int(np.asarray(getattr(log, name))[in_window].sum())
@@ -349,7 +349,7 @@ def summarise_sessions(log: SessionLog, measure: MeasureSpec) -> dict[str, Any]:
         "turns": sums["turns"] / count if count else None,
         "requests": sums["requests"] / count if count else None,
         "time": spread((end - start)[in_window]),
-        "waited": spread(waited[in_window]),
+        "waited": spread(waits[in_window]),
         "resent_tokens": resent,
         "resent_share": resent / sums["prompt_tokens"] if sums["prompt_tokens"] else None,
         "resent_cached": sums["resent_cached_tokens"] / resent if resent else None,

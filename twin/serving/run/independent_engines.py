@@ -146,8 +146,8 @@ class IndependentEngines:
         """
         finished = 0
         with paused_garbage_collection():
-            for until, coming in self._spans():
-                for group, requests in zip(self._groups, coming, strict=True):
+            for until, arrivals in self._spans():
+                for group, requests in zip(self._groups, arrivals, strict=True):
                     if group is not None:
                         group.clients.play(requests, until)
                 yield (rows := self._take())
@@ -165,13 +165,13 @@ class IndependentEngines:
         """Spans of arrivals: the last arrival of each, seconds, and the requests of each group, with their answers."""
         groups, group_of = self._groups, self._router.group_of
         while requests := list(islice(self._requests, SPAN)):
-            coming: list[list[tuple[Request, int]]] = [[] for _ in groups]
+            arrivals: list[list[tuple[Request, int]]] = [[] for _ in groups]
             for pair in requests:
                 number = group_of(pair[0])
                 if groups[number] is not None:
-                    coming[number].append(pair)
-            self._sent += sum(map(len, coming))
-            yield requests[-1][0].arrival, coming
+                    arrivals[number].append(pair)
+            self._sent += sum(map(len, arrivals))
+            yield requests[-1][0].arrival, arrivals
 
     def _take(self) -> Rows:
         """The requests finished since the last call, in the order in which one simulation of all finishes them."""

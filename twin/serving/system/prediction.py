@@ -107,10 +107,10 @@ class Predictor:
             length = lengths[int(rng.integers(len(lengths)))] if lengths else record.request.max_tokens
             return min(length, record.request.max_tokens)
 
-        coming: list[_Coming] = []
+        pending: list[_Coming] = []
         for record in self._present():
             begun, tokens = record.first_token != UNSET, answer(record)
-            coming.append(_Coming(0.0, record.request, max(tokens // 2, 2) if begun else tokens, begun, judged=False))
+            pending.append(_Coming(0.0, record.request, max(tokens // 2, 2) if begun else tokens, begun, judged=False))
         times = [(record.first_token if decodes else record.request.arrival, record) for record in self._records]
         again = sorted(
             (entry for entry in times if entry[0] != UNSET), key=lambda entry: (entry[0], entry[1].request.id)
@@ -124,8 +124,8 @@ class Predictor:
         for time, record in recent:
             tokens = answer(record)
             if not decodes or tokens > 1:
-                coming.append(_Coming(max(time - start, 0.0) / growth, record.request, tokens, decodes, judged=True))
-        return coming
+                pending.append(_Coming(max(time - start, 0.0) / growth, record.request, tokens, decodes, judged=True))
+        return pending
 
     def _simulate(self, engines: int) -> dict[str, float]:
         """Latencies by goal with a number of engines; none without requests."""

@@ -95,9 +95,9 @@ def test_a_later_version_never_fills_a_gap(data: Path) -> None:
     ],
 )
 def test_tables_that_are_not_there(data: Path, query: tuple[str, str, str | None], message: str) -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput) as error:
         packaged_tables(data, *query)
-    assert str(caught.value) == message
+    assert str(error.value) == message
 
 
 def test_a_missing_table_is_named_when_it_is_read(tmp_path: Path) -> None:

@@ -171,9 +171,9 @@ def test_a_file_that_breaks_the_schema_is_refused_by_field_and_value(
     change(document)
     file = tmp_path / "tables.yaml"
     file.write_text(write_yaml(document))
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput) as error:
         read_layer_tables(file)
-    line = str(caught.value)
+    line = str(error.value)
     assert line.startswith(str(file))
     assert "\n" not in line
     for item in message:

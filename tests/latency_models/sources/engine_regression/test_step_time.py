@@ -180,9 +180,9 @@ def test_a_line_that_is_none_is_refused(tmp_path: Path, wrong: dict[str, list[fl
     document["lines"]["rows"] = wrong
     file = tmp_path / "steps.yaml"
     file.write_text(write_yaml(document))
-    with pytest.raises(BadInput, match=field) as caught:
+    with pytest.raises(BadInput, match=field) as error:
         read_engine_regression(file)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_file_of_an_earlier_kind_is_refused(tmp_path: Path) -> None:

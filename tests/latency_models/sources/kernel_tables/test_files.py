@@ -139,10 +139,10 @@ def test_a_column_of_one_number(tmp_path: Path) -> None:
 def test_faults_of_tables(folder: Path, file: str, old: str, new: str, expected: str) -> None:
     add_experts(add_skew(folder))
     change(folder / f"{file}.csv", old, new)
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput) as error:
         read_kernel_tables(folder)
-    assert expected in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert expected in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_regime_that_was_not_measured(folder: Path) -> None:
@@ -177,7 +177,7 @@ def test_faults_of_documents(tmp_path: Path, old: str, new: str, expected: str) 
     path = tmp_path / "tables.yaml"
     path.write_text(write_yaml(read_kernel_tables(folder).document()))
     change(path, old, new)
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput) as error:
         read_kernel_tables(path)
-    assert str(caught.value).startswith(f"{path}")
-    assert expected in str(caught.value)
+    assert str(error.value).startswith(f"{path}")
+    assert expected in str(error.value)

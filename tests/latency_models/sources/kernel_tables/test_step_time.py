@@ -258,9 +258,9 @@ def test_an_ffn_that_was_not_measured(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_are_refused(settings: dict[str, object], expected: str) -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput) as error:
         checked(KernelTableSettings, {"model": "tiny", **settings}, None)
-    assert expected in str(caught.value)
+    assert expected in str(error.value)
 
 
 def test_the_model_may_be_named(folder: Path) -> None:

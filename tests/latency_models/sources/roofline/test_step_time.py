@@ -205,9 +205,9 @@ def test_a_device_that_was_not_measured_is_less_certain_and_says_so() -> None:
     ],
 )
 def test_a_placement_that_cannot_be_is_refused(section: dict[str, Any], message: str) -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput) as error:
         built(**section)
-    assert str(caught.value).startswith(message)
+    assert str(error.value).startswith(message)
 
 
 def test_more_devices_than_kv_heads_keep_one_each() -> None:
