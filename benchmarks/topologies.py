@@ -6,15 +6,21 @@ Weights are random at the model's shapes. Every request has the same prompt and 
 The bundle runs four ways: its roles on one CUDA stream or on one each, and its stages kernel by kernel or as graphs.
 Times are on the wall. A bundle on one GPU cannot beat the engine: the benchmark shows what its messages, turns and
 launches cost, and how much of that streams and graphs take back. `--device cpu` goes the same way without either.
+
+The tokens of every run are compared with those of one engine that runs kernel by kernel. They may differ first where
+that engine's two most likely tokens are nearly equal, since batches of other sizes round otherwise. Exit code 4 if they
+differ elsewhere.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,7 +48,11 @@ MODEL = Path(__file__).parents[1] / "examples" / "models" / "qwen3-0.6b.json"
 
 BLOCK = 16
 
-SCHEMA = "twin.benchmark-topologies/1"
+SCHEMA = "twin.benchmark-topologies/2"
+
+DIFFERENT = 4
+NEARLY_EQUAL = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""Difference of two log-probabilities up to which rounding may exchange their tokens, by the type of the weights."""
 
 
 class Bench:
@@ -68,6 +78,7 @@ class Bench:
         )  # fmt: skip
         self.layout = BundleLayout(*ratio, microbatches=2, engine=engine)
         self.slots = ratio[0] * 2 * batch_size
+        self._reference: list[Generation] = []
 
     def bundle(self, *, streams: bool, graphs: bool) -> Callable[[list[Generation]], None]:
         """A bundle that runs requests to their end."""
@@ -81,16 +92,16 @@ class Bench:
 
         return run
 
-    def engine(self) -> Callable[[list[Generation]], None]:
-        """One engine with as many slots and blocks as the bundle."""
+    def engine(self, make: Callable[..., Executor] | None = None) -> Callable[[list[Generation]], None]:
+        """One engine with as many slots and blocks as the bundle. `make`: its executor, by default with graphs."""
         one = self.layout.engine
         parts = self.layout.attention_instances * self.layout.microbatches
         config = EngineConfig(
             num_gpu_blocks=one.num_gpu_blocks * parts, block_size=BLOCK, prefix_id_tokens=BLOCK,
             max_num_seqs=self.slots, max_num_batched_tokens=max(2048, self.slots), enable_prefix_caching=False,
         )  # fmt: skip
-        make = Executor if self.device == "cpu" else GraphExecutor
-        engine = Engine(self.decoder, config, make_executor=make)
+        usual = Executor if self.device == "cpu" else GraphExecutor
+        engine = Engine(self.decoder, config, make_executor=make or usual)
 
         def run(generations: list[Generation]) -> None:
             for generation in generations:
@@ -101,9 +112,15 @@ class Bench:
         return run
 
     def measure(self, run: Callable[[list[Generation]], None], repeats: int) -> dict[str, float]:
-        """Medians over runs after one to warm up: output tokens a second, and seconds per output token."""
+        """Medians over runs after one to warm up: output tokens a second, and seconds per output token.
+
+        "different": over all runs, requests whose tokens differ from one engine's where these are not nearly equal.
+        "exchanged": requests whose tokens differ first where they are.
+        """
         run(self.requests())
-        rates, gaps = [], []
+        rates = []
+        gaps = []
+        differences = Counter[str]()
         for _ in range(repeats):
             generations = self.requests()
             begin = time.perf_counter()
@@ -111,13 +128,41 @@ class Bench:
             rates.append(self.slots * self.output / (time.perf_counter() - begin))
             spans = [(generation.last_token - generation.first_token) / (self.output - 1) for generation in generations]
             gaps.append(statistics.mean(spans))
-        return {"tokens_per_second": statistics.median(rates), "tpot": statistics.median(gaps)}
+            differences.update(self.differences(generations))
+        counts = {name: differences[name] for name in ("different", "exchanged")}
+        return {"tokens_per_second": statistics.median(rates), "tpot": statistics.median(gaps), **counts}
 
-    def requests(self) -> list[Generation]:
+    def differences(self, generations: list[Generation]) -> list[str]:
+        """For each request the kind of its first difference from one engine's tokens; "" for none."""
+        if not self._reference:
+            self._reference = self.requests(logprobs=2)
+            self.engine(Executor)(self._reference)
+        limit = NEARLY_EQUAL[self.decoder.weights.norm.dtype]
+        return [first_difference(a.output, b, limit) for a, b in zip(generations, self._reference, strict=True)]
+
+    def requests(self, logprobs: int = -1) -> list[Generation]:
         """One request for each slot, of random tokens."""
         rng, greedy = np.random.default_rng(0), SamplingParams(temperature=0.0)
         prompts = rng.integers(self.config.shape.vocabulary, size=(self.slots, self.prompt))
-        return [make_generation(i, row, self.output, sampling_params=greedy) for i, row in enumerate(prompts)]
+        return [
+            make_generation(i, row, self.output, sampling_params=greedy, logprobs=logprobs)
+            for i, row in enumerate(prompts)
+        ]
+
+
+def first_difference(tokens: list[int], reference: Generation, limit: float) -> str:
+    """The first difference of greedy tokens from a request's with log-probabilities of its two most likely tokens.
+
+    Returns:
+        "" if there is none; "exchanged" if it is the second most likely token, less likely by at most `limit`; else
+        "different".
+    """
+    assert len(tokens) == len(reference.output), "both have all tokens"
+    for token, expected, top in zip(tokens, reference.output, reference.top_logprobs, strict=True):
+        if token != expected:
+            likely = dict(top)
+            return "exchanged" if likely[expected] - likely.get(token, -math.inf) <= limit else "different"
+    return ""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -144,7 +189,8 @@ def main(arguments: list[str] | None = None) -> int:
     for name, run in runs.items():
         rate, tpot = run["tokens_per_second"], run["tpot"]
         share = rate / runs["one engine"]["tokens_per_second"]
-        print(f"{name:44} {rate:9.0f} tokens/s ({share:5.1%})  {1e3 * tpot:7.2f} ms a token", flush=True)
+        differences = f"{run['different']} different, {run['exchanged']} exchanged"
+        print(f"{name:44} {rate:9.0f} tokens/s ({share:5.1%})  {1e3 * tpot:7.2f} ms a token; {differences}", flush=True)
     if options.out:
         settings = {"model": options.model.name, "batch_size": options.batch_size, "prompt": options.prompt}
         document = {
@@ -155,7 +201,7 @@ def main(arguments: list[str] | None = None) -> int:
             "runs": runs,
         }
         options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    return 0
+    return DIFFERENT if any(run["different"] for run in runs.values()) else 0
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Compiles every shipped kernel for GPUs that need not be present, and reports the resources that each takes.
 
-    python -m kernels.ahead_of_time [OPERATION ...] [--arch 80 90] [--json]
+    python -m kernels.ahead_of_time [OPERATION ...] [--arch 80 90] [--first] [--json]
 
-One line for each kernel: registers, bytes spilled, bytes of shared memory. Exit code 4 if a kernel does not compile,
-spills, or does not fit.
+One line for each kernel: registers, bytes spilled, bytes of shared memory, instructions. Exit code 4 if a kernel does
+not compile, spills, does not fit, or writes registers that a product in flight still reads.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ import importlib
 import json
 import pkgutil
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import kernels
+from kernels import sass
 from kernels.shipping import Shipped
 
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}
@@ -37,7 +36,9 @@ class Compiled:
 
     Attributes:
         registers: of each thread. spilled: bytes of local memory of each thread. shared: bytes of each block.
+        instructions: of the kernel. loop: of its longest loop; 0 without loops.
         tensor_cores: the instruction that multiplies matrices, "wgmma" or "mma"; "" for none.
+        hazard: the first register that is overwritten while a WGMMA may still read it; "" for none (`kernels.sass`).
         error: why it did not compile.
     """
 
@@ -47,13 +48,16 @@ class Compiled:
     registers: int = 0
     spilled: int = 0
     shared: int = 0
+    instructions: int = 0
+    loop: int = 0
     tensor_cores: str = ""
+    hazard: str = ""
     error: str = ""
 
     @property
     def fits(self) -> bool:
-        """True if it compiled, spills nothing, and fits into the shared memory of one block."""
-        return not self.error and not self.spilled and self.shared <= SHARED_BYTES[self.arch]
+        """True if it compiled without hazards, spills nothing, and fits into the shared memory of one block."""
+        return not (self.error or self.hazard or self.spilled) and self.shared <= SHARED_BYTES[self.arch]
 
 
 def operations() -> list[str]:
@@ -94,32 +98,42 @@ def compile_shipped(operation: str, configuration: Shipped, arch: int) -> Compil
     except Exception as error:  # whatever the compiler raises: the report names the kernel
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return dataclasses.replace(build, error=lines[-1])
-    registers, spilled = _resources(compiled.asm["cubin"])
+    cubin = compiled.asm["cubin"]
     ptx = compiled.asm["ptx"]
+    registers, spilled = _resources(cubin)
     cores = "wgmma" if "wgmma" in ptx else "mma" if "mma.sync" in ptx else ""
+    code = sass.instructions(sass.listing(cubin))
+    hazards = sass.hazards(code) if cores == "wgmma" else []
     return dataclasses.replace(
-        build, registers=registers, spilled=spilled, shared=compiled.metadata.shared, tensor_cores=cores
+        build,
+        registers=registers,
+        spilled=spilled,
+        shared=compiled.metadata.shared,
+        instructions=len(code),
+        loop=max(map(len, sass.loops(code)), default=0),
+        tensor_cores=cores,
+        hazard=str(hazards[0]) if hazards else "",
     )
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
     """Registers and bytes of local memory, as the CUDA toolkit that comes with Triton reports them."""
-    import triton
-
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    usage = sass.tool("cuobjdump", "-res-usage", cubin)
     match = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert match is not None, usage
     return int(match[1]), int(match[2])
 
 
-def compile_all(names: list[str], archs: list[int]) -> Iterator[Compiled]:
-    """Compile every configuration of the named operations for every compute capability that it supports."""
+def compile_all(names: list[str], archs: list[int], *, first: bool = False) -> Iterator[Compiled]:
+    """Compile every configuration of the named operations for every compute capability that it supports.
+
+    `first`: only the first configuration of each kernel.
+    """
     for name in names:
-        for configuration in shipped(name):
+        configurations = shipped(name)
+        if first:
+            configurations = list({each.kernel.__name__: each for each in reversed(configurations)}.values())
+        for configuration in configurations:
             for arch in archs:
                 if arch >= configuration.least_arch:
                     yield compile_shipped(name, configuration, arch)
@@ -130,6 +144,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kernels.ahead_of_time", description=__doc__.split("\n\n")[0])
     parser.add_argument("operations", nargs="*", metavar="OPERATION", help="default: all")
     parser.add_argument("--arch", type=int, nargs="+", default=[80, 90], choices=sorted(SHARED_BYTES))
+    parser.add_argument("--first", action="store_true", help="only the first configuration of each kernel")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     options = parser.parse_args(arguments)
     names = operations()
@@ -137,7 +152,7 @@ def main(arguments: list[str] | None = None) -> int:
         if name not in names:
             parser.error(f"unknown operation {name}; expected one of {', '.join(names)}")
     builds = []
-    for compiled in compile_all(options.operations or names, options.arch):
+    for compiled in compile_all(options.operations or names, options.arch, first=options.first):
         builds.append(compiled)
         if not options.json:
             print(_line(compiled), flush=True)
@@ -151,7 +166,8 @@ def _line(build: Compiled) -> str:
         return f"sm_{build.arch} {build.operation}: {build.name}: {build.error}"
     return (
         f"sm_{build.arch} {build.operation}: {build.name}: {build.registers} registers, {build.spilled} bytes spilled,"
-        f" {build.shared} bytes shared {build.tensor_cores}{'' if build.fits else ' DOES NOT FIT'}"
+        f" {build.shared} bytes shared, {build.instructions} instructions, {build.loop} in the longest loop"
+        f" {build.tensor_cores}{build.hazard and ' ' + build.hazard}{'' if build.fits else ' DOES NOT FIT'}"
     )
 
 

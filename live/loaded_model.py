@@ -133,7 +133,10 @@ class SeparateModels:
 
 
 class SharedModels:
-    """`Models` for several workers in one process: each model is loaded once, as a whole."""
+    """`Models` for several workers in one process, which may run on CUDA streams of their own.
+
+    Each model is loaded once, as a whole; each worker gets its own counters of kernels.
+    """
 
     def __init__(self) -> None:
         self._decoders: dict[ModelSource, Decoder] = {}
@@ -143,7 +146,7 @@ class SharedModels:
         decoder = self._decoders.get(source)
         if decoder is None:
             decoder = self._decoders[source] = source.load()
-        return decoder
+        return decoder.for_another_stream()
 
     def attention(self, source: ModelSource) -> Decoder:
         """See `Models.attention`."""

@@ -25,7 +25,7 @@ class Compensator:
         first, first_bias: W₁ (hidden, rank) and b₁. second, second_bias: W₂ (rank, hidden) and b₂. All float16.
         alpha: α.
         arrivals: int32 zeros that kernels count in; every launch leaves zeros. One compensator may therefore be in one
-            launch at a time: not in two streams at once.
+            launch at a time; on another stream, use a copy with other counters.
         outputs: of B.
     """
 

@@ -16,6 +16,8 @@ captures them has two branches.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -96,17 +98,21 @@ def share_of_latent(
     INPUT_TILE: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """Σ over inputs first … last − 1 of A · xᵀ without A's scales, (RANK, TOKENS)."""
+    """Σ over inputs first … last − 1 of A · xᵀ without A's scales, (RANK, TOKENS).
+
+    x is the left factor: A, which is converted, would be one in registers, and the products of a pipelined loop read
+    those while ptxas up to 12.9 lets the next iteration write them (`kernels.sass`).
+    """
     latent = tl.arange(0, RANK)
-    total = tl.zeros((RANK, TOKENS), tl.float32)
+    total = tl.zeros((TOKENS, RANK), tl.float32)
     for start in tl.range(first, last, INPUT_TILE, num_stages=3):
         at = start + tl.arange(0, INPUT_TILE)
-        down_at_ptr = down_ptr + latent[:, None] * inputs + at[None, :]
-        down = tl.load(down_at_ptr, mask=at[None, :] < last, other=0)
-        x_at_ptr = x_ptr + token[None, :].to(tl.int64) * inputs + at[:, None]
-        x = tl.load(x_at_ptr, mask=(at[:, None] < last) & (token[None, :] < tokens), other=0.0)
-        total = tl.dot(down.to(DOT), x.to(DOT), total, input_precision="ieee")
-    return total
+        down_at_ptr = down_ptr + latent[None, :] * inputs + at[:, None]
+        down = tl.load(down_at_ptr, mask=at[:, None] < last, other=0)
+        x_at_ptr = x_ptr + token[:, None].to(tl.int64) * inputs + at[None, :]
+        x = tl.load(x_at_ptr, mask=(at[None, :] < last) & (token[:, None] < tokens), other=0.0)
+        total = tl.dot(x.to(DOT), down.to(DOT), total, input_precision="ieee")
+    return tl.trans(total)
 
 
 @triton.jit
@@ -467,7 +473,8 @@ def overlapped(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) 
     parts = _parts_of_latent(x, tokens, count, compensator)
     latent = torch.empty(tokens, compensator.rank, dtype=x.dtype, device=x.device)
     if x.is_cuda:
-        main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        main = torch.cuda.current_stream()
+        side = side_stream(main)
         side.wait_stream(main)
         with torch.cuda.stream(side):
             leave_gated_latent(x, compensator, latent, parts, count)
@@ -478,6 +485,12 @@ def overlapped(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) 
         y = w4.w4_gemm(x, weight)
     add_correction(y, latent, compensator)
     return y
+
+
+@functools.cache
+def side_stream(main: torch.cuda.Stream) -> torch.cuda.Stream:
+    """The stream beside another one. PyTorch hands out 32 streams in turn: a new one each time would be another's."""
+    return torch.cuda.Stream()
 
 
 def _parts_of_latent(x: torch.Tensor, tokens: int, count: int, compensator: Compensator) -> torch.Tensor:

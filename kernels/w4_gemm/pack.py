@@ -45,7 +45,7 @@ class PackedWeight:
         scales: (groups, rows) float16.
         zeros: (groups, rows) uint8, or None: every zero is 2^(bits − 1).
         arrivals: int32 zeros, which kernels count in; every launch leaves zeros. One weight may therefore be in one
-            launch at a time: not in two streams at once.
+            launch at a time; on another stream, use a copy with other counters.
         outputs, inputs: of the matrix. bits: 3 or 4.
         group: inputs that share a scale: 128, or 0 where one scale holds for the whole row.
     """

@@ -31,6 +31,7 @@ from live.executor import (
     wants_token,
 )
 from live.graphs.capture_sizes import CaptureSizes, StepShape
+from live.graphs.captured_call import GraphMemory
 from live.graphs.device_buffers import DeviceBuffers
 from live.graphs.sampling_batch import SamplingBatch
 from live.graphs.staging import Arrays
@@ -75,7 +76,7 @@ class GraphExecutor(Executor):
         self.steps: dict[StepShape, StaticStep] = {}
         self._graphs = 0
         self._frozen = False
-        self._memory = torch.cuda.graph_pool_handle() if graphs and not self._on_host else None
+        self._memory = GraphMemory.on(self.device) if graphs else None
         self._version = self.input_batch.version
         self._decode_sampling = SamplingBatch(())
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
 from kernels.sampling import SamplingMetadata, SamplingParams, sample
 from live.graphs.capture_sizes import StepShape
+from live.graphs.captured_call import GraphMemory
 from live.graphs.device_buffers import DeviceBuffers
 from live.graphs.staging import Arrays, size, views
 from live.models.decoder import Decoder, Inputs, PagedCache
@@ -85,15 +86,9 @@ class StaticStep:
         self.stage()
         self.run()
 
-    def capture(self, pool: Any) -> None:
-        """Capture the step as a graph. It must have run before, since a graph cannot hold a kernel's compilation.
-
-        `pool`: from `torch.cuda.graph_pool_handle`, memory that graphs share which never run at the same time.
-        """
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            self._result = self._launch()
-        self._graph = graph
+    def capture(self, memory: GraphMemory) -> None:
+        """Capture the step as a graph. It must have run before, since a graph cannot hold a kernel's compilation."""
+        self._graph, self._result = memory.capture(self._launch)
 
     @property
     def captured(self) -> bool:

@@ -10,6 +10,7 @@ FFN stage is a function of rows and weights.
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -25,7 +26,7 @@ from kernels.rope_kv_write import rope_kv_write, rope_table
 from kernels.silu_mul import silu_mul
 from live.models.config import ModelConfig
 from live.models.linear import linear
-from live.models.weights import FFN, Experts, Layer, Weights
+from live.models.weights import FFN, Experts, Layer, Weights, with_new_counters
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,12 @@ class Decoder:
         self._cos, self._sin = rope_table(
             shape.head_dim, config.max_position_embeddings, shape.rope_theta, config.scaling, device=weights.norm.device
         )
+
+    def for_another_stream(self) -> Decoder:
+        """The same model for a worker on another CUDA stream: it shares everything but the counters of kernels."""
+        decoder = copy.copy(self)
+        decoder.weights = with_new_counters(self.weights)
+        return decoder
 
     def forward(self, inputs: Inputs, cache: PagedCache) -> torch.Tensor:
         """The last layer's output before the final norm, (n, hidden). Writes the keys and values of the rows."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
 
 from kernels.error_compensator import Compensator
+from kernels.w4_gemm import PackedWeight
 from live.models.checkpoint import Checkpoint
 from live.models.compensated import compensated, read_compensators
 from live.models.config import ModelConfig
@@ -297,3 +298,27 @@ def without_ffns(weights: Weights) -> Weights:
 def ffns_of(weights: Weights) -> list[FFN]:
     """The FFNs of all layers, for a process that computes nothing else."""
     return [layer.ffn for layer in weights.layers if layer.ffn is not None]
+
+
+Part = TypeVar("Part")
+
+
+def with_new_counters(part: Part) -> Part:
+    """The same weights in the same memory, but for new counters (`arrivals`) of packed weights and compensators.
+
+    A kernel counts its programs in them, so one set serves one launch at a time. Workers on CUDA streams of their own,
+    which share weights, need a set each: kernels that share one add up parts that are not written yet, or wait for
+    ever.
+
+    Args:
+        part: weights, a layer, or a list of them; tensors are returned as they are.
+    """
+    if isinstance(part, list | tuple):
+        return type(part)(with_new_counters(item) for item in part)
+    if not is_dataclass(part) or isinstance(part, type):
+        return part
+    names = [field.name for field in fields(part)]
+    changes = {name: with_new_counters(getattr(part, name)) for name in names}
+    if isinstance(part, PackedWeight | Compensator):
+        changes["arrivals"] = torch.zeros_like(part.arrivals)
+    return replace(part, **changes)

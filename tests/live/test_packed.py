@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from kernels.error_compensator.cases import random_layer
+from kernels.shapes import Shape
 from kernels.w4_gemm import PackedWeight, dequantise
-from live.models.config import read_config
+from live.models.compensated import Compensated
+from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder
 from live.models.linear import Matrix, Reordered, Rounding, Stacked, linear
 from live.models.weights import DenseFFN, load_weights, random_weights
@@ -211,3 +215,24 @@ def test_rounding_that_cannot_be(checkpoint: Callable[[str], tuple[Path, Any]], 
     write(FORMATS["awq"], tmp_path)
     with pytest.raises(BadInput, match="quantise: expected none: the checkpoint is awq's already"):
         read(tmp_path, rounding=Rounding())
+
+
+def test_a_worker_on_another_stream_has_counters_of_its_own() -> None:
+    """Kernels of two launches at once would count in each other's: a sum too early, or a wait without end."""
+    config = ModelConfig("llama", Shape(1, 256, 256, 4, 2, 64, 50), max_position_embeddings=64, tied=True)
+    decoder = Decoder(config, random_weights(config, torch.float32, "cpu", 0, Rounding()))
+    qkv = decoder.weights.layers[0].qkv
+    assert isinstance(qkv, PackedWeight)
+    compensated = Compensated(qkv, random_layer(qkv.outputs, qkv.inputs, 16, 128, "cpu")[1])
+    decoder.weights.layers[0] = replace(decoder.weights.layers[0], o=Stacked((qkv, compensated)))
+    other = decoder.for_another_stream()
+    packed, stacked = other.weights.layers[0].qkv, other.weights.layers[0].o
+    assert isinstance(packed, PackedWeight)
+    assert isinstance(stacked, Stacked)
+    last = stacked.parts[1]
+    assert isinstance(last, Compensated)
+    assert packed.qweight is qkv.qweight
+    assert last.compensator.down is compensated.compensator.down
+    assert other.weights.embedding is decoder.weights.embedding
+    counters = [qkv, packed, stacked.parts[0], last.weight, last.compensator, compensated.compensator]
+    assert len({part.arrivals.data_ptr() for part in counters}) == len(counters)

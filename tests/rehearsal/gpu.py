@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
@@ -43,12 +44,16 @@ class PretendedGPU:
     Attributes:
         waits: what the host has waited for, in order. capturing: whether a graph is being captured. captured, replayed:
             how many graphs were. done: how much the device has had to do.
+        capture_streams: the streams that graphs were captured on; None for PyTorch's own.
     """
 
     def __init__(self) -> None:
         self.capturing = False
+        self.capture_streams: set[Any] = set()
         self.forget()
         torch._C._ensureCUDADeviceGuardSet()
+        if hasattr(fake_tensor, "init_gpu_context"):  # a build for CUDA asks the driver, which is not there
+            fake_tensor.init_gpu_context = lambda device: None
         # Fakes do not see through inference mode.
         torch.inference_mode = lambda mode=True: torch.no_grad()  # type: ignore[misc, assignment]
         generator = torch.Generator
@@ -84,6 +89,7 @@ class PretendedGPU:
             raise Refused("a graph within a graph")
         self.capturing = True
         before = self.done
+        self.capture_streams.add(stream)
         try:
             yield
         finally:

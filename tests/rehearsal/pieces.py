@@ -246,6 +246,7 @@ def bundle(gpu: PretendedGPU) -> None:
             steps.append(len(progress.advanced))
 
         topology = LocalBundle(layout, model, timekeeper=streams, handover=streams, graphs=True, on_progress=note)
+        gpu.capture_streams.clear()
         for _ in range(5):
             gpu.forget()
             steps.clear()
@@ -253,6 +254,7 @@ def bundle(gpu: PretendedGPU) -> None:
                 topology.submit(make_generation(i, [1] * (20 + i), 12, sampling_params=GREEDY))
             topology.run()
         layers = model.config.shape.layers
+        assert len(gpu.capture_streams) == 3 * 2 + 2, "one for each microbatch of an attention worker, and each FFN"
         assert gpu.captured == 0
         assert gpu.replayed > 8 * layers * 2 * 3
         assert not [wait for wait in gpu.waits if wait in ("an event", "a stream", "the device")]
@@ -264,12 +266,14 @@ def pools(gpu: PretendedGPU) -> None:
     engines = [EnginePlace("prefill", CONFIGS[1])] * 2 + [EnginePlace("decode", CONFIGS[1])]
     layout = PoolsLayout(tuple(engines), {"default": (1, 2)}, {"default": (3,)})
     topology = LocalPools(layout, lambda name: model, timekeeper=streams, handover=streams, graphs=True)
+    gpu.capture_streams.clear()
     for _ in range(3):
         requests = [make_generation(i, [1] * (20 + i), 12, sampling_params=GREEDY) for i in range(24)]
         for request in requests:
             topology.submit(request)
         topology.run()
         assert all(len(request.output) == 12 for request in requests)
+    assert None not in gpu.capture_streams
 
 
 twin = partial(app, result_action="return_value")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from live.loaded_model import Models
 from live.models.decoder import Decoder
-from live.models.weights import ffns_of, without_ffns
+from live.models.weights import ffns_of, with_new_counters, without_ffns
 from live.topologies.bundle.attention_worker import AttentionWorker
 from live.topologies.bundle.coordinator import Coordinator
 from live.topologies.bundle.ffn_worker import FFNWorker
@@ -75,8 +75,12 @@ class LocalBundle(LocalTopology):
         self.coordinator = Coordinator(layout, longest, transport(COORDINATOR), on_progress, refill)
         attention_only = Decoder(config, without_ffns(weights))
         self.attention = [
-            AttentionWorker(layout, attention_only, transport(rank), graphs=graphs) for rank in layout.attention_ranks
+            AttentionWorker(layout, attention_only.for_another_stream(), transport(rank), graphs=graphs)
+            for rank in layout.attention_ranks
         ]
-        ffns = [FFNWorker(layout, ffns_of(weights), transport(rank), graphs=graphs) for rank in layout.ffn_ranks]
+        ffns = [
+            FFNWorker(layout, with_new_counters(ffns_of(weights)), transport(rank), graphs=graphs)
+            for rank in layout.ffn_ranks
+        ]
         roles = [*(worker.run() for worker in self.attention), *(worker.run() for worker in ffns)]
         super().__init__(network, self.coordinator, roles)

@@ -17,7 +17,7 @@ import torch
 from live.engine import Engine
 from live.executor import ModelRunnerOutput
 from live.graphs.capture_sizes import at_least, powers, sizes
-from live.graphs.captured_call import CapturedCall
+from live.graphs.captured_call import CapturedCall, GraphMemory
 from live.models.decoder import Decoder, FFNRows, Inputs, ffn_stage
 from live.models.weights import FFN
 from schedulers.batches import Batch
@@ -66,8 +66,7 @@ class GraphedAttentionStages(AttentionStages):
         rows, blocks = engine.executor.input_batch.tables.shape
         self._sizes = sizes(rows, 2)
         self._widths = powers(64, 4, blocks)
-        device = engine.executor.device
-        self._memory = None if device.type == "cpu" else torch.cuda.graph_pool_handle()
+        self._memory = GraphMemory.on(engine.executor.device)
         self._steps: dict[tuple[int, int], _PaddedStep] = {}
         self._padded: _PaddedStep | None = None
         self._rows = 0
@@ -167,7 +166,7 @@ class GraphedFFNStages(FFNStages):
     def __init__(self, ffns: Sequence[FFN], max_rows: int = 2048) -> None:
         super().__init__(ffns)
         self._sizes = sizes(max_rows, 2)
-        self._memory: Any = None
+        self._memory: GraphMemory | None = None
         self._inputs: dict[int, FFNRows] = {}
         self._calls: dict[tuple[int, int], CapturedCall[torch.Tensor]] = {}
 
@@ -178,8 +177,7 @@ class GraphedFFNStages(FFNStages):
         size = at_least(self._sizes, n)
         padded = self._inputs.get(size)
         if padded is None:
-            if rows.hidden.is_cuda and self._memory is None:
-                self._memory = torch.cuda.graph_pool_handle()
+            self._memory = self._memory or GraphMemory.on(rows.hidden.device)
             padded = self._inputs[size] = _map_rows(rows, lambda tensor: tensor.new_empty((size, *tensor.shape[1:])))
         call = self._calls.get((index, size))
         if call is None:

@@ -78,7 +78,9 @@ class LocalPools(LocalTopology):
         transport, longest = network.transport, layout.limits(shared.config).max_model_len
         self.frontend = Frontend(layout, longest, transport(FRONT), on_progress)
         self.workers = [
-            EngineWorker(layout, rank, decoder_of(place.module), transport(rank), chunks(), graphs=graphs)
+            EngineWorker(
+                layout, rank, decoder_of(place.module).for_another_stream(), transport(rank), chunks(), graphs=graphs
+            )
             for rank, place in zip(layout.ranks, layout.engines, strict=True)
         ]
         super().__init__(network, self.frontend, [worker.run() for worker in self.workers])
