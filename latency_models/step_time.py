@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from latency_models.stages import split
 from latency_models.unknowns import Unknown, draw_scores
-from schedulers.batches import Batch, DraftedSteps
+from schedulers.batches import Batch, Chunk, DraftedSteps, MixedBatch
 from schedulers.lockstep import GroupBatch
 from schedulers.sequence import Sequence as EngineSequence
+from workloads.request import Request
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 ChunkTable: TypeAlias = tuple[list[int], list[float]]
 """Token counts, rising, and the seconds of a pass over each."""
+
+
+ANY_SEQUENCE = EngineSequence(Request(0, 0.0, 1, 1), 0, one_shot=False)
+"""Stands for a sequence in batches of which only the numbers matter."""
 
 
 class StepTime(ABC):
@@ -113,6 +118,19 @@ class StepTime(ABC):
     def outside(self) -> Mapping[str, float]:
         """Axes on which predictions so far lay beyond the measurements, with the largest value on each."""
         return {}
+
+    def mixed_seconds(
+        self, num_decodes: int, decode_kv: int, longest_decode: int, context: int, tokens: int, last: bool = False
+    ) -> float:
+        """Duration of a step of decodes and one chunk, by their numbers.
+
+        Args:
+            decode_kv, longest_decode: cached tokens of all decodes and of the longest, their new tokens included.
+            context: tokens of the chunk's prompt that are in the cache before it. tokens: of the chunk.
+            last: the chunk completes its prompt.
+        """
+        chunk = Chunk(ANY_SEQUENCE, tokens, context, last)
+        return self.seconds(MixedBatch([chunk], [ANY_SEQUENCE] * num_decodes, decode_kv, longest_decode))
 
     def chunk_table(self) -> ChunkTable | None:
         """Durations by token count alone, for schedulers that size chunks by an SLO; None where context matters."""

@@ -19,21 +19,12 @@ from latency_models.io.builtin_files import FilePath
 from latency_models.io.config_io import Strict
 from latency_models.sources.registry import StepTimeSpec
 from latency_models.stages import StageLink, Stages, stage_layers
-from latency_models.step_time import ChunkTable, StepTime
+from latency_models.step_time import StepTime
 from scenarios.limits import StepTokens
 from scenarios.policies import PolicySpec, make_policy, registered
-from schedulers.chunking import CHUNK_POLICIES, ChunkPolicy, SloChunks, StaticChunks
+from schedulers.chunking import CHUNK_POLICIES, ChunkPolicy, PredictedSloChunks, SloChunks, StaticChunks
 from schedulers.draft_policies import DRAFT_POLICIES, DraftPolicy
 from workloads.errors import BadInput
-
-
-def _table(step_time: StepTime | None, field: str) -> ChunkTable:
-    """The latency table of the step times."""
-    table = None if step_time is None else step_time.chunk_table()
-    if table is None:
-        expected = "expected tokens and seconds, a latency table, unless step_time.source is ec_tables"
-        raise BadInput(expected, field=field)
-    return table
 
 
 class StaticChunksSpec(Strict):
@@ -51,8 +42,8 @@ class StaticChunksSpec(Strict):
 class SloChunksSpec(Strict):
     """The largest chunk c with T(d) + T(c) ≤ `slo_seconds` and `min_tokens` ≤ c ≤ `max_tokens` (SPEAR 4.3).
 
-    Chunks are multiples of `granularity`. T is the table `seconds` over `tokens`. Without one it is the step-time
-    model's own, where it has one (ec_tables).
+    Chunks are multiples of `granularity`. T is the table `seconds` over `tokens`. Without one it is the table of the
+    step-time model (ec_tables), or else the model predicts the step of d decodes and c prompt tokens itself.
     """
 
     policy: Literal["slo"]
@@ -64,12 +55,17 @@ class SloChunksSpec(Strict):
     seconds: list[PositiveFloat] | None = None
 
     def build(self, step_time: StepTime | None) -> ChunkPolicy:
-        tokens, seconds = self.tokens, self.seconds
-        if tokens is None or seconds is None:
-            stated = tokens is not None or seconds is not None
-            tokens, seconds = _table(None if stated else step_time, "engine.chunking")
+        limits = self.slo_seconds, self.min_tokens, self.max_tokens, self.granularity
+        table = (self.tokens, self.seconds)
+        if table == (None, None) and step_time is not None:
+            table = step_time.chunk_table() or table
+        tokens, seconds = table
         try:
-            return SloChunks(tokens, seconds, self.slo_seconds, self.min_tokens, self.max_tokens, self.granularity)
+            if tokens is not None and seconds is not None:
+                return SloChunks(tokens, seconds, *limits)
+            if table == (None, None) and step_time is not None:
+                return PredictedSloChunks(step_time.mixed_seconds, *limits)
+            raise ValueError("expected tokens and seconds, a latency table, or step times to predict steps by")
         except ValueError as error:
             raise BadInput(str(error), field="engine.chunking") from None
 
@@ -174,7 +170,11 @@ class SpeculativeSpec(Strict):
         """A new policy. `goodput` without a table takes the step times' own, where they have one."""
         field, parameters = "engine.speculative_config.drafts", self.drafts.parameters
         if self.drafts.policy == "goodput" and "tokens" not in parameters:
-            parameters["tokens"], parameters["seconds"] = _table(step_time, field)
+            table = None if step_time is None else step_time.chunk_table()
+            if table is None:
+                expected = "expected tokens and seconds, a latency table, unless step_time.source is ec_tables"
+                raise BadInput(expected, field=field)
+            parameters["tokens"], parameters["seconds"] = table
         return make_policy(DRAFT_POLICIES, self.drafts.policy, parameters, self.num_speculative_tokens, field=field)
 
     def shares(self) -> tuple[float, ...] | None:

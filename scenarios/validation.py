@@ -211,8 +211,9 @@ class ValidationScenario(ScenarioFile):
         return scenario
 
     def serving_without_times(self) -> dict[str, Any]:
-        """The scenario of kind serving for a live backend, which needs no step times."""
-        return self._serving({"source": "linear", "overhead": 1.0, "per_token": 0.0}, None)
+        """The scenario of kind serving for a live backend, before step times are known: without a chunk policy."""
+        scenario = self._serving({"source": "linear", "overhead": 1.0, "per_token": 0.0}, None)
+        return scenario | {"engine": scenario["engine"] | {"chunking": None}}
 
     def _serving(self, step_time: dict[str, Any], rate: float | None) -> dict[str, Any]:
         arrivals, workload = dict(self.workload["arrivals"]) | {"rate": rate}, self.workload

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from schedulers.registry import Registry
 
@@ -28,13 +28,27 @@ def check_table(tokens: Many[int], seconds: Many[float]) -> None:
             raise ValueError(f"expected a table that increases, found {list(column)}")
 
 
+def check_limits(min_tokens: int, max_tokens: int, granularity: int) -> None:
+    """Raise ValueError for limits of a chunk in the wrong order, or a granularity below 1."""
+    if not 1 <= min_tokens <= max_tokens:
+        raise ValueError(f"expected 1 <= smallest <= largest, found {min_tokens} and {max_tokens}")
+    if granularity < 1:
+        raise ValueError(f"expected a step of at least 1, found {granularity}")
+
+
 class ChunkPolicy(Protocol):
     """Limits the prompt tokens of a step, given its decodes."""
 
-    def max_prefill_tokens(self, num_decodes: int) -> int:
+    def max_prefill_tokens(
+        self, num_decodes: int, decode_kv: int = 0, longest_decode: int = 0, context: int = 0
+    ) -> int:
         """Prompt tokens that a step with `num_decodes` decodes may compute, at least 0.
 
         The token budget of the engine holds as well.
+
+        Args:
+            decode_kv, longest_decode: cached tokens that all decodes and the longest attend to, as in `Batch`.
+            context: tokens of the first prompt under way that are in the cache already.
         """
         ...
 
@@ -49,7 +63,9 @@ class StaticChunks:
         self.tokens = tokens
         self.exclude_decodes = exclude_decodes
 
-    def max_prefill_tokens(self, num_decodes: int) -> int:
+    def max_prefill_tokens(
+        self, num_decodes: int, decode_kv: int = 0, longest_decode: int = 0, context: int = 0
+    ) -> int:
         return self.tokens if self.exclude_decodes else max(self.tokens - num_decodes, 0)
 
 
@@ -80,10 +96,7 @@ class SloChunks:
         granularity: int = 1,
     ) -> None:
         check_table(tokens, seconds)
-        if not 1 <= min_tokens <= max_tokens:
-            raise ValueError(f"expected 1 <= smallest <= largest, found {min_tokens} and {max_tokens}")
-        if granularity < 1:
-            raise ValueError(f"expected a step of at least 1, found {granularity}")
+        check_limits(min_tokens, max_tokens, granularity)
         self.slo_seconds = slo_seconds
         self.granularity = granularity
         self.min_tokens = min_tokens
@@ -95,7 +108,9 @@ class SloChunks:
         """T(tokens)."""
         return interpolate(self._tokens, self._seconds, tokens)
 
-    def max_prefill_tokens(self, num_decodes: int) -> int:
+    def max_prefill_tokens(
+        self, num_decodes: int, decode_kv: int = 0, longest_decode: int = 0, context: int = 0
+    ) -> int:
         """See `ChunkPolicy.max_prefill_tokens`: bisection over the rows of the table, then the line between two."""
         chunk = self._largest_within_slo(num_decodes)
         return max(chunk - chunk % self.granularity, self.min_tokens)
@@ -116,5 +131,67 @@ class SloChunks:
         return chunk
 
 
+StepSeconds: TypeAlias = Callable[[int, int, int, int, int], float]
+"""Predicts the seconds of a step from the arguments of `max_prefill_tokens` and the tokens of its chunk."""
+
+
+class PredictedSloChunks:
+    """The largest chunk whose step is predicted to take at most T_SLO (SPEAR 4.3, for any step-time model).
+
+    SPEAR's T(d) + T(c) counts tokens alone and two passes. Here the model predicts the step itself, with its one pass
+    and its cached tokens. Where not even c_min fits, c_min is used, since prompts must progress.
+
+    Args:
+        step_seconds: the prediction, which should not fall as the chunk grows.
+        slo_seconds, min_tokens, max_tokens, granularity: as for `SloChunks`.
+
+    Raises:
+        ValueError: limits in the wrong order, or a granularity below 1.
+    """
+
+    def __init__(
+        self,
+        step_seconds: StepSeconds,
+        slo_seconds: float,
+        min_tokens: int = 16,
+        max_tokens: int = 2048,
+        granularity: int = 1,
+    ) -> None:
+        check_limits(min_tokens, max_tokens, granularity)
+        self.step_seconds = step_seconds
+        self.slo_seconds = slo_seconds
+        self.granularity = granularity
+        self.min_tokens = min_tokens
+        self.max_tokens = max_tokens
+
+    def max_prefill_tokens(
+        self, num_decodes: int, decode_kv: int = 0, longest_decode: int = 0, context: int = 0
+    ) -> int:
+        """See `ChunkPolicy.max_prefill_tokens`: doubles the chunk while it fits, then bisects.
+
+        So no step is predicted that is much longer than the one that runs.
+        """
+
+        def fits(tokens: int) -> bool:
+            seconds = self.step_seconds(num_decodes, decode_kv, longest_decode, context, tokens)
+            return seconds <= self.slo_seconds
+
+        low, high = self.min_tokens, self.min_tokens
+        while high < self.max_tokens and high == low:
+            high = min(2 * low, self.max_tokens)
+            if fits(high):
+                low = high
+        while high - low > 1:
+            middle = (low + high) // 2
+            if fits(middle):
+                low = middle
+            else:
+                high = middle
+        return max(low - low % self.granularity, self.min_tokens)
+
+
 CHUNK_POLICIES: Registry[Callable[..., ChunkPolicy]] = Registry(static=StaticChunks, slo=SloChunks)
-"""Makes a policy from its parameters, which a scenario gives by name. Each engine has a policy of its own."""
+"""Makes a policy from its parameters, which a scenario gives by name. Each engine has a policy of its own.
+
+A scenario's `slo` without a table is `PredictedSloChunks` of its step times.
+"""

@@ -23,6 +23,7 @@ from schedulers.remote_prefills import admit_transferred, allocate_transferred, 
 from schedulers.sequence import DECODING, FINISHED, FINISHING, PREFILLING, WAITING, Sequence
 
 if TYPE_CHECKING:
+    from schedulers.chunking import ChunkPolicy
     from workloads.request import Request
 
 
@@ -231,7 +232,7 @@ class EngineCore(CoreState):
         """Append the prompt chunks of this step: first prompts under way, then newly admitted ones."""
         budget = self.config.max_num_batched_tokens - num_decodes
         if self.chunk_policy is not None:
-            budget = min(budget, self.chunk_policy.max_prefill_tokens(num_decodes))
+            budget = min(budget, self._chunk_limit(self.chunk_policy, num_decodes))
         for sequence in tuple(self._prefilling):
             if budget <= 0:
                 break
@@ -254,6 +255,14 @@ class EngineCore(CoreState):
             lacks_space = admit(self, chunks, budget) and (not follows_service or self._all_lack_slots())
             # These prompts become decodes, beside which a policy may allow smaller chunks that need fewer blocks.
             self._admission_blocked = lacks_space and (self.chunk_policy is None or not chunks)
+
+    def _chunk_limit(self, policy: ChunkPolicy, num_decodes: int) -> int:
+        """Prompt tokens that the policy allows beside these decodes, each of which attends to its new token, too."""
+        decode_set = self.decode_set
+        decode_kv = decode_set.kv_tokens + num_decodes
+        longest = decode_set.longest() + 1 if num_decodes else 0
+        context = next((sequence.num_computed_tokens for sequence in self._prefilling), 0)
+        return policy.max_prefill_tokens(num_decodes, decode_kv, longest, context)
 
     def _note_outputs(self) -> None:
         """Tell the policy how many output tokens each decode has."""

@@ -29,6 +29,7 @@ from live.validation.role_steps import RecordedTime, Span, role_steps, watch_ste
 from scenarios.engine import SchedulerPlan
 from scenarios.live_engines import engine_pools
 from scenarios.validation import ProfilingSpec, ValidationScenario
+from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 from schedulers.speculation import AnswerDrafts
 from workloads.errors import BadInput
@@ -94,7 +95,7 @@ class PoolsBackend(LoadedModel):
                 value=link.bytes_per_token,
             )
         serving, pools = engine_pools(scenario.serving_without_times(), {}, base / "scenario")
-        self._layout, self._chunks = pools_layout(serving, pools)
+        self._layout, _ = pools_layout(serving, pools)
         self._link = MessageLink(link.latency, link.bandwidth)
         self._decoder_of = self._load_modules(scenario, base)
         self._spec = scenario.profiling
@@ -138,11 +139,15 @@ class PoolsBackend(LoadedModel):
         """False: a first replay on a CPU does nothing that later ones do not."""
         return False
 
-    def _pools(self, time: RecordedTime, on_progress: Callable[[Progress], None]) -> LocalPools:
+    def _pools(
+        self,
+        time: RecordedTime,
+        on_progress: Callable[[Progress], None],
+        chunks: Callable[[], ChunkPolicy | None] = lambda: None,
+    ) -> LocalPools:
         return LocalPools(
-            self._layout, self._decoder_of, timekeeper=time, packed=True, on_progress=on_progress,
-            chunks=self._chunks[0],
-        )  # fmt: skip
+            self._layout, self._decoder_of, timekeeper=time, packed=True, on_progress=on_progress, chunks=chunks
+        )
 
     def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayedPools:
         """Send each request to the front at its arrival time. Sessions are refused by the scenario.
@@ -158,7 +163,7 @@ class PoolsBackend(LoadedModel):
             self._profile_in_turns = self._new_profile(scheduler.config, self._spec, IN_TURNS_SEED)
         profile = self._profile_in_turns
         replayed, time = ReplayedPools(generations), RecordedTime(self._link)
-        pools = self._pools(time, replayed.note)
+        pools = self._pools(time, replayed.note, scheduler.chunk_policy)
         time.restart()
         steps = {rank: watch_steps(worker.engine) for rank, worker in enumerate(pools.workers, start=1)}
         for generation in generations:

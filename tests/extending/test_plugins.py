@@ -197,7 +197,7 @@ from schedulers.chunking import CHUNK_POLICIES
 
 @CHUNK_POLICIES.register("wrong")
 class Wrong:
-    def max_prefill_tokens(self, num_decodes):
+    def max_prefill_tokens(self, num_decodes, *cached):
         return RETURNED
 """,
     "engine.preemption_policy=wrong": """

@@ -50,6 +50,10 @@ ENGINES: dict[str, dict[str, Any]] = {
         "num_gpu_blocks": 60, "block_size": BLOCK, "max_num_seqs": 4, "enable_prefix_caching": False,
         "chunking": {"policy": "slo", "slo_seconds": 0.003, "min_tokens": 2, "max_tokens": 32, **TABLE},
     },
+    "chunks within a predicted latency": {
+        "num_gpu_blocks": 60, "block_size": BLOCK, "max_num_seqs": 4,
+        "chunking": {"policy": "slo", "slo_seconds": 0.0044, "min_tokens": 2, "max_tokens": 32},
+    },
     "one-shot, shared when computed": {
         "num_gpu_blocks": 60, "block_size": BLOCK, "max_num_seqs": 4, "cache_blocks_on": "computed",
         "in_batch_prefix_caching": True, "one_shot": {"tokens": 32, "sequences": 4},

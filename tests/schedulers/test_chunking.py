@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedulers.chunking import SloChunks, StaticChunks
+from schedulers.chunking import PredictedSloChunks, SloChunks, StaticChunks
+from schedulers.engine_config import EngineConfig
+from schedulers.engine_core import EngineCore
+from workloads.request import Request
 
 
 def test_a_static_budget_counts_decodes() -> None:
@@ -97,3 +100,50 @@ def test_tables_that_cannot_be_used(
 ) -> None:
     with pytest.raises(ValueError, match=fault):
         SloChunks(tokens, seconds, 1.0, *limits)
+
+
+@settings(deadline=None)
+@given(
+    st.floats(0.0, 20.0), st.integers(1, 40), st.integers(0, 90), st.integers(1, 24), st.integers(0, 60),
+    st.integers(0, 900),
+)  # fmt: skip
+def test_predicted_chunks_against_all_chunks(
+    goal: float, smallest: int, more: int, granularity: int, decodes: int, context: int
+) -> None:
+    """The model has one pass, and time for cached tokens: no table over tokens can stand for it."""
+
+    def seconds(num_decodes: int, decode_kv: int, longest: int, context: int, tokens: int) -> float:
+        return 3.0 + 0.05 * (num_decodes + tokens) + 1e-3 * decode_kv + 1e-4 * longest + 2e-4 * tokens * context
+
+    policy = PredictedSloChunks(seconds, goal, smallest, smallest + more, granularity)
+    cached = 20 * decodes, 30, context
+    chunks = [c for c in range(smallest, smallest + more + 1) if seconds(decodes, *cached, c) <= goal]
+    largest = max(chunks, default=smallest)
+    expected = max(largest - largest % granularity, smallest)
+    assert policy.max_prefill_tokens(decodes, *cached) == expected
+
+
+def test_predicted_chunks_refuse_limits_in_the_wrong_order() -> None:
+    with pytest.raises(ValueError, match="1 <= smallest <= largest"):
+        PredictedSloChunks(lambda *step: 1.0, 1.0, 4, 2)
+
+
+def test_a_policy_learns_what_the_step_attends_to() -> None:
+    """The numbers that the policy is asked with are those of the batch that comes of it."""
+    calls: list[tuple[int, ...]] = []
+
+    class Watching(StaticChunks):
+        def max_prefill_tokens(self, num_decodes: int, *cached: int) -> int:
+            calls.append((num_decodes, *cached))
+            return 3
+
+    core = EngineCore(EngineConfig(num_gpu_blocks=64, block_size=4), Watching(8))
+    for i, prompt in enumerate((2, 7, 1)):
+        core.submit(Request(i, 0.0, prompt, 9), 0.0)
+    for _ in range(4):
+        batch = core.begin_step(0.0)
+        assert batch is not None
+        first = batch.chunks[0].context
+        assert calls[-1] == (batch.n_decodes, batch.decode_kv, batch.longest_decode, first)
+        core.end_step(batch, [], 0.0)
+    assert max(call[3] for call in calls) == 4, "the second prompt came in pieces"

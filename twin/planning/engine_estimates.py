@@ -22,13 +22,11 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from latency_models.stages import Stages
-from latency_models.step_time import StepTime
+from latency_models.step_time import ANY_SEQUENCE, StepTime
 from scenarios.goals import Goal
 from schedulers.batches import Batch, Chunk
 from schedulers.engine_config import EngineConfig
-from schedulers.sequence import Sequence
 from twin.planning.question import Lengths
-from workloads.request import Request
 
 ITERATIONS = 200
 """Iterations of a fixed point; a saturated engine leaves its limits long before."""
@@ -154,8 +152,7 @@ class EngineEstimate:
         if not prompt_tokens:
             return self.step_time.decode_seconds(decodes, kv, round(self.context), 1)[0] if decodes else 0.0
         before = self._before(prompt_tokens)
-        chunk = Chunk(_SEQUENCE, prompt_tokens, before, before == 0)
-        return self.step_time.seconds(Batch([chunk], [_SEQUENCE] * decodes, kv, round(self.context)))
+        return self.step_time.mixed_seconds(decodes, kv, round(self.context), before, prompt_tokens, last=before == 0)
 
     def _before(self, prompt_tokens: int) -> int:
         """Tokens of a mean prompt that are there before a chunk in the middle of it."""
@@ -176,8 +173,8 @@ class EngineEstimate:
 
     def _parts(self, decodes: int, prompt_tokens: int, before: int) -> list[float]:
         """Seconds of a batch in each stage and link. `before`: tokens of the prompt that are computed already."""
-        chunks = [Chunk(_SEQUENCE, prompt_tokens, before, before == 0)] if prompt_tokens else []
-        batch = Batch(chunks, [_SEQUENCE] * decodes, round(decodes * self.context), round(self.context))
+        chunks = [Chunk(ANY_SEQUENCE, prompt_tokens, before, before == 0)] if prompt_tokens else []
+        batch = Batch(chunks, [ANY_SEQUENCE] * decodes, round(decodes * self.context), round(self.context))
         if self.stages is None:
             return [self.step_time.seconds(batch)]
         durations, link = self.step_time.stage_seconds(batch, self.stages.shares), self.stages.link
@@ -276,8 +273,8 @@ class EngineEstimate:
             return seconds
         while computed < prompt:
             tokens = min(budget, prompt - computed)
-            chunk = Chunk(_SEQUENCE, tokens, computed, computed + tokens >= prompt)
-            seconds += self.step_time.seconds(Batch([chunk], [_SEQUENCE] * decodes, kv, round(self.context)))
+            last = computed + tokens >= prompt
+            seconds += self.step_time.mixed_seconds(decodes, kv, round(self.context), computed, tokens, last)
             computed += tokens
         return seconds
 
@@ -290,9 +287,6 @@ class EngineEstimate:
             middle = (low + high) / 2
             low, high = (middle, high) if self.steady(middle) is not None else (low, middle)
         return high
-
-
-_SEQUENCE = Sequence(Request(0, 0.0, 1, 1), 0, one_shot=False)
 
 
 def bound(goal: Goal, prefill: EngineEstimate, decode: EngineEstimate) -> float | None:

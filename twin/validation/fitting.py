@@ -45,7 +45,8 @@ class ProfiledStepModel:
         self._scenario = scenario
         self._run = run
         self._note = note
-        self._scheduler = scenario.engine.build(base)
+        # A chunk policy may need the step times that the profile is for.
+        self._scheduler = scenario.engine.model_copy(update={"chunking": None}).build(base)
         self._parts: list[ProfilingRecording] = []
         self._in_turns: list[ProfilingRecording] = []
 

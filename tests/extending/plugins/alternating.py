@@ -13,6 +13,6 @@ class Alternating:
         self.every = every
         self._step = 0
 
-    def max_prefill_tokens(self, num_decodes: int) -> int:
+    def max_prefill_tokens(self, num_decodes: int, *cached: int) -> int:
         self._step += 1
         return 2048 if not num_decodes or self._step % self.every == 0 else 0
