@@ -19,7 +19,8 @@ from typing import Any
 from benchmarks.provenance import provenance
 from scenarios.overrides import apply
 from scenarios.reading import read_scenario
-from twin.executors.processes import Processes, usable_cores
+from twin.executors.processes import Processes
+from twin.process import usable_cores
 from twin.sweeps.ratio_sweep import prepare
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "afd-deepseek-v3.yaml"

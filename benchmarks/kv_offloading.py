@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from latency_models.io.config_io import read_yaml
+from twin.serving.results.report import report_run
 from twin.serving.run.simulation import Simulation
-from twin.sweeps.serving_sweep import prepare, report_run
+from twin.sweeps.serving_sweep import prepare
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "kv-offloading.yaml"
 

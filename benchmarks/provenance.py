@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from twin.api.manifest import manifest
+from twin.api.run_folder import manifest
 from twin.compiled import runs_compiled
 
 

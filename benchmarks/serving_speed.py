@@ -31,7 +31,7 @@ from benchmarks.provenance import provenance
 from latency_models.io.config_io import write_yaml
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.run.simulation import Run, Simulation
-from twin.sweeps.one_run import make_run
+from twin.sweeps.one_run import run_plan
 from twin.sweeps.serving_sweep import prepare
 
 SCENARIO: dict[str, Any] = {
@@ -169,7 +169,7 @@ def independent(requests: int, repeat: int, replicas: int) -> list[dict[str, Any
 
 
 def _simulate(plan: ServingPlan, processes: int) -> Run:
-    return make_run(plan, processes=processes) if processes else Simulation(plan).run()
+    return run_plan(plan, processes=processes) if processes else Simulation(plan).run()
 
 
 def _timed(work: Callable[[], object]) -> Timing:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -200,3 +201,14 @@ def _value(text: str, override: str, flag: str) -> Any:
     except yaml.YAMLError as error:
         problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
         raise BadInput(f"expected a YAML value: {problem}", field=flag, value=override) from None
+
+
+def with_trace(
+    document: dict[str, Any], trace: Path | None, lengths: Collection[str] = ("prefill", "decode", "tasks")
+) -> dict[str, Any]:
+    """A scenario with a trace in place of the fields `lengths` of its workload; the same without a trace."""
+    if trace is None:
+        return document
+    workload = {key: value for key, value in (document.get("workload") or {}).items() if key not in lengths}
+    workload["trace"] = {**(workload.get("trace") or {}), "path": str(trace.absolute())}
+    return {**document, "workload": workload}

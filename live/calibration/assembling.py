@@ -29,7 +29,7 @@ from live.calibration.journal import Journal
 from live.calibration.measuring import Plan
 from live.calibration.operations import via
 from live.device import device_name, versions
-from reports.records.checkout import commit
+from reports.records.run_directory import commit
 from schedulers.batches import Batch, Chunk
 from schedulers.sequence import Sequence as EngineSequence
 from workloads.request import Request

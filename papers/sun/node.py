@@ -18,7 +18,7 @@ from papers.sun.published import Placement, concurrency_rows
 from scenarios.serving import MeasureSpec
 from twin.serving.results.summary import latencies, summarise
 from twin.serving.run.simulation import Run
-from twin.sweeps.one_run import make_run
+from twin.sweeps.one_run import run_plan
 from twin.sweeps.serving_sweep import prepare
 
 MODEL, MODEL_FILE, BITS = "LLaMA3.1-8B", "llama-3.1-8b", 16
@@ -117,7 +117,7 @@ def scenario(service: Service, load: Load, placement: Placement, workers: int = 
 def outcomes(document: dict[str, Any], replications: int) -> list[Outcome]:
     """One run for each realisation of the arrivals; run k of two scenarios of one load gets the same requests."""
     tasks = prepare(document, Path(document["name"]), replications=replications).tasks
-    return [_outcome(make_run(task.plan, task.replication), task.plan.scenario.measure, document) for task in tasks]
+    return [_outcome(run_plan(task.plan, task.replication), task.plan.scenario.measure, document) for task in tasks]
 
 
 def _outcome(run: Run, measure: MeasureSpec, document: dict[str, Any]) -> Outcome:

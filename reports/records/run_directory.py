@@ -16,6 +16,7 @@ import errno
 import hashlib
 import json
 import os
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,6 +25,8 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 SCHEMA = "twin.run/1"
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @dataclass
@@ -293,3 +296,20 @@ def _new_folder(root: Path, name: str) -> Path:
 
 def _now() -> datetime:
     return datetime.now(UTC)
+
+
+def commit() -> str | None:
+    """The commit of this checkout, marked if files have changed since; None outside a checkout.
+
+    Installed code has no checkout of its own, even if a repository is around it.
+    """
+    if not (ROOT / ".git").exists():
+        return None
+    try:
+        process = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            cwd=ROOT, capture_output=True, text=True, timeout=5, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return process.stdout.strip()

@@ -15,7 +15,7 @@ from schedulers.chunking import CHUNK_POLICIES
 from schedulers.preemption import PREEMPTION_POLICIES
 from schedulers.routing import ROUTERS
 from schedulers.waiting_queue import SCHEDULING_POLICIES
-from twin.executors import processes
+from twin import process
 from workloads.traces import TRACE_FORMATS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +29,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with a copy of examples/ in it as a reader has; commands use one process."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(processes, "usable_cores", lambda: 1)
+    monkeypatch.setattr(process, "usable_cores", lambda: 1)
     return tmp_path
 
 

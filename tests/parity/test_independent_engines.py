@@ -19,12 +19,13 @@ from twin.serving.engine.engine import Engine
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.records import engine_log
 from twin.serving.results import summary
+from twin.serving.results.report import report_run
 from twin.serving.results.timeseries import timeseries
 from twin.serving.run import independent_engines
 from twin.serving.run.independent_engines import independent_groups, simulate_apart, why_together
 from twin.serving.run.simulation import Run, Simulation
-from twin.sweeps import one_run
-from twin.sweeps.serving_sweep import prepare, report_run
+from twin.sweeps import in_processes, one_run
+from twin.sweeps.serving_sweep import prepare
 from workloads.request import Request
 
 
@@ -123,13 +124,13 @@ def test_in_processes_as_in_one(
         measure={"after": 0.2}, engine={"num_gpu_blocks": 20},
     )  # fmt: skip
     for module, name, value in (
-        (one_run, "WORTH_A_PROCESS", 1), (independent_engines, "SPAN", 40), (engine_log, "WORTH_A_PART", 3),
+        (in_processes, "WORTH_A_PROCESS", 1), (independent_engines, "SPAN", 40), (engine_log, "WORTH_A_PART", 3),
         (summary, "MANY_STEPS", 100 if detail == "requests" else 1 << 20), (summary, "STEPS_OF_PART", 50),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
     plans = [plan_of(document) for _ in range(2)]
     with writing_columns(tmp_path / "found.parquet") as write:
-        result = one_run.make_run(plans[0], sink=write if detail else None, processes=processes)
+        result = one_run.run_plan(plans[0], sink=write if detail else None, processes=processes)
     with writing_columns(tmp_path / "expected.parquet") as write:
         expected = Simulation(plans[1], sink=write if detail else None).run()
     assert not isinstance(result.engines[0], Engine)

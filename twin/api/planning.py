@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from reports.records.run_directory import RunDirectory, fingerprint, open_run
 from scenarios.reading import read_scenario
-from twin.api.manifest import manifest
-from twin.api.run_folder import complete
+from twin.api.run_folder import complete, manifest
 from twin.planning.planner import Simulations
 from twin.planning.question import Question, read_question
 from twin.planning.space import Candidate

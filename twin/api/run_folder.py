@@ -1,17 +1,23 @@
-"""Run folders at a path that a program gives, and the last files of every run folder."""
+"""Run folders at a path that a program gives, and the manifest and the last files of every run folder."""
 
 from __future__ import annotations
 
+import platform
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
-from reports.records.run_directory import RunDirectory, begin_run
+from reports.records.run_directory import RunDirectory, begin_run, commit
+from twin import __version__
 from twin.api.arguments import path_of
 from twin.api.drawing import illustrate
-from twin.api.manifest import manifest
 from workloads.errors import BadInput
 
 Document = dict[str, Any]
+
+PACKAGES = ("numpy", "scipy", "simpy", "pydantic", "torch")
+"""Packages whose versions may change a result. The manifest names those that are loaded."""
 
 
 def new_run(folder: str | Path, scenario: Path, inputs: Document, call: str) -> RunDirectory:
@@ -38,3 +44,27 @@ def complete(run: RunDirectory, document: Document, *, figures: bool) -> Documen
         illustrate(document, run)
     run.set_status(True, "complete")
     return document
+
+
+def manifest(inputs: dict[str, Any], call: str | None = None) -> dict[str, Any]:
+    """The content of `manifest.json`, before the run sets its status.
+
+    Args:
+        inputs: keys of the command's own.
+        call: the Python call that made the run; None: the command line of this process.
+    """
+    return {
+        "command": call or shlex.join(["twin", *sys.argv[1:]]),
+        "version": __version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        "platform": _platform(),
+        "packages": {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules},
+        **inputs,
+    }
+
+
+def _platform() -> str:
+    """System, release, machine and C library; `platform.platform` starts a process to ask for the processor, too."""
+    system = platform.uname()
+    return "-".join((system.system, system.release, system.machine, *filter(None, platform.libc_ver())))

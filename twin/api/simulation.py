@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scenarios.serving import ServingScenario
+from twin import process
 from twin.api.arguments import Overrides, check_counts, errors_name_arguments, path_of
 from twin.api.run_folder import complete, new_run
 from twin.api.scenario import Scenario, opened
-from twin.executors import processes
-from twin.executors.executor import Executor, ExecutorChoice, choose_executor
+from twin.executors.executor import Executor, choose_executor
+from twin.serving.plan.plan import ServingPlan
 from twin.serving.results.reference_run import compare, read_reference_run
+from twin.serving.results.report import run_document, run_inputs
 from twin.serving.results.timeseries import timeseries
-from twin.sweeps.one_run import make_run
-from twin.sweeps.serving_sweep import ServingSweep, Task, prepare, report_run
+from twin.sweeps import one_run
+from twin.sweeps.one_run import read_plan
 from workloads.errors import BadInput
 from workloads.generator import Workload
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from reports.records.run_directory import RunDirectory
-    from twin.serving.run.simulation import Run
+    from twin.sweeps.serving_sweep import ServingSweep, Task
 
 Document = dict[str, Any]
 
@@ -52,8 +52,8 @@ class Result:
     scenario: Scenario
     document: Document
     points: dict[str, Document]
-    _sweep: ServingSweep
-    _first: Run
+    _inputs: Document
+    _first: one_run.Result
 
     @cached_property
     def summary(self) -> pd.DataFrame:
@@ -70,7 +70,7 @@ class Result:
         """
         from twin.api.frames import requests_frame
 
-        return requests_frame(self._first, self._spec.measure)
+        return requests_frame(self._first.run, self._spec.measure)
 
     @cached_property
     def steps(self) -> pd.DataFrame:
@@ -82,7 +82,7 @@ class Result:
         from twin.api.frames import steps_frame
 
         self._require_detail()
-        return steps_frame(self._first.logs)
+        return steps_frame(self._first.run.logs)
 
     @cached_property
     def engines(self) -> pd.DataFrame:
@@ -130,8 +130,7 @@ class Result:
             BadInput: the folder is not empty.
             OSError: it cannot be written.
         """
-        inputs = self._sweep.inputs()
-        with new_run(folder, self.scenario.path, inputs, "twin.simulate(…).save(…)") as run:
+        with new_run(folder, self.scenario.path, self._inputs, "twin.simulate(…).save(…)") as run:
             for key, point in self.points.items():
                 run.add_point(key, point)
             self.write(run, figures=figures, events=events)
@@ -139,15 +138,16 @@ class Result:
 
     def write(self, run: RunDirectory, *, figures: bool, events: bool) -> Document:
         """Write requests, summary, figures and page into a run folder, which is complete then; returns the summary."""
+        first = self._first.run
         if self._spec.detail:
-            if self._first.columns.sink is None:
+            if first.columns.sink is None:
                 from reports.records.columns import write_columns
 
-                write_columns(run.path / REQUESTS, self._first.request_table())
+                write_columns(run.path / REQUESTS, first.request_table())
             if events and self._spec.detail is True:
                 from reports.serving.trace_events import write_trace_events
 
-                write_trace_events(run.path / "trace-events.json.gz", self._first.logs, self._first.columns)
+                write_trace_events(run.path / "trace-events.json.gz", first.logs, first.columns)
         return complete(run, self.document, figures=figures)
 
     def _repr_html_(self) -> str:
@@ -161,7 +161,7 @@ class Result:
 
     @property
     def _spec(self) -> ServingScenario:
-        return self._sweep.cases[0].plan.scenario
+        return self._first.plan.scenario
 
     def _require_detail(self) -> None:
         if self._spec.detail is not True:
@@ -200,22 +200,44 @@ def simulate(
         choice = choose_executor(executor, jobs)
         source = opened(scenario, overrides, "serving")
         path = None if trace is None else path_of("trace", trace)
+        if replications == 1 and not draws:
+            plan = read_plan(source.document, source.path, source.settings, path)
+            return simulate_plan(plan, source, draws, jobs=jobs)
+        from twin.sweeps.serving_sweep import prepare
+
         sweep = prepare(source.document, source.path, [source.settings], path, replications, draws)
-        with started_for(sweep, choice) as started:
-            return run_all(sweep, source, {}, lambda key, point: None, started, jobs=jobs)
+        with choice.start() as started:
+            return simulate_several(sweep, source, {}, lambda key, point: None, started, jobs=jobs)
 
 
-def started_for(sweep: ServingSweep, choice: ExecutorChoice) -> AbstractContextManager[Executor | None]:
-    """The executor for the runs after the first; None, and nothing is started, if there are none."""
-    return choice.start() if len(sweep.tasks) > 1 else contextlib.nullcontext()
+def simulate_plan(
+    plan: ServingPlan,
+    scenario: Scenario,
+    draws: int | None = None,
+    requests: Path | None = None,
+    jobs: int | None = None,
+) -> Result:
+    """Run a plan once.
+
+    Args:
+        draws: for the manifest. requests: Parquet file to which requests are written as they finish; None keeps them
+            in memory. jobs: processes; None: one for each core.
+
+    Raises:
+        BadInput: the reference run that the scenario names cannot be read, or the plan turns out not to run.
+    """
+    measured = _reference_run(plan)
+    first = _simulate(plan, requests, jobs)
+    document = run_document(plan, scenario.settings, first.report)
+    return _result(scenario, document, {}, run_inputs([plan], 1, draws), first, measured)
 
 
-def run_all(
+def simulate_several(
     sweep: ServingSweep,
     scenario: Scenario,
     points: dict[str, Document],
     keep: Callable[[str, Document], None],
-    executor: Executor | None,
+    executor: Executor,
     advance: Callable[[Task], object] = lambda task: None,
     requests: Path | None = None,
     jobs: int | None = None,
@@ -224,47 +246,55 @@ def run_all(
 
     Args:
         points: reports of runs made before, by key; completed in place.
-        executor: of the others; None if there are none (`started_for`).
-        keep: called with the key and the report of each run that is made, except the first.
-        advance: called after each of these.
-        requests: Parquet file to which the first run writes its requests as they finish; None keeps them in memory.
-        jobs: processes of the first run; None: one for each core.
+        executor: of the runs after the first.
+        keep: called with the key and the report of each of these. advance: called after each.
+        requests, jobs: of the first run, as for `simulate_plan`.
 
     Raises:
-        BadInput: the reference run that the scenario names cannot be read.
+        BadInput: as for `simulate_plan`.
     """
     task = sweep.tasks[0]
-    spec = task.plan.scenario
-    measured = _reference_run(sweep)
-    first = _make_first(task, requests, jobs or processes.usable_cores())
-    points[task.key] = report_run(first, task.plan)
-    for finished in sweep.run(points, keep, executor) if executor else ():
+    measured = _reference_run(task.plan)
+    first = _simulate(task.plan, requests, jobs)
+    points[task.key] = first.report
+    for finished in sweep.run(points, keep, executor):
         advance(finished)
-    document = sweep.document(0, points)
-    document["series"] = timeseries(first, spec.measure) if spec.detail is True else None
-    document["measured"] = measured
-    document["comparison"] = compare(document["summary"], measured["summary"]) if measured else None
-    elsewhere = {key: point for key, point in points.items() if key != task.key}
-    return Result(scenario, document, elsewhere, sweep, first)
+    rest = {key: point for key, point in points.items() if key != task.key}
+    return _result(scenario, sweep.document(0, points), rest, sweep.inputs(), first, measured)
 
 
-def _make_first(task: Task, requests: Path | None, jobs: int) -> Run:
-    """Make the first run; its requests go to a file, if one is named and the scenario keeps them.
+def _simulate(plan: ServingPlan, requests: Path | None, jobs: int | None) -> one_run.Result:
+    """Run a plan; its requests go to a file, if one is named and the scenario keeps them.
 
     Requests of sessions stay in memory: which session each belongs to is added in the end.
     """
-    plan, replication, draw = task.plan, task.replication, task.draw
+    processes = jobs or process.usable_cores()
     if requests is None or not plan.scenario.detail or not isinstance(plan.workload, Workload):
-        return make_run(plan, replication, draw, processes=jobs)
+        return one_run.simulate(plan, processes=processes)
     from reports.records.columns import writing_columns
 
     with writing_columns(requests) as write:
-        return make_run(plan, replication, draw, write, jobs)
+        return one_run.simulate(plan, sink=write, processes=processes)
 
 
-def _reference_run(sweep: ServingSweep) -> Document | None:
+def _result(
+    scenario: Scenario,
+    document: Document,
+    points: dict[str, Document],
+    inputs: Document,
+    first: one_run.Result,
+    measured: Document | None,
+) -> Result:
+    """The result whose document also has the curves of the first run, and the reference run."""
+    spec = first.plan.scenario
+    document["series"] = timeseries(first.run, spec.measure) if spec.detail is True else None
+    document["measured"] = measured
+    document["comparison"] = compare(document["summary"], measured["summary"]) if measured else None
+    return Result(scenario, document, points, inputs, first)
+
+
+def _reference_run(plan: ServingPlan) -> Document | None:
     """The measured run that the scenario names, read before anything is simulated."""
-    plan = sweep.cases[0].plan
     spec = plan.scenario.measured
     if spec is None:
         return None

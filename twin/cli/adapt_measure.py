@@ -114,7 +114,7 @@ def _latency(scenario: ValidationScenario, directory: Path, runs: Path, note: Ca
     from live.validation.backend import LiveBackend
     from reports.records.run_directory import fingerprint, open_run
     from twin.api.drawing import illustrate
-    from twin.api.manifest import manifest
+    from twin.api.run_folder import manifest
     from twin.validation.run import EngineValidation
 
     engine = LiveBackend(

@@ -71,6 +71,11 @@ class RepetitionOptions:
     """Runs with what is not known of step times and memory drawn, 10 or more; default: as many as replications if
 several (serving systems)."""
 
+    @property
+    def several(self) -> bool:
+        """True if a configuration may have more than one run."""
+        return self.replications > 1 or bool(self.draws)
+
     def check(self) -> None:
         """Refuse numbers that are too small."""
         from twin.api.arguments import require_at_least

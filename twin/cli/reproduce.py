@@ -127,9 +127,8 @@ def _reproduce_quality(
 
     from reports.records.run_directory import fingerprint, open_run
     from twin.api.arguments import require_at_least
-    from twin.api.manifest import manifest
-    from twin.api.run_folder import complete
-    from twin.executors.processes import usable_cores
+    from twin.api.run_folder import complete, manifest
+    from twin.process import usable_cores
     from workloads.errors import missing_extra
 
     require_at_least("--seeds", seeds, 1)
@@ -153,7 +152,8 @@ def _reproduce_afd(runs: Path, jobs: int | None, *, fresh: bool, as_json: bool) 
     from papers.afd import reproduction as afd
     from twin.api.run_folder import complete
     from twin.cli.runs import load_figures, open_sweep, simulate_missing
-    from twin.executors.processes import Processes, usable_cores
+    from twin.executors.processes import Processes
+    from twin.process import usable_cores
 
     plan = afd.sweep()
     with open_sweep(plan, "reproduce-afd", runs, {"paper": "afd"}, fresh=fresh) as run:
@@ -172,8 +172,7 @@ def _reproduce_tables(
         trace: of spear. fit: the data, ratios, prompt lengths and fitted data of fastafd.
     """
     from reports.records.run_directory import open_run
-    from twin.api.manifest import manifest
-    from twin.api.run_folder import complete
+    from twin.api.run_folder import complete, manifest
 
     settings, compute = _computation(paper, jobs, trace, fit)
     with open_run(runs, f"reproduce-{paper}", "serving", manifest({"paper": paper, **settings}), resume=False) as run:
@@ -188,7 +187,7 @@ def _computation(
     from importlib import import_module
 
     from twin.cli.console import note
-    from twin.executors.processes import usable_cores
+    from twin.process import usable_cores
 
     program = import_module(f"papers.{paper}.reproduction")
     if paper == "fastafd":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from reports.records.run_directory import RunDirectory
     from twin.executors.executor import Executor
-    from twin.sweeps.serving_sweep import ServingSweep
+    from twin.serving.plan.plan import ServingPlan
     from twin.sweeps.sweep import Sweep
 
 
@@ -21,11 +21,22 @@ def open_sweep(
     Args:
         inputs: keys of the manifest in front of the sweep's own.
     """
-    from reports.records.run_directory import open_run
-    from twin.api.manifest import manifest
+    return open_folder(command, runs, {**inputs, **sweep.inputs()}, sweep.fingerprint, fresh=fresh)
 
-    content = manifest({**inputs, **sweep.inputs()})
-    return open_run(runs, command, sweep.fingerprint(content["version"]), content, resume=not fresh)
+
+def open_folder(
+    command: str, runs: Path, inputs: dict[str, Any], fingerprint: Callable[[str], str], *, fresh: bool
+) -> RunDirectory:
+    """A run folder, to be opened with `with`: an unfinished one of the same fingerprint is resumed unless `fresh`.
+
+    Args:
+        inputs: entries of the manifest. fingerprint: of the inputs and the version that it is called with.
+    """
+    from reports.records.run_directory import open_run
+    from twin import __version__
+    from twin.api.run_folder import manifest
+
+    return open_run(runs, command, fingerprint(__version__), manifest(inputs), resume=not fresh)
 
 
 def simulate_missing(
@@ -55,10 +66,9 @@ def note_resumed(folder: Path, count: int, total: int) -> None:
     note(f"taking up {folder}: {count} of {total} runs are done")
 
 
-def note_partial_replays(sweep: ServingSweep) -> None:
+def note_partial_replay(*plans: ServingPlan) -> None:
     """Note on stderr, before anything runs, that `workload.requests` ends a replay before its trace ends."""
-    replays = [case.plan.replayed for case in sweep.cases]
-    partial = [replay for replay in replays if replay and replay["requests"] < replay["rows"]]
+    partial = [plan.replayed for plan in plans if plan.replayed and plan.replayed["requests"] < plan.replayed["rows"]]
     if partial:
         from reports.serving.sentences import part_of_trace
         from twin.cli.console import note

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from twin.cli.options import ExecutorOptions, Flag, RepetitionOptions, RunOptions, Settings
 from twin.process import configure_libraries, making_what_stays
 
 if TYPE_CHECKING:
-    from reports.records.run_directory import RunDirectory
     from twin.api.scenario import Scenario
-    from twin.api.simulation import Result
     from twin.executors.executor import Executor
+    from twin.serving.plan.plan import ServingPlan
     from twin.sweeps.serving_sweep import ServingSweep, Task
 
 
@@ -46,76 +46,83 @@ def simulate(
     """
     configure_libraries()
     with making_what_stays():
+        from scenarios.overrides import single_settings
+        from scenarios.reading import read_scenario
+        from twin.api.scenario import Scenario
+
         repetitions.check()
-        executor = execution.choose()
-        source, plan = _prepare(scenario, set_ or [], trace, repetitions)
+        choice = execution.choose()
+        settings = single_settings(set_ or [], "; twin sweep tries several")
+        source = Scenario(scenario, read_scenario(scenario, "serving"), settings)
+        if repetitions.several:
+            from twin.sweeps.serving_sweep import prepare
 
-    from twin.api.simulation import started_for
+            replications, draws = repetitions.replications, repetitions.draws
+            sweep = prepare(source.document, scenario, [settings], trace, replications, draws)
+        else:
+            from twin.sweeps.one_run import read_plan
+
+            plan = read_plan(source.document, scenario, settings, trace)
+
+    if repetitions.several:
+        with choice.start() as executor:
+            document = _simulate_several(sweep, source, executor, execution.jobs, run, events=events)
+    else:
+        document = _simulate_plan(plan, source, repetitions.draws, execution.jobs, run, events=events)
     from twin.cli.console import print_run
-    from twin.cli.runs import note_partial_replays, open_sweep
 
-    note_partial_replays(plan)
-    single, inputs = len(plan.tasks) == 1, {"scenario_file": str(scenario)}
-    with (
-        started_for(plan, executor) as started,
-        open_sweep(plan, "simulate", run.runs, inputs, fresh=single) as folder,
-    ):
-        result = _run(plan, source, started, execution.jobs, folder, keep_requests=events)
-        document = result.write(folder, figures=not run.no_figures, events=events)
     print_run(document, as_json=run.json)
     return 0
 
 
-def _prepare(
-    scenario: Path, changes: list[str], trace: Path | None, repetitions: RepetitionOptions
-) -> tuple[Scenario, ServingSweep]:
-    """Read and check the scenario with its changes, and everything that it names."""
-    from scenarios.overrides import single_settings
-    from scenarios.reading import read_scenario
-    from twin.api.scenario import Scenario
-    from twin.sweeps.serving_sweep import prepare
+def _simulate_plan(
+    plan: ServingPlan, source: Scenario, draws: int | None, jobs: int | None, options: RunOptions, *, events: bool
+) -> dict[str, Any]:
+    """Run a plan once, in a folder of its own."""
+    from twin.api.simulation import REQUESTS, simulate_plan
+    from twin.cli.runs import note_partial_replay, open_folder
+    from twin.serving.results.report import run_fingerprint, run_inputs
 
-    settings = single_settings(changes, "; twin sweep tries several")
-    source = Scenario(scenario, read_scenario(scenario, "serving"), settings)
-    replications, draws = repetitions.replications, repetitions.draws
-    return source, prepare(source.document, scenario, [settings], trace, replications, draws)
+    note_partial_replay(plan)
+    if jobs is not None and jobs > 1:
+        _note_one_process(plan)
+    inputs = {"scenario_file": str(source.path), **run_inputs([plan], 1, draws)}
+    name = partial(run_fingerprint, [plan], replications=1, draws=draws)
+    with open_folder("simulate", options.runs, inputs, name, fresh=True) as folder:
+        result = simulate_plan(plan, source, draws, None if events else folder.path / REQUESTS, jobs)
+        return result.write(folder, figures=not options.no_figures, events=events)
 
 
-def _run(
-    plan: ServingSweep,
-    source: Scenario,
-    executor: Executor | None,
-    jobs: int | None,
-    run: RunDirectory,
-    *,
-    keep_requests: bool,
-) -> Result:
-    """Make every run that the folder does not have, with progress on stderr where there are several."""
-    from twin.api.simulation import REQUESTS, run_all
+def _simulate_several(
+    sweep: ServingSweep, source: Scenario, executor: Executor, jobs: int | None, options: RunOptions, *, events: bool
+) -> dict[str, Any]:
+    """Make every run that the folder does not have, with progress on stderr."""
+    from twin.api.simulation import REQUESTS, simulate_several
     from twin.cli.console import progress
-    from twin.cli.runs import note_resumed
+    from twin.cli.runs import note_partial_replay, note_resumed, open_sweep
 
-    requests = None if keep_requests else run.path / REQUESTS
-    if len(plan.tasks) == 1:
-        _note_one_process(plan, jobs)
-        return run_all(plan, source, {}, run.add_point, executor, jobs=jobs, requests=requests)
-    points = run.points()
-    count = len(points) + 1  # the first run is made each time, for its requests and steps
-    if points:
-        note_resumed(run.path, count, len(plan.tasks))
-    with progress("simulating", len(plan.tasks), count) as advance:
+    note_partial_replay(sweep.cases[0].plan)
+    count, inputs = len(sweep.tasks), {"scenario_file": str(source.path)}
+    with open_sweep(sweep, "simulate", options.runs, inputs, fresh=count == 1) as folder:
+        points = folder.points()
+        if points:
+            note_resumed(folder.path, len(points) + 1, count)
+        # the first run is made each time, for its requests and steps
+        with progress("simulating", count, len(points) + 1) as advance:
 
-        def advance_task(task: Task) -> None:
-            advance(f"replication {task.replication}" + ("" if task.draw is None else f", draw {task.draw}"))
+            def advance_task(task: Task) -> None:
+                advance(f"replication {task.replication}" + ("" if task.draw is None else f", draw {task.draw}"))
 
-        return run_all(plan, source, points, run.add_point, executor, advance_task, requests, jobs)
+            requests = None if events else folder.path / REQUESTS
+            result = simulate_several(sweep, source, points, folder.add_point, executor, advance_task, requests, jobs)
+        return result.write(folder, figures=not options.no_figures, events=events)
 
 
-def _note_one_process(plan: ServingSweep, jobs: int | None) -> None:
+def _note_one_process(plan: ServingPlan) -> None:
     """Note on stderr that a run has one process although more are wanted, and why."""
     from twin.cli.console import note
     from twin.serving.run.independent_engines import why_together
 
-    shared = why_together(plan.cases[0].plan) if jobs is not None and jobs > 1 else None
+    shared = why_together(plan)
     if shared is not None:
         note(f"one process, since engines are not independent ({shared})")

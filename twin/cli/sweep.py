@@ -64,7 +64,7 @@ def sweep(
     from twin.api.arguments import refuse_for_kind
     from twin.api.run_folder import complete
     from twin.cli.console import print_run
-    from twin.cli.runs import load_figures, note_partial_replays, open_sweep, simulate_missing
+    from twin.cli.runs import load_figures, note_partial_replay, open_sweep, simulate_missing
     from twin.sweeps.serving_sweep import ServingSweep
 
     repetitions.check()
@@ -77,7 +77,7 @@ def sweep(
     refuse_for_kind(of_serving, "serving", document, scenario, INSTEAD)
     plan = _prepare(document, scenario, configurations, trace, ratio, repetitions, keep_requests=requests)
     if isinstance(plan, ServingSweep):
-        note_partial_replays(plan)
+        note_partial_replay(*(case.plan for case in plan.cases))
     inputs = {"scenario_file": str(scenario)}
     with executor.start() as started, open_sweep(plan, "sweep", run.runs, inputs, fresh=fresh) as folder:
         result = simulate_missing(plan, folder, started, (lambda: None) if run.no_figures else load_figures)

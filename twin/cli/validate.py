@@ -213,7 +213,7 @@ def _run_folder(validation: _Validation, source: _Source, runs: Path, *, fresh: 
     """The run folder, as a context: if the block fails, the folder records why, and the run can be resumed."""
     from latency_models.io.config_io import read_text
     from reports.records.run_directory import fingerprint, open_run
-    from twin.api.manifest import manifest
+    from twin.api.run_folder import manifest
 
     checked, steps = validation.scenario, validation.steps
     content = manifest(

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from twin import process
 from twin.executors import processes
 from workloads.errors import BadInput
 
@@ -88,4 +89,4 @@ def choose_executor(text: str = "local", jobs: int | None = None) -> ExecutorCho
         raise BadInput(f"expected {KINDS}", field="--executor", value=text)
     if address and jobs is not None:
         raise BadInput(f"expected none beside --executor {text}, which has workers of its own", field="--jobs")
-    return ExecutorChoice(kind, address, jobs or processes.usable_cores())
+    return ExecutorChoice(kind, address, jobs or process.usable_cores())

@@ -71,13 +71,6 @@ class Processes:
         return each_as_done(work, tasks, self.jobs)
 
 
-def usable_cores() -> int:
-    """The number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _context() -> BaseContext:
     """Fork where that is safe: workers then start with everything loaded, in milliseconds."""
     import multiprocessing

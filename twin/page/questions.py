@@ -14,10 +14,11 @@ from reports.afd.curves import curve_per_unit
 from scenarios.overrides import Settings, apply
 from scenarios.serving import ServingScenario, check_scenario
 from twin.page.knobs import AS_PUBLISHED, Choices, Knob, knobs_of, settings_of, to_link
+from twin.serving.plan.pools import describe_devices
+from twin.serving.results.report import run_document
 from twin.serving.results.timeseries import timeseries
 from twin.sweeps import ratio_sweep
-from twin.sweeps.one_run import make_run
-from twin.sweeps.serving_sweep import prepare, report_run, run_task
+from twin.sweeps.one_run import read_plan, simulate
 from workloads.errors import BadInput
 
 Document = dict[str, Any]
@@ -113,11 +114,10 @@ def _requests(spec: ServingScenario, path: Path) -> int:
 
 def _simulated(inquiry: Inquiry, settings: Settings, requests: int) -> Document:
     """The document of a run with detail, as the page of a run shows it."""
-    sweep = prepare(inquiry.document, inquiry.path, [{**settings, "workload.requests": requests, "detail": True}])
-    task = sweep.tasks[0]
-    run = make_run(task.plan, task.replication, task.draw)
-    document = sweep.document(0, {task.key: report_run(run, task.plan)})
-    document["series"] = timeseries(run, task.plan.scenario.measure)
+    changed = {**settings, "workload.requests": requests, "detail": True}
+    result = simulate(read_plan(inquiry.document, inquiry.path, changed))
+    document = run_document(result.plan, changed, result.report)
+    document["series"] = timeseries(result.run, result.plan.scenario.measure)
     return document
 
 
@@ -151,14 +151,13 @@ def _pareto_point(
     if degree is not None:
         changed["step_time.tensor_parallel"] = int(degree)
     try:
-        sweep = prepare(inquiry.document, inquiry.path, [changed])
-        document = sweep.document(0, {sweep.tasks[0].key: run_task(sweep.tasks[0])})
+        result = simulate(read_plan(inquiry.document, inquiry.path, changed))
     except BadInput as error:
         return point | {"reason": error.expected.removeprefix("expected ")}
-    if document["saturated"]:
+    if result.report["overload"] is not None:
         return point | {"rate": value, "reason": f"overloaded at {value:.3g}"}
-    summary = document["summary"]
-    tpot, total = summary["tpot"], (document["devices"] or {}).get("total", 1)
+    summary = result.report["summary"]
+    tpot, total = summary["tpot"], (describe_devices(result.plan.pools) or {}).get("total", 1)
     return point | {
         "user": 1 / tpot["mean"] if tpot else None,
         "gpu": summary["output_throughput"] / total if summary["output_throughput"] else None,

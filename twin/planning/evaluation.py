@@ -21,8 +21,7 @@ from twin.planning.question import Document, Question
 from twin.planning.space import Candidate, document
 from twin.planning.trial import Horizon, Trial, in_unit
 from twin.planning.windows import Window, describe_overload, needs_detail, run_window
-from twin.serving.plan.plan import ServingPlan
-from twin.serving.plan.randomness import Draw
+from twin.serving.plan.plan import Draw, ServingPlan
 
 HOPELESS = 0.02
 """A candidate less likely than this to meet its goals gets no further windows."""

@@ -13,7 +13,7 @@ from twin.planning.engine_estimates import BEYOND, EngineEstimate, bound, estima
 from twin.planning.question import Lengths, Question
 from twin.planning.space import Candidate, Family, candidates, document, families
 from twin.planning.trial import Horizon, in_unit
-from twin.serving.plan.randomness import scores_of
+from twin.serving.plan.plan import scores_of
 from workloads.errors import BadInput
 
 LARGEST = 2.5

@@ -13,8 +13,7 @@ from reports.metrics import spread, weighted_spread
 from scenarios.goals import Goal
 from scenarios.serving import MeasureSpec
 from twin.planning.question import Document
-from twin.serving.plan.plan import ServingPlan
-from twin.serving.plan.randomness import Draw
+from twin.serving.plan.plan import Draw, ServingPlan
 from twin.serving.results.summary import (
     in_measured_window,
     latencies,

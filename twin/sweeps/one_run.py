@@ -1,42 +1,57 @@
-"""One run of a plan: in one simulation, or with independent engines apart and in several processes."""
+"""One run of a plan, from the fields of a scenario to its report: `simulate(read_plan(document, path))`."""
 
 from __future__ import annotations
 
-import pickle
-import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from twin.executors.processes import each_as_done
-from twin.serving.engine.engine import Engine
-from twin.serving.engine.speculation import SimulatedSpeculation
-from twin.serving.engine.tier_links import TierLinks
-from twin.serving.plan.plan import ServingPlan, widest
-from twin.serving.plan.randomness import Draw
-from twin.serving.records.engine_log import Counters, EngineLog
-from twin.serving.records.overload import Backlog, Snapshot
+from scenarios.overrides import Settings, with_trace
+from scenarios.serving import check_scenario
+from twin.serving.plan.plan import Draw, ServingPlan, make_plan
 from twin.serving.records.requests import Sink
-from twin.serving.records.step_file import StepFile
-from twin.serving.run.independent_engines import (
-    IndependentEngines,
-    Rows,
-    in_order,
-    independent_groups,
-    merged_run,
-    simulate_apart,
-)
+from twin.serving.results.report import Document, report_run
 from twin.serving.run.simulation import Run, Simulation
 from workloads.errors import BadInput
 
-WORTH_A_PROCESS = 10_000
-"""Requests of a run for which another process gains more than it costs."""
+
+@dataclass(frozen=True)
+class Result:
+    """A run of a plan.
+
+    Attributes:
+        run: its requests, and its engines at the end. report: what is kept of it (`report_run`).
+    """
+
+    plan: ServingPlan
+    run: Run
+    report: Document
 
 
-def make_run(
+def read_plan(document: Document, path: Path, settings: Settings = {}, trace: Path | None = None) -> ServingPlan:  # noqa: B006
+    """Check a scenario with `settings` applied, and read the files that it names.
+
+    Args:
+        path: of the scenario. trace: file in place of the scenario's lengths.
+
+    Raises:
+        BadInput: naming the file, field and value, when the scenario, a setting or a file cannot be used.
+    """
+    scenario = check_scenario(with_trace(document, trace), settings, path)
+    try:
+        return make_plan(scenario, path.parent, scenario.workload.read_trace(path.parent), file=path)
+    except BadInput as error:
+        raise error.in_file(path) from None
+
+
+def simulate(
+    plan: ServingPlan, replication: int = 0, draw: Draw = None, sink: Sink | None = None, processes: int = 1
+) -> Result:
+    """Run a plan and report it; arguments and errors are those of `run_plan`."""
+    run = run_plan(plan, replication, draw, sink, processes)
+    return Result(plan, run, report_run(run, plan))
+
+
+def run_plan(
     plan: ServingPlan, replication: int = 0, draw: Draw = None, sink: Sink | None = None, processes: int = 1
 ) -> Run:
     """Run a plan. The results do not depend on the number of processes.
@@ -50,7 +65,7 @@ def make_run(
             of another type than its protocol says, which compiled modules refuse.
     """
     try:
-        return _make_run(plan, replication, draw, sink, processes)
+        return _run(plan, replication, draw, sink, processes)
     except BadInput as error:
         raise error.in_file(plan.file) from None
     except (TypeError, AttributeError, AssertionError) as error:
@@ -60,113 +75,11 @@ def make_run(
         raise BadInput(expected, field="plugins", value=plan.scenario.plugins, file=plan.file) from error
 
 
-def _make_run(plan: ServingPlan, replication: int, draw: Draw, sink: Sink | None, processes: int) -> Run:
-    groups = len(independent_groups(plan))
-    if groups == 1:
-        return Simulation(plan, replication, draw, sink=sink).run()
-    plan = plan.for_one_run()
-    processes = min(processes, groups, plan.requests // WORTH_A_PROCESS)
-    if processes <= 1:
-        return simulate_apart(plan, replication, draw, sink)
-    return _simulate_in_processes(plan, replication, draw, sink, processes)
+def _run(plan: ServingPlan, replication: int, draw: Draw, sink: Sink | None, processes: int) -> Run:
+    if sum(map(len, plan.groups)) > 1:
+        from twin.sweeps.in_processes import run_apart
 
-
-@dataclass(frozen=True)
-class _Share:
-    """One process's share of a run, and the files for its results."""
-
-    plan: ServingPlan
-    replication: int
-    draw: Draw
-    number: int
-    shares: int
-    folder: Path
-
-    @property
-    def requests(self) -> Path:
-        return self.folder / f"{self.number}.requests"
-
-    @property
-    def steps(self) -> Path:
-        return self.folder / f"{self.number}.steps"
-
-
-@dataclass(frozen=True)
-class EngineOfProcess:
-    """The end of an engine that another process has simulated; see `EngineAtEnd`."""
-
-    name: str
-    blocks: int
-    max_num_seqs: int
-    counters: Counters
-    backlog: Backlog
-    log: EngineLog
-    speculation: SimulatedSpeculation | None = None
-    tier_links: TierLinks | None = None
-    stage_busy: list[float] = field(default_factory=list)
-
-
-def _simulate_in_processes(plan: ServingPlan, replication: int, draw: Draw, sink: Sink | None, processes: int) -> Run:
-    """Run groups of engines in processes, which leave requests and steps in files: long runs take little memory."""
-    with tempfile.TemporaryDirectory(prefix="twin-") as folder:
-        shares = [_Share(plan, replication, draw, number, processes, Path(folder)) for number in range(processes)]
-        engines: list[EngineOfProcess] = []
-        outsides = [plan.outside()]
-        with each_as_done(_simulate_share, shares, processes) as results:
-            for share, (ends, outside) in results:
-                file = StepFile(share.steps, new=False) if share.steps.exists() else None
-                engines += [_engine(end, file) for end in ends]
-                outsides.append(outside)
-        spans = zip(*map(_finished_parts, shares), strict=True)
-        return merged_run(plan, map(_together, spans), sink, lambda: engines, widest(outsides))
-
-
-def _simulate_share(share: _Share) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Simulate a share in this process, and write its requests and steps to files.
-
-    Returns:
-        The ends of its engines as plain objects, since compiled classes are not pickled; and `ServingPlan.outside`.
-    """
-    part = IndependentEngines(
-        share.plan, share.replication, share.draw, share.number, share.shares, lambda: StepFile(share.steps)
-    )
-    with share.requests.open("wb") as file:
-        for rows in part.finished_parts():
-            pickle.dump(rows, file, pickle.HIGHEST_PROTOCOL)
-    return [_end_of(engine) for engine in part.engines.values()], share.plan.outside()
-
-
-def _end_of(engine: Engine) -> dict[str, Any]:
-    first, last = engine.backlog.first, engine.backlog.last
-    return {
-        "name": engine.name,
-        "blocks": engine.blocks,
-        "max_num_seqs": engine.max_num_seqs,
-        "counters": asdict(engine.counters),
-        "backlog": (first, None if last is None else tuple(last)),
-        "log": engine.log.dump(),
-    }
-
-
-def _engine(end: dict[str, Any], file: StepFile | None) -> EngineOfProcess:
-    first, last = end["backlog"]
-    return EngineOfProcess(
-        end["name"],
-        end["blocks"],
-        end["max_num_seqs"],
-        Counters(**end["counters"]),
-        Backlog.at_end(first, None if last is None else Snapshot(*last)),
-        EngineLog.load(end["log"], file),
-    )
-
-
-def _finished_parts(share: _Share) -> Iterator[Rows]:
-    """The requests that `_simulate_share` has written, span by span."""
-    with share.requests.open("rb") as file:
-        while file.peek(1):
-            yield pickle.load(file)
-
-
-def _together(span: Sequence[Rows]) -> Rows:
-    """The requests of all shares that finish in a span, in order."""
-    return in_order({name: np.concatenate([rows[name] for rows in span]) for name in span[0]})
+        run = run_apart(plan, replication, draw, sink, processes)
+        if run is not None:
+            return run
+    return Simulation(plan, replication, draw, sink=sink).run()

@@ -13,11 +13,11 @@ from typing import Any
 from reports.records.run_directory import fingerprint, write_bytes
 from scenarios.afd import Topology, check_scenario, parse_ratios
 from scenarios.limits import BUNDLE_REQUESTS, RUNS, SLOTS
-from scenarios.overrides import Settings, in_words
+from scenarios.overrides import Settings, in_words, with_trace
 from twin.afd.plan import BundlePlan, make_plan
 from twin.afd.point import run_point
 from twin.afd.summary import curves, simulation_summary, theory_summary
-from twin.sweeps.sweep import Case, Document, Sweep, TraceFiles, with_trace
+from twin.sweeps.sweep import Case, Document, Sweep, TraceFiles
 from twin.theory.gaps import NAMES
 from workloads.errors import BadInput
 

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
-from reports.records.run_directory import fingerprint
 from scenarios.limits import DRAWS, REPLICATIONS, RUNS
-from scenarios.overrides import Settings, in_words
-from scenarios.reading import plugin_digest
+from scenarios.overrides import Settings, in_words, with_trace
 from scenarios.serving import check_scenario
-from twin.serving.plan.devices import cost_per_million_tokens, describe_devices
-from twin.serving.plan.plan import ServingPlan, StepTimes, describe, make_plan
-from twin.serving.plan.randomness import Draw
-from twin.serving.results.client_summary import summarise_clients, summarise_pools
-from twin.serving.results.summary import engine_summaries, link_summaries, outages, overload, summarise
+from twin.serving.plan.plan import Draw, ServingPlan, StepTimes, make_plan
+from twin.serving.results.report import NOTE, run_document, run_fingerprint, run_inputs
 from twin.serving.results.uncertainty import combine, sensitivities, with_width
-from twin.serving.run.simulation import Run
-from twin.sweeps.one_run import make_run
-from twin.sweeps.sweep import Case, Document, Sweep, TraceFiles, with_trace
+from twin.sweeps.one_run import simulate
+from twin.sweeps.sweep import Case, Document, Sweep, TraceFiles
 from workloads.errors import BadInput
 
-SCHEMA = "twin.simulation/1"
 SWEEP_SCHEMA = "twin.serving-sweep/1"
-NOTE = "Simulated (discrete events, no hardware)."
 
 FEWEST_DRAWS = 10
 """Student's t makes intervals of fewer draws far wider than the spread that they are of."""
@@ -105,28 +97,12 @@ class ServingSweep(Sweep[Task, Document]):
         return draws if draws and case.plan.can_draw else 0
 
     def fingerprint(self, version: str) -> str:
-        identity = [
-            [
-                case.plan.scenario.model_dump(mode="json"),
-                str(case.plan.base),
-                case.plan.trace_digest,
-                plugin_digest(case.plan.scenario.plugins, case.plan.base),
-            ]
-            for case in self.cases
-        ]
         refusals = [[refusal.settings, refusal.reason] for refusal in self.infeasible]
-        return fingerprint([version, identity, self.replications, self.draws, *([refusals] if refusals else [])])
+        more = [refusals] if refusals else []
+        return run_fingerprint([case.plan for case in self.cases], version, self.replications, self.draws, *more)
 
     def inputs(self) -> Document:
-        plans = [case.plan for case in self.cases]
-        return {
-            "scenarios": [plan.scenario.model_dump(mode="json", by_alias=True) for plan in plans],
-            "replications": self.replications,
-            "draws": self.draws,
-            "seed": plans[0].scenario.seed,
-            "step_time": [plan.scenario.step_time.provenance() for plan in plans],
-            "trace": plans[0].trace_name,
-        }
+        return run_inputs([case.plan for case in self.cases], self.replications, self.draws)
 
     @cached_property
     def _varying(self) -> list[str]:
@@ -153,27 +129,15 @@ class ServingSweep(Sweep[Task, Document]):
             points.setdefault(task.draw, []).append(documents[task.key])
         runs, draws = points[None], [points[draw][0] for draw in range(self.draws_of(case))]
         summary, intervals = combine([run["summary"] for run in runs], [run["summary"] for run in draws])
-        first = runs[0]
         overloads = [run["overload"] for run in runs if run["overload"]]
-        return {
-            "schema": SCHEMA,
-            "name": case.plan.scenario.name,
-            "simulated": True,
-            "note": NOTE,
-            "settings": case.settings,
-            **describe(case.plan),
+        return run_document(case.plan, case.settings, runs[0]) | {
             "replications": len(runs),
             "draws": len(draws),
             "summary": summary,
             "intervals": with_width(intervals),
             "assumptions": self._assumptions(case, points),
-            "engines": first["engines"],
-            "links": first["links"],
-            "outages": first["outages"],
-            "outside": first["outside"],
-            "saturated": 2 * len(overloads) >= len(runs) > 0,
+            "saturated": 2 * len(overloads) >= len(runs),
             "overload": overloads[0] if overloads else None,
-            **({"autoscaling": first["autoscaling"]} if "autoscaling" in first else {}),
         }
 
     def _assumptions(self, case: Case[ServingPlan], points: dict[Draw, list[Document]]) -> list[Document]:
@@ -225,7 +189,7 @@ class ServingSweep(Sweep[Task, Document]):
 
 def run_task(task: Task) -> Document:
     """Make one run, and report it."""
-    return report_run(make_run(task.plan, task.replication, task.draw), task.plan)
+    return simulate(task.plan, task.replication, task.draw).report
 
 
 def run_if_feasible(task: Task) -> Document:
@@ -234,36 +198,6 @@ def run_if_feasible(task: Task) -> Document:
         return run_task(task)
     except BadInput as error:
         return {"refused": str(error)}
-
-
-def report_run(run: Run, plan: ServingPlan) -> Document:
-    """The report of a run, which is kept without its records."""
-    summary = summarise(run, plan.scenario.measure) | summarise_clients(run, plan)
-    summary |= summarise_pools(run, plan, summary["duration"])
-    devices, throughput = describe_devices(plan.pools), summary["output_throughput"]
-    scaled: Document = {}
-    if run.scaling is not None:
-        from twin.serving.results.scaling_summary import mean_devices, scaling_document, scaling_summary
-
-        devices = mean_devices(run, plan.pools)
-        summary["autoscaling"] = scaling_summary(run, plan)
-        scaled = {"autoscaling": scaling_document(run, plan)}
-    if plan.scenario.failures:
-        from twin.serving.results.scaling_summary import around_outages
-
-        summary["outages"] = around_outages(run, plan.scenario.measure)
-    cost = cost_per_million_tokens(devices, throughput)
-    if devices is not None and throughput is not None:
-        summary |= {"output_throughput_per_device": throughput / devices["total"]}
-    return {
-        "summary": summary if cost is None else summary | {"cost_per_million_output_tokens": cost},
-        "engines": engine_summaries(run),
-        "links": link_summaries(run),
-        "outages": outages(run),
-        "overload": overload(run, plan),
-        "outside": run.outside,
-        **scaled,
-    }
 
 
 def prepare(
@@ -294,7 +228,7 @@ def prepare(
     configurations = list(configurations)
     if (runs := len(configurations) * (replications + (draws or 0))) > RUNS.maximum:
         raise BadInput(RUNS.expectation(runs), field="configurations x (replications + draws)", value=runs)
-    document = with_trace(document, trace, ("prefill", "decode", "tasks"))
+    document = with_trace(document, trace)
     traces = TraceFiles(path.parent)
     step_times = StepTimes(path.parent)
     cases: list[Case[ServingPlan]] = []
@@ -302,8 +236,7 @@ def prepare(
     for settings in configurations:
         try:
             scenario = check_scenario(document, settings, path)
-            trace_rows = traces.read(scenario.workload)
-            plan = replace(make_plan(scenario, path.parent, trace_rows, step_times), file=path)
+            plan = make_plan(scenario, path.parent, traces.read(scenario.workload), step_times, path)
             _check_draws(plan, draws)
             cases.append(Case(settings, plan))
         except BadInput as error:

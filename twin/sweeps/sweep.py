@@ -114,12 +114,3 @@ class TraceFiles:
         if key not in self._traces:
             self._traces[key] = workload.read_trace(self._folder)
         return self._traces[key]
-
-
-def with_trace(document: Document, trace: Path | None, lengths: Sequence[str]) -> Document:
-    """The scenario with a trace in place of the fields `lengths` of its workload; the same without a trace."""
-    if trace is None:
-        return document
-    workload = {key: value for key, value in (document.get("workload") or {}).items() if key not in lengths}
-    workload["trace"] = {**(workload.get("trace") or {}), "path": str(trace.absolute())}
-    return {**document, "workload": workload}

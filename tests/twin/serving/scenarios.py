@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from twin.serving.results.report import report_run
 from twin.serving.results.timeseries import timeseries
 from twin.serving.run.simulation import Run, Simulation, realisation
-from twin.sweeps.serving_sweep import prepare, report_run
+from twin.sweeps.serving_sweep import prepare
 
 PLAIN: dict[str, Any] = {
     "schema": "twin.scenario/1",

@@ -161,7 +161,7 @@ def test_parts_of_a_device_have_parts_of_its_memory_and_speed() -> None:
 
 
 def test_devices_divided_are_counted_whole() -> None:
-    from twin.serving.plan.devices import describe_devices
+    from twin.serving.plan.pools import describe_devices
 
     document = scenario(workload={"models": {"count": 6}})
     document["engine"] = {"kv_memory": MEMORY}

@@ -12,11 +12,12 @@ from scenarios.serving import check_scenario
 from scenarios.system import LAYOUTS, SystemSpec
 from tests.twin.serving.scenarios import records, reported, run, scenario
 from twin.serving.plan.plan import ServingPlan, describe
+from twin.serving.results.report import report_run
 from twin.serving.run.simulation import Simulation
 from twin.serving.system.parts import Parts
 from twin.serving.system.system import System
 from twin.serving.system.topologies import TOPOLOGIES
-from twin.sweeps.serving_sweep import prepare, report_run
+from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
 
 FILE = Path("s.yaml")

@@ -13,7 +13,7 @@ from latency_models.io.config_io import write_yaml
 from reports.metrics import jain_index
 from tests.twin.serving.scenarios import records, run, scenario
 from twin.serving.results.client_summary import summarise_clients
-from twin.sweeps.one_run import make_run
+from twin.sweeps.one_run import run_plan
 from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
 
@@ -83,7 +83,7 @@ def test_classes_and_tenants_are_reported(tmp_path: Path) -> None:
 def test_the_report_does_not_depend_on_what_is_kept(tmp_path: Path, detail: bool | str) -> None:
     def summary(document: dict[str, Any], **arguments: Any) -> dict[str, Any]:
         plan = prepare(document, Path("s.yaml")).cases[0].plan
-        return summarise_clients(make_run(plan, **arguments), plan)
+        return summarise_clients(run_plan(plan, **arguments), plan)
 
     total = summary(tenants())
     assert summary(tenants(detail=detail), sink=(lambda part: None) if detail else None) == total
@@ -92,7 +92,7 @@ def test_the_report_does_not_depend_on_what_is_kept(tmp_path: Path, detail: bool
 def test_independent_engines_report_the_same() -> None:
     document = tenants(system={"layout": "colocated", "replicas": 3, "routing": "round_robin"})
     plan = prepare(document, Path("s.yaml")).cases[0].plan
-    together, apart = run(document), make_run(plan)
+    together, apart = run(document), run_plan(plan)
     assert records(together) == records(apart)
     assert summarise_clients(together, plan) == summarise_clients(apart, plan)
 

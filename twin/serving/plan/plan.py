@@ -16,13 +16,13 @@ import numpy as np
 
 from latency_models.sources.registry import StepTimeSpec
 from latency_models.step_time import StepTime
-from latency_models.unknowns import Unknown
+from latency_models.unknowns import Unknown, draw_scores
 from scenarios.engine import SchedulerPlan
+from scenarios.pools import router_name
 from scenarios.serving import ServingScenario
-from scenarios.serving_workload import ReplaySpec
-from twin.serving.plan.devices import describe_devices
-from twin.serving.plan.pools import EnginesByModel, PlannedPool, engines_by_model, plan_pools
-from twin.serving.plan.randomness import STEP_TIME, random_parts
+from scenarios.serving_workload import ClosedLoopSpec, ReplaySpec
+from schedulers.routing import draws
+from twin.serving.plan.pools import EnginesByModel, PlannedPool, describe_devices, engines_by_model, plan_pools
 from workloads.arrivals import Replay
 from workloads.errors import BadInput
 from workloads.generator import Workload
@@ -36,6 +36,13 @@ LENGTHS_DRAWN = 1000
 """Requests whose lengths are drawn for `ServingPlan.mean_lengths`."""
 
 ASSUMED_LENGTHS = (1000.0, 250.0)
+
+STEP_TIME = "step_time"
+"""The name of the random part that `--draws` varies, beside those that replications vary."""
+
+Draw: TypeAlias = int | tuple[str, float] | None
+"""The number of a draw of all unknowns; one unknown's name and score, the others at their estimates; None: all at
+their estimates."""
 
 AnyWorkload: TypeAlias = "Workload | DrawnSessions | RecordedSessions"
 
@@ -151,6 +158,30 @@ def widest(outsides: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return dict(sorted(maxima.items()))
 
 
+def scores_of(unknowns: Iterable[Unknown], seed: int, draw: Draw) -> dict[str, float]:
+    """The scores of a draw; empty where all unknowns are at their estimates."""
+    if draw is None:
+        return {}
+    if isinstance(draw, int):
+        return draw_scores(unknowns, np.random.default_rng([seed, draw, 1]))
+    name, score = draw
+    return {name: score}
+
+
+def random_parts(scenario: ServingScenario, workload: AnyWorkload, largest_group: int) -> tuple[str, ...]:
+    """Names of the parts that differ between replications: parts of the workload, `routing`,
+    `think_times` and `speculation`.
+
+    Empty if all replications are the same run. `largest_group`: the most engines that a router chooses from.
+    """
+    arrivals = scenario.workload.arrivals
+    thinking = isinstance(arrivals, ClosedLoopSpec) and bool(arrivals.think and arrivals.think_cv)
+    routed = largest_group > 1 and draws(router_name(scenario.system.routing))
+    drafted = any(pool.engine.speculative_config for pool in scenario.pools)
+    parts = {"routing": routed, "think_times": thinking, "speculation": drafted}
+    return tuple(dict.fromkeys((*workload.random, *(name for name, random in parts.items() if random))))
+
+
 class StepTimes:
     """Step-time models for the plans of one sweep. Equal sections are read and fitted once, and share a model."""
 
@@ -171,12 +202,16 @@ class StepTimes:
 
 
 def make_plan(
-    scenario: ServingScenario, base: Path, trace: Trace | None, step_times: StepTimes | None = None
+    scenario: ServingScenario,
+    base: Path,
+    trace: Trace | None,
+    step_times: StepTimes | None = None,
+    file: Path | None = None,
 ) -> ServingPlan:
     """Build the plan of a scenario. Relative paths start from `base`.
 
     Args:
-        step_times: shared by the plans of a sweep, so that files are read once.
+        step_times: shared by the plans of a sweep, so that files are read once. file: the scenario's, for errors.
 
     Raises:
         BadInput: a field cannot be used; it names the field and its value.
@@ -193,7 +228,7 @@ def make_plan(
         raise BadInput(expected, field="workload.requests", value=requests)
     plan = ServingPlan(
         scenario, base, workload, requests, pools, trace.name if trace else None, trace.digest if trace else None,
-        _replayed(workload, requests),
+        _replayed(workload, requests), file,
     )  # fmt: skip
     _check_failures(plan)
     return plan

@@ -1,10 +1,12 @@
-"""The pools of a plan: their engines' names, schedulers and step times."""
+"""The pools of a plan: their engines' names, schedulers, step times and devices."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,7 @@ from latency_models.step_time import StepTime
 from latency_models.unknowns import Unknown
 from latency_models.wrapped import DraftedStepTime
 from scenarios.engine import SchedulerPlan
-from scenarios.pools import PoolSpec
+from scenarios.pools import DeviceSpec, PoolSpec
 from scenarios.serving import ServingScenario
 from schedulers.engine_core import EngineCore
 from schedulers.lockstep import LockstepGroup
@@ -223,6 +225,44 @@ def _draft_outcomes(spec: SpeculativeSpec, base: Path) -> DraftOutcomes | None:
         expected = f"expected at least engine.speculative_config.num_speculative_tokens ({spec.num_speculative_tokens})"
         raise BadInput(expected, file=file, field="num_speculative_tokens", value=content.num_speculative_tokens)
     return outcomes
+
+
+def describe_devices(pools: Sequence[PlannedPool]) -> dict[str, Any] | None:
+    """Devices in total and of each type, and their price per hour; None if those of a pool are not known.
+
+    They are those that the pool states, else those that its step times were computed for. The price is None where that
+    of a device is not given. Of a pool that is autoscaled, they are those of as many engines as there may be at most.
+    """
+    by_type: dict[str, Fraction] = {}
+    cost: float | None = 0.0
+    for pool in pools:
+        device = devices_of(pool)
+        if device is None:
+            return None
+        count = Fraction(len(pool.names) * device.count, pool.spec.engines_per_device)
+        by_type[device.type] = by_type.get(device.type, Fraction()) + count
+        price = device.price_per_hour
+        cost = None if cost is None or price is None else cost + float(count) * price
+    counts = {name: ceil(count) for name, count in by_type.items()}
+    return {"total": sum(counts.values()), "by_type": counts, "cost_per_hour": cost}
+
+
+def devices_of(pool: PlannedPool) -> DeviceSpec | None:
+    """The devices of one engine of a pool; None if they are not known."""
+    return pool.spec.device or _computed_for(pool)
+
+
+def _computed_for(pool: PlannedPool) -> DeviceSpec | None:
+    """The devices of computed step times."""
+    measured = pool.step_time.measured_deployment()
+    return DeviceSpec(type=measured.device, count=measured.devices) if measured and measured.devices else None
+
+
+def cost_per_million_tokens(devices: dict[str, Any] | None, output_throughput: float | None) -> float | None:
+    """The price of a million output tokens at a throughput in tokens/s; None where devices have no price."""
+    if devices is None or devices["cost_per_hour"] is None or not output_throughput:
+        return None
+    return float(devices["cost_per_hour"]) / 3600 / output_throughput * 1e6
 
 
 @contextlib.contextmanager

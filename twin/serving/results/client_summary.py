@@ -9,8 +9,8 @@ import numpy as np
 
 from reports.metrics import PERCENTILES, jain_index
 from scenarios.engine import EngineSpec, SchedulingSpec
-from twin.serving.plan.devices import cost_per_million_tokens, describe_devices
 from twin.serving.plan.plan import ServingPlan
+from twin.serving.plan.pools import cost_per_million_tokens, describe_devices
 from twin.serving.records.requests import Columns
 from twin.serving.results.summary import Floats, Mask, RequestLatencies, shed_in_window
 from twin.serving.run.simulation import Run

@@ -10,9 +10,8 @@ import numpy as np
 
 from reports.metrics import quantiles
 from scenarios.serving import MeasureSpec
-from twin.serving.plan.devices import devices_of
 from twin.serving.plan.plan import ServingPlan
-from twin.serving.plan.pools import PlannedPool
+from twin.serving.plan.pools import PlannedPool, devices_of
 from twin.serving.records.requests import Columns
 from twin.serving.results.summary import Floats, Mask, RequestLatencies
 

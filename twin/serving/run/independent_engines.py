@@ -27,8 +27,7 @@ from twin.environment import Environment
 from twin.process import paused_garbage_collection
 from twin.serving.clients.loops import PartwiseLoop
 from twin.serving.engine.engine import Engine
-from twin.serving.plan.plan import ServingPlan
-from twin.serving.plan.randomness import Draw
+from twin.serving.plan.plan import Draw, ServingPlan
 from twin.serving.records.engine_log import StepKeeper, numbers
 from twin.serving.records.requests import Columns, RequestRecord, Sink
 from twin.serving.records.step_file import StepFile

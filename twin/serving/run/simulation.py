@@ -20,8 +20,7 @@ from twin.serving.clients.sessions import ClosedSessions, OpenSessions
 from twin.serving.engine.engine import Engine, Watch
 from twin.serving.engine.speculation import SimulatedSpeculation
 from twin.serving.engine.tier_links import TierLinks
-from twin.serving.plan.plan import ServingPlan, make_plan
-from twin.serving.plan.randomness import Draw
+from twin.serving.plan.plan import Draw, ServingPlan, make_plan
 from twin.serving.records.engine_log import Counters, EngineLog, StepIntegral, StepKeeper
 from twin.serving.records.overload import Backlog
 from twin.serving.records.prefix_reuse import PrefixReuse

@@ -19,9 +19,8 @@ from schedulers.autoscaling import EngineMetrics, Observation
 from schedulers.sequence import Sequence
 from twin.environment import Environment, Priority
 from twin.serving.engine.engine import Engine
-from twin.serving.plan.plan import ServingPlan
+from twin.serving.plan.plan import Draw, ServingPlan
 from twin.serving.plan.pools import PlannedPool
-from twin.serving.plan.randomness import Draw
 from twin.serving.records.engine_log import StepIntegral
 from twin.serving.records.requests import RequestRecord
 from twin.serving.system.prediction import Predictor

@@ -19,9 +19,8 @@ from twin.serving.engine.engine import Engine, Watch
 from twin.serving.engine.pipelined_engine import PipelinedEngine
 from twin.serving.engine.speculation import SimulatedSpeculation
 from twin.serving.engine.tier_links import CopyLink, TierLinks
-from twin.serving.plan.plan import ServingPlan
+from twin.serving.plan.plan import Draw, ServingPlan, scores_of
 from twin.serving.plan.pools import EnginesByModel, PlannedPool
-from twin.serving.plan.randomness import Draw, scores_of
 from twin.serving.system.system import Pool
 from workloads.request import Request
 

@@ -20,9 +20,8 @@ from reports.metrics import quantiles
 from scenarios.goals import Goal
 from scenarios.overload import AutoscalingSpec
 from twin.environment import Alarm, Environment, Priority
-from twin.serving.plan.plan import ServingPlan
+from twin.serving.plan.plan import Draw, ServingPlan
 from twin.serving.plan.pools import PlannedPool
-from twin.serving.plan.randomness import Draw
 from twin.serving.records.requests import UNSET, RequestRecord
 from twin.serving.system.parts import Parts
 from workloads.request import Request
