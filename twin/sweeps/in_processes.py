@@ -93,8 +93,8 @@ def _simulate_in_processes(plan: ServingPlan, replication: int, draw: Draw, sink
         shares = [_Share(plan, replication, draw, number, processes, Path(folder)) for number in range(processes)]
         engines: list[EngineOfProcess] = []
         outsides = [plan.outside()]
-        with each_as_done(_simulate_share, shares, processes) as done:
-            for share, (ends, outside) in done:
+        with each_as_done(_simulate_share, shares, processes) as results:
+            for share, (ends, outside) in results:
                 file = StepFile(share.steps, new=False) if share.steps.exists() else None
                 engines += [_engine(end, file) for end in ends]
                 outsides.append(outside)
