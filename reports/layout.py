@@ -1,11 +1,12 @@
-"""Parts of the tables and figures of validations and reproduced papers."""
+"""Parts that several reports have: sections, lists and tables, distributions, and series over time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from reports.blocks import Block, Column, Report, Table, Text
+from reports.blocks import Block, Chart, Column, Curve, Report, Table, Text
+from reports.fields import SPAN_OF_LOG
 
 Document = dict[str, Any]
 
@@ -51,3 +52,40 @@ def render(draw: Draw, document: Document, panels: int = 1, size: tuple[float, f
     figure, axes = canvas(panels, panels, size or (4.2 * panels + 1, 3.8))
     draw(axes, document)
     return svg_text(figure)
+
+
+FEW = 10
+"""Values of a distribution, such as its percentiles alone, that are shown as points."""
+
+
+def distribution(
+    title: str, samples: Mapping[str, tuple[Sequence[float], Sequence[float]]], label: str, goal: float | None = None,
+    colours: Sequence[str] = (), of: str = "requests",
+) -> Chart:  # fmt: skip
+    """Cumulative distributions of seconds, as (values, shares) by name, in a unit that reads well. A goal is a line.
+
+    The axis is logarithmic where the slowest per cent would leave no room for the others.
+    """
+    positive = [values for values, _ in samples.values() if values and min(values) > 0]
+    log = any(values[-1] / values[len(values) // 2] > SPAN_OF_LOG for values in positive)
+    longest = max((values[-1] for values, _ in samples.values() if values), default=0.0)
+    scale, unit = (1e3, "ms") if longest < 1 else (1.0, "s")
+    curves = [
+        Curve(name, [scale * value for value in values], [100 * share for share in shares],
+              colours[index] if colours else None, "both" if len(values) < FEW else "solid")
+        for index, (name, (values, shares)) in enumerate(samples.items())
+    ]  # fmt: skip
+    marks = {} if goal is None else {f"goal {goal:g} s": scale * goal}
+    return Chart(
+        title, curves, f"{label}, {unit}", f"share of {of}, %", log_x=log and len(positive) == len(samples),
+        y_range=(0, 101), marks=marks,
+    )  # fmt: skip
+
+
+def timeline(title: str, curves: Sequence[Curve], y_label: str, outages: Sequence[Mapping[str, Any]] = (),
+             **options: Any) -> Chart:  # fmt: skip
+    """Series over time, seconds; outages (`engine`, `start`, `end`) are shaded as far as they lie within the run."""
+    end = max((curve.x[-1] or 0.0 for curve in curves if curve.x), default=0.0)
+    shaded = [(outage["start"], min(outage["end"], end)) for outage in outages if outage["start"] < end]
+    title += ", outages shaded" if outages else ""
+    return Chart(title, curves, "time, s", y_label, shaded=shaded, **options)

@@ -44,8 +44,7 @@ Scheduling = Annotated[str | SchedulingSpec, name_or_section(SCHEDULING_POLICIES
 
 if TYPE_CHECKING:
     from latency_models.stages import Stages
-    from scenarios.kv_memory import KVMemorySpec, KVOffloadingSpec
-    from scenarios.model_slots import LoRASpec, WeightSwappingSpec
+    from scenarios.memory import KVMemorySpec, KVOffloadingSpec, LoRASpec, WeightSwappingSpec
     from scenarios.overload import AdmissionControlSpec
     from scenarios.steps import ChunkingSpec, PipelineSpec, SpeculativeSpec
 else:
@@ -53,8 +52,8 @@ else:
     ChunkingSpec, PipelineSpec, SpeculativeSpec = late_sections(
         "scenarios.steps", "ChunkingSpec", "PipelineSpec", "SpeculativeSpec"
     )
-    KVMemorySpec, KVOffloadingSpec = late_sections("scenarios.kv_memory", "KVMemorySpec", "KVOffloadingSpec")
-    LoRASpec, WeightSwappingSpec = late_sections("scenarios.model_slots", "LoRASpec", "WeightSwappingSpec")
+    KVMemorySpec, KVOffloadingSpec = late_sections("scenarios.memory", "KVMemorySpec", "KVOffloadingSpec")
+    LoRASpec, WeightSwappingSpec = late_sections("scenarios.memory", "LoRASpec", "WeightSwappingSpec")
 
 ONE_STAGE = "expected 1: a live engine has all layers on one device"
 
@@ -222,7 +221,7 @@ class EngineSpec(Strict):
         blocks = self.num_gpu_blocks
         slots, reserved = self._slots(base, step_time)
         if blocks is None:
-            from scenarios.kv_memory import KVMemorySpec
+            from scenarios.memory import KVMemorySpec
 
             memory = self.kv_memory or KVMemorySpec()
             blocks = memory.blocks(self.block_size, base, step_time, self.max_num_seqs, reserved)

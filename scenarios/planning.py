@@ -19,8 +19,7 @@ from latency_models.io.config_io import Strict
 from scenarios.afd import ratio_text
 from scenarios.goals import Goal, read_goals
 from scenarios.limits import Engines, Microbatches, Name
-from scenarios.pools import DeviceSpec, Role, RouterName
-from scenarios.system import LinkSpec
+from scenarios.pools import DeviceSpec, LinkSpec, Role, RouterName
 from workloads.errors import BadInput
 
 Layout = Literal["colocated", "disaggregated", "afd"]

@@ -18,7 +18,7 @@ from schedulers.routing import ROUTERS, Draw, Router
 from workloads.errors import BadInput
 
 if TYPE_CHECKING:
-    from scenarios.model_slots import LoRASpec, WeightSwappingSpec
+    from scenarios.memory import LoRASpec, WeightSwappingSpec
 
 RouterName = Annotated[str, registered(ROUTERS)]
 
@@ -87,6 +87,20 @@ class DeviceSpec(Strict):
     type: str
     count: PositiveInt = 1
     price_per_hour: NonNegativeFloat | None = None
+
+
+class LinkSpec(Strict):
+    """The link that KV caches cross between prefill and decode: bytes/s, seconds, bytes of cache a token.
+
+    `shared`: one link for all prefill engines, rather than one each. `transfer`: whether a cache leaves when its prompt
+    has been computed, or with each of its chunks, into blocks that the decode engine reserves when the first begins.
+    """
+
+    bandwidth: PositiveFloat
+    latency: NonNegativeFloat = 0.0
+    bytes_per_token: NonNegativeFloat
+    shared: bool = False
+    transfer: Literal["after_prefill", "with_chunks"] = "after_prefill"
 
 
 class PoolSpec(Strict):
@@ -189,7 +203,7 @@ def _isolated(fleet: Fleet, shares: Mapping[str, float], engine: EngineSpec, ste
         if engine.num_gpu_blocks is not None:
             expected = f"expected kv_memory in its place, since {parts} models share the memory of a device"
             raise BadInput(expected, field="engine.num_gpu_blocks", value=engine.num_gpu_blocks)
-        from scenarios.kv_memory import KVMemorySpec
+        from scenarios.memory import KVMemorySpec
 
         memory = engine.kv_memory or KVMemorySpec()
         part = memory.model_copy(update={"gpu_memory_utilization": memory.gpu_memory_utilization / parts})

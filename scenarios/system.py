@@ -28,6 +28,7 @@ from scenarios.pools import (
     DeviceSpec,
     Fleet,
     KVEventsSpec,
+    LinkSpec,
     PoolSpec,
     Routing,
     Serves,
@@ -38,25 +39,11 @@ from workloads.errors import BadInput
 from workloads.registry import Registry
 
 if TYPE_CHECKING:
-    from scenarios.model_slots import LoRASpec, WeightSwappingSpec
+    from scenarios.memory import LoRASpec, WeightSwappingSpec
     from scenarios.overload import Autoscaling
 else:
     Autoscaling = late_section("scenarios.overload", "Autoscaling")
-    LoRASpec, WeightSwappingSpec = late_sections("scenarios.model_slots", "LoRASpec", "WeightSwappingSpec")
-
-
-class LinkSpec(Strict):
-    """The link that KV caches cross between prefill and decode: bytes/s, seconds, bytes of cache a token.
-
-    `shared`: one link for all prefill engines, rather than one each. `transfer`: whether a cache leaves when its prompt
-    has been computed, or with each of its chunks, into blocks that the decode engine reserves when the first begins.
-    """
-
-    bandwidth: PositiveFloat
-    latency: NonNegativeFloat = 0.0
-    bytes_per_token: NonNegativeFloat
-    shared: bool = False
-    transfer: Literal["after_prefill", "with_chunks"] = "after_prefill"
+    LoRASpec, WeightSwappingSpec = late_sections("scenarios.memory", "LoRASpec", "WeightSwappingSpec")
 
 
 class FrontendSpec(Strict):

@@ -22,9 +22,8 @@ from reports.blocks import (
     View,
     texts,
 )  # fmt: skip
-from reports.fields import Field, setting_fields
+from reports.fields import Field, fixed, in_words, setting_fields, varying
 from reports.pages.theme import GOAL, SERIES, SOFT, series_colours
-from reports.settings import fixed, in_words, varying
 
 MANY = 10
 """Configurations from which on charts leave out theories, and the page the gaps: the explorer has the points."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reports.blocks import Block, Cell, Column, Curve, Document, Figure, Report, Row, Shown, Table, Text, texts
-from reports.charts import distribution, timeline
 from reports.fields import LATENCIES as MEANINGS
 from reports.fields import METRICS
 from reports.fields import POINTS as POINT_MEANINGS
+from reports.layout import distribution, timeline
 from reports.pages.theme import GOAL, MEASURED, PREDICTED, SERIES, SOFT, WAITING
 from reports.serving import sentences
 from reports.serving.sentences import LATENCIES, MEANS, POINTS, number, seconds

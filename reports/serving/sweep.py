@@ -20,9 +20,20 @@ from reports.blocks import (
     texts,
 )  # fmt: skip
 from reports.fields import METRICS as FIELDS
-from reports.fields import SPAN_OF_LOG, Field, at, metric_fields, setting_fields
+from reports.fields import (
+    SPAN_OF_LOG,
+    Field,
+    at,
+    axis_and_lines,
+    fixed,
+    in_words,
+    is_number,
+    metric_fields,
+    setting_fields,
+    short_names,
+    varying,
+)
 from reports.serving.sentences import POINTS, change, milliseconds, number, sweep_footnote, warnings
-from reports.settings import axis_and_lines, fixed, in_words, is_number, short_names, varying
 
 FEW = 4
 """Configurations that a warning names."""

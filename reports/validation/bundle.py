@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from reports.blocks import Block, Chart, Curve, Figure, Report, Table, Text
-from reports.charts import timeline
-from reports.layout import percent, table
+from reports.layout import percent, table, timeline
 from reports.pages.theme import MEASURED, PREDICTED, SOFT, WAITING
 from reports.validation.verdict import SIDES, contention_line, verdict_blocks
 

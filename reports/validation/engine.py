@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from reports.blocks import Block, Curve, Figure, Report, Table, Text
-from reports.charts import distribution, timeline
 from reports.fields import LATENCIES
-from reports.layout import milliseconds, percent, table
+from reports.layout import distribution, milliseconds, percent, table, timeline
 from reports.validation.verdict import SIDES, contention_line, verdict_blocks
 
 Document = dict[str, Any]

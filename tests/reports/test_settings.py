@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reports.settings import fixed, in_words, short_names, varying
+from reports.fields import fixed, in_words, short_names, varying
 
 
 def test_what_varies_and_what_is_fixed() -> None:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from scenarios.reading import ImportedPlugin
-from twin.executors.shipping import Batch, Done, Missing, Refused, Reply, Shipper
-from twin.executors.versions import difference, versions
+from twin.executors.shipping import Batch, Done, Missing, Refused, Reply, Shipper, difference, versions
 from workloads.errors import BadInput
 
 Task = TypeVar("Task")

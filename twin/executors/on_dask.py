@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from scenarios.reading import ImportedPlugin
 from twin.executors.batches import OnCluster
 from twin.executors.errors import ExecutorLost
-from twin.executors.shipping import Batch, Reply, run_batch, store_parts
-from twin.executors.versions import difference, versions
+from twin.executors.shipping import Batch, Reply, difference, run_batch, store_parts, versions
 from workloads.errors import BadInput, missing_extra
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def _refuse_other_versions(client: Client, name: str) -> None:
 
     def find() -> str:  # not in a module, so that it travels by value: a worker may not have this module
         try:
-            from twin.executors.versions import versions
+            from twin.executors.shipping import versions
         except ImportError as error:
             return f"no serving-twin with this executor ({error})"
         return versions()

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from twin.executors.processes import each_as_done
+from twin.serving.engine.cache_traffic import TierLinks
 from twin.serving.engine.engine import Engine
 from twin.serving.engine.speculation import SimulatedSpeculation
-from twin.serving.engine.tier_links import TierLinks
 from twin.serving.plan.plan import Draw, ServingPlan, widest
 from twin.serving.records.engine_log import Counters, EngineLog
 from twin.serving.records.overload import Backlog, Snapshot

@@ -106,7 +106,7 @@ class ServingSweep(Sweep[Task, Document]):
 
     @cached_property
     def _varying(self) -> list[str]:
-        from reports.settings import varying
+        from reports.fields import varying
 
         return varying([case.settings for case in self.cases])
 

@@ -9,11 +9,11 @@ from pydantic import Field
 
 from latency_models.io.config_io import Strict, checked
 from latency_models.io.late_section import late_section
-from scenarios.kv_memory import KVMemorySpec
+from scenarios.memory import KVMemorySpec
 from scenarios.sessions import RecordedSessionsSpec
 from workloads.errors import BadInput
 
-Memory = late_section("scenarios.kv_memory", "KVMemorySpec")
+Memory = late_section("scenarios.memory", "KVMemorySpec")
 Sessions = late_section("scenarios.sessions", "SessionsSpec")  # a union
 Autoscaling = late_section("scenarios.overload", "Autoscaling")  # sections by name
 

@@ -11,8 +11,8 @@ import pytest
 from matplotlib.colors import to_hex
 
 from reports.blocks import Chart, Curve, Figure
+from reports.fields import axis_and_lines
 from reports.pages.theme import OUTAGE, PREDICTED, series_colours
-from reports.settings import axis_and_lines
 from tests.reports.pages.page_contents import Tables, columns, models, titles
 from tests.reports.rendering import drawings_of, page_of, svgs_of
 from tests.reports.serving.documents import measured, replicated, simulation, spread, sweep

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from reports.fields import in_words, varying
 from reports.serving.sentences import change, footnote, headline, warnings
-from reports.settings import in_words, varying
 from tests.reports.rendering import lines_of
 from tests.reports.serving.documents import measured, replicated, simulation, spread, sweep
 

@@ -131,14 +131,14 @@ def test_a_worker_of_another_version_is_refused(
     address: str, serving: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def pretend(version: str | None) -> None:  # by value: a worker does not have this module
-        from twin.executors import versions
+        from twin.executors import shipping
 
-        versions.versions.cache_clear()
+        shipping.versions.cache_clear()
         if version is None:
-            versions._digest = versions._kept  # type: ignore[attr-defined]
+            shipping._digest = shipping._kept  # type: ignore[attr-defined]
         else:
-            versions._kept = versions._digest  # type: ignore[attr-defined]
-            versions._digest = lambda files: version
+            shipping._kept = shipping._digest  # type: ignore[attr-defined]
+            shipping._digest = lambda files: version
 
     with client(address) as dask_client:
         worker = next(iter(dask_client.nthreads()))

@@ -12,8 +12,18 @@ import pytest
 from scenarios.reading import ImportedPlugin, import_again, imported_plugins, read_scenario
 from scenarios.serving_workload import ServingWorkloadSpec
 from twin.executors import shipping
-from twin.executors.shipping import Batch, Cabinet, Done, Missing, Refused, Shipper, run_batch, store_parts
-from twin.executors.versions import difference, versions
+from twin.executors.shipping import (
+    Batch,
+    Cabinet,
+    Done,
+    Missing,
+    Refused,
+    Shipper,
+    difference,
+    run_batch,
+    store_parts,
+    versions,
+)
 from twin.sweeps.serving_sweep import ServingSweep, prepare, run_task
 from workloads.errors import TwinError
 from workloads.trace import Trace

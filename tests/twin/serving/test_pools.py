@@ -14,9 +14,8 @@ from tests.twin.serving.scenarios import records, reported, run, scenario
 from twin.serving.plan.plan import ServingPlan, describe
 from twin.serving.results.report import report_run
 from twin.serving.run.simulation import Simulation
-from twin.serving.system.parts import Parts
 from twin.serving.system.system import System
-from twin.serving.system.topologies import TOPOLOGIES
+from twin.serving.system.topologies import TOPOLOGIES, Parts
 from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
 

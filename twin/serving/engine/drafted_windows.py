@@ -18,9 +18,9 @@ from schedulers.engine_core import EngineCore
 from schedulers.lockstep import LockstepGroup
 from schedulers.sequence import Sequence
 from schedulers.speculation import SpeculativeEngineCore
-from twin.serving.engine.answer_ends import AnswerEnds
 from twin.serving.engine.fast_forward import FastForward, RunningStep, Window
 from twin.serving.engine.speculation import PROPOSALS, SimulatedSpeculation, uniform
+from twin.serving.engine.step_records import AnswerEnds
 from twin.serving.records.engine_log import EngineLog
 from twin.serving.records.requests import RequestRecord
 

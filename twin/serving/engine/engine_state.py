@@ -9,12 +9,11 @@ from schedulers.engine_core import EngineCore
 from schedulers.load_tree import LoadTree
 from schedulers.lockstep import LockstepGroup
 from twin.environment import Environment
-from twin.serving.engine.cache_traffic import CacheTraffic
+from twin.serving.engine.cache_traffic import CacheTraffic, TierLinks
 from twin.serving.engine.fast_forward import RunningStep, Window, cores_of
 from twin.serving.engine.inbox import Inbox
 from twin.serving.engine.speculation import SimulatedSpeculation
 from twin.serving.engine.step_records import StepRecords
-from twin.serving.engine.tier_links import TierLinks
 from twin.serving.records.engine_log import Counters, EngineLog
 from twin.serving.records.overload import Backlog
 from twin.serving.records.requests import RequestRecord
@@ -72,7 +71,7 @@ class EngineState:
 
     @property
     def speed(self) -> float:
-        """Tokens of load that it works off a second when it is full (`twin.serving.system.parts`)."""
+        """Tokens of load that it works off a second when it is full (`twin.serving.system.topologies`)."""
         if not self._speed:
             self._speed = self.find_speed()
         return self._speed

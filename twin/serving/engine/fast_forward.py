@@ -19,7 +19,7 @@ from schedulers.batches import Batch
 from schedulers.engine_core import EngineCore
 from schedulers.lockstep import LockstepGroup
 from schedulers.sequence import Sequence
-from twin.serving.engine.answer_ends import AnswerEnds
+from twin.serving.engine.step_records import AnswerEnds
 from twin.serving.records.engine_log import DECODE_STEP, EngineLog
 
 SHORT_WINDOW = 32

@@ -17,9 +17,8 @@ from schedulers.kv_events import CacheView
 from schedulers.pipeline import MICRO_BATCH_STEPS, PipelinedEngineCore, micro_batch_of
 from schedulers.sequence import Sequence
 from twin.environment import Environment
-from twin.serving.engine.answer_ends import AnswerEnds
 from twin.serving.engine.engine import Engine, Watch
-from twin.serving.engine.step_records import StepRecords
+from twin.serving.engine.step_records import AnswerEnds, StepRecords
 from twin.serving.records.engine_log import EngineLog
 from twin.serving.records.requests import RequestRecord
 

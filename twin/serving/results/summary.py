@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from reports.metrics import spread, weighted_spread, weighted_spread_of_parts
 from scenarios.serving import MeasureSpec
 from scenarios.serving_workload import ClosedLoopSpec
+from twin.serving.engine.cache_traffic import CopyLink
 from twin.serving.engine.speculation import describe_speculation
-from twin.serving.engine.tier_links import CopyLink
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.records.engine_log import EngineLog
 from twin.serving.records.overload import describe_overload, first_overload

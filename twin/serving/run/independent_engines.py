@@ -32,8 +32,8 @@ from twin.serving.records.engine_log import StepKeeper, numbers
 from twin.serving.records.requests import Columns, RequestRecord, Sink
 from twin.serving.records.step_file import StepFile
 from twin.serving.run.simulation import EngineAtEnd, Run, check_engines, generators
-from twin.serving.system.parts import EngineParts, engine_parts
 from twin.serving.system.system import Pool, System
+from twin.serving.system.topologies import EngineParts, engine_parts
 from workloads.generator import Workload
 from workloads.request import TASKS, Request
 

@@ -17,9 +17,9 @@ from twin.environment import Environment
 from twin.process import paused_garbage_collection
 from twin.serving.clients.loops import ClosedLoop, OpenLoop
 from twin.serving.clients.sessions import ClosedSessions, OpenSessions
+from twin.serving.engine.cache_traffic import TierLinks
 from twin.serving.engine.engine import Engine, Watch
 from twin.serving.engine.speculation import SimulatedSpeculation
-from twin.serving.engine.tier_links import TierLinks
 from twin.serving.plan.plan import Draw, ServingPlan, make_plan
 from twin.serving.records.engine_log import Counters, EngineLog, StepIntegral, StepKeeper
 from twin.serving.records.overload import Backlog
@@ -29,9 +29,8 @@ from twin.serving.records.session_log import SessionLog
 from twin.serving.records.shedding import Retries, ShedLog
 from twin.serving.records.step_file import StepFile
 from twin.serving.system.link import Link
-from twin.serving.system.parts import Parts
 from twin.serving.system.system import System
-from twin.serving.system.topologies import TOPOLOGIES
+from twin.serving.system.topologies import TOPOLOGIES, Parts
 from workloads.errors import BadInput
 from workloads.generator import Workload
 from workloads.request import Request
@@ -174,9 +173,7 @@ class Simulation:
             self.shed = ShedLog(plan.clients)
             self.system.on_shed = self._shed
         retries = scenario.workload.retries
-        self._retries = Retries(
-            retries.attempts if retries else 0, retries.jitter if retries else 0.0, for_clients.spawn(1)[0]
-        )
+        self._retries = Retries(retries.attempts, retries.jitter, for_clients.spawn(1)[0]) if retries else None
         engines = {engine.name: engine for engine in self.system.engines()}
         self.outages = [
             env.process(self.system.outage(engines[failure.engine], failure.at, failure.duration))
@@ -190,7 +187,7 @@ class Simulation:
         if self.prefix_reuse is not None:
             self.system.on_finish.append(self.prefix_reuse.add)
         self.system.on_finish.append(self.clients.finished)
-        if watch is None and (self.shed is None or not self._retries.attempts):
+        if watch is None and (self.shed is None or self._retries is None):
             _foresee(plan, self.system, self.clients)
 
     def run(self) -> Run:
@@ -221,7 +218,7 @@ class Simulation:
         log, now = self.shed, self.environment.now
         assert log is not None, "engines shed requests only with admission control"
         log.reasons[shed.reason] += 1
-        wait = self._retries.wait(record, shed.retry_after)
+        wait = None if self._retries is None else self._retries.wait(record, shed.retry_after)
         if wait is not None:
             log.retries += 1
             self.system.submit_again(record, wait)

@@ -23,7 +23,7 @@ from twin.environment import Alarm, Environment, Priority
 from twin.serving.plan.plan import Draw, ServingPlan
 from twin.serving.plan.pools import PlannedPool
 from twin.serving.records.requests import UNSET, RequestRecord
-from twin.serving.system.parts import Parts
+from twin.serving.system.topologies import Parts
 from workloads.request import Request
 
 

@@ -56,15 +56,14 @@ class Pool:
     def _follow_loads(self) -> None:
         """Have the engines that are up keep their loads where the router looks, if it is one that `FollowsLoads`."""
         follow: Callable[[list[Engine]], LoadTree] | None = own_method(self._router, "follow")
-        if follow is None:
+        if follow is None or len(self.engines) == 1:
             return
         if self._loads is not None:
             for engine in self.engines:
                 engine.unfollow_load(self._loads)
         self._loads = follow(self._up)
-        if len(self._up) > 1:
-            for position, engine in enumerate(self._up):
-                engine.follow_load(self._loads, position)
+        for position, engine in enumerate(self._up):
+            engine.follow_load(self._loads, position)
 
 
 class System:

@@ -6,12 +6,204 @@ function that builds a system from the parts (`SystemSpec.topology`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
 
+import numpy as np
+
+from latency_models.step_time import StepTime
+from scenarios.pools import make_router
+from scenarios.serving import ServingScenario
+from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
+from schedulers.kv_events import CacheView
+from schedulers.sequence import Sequence
+from twin.environment import Environment
+from twin.serving.engine.cache_traffic import CopyLink, TierLinks
+from twin.serving.engine.engine import Engine, Watch
+from twin.serving.engine.pipelined_engine import PipelinedEngine
+from twin.serving.engine.speculation import SimulatedSpeculation
+from twin.serving.plan.plan import Draw, ServingPlan, scores_of
+from twin.serving.plan.pools import EnginesByModel, PlannedPool
 from twin.serving.system.link import Link, LinkSpeed
-from twin.serving.system.parts import Parts
-from twin.serving.system.system import System
+from twin.serving.system.system import Pool, System
 from workloads.registry import Registry
+from workloads.request import Request
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """The settings and step times of one engine of a plan.
+
+    Attributes:
+        name: the engine's. index: its number among all engines of the plan. number: in its pool.
+        pool: at the scores of a draw.
+    """
+
+    name: str
+    index: int
+    number: int
+    pool: PlannedPool
+    step_time: StepTime
+    plan: ServingPlan
+
+    @property
+    def scenario(self) -> ServingScenario:
+        """The plan's scenario."""
+        return self.plan.scenario
+
+    def make(
+        self,
+        env: Environment,
+        watch: Watch | None = None,
+        *,
+        view: CacheView | None = None,
+        tier_links: TierLinks | None = None,
+        speculation: SimulatedSpeculation | None = None,
+    ) -> Engine:
+        """The engine, in an environment."""
+        engine = self._made(env, watch, view, tier_links, speculation)
+        engine.find_speed = self._speed
+        return engine
+
+    def _speed(self) -> float:
+        return engine_speed(self.pool, self.step_time, *self.plan.mean_lengths)
+
+    def _made(
+        self,
+        env: Environment,
+        watch: Watch | None,
+        view: CacheView | None,
+        tier_links: TierLinks | None,
+        speculation: SimulatedSpeculation | None,
+    ) -> Engine:
+        if (stages := self.pool.scheduler.stages) is not None:
+            return PipelinedEngine(
+                env, self.pool.make_pipeline, self.step_time, stages, name=self.name, index=self.index,
+                detail=self.scenario.detail is True, watch=watch, view=view,
+                deliver=self.scenario.system.frontend.deliver,
+            )  # fmt: skip
+        return Engine(
+            env, self.pool.make_core, self.step_time, name=self.name, index=self.index,
+            depth=self.pool.scheduler.depth, fast_forward=self.scenario.fast_forward,
+            detail=self.scenario.detail is True, watch=watch, view=view,
+            tier_links=tier_links, speculation=speculation, deliver=self.scenario.system.frontend.deliver,
+        )  # fmt: skip
+
+
+def engine_parts(plan: ServingPlan, draw: Draw) -> list[EngineParts]:
+    """The parts of every engine of a plan, in the order of its pools, with what is not known at a draw."""
+    varied = dict[int, StepTime]()
+    scores = scores_of(plan.unknowns() if draw is not None else (), plan.scenario.seed, draw)
+    parts: list[EngineParts] = []
+    for planned in plan.pools:
+        pool = planned.at(scores) if scores else planned
+        step_time = varied.setdefault(id(planned.step_time), pool.step_time)  # pools of one model share its draw
+        for i, name in enumerate(pool.names):
+            parts.append(EngineParts(name, len(parts), i, pool, step_time, plan))
+    return parts
+
+
+@dataclass
+class Parts:
+    """Makes the engines and pools of one simulation.
+
+    Attributes:
+        plan: of the simulation. env: its environment. rng: for routers that draw.
+        draw, watch: as in `Simulation`. speculation_seed: for the outcomes of drafts.
+        drafts: as in `Simulation`.
+        engines: those made so far, by name.
+    """
+
+    plan: ServingPlan
+    env: Environment
+    rng: np.random.Generator
+    draw: Draw = None
+    watch: Watch | None = None
+    engines: dict[str, Engine] = field(default_factory=dict)
+    speculation_seed: int = 0
+    drafts: int = 0
+    _load_links: dict[tuple[str, int], list[CopyLink]] = field(default_factory=dict)
+
+    def make_engines(self) -> None:
+        """Make every engine of the plan, in the order of its pools."""
+        for parts in engine_parts(self.plan, self.draw):
+            pool = parts.pool
+            self.engines[parts.name] = parts.make(
+                self.env, self.watch, view=self._view(pool),
+                tier_links=self._tier_links(pool, parts.number),
+                speculation=pool.make_speculation(self.speculation_seed, self.drafts),
+            )  # fmt: skip
+
+    def _view(self, pool: PlannedPool) -> CacheView | None:
+        """The view that routers have of the cache of an engine of a pool; None: the cache itself."""
+        events = self.plan.scenario.system.kv_events
+        return None if events is None else CacheView(pool.scheduler.config.prefix_id_tokens, events.delay)
+
+    def _tier_links(self, pool: PlannedPool, number: int) -> TierLinks | None:
+        """Links to the tiers of an engine, given its number in its pool; the engines of a host share those to load."""
+        spec = pool.spec.engine.kv_offloading
+        if spec is None:
+            return None
+        host = pool.spec.name, number // spec.engines_per_host
+        tiers = spec.tiers.values()
+        if host not in self._load_links:
+            self._load_links[host] = [CopyLink(tier.bandwidth, tier.latency) for tier in tiers]
+        stores = [CopyLink(tier.bandwidth, tier.latency) for tier in tiers]
+        config = pool.scheduler.config
+        assert config.kv_offloading is not None, "the scheduler has the tiers that its section describes"
+        capacities, size = [tier.capacity for tier in config.kv_offloading.tiers], config.prefix_id_tokens
+        node_bytes = spec.bytes_per_token * size
+        return TierLinks(list(spec.tiers), self._load_links[host], stores, capacities, size, node_bytes)
+
+    def make_pools(self, engines: EnginesByModel) -> dict[str, Pool]:
+        """A pool of engines for each model, with a router of its own; models with the same engines share one."""
+        routing = self.plan.scenario.system.routing
+        pools: dict[tuple[str, ...], Pool] = {}
+        for names in engines.values():
+            if names not in pools:
+                pools[names] = Pool([self.engines[name] for name in names], make_router(routing, self._draw_below))
+        return {model: pools[names] for model, names in engines.items()}
+
+    @functools.cached_property
+    def _draw_below(self) -> functools.partial[int]:
+        return functools.partial(_whole, self.rng)
+
+
+def _whole(rng: np.random.Generator, size: int) -> int:
+    return int(rng.integers(size))
+
+
+_SEQUENCE: Final = Sequence(Request(0, 0.0, 1, 1), 0, False)
+
+
+def engine_speed(pool: PlannedPool, step_time: StepTime, prompt: float, answer: float) -> float:
+    """Tokens of load a second of one engine of a pool: as stated, else of requests of these mean lengths."""
+    if pool.spec.speed is not None:
+        return pool.spec.speed
+    config, role = pool.scheduler.config, pool.spec.role
+    seconds = 0.0
+    if role != "decode":
+        tokens = max(min(round(prompt), config.max_num_batched_tokens), 1)
+        chunk = Chunk(_SEQUENCE, tokens, max(round((prompt - tokens) / 2), 0), True)
+        seconds += prompt / tokens * _seconds(pool, step_time, MixedBatch([chunk]))
+    if role != "prefill":
+        context = prompt + answer / 2
+        blocks = config.num_gpu_blocks * config.block_size
+        decodes = max(min(config.max_num_seqs, int(blocks / max(context, 1.0))), 1)
+        stages = pool.scheduler.stages
+        if stages is not None:  # each of the batches in flight has its part of them
+            decodes = max(decodes // len(stages.layers), 1)
+        batch = DecodeBatch((), [_SEQUENCE] * decodes, round(decodes * context), round(context))
+        seconds += max(answer - 1.0, 0.0) / decodes * _seconds(pool, step_time, batch)
+    return pool.spec.engine.data_parallel_size * (prompt + answer) / seconds if seconds else 1.0
+
+
+def _seconds(pool: PlannedPool, step_time: StepTime, batch: Batch) -> float:
+    """Seconds from one such batch to the next: those of the slowest stage, if there are stages."""
+    stages = pool.scheduler.stages
+    return step_time.seconds(batch) if stages is None else max(step_time.stage_seconds(batch, stages.shares))
 
 
 def colocated(parts: Parts) -> System:
