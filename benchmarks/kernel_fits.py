@@ -1,16 +1,17 @@
 """The fit of kernel efficiencies to timings of several devices.
 
-A table's time is `overhead + launch + each_device + max(FLOPs / rate, bytes / rate)`. A table has one overhead: what
-its benchmark spends on a kernel and a CUDA graph does not, such as launches from the host. It is not in the result.
+A table's time is `overhead + launch + each_device + two_shots + max(FLOPs / rate, bytes / rate)`. A table has one
+overhead: what its benchmark spends on a kernel and a CUDA graph does not, such as launches from the host. It is not in
+the result. All-reduces alone have `each_device` and, of messages beyond one shot, `two_shots`.
 `launch` and `each_device` are shared over chips. The former is what the smallest kernel of a chip takes beyond its
 FLOPs and bytes at the peaks, of the median chip.
 
-The rates (and `padding` of decodes) minimise the error of the logarithm of the time, with a loss that lets few unusual
-kernels count little. Fits of one device use all its timings; a newer device is given at least the rates of an older
-one (`SUCCESSORS`), whose kernels it could run. `any` is the geometric mean over chips. Its error is that of chips which
-were left out: kernels of a chip are predicted by the mean of the others'. Devices with the same chip (H100 and H200,
-B200 and GB200) count as one and are left out together. Where one chip alone was measured, nothing can be left out, and
-other devices are assumed to differ by ONE_CHIP_SPREAD at least.
+The rates (`padding` of decodes and `two_shots` too) minimise the error of the logarithm of the time, with a loss that
+lets few unusual kernels count little. Fits of one device use all its timings; a newer device is given at least the
+rates of an older one (`SUCCESSORS`), whose kernels it could run. `any` is the geometric mean over chips. Its error is
+that of chips which were left out: kernels of a chip are predicted by the mean of the others'. Devices with the same
+chip (H100 and H200, B200 and GB200) count as one and are left out together. Where one chip alone was measured, nothing
+can be left out, and other devices are assumed to differ by ONE_CHIP_SPREAD at least.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 
 from benchmarks.kernel_timings import Timings, Wholes
 from latency_models.fitting.estimator import Floats
-from latency_models.sources.roofline.efficiency import Kind, KindOfKernel, Reached
+from latency_models.sources.roofline.efficiency import ONE_SHOT, Kind, KindOfKernel, Reached
 
 SAME_CHIP = {"h200-sxm": "h100-sxm", "gb200": "b200-sxm"}
 
@@ -39,18 +40,18 @@ LOSS_SCALE = 0.1
 
 ONE_CHIP_SPREAD = 0.3
 
-_LEAST = np.log([0.01, 0.01, 1e-3])
-_MOST = np.log([1.5, 8.0, 2048.0])
-_START = np.log([0.6, 0.75, 64.0])
-_UNUSED = np.log([1e6, 0.75, 1e-9])
-"""Parameters that a kind does not have: no limit by FLOPs, no padding."""
+_LEAST = np.log([0.01, 0.01, 1e-3, 1e-8])
+_MOST = np.log([1.5, 8.0, 2048.0, 1e-4])
+_START = np.log([0.6, 0.75, 64.0, 5e-6])
+_UNUSED = np.log([1e6, 0.75, 1e-9, 1e-12])
+"""Parameters that a kind does not have: no limit by FLOPs, no padding, no second shot."""
 
 _LEAST_OVERHEAD, _MOST_OVERHEAD, _START_OVERHEAD = np.log([1e-9, 5e-4, 2e-6])
 
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """Parameters of one device: the logarithms of compute, memory and padding, and the overhead of each table."""
+    """Parameters of one device: the logarithms of its four shares, and the overhead of each table."""
 
     shares: Floats
     overheads: dict[str, float]
@@ -115,13 +116,15 @@ def predicted(fixed: tuple[float, float], shares: Floats, overhead: float, timin
     """Seconds of each kernel in a table.
 
     Args:
-        fixed: launch and each_device. shares: the logarithms of compute, memory and padding.
+        fixed: launch and each_device. shares: the logarithms of compute, memory, padding and two_shots.
     """
-    (launch, each_device), (compute, memory, padding) = fixed, np.exp(shares)
+    (launch, each_device), (compute, memory, padding, second) = fixed, np.exp(shares)
     moved = (timings.size + padding * timings.padding) / (timings.bandwidth * memory)
     computed = timings.flops / (timings.peak * compute)
     devices = each_device * np.maximum(timings.devices - 2, 0.0)
-    seconds: Floats = overhead + launch + devices + np.maximum(moved, computed)
+    message = timings.size * timings.devices / np.maximum(2 * (timings.devices - 1), 1)
+    shots = second * ((timings.devices > 2) & (timings.devices * message >= ONE_SHOT))
+    seconds: Floats = overhead + launch + devices + shots + np.maximum(moved, computed)
     return seconds
 
 
@@ -183,18 +186,18 @@ def _newer_no_slower(logs: Mapping[str, Floats], by_device: Mapping[str, Sequenc
         for device in row:
             if device not in logs:
                 continue
-            compute, memory, padding = logs[device]
+            compute, memory, padding, second = logs[device]
             part = by_device[device][0]
             peak, bandwidth = np.log(part.peak), np.log(part.bandwidth)
-            rates = np.array([compute + peak, memory + bandwidth, memory + bandwidth - padding])
+            rates = np.array([compute + peak, memory + bandwidth, memory + bandwidth - padding, -second])
             before = rates if before is None else np.maximum(rates, before)
-            raised[device] = np.array([before[0] - peak, before[1] - bandwidth, before[1] - before[2]])
+            raised[device] = np.array([before[0] - peak, before[1] - bandwidth, before[1] - before[2], -before[3]])
     return raised
 
 
 def _used(kind: Kind) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     computes = kind != "elementwise" and not kind.startswith(("all_reduce", "decode_attention"))
-    return np.array([computes, True, kind.startswith("decode")])
+    return np.array([computes, True, kind.startswith("decode"), kind == "all_reduce"])
 
 
 def _errors(fixed: tuple[float, float], shares: Floats, overhead: float, timings: Timings) -> Floats:
@@ -246,7 +249,7 @@ def _reached(
     kind: Kind, fixed: tuple[float, float], shares: Floats, *, spread: float, error: float, kernels: int
 ) -> Reached:
     launch, each_device = (float(f"{value:.4g}") for value in fixed)
-    compute, memory, padding = (float(f"{value:.4g}") for value in np.exp(shares))
+    compute, memory, padding, second = (float(f"{value:.4g}") for value in np.exp(shares))
     used = _used(kind)
     return Reached(
         launch=launch,
@@ -254,6 +257,7 @@ def _reached(
         compute=compute if used[0] else None,
         memory=memory,
         padding=padding if used[2] else 0.0,
+        two_shots=second if used[3] else 0.0,
         spread=float(f"{spread:.3g}"),
         error=float(f"{error:.3g}"),
         kernels=kernels,

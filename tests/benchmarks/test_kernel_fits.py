@@ -81,3 +81,18 @@ def test_the_built_in_file_is_of_built_in_devices_and_plausible() -> None:
             assert 0 < reached.launch < 2e-4
         assert fits.any.spread >= min(reached.spread for reached in fits.devices.values())
     assert 0 < efficiency.engine.layer < 1e-4
+
+
+def test_a_message_beyond_one_shot_takes_a_second() -> None:
+    """Four devices read more than 2 MB in one shot from 512 KB on; two devices never take two."""
+    elements, devices = (axis.reshape(-1) for axis in np.meshgrid(2.0 ** np.arange(10, 24), [2.0, 4.0]))
+    size = 2 * (devices - 1) / devices * elements * 2
+    second = np.where((devices == 4) & (elements * 2 >= 2**19), 7e-6, 0.0)
+    zero = np.zeros(len(size))
+    timings = Timings(
+        "all_reduce", "one", "made up", zero, size, 5e-6 + second + size / 2e11, zero, devices,
+        devices.astype(np.int64), 1e15, 4e11,
+    )  # fmt: skip
+    reached = fit_kind([timings]).devices["one"]
+    assert reached.two_shots == pytest.approx(7e-6, rel=0.05)
+    assert reached.memory == pytest.approx(0.5, rel=0.02)

@@ -41,12 +41,18 @@ def all_reduce_kind(hardware: Hardware) -> Kind:
     return "all_reduce_pcie" if hardware.network.intra_node < PCIE else "all_reduce"
 
 
+ONE_SHOT = 2**21
+"""Bytes, of the messages of all devices, from which an all-reduce takes two shots (scatter and gather) rather than one,
+in which each device reads all messages: 512 KB among four, 256 KB among eight. Two devices always take one."""
+
+
 class Reached(Strict):
     """One fit.
 
     Attributes:
         launch: seconds of a kernel that does nothing.
         each_device: seconds more for each device beyond two (all-reduces).
+        two_shots: seconds more of an all-reduce whose message is too large for one shot.
         compute, memory: shares of the peak FLOP/s and of the memory's or link's bandwidth. A share may be above 1: the
             fit is of times, and caches beat the memory.
         padding: cached tokens that each decode attends to beside its own.
@@ -58,6 +64,7 @@ class Reached(Strict):
 
     launch: NonNegativeFloat
     each_device: NonNegativeFloat = 0.0
+    two_shots: NonNegativeFloat = 0.0
     compute: PositiveFloat | None = None
     memory: PositiveFloat
     padding: NonNegativeFloat = 0.0

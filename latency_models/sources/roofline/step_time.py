@@ -9,7 +9,7 @@ from typing import Literal
 from latency_models.deployment.hardware import Hardware, Precision
 from latency_models.deployment.models import ExpertFFN, GroupedQueryAttention, Model
 from latency_models.origin import MeasuredDeployment, Origin
-from latency_models.sources.roofline.efficiency import Efficiency, EngineTime, Kind, KindOfKernel, Reached
+from latency_models.sources.roofline.efficiency import ONE_SHOT, Efficiency, EngineTime, Kind, KindOfKernel, Reached
 from latency_models.sources.roofline.placement import (
     CACHE_BYTES,
     COMPUTED_IN,
@@ -308,7 +308,8 @@ class RooflineStepTime(StepTime):
         efficiency = self._reached(self.kinds["all_reduce_kernels"])
         size = 2.0 * (devices - 1) / devices * elements * ACTIVATION_BYTES
         rate = getattr(self.hardware.network, self._link) * efficiency.memory
-        return float(efficiency.launch + (devices - 2) * efficiency.each_device + size / rate)
+        second = efficiency.two_shots if devices > 2 and devices * elements * ACTIVATION_BYTES >= ONE_SHOT else 0.0
+        return float(efficiency.launch + (devices - 2) * efficiency.each_device + second + size / rate)
 
     def _send(self, elements: float) -> float:
         """Seconds of a message to the next pipeline stage, one part from each device of a stage."""
