@@ -3,8 +3,8 @@
     python -m benchmarks.bundle_overhead [--model FILE] [--ratio 2] [--batch-size 16] [--steps 60] [--json]
 
 All workers run in this process. From the CPU time of the steps, what one colocated engine does too is subtracted: both
-stages of the layers, scheduling, index arrays, sampling, and the commit of tokens. What remains is messages, slots and
-turns. Packing and unpacking, which messages between processes need besides, are measured apart.
+stages of the layers, scheduling, index arrays, sampling, and the commit of tokens. Messages, slots and turns remain.
+Packing and unpacking, which messages between processes need besides, are measured apart.
 """
 
 from __future__ import annotations

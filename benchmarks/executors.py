@@ -34,7 +34,7 @@ def cpu() -> float:
 
 
 def prepared(scenario: Path, points: int) -> ServingSweep:
-    """A sweep of so many points."""
+    """A sweep of this many points."""
     fields: dict[str, list[Any]] = {
         "engine.max_num_seqs": list(range(1, SEQUENCES + 1)),
         "engine.max_num_batched_tokens": [64 * (i + 1) for i in range(points // SEQUENCES)],

@@ -62,7 +62,7 @@ class Instant:
 
 
 def decoding(batch: int) -> Engine:
-    """An engine that decodes so many sequences, for at least a thousand steps."""
+    """An engine that decodes this many sequences, for at least a thousand steps."""
     config = EngineConfig(num_gpu_blocks=80 * batch, max_num_seqs=batch, max_num_batched_tokens=8192)
     engine = Engine(Instant(), config)  # type: ignore[arg-type]
     for i in range(batch):

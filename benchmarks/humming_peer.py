@@ -30,7 +30,7 @@ def product(weight: PackedWeight) -> Product:
     """The peer's product with one of our weights (4 bits, groups, no zero points); activations are bfloat16.
 
     Raises:
-        ImportError: the package is not installed. Whatever else it raises is its own.
+        ImportError: the package is not installed. Other exceptions are its own.
     """
     from humming.layer import HummingLayer
 

@@ -133,7 +133,8 @@ def elementwise(bench: Bench) -> None:
 
 
 def attention(bench: Bench) -> None:
-    """Decodes over paged caches, and chunks of prompts; beside PyTorch's fused attention on caches in one piece."""
+    """Decodes over paged caches, and chunks of prompts; compared with PyTorch's fused attention on caches in one
+    piece."""
     shape = SMALL if bench.small else LLAMA_31_8B
     batches, contexts = ([2], [64]) if bench.small else ([1, 8, 64], [512, 2048, 8192])
     for case in decode_cases(shape, bench.device, bench.dtype, batches, contexts):
@@ -166,7 +167,8 @@ def sampling(bench: Bench) -> None:
 
 
 def four_bits(bench: Bench) -> None:
-    """Square products and those of Llama-2-7B, few tokens and many, beside cuBLAS, tinygemm and humming-kernels."""
+    """Square products and those of Llama-2-7B, few tokens and many, compared with cuBLAS, tinygemm and
+    humming-kernels."""
     squares = [256] if bench.small else [4096, 8192, 16384]
     for size in squares:
         for tokens in [1] if bench.small else [1, 16, 512, 4096]:

@@ -1,4 +1,4 @@
-"""Hit rates beside their bounds, loads, and TTFT, by capacity of host memory for KV blocks and by router.
+"""Hit rates and their bounds, loads, and TTFT, by capacity of host memory for KV blocks and by router.
 
     python -m benchmarks.kv_offloading [--trace mooncake_conversation.jsonl.gz] [--requests N]
 

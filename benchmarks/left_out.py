@@ -31,7 +31,7 @@ FITTED = 100
 
 @dataclass
 class Comparison:
-    """Predicted beside measured values, and the deviation of the logarithm that the model expects.
+    """Predicted and measured values, and the deviation of the logarithm that the model expects.
 
     Attributes:
         name: of what was predicted, and what was left out.

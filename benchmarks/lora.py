@@ -47,7 +47,7 @@ PROMPT = 32
 
 
 class Measured(NamedTuple):
-    """Median seconds of a step without adapters and with so many of a rank."""
+    """Median seconds of a step without adapters and with this many of a rank."""
 
     rank: int
     adapters: int

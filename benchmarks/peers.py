@@ -1,4 +1,4 @@
-"""Speed of the simulation beside other simulators, on the same requests, in turns on one machine.
+"""Speed of the simulation compared with other simulators, on the same requests, in turns on one machine.
 
     python -m benchmarks.peers [--python PATH …] [--repeat 3] [--million] [--out FILE]
 

@@ -1,4 +1,4 @@
-"""Plans beside exhaustive searches, and the time to an answer of a question of some hundred candidates.
+"""Plans compared with exhaustive searches, and the time to an answer of a question of some hundred candidates.
 
     python -m benchmarks.plan exhaustive [--space prefixes] [--seeds 100] [--window 1500] [--replications 20]
     python -m benchmarks.plan chance --candidate NAME [--windows 1000]

@@ -40,7 +40,7 @@ weights do, and the measured TPOT is a goal that no number of engines meets if s
 
 
 def drawn_rows(data: Path, count: int, seed: int) -> list[SiliconRow]:
-    """So many measured rows, equally many of each model that has some."""
+    """This many measured rows, equally many of each model that has some."""
     rows = [row for name in (SILICON, LATER) for row in read_silicon_rows(data / name, known_only=True)]
     rows = [row for row in rows if row.model in MODELS and row.system in DEVICES and row.expert_parallel == 1]
     rows = [row for row in rows if row.osl <= LONGEST]

@@ -1,4 +1,4 @@
-"""Sessions on an engine with degenerate settings, beside the queues that they are.
+"""Sessions on an engine with degenerate settings, compared with the queues that they are.
 
     python -m benchmarks.session_queues [--requests 4000] [--replications 10]
 

@@ -42,7 +42,7 @@ METRICS = ("tpot.mean", "tpot.p90", "e2e.mean", "ttft.mean", "output_throughput"
 
 
 def scenario(decode: str, zipf: float, requests: int) -> ValidationScenario:
-    """The example with so many decode engines as models, shared or not."""
+    """The example with this many decode engines as models, shared or not."""
     settings = {
         "system.decode": decode,
         "system.decode_replicas": MODELS if decode == "shared" else 1,

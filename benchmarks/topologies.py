@@ -1,4 +1,4 @@
-"""A bundle whose workers share one GPU, beside one engine of the same slots: tokens a second and time per token.
+"""A bundle whose workers share one GPU, compared with one engine of the same slots: tokens a second and time per token.
 
     python -m benchmarks.topologies --device cuda [--model FILE] [--ratio 2] [--batch-size 32] [--out FILE]
 

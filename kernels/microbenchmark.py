@@ -78,7 +78,7 @@ def measure(
     Args:
         device: "cpu" or "cuda".
         budget: seconds after which no further sample is begun, once there are 5.
-        samples: at most so many.
+        samples: at most this many.
         rotate: inputs that are not in a cache; else the same inputs each time.
         cold: bytes gone through between two uses of an input, in place of COLD_BYTES.
     """

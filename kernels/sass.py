@@ -75,7 +75,7 @@ def listing(cubin: bytes) -> str:
 
 
 def tool(name: str, option: str, cubin: bytes) -> str:
-    """What one of the CUDA tools that come with Triton prints of a kernel."""
+    """Print a kernel with one of the CUDA tools that come with Triton."""
     import triton
 
     path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
@@ -115,7 +115,7 @@ def hazards(code: Sequence[Instruction]) -> list[Hazard]:
 
 
 def _hazards(code: Sequence[Instruction]) -> list[Hazard]:
-    """The hazards of a straight run of instructions. "gsb0" closes a group; a wait leaves so many groups in flight."""
+    """The hazards of a straight run of instructions. "gsb0" closes a group; a wait leaves that many in flight."""
     result = []
     in_flight: list[tuple[int, range, Instruction]] = []
     groups = 0

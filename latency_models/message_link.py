@@ -21,5 +21,5 @@ class MessageLink:
     overhead: float = 0.0
 
     def seconds(self, size: int) -> float:
-        """Time of a message of so many bytes."""
+        """Time of a message of this many bytes."""
         return self.latency + size / self.bandwidth

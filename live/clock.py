@@ -2,7 +2,7 @@
 
 wall    the time that passes. Waiting sleeps.
 direct  direct execution: the code runs for real, and its clock counts the CPU time of the thread that reads it. Waiting
-        jumps to the end of the wait. What other processes do meanwhile is not counted, and no time passes idle.
+        jumps to the end of the wait. Work of other processes is not counted, and no time passes idle.
 
 Both clocks measure; neither predicts anything.
 """

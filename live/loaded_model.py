@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -100,40 +100,27 @@ class ModelSource:
         return config, dtype
 
 
-class Models(Protocol):
-    """Loads the parts of models that workers compute with. Its methods raise as `LoadedModel`."""
+class Models:
+    """Loads the parts of models that workers compute with: here for one worker, no more than it needs.
+
+    Its methods raise as `LoadedModel`.
+    """
 
     def decoder(self, source: ModelSource) -> Decoder:
         """A whole model."""
-        ...
-
-    def attention(self, source: ModelSource) -> Decoder:
-        """A model without FFNs."""
-        ...
-
-    def ffns(self, source: ModelSource) -> list[FFN]:
-        """The FFNs of all layers."""
-        ...
-
-
-class SeparateModels:
-    """`Models` for one worker in a process: it loads the part that it needs and nothing else."""
-
-    def decoder(self, source: ModelSource) -> Decoder:
-        """See `Models.decoder`."""
         return source.load()
 
     def attention(self, source: ModelSource) -> Decoder:
-        """See `Models.attention`."""
+        """A model without FFNs."""
         return source.load_attention()
 
     def ffns(self, source: ModelSource) -> list[FFN]:
-        """See `Models.ffns`."""
+        """The FFNs of all layers."""
         return source.load_ffns()
 
 
-class SharedModels:
-    """`Models` for several workers in one process, which may run on CUDA streams of their own.
+class SharedModels(Models):
+    """Models for several workers in one process, which may run on CUDA streams of their own.
 
     Each model is loaded once, as a whole; each worker gets its own counters of kernels.
     """

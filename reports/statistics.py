@@ -36,9 +36,9 @@ def student_quantile(confidence: float, degrees: int) -> float:
 def controlled_mean(batches: Floats, control: Floats, control_mean: float, confidence: float = 0.95) -> Estimate:
     """Mean of batch means, corrected by the deviation of a control with known mean in the same batches.
 
-    A least-squares line of `batches` on `control` is read off at `control_mean`. What the control explains, sampling
-    noise and what is left of a start-up transient alike, drops out of the estimate and of its interval. Batches that
-    are still correlated widen the interval (`_worth`).
+    A least-squares line of `batches` on `control` is read off at `control_mean`. Sampling noise and the rest of a
+    start-up transient, as far as the control explains them, drop out of the estimate and its interval. Batches that are
+    still correlated widen the interval (`_worth`).
 
     Args:
         batches, control: shape (n,), n ≥ 10, means over the same n consecutive stretches.

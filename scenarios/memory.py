@@ -191,7 +191,7 @@ class LinkOfModels(Strict):
     disk_bandwidth: PositiveFloat | None = None
 
     def seconds(self, size: float, cold: bool = False) -> float:
-        """Seconds to load so many bytes; `cold`: from disk."""
+        """Seconds to load this many bytes; `cold`: from disk."""
         bandwidth = self.disk_bandwidth if cold and self.disk_bandwidth is not None else self.bandwidth
         return self.latency + size / bandwidth
 
@@ -275,7 +275,7 @@ class WeightSwappingSpec(Strict):
         load: the link that weights are loaded over.
         keep_alive: seconds after its last request for which a model stays loaded (Ollama's); None: until another model
             needs its place.
-        turn: while others wait, requests of the loaded model are admitted for so many seconds longer.
+        turn: while others wait, requests of the loaded model are admitted for this many seconds longer.
     """
 
     resident: Models | Literal["auto"] = "auto"

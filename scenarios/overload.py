@@ -35,7 +35,7 @@ class AdmissionControlSpec(ClassLimitsSpec):
     Attributes:
         max_waiting, max_waiting_tokens: the most requests, and prompt tokens, that may wait for their first step.
         max_waiting_per_tenant: the most requests of one tenant. classes: limits of classes by name.
-        predicted_ttft: a request is shed if its predicted TTFT exceeds so many times the goal of its class.
+        predicted_ttft: a request is shed if its predicted TTFT exceeds this many times the goal of its class.
     """
 
     max_waiting_per_tenant: PositiveInt | None = None

@@ -100,7 +100,7 @@ class PlanSpec(Strict):
         reliability: the share of time spans like this one in which a deployment must meet all goals, at the best
             estimate of the step times. span: their length, seconds.
         window: requests that count in one long replication; None: from the rate and the lengths.
-        replications: at most so many decide on one deployment.
+        replications: at most this many decide on one deployment.
     """
 
     goals: Annotated[dict[str, float | str], Field(min_length=1)]

@@ -246,7 +246,7 @@ def _pool(
 def replicas_by_share(shares: Mapping[str, float], engines: int) -> dict[str, int]:
     """Engines of each model: one, and the others one by one to the model with the largest share an engine.
 
-    That minimises the largest share an engine. There are at least as many engines as models.
+    This minimises the largest share of an engine. There are at least as many engines as models.
     """
     replicas = dict.fromkeys(shares, 1)
     heap = [(-share, i, model) for i, (model, share) in enumerate(shares.items())]

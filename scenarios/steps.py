@@ -28,7 +28,7 @@ from workloads.errors import BadInput
 
 
 class StaticChunksSpec(Strict):
-    """At most `tokens` tokens a step, decodes included; with `exclude_decodes`, so many prompt tokens."""
+    """At most `tokens` tokens a step, decodes included; with `exclude_decodes`, this many prompt tokens."""
 
     policy: Literal["static"]
     tokens: StepTokens

@@ -316,7 +316,7 @@ class BundleValidationScenario(ScenarioFile):
         return self
 
     def completions(self, instances: int) -> int:
-        """Requests that a bundle with so many attention instances completes in each repeat."""
+        """Requests that a bundle with this many attention instances completes in each repeat."""
         return self.requests * instances
 
     @property

@@ -48,7 +48,7 @@ class AdmissionLimits:
         of_all: limits on everything that waits. of_class: on what waits of a class, by its name; one that is not named
             has none.
         max_waiting_per_tenant: requests of one tenant that may wait; 0 for any number.
-        ttft_factor: predicted times to first token up to so many times the goal are accepted; infinity for all.
+        ttft_factor: predicted times to first token up to this many times the goal are accepted; infinity for all.
     """
 
     of_all: WaitingLimits = WaitingLimits()

@@ -1,9 +1,9 @@
 """The decoding sequences of an engine, kept as sums instead of being walked every step.
 
 Every decode gets one token a step, so its cached tokens are a constant plus the number of steps so far:
-`kv_offset + step_index`. What a step needs to know of its decodes (the tokens that they attend to, the blocks that they
-start, the sequences that reach their limit) follows from a few sums and from the offsets modulo the block size. A step
-therefore costs the same for 4 sequences and for 400, and k steps cost as much as one.
+`kv_offset + step_index`. The counts that a step needs of its decodes (tokens attended to, blocks started, sequences
+that reach their limit) follow from a few sums and from the offsets modulo the block size. A step therefore costs the
+same for 4 sequences and for 400, and k steps cost as much as one.
 """
 
 from __future__ import annotations

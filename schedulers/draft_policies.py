@@ -90,7 +90,7 @@ class GoodputDrafts:
         num_speculative_tokens: the most draft tokens.
         tokens, seconds: the table T, both increasing: step times by token count.
         acceptance: α before anything was seen; it weighs as much as `prior` drafts.
-        explore: every so many steps in which no draft would pay, one draft token is tried.
+        explore: every this many steps in which no draft would pay, one draft token is tried.
 
     Raises:
         ValueError: a table that is empty or does not increase.

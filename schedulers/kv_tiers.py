@@ -2,9 +2,9 @@
 
 The unit is a node of the prefix trie, named by its `block_hash`. With `write_through` a block is stored in the first
 tier as soon as it is computed (vLLM's `OffloadingConnector`, LMCache); with `write_back` when the device evicts it.
-What the first tier evicts goes to the second. A waiting sequence whose prefix goes on in a tier gets device blocks, and
-waits while the prefix is loaded (vLLM's `WAITING_FOR_REMOTE_KVS`); other sequences may overtake it meanwhile. Then its
-blocks are in the prefix cache and it is admitted as usual.
+Blocks that the first tier evicts go to the second. A waiting sequence whose prefix goes on in a tier gets device
+blocks, and waits while the prefix is loaded (vLLM's `WAITING_FOR_REMOTE_KVS`); other sequences may overtake it
+meanwhile. Then its blocks are in the prefix cache and it is admitted as usual.
 
 This is bookkeeping. The backend takes what is to be copied (`take_stores`, `take_loads`), says when a stored block can
 be read (`TierBlock.ready_at`), and calls `EngineCore.finish_load`.

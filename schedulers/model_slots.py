@@ -35,7 +35,7 @@ class SlotsConfig:
             None: all.
         base: the model that every slot's adapter belongs to, which needs no slot; "" without.
         exclusive: sequences of one model run at a time.
-        turn: while other models wait, sequences of the running model are admitted for so many seconds longer.
+        turn: while other models wait, sequences of the running model are admitted for this many seconds longer.
         keep_alive: seconds after its last request for which a model stays in its slot; None: until another needs it.
 
     Raises:

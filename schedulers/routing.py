@@ -235,7 +235,7 @@ class WeightedRandom:
 
 
 def _soonest(engines: Many[Engine], start: int, tokens: int) -> Engine:
-    """The engine with the least time for its load and so many further tokens; from `start` on among equals."""
+    """The engine with the least time for its load and this many further tokens; from `start` on among equals."""
     best, minimum = engines[start], 0.0
     for i in range(len(engines)):
         engine = engines[(start + i) % len(engines)]

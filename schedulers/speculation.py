@@ -1,9 +1,9 @@
 """Speculative decoding: a decode also computes draft tokens, and keeps those that the model itself would have chosen.
 
 A step verifies the drafts of all decodes in one pass. A decode whose first a drafts are right emits a + 1 tokens: the
-drafts, and the token that the model puts after them (Leviathan et al., arXiv:2211.17192). How many that are is known
-when the step has run, so a backend calls `record_outputs` before `end_step`, and a step cannot begin before the one
-before it has ended.
+drafts, and the token that the model puts after them (Leviathan et al., arXiv:2211.17192). Their number is known when
+the step has run, so a backend calls `record_outputs` before `end_step`, and a step cannot begin before the one before
+it has ended.
 
 A draft is an offer, never a duty: sequences get their one token first, and drafts what then is left of the token budget
 and of the blocks.
@@ -266,7 +266,7 @@ class SpeculativeEngineCore(EngineCore):
         return drafts if decode_set.size * (1 + drafts) <= self.config.max_num_batched_tokens else -1
 
     def blocks_of_drafted_step(self, draft_tokens: int) -> int:
-        """The most blocks that a step takes in which every decode verifies so many draft tokens."""
+        """The most blocks that a step takes in which every decode verifies this many draft tokens."""
         return self.speculative_decodes.size * (draft_tokens // self.config.block_size + 1)
 
     def num_new_blocks_by_step(self, steps: int) -> list[int]:

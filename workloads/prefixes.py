@@ -34,7 +34,7 @@ class SharedPrefixes:
     prompt shorter than the rubric is the beginning of it.
 
     An id stands for `block_tokens` tokens. The rubric's full blocks are shared. The rest of a prompt is unique, and its
-    blocks have ids only with `cache_suffix`, so that a cache fills with blocks that will not be used again. That costs
+    blocks have ids only with `cache_suffix`, so that a cache fills with blocks that will not be used again. This costs
     time for every block of every prompt.
 
     Raises `BadInput` unless 1 <= groups <= 1e7, tokens >= 1, block_tokens >= 1 and zipf >= 0.

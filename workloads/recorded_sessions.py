@@ -114,7 +114,7 @@ class RecordedSessions:
             yield Round((prompt,), pause(), not_before)
 
     def _named(self, rows: list[int]) -> Iterator[Prompt]:
-        """Prompts whose blocks the trace names. What follows a prompt names the blocks of its answer."""
+        """Prompts whose blocks the trace names. The ids behind a prompt name the blocks of its answer."""
         blocks, size = self.trace.prefix_blocks, self.prefix_block_tokens
         assert blocks is not None
         context, context_ids = 0, tuple[int, ...]()

@@ -217,7 +217,7 @@ class DrawnSessions:
         return sum((new + self.limit(answer)) // self.block_tokens + 2 for new, answer in turns)
 
     def limit(self, answer: int) -> int:
-        """The limit that a client sets on an answer of so many tokens."""
+        """The limit that a client sets on an answer of this many tokens."""
         return answer if self.max_tokens is None else self.max_tokens
 
 

@@ -38,7 +38,7 @@ class Tiling:
 
 
 def select(assignments: int, experts: int) -> Tiling:
-    """The tiling for so many assignments: tiles of tokens as large as an expert has on average, from 16 to 128."""
+    """The tiling for this many assignments: tiles of tokens as large as an expert has on average, from 16 to 128."""
     average = -(-assignments // experts)
     tokens = max(16, min(128, triton.next_power_of_2(average)))
     if tokens <= 32:

@@ -223,7 +223,7 @@ def tile_product(
 def is_last_to_arrive(counter_ptr, count):
     """Counts this program's arrival; true in the last of `count` programs, which resets the counter.
 
-    What each program has stored before is visible to the last one.
+    The last program sees all that the others stored before.
     """
     tl.debug_barrier()  # all threads of the program have stored
     last = tl.atomic_add(counter_ptr, 1, sem="acq_rel") == count - 1

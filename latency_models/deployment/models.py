@@ -35,7 +35,7 @@ class GroupedQueryAttention(Strict):
 
     Attributes:
         qk_norm: queries and keys are normed head by head.
-        window, windowed_layers: tokens that a query attends to at most, in so many of the model's layers. The step-time
+        window, windowed_layers: most tokens that a query attends to, in this many layers. The step-time
             source roofline and its memory know of windows; AFD rooflines count every layer as one of full attention.
     """
 

@@ -80,8 +80,8 @@ class App(Starlette):
 
     Attributes:
         in_flight: requests with a body that are being answered, counted from the end of their bodies.
-        threads: handle the text and JSON of large requests, which would hold up the event loop. What runs in them may
-            read the service and raise its errors, but must not change what the event loop uses.
+        threads: handle the text and JSON of large requests, which would hold up the event loop. Code in them may read
+            the service and raise its errors, but must not change what the event loop uses.
     """
 
     def __init__(self, service: Service) -> None:

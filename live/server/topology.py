@@ -1,4 +1,4 @@
-"""Serving with several workers: starts them, or one of them. What cannot be used raises `BadInput`."""
+"""Serving with several workers: starts them, or one of them. A topology that cannot be used raises `BadInput`."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def _plan_pools(
 
 
 def _shared_decoder(model: ModelSource, layout: PoolsLayout, bits: int | None) -> ModelSource:
-    """The decoder that several models share, rounded to so many bits."""
+    """The decoder that several models share, rounded to this many bits."""
     if bits is None:
         return model
     if bits not in (3, 4):

@@ -133,7 +133,7 @@ class DeviceLink:
 
 
 def device_link(members: Membership, seconds: float, device: str, make_group: MakeGroup | None = None) -> DeviceLink:
-    """One worker's side; every wait of a CPU, and to make the groups, takes at most so many seconds."""
+    """One worker's side; every wait of a CPU, and to make the groups, takes at most this many seconds."""
     if make_group is None and not dist.is_nccl_available():
         raise members.fail(f"{members.name(members.rank)} has a PyTorch without NCCL")
     limit, make = timedelta(seconds=seconds), make_group or _nccl_group

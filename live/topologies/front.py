@@ -1,8 +1,7 @@
 """A topology as a server's backend: rank 0 in a thread, between the event loop and the workers.
 
 The thread alone runs the role and waits for workers. The event loop submits and aborts, and gets each step's tokens as
-a call on the loop. What the loop's requests look like, and their stop checks, the thread never touches: it works on
-copies.
+a call on the loop. The thread never touches the loop's requests or their stop checks: it works on copies.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ class LocalNetwork:
 
     @torch.inference_mode()
     def run_some(self, turns: int) -> bool:
-        """Resume roles so many times; returns whether there is nothing left to run."""
+        """Resume roles this many times; returns whether there is nothing left to run."""
         for _ in range(turns):
             ready = self._ready()
             if not ready:

@@ -227,7 +227,7 @@ class Membership:
             action()
 
     def _tell_all(self, *fact: str) -> None:
-        """Send a key and a value, or nothing but a sign of life. That a peer has ended is noticed by `_listen`."""
+        """Send a key and a value, or nothing but a sign of life. `_listen` notices that a peer has ended."""
         with self._changed:
             for peer in self._peers.values():
                 _send(peer, fact)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from live.loaded_model import SeparateModels
+from live.loaded_model import Models
 from live.memory import freeze_loaded_objects
 from live.topologies.deployment import Deployment
 from live.topologies.device_link import MakeGroup, device_link, group_store
@@ -54,7 +54,7 @@ def run_worker(
     transport: SocketTransport | None = None
     try:
         members.gather()
-        make_role = deployment.load(rank, SeparateModels())
+        make_role = deployment.load(rank, Models())
         freeze_loaded_objects()
         members.ready()
         link = None

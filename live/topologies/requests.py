@@ -1,7 +1,7 @@
 """Requests and tokens as tensors, so that they can be sent between processes.
 
-A `Generation` crosses with all that decides its tokens. What a client's side alone knows stays behind: its stop check,
-and its times.
+A `Generation` crosses with all that decides its tokens. The client's side of it stays behind: its stop check, and its
+times.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PackedRequests(NamedTuple):
 
 
 def request_payloads(requests: int, prompt_tokens: int, prefix_blocks: int) -> tuple[Payload, ...]:
-    """The payloads of `PackedRequests`: so many requests, with so many prompt tokens and prefix blocks each."""
+    """The payloads of `PackedRequests`: this many requests, with this many prompt tokens and prefix blocks each."""
     return (
         Payload(torch.int64, requests, (COLUMNS,)),
         Payload(torch.float64, requests, (3,)),

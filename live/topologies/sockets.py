@@ -1,8 +1,8 @@
 """Each role in a process of its own: messages over TCP connections, one between every two ranks.
 
 A message goes out in one system call of the thread that sends it, and comes in by two of the thread that waits for it,
-so that a hand-over costs one wake-up. What the kernel does not take at once, as of large caches, a thread sends. The
-receiver has a buffer for the largest message that the forms allow.
+so that a hand-over costs one wake-up. A thread sends the rest of messages, such as large caches, that the kernel does
+not take at once. The receiver has a buffer for the largest message that the forms allow.
 """
 
 from __future__ import annotations

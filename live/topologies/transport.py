@@ -58,7 +58,7 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The parts of messages of one kind: so many integer fields, and these tensors, in order."""
+    """The parts of messages of one kind: this many integer fields, and these tensors, in order."""
 
     fields: int = 0
     payloads: tuple[Payload, ...] = ()

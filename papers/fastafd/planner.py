@@ -39,7 +39,7 @@ def _compare(wide_ep: WideEp, prompt_tokens: int) -> Document:
 
 
 def _at(wide_ep: WideEp, prompt_tokens: int, gpus: int) -> Document:
-    """Both layouts on so many GPUs: a bundle of one FFN tray, and vLLM over all."""
+    """Both layouts on this many GPUs: a bundle of one FFN tray, and vLLM over all."""
     ratio = gpus // TRAY - 1
     bundle_batch = max(BUNDLE_KV_TOKENS // prompt_tokens // MICROBATCHES * MICROBATCHES, 1)
     bundle = predict_step(wide_ep.stages, wide_ep.parameters, prompt_tokens, bundle_batch, ratio).tpot

@@ -67,7 +67,7 @@ class LayerStages:
         return self.model.ffn
 
     def kv_read(self, sequences: float, context: int) -> float:
-        """Reading the KV cache of so many sequences at the full memory bandwidth."""
+        """Reading the KV cache of this many sequences at the full memory bandwidth."""
         return sequences * context * self.model.kv_bytes(KV_BYTES) / self.hardware.memory_bandwidth
 
     def expert_read(self, tokens: float, gpus: int) -> float:

@@ -7,10 +7,10 @@ such a step. That gives T_S at the four chunk sizes under each of three densitie
 
 W is a pass of the plain 4-bit model, and E the time that compensators on all modules would add. A pass over one token
 is known from 5.3.1; compensators are taken to have the share in it that they have at the smallest chunk. Between these
-points T_S is linear, as in 4.3. How P99 ITL splits over layer types and attention it does not say: by weights, all in
+points T_S is linear, as in 4.3. It does not say how P99 ITL splits over layer types and attention: by weights, all in
 the former.
 
-Whether decodes count as part of a static chunk, and whether it is padded, the paper leaves open. Each answer is a
+The paper leaves open whether decodes count as part of a static chunk, and whether it is padded. Each answer is a
 `Reading`, and the static rows judge between them. Of what a step of d decodes and c prompt tokens takes they cannot:
 with the chunk beside the decodes, T(d) + T(c) and T(d + c) fit them alike. Section 4.3 estimates an iteration as the
 former.

@@ -4,11 +4,11 @@ t = β + J·[B > 1] + α_n (B - 1) + α_kv · KV for a step of B sequences that 
 read the weights, so it goes with their bits; a KV token has the same bytes whatever the weights, so α_kv belongs to the
 model, and all prompts and methods of a model are fitted together.
 
-Concurrency 1 and 4 fix β, α_kv and what four sequences cost beyond their KV, 3 α_n + J together. How that divides into
-a cost of every further row and one of batching at all they cannot say, and at 16 it matters. The roofline does: below
-the ridge, peak FLOP/s over bytes/s, a further row hides behind the reading of the weights and is free. An A100 has it
-at 153 rows of 16-bit weights and 38 of 4-bit ones, so α_n = 0 and the rest is J: what a step pays once it is no longer
-a matrix-vector product.
+Concurrency 1 and 4 fix β, α_kv and what four sequences cost beyond their KV, 3 α_n + J together. They cannot divide
+that into a cost of every further row and one of batching at all, and at 16 it matters. The roofline does: below the
+ridge, peak FLOP/s over bytes/s, a further row hides behind the reading of the weights and is free. An A100 has it at
+153 rows of 16-bit weights and 38 of 4-bit ones, so α_n = 0 and the rest is J: what a step pays once it is no longer a
+matrix-vector product.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 HEIGHT = 420
 FEW = 12
-"""A number with at most so many different values is filtered by these, one with more by its range."""
+"""A number with at most this many different values is filtered by these, one with more by its range."""
 
 FILTERED = ("ttft.p99", "tpot.p99", "goodput_share")
 

@@ -30,7 +30,7 @@ def refresh(page: Path, folder: Path) -> None:
 
 
 def _table(command: str, old: str, folder: Path) -> str:
-    """What the command prints, without the footnote."""
+    """The output of the command, without the footnote."""
     print(command, flush=True)
     ran = subprocess.run(f"{command} --no-figures", shell=True, cwd=folder, stdout=subprocess.PIPE, text=True)
     lines = [line.rstrip() for line in ran.stdout.splitlines() if "r* =" in line or re.match(r" *(r|[\d.]+) ", line)]

@@ -29,7 +29,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Format:
-    """What config.json says of a checkpoint's words, and how its inputs are ordered.
+    """The format of a checkpoint's words in config.json, and the order of its inputs.
 
     Attributes:
         layout: gemm, gptq or gptq_v2. orders: "plain"; "alike": q, k and v share an order of inputs, and so do gate and

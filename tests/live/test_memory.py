@@ -1,4 +1,4 @@
-"""What the process keeps."""
+"""Memory that the process keeps."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def test_the_goal_is_kept_and_no_static_size_that_keeps_it_is_quicker(row: Row) 
 
 
 def test_a_scheduler_that_overrates_its_device_misses_the_goal() -> None:
-    """That goals are kept says that step times are those that the scheduler reckons with."""
+    """Goals are kept only if step times are those that the scheduler reckons with."""
     row = slo_rows()[0]
     slower = Iteration(tuple(1.1 * w for w in TABLES.base), TABLES.compensators)
     assert not meets(slower_than_reckoned(slower, row), row.goal or 0)

@@ -1,4 +1,4 @@
-"""What runs on a GPU, run on one that is not there.
+"""Code for a GPU, run on one that is not there.
 
     python -m tests.rehearsal [NAME ...]
 

@@ -1,4 +1,4 @@
-"""What a run folder holds when the disk does not take what is written to it."""
+"""A run folder on a disk that does not take all that is written."""
 
 from __future__ import annotations
 

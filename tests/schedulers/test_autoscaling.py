@@ -1,4 +1,4 @@
-"""Autoscaling policies beside Kubernetes: its documented examples, its own tables of tests, and brute force."""
+"""Autoscaling policies compared with Kubernetes: its documented examples, its own tables of tests, and brute force."""
 
 from __future__ import annotations
 

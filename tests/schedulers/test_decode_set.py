@@ -1,4 +1,4 @@
-"""What a decodes counts is what walking its members would find."""
+"""Counts of a set of decodes equal those found by walking its members."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def core_of(slots: SlotsConfig, seats: int = 4, blocks: int = 400) -> EngineCore
 
 
 def submit(core: EngineCore, models: str, tokens: int = 3) -> None:
-    """Submit a request of each model, all with so many output tokens."""
+    """Submit a request of each model, all with this many output tokens."""
     for i, model in enumerate(models):
         core.submit(Request(len(core.sequences) + 100 * i, 0.0, 8, tokens, model), 0.0)
 

@@ -1,4 +1,4 @@
-"""The recency list, beside an ordered dictionary."""
+"""The recency list compared with an ordered dictionary."""
 
 from __future__ import annotations
 

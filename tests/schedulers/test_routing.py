@@ -214,7 +214,7 @@ def test_requests_go_elsewhere_for_as_long_as_a_router_says(loads: list[int], da
 
 
 class Caching(Engine):
-    """An engine with so many cached tokens of every prompt."""
+    """An engine with this many cached tokens of every prompt."""
 
     def __init__(self, load: int, cached: int = 0, index: int = 0) -> None:
         super().__init__(load, index=index)

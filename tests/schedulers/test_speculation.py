@@ -60,7 +60,7 @@ CONFIGS = st.builds(
 )
 
 Accept = Callable[[int, int], int]
-"""Draft tokens that are right, of a request's draft of so many."""
+"""Draft tokens that are right, of a request's draft of this many."""
 
 
 def run(core: EngineCore, story: list[Visit], accept: Accept) -> tuple[list[str], dict[int, int]]:

@@ -1,4 +1,5 @@
-"""Two engines of different speed behind one router, beside queueing theory and a Markov chain solved by brute force.
+"""Two engines of different speed behind one router, compared with queueing theory and a Markov chain solved by brute
+force.
 
 Each is an M/M/1 queue as in `test_serving_queues`: one request at a time, of one prompt token and a geometric number of
 steps of constant time.

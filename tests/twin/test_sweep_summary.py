@@ -1,4 +1,4 @@
-"""What a sweep says as a whole, from points written by hand and from the theory's own functions."""
+"""The summary of a sweep, from points written by hand and from the theory's own functions."""
 
 from __future__ import annotations
 

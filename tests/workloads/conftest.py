@@ -40,7 +40,7 @@ def measured_workload() -> Path:
 
 @pytest.fixture
 def p_value() -> Callable[[npt.NDArray[np.int64], npt.NDArray[np.float64]], float]:
-    """How likely such a sample of indices is, or one further off, under the given probabilities (chi-square).
+    """The p-value of a sample of indices under the given probabilities (chi-square).
 
     Indices of which fewer than five are expected are counted as one, so that the test keeps to what it claims.
     """

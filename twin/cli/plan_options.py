@@ -56,7 +56,7 @@ tried one by one."""
     """Without a scenario: GPUs that share each layer, to try. Default: 1,2,4,8."""
 
     pipeline_parallel: str | None = None
-    """Without a scenario: pipeline stages of an engine to try, each of so many GPUs. Default: 1."""
+    """Without a scenario: pipeline stages of an engine to try, each of this many GPUs. Default: 1."""
 
     layout: str | None = None
     """Without a scenario: colocated, disaggregated (prefill and decode apart), afd (prefill engines and AFD bundles
@@ -83,7 +83,7 @@ class ObjectiveOptions:
     """The objective of a plan."""
 
     max_gpus: int | None = None
-    """At most so many GPUs in all."""
+    """At most this many GPUs in all."""
 
     confidence: float | None = None
     """Confidence of the plan, given the error of the step times: a share of their draws, 0.5 to 1. Default: 0.9."""

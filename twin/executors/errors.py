@@ -6,7 +6,7 @@ from workloads.errors import TwinError
 
 
 class ExecutorLost(TwinError):
-    """The executor is gone, or a task ends every worker that runs it. What has come back by then is kept."""
+    """The executor is gone, or a task ends every worker that runs it. Results that have come back by then are kept."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"{reason}; the same command, with any executor, goes on from the results that are kept")

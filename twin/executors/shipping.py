@@ -69,7 +69,7 @@ Task = TypeVar("Task")
 PROTOCOL = 5
 
 LARGE = 1 << 14
-"""Arrays of so many bytes are parts."""
+"""Arrays of this many bytes are parts."""
 
 KEPT = 1 << 31
 """Bytes of parts that a worker keeps; those that were not used for longest go first."""

@@ -86,7 +86,7 @@ def _plain(value: Any) -> Any:
 def answer(inquiry: Inquiry, choices: Choices, tell: Tell) -> None:
     """Answer what if: a draft of few requests first, then all of them, then the curves.
 
-    What cannot be simulated is told as an error, in one line; the curves are left out then.
+    A question that cannot be simulated is answered with an error of one line; the curves are left out then.
     """
     try:
         spec, knobs = inquiry.spec, inquiry.knobs

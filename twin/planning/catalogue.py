@@ -1,7 +1,8 @@
 """A question without a file: a model on GPUs of the catalogue, with roofline step times, becomes a scenario.
 
 A plan needs from a source of step times no more than a section for a model on a GPU with a parallelism and formats of
-weights and cache. What cannot be (memory, heads that do not divide) is found when the section is built, with a reason.
+weights and cache. Impossible engines (memory, heads that do not divide) are refused with a reason when the section is
+built.
 """
 
 from __future__ import annotations

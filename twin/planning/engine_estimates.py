@@ -35,7 +35,7 @@ SHORT_ANSWER = 0.1
 """The quantile of answers whose TPOT stands for the high percentiles of TPOT."""
 
 BEYOND = 1.25
-"""A load of so many times the estimated capacity is taken as saturation without simulation."""
+"""A load of this many times the estimated capacity is taken as saturation without simulation."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class EngineEstimate:
         return self.lengths.hits.settled(self.cache_blocks) if self._caches and self.lengths.hits is not None else 0.0
 
     def step(self, decodes: int, prompt_tokens: int) -> float:
-        """Seconds of a step of so many decodes of mean context, and prompt tokens of one mean prompt."""
+        """Seconds of a step of this many decodes of mean context, and prompt tokens of one mean prompt."""
         if self.stages is not None:
             return self._pipelined_step(decodes, prompt_tokens, self.stages)
         kv = round(decodes * self.context)
@@ -210,7 +210,7 @@ class EngineEstimate:
         return Steady(self.step(0, chunk), 0.0, 0.0, self.step(0, chunk), share) if share < 1 else None
 
     def _mixture(self, decodes: float, tokens: float) -> Steady:
-        """Steps of so many decodes, of which some have a chunk: so many prompt tokens a step on average."""
+        """Steps of this many decodes, of which some have a chunk: this many prompt tokens a step on average."""
         count = max(round(decodes), 1)
         decode_only = self.step(count, 0)
         if not tokens:

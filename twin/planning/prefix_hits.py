@@ -42,7 +42,7 @@ class PrefixHits:
         return min(len(self._hits(blocks)) * self.tokens / max(int(self.cacheable.sum()), 1), 1.0)
 
     def settled(self, blocks: float) -> float:
-        """Requests of one engine after which its cache of so many blocks is warm."""
+        """Requests of one engine after which its cache of this many blocks is warm."""
         hits = self._hits(blocks)
         return float(hits[int(WARM_HITS * (len(hits) - 1))]) if len(hits) else 0.0
 

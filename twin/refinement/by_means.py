@@ -224,7 +224,7 @@ def _load_notes(means: Means, summaries: Sequence[Mapping[str, Any]]) -> list[st
 def _buckets(
     means: Means, before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]
 ) -> dict[str, dict[str, float | None]]:
-    """Quantiles that a page knows up to a bucket, beside predicted ones."""
+    """Quantiles that a page knows up to a bucket, and predicted ones."""
     before_means, after_means = (flatten(combine(summaries)[0]) for summaries in (before, after))
     return {
         name: {

@@ -1,4 +1,5 @@
-"""Evidence of requests: durations of measured ones, beside those that a plan predicts at scores of its unknowns."""
+"""Evidence of requests: durations of measured ones, compared with those that a plan predicts at scores of its
+unknowns."""
 
 from __future__ import annotations
 
@@ -215,7 +216,7 @@ class StepDerivatives:
 
     A request's durations are the steps between its events, and the time for which the engine was idle. With the steps
     that ran, each of them as much longer as its batch says, durations are smooth in the scores; those of two
-    simulations differ by the phase of a step here and there. What is left out is that slower steps gather larger
+    simulations differ by the phase of a step here and there. One effect is left out, that slower steps gather larger
     batches: effects are rather too small, deviations rather too large.
 
     Args:

@@ -50,7 +50,7 @@ class Question:
 
 
 class Evidence(ABC):
-    """A measured run beside a scenario: requests, engine steps, or means of metrics pages.
+    """A measured run and a scenario: requests, engine steps, or means of metrics pages.
 
     Attributes:
         kind: requests, steps or means. noise_kinds: names of the kinds of observations.

@@ -58,7 +58,7 @@ def run_plan(
 
     Args:
         replication, draw, sink: as of `Simulation`.
-        processes: at most so many, where engines are independent (`why_together`) and the run is long enough.
+        processes: at most this many, where engines are independent (`why_together`) and the run is long enough.
 
     Raises:
         BadInput: a request does not fit into an engine's KV memory, even alone; or a plug-in's policy returns a value

@@ -1,8 +1,7 @@
 """Validates a bundle: profiles its roles, runs it live at every ratio, predicts the same requests, compares.
 
 Profiling runs a bundle of the same shape with requests of other lengths. It takes turns with the live run, for some
-milliseconds each, so that both see the same machine speed. What the live run measures is not used for the
-prediction.
+milliseconds each, so that both see the same machine speed. The prediction does not use measurements of the live run.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ def drawn_summaries(plan: ServingPlan) -> list[dict[str, Any]]:
 def summaries_of_drafts(plan: ServingPlan) -> list[dict[str, Any]]:
     """Summaries of the first repeat whose drafts have other luck; none without speculative decoding.
 
-    That covers what a forecast does not know of the drafts: which answers the requests get, and how the measured
-    profile differs from others that might have been measured.
+    They cover what a forecast does not know of the drafts: which answers the requests get, and how the measured profile
+    differs from others that might have been measured.
     """
     if plan.scheduler.speculation is None:
         return []

@@ -25,7 +25,7 @@ def measured_drafts(
 ) -> Path:
     """Measure the outcomes of drafts, and write them into the run folder: `twin.draft-outcomes/1`.
 
-    Every answer is as long as the longest that will be replayed. What the run folder holds is not measured again.
+    Every answer is as long as the longest that will be replayed. Values in the run folder are not measured again.
     """
     file, spec = run.path / FILE, scenario.engine.speculative_config
     assert spec is not None

@@ -224,7 +224,7 @@ class BundleStepTime(StepTime):
 
 
 def expected_largest(count: int) -> float:
-    """The mean of the largest of so many standard normal numbers: 0 for one, 0.56 for two."""
+    """The mean of the largest of this many standard normal numbers: 0 for one, 0.56 for two."""
     if count == 1:
         return 0.0
     import numpy as np  # slow to import, as the next, and only bundles need them

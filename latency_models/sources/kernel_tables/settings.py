@@ -150,7 +150,7 @@ Points = tuple[tuple[float, float], ...]
 
 
 class AllReduces(Strict):
-    """Measured all-reduces over so many ranks: seconds by the bytes of the message of one rank."""
+    """Measured all-reduces over this many ranks: seconds by the bytes of the message of one rank."""
 
     ranks: Annotated[int, Field(ge=2)]
     bytes: list[PositiveInt] = Field(min_length=2)

@@ -1,7 +1,7 @@
 """Unknowns of kernel tables: interpolation errors, and factors and overheads at other values of the unknowns.
 
 Of interpolation, every other inner point is left out and predicted from its neighbours. The remaining grid is twice as
-coarse as the one that predictions use, so these errors are upper bounds. What else tables do not say is listed by
+coarse as the one that predictions use, so these errors are upper bounds. Further uncertainties are listed by
 `unknowns_of`, each entry with the deviation that measured engines suggest: on an RTX PRO 6000 decode steps of one run
 are 3 % shorter than the sum of their kernels and gaps, steps with prompts 5 % longer; on an RTX 4090 all steps 6 %
 shorter.

@@ -89,7 +89,7 @@ class ServedGroup(Strict):
 
     Attributes:
         spread: root mean square of the logarithm of measured over predicted TPOT, of a further configuration (engine
-            and model) if so many `configurations` were measured.
+            and model) if this many `configurations` were measured.
     """
 
     devices: list[str]

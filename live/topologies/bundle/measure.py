@@ -107,7 +107,7 @@ class MeasuredBundle:
         self._bundle.network.wake(COORDINATOR)
 
     def run_some(self, turns: int) -> bool:
-        """Resume roles so many times; returns whether the run is over."""
+        """Resume roles this many times; returns whether the run is over."""
         return self._bundle.network.run_some(turns)
 
     def stop(self) -> None:

@@ -80,7 +80,7 @@ class RoutedEngine:
         return self.view.cached_prefix_tokens(request, self._clock())
 
     def add(self, generation: Generation, mode: int, tokens: int) -> None:
-        """Give it a request, which counts as so many tokens."""
+        """Give it a request, which counts as this many tokens."""
         self.outbox.append((generation, mode))
         self.requests[generation.request.id] = tokens
         self.load += tokens

@@ -251,7 +251,7 @@ def test_a_minute_grid_end_to_end(
 ) -> None:
     """The real clock, few points: the command writes a file, figures and a table, and `twin simulate` takes the file.
 
-    Whether so few points of so short a time hold is not asked."""
+    Errors of these few points, timed so briefly, are not judged."""
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()
     command = ["calibrate", "run", "--device", "cpu", "--model", str(TINY), "--quick", "-o"]

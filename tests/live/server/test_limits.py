@@ -27,7 +27,7 @@ def test_a_large_body_is_refused_announced_or_not(decoder: Decoder, folder: Path
 
 
 def hold(setting: Setting, count: int, **parameters: object) -> list[threading.Thread]:
-    """So many streams of the longest answer, under way."""
+    """This many streams of the longest answer, under way."""
     started = [threading.Event() for _ in range(count)]
 
     def stream(event: threading.Event) -> None:

@@ -23,7 +23,7 @@ TEXTS = ["a text", "another", "the third of them"]
 def labelled(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Setting, Decoder]]:
-    """A model with so many labels, served."""
+    """A model with this many labels, served."""
     folder = write_model(tmp_path_factory.mktemp("labels") / "tiny", labels=request.param)
     config = read_config(folder)
     decoder = Decoder(config, random_weights(config, torch.float32, "cpu", seed=5))

@@ -47,7 +47,7 @@ class Cpu:
 
 
 def data(number: int, size: int = 0) -> Message:
-    """A message of so many bytes."""
+    """A message of this many bytes."""
     return Message(DATA, (number,), (torch.zeros(size // 4),))
 
 

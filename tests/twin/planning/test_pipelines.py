@@ -1,4 +1,4 @@
-"""Plans with pipeline stages: estimates beside simulated engines, and the kinds and commands of a plan."""
+"""Plans with pipeline stages: estimates compared with simulated engines, and the kinds and commands of a plan."""
 
 from __future__ import annotations
 

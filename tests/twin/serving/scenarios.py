@@ -47,7 +47,7 @@ def reported(result: Run, document: dict[str, Any]) -> dict[str, Any]:
 
 
 def answers(document: dict[str, Any]) -> list[int]:
-    """How long each answer of the workload is, within its limit."""
+    """The length of each answer of the workload, within its limit."""
     plan = prepare(document, Path("scenario.yaml")).cases[0].plan
     return [min(answer, request.max_tokens) for request, answer in realisation(plan, 0)]
 

@@ -1,4 +1,4 @@
-"""How long clients pause, and who may look at the steps of a run."""
+"""Pauses of clients, and observers of the steps of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A measured run read from files, and set beside a prediction, against values worked out by hand."""
+"""A measured run read from files, and compared with a prediction, against values worked out by hand."""
 
 from __future__ import annotations
 

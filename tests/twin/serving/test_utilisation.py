@@ -1,4 +1,4 @@
-"""How busy and how loaded engines are, against values computed by hand and against Little's law."""
+"""Utilisation and load of engines, against values computed by hand and against Little's law."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far rounds of a profile differ, and runs after it."""
+"""Differences between rounds of a profile, and of runs after it."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Course:
         return right
 
     def emit(self, right: i64) -> None:
-        """Have a step behind it in which so many draft tokens were right."""
+        """Have a step behind it in which this many draft tokens were right."""
         emitted = min(right + 1, self.left)
         self.position += emitted
         self.computed += emitted

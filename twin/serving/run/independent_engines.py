@@ -6,7 +6,7 @@ simulation of its own. All groups are given their requests of the same span of a
 span after the other, with its data in the processor's caches. Groups may be shared among processes, too, each of which
 makes the whole workload and plays its own groups' requests.
 
-What is recorded is equal, to the last bit, to what one simulation of all engines records
+Records are equal, to the last bit, to those of one simulation of all engines
 (`tests/parity/test_independent_engines.py`).
 """
 

@@ -107,7 +107,7 @@ class EarlyTransfers:
             target.reserve(record, answer)
 
     def _computed(self, engine: Engine, sequence: Sequence, tokens: int) -> None:
-        """A step has ended, and so many tokens of a prompt are computed, which is not complete."""
+        """A step has ended, and this many tokens of a prompt are computed, which is not complete."""
         record: RequestRecord = sequence.payload  # type: ignore[assignment]
         transfer = self._under_way.get(record)
         if transfer is None or transfer.target is None or self._env.now < transfer.leaves_from:

@@ -86,7 +86,7 @@ def test_padding_to_captured_sizes(folder: Path) -> None:
 
 
 def test_layers_that_other_models_lack_or_have(tmp_path: Path) -> None:
-    """Whatever a table has that is not known by name counts once a layer."""
+    """An operation that is not known by name counts once a layer."""
     layers = {name: PER_ROW[name] for name in ("qkv_proj", "qk_norm", "down_proj")}
     folder = make_tables(tmp_path / "kernels_tp1", layers=layers)
     result = load(folder).seconds(batch(lengths=[101]))
