@@ -127,7 +127,7 @@ class KVOffloadingSpec(Strict):
 
     Attributes:
         bytes_per_token: of KV cache. write_policy, attention_tokens: see `schedulers.engine_config.KVOffloading`.
-        host, disk: the tiers of one engine. engines_per_host: so many engines of a pool share the links to load from.
+        host, disk: the tiers of one engine. engines_per_host: this many engines of a pool share the links to load from.
     """
 
     bytes_per_token: PositiveFloat

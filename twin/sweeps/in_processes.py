@@ -37,7 +37,7 @@ WORTH_A_PROCESS = 10_000
 def run_apart(
     plan: ServingPlan, replication: int = 0, draw: Draw = None, sink: Sink | None = None, processes: int = 1
 ) -> Run | None:
-    """Run independent engines of a plan apart, in at most so many processes; None if its engines are not independent.
+    """Run independent engines of a plan apart, in at most this many processes; None if its engines are not independent.
 
     Args:
         replication, draw, sink: as of `Simulation`.

@@ -74,7 +74,7 @@ class TierLinks:
         self.load_seconds = array("d")
 
     def load(self, now: float, nodes_by_tier: list[int]) -> float:
-        """Load so many blocks from each tier; returns when all have come, seconds. Tiers load at the same time."""
+        """Load this many blocks from each tier; returns when all have come, seconds. Tiers load at the same time."""
         end = now
         for tier, nodes in enumerate(nodes_by_tier):
             if nodes:
