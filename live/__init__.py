@@ -12,5 +12,6 @@ text/         tokenizers, chat templates, stop strings server/       the HTTP se
 backend       what a server drives            topologies/   several workers: bundles, prefill and decode apart
 validation/   replays of workloads, for comparison with predictions
 calibration/  measurements of kernels, for predictions
+vllm/         vLLM: policies and step logs in its scheduler, and validations of its engine
 adaptation/   trainings of small models, and of prefill modules for a shared decode module
 """

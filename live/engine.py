@@ -102,6 +102,16 @@ class Engine:
         self._depth = depth
         self._in_flight = deque[InFlightStep]()
 
+    @property
+    def sequences(self) -> dict[int, Sequence]:
+        """Unfinished requests by id, in the order of their submission."""
+        return self.core.sequences
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a KV block."""
+        return self.core.config.block_size
+
     def submit(
         self,
         generation: Generation,

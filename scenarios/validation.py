@@ -16,7 +16,7 @@ from scenarios.engine import ONE_STAGE, EngineSpec
 from scenarios.limits import Microbatches, PositiveTokens, Probes, Repeats, Requests, Slots, Threads, refuse_first
 from scenarios.overload import check_fixed
 from scenarios.overrides import Settings
-from scenarios.policies import registered
+from scenarios.policies import named, registered
 from scenarios.reading import ScenarioFile, check
 from scenarios.system import ColocatedSpec, DisaggregatedSpec, FrontendSpec
 from schedulers.bundle_slots import REFILL_POLICIES
@@ -68,6 +68,36 @@ class LiveModelSpec(Strict):
     quantise: QuantiseSpec | None = None
 
 
+class LiveEngineSpec(EngineSpec):
+    """One engine that is run for real.
+
+    Attributes:
+        backend: `live`, this project's own engine; or `vllm`, the installed one, in this process on a CPU.
+    """
+
+    backend: Literal["live", "vllm"] = "live"
+
+    def refuse_in_vllm(self) -> None:
+        """Refuse settings that vLLM does not have.
+
+        Raises:
+            ValueError: one is set.
+        """
+        only, policy = "expected none with engine.backend: vllm", named(self.scheduling_policy)[0]
+        refuse_first([
+            (policy not in ("fcfs", "priority"), "engine.scheduling_policy", policy, "expected fcfs or priority"),
+            (self.kv_reservation == "max_tokens", "engine.kv_reservation", "max_tokens", "expected chunk or prompt"),
+            *((bool(getattr(self, field)), f"engine.{field}", None, only) for field in NOT_IN_VLLM),
+        ])  # fmt: skip
+
+
+NOT_IN_VLLM = (
+    "max_table_blocks", "in_batch_prefix_caching", "preemption_policy", "speculative_config", "kv_offloading",
+    "lora_config", "weight_swapping", "admission_control", "one_shot",
+)  # fmt: skip
+"""Settings of an engine that a validation of vLLM does not pass on."""
+
+
 class ProfilingSpec(Strict):
     """The profiling of the engine, which takes place without a calibration.
 
@@ -78,8 +108,8 @@ class ProfilingSpec(Strict):
             do.
         answers: with speculative decoding, answers to other requests of the workload, from which it is found what is
             drafted and how much of it is right.
-        in_turns: of several engines, profile them in turns with each replay, too, some milliseconds at a time, and
-            predict by that.
+        in_turns: profile other engines in turns with each replay, too, some milliseconds at a time, and predict by
+            that: the machine's speed drifts.
     """
 
     rounds: Probes = Field(default=150, ge=10)
@@ -110,7 +140,7 @@ class ValidationScenario(ScenarioFile):
     kind: Literal["validation"]
     model: LiveModelSpec
     workload: dict[str, Any]
-    engine: EngineSpec
+    engine: LiveEngineSpec
     system: Annotated[
         ColocatedSpec | DisaggregatedSpec, Field(discriminator="layout"), BeforeValidator(_with_layout)
     ] = Field(default_factory=ColocatedSpec)
@@ -148,6 +178,13 @@ class ValidationScenario(ScenarioFile):
     @model_validator(mode="after")
     def _engines_can_run_live(self) -> ValidationScenario:
         system, models = self.system, self.workload.get("models")
+        if self.engine.backend == "vllm":
+            self.engine.refuse_in_vllm()
+            refuse_first([
+                (self.model.quantise is not None, "model.quantise", None, "expected none with engine.backend: vllm"),
+                (isinstance(system, DisaggregatedSpec), "system.layout", "disaggregated",
+                 "expected colocated with engine.backend: vllm"),
+            ])  # fmt: skip
         check_fixed(system.autoscaling, "live engines are neither started nor stopped")
         frontend = system.frontend != FrontendSpec()
         refuse_first([(frontend, "system.frontend", None, "expected none: it is measured, or part of the steps")])
@@ -165,7 +202,6 @@ class ValidationScenario(ScenarioFile):
         }
         expected = "expected 1: the live engine is alone"
         refuse_first([
-            (self.profiling.in_turns, "profiling.in_turns", True, "expected false with one engine"),
             *((isinstance(count, int) and count > 1, field, count, expected) for field, count in counts.items()),
         ])  # fmt: skip
         return self
@@ -190,6 +226,10 @@ class ValidationScenario(ScenarioFile):
              "expected clock: direct, model.threads: 1 and --backend cpu"),
             (clock == "direct" and not single, "clock", clock,
              "expected wall with --backend cuda or several model.threads: the CPU time of one thread is not all"),
+            (self.profiling.in_turns and not single, "profiling.in_turns", True,
+             "expected false with --backend cuda or several model.threads"),
+            (self.engine.backend == "vllm" and not single, "engine.backend", "vllm",
+             "expected model.threads: 1 and --backend cpu"),
         ])  # fmt: skip
         return self.model_copy(update={"clock": clock})
 
@@ -227,7 +267,7 @@ class ValidationScenario(ScenarioFile):
             "plugins": self.plugins,
             "seed": self.seed,
             "workload": workload | {"arrivals": arrivals},
-            "engine": self.engine.model_dump(mode="json", by_alias=True),
+            "engine": self.engine.model_dump(mode="json", by_alias=True, exclude={"backend"}),
             "system": self.system.model_dump(mode="json"),
             "step_time": step_time,
             "measure": {"slo": self.slo},

@@ -13,7 +13,7 @@ from live.generation import Generation
 from live.loaded_model import LoadedModel
 from live.speculation import NgramLookup, num_right
 from live.validation.clients import Sessions, materialise
-from live.validation.profiling import ProfilingLimits, ProfilingResult, profile
+from live.validation.profiling import EngineProfile, ProfilingLimits, ProfilingResult, profile
 from live.validation.replay import ReplayResult, replay
 from scenarios.engine import SchedulerPlan
 from scenarios.steps import SpeculativeSpec
@@ -26,6 +26,10 @@ Requests = Sequence[tuple[Request, int]] | Sequence[Session]
 """Requests, each paired with its number of output tokens, or sessions, whose rounds have not begun."""
 
 
+IN_TURNS_SEED = 1001
+"""Seed of a profile that takes turns with replays: other requests than those of the profile before."""
+
+
 class LiveBackend(LoadedModel):
     """One model, loaded once.
 
@@ -35,30 +39,26 @@ class LiveBackend(LoadedModel):
         quantise: fields of `Rounding`, to round linear layers; None: no rounding.
         async_scheduling: engines schedule a step while the step before it still runs.
         clock: the clock of timed runs (`live.clock`).
+        in_turns: profile an engine in turns with each replay, too, with these limits; None: not.
     """
 
     def __init__(
         self, path: Path, *, random: bool, dtype: str, device: str, threads: int, seed: int,
         quantise: Mapping[str, Any] | None = None, async_scheduling: bool = False,
-        clock: ClockName = "wall",
+        clock: ClockName = "wall", in_turns: ProfilingSpec | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
             path, random=random, dtype=dtype, device=device, threads=threads, seed=seed, quantise=quantise,
             async_scheduling=async_scheduling,
         )  # fmt: skip
         assert clock == "wall" or (device == "cpu" and threads == 1), "CPU time is elapsed time on one thread only"
-        self._clock = CLOCKS[clock]
+        assert in_turns is None or device == "cpu", "two engines cannot share captured graphs"
+        self._clock, self._in_turns = CLOCKS[clock], in_turns
+        self._profile_in_turns: EngineProfile | None = None
 
     def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfilingResult:
         """Time steps of random requests (`live.validation.profiling`). On a GPU the same steps run untimed first."""
-        limits = ProfilingLimits(
-            spec.max_prompt_tokens,
-            spec.max_output_tokens,
-            scheduler.config.max_num_seqs,
-            spec.rounds,
-            spec.max_steps,
-            spec.resent,
-        )
+        limits = profiling_limits(scheduler, spec)
         if self.uses_graphs:
             profile(lambda: self.planned_engine(scheduler), limits, self.vocabulary, seed)
         return profile(lambda: self._settled(scheduler), limits, self.vocabulary, seed, self._clock())
@@ -86,22 +86,42 @@ class LiveBackend(LoadedModel):
         return self.uses_graphs
 
     def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayResult:
-        """Send each request to an empty engine at its arrival time, and turns of sessions after their answers."""
-        size = scheduler.config.prefix_id_tokens
-        sessions = [session for session in requests if isinstance(session, Session)]
-        listed = [request for request in requests if not isinstance(request, Session)]
-        clients: Sequence[Generation] | Sessions = (
-            Sessions(sessions, self.vocabulary, size)
-            if sessions
-            else [materialise(request, answer, self.vocabulary, size) for request, answer in listed]
-        )
-        return replay(self._settled(scheduler), clients, self._clock())
+        """Send each request to an empty engine at its arrival time, and turns of sessions after their answers.
+
+        A profile in turns goes on where it paused in the replay before.
+        """
+        clients = clients_of(requests, self.vocabulary, scheduler.config.prefix_id_tokens)
+        if self._in_turns is not None and self._profile_in_turns is None:
+            limits, engine = profiling_limits(scheduler, self._in_turns), self._settled(scheduler)
+            self._profile_in_turns = EngineProfile(engine, limits, self.vocabulary, IN_TURNS_SEED, self._clock())
+        return replay(self._settled(scheduler), clients, self._clock(), self._profile_in_turns)
 
     def _settled(self, scheduler: SchedulerPlan) -> Engine:
         """An engine to be timed: it captures no more graphs, which would pause it."""
         engine = self.planned_engine(scheduler)
         engine.executor.freeze_graphs()
         return engine
+
+
+def profiling_limits(scheduler: SchedulerPlan, spec: ProfilingSpec) -> ProfilingLimits:
+    """The limits of a profile that a scenario states."""
+    return ProfilingLimits(
+        spec.max_prompt_tokens,
+        spec.max_output_tokens,
+        scheduler.config.max_num_seqs,
+        spec.rounds,
+        spec.max_steps,
+        spec.resent,
+    )
+
+
+def clients_of(requests: Requests, vocabulary: int, id_tokens: int) -> Sequence[Generation] | Sessions:
+    """The clients that send requests or sessions. `id_tokens`: prompt tokens that one prefix id stands for."""
+    sessions = [session for session in requests if isinstance(session, Session)]
+    listed = [request for request in requests if not isinstance(request, Session)]
+    if sessions:
+        return Sessions(sessions, vocabulary, id_tokens)
+    return [materialise(request, answer, vocabulary, id_tokens) for request, answer in listed]
 
 
 def model_arguments(spec: LiveModelSpec, base: Path, seed: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from live.models.decoder import Decoder
 from live.topologies.pools.deployment import LocalPools
 from live.topologies.pools.layout import FRONT
 from live.topologies.pools.planned import kv_bytes, pools_layout
-from live.validation.backend import Requests, model_arguments
+from live.validation.backend import IN_TURNS_SEED, Requests, model_arguments
 from live.validation.clients import materialise
 from live.validation.pools_profiling import TURNS, PoolsProfile
 from live.validation.profiling import ProfilingLimits, ProfilingResult
@@ -35,9 +35,6 @@ from schedulers.speculation import AnswerDrafts
 from workloads.errors import BadInput
 from workloads.request import Request
 from workloads.sessions import Session
-
-IN_TURNS_SEED = 1001
-"""Seed of the profile that takes turns with replays: other requests than those of the profile before."""
 
 Floats = npt.NDArray[np.float64]
 

@@ -12,9 +12,10 @@ them takes as long. The share of decodes that have one is spread evenly over the
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,11 +24,11 @@ import numpy.typing as npt
 
 from latency_models.sources.engine_regression import Step, describe
 from live.clock import Clock, WallClock
-from live.engine import Engine
 from live.generation import make_generation
 from live.memory import no_garbage_collection
 from live.speculation import SpeculativeEngine
 from live.validation.clients import GREEDY
+from live.validation.timed_engine import TimedEngine
 from schedulers.batches import Batch
 from schedulers.sequence import Sequence
 
@@ -85,7 +86,7 @@ class Round(NamedTuple):
 
 
 def profile(
-    make_engine: Callable[[], Engine],
+    make_engine: Callable[[], TimedEngine],
     limits: ProfilingLimits,
     vocabulary: int,
     seed: int,
@@ -97,17 +98,7 @@ def profile(
         make_engine: makes an empty engine with the scenario's settings.
         clock: started before the first step; None: wall time.
     """
-    rng = np.random.default_rng([seed, 23])
-    sizes = random_sizes(rng, limits)
-    engine = make_engine()
-    engine.clock = clock = clock or WallClock()
-    profiler = _Profiler(engine, clock, vocabulary, rng, limits.resent)
-    clock.start()
-    profiler.run(warm_up_round(limits), WARM_UP_STEPS)
-    drafted = [0.0] * limits.rounds
-    if isinstance(engine, SpeculativeEngine):
-        drafted = ((rng.permutation(limits.rounds) + rng.random(limits.rounds)) / limits.rounds).tolist()
-    return ProfilingResult([profiler.run(size, limits.max_steps) for size in map(Round, *sizes, drafted)])
+    return EngineProfile(make_engine(), limits, vocabulary, seed, clock or WallClock()).run()
 
 
 def warm_up_round(limits: ProfilingLimits) -> Round:
@@ -141,58 +132,96 @@ def sequences_left(num_seqs: int, step: int, max_steps: int) -> int:
     return min(max(-(-2 * num_seqs * (max_steps - step) // max_steps), 1), num_seqs)
 
 
-class _Profiler:
-    """Runs rounds on one engine.
+class EngineProfile:
+    """A profile of one engine under way: a round to warm up, then others without end.
 
     Args:
-        clock: as in `profile`. The clock stops while a request is made up.
-        rng: draws token ids and lengths.
+        engine: without requests. limits: of every `rounds` rounds. seed: of lengths and tokens.
+        clock: it stops while a request is made up, and between turns.
     """
 
     def __init__(
-        self, engine: Engine, clock: Clock, vocabulary: int, rng: np.random.Generator,
-        resent: float = 0.0,
+        self, engine: TimedEngine, limits: ProfilingLimits, vocabulary: int, seed: int, clock: Clock
     ) -> None:  # fmt: skip
         self._engine = engine
+        self._limits = limits
         self._clock = clock
         self._vocabulary = vocabulary
-        self._rng = rng
+        self._rng = np.random.default_rng([seed, 23])
         self._ids = itertools.count()
-        self._resent = resent
+        self._resent = limits.resent
         self._earlier = deque[Tokens](maxlen=EARLIER_PROMPTS)
-        self._block_size = engine.core.config.block_size
+        self._block_size = engine.block_size
+        self._rounds: list[list[tuple[float, Step]]] = []
         self._drafts: _MadeUpDrafts | None = None
         if isinstance(engine, SpeculativeEngine):
-            self._drafts = _MadeUpDrafts(engine, clock, vocabulary, rng)
+            self._drafts = _MadeUpDrafts(engine, clock, vocabulary, self._rng)
+        engine.clock = clock
+        clock.start()
+        self._pause = contextlib.ExitStack()
+        self._steps = self._all_rounds()
 
-    def run(self, size: Round, max_steps: int) -> list[tuple[float, Step]]:
-        """Steps of one round, each with the time at which it began. Leaves the engine empty."""
+    def run(self) -> ProfilingResult:
+        """Run all rounds."""
+        with no_garbage_collection():
+            while len(self._rounds) < self._limits.rounds:
+                next(self._steps)
+        return self.take()
+
+    def go_on(self, steps: int) -> None:
+        """Run some more steps, and stop the clock."""
+        self._pause.close()
+        for _ in range(steps):
+            next(self._steps)
+        self._pause.enter_context(self._clock.paused())
+
+    def take(self) -> ProfilingResult:
+        """The rounds that have ended since the last call."""
+        result, self._rounds = ProfilingResult(self._rounds), []
+        return result
+
+    def _all_rounds(self) -> Iterator[None]:
+        sizes = random_sizes(self._rng, self._limits)
+        yield from self._round(warm_up_round(self._limits), WARM_UP_STEPS)
+        self.take()
+        while True:
+            rounds = self._limits.rounds
+            drafted = [0.0] * rounds
+            if self._drafts is not None:
+                drafted = ((self._rng.permutation(rounds) + self._rng.random(rounds)) / rounds).tolist()
+            for size in map(Round, *sizes, drafted):
+                yield from self._round(size, self._limits.max_steps)
+                yield
+            sizes = random_sizes(self._rng, self._limits)
+
+    def _round(self, size: Round, max_steps: int) -> Iterator[None]:
+        """Run one round, pausing after each step, and keep its steps. Leaves the engine empty."""
         engine = self._engine
         spans: list[tuple[Batch, float, float]] = []
-        sequences = engine.core.sequences
+        sequences = engine.sequences
         if self._drafts is not None:
             self._drafts.share = size.drafted
         engine.watch = lambda batch, begin, end: spans.append((batch, begin, end))
-        with no_garbage_collection():
-            for _ in range(size.num_seqs):
-                self._submit(size)
-            for i in range(1, max_steps + 1):
-                result = engine.step()
-                if result is None:
-                    break
-                target = sequences_left(size.num_seqs, i, max_steps)
-                for _ in result.finished:
-                    if len(sequences) < target:
-                        self._submit(size)
-                while len(sequences) > target:
-                    engine.abort(next(reversed(sequences)))
+        for _ in range(size.num_seqs):
+            self._submit(size)
+        for i in range(1, max_steps + 1):
+            result = engine.step()
+            if result is None:
+                break
+            target = sequences_left(size.num_seqs, i, max_steps)
+            for _ in result.finished:
+                if len(sequences) < target:
+                    self._submit(size)
+            while len(sequences) > target:
+                engine.abort(next(reversed(sequences)))
+            yield
         engine.watch = None
         self._drain()
         ends = [*(begin for _, begin, _ in spans[1:]), *(end for _, _, end in spans[-1:])]
-        return [
+        self._rounds.append([
             (begin, describe(batch, self._block_size, end - begin))
             for (batch, begin, _), end in zip(spans, ends, strict=True)
-        ]
+        ])  # fmt: skip
 
     def _submit(self, size: Round) -> None:
         """Submit a request of random length within the round's limits."""
@@ -219,7 +248,7 @@ class _Profiler:
 
     def _drain(self) -> None:
         """Abort all sequences, and end the steps that were launched ahead."""
-        for number in list(self._engine.core.sequences):
+        for number in list(self._engine.sequences):
             self._engine.abort(number)
         while self._engine.step() is not None:
             pass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +13,14 @@ from live.engine import Engine
 from live.generation import Generation
 from live.memory import no_garbage_collection
 from live.validation.clients import OpenLoop, Sessions
+from live.validation.profiling import EngineProfile, ProfilingResult
+from live.validation.timed_engine import TimedEngine
 from schedulers.batches import Batch
 from schedulers.sequence import Sequence as Sequenced
 from schedulers.speculation import SpeculationStats, SpeculativeEngineCore
+
+TURN_STEPS = 8
+"""Steps of a replay after which a profile goes on by as many: the machine's speed differs little within them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +43,8 @@ class ReplayResult:
         followed: of each step, whether the engine began the next one without waiting for an arrival.
         more: further columns of the requests.
         speculation: counters of drafts; None without speculative decoding.
-        profiled: nothing is profiled in turns with a replay.
+        profiled: steps of another engine that were timed in turns with it; None if there were none.
     """
-
-    profiled: ClassVar[None] = None
 
     generations: list[Generation]
     by_arrival: list[Generation]
@@ -51,6 +53,7 @@ class ReplayResult:
     followed: list[bool]
     more: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
     speculation: SpeculationStats | None = None
+    profiled: ProfilingResult | None = None
 
     @property
     def spans(self) -> list[tuple[Batch, float, float]]:
@@ -84,9 +87,10 @@ def request_columns(generations: Sequence[Generation], noticed: Sequence[float])
 
 
 def replay(
-    engine: Engine,
+    engine: TimedEngine,
     requests: Sequence[Generation] | Sessions,
     clock: Clock | None = None,
+    profile: EngineProfile | None = None,
 ) -> ReplayResult:
     """Send each request when it arrives, and step the engine until all are finished.
 
@@ -96,6 +100,7 @@ def replay(
     Args:
         requests: in any order, or sessions that send them. The clock stops while sessions make up a request.
         clock: started when the replay begins; None: wall time.
+        profile: of another engine, which goes on by `TURN_STEPS` steps after as many of the replay.
     """
     steps: list[TimedStep] = []
     noticed: list[float] = []
@@ -123,6 +128,9 @@ def replay(
                 for generation in result.finished:
                     clients.finished(generation)
                 followed.append(True)
+                if profile is not None and not len(followed) % TURN_STEPS:
+                    with clock.paused():
+                        profile.go_on(TURN_STEPS)
             else:
                 if followed:
                     followed[-1] = False
@@ -130,10 +138,11 @@ def replay(
                     break
                 clock.wait_until(arrival)
     engine.watch = None
-    core = engine.core
+    core = engine.core if isinstance(engine, Engine) else None
     stats = core.stats if isinstance(core, SpeculativeEngineCore) else None
     generations = list(requests) if isinstance(requests, Sequence) else by_arrival
     columns = clients.columns(generations)
     if columns:
         columns["cached_tokens"] = np.array([float(cached[row.request.id].num_cached_tokens) for row in generations])
-    return ReplayResult(generations, by_arrival, noticed, steps, followed, columns, stats)
+    profiled = None if profile is None else profile.take()
+    return ReplayResult(generations, by_arrival, noticed, steps, followed, columns, stats, profiled)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from live.validation.backend import LiveBackend
     from live.validation.bundle_backend import LiveBundle
     from live.validation.pools_backend import PoolsBackend
+    from live.vllm.backend import VllmBackend
     from reports.records.run_directory import RunDirectory
     from scenarios.validation import BundleValidationScenario, ValidationScenario
 
@@ -27,6 +28,7 @@ def validate(
     /,
     *,
     backend: Literal["cpu", "cuda"] = "cpu",
+    engine: Literal["live", "vllm"] | None = None,
     calibration: Path | None = None,
     clock: Literal["wall", "direct"] | None = None,
     repeats: int | None = None,
@@ -54,6 +56,8 @@ def validate(
         A scenario of kind validation.
     backend
         Device of the model.
+    engine
+        `live`, this project's own engine, or `vllm`, the installed one, in place of the scenario's engine.backend.
     calibration
         Engine steps that an earlier validation measured (`engine-steps.yaml` in its run folder); default: the
         scenario's, or else profile the engine.
@@ -79,6 +83,7 @@ def validate(
     require_at_least("--repeats", repeats, 2)
     require_above_0("--tolerance", tolerance)
     document, settings = read_scenario(scenario, "validation"), single_settings(set_ or [])
+    settings |= {} if engine is None else {"engine.backend": engine}
     options: dict[str, Any] = {"repeats": repeats, "clock": clock, "ratio": ratio, "calibration": calibration}
     options = {name: value for name, value in options.items() if value is not None}
     source = _Source(document, settings, scenario, backend, options)
@@ -183,9 +188,11 @@ def _bundle(source: _Source) -> _Validation:
     )
 
 
-def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> LiveBackend | PoolsBackend:
+def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> LiveBackend | PoolsBackend | VllmBackend:
     from workloads.errors import missing_extra
 
+    if scenario.engine.backend == "vllm":
+        return _vllm_backend(scenario, base)
     try:
         from live.validation.backend import LiveBackend, model_arguments
         from live.validation.pools_backend import PoolsBackend
@@ -196,7 +203,20 @@ def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> Live
     return LiveBackend(
         **model_arguments(scenario.model, base, scenario.seed), device=device,
         async_scheduling=scenario.engine.async_scheduling, clock=scenario.clock or "wall",
+        in_turns=scenario.profiling if scenario.profiling.in_turns else None,
     )  # fmt: skip
+
+
+def _vllm_backend(scenario: ValidationScenario, base: Path) -> VllmBackend:
+    from live.vllm.environment import prepare_process
+    from workloads.errors import missing_extra
+
+    prepare_process()
+    try:
+        from live.vllm.backend import VllmBackend
+    except ImportError as error:
+        raise missing_extra("vllm", error, field="engine.backend", value="vllm") from None
+    return VllmBackend(scenario, base)
 
 
 def _live_bundle(scenario: BundleValidationScenario, base: Path) -> LiveBundle:

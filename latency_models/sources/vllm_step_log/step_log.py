@@ -38,6 +38,7 @@ class StepLog:
         decodes: requests that get one token each.
         kv_tokens: tokens in the KV cache.
         origin: the engine, as far as the log names it.
+        late: each interval belongs to the batch of the step before, as described above.
     """
 
     run: NDArray[np.str_]
@@ -49,14 +50,15 @@ class StepLog:
     decodes: NDArray[np.int64]
     kv_tokens: NDArray[np.int64]
     origin: Origin = field(default_factory=Origin)
+    late: bool = True
 
     def __len__(self) -> int:
         return len(self.seconds)
 
     def where(self, rows: NDArray[np.bool_]) -> StepLog:
         """The rows that a mask of shape (n,) selects."""
-        columns = {name: column[rows] for name, column in vars(self).items() if name != "origin"}
-        return StepLog(**columns, origin=self.origin)
+        columns = {name: column[rows] for name, column in vars(self).items() if name not in ("origin", "late")}
+        return StepLog(**columns, origin=self.origin, late=self.late)
 
     def split(self, share: float = 0.5) -> tuple[StepLog, StepLog]:
         """Split the rows of each run: the first `share` of them, and the rest."""
@@ -86,7 +88,12 @@ class StepLog:
 
         Args:
             typical_prompt: tokens to assume for those prompts; without it, such rows are left out.
+
+        Returns:
+            This log itself if it is not late.
         """
+        if not self.late:
+            return self
         follows = np.zeros(len(self), dtype=np.bool_)
         follows[1:] = (self.run[1:] == self.run[:-1]) & (self.step[1:] == self.step[:-1] + 1)
         before = np.maximum(np.arange(len(self)) - 1, 0)
@@ -107,6 +114,9 @@ class StepLog:
 def read_step_log(path: Path, block_tokens: int = 16) -> StepLog:
     """Steps from a CSV file, gzipped or not, in the columns that the inference-sim project logs from vLLM.
 
+    A log of `live.vllm.schedulers` has more: step.late is 0, since each interval is of its own row's batch;
+    kv.block_size replaces `block_tokens`; batch.decode_kv_tokens and batch.prefill_kv_tokens count tokens, not blocks.
+
     Args:
         block_tokens: tokens of a KV block; the file counts blocks.
     """
@@ -117,7 +127,14 @@ def read_step_log(path: Path, block_tokens: int = 16) -> StepLog:
     for row, share in enumerate(usage):
         if not 0 <= share <= 1:
             raise table.fault("expected a share from 0 to 1", row, "kv.usage_gpu_ratio")
+    if "kv.block_size" in table.names:
+        block_tokens = _one(table, "kv.block_size", table.wholes("kv.block_size", low=1))
     blocks = np.rint(np.array(usage) * np.array(table.wholes("kv.blocks_total_gpu", low=1)))
+    kv_tokens = blocks.astype(np.int64) * block_tokens
+    if "batch.decode_kv_tokens" in table.names:
+        parts = [table.wholes(f"batch.{kind}_kv_tokens", low=0) for kind in ("decode", "prefill")]
+        kv_tokens = np.sum(parts, axis=0)
+    late = "step.late" not in table.names or bool(_one(table, "step.late", table.wholes("step.late", low=0)))
     steps = StepLog(
         run=np.array(table.text("experiment_id")),
         workload=np.array(table.text("workload")),
@@ -126,8 +143,9 @@ def read_step_log(path: Path, block_tokens: int = 16) -> StepLog:
         prompts=np.array(table.wholes("batch.num_prefill_reqs", low=0)),
         prompt_tokens=np.array(table.wholes("batch.prefill_tokens", low=0)),
         decodes=np.array(table.wholes("batch.num_decode_reqs", low=0)),
-        kv_tokens=blocks.astype(np.int64) * block_tokens,
+        kv_tokens=kv_tokens,
         origin=Origin(engine="vllm", model=model, tensor_parallel=ranks),
+        late=late,
     )
     _check_order(steps, table)
     return steps

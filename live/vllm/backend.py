@@ -1,0 +1,152 @@
+"""A model that vLLM runs in this process, for `twin validate --engine vllm`."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import vllm
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from live.clock import Clock, WallClock
+from live.device import device_name, versions
+from live.validation.backend import IN_TURNS_SEED, Requests, clients_of, profiling_limits
+from live.validation.profiling import EngineProfile, ProfilingResult
+from live.validation.replay import ReplayResult, replay
+from live.vllm.clock import ProcessClock
+from live.vllm.engine import VllmEngine
+from live.vllm.schedulers import AsyncPolicyScheduler, PolicyScheduler
+from live.vllm.settings import SECTION
+from scenarios.engine import SchedulerPlan
+from scenarios.validation import ProfilingSpec, ValidationScenario
+from schedulers.engine_config import EngineConfig
+from schedulers.speculation import AnswerDrafts
+from workloads.errors import BadInput
+from workloads.json_files import read_json_object
+from workloads.request import Request
+
+NULL_BLOCKS = 1
+"""Blocks of vLLM's KV cache that no request gets."""
+
+
+class VllmBackend:
+    """One model in vLLM's engine, which is started when it first runs.
+
+    Args:
+        base: folder that paths in the scenario start from.
+
+    Raises:
+        BadInput: settings that vLLM does not have, or that it refuses.
+    """
+
+    def __init__(self, scenario: ValidationScenario, base: Path) -> None:
+        self._scenario = scenario
+        self._base = base
+        self._engine: VllmEngine | None = None
+        self._profile_in_turns: EngineProfile | None = None
+        self._vocabulary = 0
+
+    def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfilingResult:
+        """Time steps of random requests (`live.validation.profiling`)."""
+        engine = self._settled(scheduler)
+        clock = self._clock()
+        return EngineProfile(engine, profiling_limits(scheduler, spec), self._vocabulary, seed, clock).run()
+
+    def measure_drafts(
+        self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]
+    ) -> Sequence[AnswerDrafts]:
+        """None: the scenario refuses speculative decoding with vLLM."""
+        return ()
+
+    def warm_up(self, scheduler: SchedulerPlan, requests: Requests) -> bool:
+        """False: a first replay on a CPU does nothing that later ones do not."""
+        return False
+
+    def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayResult:
+        """Send each request to an empty engine at its arrival time, and turns of sessions after their answers.
+
+        With `profiling.in_turns`, a second engine is profiled in turns with it.
+        """
+        engine = self._settled(scheduler)
+        spec = self._scenario.profiling
+        if spec.in_turns and self._profile_in_turns is None:
+            limits = profiling_limits(scheduler, spec)
+            beside = self._start(scheduler)
+            self._profile_in_turns = EngineProfile(beside, limits, self._vocabulary, IN_TURNS_SEED, self._clock())
+        clients = clients_of(requests, self._vocabulary, scheduler.config.prefix_id_tokens)
+        return replay(engine, clients, self._clock(), self._profile_in_turns)
+
+    def describe(self) -> dict[str, Any]:
+        """The device, the dtype and the versions of the packages."""
+        return {
+            "device": device_name("cpu"), "dtype": self._scenario.model.dtype, "engine": "vllm",
+            "versions": versions() | {"vllm": vllm.__version__},
+        }  # fmt: skip
+
+    def _clock(self) -> Clock:
+        """A clock of timed runs."""
+        return ProcessClock() if self._scenario.clock == "direct" else WallClock()
+
+    def _settled(self, scheduler: SchedulerPlan) -> VllmEngine:
+        """The engine without requests and cached prefixes."""
+        if self._engine is None:
+            self._engine = self._start(scheduler)
+        self._engine.reset()
+        return self._engine
+
+    def _start(self, scheduler: SchedulerPlan) -> VllmEngine:
+        torch.set_num_threads(1)
+        llm, self._vocabulary = start(self._scenario, scheduler.config, self._base)
+        return VllmEngine(llm, scheduler.config.block_size)
+
+
+def start(scenario: ValidationScenario, config: EngineConfig, base: Path) -> tuple[LLMEngine, int]:
+    """vLLM's engine with a scenario's settings, and its model's number of token ids.
+
+    Raises:
+        BadInput: settings that vLLM refuses.
+    """
+    model = scenario.model
+    engine = scenario.engine
+    with tempfile.TemporaryDirectory() as folder:
+        directory = base / model.path
+        if model.weights == "random":
+            file = directory / "config.json" if directory.is_dir() else directory
+            shutil.copy(file, Path(folder) / "config.json")
+            directory = Path(folder)
+        kv_bytes = (config.num_gpu_blocks + NULL_BLOCKS) * config.block_size * bytes_per_token(directory, model.dtype)
+        policies = engine.model_dump(mode="json", include={"chunking", "one_shot"}, exclude_none=True)
+        try:
+            arguments = EngineArgs(
+                model=str(directory), load_format="dummy" if model.weights == "random" else "auto",
+                skip_tokenizer_init=True, dtype=model.dtype, seed=scenario.seed, enforce_eager=True,
+                block_size=config.block_size, num_gpu_blocks_override=config.num_gpu_blocks + NULL_BLOCKS,
+                kv_cache_memory_bytes=kv_bytes,
+                max_num_batched_tokens=config.max_num_batched_tokens, max_num_seqs=config.max_num_seqs,
+                enable_prefix_caching=config.enable_prefix_caching, scheduling_policy=config.scheduling_policy,
+                scheduler_reserve_full_isl=config.kv_reservation != "chunk",
+                async_scheduling=engine.async_scheduling,
+                scheduler_cls=AsyncPolicyScheduler if engine.async_scheduling else PolicyScheduler,
+                additional_config={SECTION: policies}, disable_log_stats=True,
+            )  # fmt: skip
+            llm = LLMEngine.from_engine_args(arguments)
+        except (ValueError, RuntimeError) as error:
+            text = str(error).strip().splitlines()
+            raise BadInput(
+                f"expected settings that vLLM accepts: {text[-1] if text else error}", field="engine"
+            ) from None
+    return llm, int(llm.model_config.get_vocab_size())
+
+
+def bytes_per_token(directory: Path, dtype: str) -> int:
+    """Bytes of the KV cache of a token, by a model's config.json."""
+    config = read_json_object(directory / "config.json")
+    heads = config["num_attention_heads"]
+    size = config.get("head_dim") or config["hidden_size"] // heads
+    width = {"float32": 4, "bfloat16": 2}[dtype]
+    return int(2 * config["num_hidden_layers"] * (config.get("num_key_value_heads") or heads) * size * width)

@@ -1,0 +1,49 @@
+"""SPEAR's chunk sizing in vLLM's scheduler (SPEAR 4.3), by the policies of `schedulers.chunking`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from live.vllm.settings import read_settings
+from schedulers.chunking import ChunkPolicy
+
+
+class SizesChunks:
+    """Mixin of vLLM's `Scheduler` and `AsyncScheduler`: a chunk policy limits the prompt tokens of each step.
+
+    vLLM gives a step's tokens to running requests first and to waiting ones next, within `max_num_scheduled_tokens`.
+    Before each step that limit is set to the rows of its decodes and the prompt tokens that the policy allows beside
+    them.
+    """
+
+    running: list[Any]
+    max_num_scheduled_tokens: int
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+        self.chunk_policy: ChunkPolicy | None = read_settings(config.additional_config).chunk_policy()
+        self._token_budget = self.max_num_scheduled_tokens
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Schedule a step within the policy's limit."""
+        if self.chunk_policy is not None:
+            rows = sum(map(decode_rows, self.running))
+            limit = rows + self.chunk_policy.max_prefill_tokens(rows)
+            self.max_num_scheduled_tokens = min(limit, self._token_budget)
+        return super().schedule(*args, **kwargs)  # type: ignore[misc]
+
+
+def decode_rows(request: Any) -> int:
+    """Rows that a running request of vLLM takes in the next step as a decode: its next token and its draft tokens.
+
+    0 for a prompt under way, and with async scheduling for a request whose last token is in flight.
+    """
+    computed = request.num_computed_tokens
+    pending = request.num_output_placeholders
+    if request.is_prefill_chunk:
+        return 0
+    if pending and computed + 2 - pending >= request.num_prompt_tokens + request.max_tokens:
+        return 0
+    rows: int = request.num_tokens_with_spec + pending - computed
+    return rows

@@ -1,0 +1,66 @@
+"""Settings of the scheduler classes: section `serving_twin` of vLLM's `--additional-config`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from latency_models.io.config_io import Strict, checked, read_yaml
+from latency_models.sources.registry import StepTimeSpec
+from scenarios.engine import OneShotSpec
+from scenarios.steps import ChunkingSpec
+from schedulers.chunking import ChunkPolicy
+from workloads.errors import BadInput
+
+SECTION = "serving_twin"
+
+
+class SchedulerSettings(Strict):
+    """Abilities of a scheduler class beside vLLM's own scheduling; without any field there are none.
+
+    Attributes:
+        step_log: file to append every step to. experiment: name of the run in it; default: the time of its start.
+            workload: name of what clients send.
+        clock: of the log: `wall`, or `direct`: CPU time of the process, for an engine on one CPU thread.
+        chunking: a chunk policy, as `engine.chunking` of a scenario. step_time: step times whose table it uses
+            (ec_tables), as in a scenario.
+        one_shot: budgets of one-shot requests a step, as `engine.one_shot` of a scenario.
+        base: folder that paths of tables start from; a step log's starts from the working directory.
+    """
+
+    step_log: str | None = None
+    experiment: str = ""
+    workload: str = ""
+    clock: Literal["wall", "direct"] = "wall"
+    chunking: ChunkingSpec | None = None
+    step_time: StepTimeSpec | None = None
+    one_shot: OneShotSpec | None = None
+    base: Path = Field(default=Path(), exclude=True)
+
+    def chunk_policy(self) -> ChunkPolicy | None:
+        """A new chunk policy, or None."""
+        if self.chunking is None:
+            return None
+        return self.chunking.build(None if self.step_time is None else self.step_time.build(self.base))
+
+
+def read_settings(additional_config: Any) -> SchedulerSettings:
+    """The settings in a vLLM configuration: fields, or the path of a YAML file with them.
+
+    Raises:
+        BadInput: settings that cannot be used.
+    """
+    section = additional_config.get(SECTION) if isinstance(additional_config, Mapping) else None
+    if section is None:
+        return SchedulerSettings()
+    if isinstance(section, str):
+        path = Path(section)
+        settings = checked(SchedulerSettings, read_yaml(path), path)
+        return settings.model_copy(update={"base": path.parent})
+    if not isinstance(section, Mapping):
+        expected = "expected fields, or the path of a YAML file"
+        raise BadInput(expected, field=f"additional_config.{SECTION}", value=section)
+    return checked(SchedulerSettings, dict(section), Path(f"additional_config.{SECTION}"))

@@ -1,0 +1,85 @@
+"""The step log that `latency_models.sources.vllm_step_log` reads: a CSV file with one row a step."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from live.vllm.scheduled import ScheduledStep
+
+FLUSH_SECONDS = 1.0
+"""Seconds after which written rows are flushed to the file, so that a killed server loses few."""
+
+COLUMNS = (
+    "experiment_id", "workload", "model", "tp", "step.id", "step.late", "step_time_us", "batch.num_prefill_reqs",
+    "batch.prefill_tokens", "batch.prefill_kv_tokens", "batch.prefill_attention", "batch.num_decode_reqs",
+    "batch.decode_tokens", "batch.decode_kv_tokens", "batch.longest_decode", "batch.num_outputs", "kv.usage_gpu_ratio",
+    "kv.blocks_total_gpu", "kv.block_size",
+)  # fmt: skip
+"""Columns of the file. `step.late` is 0: `step_time_us` is of the row's own batch, with async scheduling as well."""
+
+
+class LoggedEngine(NamedTuple):
+    """The engine that a log is of.
+
+    Attributes:
+        experiment, workload: names of the run and of what clients send. model: its path or name.
+        tensor_parallel: ranks that share a layer. num_gpu_blocks, block_size: of the KV cache.
+    """
+
+    experiment: str
+    workload: str
+    model: str
+    tensor_parallel: int
+    num_gpu_blocks: int
+    block_size: int
+
+
+class StepLogWriter:
+    """Appends steps to a file, under a name of its own for each run. A new file begins with the names of the columns.
+
+    Raises:
+        OSError: a file that cannot be written.
+    """
+
+    def __init__(self, path: Path, engine: LoggedEngine) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8")
+        if not self._file.tell():
+            self._file.write(",".join(COLUMNS) + "\n")
+        names = (engine.experiment, engine.workload, engine.model, str(engine.tensor_parallel))
+        self._begin = ",".join(map(_cell, names))
+        self._end = f"{engine.num_gpu_blocks},{engine.block_size}\n"
+        self._steps = 0
+        self._flushed = time.monotonic()
+
+    def write(self, step: ScheduledStep, seconds: float, usage: float) -> None:
+        """Write one step. `usage`: the share of KV blocks in use."""
+        prompt_tokens = 0
+        prompt_kv = 0
+        attention = 0
+        outputs = step.decode_tokens
+        for _, tokens, context, last in step.chunks:
+            prompt_tokens += tokens
+            prompt_kv += context + tokens
+            attention += tokens * (context + tokens)
+            outputs += last
+        self._steps += 1
+        self._file.write(
+            f"{self._begin},{self._steps},0,{seconds * 1e6:.1f},{len(step.chunks)},{prompt_tokens},{prompt_kv},"
+            f"{attention},{len(step.decodes)},{step.decode_tokens},{step.decode_kv},{step.longest_decode},{outputs},"
+            f"{usage:.6f},{self._end}"
+        )
+        if (now := time.monotonic()) - self._flushed > FLUSH_SECONDS:
+            self._file.flush()
+            self._flushed = now
+
+    def close(self) -> None:
+        """Write what is buffered, and close the file."""
+        self._file.close()
+
+
+def _cell(text: str) -> str:
+    """A cell of a CSV file."""
+    return '"' + text.replace('"', '""') + '"' if any(sign in text for sign in ',"\n') else text
