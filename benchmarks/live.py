@@ -17,7 +17,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -217,15 +217,17 @@ def measure(workload: Workload, decoder: Decoder, mode: str, repeats: int) -> di
     return medians | {"spread": (max(values) - min(values)) / medians[workload.metric]}
 
 
-def rows(bench: Bench, workloads: list[Workload], repeats: int) -> Iterator[dict[str, Any]]:
-    """One row for each workload: floor, every mode's figures, and whether the aim was met."""
+def rows(
+    bench: Bench, workloads: list[Workload], repeats: int, names: Sequence[str] = tuple(MODES)
+) -> Iterator[dict[str, Any]]:
+    """One row for each workload: floor, the figures of each named mode, and whether the aim was met."""
     loaded = functools.lru_cache(maxsize=1)(lambda name, bits, workload: model(workload, bench.device, bench.dtype))
     for workload in sorted(workloads, key=lambda workload_: (workload_.model, workload_.bits)):
         print(f"benchmarks.live: {workload.name}", file=sys.stderr, flush=True)
         decoder = loaded(workload.model, workload.bits, replace(workload, name="", requests=0))
         best = floor(workload, decoder, bench.ceilings)
         modes = {}
-        for mode in MODES:
+        for mode in names:
             modes[mode] = measure(workload, decoder, mode, repeats)
             value = modes[mode][workload.metric]
             modes[mode]["of_floor"] = value / best if workload.metric == "requests" else best / value
@@ -259,6 +261,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
     parser.add_argument("--tiny", action="store_true", help="a tiny model in place of the real ones")
     parser.add_argument("--only", default="", help="workloads whose names contain this")
+    parser.add_argument("--mode", choices=list(MODES), help="default: all, one after another")
     parser.add_argument("--repeats", type=int, default=5, help="of every workload")
     parser.add_argument("--out", type=Path, help="file for the JSON document")
     options = parser.parse_args(arguments)
@@ -273,7 +276,8 @@ def main(arguments: list[str] | None = None) -> int:
     judged = options.device == "cuda" and not options.tiny
     document = about(bench, "twin.benchmark-live/1") | {"judged": judged}
     document_rows = []
-    for row in rows(bench, [tiny(workload) for workload in workloads] if options.tiny else workloads, options.repeats):
+    workloads = [tiny(workload) for workload in workloads] if options.tiny else workloads
+    for row in rows(bench, workloads, options.repeats, [options.mode] if options.mode else tuple(MODES)):
         document_rows.append(row)
         print(table_row(row, judged), flush=True)
         if options.out:  # after each, so that a run that is cut short leaves what it had

@@ -15,7 +15,16 @@ import torch
 COLD_BYTES = {"cpu": 64 << 20, "cuda": 192 << 20}
 """Bytes of buffers used between two uses of one buffer: more than the last-level cache holds (60 MB on an H100)."""
 
-MAX_SETS = 64
+MAX_SETS = {"cpu": 64, "cuda": 512}
+"""Sets of inputs at most, each of which a graph on a GPU goes through."""
+
+SLEEP_CYCLES = 200_000
+SLEEP_CYCLES_PER_CALL = 2_000
+"""Cycles that a GPU waits before the timed window, 100 µs and 1 µs a call: longer than the host takes to launch a
+graph, so that no launch lies in the window."""
+
+WARM_SECONDS = 0.05
+"""Seconds of work before the first sample of a case on a GPU, whose clock falls while it is idle."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +59,14 @@ class Timing:
     Attributes:
         seconds: median of the samples. spread: (third quartile − first) / median.
         samples: their number. calls: of the kernel in each sample.
+        clock: of the GPU's multiprocessors behind the samples, MHz; None on a CPU, or if it cannot be read.
     """
 
     seconds: float
     spread: float
     samples: int
     calls: int
+    clock: int | None = None
 
     def bandwidth(self, case: Case) -> float:
         """Bytes a second that the case must have moved at least."""
@@ -71,7 +82,8 @@ def measure(
 ) -> Timing:
     """Time a case.
 
-    On CUDA the calls are captured in a graph, so that no launch is waited for; on the CPU each call is timed by the
+    On CUDA the calls are captured in a graph, which is launched while the GPU sleeps, so that no launch is waited for,
+    once the clock is warm; on the CPU each call is timed by the
     clock, several at once where one takes less than 50 µs. With one thread (`torch.set_num_threads(1)`) the clock is
     the thread's processor time, which stands still while other programs have the processor.
 
@@ -83,12 +95,21 @@ def measure(
         cold: bytes gone through between two uses of an input, in place of COLD_BYTES.
     """
     through = COLD_BYTES[device] if cold is None else cold
-    sets = min(MAX_SETS, max(1, through // max(case.set_bytes, 1) + 1)) if rotate else 1
+    sets = min(MAX_SETS[device], max(1, through // max(case.set_bytes, 1) + 1)) if rotate else 1
     calls = [case.prepare() for _ in range(sets)]
     times = _cuda_times(calls, budget, samples) if device == "cuda" else _cpu_times(calls, budget, samples)
     quartiles = statistics.quantiles([seconds for seconds, _ in times], n=4)
     middle = statistics.median(seconds for seconds, _ in times)
-    return Timing(middle, (quartiles[2] - quartiles[0]) / middle, len(times), times[0][1])
+    clock = gpu_clock() if device == "cuda" else None
+    return Timing(middle, (quartiles[2] - quartiles[0]) / middle, len(times), times[0][1], clock)
+
+
+def gpu_clock() -> int | None:
+    """The present clock of the GPU's multiprocessors, MHz; None if it cannot be read (PyTorch asks nvidia-ml-py)."""
+    try:
+        return torch.cuda.clock_rate()
+    except (ModuleNotFoundError, RuntimeError):
+        return None
 
 
 def _cpu_times(calls: list[Callable[[], object]], budget: float, samples: int) -> list[tuple[float, int]]:
@@ -129,12 +150,17 @@ def _cuda_times(calls: list[Callable[[], object]], budget: float, samples: int) 
             for call in calls:
                 call()
     n = repeat * len(calls)
-    graph.replay()
-    torch.cuda.synchronize()
+    warm = time.perf_counter() + WARM_SECONDS
+    while True:
+        graph.replay()
+        torch.cuda.synchronize()
+        if time.perf_counter() >= warm:
+            break
     times: list[tuple[float, int]] = []
     end = time.perf_counter() + budget
     while len(times) < samples and (len(times) < 5 or time.perf_counter() < end):
         begin, finish = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(SLEEP_CYCLES + n * SLEEP_CYCLES_PER_CALL)
         begin.record()
         graph.replay()
         finish.record()

@@ -20,8 +20,12 @@ def cases(
     contexts: Sequence[int],
     *,
     block_size: int = 16,
+    padded: Callable[[int], int] = lambda blocks: blocks,
 ) -> Iterator[Case]:
-    """Sequences of one length, their pages in random order, at each batch and context."""
+    """Sequences of one length, their pages in random order, at each batch and context.
+
+    `padded`: columns of a block table with so many blocks; what is launched depends on them.
+    """
     for batch in batches:
         for context in contexts:
             cache = 2 * batch * context * shape.kv_heads * shape.head_dim * dtype.itemsize
@@ -29,7 +33,7 @@ def cases(
             yield Case(
                 operation="decode_attention",
                 sizes={"batch": batch, "context": context, **shape.heads_sizes(), "block_size": block_size},
-                prepare=partial(_prepare, shape, batch, context, block_size, device, dtype),
+                prepare=partial(_prepare, shape, batch, context, block_size, padded, device, dtype),
                 moved=cache + ends,
                 flops=4 * batch * context * shape.heads * shape.head_dim,
             )
@@ -75,13 +79,20 @@ def _pages(batch: int, context: int, block_size: int, device: str) -> tuple[int,
 
 
 def _prepare(
-    shape: Shape, batch: int, context: int, block_size: int, device: str, dtype: torch.dtype
+    shape: Shape,
+    batch: int,
+    context: int,
+    block_size: int,
+    padded: Callable[[int], int],
+    device: str,
+    dtype: torch.dtype,
 ) -> Callable[[], object]:
     blocks, tables, lengths = _pages(batch, context, block_size, device)
+    tables = torch.nn.functional.pad(tables, (0, padded(tables.shape[1]) - tables.shape[1]))
     size = (blocks, block_size, shape.kv_heads, shape.head_dim)
     k, v = (torch.randn(size, device=device, dtype=dtype) for _ in range(2))
     q = torch.randn(batch, shape.heads, shape.head_dim, device=device, dtype=dtype)
-    return lambda: decode_attention(q, k, v, tables, lengths, shape.head_dim**-0.5, longest=context)
+    return lambda: decode_attention(q, k, v, tables, lengths, shape.head_dim**-0.5)
 
 
 def _prepare_latent(

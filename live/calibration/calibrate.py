@@ -10,7 +10,7 @@ from latency_models.io.config_io import write_yaml
 from latency_models.sources.calibration_file import MeasuredCalibration
 from live.calibration.assembling import assemble, pictures
 from live.calibration.communication import measure_link
-from live.calibration.grid import CPU, CUDA, GROUPS, QUICK
+from live.calibration.grid import COARSE, CPU, CUDA, GROUPS, QUICK
 from live.calibration.journal import Journal
 from live.calibration.measuring import DTYPES, Measure, Plan, count, measure_all
 from live.device import DEFAULT_DTYPE, device_name
@@ -25,7 +25,13 @@ DEFAULT_GROUPS = tuple(group for group in GROUPS if group != "communication")
 
 
 def make_plan(
-    config: Path, device: str, dtype: str | None = None, groups: Sequence[str] | None = None, *, quick: bool = False
+    config: Path,
+    device: str,
+    dtype: str | None = None,
+    groups: Sequence[str] | None = None,
+    *,
+    coarse: bool = False,
+    quick: bool = False,
 ) -> Plan:
     """The plan of a calibration: the points to measure, and the device."""
     if device not in DEFAULT_DTYPE:
@@ -37,7 +43,7 @@ def make_plan(
     for group in groups or ():
         if group not in GROUPS:
             raise BadInput(f"expected one of {', '.join(GROUPS)}", field="--ops", value=group)
-    grid = QUICK if quick else {"cpu": CPU, "cuda": CUDA}[device]
+    grid = QUICK if quick else COARSE if coarse else {"cpu": CPU, "cuda": CUDA}[device]
     epsilon = read_config(config).number("rms_norm_eps", 1e-6)
     return Plan(model_from_config(config), device, dtype, grid, tuple(groups or DEFAULT_GROUPS), epsilon)
 

@@ -148,6 +148,28 @@ CUDA = Grid(
     statistic="median",
 )
 
+COARSE = Grid(
+    tokens=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192),
+    held_tokens=(6, 48, 384, 3072),
+    decodes=((1, 8, 32, 64, 128), (128, 512, 1024, 4096)),
+    held_decodes=((4, 256), (16, 1024), (48, 2048)),
+    prompts=((64, 256, 512, 1024, 2048, 4096), (0, 2048)),
+    held_prompts=((384, 0), (1536, 0), (256, 1024)),
+    mixed=((128, 512, 2048), (0,), (8, 64), (512, 2048)),
+    held_mixed=((256, 0, 16, 1024),),
+    sequences=(1, 2, 4, 8, 16, 32, 64, 128),
+    held_sequences=(6, 48),
+    quantised=(1, 4, 16, 64, 256, 1024, 4096),
+    held_quantised=(32, 512),
+    requests=(1, 64, 1024),
+    held_requests=(512,),
+    steps=((0, 1, 512), (0, 64, 1024), (512, 0, 0), (512, 32, 1024)),
+    rounds=1,
+    budget=0.1,
+    statistic="median",
+)
+"""The most important points once: three minutes of a GPU."""
+
 QUICK = Grid(
     tokens=(1, 8, 32, 64),
     held_tokens=(16,),

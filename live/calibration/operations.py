@@ -29,6 +29,7 @@ from kernels.w4_gemm import w4_gemm
 from kernels.w4_gemm.pack import GROUP
 from latency_models.deployment.models import DenseFFN, GroupedQueryAttention, Model
 from live.calibration.grid import LINEAR, Point
+from live.graphs.capture_sizes import padded_width
 from workloads.errors import BadInput
 
 BLOCK = 16
@@ -121,7 +122,7 @@ def case_of(point: Point, bench: Bench, first: int = 0) -> Case:
         "final_layernorm": lambda tokens: rms_norm.cases(*on, [tokens]),
         "rotary_emb": lambda tokens: rope_kv_write.cases(*on, [tokens], block_size=BLOCK),
         "act_fn": lambda tokens: silu_mul.cases(*on, [tokens]),
-        "sampler": lambda sequences: sampling.cases(*on, [sequences], ["all"]),
+        "sampler": lambda sequences: sampling.cases(*on, [sequences], ["greedy"]),
         "decode_attention": lambda batch, context: _decodes(bench, batch, context),
         "prefill_attention": lambda chunk, before: _prompt(bench, chunk, before),
     }
@@ -129,7 +130,11 @@ def case_of(point: Point, bench: Bench, first: int = 0) -> Case:
 
 
 def _decodes(bench: Bench, batch: int, context: int) -> Iterator[Case]:
-    return decode_attention.cases(bench.shape, bench.device, bench.dtype, [batch], [context], block_size=BLOCK)
+    """Decodes with the block tables of an engine, which pads them on a GPU."""
+    padded = (lambda blocks: blocks) if bench.device == "cpu" else padded_width
+    return decode_attention.cases(
+        bench.shape, bench.device, bench.dtype, [batch], [context], block_size=BLOCK, padded=padded
+    )
 
 
 def _prompt(bench: Bench, chunk: int, before: int) -> Iterator[Case]:

@@ -10,6 +10,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
+WIDTHS = (64, 4)
+"""The narrowest block table, columns, and the factor from one width to the next."""
+
 
 @dataclass(frozen=True)
 class StepShape:
@@ -42,7 +45,7 @@ class CaptureSizes:
         self.decodes_beside = [0, *powers(8, 4, decodes)]
         self.chunks = powers(1, 4, chunks)
         self.tokens = [size for size in sizes(min(tokens, max_captured_tokens), 4) if size >= min(16, tokens)]
-        self.blocks = powers(64, 4, blocks)
+        self.blocks = powers(*WIDTHS, blocks)
 
     def shape(self, decodes: int, chunks: int, tokens: int, blocks: int, greedy_only: bool) -> StepShape:
         """The smallest shape with at least these sizes."""
@@ -78,6 +81,14 @@ def powers(first: int, base: int, maximum: int) -> list[int]:
         result.append(first)
         first *= base
     return [*result, maximum]
+
+
+def padded_width(blocks: int) -> int:
+    """Columns of the block tables of a captured step whose longest sequence has so many blocks, in a large cache."""
+    width = WIDTHS[0]
+    while width < blocks:
+        width *= WIDTHS[1]
+    return width
 
 
 def at_least(choices: list[int], size: int) -> int:

@@ -285,3 +285,23 @@ def test_errors_are_taken_repeat_by_repeat() -> None:
         for name, goal in (("ttft.mean", 5), ("tpot.mean", 3), ("e2e.mean", 3))
     ]
     assert missed([load], 4.0) == []
+
+
+def test_what_was_measured_elsewhere_is_predicted_without_a_device(
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is run again: the second command has no device to run anything on."""
+    command = ["validate", str(scenario), "--json", "--runs", str(tmp_path / "runs")]
+    assert run([*command, "--measure-only"]) == 0
+    capsys.readouterr()
+
+    def no_device(*_: object, **__: object) -> None:
+        raise BadInput("expected a CUDA device, found none", field="device", value="cuda")
+
+    monkeypatch.setattr("live.validation.backend.LiveBackend.__init__", no_device)
+    assert run(command) in (0, 4, 5)
+    document = json.loads(capsys.readouterr().out)
+    assert len(document["loads"]) == 2
+    assert document["backend"]["dtype"] == "float32"
+    assert run([*command, "--fresh"]) == 2
+    assert "expected a CUDA device, found none" in capsys.readouterr().err

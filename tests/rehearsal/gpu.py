@@ -138,6 +138,8 @@ class PretendedGPU:
             "get_device_capability": lambda *_: (PROPERTIES.major, PROPERTIES.minor),
             "mem_get_info": lambda *_: (130 << 30, PROPERTIES.total_memory),
             "empty_cache": lambda: None,
+            "_sleep": lambda cycles: None,
+            "clock_rate": lambda *_: 1980,
             "synchronize": lambda *_: gpu.wait("the device"),
             "current_stream": Stream,
             "stream": lambda _: contextlib.nullcontext(),

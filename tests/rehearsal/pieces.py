@@ -21,6 +21,7 @@ import torch
 from benchmarks import kernels as kernel_benchmark
 from benchmarks import live as live_benchmark
 from benchmarks import topologies as topology_benchmark
+from benchmarks.gpu_turn import environment as environment_stage
 from benchmarks.kernels import MISSED
 from kernels import microbenchmark
 from kernels.sampling import SamplingParams
@@ -170,6 +171,7 @@ def command(run: Callable[[list[str]], object], *arguments: str) -> Piece:
         with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.chdir(folder))
             stack.enter_context(mock.patch.dict(microbenchmark.COLD_BYTES, cuda=0))
+            stack.enter_context(mock.patch.object(microbenchmark, "WARM_SECONDS", 0.0))
             for redirect in (contextlib.redirect_stdout, contextlib.redirect_stderr):
                 stack.enter_context(redirect(io.StringIO()))
             Path("scenario.yaml").write_text(SCENARIO.format(model=TINY), encoding="utf-8")
@@ -312,4 +314,5 @@ PIECES: dict[str, Piece] = {
         "1",
     ),
     "benchmarks.kernels": command(kernel_benchmark.main, "--device", "cuda"),
+    "benchmarks.gpu_turn": command(environment_stage.main, "--device", "cuda", "--out", "environment.json"),
 }

@@ -206,6 +206,7 @@ def run_(
     ops: str | None = None,
     dtype: str | None = None,
     threads: int | None = None,
+    coarse: Flag = False,
     quick: Flag = False,
     fresh: Fresh = False,
     no_figures: Flag = False,
@@ -232,6 +233,8 @@ def run_(
     threads
         CPU threads to compute with. One (the default) is timed by its own processor time, which other programs on the
         machine disturb less.
+    coarse
+        Measure the most important points, once: about three minutes on a GPU.
     quick
         Measure a few points, as a smoke test.
     no_figures
@@ -249,7 +252,7 @@ def run_(
         raise missing_extra("live", error, field="twin calibrate run") from None
     require_at_least("--threads", threads, 1)
     calibration.use_threads(device, threads)
-    plan = calibration.make_plan(model, device, dtype, ops.split(",") if ops else None, quick=quick)
+    plan = calibration.make_plan(model, device, dtype, ops.split(",") if ops else None, coarse=coarse, quick=quick)
     journal = calibration.open_journal(plan, output, fresh=fresh)
     try:
         with progress("calibrate", calibration.count(plan), len(journal.entries)) as advance:

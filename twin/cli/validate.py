@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from twin.cli.options import Fresh, RunOptions, Settings
+from twin.cli.options import Flag, Fresh, RunOptions, Settings
 
 if TYPE_CHECKING:
-    from live.validation.backend import LiveBackend
     from live.validation.bundle_backend import LiveBundle
-    from live.validation.pools_backend import PoolsBackend
     from live.vllm.backend import VllmBackend
     from reports.records.run_directory import RunDirectory
     from scenarios.validation import BundleValidationScenario, ValidationScenario
+    from twin.validation.backend import Backend
 
 Document = dict[str, Any]
 
@@ -34,6 +33,7 @@ def validate(
     repeats: int | None = None,
     ratio: str | None = None,
     tolerance: float = 1.0,
+    measure_only: Flag = False,
     set_: Settings = None,
     fresh: Fresh = False,
     run: RunOptions = RunOptions(),  # noqa: B008 (frozen)
@@ -70,6 +70,9 @@ def validate(
         Ratios of attention to FFN instances of a bundle, in place of the scenario's: `4`, `1,2,4` or `1:8`.
     tolerance
         A factor on all goals.
+    measure_only
+        Only profile and replay one engine; the same command without it then predicts from the run folder, on any
+        machine.
     set_
         A field of the scenario, key=value.
     """
@@ -88,7 +91,13 @@ def validate(
     options = {name: value for name, value in options.items() if value is not None}
     source = _Source(document, settings, scenario, backend, options)
     validation = _bundle(source) if source.layout == "afd" else _engine(source)
+    if measure_only:
+        source.refuse_unless_engine("--measure-only")
     with _run_folder(validation, source, run.runs, fresh=fresh) as folder:
+        if measure_only:
+            validation.measure(folder, note)
+            note(f"measured in {folder.path}; the same command without --measure-only predicts")
+            return 0
         result = validation.document(folder, note)
         result["missed"] = validation.missed(result, tolerance)
         result["tolerance"] = tolerance
@@ -115,6 +124,17 @@ class _Source:
         system = self.document.get("system")
         return self.settings.get("system.layout", system.get("layout") if isinstance(system, dict) else None)
 
+    def refuse_unless_engine(self, option: str) -> None:
+        """Refuse an option that only validations of engines have.
+
+        Raises:
+            BadInput: this is a bundle's.
+        """
+        from workloads.errors import BadInput
+
+        if self.layout == "afd":
+            raise BadInput("expected none with layout: afd", field=option, value="true")
+
     def refuse(self, *options: str) -> None:
         """Refuse options that this layout does not have.
 
@@ -134,12 +154,13 @@ class _Validation:
     """A validation that is ready to run.
 
     Attributes:
-        scenario: checked. document: runs it. missed: its lines for goals, times a tolerance, that the prediction
-            misses. steps: the file of an earlier calibration.
+        scenario: checked. document: runs it. measure: runs what comes before its prediction. missed: its lines for
+            goals, times a tolerance, that the prediction misses. steps: the file of an earlier calibration.
     """
 
     scenario: ValidationScenario | BundleValidationScenario
     document: Callable[[RunDirectory, Callable[[str], None]], Document]
+    measure: Callable[[RunDirectory, Callable[[str], None]], object]
     missed: Callable[[Document, float], list[str]]
     steps: Path | None = None
 
@@ -161,6 +182,7 @@ def _engine(source: _Source) -> _Validation:
     return _Validation(
         checked,
         lambda run, note: EngineValidation(engine, checked, base, steps, run, note).document(),
+        lambda run, note: EngineValidation(engine, checked, base, steps, run, note).measure(),
         lambda document, tolerance: missed(document["loads"], tolerance),
         steps,
     )
@@ -184,12 +206,14 @@ def _bundle(source: _Source) -> _Validation:
     return _Validation(
         checked,
         lambda run, note: BundleValidation(live, checked, run, note).document(),
+        lambda run, note: None,
         missed_goals,
     )
 
 
-def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> LiveBackend | PoolsBackend | VllmBackend:
-    from workloads.errors import missing_extra
+def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> Backend:
+    from twin.validation.backend import AbsentBackend
+    from workloads.errors import BadInput, missing_extra
 
     if scenario.engine.backend == "vllm":
         return _vllm_backend(scenario, base)
@@ -200,11 +224,16 @@ def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> Live
         raise missing_extra("live", error, field="--backend", value=device) from None
     if scenario.system.kv_link is not None:
         return PoolsBackend(scenario, base)
-    return LiveBackend(
-        **model_arguments(scenario.model, base, scenario.seed), device=device,
-        async_scheduling=scenario.engine.async_scheduling, clock=scenario.clock or "wall",
-        in_turns=scenario.profiling if scenario.profiling.in_turns else None,
-    )  # fmt: skip
+    try:
+        return LiveBackend(
+            **model_arguments(scenario.model, base, scenario.seed), device=device,
+            async_scheduling=scenario.engine.async_scheduling, clock=scenario.clock or "wall",
+            in_turns=scenario.profiling if scenario.profiling.in_turns else None,
+        )  # fmt: skip
+    except BadInput as error:
+        if error.field != "device":
+            raise
+        return AbsentBackend(error)
 
 
 def _vllm_backend(scenario: ValidationScenario, base: Path) -> VllmBackend:
@@ -247,5 +276,6 @@ def _run_folder(validation: _Validation, source: _Source, runs: Path, *, fresh: 
     model = (source.path.parent / checked.model.path).resolve()
     config = read_text(model / "config.json" if model.is_dir() else model)
     text = read_text(steps) if steps else ""
-    identity = [checked.model_dump(mode="json"), content["version"], source.device, str(model), config, text]
+    place = "" if checked.model.weights == "random" else str(model)  # random weights follow from config and seed
+    identity = [checked.model_dump(mode="json"), content["version"], source.device, place, config, text]
     return open_run(runs, "validate", fingerprint(identity), content, resume=not fresh)

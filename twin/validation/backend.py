@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -13,10 +14,12 @@ from numpy.typing import NDArray
 
 from latency_models.sources.engine_regression import Step
 from reports.bundle_metrics import BundleTimes
+from reports.records.run_directory import RunDirectory
 from scenarios.engine import SchedulerPlan
 from scenarios.validation import ProfilingSpec
 from schedulers.batches import Batch
 from schedulers.speculation import AnswerDrafts, SpeculationStats
+from workloads.errors import BadInput
 from workloads.request import Request
 from workloads.sessions import Session
 
@@ -83,6 +86,42 @@ class Backend(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """The device, the dtype and the versions of the packages."""
+
+
+class AbsentBackend(Backend):
+    """A backend whose device this machine does not have: it serves a validation that has been measured on another.
+
+    Every method raises `reason`.
+    """
+
+    def __init__(self, reason: BadInput) -> None:
+        self._reason = reason
+
+    def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfiledRounds:
+        raise self._reason
+
+    def measure_drafts(
+        self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]
+    ) -> Sequence[AnswerDrafts]:
+        raise self._reason
+
+    def warm_up(self, scheduler: SchedulerPlan, requests: Requests) -> bool:
+        raise self._reason
+
+    def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayedRun:
+        raise self._reason
+
+    def describe(self) -> dict[str, Any]:
+        raise self._reason
+
+
+def description(backend: Backend, run: RunDirectory) -> dict[str, Any]:
+    """The description of the backend that a run was measured on; the first call records it in the run folder."""
+    file = run.path / "backend.json"
+    if not file.exists():
+        run.write_json(file.name, backend.describe())
+    recorded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return recorded
 
 
 class BundleRun(Protocol):

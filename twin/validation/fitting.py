@@ -21,7 +21,7 @@ from latency_models.io.config_io import write_yaml
 from latency_models.sources.engine_regression import EngineRegression, Step
 from reports.records.run_directory import RunDirectory
 from scenarios.validation import ClockName, ValidationScenario
-from twin.validation.backend import Backend, ProfiledRounds
+from twin.validation.backend import Backend, ProfiledRounds, description
 from twin.validation.contention import ContentionMeter
 from twin.validation.recordings import ProfilingRecording
 
@@ -90,7 +90,7 @@ class ProfiledStepModel:
 
         `in_turns`: to what was profiled in turns with the repeats.
         """
-        backend = self._backend.describe()
+        backend = description(self._backend, self._run)
         document = fitted_document(
             self._in_turns if in_turns else self._parts,
             self._scheduler.config.block_size,

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from twin.serving.results.summary import latencies, pooled_gaps, summarise
 from twin.serving.results.timeseries import curve
 from twin.serving.run.simulation import Run, Simulation, realisation, realised_sessions
 from twin.sweeps.serving_sweep import prepare
-from twin.validation.backend import Backend, Requests
+from twin.validation.backend import Backend, Requests, description
 from twin.validation.compare import GOALS, StepTimes, compare_load, compare_steps, curves, summary, timeline
 from twin.validation.contention import ContentionMeter
 from twin.validation.coverage import coverage, drawn_summaries, forecast_intervals, summaries_of_drafts
@@ -39,6 +39,22 @@ FITTED_BEFOREHAND = "engine-steps-beforehand.yaml"
 
 StepModel = ProfiledStepModel | FixedStepModel
 Note = Callable[[str], None]
+
+
+class Measurements(NamedTuple):
+    """The measured part of a validation.
+
+    Attributes:
+        model: fitted to the profile. beforehand: its file, as of before the first replay. drafts: the file of measured
+            drafts, of an engine that speculates. capacity: predicted. plans, recordings: by load.
+    """
+
+    model: StepModel
+    beforehand: Path
+    drafts: Path | None
+    capacity: float
+    plans: dict[float, ServingPlan]
+    recordings: dict[float, list[Recording]]
 
 
 @dataclass(frozen=True)
@@ -65,21 +81,9 @@ class EngineValidation:
         Raises:
             BadInput: a request that the live engine refuses, or a file that cannot be used.
         """
-        scenario, model, clock = self.scenario, self._model(), self.scenario.clock or "wall"
-        with blamed_on("profiling"):
-            model.profile()
-        beforehand = model.fitted_file(FITTED_BEFOREHAND if scenario.profiling.in_turns else FITTED)
-        _require_clock(beforehand, clock)
-        drafts = None
-        if scenario.engine.speculative_config is not None:
-            _require_drafts(beforehand)
-            drafts = measured_drafts(self.backend, scenario, self.base, self.run, self.note)
-        capacity = _capacity(self._plan(beforehand, drafts, None))
-        arriving = "sessions" if scenario.workload.get("sessions") else "requests"
-        self.note(f"predicted capacity: {capacity:.2f} {arriving}/s")
-
-        forecast = plans = self._plans(beforehand, drafts, capacity)
-        recordings = self._replay_all(plans, model)
+        scenario = self.scenario
+        model, beforehand, drafts, capacity, forecast, recordings = self.measure()
+        plans = forecast
         steps, in_turns = beforehand, model.profiled_in_turns
         if in_turns:
             steps = model.fitted_file(FITTED, in_turns=True)
@@ -99,13 +103,13 @@ class EngineValidation:
             "schema": SCHEMA,
             "name": scenario.name,
             "note": "Measured on the live engine; predicted by simulating the same requests.",
-            "clock": clock,
+            "clock": self._clock,
             "profiled": "in turns" if in_turns else "beforehand",
             "scenario": scenario.model_dump(mode="json", by_alias=True),
-            "backend": self.backend.describe(),
+            "backend": description(self.backend, self.run),
             "calibration": read_yaml(steps),
             "capacity": capacity,
-            "arriving": arriving,
+            "arriving": self._arriving,
             "errors": {
                 name: {f"{load['load']:g}": load["metrics"][name]["error"] for load in loads}
                 for name in loads[0]["metrics"]
@@ -113,6 +117,31 @@ class EngineValidation:
             "coverage": coverage(loads, list(GOALS)),
             "loads": loads,
         }
+
+    def measure(self) -> Measurements:
+        """Profile and replay, as far as the run folder does not have it yet. Raises as `document`."""
+        scenario, model = self.scenario, self._model()
+        description(self.backend, self.run)
+        with blamed_on("profiling"):
+            model.profile()
+        beforehand = model.fitted_file(FITTED_BEFOREHAND if scenario.profiling.in_turns else FITTED)
+        _require_clock(beforehand, self._clock)
+        drafts = None
+        if scenario.engine.speculative_config is not None:
+            _require_drafts(beforehand)
+            drafts = measured_drafts(self.backend, scenario, self.base, self.run, self.note)
+        capacity = _capacity(self._plan(beforehand, drafts, None))
+        self.note(f"predicted capacity: {capacity:.2f} {self._arriving}/s")
+        plans = self._plans(beforehand, drafts, capacity)
+        return Measurements(model, beforehand, drafts, capacity, plans, self._replay_all(plans, model))
+
+    @property
+    def _clock(self) -> ClockName:
+        return self.scenario.clock or "wall"
+
+    @property
+    def _arriving(self) -> str:
+        return "sessions" if self.scenario.workload.get("sessions") else "requests"
 
     def _model(self) -> StepModel:
         if self.calibration is not None:

@@ -16,7 +16,7 @@ import torch
 
 from live.engine import Engine
 from live.executor import ModelRunnerOutput
-from live.graphs.capture_sizes import at_least, powers, sizes
+from live.graphs.capture_sizes import WIDTHS, at_least, powers, sizes
 from live.graphs.captured_call import CapturedCall, GraphMemory
 from live.models.decoder import Decoder, FFNRows, Inputs, ffn_stage
 from live.models.weights import FFN
@@ -65,7 +65,7 @@ class GraphedAttentionStages(AttentionStages):
         super().__init__(decoder, engine)
         rows, blocks = engine.executor.input_batch.tables.shape
         self._sizes = sizes(rows, 2)
-        self._widths = powers(64, 4, blocks)
+        self._widths = powers(*WIDTHS, blocks)
         self._memory = GraphMemory.on(engine.executor.device)
         self._steps: dict[tuple[int, int], _PaddedStep] = {}
         self._padded: _PaddedStep | None = None

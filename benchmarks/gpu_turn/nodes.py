@@ -1,0 +1,100 @@
+"""Every node of one replayed decode step: its name, its time, and the gap before it, by PyTorch's profiler.
+
+    python -m benchmarks.gpu_turn.nodes --device cuda [--tiny] --out FILE
+
+On a CPU the nodes are PyTorch's operations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks import live
+from benchmarks.provenance import provenance
+from live.device import device_name, versions
+from live.engine import Engine
+
+STEPS_BEFORE = 24
+"""Steps behind the last prompt and before the profile: shapes are captured in them."""
+
+MOST_PRINTED = 8
+
+SITUATIONS = [
+    live.Workload(f"{name}, {bits} bits, {batch} at once", name, bits, prompt, 64, batch, batch, "tpot", 0.0)
+    for name, bits in (("qwen3-0.6b", 16), ("llama-3.1-8b", 16), ("llama-2-7b", 4))
+    for batch, prompt in ((1, 1000), (64, 1000))
+]
+
+
+def decoding_engine(workload: live.Workload, device: str, dtype: torch.dtype) -> Engine:
+    """An engine in the middle of the answers to all requests of a workload, with its graphs captured."""
+    decoder = live.model(workload, device, dtype)
+    engine = live.engine(workload, decoder, "graphs")
+    for generation in live.requests(workload, decoder.config.shape.vocabulary, 1):
+        engine.submit(generation)
+    decode_steps = 0
+    while decode_steps < STEPS_BEFORE:
+        result = engine.step()
+        assert result is not None, "answers are longer than the steps before the profile"
+        decode_steps += len(result.output.decodes) == workload.concurrency
+    return engine
+
+
+def nodes(engine: Engine, device: str) -> list[dict[str, Any]]:
+    """The nodes of one step in the order of their beginning: name, microseconds, and microseconds idle before."""
+    on_gpu = device == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with profile(activities=activities) as profiler:
+        engine.step()
+        if on_gpu:
+            torch.cuda.synchronize()
+    kind = torch.autograd.DeviceType.CUDA if on_gpu else torch.autograd.DeviceType.CPU
+    events = [event for event in profiler.events() or [] if event.device_type == kind]
+    events = sorted(events, key=lambda event: event.time_range.start)
+    rows: list[dict[str, Any]] = []
+    end = events[0].time_range.start if events else 0
+    for event in events:
+        gap = max(event.time_range.start - end, 0.0)
+        rows.append({"name": event.name, "us": event.time_range.elapsed_us(), "gap_us": gap})
+        end = max(end, event.time_range.end)
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command's entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+    parser.add_argument("--tiny", action="store_true", help="one tiny model")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
+    situations = SITUATIONS
+    if options.tiny:
+        situations = [replace(SITUATIONS[0], model="tiny-llama", prompt=20)]
+    head = {**provenance("twin.gpu-nodes/1"), "device": device_name(options.device), "versions": versions()}
+    steps = []
+    for workload in situations:
+        rows = nodes(decoding_engine(workload, options.device, dtype), options.device)
+        steps.append({"situation": workload.name, "nodes": rows})
+        options.out.write_text(json.dumps({**head, "steps": steps}) + "\n", encoding="utf-8")
+        busy, idle = sum(row["us"] for row in rows), sum(row["gap_us"] for row in rows)
+        print(f"{workload.name}: {len(rows)} nodes, {busy:.0f} µs busy, {idle:.0f} µs idle")
+        times: Counter[str] = Counter()
+        for row in rows:
+            times[row["name"]] += row["us"]
+        for name, microseconds in times.most_common(MOST_PRINTED):
+            print(f"  {microseconds:8.0f} µs {name[:90]}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""The stages of a turn on a GPU, the most valuable first."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+DOCUMENT = "{document}"
+WORK = "{work}"
+"""In a command: the file for the stage's JSON document, and the folder of the turn's files."""
+
+NO_TESTS_OF_COMPILATION = ("--deselect", "tests/kernels/test_ahead_of_time.py")
+PLAIN_PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-o", "addopts=")
+LENIENT = ("-o", "filterwarnings=default")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One process of a turn.
+
+    Attributes:
+        arguments: of Python. tiny: the same on a CPU, small; empty: the stage needs a GPU.
+        seconds: its limit, after which it is killed.
+        tool: a program that Python runs under, such as compute-sanitizer. environment: further variables.
+    """
+
+    name: str
+    seconds: int
+    arguments: tuple[str, ...]
+    tiny: tuple[str, ...] = ()
+    tool: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def command(self, *, tiny: bool, document: Path, work: Path) -> list[str]:
+        """The command line."""
+        arguments = self.tiny if tiny else self.arguments
+        filled = [part.replace(DOCUMENT, str(document)).replace(WORK, str(work)) for part in arguments]
+        return [*self.tool, sys.executable, *filled]
+
+
+def own(module: str, *arguments: str) -> tuple[str, ...]:
+    """The arguments of a module of this package, which writes a document."""
+    return ("-m", f"benchmarks.gpu_turn.{module}", *arguments, "--out", DOCUMENT)
+
+
+CUDA = ("--device", "cuda")
+CPU = ("--device", "cpu", "--tiny")
+MODEL = "examples/models/tiny-llama.json"
+VALIDATE = ("-m", "twin", "validate")
+RUNS = ("--runs", WORK, "--no-figures", "--json")
+
+STAGES = [
+    Stage("environment", 40, own("environment", *CUDA), own("environment", *CPU)),
+    Stage("precompile", 60, own("precompile"), own("precompile", "--first", "--processes", "1", "silu_mul")),
+    Stage(
+        "tests", 100,
+        (*PLAIN_PYTEST, *LENIENT, "-m", "not slow", "-n", "8", "--junitxml", f"{WORK}/tests.xml", "tests/kernels",
+         "tests/live/test_graphs.py", "tests/live/topologies/test_gpu.py", *NO_TESTS_OF_COMPILATION),
+        (*PLAIN_PYTEST, "-p", "no:xdist", "--junitxml", f"{WORK}/tests.xml", "tests/kernels/test_sass.py"),
+    ),
+    Stage("numbers", 70, own("numbers", *CUDA), own("numbers", *CPU)),
+    Stage("kernels", 110, ("-m", "benchmarks.kernels", *CUDA, "--out", DOCUMENT)),
+    Stage("nodes", 50, own("nodes", *CUDA), own("nodes", *CPU)),
+    Stage(
+        "live", 110,
+        ("-m", "benchmarks.live", *CUDA, "--mode", "graphs, a step ahead", "--repeats", "3", "--out", DOCUMENT),
+        ("-m", "benchmarks.live", *CPU, "--mode", "graphs, a step ahead", "--repeats", "1", "--only", "Llama-2",
+         "--out", DOCUMENT),
+    ),
+    Stage(
+        "validate", 180,
+        (*VALIDATE, "examples/validate-h200-turn.yaml", "--backend", "cuda", "--measure-only", *RUNS),
+    ),
+    Stage(
+        "calibrate", 160,
+        ("-m", "twin", "calibrate", "run", *CUDA, "--model", "examples/models/qwen3-0.6b.json", "--coarse",
+         "--ops", "layers,attention,head,overhead", "--no-figures", "-o", f"{WORK}/qwen3-0.6b.calibration.yaml"),
+    ),
+    Stage(
+        "topologies", 70,
+        ("-m", "benchmarks.topologies", *CUDA, "--output", "32", "--repeats", "1", "--out", DOCUMENT),
+        ("-m", "benchmarks.topologies", "--device", "cpu", "--model", MODEL, "--batch-size", "2", "--prompt", "8",
+         "--output", "3", "--repeats", "1", "--out", DOCUMENT),
+    ),
+    *(
+        Stage(tool, 60, own("numbers", *CUDA, "--tiny"), tool=("compute-sanitizer", "--tool", tool))
+        for tool in ("memcheck", "racecheck")
+    ),
+]  # fmt: skip

@@ -1,0 +1,83 @@
+"""Stages of a turn on a GPU run as processes with limits, are not run twice, and leave few files."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu_turn.runner import Turn
+from benchmarks.gpu_turn.stages import STAGES, Stage
+
+MAX_FILES = 8
+ABOUT = {"commit": "c", "device": "d", "versions": {}}
+
+
+def stage(name: str, program: str, seconds: int = 30) -> Stage:
+    return Stage(name, seconds, (), ("-c", program, "{document}"))
+
+
+def turn(folder: Path, seconds: float = 60.0, **about: Any) -> Turn:
+    return Turn(folder / "out", folder / "state", ABOUT | about, time.monotonic() + seconds, tiny=True)
+
+
+WRITES = "import json, sys; open(sys.argv[1], 'w').write(json.dumps({'answer': 42})); print('written')"
+COUNTS = "open('{counter}', 'a').write('x')"
+
+
+def test_a_stage_leaves_its_document_and_its_last_lines(tmp_path: Path) -> None:
+    rows = turn(tmp_path).run([stage("writes", WRITES), stage("fails", "raise SystemExit(1)")])
+    assert [row["status"] for row in rows] == ["done", "failed"]
+    assert rows[0]["document"] == {"answer": 42}
+    assert rows[0]["last_lines"] == ["written"]
+    results = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    assert results == rows
+    assert "| fails | failed | 1 |" in (tmp_path / "out" / "summary.md").read_text()
+    assert len(list((tmp_path / "out").iterdir())) <= MAX_FILES
+
+
+def test_a_stage_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+    """The child would write a file two seconds later."""
+    late = tmp_path / "late"
+    child = f"import time; time.sleep(2); open({str(late)!r}, 'w')"
+    program = f"import subprocess, sys; subprocess.run([{sys.executable!r}, '-c', {child!r}])"
+    begin = time.monotonic()
+    rows = turn(tmp_path).run([stage("hangs", program, seconds=1), stage("next", "print(1)")])
+    assert [row["status"] for row in rows] == ["out of time", "done"]
+    time.sleep(max(begin + 3.5 - time.monotonic(), 0))
+    assert not late.exists()
+
+
+def test_the_next_call_runs_what_is_not_done(tmp_path: Path) -> None:
+    """A stage that is done runs again for another commit only; one that had no time runs as soon as there is some."""
+    counter = tmp_path / "counter"
+    counting = stage("counts", COUNTS.format(counter=counter))
+    too_long = stage("too long", "print(1)", seconds=1000)
+    assert [row["status"] for row in turn(tmp_path).run([counting, too_long])] == ["done", "no time left"]
+    assert [row["status"] for row in turn(tmp_path, 2000).run([counting, too_long])] == ["done", "done"]
+    assert counter.read_text() == "x"
+    turn(tmp_path, commit="another").run([counting])
+    assert counter.read_text() == "xx"
+
+
+def test_the_stages_fit_two_calls_of_nine_minutes() -> None:
+    """The first nine minutes have all that judges the kernels and the engine."""
+    limits = {stage.name: stage.seconds for stage in STAGES}
+    assert sum(limits.values()) <= 19 * 60
+    first = list(limits)[: list(limits).index("live") + 1]
+    assert sum(limits[name] for name in first) <= 540
+
+
+@pytest.mark.slow
+def test_a_turn_is_rehearsed_on_a_cpu(tmp_path: Path) -> None:
+    from benchmarks.gpu_turn.__main__ import main
+
+    places = ["--out", str(tmp_path / "out"), "--state", str(tmp_path / "state")]
+    assert main(["--device", "cpu", "--tiny", *places]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    assert {row["status"] for row in rows} == {"done", "needs a GPU"}
+    assert len([row for row in rows if row["status"] == "done"]) >= 7
