@@ -46,7 +46,7 @@ class RecordsSteps:
             path = file.with_stem(f"{file.stem}-{rank}") if rank else file
             experiment = settings.experiment or time.strftime("%Y-%m-%dT%H:%M:%S")
             engine = LoggedEngine(
-                experiment, settings.workload, config.model_config.model, parallel.tensor_parallel_size,
+                experiment, settings.workload, config.model_config.model, settings.clock, parallel.tensor_parallel_size,
                 cache.num_gpu_blocks, cache.block_size,
             )  # fmt: skip
             self._step_log = StepLogWriter(path, engine)

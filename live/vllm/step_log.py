@@ -12,10 +12,10 @@ FLUSH_SECONDS = 1.0
 """Seconds after which written rows are flushed to the file, so that a killed server loses few."""
 
 COLUMNS = (
-    "experiment_id", "workload", "model", "tp", "step.id", "step.late", "step_time_us", "batch.num_prefill_reqs",
-    "batch.prefill_tokens", "batch.prefill_kv_tokens", "batch.prefill_attention", "batch.num_decode_reqs",
-    "batch.decode_tokens", "batch.decode_kv_tokens", "batch.longest_decode", "batch.num_outputs", "kv.usage_gpu_ratio",
-    "kv.blocks_total_gpu", "kv.block_size",
+    "experiment_id", "workload", "model", "tp", "step.clock", "step.id", "step.late", "step_time_us",
+    "batch.num_prefill_reqs", "batch.prefill_tokens", "batch.prefill_kv_tokens", "batch.prefill_attention",
+    "batch.num_decode_reqs", "batch.decode_tokens", "batch.decode_kv_tokens", "batch.longest_decode",
+    "batch.num_outputs", "kv.usage_gpu_ratio", "kv.blocks_total_gpu", "kv.block_size",
 )  # fmt: skip
 """Columns of the file. `step.late` is 0: `step_time_us` is of the row's own batch, with async scheduling as well."""
 
@@ -25,12 +25,14 @@ class LoggedEngine(NamedTuple):
 
     Attributes:
         experiment, workload: names of the run and of what clients send. model: its path or name.
-        tensor_parallel: ranks that share a layer. num_gpu_blocks, block_size: of the KV cache.
+        clock: of the durations, `wall` or `direct`. tensor_parallel: ranks that share a layer.
+        num_gpu_blocks, block_size: of the KV cache.
     """
 
     experiment: str
     workload: str
     model: str
+    clock: str
     tensor_parallel: int
     num_gpu_blocks: int
     block_size: int
@@ -48,7 +50,7 @@ class StepLogWriter:
         self._file = path.open("a", encoding="utf-8")
         if not self._file.tell():
             self._file.write(",".join(COLUMNS) + "\n")
-        names = (engine.experiment, engine.workload, engine.model, str(engine.tensor_parallel))
+        names = (engine.experiment, engine.workload, engine.model, str(engine.tensor_parallel), engine.clock)
         self._begin = ",".join(map(_cell, names))
         self._end = f"{engine.num_gpu_blocks},{engine.block_size}\n"
         self._steps = 0

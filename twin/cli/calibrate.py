@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
+from twin.cli.calibrate_steps import steps
 from twin.cli.commands import COMMANDS
 from twin.cli.options import FileOrStdout, Flag, Fresh, Json, Output, Settings
 from twin.cli.refine import refine
@@ -17,6 +18,7 @@ MISSED = 4
 
 calibrate = App(name="calibrate", help=COMMANDS["calibrate"].summary)
 calibrate.command(refine)
+calibrate.command(steps)
 
 
 @calibrate.command

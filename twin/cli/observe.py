@@ -16,6 +16,7 @@ def observe(
     upstream: str | None = None,
     spans: Path | None = None,
     metrics: str | None = None,
+    vllm_log: Path | None = None,
     every: float = 10.0,
     duration: float | None = None,
     output: Output,
@@ -39,6 +40,8 @@ def observe(
     metrics
         In place of a proxy: URL of a server whose /metrics (vLLM's, for Prometheus) is read again and again. Means
         alone can be learned from it.
+    vllm_log
+        In place of a proxy: step log of a vLLM that runs a scheduler class of live.vllm, for twin calibrate steps.
     every
         With --metrics: seconds from one page to the next.
     duration
@@ -57,9 +60,15 @@ def observe(
     from twin.cli.console import note
     from workloads.errors import BadInput
 
-    if [upstream, spans, metrics].count(None) != 2:
-        expected = "expected either this, or --spans with a file, or --metrics with a URL"
+    if [upstream, spans, metrics, vllm_log].count(None) != 3:
+        expected = "expected either this, or --spans or --vllm-log with a file, or --metrics with a URL"
         raise BadInput(expected, field="--upstream", value=upstream)
+    if vllm_log is not None:
+        from twin.recording.step_logs import record_step_log, seen
+
+        for line in seen(record_step_log(vllm_log, output)):
+            note(line)
+        return 0
     if metrics is not None:
         return _scrape(metrics, output, every, duration)
     if spans is not None:

@@ -1,0 +1,75 @@
+"""Steps of a log that has whole batches, as `live.vllm.schedulers` writes it, for the regression on engine steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from latency_models.io.tables import Columns, read_columns
+from latency_models.sources.engine_regression import Step, whole_blocks
+from workloads.errors import BadInput
+
+FILE = "steps.csv"
+"""The log in the folder of a run."""
+
+ROUND = 60
+"""Steps of a stretch, of which every fifth is held out: neighbours share the machine's speed."""
+
+
+@dataclass(frozen=True)
+class LoggedSteps:
+    """The steps of a log.
+
+    Attributes:
+        source: the file. stretches: successive steps of one run each, `ROUND` at most.
+        block_size: tokens of a KV block. clock: of their durations. model: of the engine.
+    """
+
+    source: Path
+    stretches: list[list[Step]]
+    block_size: int
+    clock: Literal["wall", "direct"]
+    model: str
+
+
+def read_logged_steps(path: Path) -> LoggedSteps:
+    """Read a log, or the one in a run's folder.
+
+    Raises:
+        BadInput: a file that cannot be read, or a log without the columns that tell whole batches.
+    """
+    file = path / FILE if path.is_dir() else path
+    table = read_columns(file)
+    if "batch.longest_decode" not in table.names:
+        expected = "expected a log of live.vllm.schedulers, whose columns tell whole batches"
+        raise BadInput(expected, field="batch.longest_decode", file=file)
+    block_size = table.wholes("kv.block_size", low=1)[0]
+    clock = table.text("step.clock")[0]
+    if clock not in ("wall", "direct"):
+        raise BadInput("expected wall or direct", field="step.clock", value=clock, file=file)
+    stretches: list[list[Step]] = []
+    previous = ""
+    for run, step in zip(table.text("experiment_id"), _steps(table, block_size), strict=True):
+        if run != previous or len(stretches[-1]) == ROUND:
+            stretches.append([])
+        stretches[-1].append(step)
+        previous = run
+    return LoggedSteps(file, stretches, block_size, "wall" if clock == "wall" else "direct", table.text("model")[0])
+
+
+def _steps(table: Columns, block_size: int) -> list[Step]:
+    names = (
+        "prefill_tokens", "decode_tokens", "num_decode_reqs", "longest_decode", "prefill_attention",
+        "num_prefill_reqs", "num_outputs",
+    )  # fmt: skip
+    columns = [table.wholes(f"batch.{name}", low=0) for name in names]
+    microseconds = table.numbers("step_time_us", above=0.0)
+    return [
+        Step(
+            prompts + rows, decodes * whole_blocks(longest, block_size), attention, decodes, chunks, outputs, us * 1e-6
+        )
+        for (prompts, rows, decodes, longest, attention, chunks, outputs), us in zip(
+            zip(*columns, strict=True), microseconds, strict=True
+        )
+    ]

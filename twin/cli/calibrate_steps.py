@@ -1,0 +1,65 @@
+"""`twin calibrate steps`: step times of a vLLM that logs its steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twin.cli.options import Json, Output
+from twin.process import configure_libraries
+
+
+def steps(run: Path, /, *, output: Output, json: Json = False) -> int:
+    """Fit step times to a step log of vLLM, and say what was learned, what was not seen, and how sure it is.
+
+    The file is for step_time: {source: engine_regression, path: FILE}. Every fifth stretch of 60 steps is held out.
+
+    Parameters
+    ----------
+    run
+        Folder that twin observe --vllm-log wrote, or a step log of a scheduler class of live.vllm.
+    output
+        File to write.
+    """
+    configure_libraries()
+    from latency_models.io.config_io import write_yaml
+    from latency_models.sources.engine_regression import EngineRegression, EngineRegressionFile
+    from latency_models.sources.vllm_step_log.engine_steps import read_logged_steps
+    from reports.calibration.step_log import step_log_report
+    from twin.cli.console import note, print_json, print_table, write_or_print
+    from twin.recording.step_logs import seen
+    from twin.validation.fitting import fitted_document
+    from twin.validation.recordings import ProfilingRecording
+
+    log = read_logged_steps(run)
+    rounds = [[(0.0, step) for step in stretch] for stretch in log.stretches]
+    provenance = {
+        "device": "unknown", "model": log.model, "versions": {},
+        "note": f"steps of a running vLLM, {log.source.name}; every fifth stretch held out",
+    }  # fmt: skip
+    document = fitted_document([ProfilingRecording(rounds)], log.block_size, log.clock, provenance)
+    write_or_print(write_yaml(document), output)
+    unknowns = EngineRegression.from_file(EngineRegressionFile.model_validate(document)).unknowns()
+    result = {
+        "schema": "twin.step-log/1",
+        "output": str(output),
+        "seen": seen(log),
+        "heldout_median_error": document["heldout_median_error"],
+        "heldout_p90_error": document["heldout_p90_error"],
+        "largest": document["largest"],
+        "unknowns": [
+            {
+                "name": row.name,
+                "about": row.about,
+                "basis": row.basis,
+                "deviation": row.deviation,
+                "measure": row.measure,
+            }
+            for row in unknowns
+        ],
+    }
+    if json:
+        print_json(result)
+    else:
+        print_table(step_log_report(result))
+    note(f"next: step_time: {{source: engine_regression, path: {output}}} in a scenario")
+    return 0
