@@ -21,9 +21,9 @@ from live.validation.replay import ReplayResult, replay
 from live.vllm.clock import ProcessClock
 from live.vllm.engine import VllmEngine
 from live.vllm.schedulers import AsyncPolicyScheduler, PolicyScheduler
-from live.vllm.settings import SECTION
 from scenarios.engine import SchedulerPlan
 from scenarios.validation import ProfilingSpec, ValidationScenario
+from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 from schedulers.speculation import AnswerDrafts
 from workloads.errors import BadInput
@@ -52,8 +52,8 @@ class VllmBackend:
         self._vocabulary = 0
 
     def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfilingResult:
-        """Time steps of random requests (`live.validation.profiling`)."""
-        engine = self._settled(scheduler)
+        """Time steps of random requests (`live.validation.profiling`), without a chunk policy."""
+        engine = self._settled(scheduler, None)
         clock = self._clock()
         return EngineProfile(engine, profiling_limits(scheduler, spec), self._vocabulary, seed, clock).run()
 
@@ -72,7 +72,7 @@ class VllmBackend:
 
         With `profiling.in_turns`, a second engine is profiled in turns with it.
         """
-        engine = self._settled(scheduler)
+        engine = self._settled(scheduler, scheduler.chunk_policy())
         spec = self._scenario.profiling
         if spec.in_turns and self._profile_in_turns is None:
             limits = profiling_limits(scheduler, spec)
@@ -92,11 +92,11 @@ class VllmBackend:
         """A clock of timed runs."""
         return ProcessClock() if self._scenario.clock == "direct" else WallClock()
 
-    def _settled(self, scheduler: SchedulerPlan) -> VllmEngine:
+    def _settled(self, scheduler: SchedulerPlan, chunk_policy: ChunkPolicy | None) -> VllmEngine:
         """The engine without requests and cached prefixes."""
         if self._engine is None:
             self._engine = self._start(scheduler)
-        self._engine.reset()
+        self._engine.reset(chunk_policy)
         return self._engine
 
     def _start(self, scheduler: SchedulerPlan) -> VllmEngine:
@@ -120,7 +120,6 @@ def start(scenario: ValidationScenario, config: EngineConfig, base: Path) -> tup
             shutil.copy(file, Path(folder) / "config.json")
             directory = Path(folder)
         kv_bytes = (config.num_gpu_blocks + NULL_BLOCKS) * config.block_size * bytes_per_token(directory, model.dtype)
-        policies = engine.model_dump(mode="json", include={"chunking", "one_shot"}, exclude_none=True)
         try:
             arguments = EngineArgs(
                 model=str(directory), load_format="dummy" if model.weights == "random" else "auto",
@@ -132,7 +131,7 @@ def start(scenario: ValidationScenario, config: EngineConfig, base: Path) -> tup
                 scheduler_reserve_full_isl=config.kv_reservation != "chunk",
                 async_scheduling=engine.async_scheduling,
                 scheduler_cls=AsyncPolicyScheduler if engine.async_scheduling else PolicyScheduler,
-                additional_config={SECTION: policies}, disable_log_stats=True,
+                disable_log_stats=True,
             )  # fmt: skip
             llm = LLMEngine.from_engine_args(arguments)
         except (ValueError, RuntimeError) as error:

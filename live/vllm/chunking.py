@@ -28,8 +28,17 @@ class SizesChunks:
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedule a step within the policy's limit."""
         if self.chunk_policy is not None:
-            rows = sum(map(decode_rows, self.running))
-            limit = rows + self.chunk_policy.max_prefill_tokens(rows)
+            rows = kv_tokens = longest = context = 0
+            for request in self.running:
+                tokens = decode_rows(request)
+                if tokens:
+                    attended = request.num_computed_tokens + tokens
+                    rows += tokens
+                    kv_tokens += attended
+                    longest = max(longest, attended)
+                elif request.is_prefill_chunk and not context:
+                    context = request.num_computed_tokens
+            limit = rows + self.chunk_policy.max_prefill_tokens(rows, kv_tokens, longest, context)
             self.max_num_scheduled_tokens = min(limit, self._token_budget)
         return super().schedule(*args, **kwargs)  # type: ignore[misc]
 

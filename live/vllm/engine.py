@@ -13,6 +13,7 @@ from vllm.sampling_params import RequestOutputKind
 from live.generation import Generation
 from live.vllm.scheduled import ScheduledStep
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
+from schedulers.chunking import ChunkPolicy
 from schedulers.sequence import Sequence
 from workloads.request import Request
 
@@ -49,11 +50,12 @@ class VllmEngine:
         self._count = 0
         self._begin: float | None = None  # of the next step; None: the engine is idle
 
-    def reset(self) -> None:
-        """Forget the prefix cache. The engine must have no requests."""
+    def reset(self, chunk_policy: ChunkPolicy | None = None) -> None:
+        """Forget the prefix cache, and take another chunk policy. The engine must have no requests."""
         assert not self.sequences, "an engine with requests cannot be reset"
         self.step()
         self._llm.reset_prefix_cache()
+        self._scheduler.chunk_policy = chunk_policy
         self.watch = None
         self.keep_times = False
         self._begin = None

@@ -25,8 +25,8 @@ class SchedulerSettings(Strict):
         step_log: file to append every step to. experiment: name of the run in it; default: the time of its start.
             workload: name of what clients send.
         clock: of the log: `wall`, or `direct`: CPU time of the process, for an engine on one CPU thread.
-        chunking: a chunk policy, as `engine.chunking` of a scenario. step_time: step times whose table it uses
-            (ec_tables), as in a scenario.
+        chunking: a chunk policy, as `engine.chunking` of a scenario. step_time: step times that it predicts by,
+            as in a scenario.
         one_shot: budgets of one-shot requests a step, as `engine.one_shot` of a scenario.
         base: folder that paths of tables start from; a step log's starts from the working directory.
     """
