@@ -132,7 +132,9 @@ def compile_all(names: list[str], archs: list[int], *, first: bool = False) -> I
     for name in names:
         configurations = shipped(name)
         if first:
-            configurations = list({each.kernel.__name__: each for each in reversed(configurations)}.values())
+            configurations = list(
+                {configuration.kernel.__name__: configuration for configuration in reversed(configurations)}.values()
+            )
         for configuration in configurations:
             for arch in archs:
                 if arch >= configuration.least_arch:

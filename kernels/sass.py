@@ -108,10 +108,10 @@ def loops(code: Sequence[Instruction]) -> list[Sequence[Instruction]]:
 
 def hazards(code: Sequence[Instruction]) -> list[Hazard]:
     """The hazards of a kernel, in the order of its code, and of each loop also from one iteration to the next."""
-    seen: dict[Hazard, None] = {}
+    hazard_set: dict[Hazard, None] = {}
     for body in [code, *([*body, *body, *body] for body in loops(code))]:
-        seen |= dict.fromkeys(_hazards(body))
-    return list(seen)
+        hazard_set |= dict.fromkeys(_hazards(body))
+    return list(hazard_set)
 
 
 def _hazards(code: Sequence[Instruction]) -> list[Hazard]:
@@ -129,5 +129,9 @@ def _hazards(code: Sequence[Instruction]) -> list[Hazard]:
             allowed = int(instruction.operands[-1], 16)
             in_flight = [entry for entry in in_flight if entry[0] >= groups - allowed]
         elif in_flight and (destinations := instruction.destinations):
-            result += [Hazard(product, instruction) for _, left, product in in_flight if set(left) & set(destinations)]
+            result += [
+                Hazard(product, instruction)
+                for _, registers, product in in_flight
+                if set(registers) & set(destinations)
+            ]
     return result

@@ -13,7 +13,9 @@ from latency_models.io.builtin_files import builtin_names
 from latency_models.sources.roofline.efficiency import built_in_efficiency
 
 
-def made(device: str, launch: float, compute: float, memory: float, noise: float = 0.0, peak: float = 1e15) -> Timings:
+def timings_of(
+    device: str, launch: float, compute: float, memory: float, noise: float = 0.0, peak: float = 1e15
+) -> Timings:
     """Linear layers whose times have these parameters."""
     rows, inner = (axis.reshape(-1) for axis in np.meshgrid(2.0 ** np.arange(14), [1024.0, 4096.0, 16384.0]))
     flops, size = 2 * rows * inner * inner, 2 * inner * inner + 4 * rows * inner
@@ -24,7 +26,7 @@ def made(device: str, launch: float, compute: float, memory: float, noise: float
 
 
 def test_the_fit_finds_what_made_the_timings() -> None:
-    result = fit_kind([made("one", 4e-6, 0.7, 0.8, noise=0.03)])
+    result = fit_kind([timings_of("one", 4e-6, 0.7, 0.8, noise=0.03)])
     one = result.devices["one"]
     assert one.launch == pytest.approx(4e-6, rel=0.1)
     assert one.compute == pytest.approx(0.7, rel=0.05)
@@ -33,7 +35,7 @@ def test_the_fit_finds_what_made_the_timings() -> None:
 
 
 def test_another_device_is_the_geometric_mean_and_less_certain() -> None:
-    result = fit_kind([made("one", 4e-6, 0.9, 0.9), made("two", 4e-6, 0.4, 0.4)])
+    result = fit_kind([timings_of("one", 4e-6, 0.9, 0.9), timings_of("two", 4e-6, 0.4, 0.4)])
     assert result.any.compute == pytest.approx(0.6, rel=0.02)
     # Each is predicted by the other: 2.25 times too fast or too slow where not the launch decides.
     assert result.any.spread > 0.5
@@ -42,9 +44,14 @@ def test_another_device_is_the_geometric_mean_and_less_certain() -> None:
 
 def test_what_one_benchmark_adds_to_each_kernel_is_no_launch() -> None:
     """Launches from the host, timed in one table and not in another of the same or of another device."""
-    graph, host = made("one", 4e-6, 0.7, 0.8), made("one", 1.4e-5, 0.7, 0.8)
+    graph, host = timings_of("one", 4e-6, 0.7, 0.8), timings_of("one", 1.4e-5, 0.7, 0.8)
     result = fit_kind(
-        [graph, replace(host, source="another"), made("two", 1.4e-5, 0.7, 0.8), made("three", 4e-6, 0.7, 0.8)]
+        [
+            graph,
+            replace(host, source="another"),
+            timings_of("two", 1.4e-5, 0.7, 0.8),
+            timings_of("three", 4e-6, 0.7, 0.8),
+        ]
     )
     for reached in (result.any, *result.devices.values()):
         assert reached.launch == pytest.approx(4e-6, rel=0.1)
@@ -53,7 +60,7 @@ def test_what_one_benchmark_adds_to_each_kernel_is_no_launch() -> None:
 
 
 def test_a_newer_device_is_no_slower_than_one_that_it_succeeds() -> None:
-    result = fit_kind([made("h100-sxm", 4e-6, 0.9, 0.5), made("h200-sxm", 4e-6, 0.4, 0.8)])
+    result = fit_kind([timings_of("h100-sxm", 4e-6, 0.9, 0.5), timings_of("h200-sxm", 4e-6, 0.4, 0.8)])
     new = result.devices["h200-sxm"]
     assert [new.compute, new.memory] == pytest.approx([0.9, 0.8], rel=0.03)
 
@@ -61,14 +68,18 @@ def test_a_newer_device_is_no_slower_than_one_that_it_succeeds() -> None:
 def test_devices_of_one_chip_are_left_out_together() -> None:
     """Two Hopper devices agree with each other, and neither helps to predict the other."""
     result = fit_kind(
-        [made("h100-sxm", 4e-6, 0.9, 0.9), made("h200-sxm", 4e-6, 0.9, 0.9), made("l40s", 4e-6, 0.4, 0.4)]
+        [
+            timings_of("h100-sxm", 4e-6, 0.9, 0.9),
+            timings_of("h200-sxm", 4e-6, 0.9, 0.9),
+            timings_of("l40s", 4e-6, 0.4, 0.4),
+        ]
     )
     assert result.any.compute == pytest.approx(0.6, rel=0.02)
     assert result.any.spread > 0.5
 
 
 def test_one_chip_alone_says_nothing_of_others() -> None:
-    assert fit_kind([made("one", 4e-6, 0.7, 0.8)]).any.spread == 0.3
+    assert fit_kind([timings_of("one", 4e-6, 0.7, 0.8)]).any.spread == 0.3
 
 
 def test_the_built_in_file_is_of_built_in_devices_and_plausible() -> None:

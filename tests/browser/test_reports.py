@@ -45,7 +45,7 @@ def choose(tab: Any, title: str, label: str) -> None:
     tab.get_by_label(title, exact=True).select_option(label=label)
 
 
-def shown(tab: Any) -> str:
+def words_below(tab: Any) -> str:
     """The words below the chart."""
     text: str = tab.evaluate(model("models.find((each) => each.type === 'Div' && each.text.includes('points')).text"))
     return text
@@ -54,7 +54,7 @@ def shown(tab: Any) -> str:
 def test_a_page_of_two_thousand_points_is_small_and_can_be_used(tab: Any, sweep_file: Path) -> None:
     assert sweep_file.stat().st_size <= MOST_BYTES
     opened(tab, sweep_file.as_uri())
-    assert shown(tab).startswith("2000 of 2000 points")
+    assert words_below(tab).startswith("2000 of 2000 points")
     choose(tab, "vertical", "output tokens/s")
     choose(tab, "horizontal", "tokens/s/user")
     figure = "models.find((each) => each.type === 'Figure')"
@@ -82,13 +82,13 @@ def test_filters_leave_out_points_in_chart_and_table(tab: Any, sweep_file: Path)
     opened(tab, sweep_file.as_uri())
     filters = "models.find((each) => each.type === 'MultiChoice' && each.title === 'only scheduling_policy')"
     tab.evaluate(model(f"{filters}.value = ['priority']"))
-    assert shown(tab).startswith("1000 of 2000 points")
+    assert words_below(tab).startswith("1000 of 2000 points")
     slider = "models.find((each) => each.type === 'RangeSlider' && each.title === 'only TTFT P99, s')"
     tab.evaluate(model(f"{slider}.value = [0, 1]"))
     of_priority = [point for point in many_points(2000)["points"]
                    if point["settings"]["engine.scheduling_policy"] == "priority"]  # fmt: skip
     expected = [point for point in of_priority if point["summary"]["ttft"]["p99"] <= 1]
-    assert shown(tab).startswith(f"{len(expected)} of 2000 points")
+    assert words_below(tab).startswith(f"{len(expected)} of 2000 points")
 
 
 def test_a_click_on_a_header_sorts_the_table(tab: Any, sweep_file: Path) -> None:

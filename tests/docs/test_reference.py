@@ -90,7 +90,7 @@ def literals(annotation: Any) -> list[str]:
 FIELDS = list(leaves(AfdScenario))
 
 
-def shown(default: Any) -> str:
+def default_text(default: Any) -> str:
     """A default as the tables write it; None, empty text and required are empty."""
     if default is PydanticUndefined or default is None:
         return ""
@@ -100,7 +100,7 @@ def shown(default: Any) -> str:
 @pytest.mark.parametrize("field", sorted({field for field, _, _ in FIELDS}))
 def test_the_scenario_file_names_the_field_its_default_and_its_choices(field: str) -> None:
     (cells_of_field,) = [cells for _, cells in rows("scenario-file.md") if field in names(cells[0])]
-    defaults = {shown(default) for name, _, default in FIELDS if name == field}
+    defaults = {default_text(default) for name, _, default in FIELDS if name == field}
     assert cells_of_field[1] in defaults
     text = (REFERENCE / "scenario-file.md").read_text()
     for value in [value for name, kind, _ in FIELDS if name == field for value in literals(kind)]:
@@ -113,7 +113,7 @@ SERVING = list(leaves(ServingScenario))
 @pytest.mark.parametrize("field", sorted({field for field, _, _ in SERVING}))
 def test_the_serving_scenario_names_the_field_its_default_and_its_choices(field: str) -> None:
     (cells_of_field,) = [cells for _, cells in rows("serving-scenario.md") if field in names(cells[0])]
-    defaults = {shown(default) for name, _, default in SERVING if name == field}
+    defaults = {default_text(default) for name, _, default in SERVING if name == field}
     assert cells_of_field[1] in defaults
     text = (REFERENCE / "serving-scenario.md").read_text()
     for value in [value for name, kind, _ in SERVING if name == field for value in literals(kind)]:

@@ -58,7 +58,7 @@ def drain(engine: Engine, each_step: Callable[[int], None] = lambda number: None
     assert engine.core.kv_cache.num_free_blocks == engine.core.kv_cache.num_blocks
 
 
-def asked(style: str) -> list[Generation]:
+def mixed_requests(style: str) -> list[Generation]:
     """Twelve requests, of which some stop early; all greedy and for tokens alone, or of every kind."""
     requests = []
     for i, prompt in enumerate(prompts()):
@@ -87,7 +87,7 @@ def waited_for(decoder: Decoder) -> Callable[[str, str], list[Generation]]:
 
 def answers(decoder: Decoder, name: str, style: str, make: Callable[..., Executor], depth: int) -> list[Generation]:
     engine = Engine(decoder, ENGINES[name], StaticChunks(32), make_executor=make, depth=depth)
-    requests = asked(style)
+    requests = mixed_requests(style)
     for generation in requests[:8]:
         engine.submit(generation)
 

@@ -31,7 +31,7 @@ def models(checkpoint: Callable[[str], tuple[Path, Any]]) -> tuple[Decoder, Any]
     return Decoder(config, load_weights(directory, config, torch.float32, "cpu")), peer
 
 
-def known(peer: Any, tokens: list[int]) -> torch.Tensor:
+def expected_logprobs(peer: Any, tokens: list[int]) -> torch.Tensor:
     """(tokens, vocabulary): row i is about token i + 1."""
     with torch.inference_mode():
         return peer(torch.tensor([tokens])).logits[0].log_softmax(dim=-1)
@@ -52,7 +52,7 @@ def test_log_probabilities_are_those_of_transformers(config: EngineConfig, model
     drain(engine)
     assert config is not SOME or engine.core.preemptions > 0
     for generation, prompt in zip(generations, prompts(), strict=True):
-        exact = known(peer, [*prompt, *generation.output])
+        exact = expected_logprobs(peer, [*prompt, *generation.output])
         answered = exact[len(prompt) - 1 : -1]
         if generation.logprobs < 0:
             assert generation.token_logprobs == generation.top_logprobs == []
@@ -94,7 +94,9 @@ def test_prompts_alone_are_told_of_under_the_one_shot_contract(models: tuple[Dec
         engine.submit(generation)
     assert len(drain(engine)) == 6
     for generation, prompt in zip(generations, prompts(), strict=False):
-        exact = known(peer, prompt)[:-1].gather(1, torch.tensor(prompt[1:], dtype=torch.int64)[:, None])[:, 0]
+        exact = expected_logprobs(peer, prompt)[:-1].gather(1, torch.tensor(prompt[1:], dtype=torch.int64)[:, None])[
+            :, 0
+        ]
         torch.testing.assert_close(torch.tensor(generation.prompt_token_logprobs[1:]), exact, rtol=1e-4, atol=1e-4)
         assert generation.output == []
 

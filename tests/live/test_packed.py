@@ -225,14 +225,14 @@ def test_a_worker_on_another_stream_has_counters_of_its_own() -> None:
     assert isinstance(qkv, PackedWeight)
     compensated = Compensated(qkv, random_layer(qkv.outputs, qkv.inputs, 16, 128, "cpu")[1])
     decoder.weights.layers[0] = replace(decoder.weights.layers[0], o=Stacked((qkv, compensated)))
-    other = decoder.for_another_stream()
-    packed, stacked = other.weights.layers[0].qkv, other.weights.layers[0].o
+    second = decoder.for_another_stream()
+    packed, stacked = second.weights.layers[0].qkv, second.weights.layers[0].o
     assert isinstance(packed, PackedWeight)
     assert isinstance(stacked, Stacked)
     last = stacked.parts[1]
     assert isinstance(last, Compensated)
     assert packed.qweight is qkv.qweight
     assert last.compensator.down is compensated.compensator.down
-    assert other.weights.embedding is decoder.weights.embedding
+    assert second.weights.embedding is decoder.weights.embedding
     counters = [qkv, packed, stacked.parts[0], last.weight, last.compensator, compensated.compensator]
     assert len({part.arrivals.data_ptr() for part in counters}) == len(counters)

@@ -107,12 +107,12 @@ def test_end_tokens_stop_checks_and_logprobs_are_those_without_speculation(decod
     """An answer may end within a draft: what follows is dropped, its log-probabilities as well."""
     config, params = CONFIGS["plenty"], SAMPLING["greedy"]
 
-    def asked() -> list[Generation]:
+    def requests_to_compare() -> list[Generation]:
         requests = generations(params, end_tokens=frozenset({11, 5}), min_tokens=2, logprobs=2, prompt_logprobs=1)
         requests[4].stop_check = lambda token: token == 7
         return requests
 
-    plain, drafted = asked(), asked()
+    plain, drafted = requests_to_compare(), requests_to_compare()
     assert answered(speculating(decoder, config, 4), drafted) == answered(Engine(decoder, config), plain)
     assert {generation.finish_reason for generation in plain} == {"stop", "length"}
     for one, second in zip(plain, drafted, strict=True):

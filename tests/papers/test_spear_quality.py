@@ -48,7 +48,7 @@ def results(**recovered: tuple[float, float]) -> list[dict[str, Any]]:
     return rows
 
 
-def found(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def claims_by_name(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {claim["what"]: claim for claim in claims(rows, quality_rows())}
 
 
@@ -73,44 +73,44 @@ def test_printed_shares_of_the_gap() -> None:
 
 
 def test_printed_differences_of_table_4() -> None:
-    random = found(results())["placement by CKA above random placement at 4 bits"]
+    random = claims_by_name(results())["placement by CKA above random placement at 4 bits"]
     # 1B: (21.42 - 18.04) / (31.34 - 13.80); 7B: (7.95 - 7.72) / (8.65 - 7.18).
     assert random["published"] == "+15.6 to +28.6 points"
 
 
 def test_a_difference_must_show_over_seeds() -> None:
     name = "placement by CKA above random placement at 4 bits"
-    assert found(results(spear=(0.70, 0.71)))[name]["agrees"] is True
-    assert found(results(spear=(0.51, 0.90)))[name]["agrees"] is False  # the interval has both signs
-    assert found(results())[name]["agrees"] is False
+    assert claims_by_name(results(spear=(0.70, 0.71)))[name]["agrees"] is True
+    assert claims_by_name(results(spear=(0.51, 0.90)))[name]["agrees"] is False  # the interval has both signs
+    assert claims_by_name(results())[name]["agrees"] is False
 
 
 def test_goals_without_intervals() -> None:
     name = "SPEAR's share of the gap at 4 bits"
-    assert found(results(spear=(0.65, 0.76)))[name]["agrees"] is True
-    assert found(results(spear=(0.65, 0.74)))[name]["agrees"] is False
+    assert claims_by_name(results(spear=(0.65, 0.76)))[name]["agrees"] is True
+    assert claims_by_name(results(spear=(0.65, 0.74)))[name]["agrees"] is False
     name = "placement by CKA against all modules at twice the memory at 4 bits"
-    assert found(results(all=(0.53, 0.53)))[name]["agrees"] is True
-    assert found(results(all=(0.55, 0.55)))[name]["agrees"] is False
+    assert claims_by_name(results(all=(0.53, 0.53)))[name]["agrees"] is True
+    assert claims_by_name(results(all=(0.55, 0.55)))[name]["agrees"] is False
     name = "INT8 against compensators in float32 at 4 bits"
-    assert found(results(exact=(0.505, 0.505)))[name]["agrees"] is True
-    missed = found(results(exact=(0.52, 0.52)))[name]
+    assert claims_by_name(results(exact=(0.505, 0.505)))[name]["agrees"] is True
+    missed = claims_by_name(results(exact=(0.52, 0.52)))[name]
     assert missed["agrees"] is False
     assert missed["value"] == pytest.approx(-0.02)
 
 
 def test_memory_is_an_upper_bound() -> None:
     name = "memory for the same choice at Llama-2-7B's shapes at 4 bits, of the quantised layers"
-    claim = found(results())[name]
+    claim = claims_by_name(results())[name]
     assert claim["agrees"] is True
     assert claim["value"] == pytest.approx(0.005)
     assert claim["note"].startswith("goal at most +1.0")
-    assert found([row | {"share_llama_2_7b": 0.02} for row in results()])[name]["agrees"] is False
+    assert claims_by_name([row | {"share_llama_2_7b": 0.02} for row in results()])[name]["agrees"] is False
 
 
 def test_the_hardest_tokens_gain() -> None:
     name = "the gate's gain on the hardest quarter of tokens less that on the easiest at 4 bits, nats"
-    assert found(results())[name]["value"] == pytest.approx(0.45)
+    assert claims_by_name(results())[name]["value"] == pytest.approx(0.45)
 
 
 def test_shifts_of_the_damage_s_order() -> None:

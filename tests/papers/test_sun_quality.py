@@ -37,7 +37,7 @@ def results(**shares: tuple[float, float]) -> list[dict[str, Any]]:
     ]
 
 
-def found(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def claims_by_name(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {claim["what"]: claim for claim in claims(rows, accuracy_rows(), GOAL["sun"])}
 
 
@@ -50,7 +50,7 @@ def test_printed_accuracies_are_those_of_the_paper() -> None:
 
 
 def test_printed_differences() -> None:
-    by_what = found(results())
+    by_what = claims_by_name(results())
     assert by_what["naive sharing below full fine-tuning"]["published"] == "-27.0 to -20.1 points"
     # Qwen3-8B on HumanEval+: 76.2 - 74.3; Qwen3-14B: 88.4 - 85.3. Llama on HumanEval+: 41.5 - 45.7.
     assert by_what["SUN against full fine-tuning"]["published"] == "-4.2 to +3.1 points"
@@ -62,23 +62,23 @@ def test_printed_differences() -> None:
 
 def test_claims_hold_within_their_goals_and_not_beyond() -> None:
     name = "SUN against full fine-tuning"
-    assert found(results(sun=(0.985, 0.997)))[name]["agrees"] is True
-    missed = found(results(sun=(0.97, 0.99)))[name]
+    assert claims_by_name(results(sun=(0.985, 0.997)))[name]["agrees"] is True
+    missed = claims_by_name(results(sun=(0.97, 0.99)))[name]
     assert missed["agrees"] is False
     assert missed["difference"] == pytest.approx(-0.02)
     naive = "naive sharing below full fine-tuning"
-    assert found(results(naive=(0.8, 0.7)))[naive]["agrees"] is True
-    assert found(results(naive=(0.85, 0.83)))[naive]["agrees"] is False
+    assert claims_by_name(results(naive=(0.8, 0.7)))[naive]["agrees"] is True
+    assert claims_by_name(results(naive=(0.85, 0.83)))[naive]["agrees"] is False
 
 
 def test_a_loss_by_quantisation_must_show_over_seeds() -> None:
     name = "SUN's decoder quantised, RTN at 3 bits, without re-tuning, against SUN"
-    assert found(results(sun_rtn3=(0.50, 0.51)))[name]["agrees"] is True
-    assert found(results(sun_rtn3=(0.50, 0.99)))[name]["agrees"] is False  # the interval has both signs
+    assert claims_by_name(results(sun_rtn3=(0.50, 0.51)))[name]["agrees"] is True
+    assert claims_by_name(results(sun_rtn3=(0.50, 0.99)))[name]["agrees"] is False  # the interval has both signs
     again = "re-tuning recovers that, RTN at 3 bits"
-    assert found(results(sun_rtn3=(0.50, 0.51)))[again]["agrees"] is True
-    assert found(results())[again]["agrees"] is False
-    assert found(results())["QSUN, RTN at 3 bits, against full fine-tuning, then quantised"]["agrees"] is True
+    assert claims_by_name(results(sun_rtn3=(0.50, 0.51)))[again]["agrees"] is True
+    assert claims_by_name(results())[again]["agrees"] is False
+    assert claims_by_name(results())["QSUN, RTN at 3 bits, against full fine-tuning, then quantised"]["agrees"] is True
 
 
 def test_intervals_are_student_s() -> None:
@@ -96,7 +96,7 @@ def test_the_summary_names_tasks_and_seeds_apart() -> None:
     assert sun["exact_match"] == pytest.approx(0.875)
     assert sun["by_task"]["running_sum"]["exact_match"] == pytest.approx(0.75)
     assert sun["by_task"]["negate_rotate"]["interval"] == (1.0, 1.0)
-    claim = found([*rows, *renamed])["SUN against full fine-tuning"]
+    claim = claims_by_name([*rows, *renamed])["SUN against full fine-tuning"]
     assert claim["by_task"] == {"running_sum": pytest.approx(-0.25), "negate_rotate": 0.0}
     assert claim["tasks"] == "1 of 2"
 

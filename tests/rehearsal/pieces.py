@@ -100,7 +100,7 @@ def decoder(config: ModelConfig, bits: int = 16) -> Decoder:
     return Decoder(config, random_weights(config, torch.bfloat16, "cuda", 0, rounding))
 
 
-def asked(mixed: bool) -> list[Generation]:
+def twelve_requests(mixed: bool) -> list[Generation]:
     """Twelve requests: all greedy and for tokens alone, or of every kind."""
     rng = np.random.default_rng(0)
     requests = []
@@ -144,9 +144,9 @@ def engines(make_decoder: Callable[[], Decoder], thorough: bool = False) -> Piec
             for mixed in (True, False) if thorough else (True,):
                 for make, depth in live_benchmark.MODES.values():
                     engine = Engine(model, config, StaticChunks(256), make_executor=make, depth=depth)
-                    answer(engine, asked(mixed))
+                    answer(engine, twelve_requests(mixed))
                     engine.executor.freeze_graphs()
-                    answer(engine, asked(mixed))
+                    answer(engine, twelve_requests(mixed))
 
     return rehearse
 
@@ -155,10 +155,10 @@ def waiting(gpu: PretendedGPU) -> None:
     """Greedy requests, a step ahead, when everything has been captured: what the host waits for then."""
     engine = Engine(shallow("qwen3-0.6b"), CONFIGS[0], make_executor=GraphExecutor, depth=2)
     for _ in range(2):  # the first time, no prefix is in the cache
-        answer(engine, asked(mixed=False))
+        answer(engine, twelve_requests(mixed=False))
     engine.executor.freeze_graphs()
     gpu.forget()
-    answer(engine, asked(mixed=False))
+    answer(engine, twelve_requests(mixed=False))
 
 
 def command(run: Callable[[list[str]], object], *arguments: str) -> Piece:
@@ -185,14 +185,14 @@ def few_graphs(gpu: PretendedGPU) -> None:
     """Not more graphs than there may be: those that are met most often."""
     with mock.patch("live.graphs.executor.MAX_GRAPHS", 3):
         engine = Engine(shallow("qwen3-0.6b"), CONFIGS[0], make_executor=GraphExecutor)
-        answer(engine, asked(mixed=True))
+        answer(engine, twelve_requests(mixed=True))
         engine.executor.freeze_graphs()
     assert isinstance(engine.executor, GraphExecutor)
     steps = sorted(engine.executor.steps.values(), key=lambda step: -step.runs)
     assert len(steps) > 3
     assert gpu.captured == 3
     assert steps[0].captured
-    answer(engine, asked(mixed=True))
+    answer(engine, twelve_requests(mixed=True))
 
 
 def server(gpu: PretendedGPU) -> None:

@@ -41,12 +41,12 @@ def refused(workload: dict[str, Any], tmp_path: Path) -> str:
     ],
 )
 def test_a_prefix_is_at_most_as_long_as_the_mean_prompt(prompts: dict[str, Any], mean: int, tmp_path: Path) -> None:
-    def told(tokens: int) -> str:
+    def refusal_of(tokens: int) -> str:
         return refused({"prefill": prompts, "decode": FIXED, "prefixes": {"groups": 2, "tokens": tokens}}, tmp_path)
 
-    assert told(mean) == ""
+    assert refusal_of(mean) == ""
     expected = f"expected at most the mean prompt ({mean} tokens), which includes the prefix"
-    assert told(mean + 1).endswith(f"workload.prefixes.tokens: got {mean + 1}, {expected}")
+    assert refusal_of(mean + 1).endswith(f"workload.prefixes.tokens: got {mean + 1}, {expected}")
 
 
 def test_every_task_has_room_for_it(tmp_path: Path) -> None:

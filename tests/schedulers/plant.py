@@ -15,7 +15,7 @@ from schedulers.engine_core import EngineCore
 from schedulers.kv_tiers import Load
 from schedulers.pipeline import PipelinedEngineCore
 from schedulers.sequence import FINISHED, Sequence
-from tests.schedulers.stories import told
+from tests.schedulers.stories import batch_text
 from workloads.request import Request
 
 NEVER = 10**6
@@ -170,7 +170,7 @@ class Plant:
         batch = core.begin_step(0.0)
         core.check_integrity()
         self._copy(clock, computed=False)
-        self.steps.append(f"{clock}: {told(batch)}")
+        self.steps.append(f"{clock}: {batch_text(batch)}")
         if promised:
             assert isinstance(batch, DecodeBatch)
             assert (batch.decodes, batch.chunks, batch.finishing, batch.transferred) == (members, [], [], ())

@@ -17,7 +17,7 @@ def judge(id: int, prompt: int, ids: tuple[int, ...] = (), model: str = "default
     return Request(id, 0.0, prompt, 0, model=model, prefix_blocks=ids, task=task)
 
 
-def told(batch: Batch | None) -> str:
+def batch_text(batch: Batch | None) -> str:
     """The kind, then every chunk as id:cached+computed, ! where it completes a prompt, then who decodes after a |."""
     if batch is None:
         return "nothing"
@@ -30,7 +30,7 @@ def step(core: EngineCore, *stop: int) -> str:
     """Begin a step and end it at once; the answers of `stop` end with it."""
     batch = core.begin_step(0.0)
     core.check_integrity()
-    text = told(batch)
+    text = batch_text(batch)
     if batch is not None:
         core.end_step(batch, [core.sequences[id] for id in stop], 0.0)
         core.check_integrity()

@@ -31,7 +31,7 @@ def nothing(engines: int) -> dict[str, float]:
     return {}
 
 
-def seen(now: float, replicas: int, loads: list[float] | None = None, **changes: Any) -> Observation:
+def observation(now: float, replicas: int, loads: list[float] | None = None, **changes: Any) -> Observation:
     loads = [0.5] * replicas if loads is None else loads
     engines = tuple(EngineMetrics(load, load, load, int(load), int(load)) for load in loads)
     return Observation(now, replicas, engines, **changes)
@@ -87,10 +87,10 @@ def test_replica_calculator_with_unready_pods(
 
 def test_engines_that_start_are_replicas_without_a_metric() -> None:
     policy = TargetUtilization(nothing, target=0.5)
-    assert policy.desired(seen(0.0, 2, [1.0], starting=1)) == 2, "⌈2 × (1.0 + 0)/2 / 0.5⌉"
-    assert policy.desired(seen(0.0, 3, [1.5], starting=1, failed=1)) == 3
-    assert policy.desired(seen(0.0, 2, [0.1], starting=1)) == math.ceil(2 * (0.1 + 0.5) / 2 / 0.5)
-    assert policy.desired(seen(0.0, 2, [], starting=2)) == 2, "without any metric nothing changes"
+    assert policy.desired(observation(0.0, 2, [1.0], starting=1)) == 2, "⌈2 × (1.0 + 0)/2 / 0.5⌉"
+    assert policy.desired(observation(0.0, 3, [1.5], starting=1, failed=1)) == 3
+    assert policy.desired(observation(0.0, 2, [0.1], starting=1)) == math.ceil(2 * (0.1 + 0.5) / 2 / 0.5)
+    assert policy.desired(observation(0.0, 2, [], starting=2)) == 2, "without any metric nothing changes"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_engines_that_start_are_replicas_without_a_metric() -> None:
 def test_queue_length_is_an_external_metric_with_an_average_value(
     replicas: int, waiting: int, target: float, expected: int
 ) -> None:
-    assert QueueLength(nothing, target).desired(seen(0.0, replicas, [], queued=waiting)) == expected
+    assert QueueLength(nothing, target).desired(observation(0.0, replicas, [], queued=waiting)) == expected
 
 
 # Of kubernetes/pkg/controller/podautoscaler/horizontal_test.go: events of the last `period` seconds (added, removed),
@@ -126,14 +126,14 @@ def test_rates(
     rules = ScalingRules(0.0, (rate,))
     autoscaler = Autoscaler(policy, minimum, 1000, scale_up=rules, scale_down=rules)
     autoscaler._changes = [(100.0, count) for count in added] + [(100.0, -count) for count in removed]
-    assert autoscaler.decide(seen(200.0, pods)) == expected
+    assert autoscaler.decide(observation(200.0, pods)) == expected
 
 
 def test_defaults_double_or_add_four_in_15_seconds() -> None:
     autoscaler = Autoscaler(Scheduled(nothing, [(0, 100)]), 1, 1000, HPA_SCALE_UP, HPA_SCALE_DOWN)
     result, replicas = [], 1
     for sync in range(8):
-        replicas = autoscaler.decide(seen(15.0 * sync, replicas))
+        replicas = autoscaler.decide(observation(15.0 * sync, replicas))
         result.append(replicas)
     assert result == [5, 10, 20, 40, 80, 100, 100, 100]
 
@@ -154,22 +154,22 @@ def test_stabilisation_is_what_all_of_a_window_allow(counts: list[int], up: floa
         lowest = min(count for when, count in history if when > now - up or (when, count) == history[-1])
         highest = max(count for when, count in history if when > now - down or (when, count) == history[-1])
         expected = lowest if replicas < lowest else highest if replicas > highest else replicas
-        replicas = autoscaler.decide(seen(now, replicas))
+        replicas = autoscaler.decide(observation(now, replicas))
         assert replicas == expected
 
 
 def test_limits_hold_even_for_what_was_there_before() -> None:
     policy = TargetUtilization(nothing, target=0.5)
-    assert Autoscaler(policy, 1, 4).decide(seen(0.0, 9)) == 4
-    assert Autoscaler(policy, 3, 4).decide(seen(0.0, 2)) == 3
-    assert Autoscaler(policy, 1, 4).decide(seen(0.0, 2, [9.0, 9.0])) == 4
+    assert Autoscaler(policy, 1, 4).decide(observation(0.0, 9)) == 4
+    assert Autoscaler(policy, 3, 4).decide(observation(0.0, 2)) == 3
+    assert Autoscaler(policy, 1, 4).decide(observation(0.0, 2, [9.0, 9.0])) == 4
     disabled = ScalingRules(select="disabled")
-    assert Autoscaler(policy, 1, 4, scale_up=disabled).decide(seen(0.0, 2, [9.0, 9.0])) == 2
+    assert Autoscaler(policy, 1, 4, scale_up=disabled).decide(observation(0.0, 2, [9.0, 9.0])) == 2
 
 
 @pytest.mark.parametrize(("now", "expected"), [(0.0, 2), (59.9, 2), (60.0, 5), (99.0, 5), (100.0, 2), (161.0, 5)])
 def test_schedule_repeats(now: float, expected: int) -> None:
-    assert Scheduled(nothing, [(0, 2), (60, 5)], period=100.0).desired(seen(now, 1)) == expected
+    assert Scheduled(nothing, [(0, 2), (60, 5)], period=100.0).desired(observation(now, 1)) == expected
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40), st.integers(1, 40))
@@ -181,7 +181,9 @@ def test_goals_are_met_by_the_fewest_engines(required: int, now: int, minimum: i
         queried.append(engines)
         return {"ttft_p99": 0.9 if engines >= required else 1.1}
 
-    result = MeetGoals(predict, {"ttft_p99": 1.0}).desired(seen(0.0, now, min_replicas=minimum, max_replicas=maximum))
+    result = MeetGoals(predict, {"ttft_p99": 1.0}).desired(
+        observation(0.0, now, min_replicas=minimum, max_replicas=maximum)
+    )
     assert result == min(max(required, minimum), maximum)
     assert all(minimum <= engines <= maximum for engines in queried)
     assert len(queried) <= 2 * math.log2(span + 1) + 3, "it looks at few"
@@ -192,8 +194,8 @@ def test_no_engine_is_removed_while_a_goal_is_missed() -> None:
         return {"ttft_p99": 0.1}
 
     policy = MeetGoals(predict, {"ttft_p99": 1.0})
-    assert policy.desired(seen(0.0, 3, latencies={"ttft_p99": 2.0}, max_replicas=8)) == 3
-    assert policy.desired(seen(0.0, 3, latencies={"ttft_p99": 0.5}, max_replicas=8)) == 1
+    assert policy.desired(observation(0.0, 3, latencies={"ttft_p99": 2.0}, max_replicas=8)) == 3
+    assert policy.desired(observation(0.0, 3, latencies={"ttft_p99": 0.5}, max_replicas=8)) == 1
 
 
 @pytest.mark.parametrize(

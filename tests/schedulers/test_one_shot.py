@@ -5,7 +5,7 @@ from __future__ import annotations
 from schedulers.chunking import StaticChunks
 from schedulers.engine_config import EngineConfig, OneShotBudget
 from schedulers.engine_core import EngineCore
-from tests.schedulers.stories import chat, judge, step, steps, told
+from tests.schedulers.stories import batch_text, chat, judge, step, steps
 
 
 def core(
@@ -128,11 +128,11 @@ def test_what_is_left_of_a_prompt_that_was_preempted_counts_as_taken() -> None:
     core.submit(judge(1, 12, (1, 2, 3)), 0.0)
     ahead = core.begin_step(0.0)
     assert ahead is not None
-    assert told(ahead) == "mixed 1:0+8 | 0"
+    assert batch_text(ahead) == "mixed 1:0+8 | 0"
     # A step ahead, nothing is cached yet when the judge wants a third block and there is none.
     then = core.begin_step(0.0)
     assert then is not None
-    assert (told(then), core.preemptions, core.kv_cache.num_free_blocks) == ("decode | 0", 1, 2)
+    assert (batch_text(then), core.preemptions, core.kv_cache.num_free_blocks) == ("decode | 0", 1, 2)
     core.end_step(ahead, (), 0.0)
     core.end_step(then, (), 0.0)
     assert step(core) == "mixed 1:8+4! | 0"

@@ -78,7 +78,7 @@ def run(core: EngineCore, story: list[Visit], accept: Accept) -> tuple[list[str]
         if batch is not None:
             assert batch.tokens <= core.config.max_num_batched_tokens
             core.check_integrity()
-            steps.append(_told(batch))
+            steps.append(_batch_text(batch))
             _abort(core, story, step, finished_ids, in_step=True)
             for sequence in _end(core, batch, story, given_tokens, accept):
                 assert sequence.request.id not in finished_ids
@@ -93,7 +93,7 @@ def run(core: EngineCore, story: list[Visit], accept: Accept) -> tuple[list[str]
     return steps, given_tokens
 
 
-def _told(batch: Batch) -> str:
+def _batch_text(batch: Batch) -> str:
     decodes = [sequence.request.id for sequence in batch.decodes]
     return f"{batch.chunks} {decodes} {batch.decode_kv} {batch.longest_decode} {batch.outputs}"
 

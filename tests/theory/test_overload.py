@@ -38,19 +38,19 @@ def queue(load: float, requests: int, **sections: Any) -> dict[str, Any]:
     return scenario(step_time={"overhead": STEP, "per_token": 0.0, "per_kv_token": 0.0}, detail=False, **sections)
 
 
-def found(document: dict[str, Any], seed: int = 0) -> dict[str, Any] | None:
+def simulated_overload(document: dict[str, Any], seed: int = 0) -> dict[str, Any] | None:
     plan = prepare({**document, "seed": seed}, Path("s.yaml")).cases[0].plan
     return overload(Simulation(plan).run(), plan)
 
 
 @pytest.mark.parametrize("requests", [200, 2000])
 def test_a_stable_queue_is_not_overloaded(requests: int) -> None:
-    assert [found(queue(0.8, requests), seed) for seed in SEEDS] == [None] * len(SEEDS)
+    assert [simulated_overload(queue(0.8, requests), seed) for seed in SEEDS] == [None] * len(SEEDS)
 
 
 def test_a_load_above_one_is_told_with_its_rates() -> None:
     for seed in SEEDS:
-        overload = found(queue(1.2, 2000), seed)
+        overload = simulated_overload(queue(1.2, 2000), seed)
         assert overload is not None
         assert overload["arrival_rate"] == pytest.approx(1.2 / SERVICE, rel=0.1)
         assert overload["service_rate"] == pytest.approx(1 / SERVICE, rel=0.1)
@@ -64,13 +64,13 @@ def test_replicas_are_one_pool(load: float, overloaded: bool, routing: str) -> N
     system = {"layout": "colocated", "replicas": 12, "routing": routing}
     workload = {"arrivals": {"process": "poisson", "rate": 12 * load / SERVICE}}
     document = queue(load, 3000, workload=workload, system=system)
-    assert [found(document, seed) is not None for seed in range(3)] == [overloaded] * 3
+    assert [simulated_overload(document, seed) is not None for seed in range(3)] == [overloaded] * 3
 
 
 def test_one_model_of_several_is_told() -> None:
     """Three quarters of the requests go to the first model, whose engine they overload at a load of 1.36."""
     models = {"count": 3, "zipf": 2.0}
-    overload = found(queue(1.85, 3000, workload={"models": models}))
+    overload = simulated_overload(queue(1.85, 3000, workload={"models": models}))
     assert overload is not None
     assert overload["engines"] == ["model-0/engine-0"]
 
@@ -78,22 +78,22 @@ def test_one_model_of_several_is_told() -> None:
 def test_a_decode_pool_that_is_too_small_is_told() -> None:
     link = {"bandwidth": 1e12, "latency": 0.0, "bytes_per_token": 1.0}
     document = queue(1.2, 2000, system={"layout": "disaggregated", "link": link})
-    overload = found(document)
+    overload = simulated_overload(document)
     assert overload is not None
     assert overload["engines"] == ["decode-0"]
-    assert found(queue(0.8, 2000, system={"layout": "disaggregated", "link": link})) is None
+    assert simulated_overload(queue(0.8, 2000, system={"layout": "disaggregated", "link": link})) is None
 
 
 @pytest.mark.parametrize("clients", [{}, {"think": 0.01}])
 def test_a_closed_loop_is_never_overloaded(clients: dict[str, float]) -> None:
     workload = {"arrivals": {"process": "closed_loop", "concurrency": 50, **clients}}
-    assert found(queue(1.0, 2000, workload=workload)) is None
+    assert simulated_overload(queue(1.0, 2000, workload=workload)) is None
 
 
 def test_a_batch_that_fills_is_not_overloaded() -> None:
     """Answers take longer than all arrivals do, but there are seats for all of them."""
     document = queue(100.0, 500, engine={"max_num_seqs": 500, "max_num_batched_tokens": 1000})
-    assert found(document) is None
+    assert simulated_overload(document) is None
 
 
 def test_a_burst_at_the_end_is_not_overload(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_burst_at_the_end_is_not_overload(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(f"arrival,prompt_tokens,output_tokens\n{rows}\n")
     document = queue(1.0, 310)
     document["workload"] = {"trace": {"path": str(tmp_path / "t.csv")}, "arrivals": {"process": "replay"}}
-    assert found(document) is None
+    assert simulated_overload(document) is None
 
 
 def test_requests_that_come_at_once_have_no_rate() -> None:

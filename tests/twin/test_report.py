@@ -23,7 +23,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def made(here: Path, *arguments: str) -> Path:
+def finished_run(here: Path, *arguments: str) -> Path:
     """The folder of a run that has just been made."""
     assert run(list(arguments)) == 0
     (folder,) = (here / "runs").iterdir()
@@ -75,7 +75,7 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
 def test_what_a_serving_run_showed_is_drawn_again(
     here: Path, capsys: pytest.CaptureFixture[str], command: list[str], figures: set[str]
 ) -> None:
-    folder = made(here, *command)
+    folder = finished_run(here, *command)
     texts, page = taken_away(folder)
     assert set(texts) == figures
     again = reported(folder, capsys)
@@ -89,7 +89,7 @@ def test_what_a_serving_run_showed_is_drawn_again(
 def test_a_run_without_figures_gets_them(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     system = {"layout": "disaggregated", "prefill_replicas": 1, "decode_replicas": 2, "link": LINK}
     (here / "s.yaml").write_text(write_yaml(scenario(system=system)))
-    folder = made(here, "simulate", "s.yaml", "--no-figures")
+    folder = finished_run(here, "simulate", "s.yaml", "--no-figures")
     assert not (folder / "report.html").exists()
     page = reported(folder, capsys)
     assert "Who ran and who waited" in page
@@ -106,7 +106,7 @@ def test_folders_that_are_no_runs(here: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_runs_that_are_not_finished(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = made(here, "simulate", "s.yaml", "--no-figures")
+    folder = finished_run(here, "simulate", "s.yaml", "--no-figures")
     (folder / "summary.json").unlink()
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(
@@ -147,7 +147,7 @@ def enormous(value: Any) -> Any:
 def test_summaries_that_cannot_be_drawn(
     here: Path, capsys: pytest.CaptureFixture[str], spoil: Any, message: str
 ) -> None:
-    folder = made(here, "simulate", "s.yaml", "--no-figures")
+    folder = finished_run(here, "simulate", "s.yaml", "--no-figures")
     document = json.loads((folder / "summary.json").read_text())
     spoil(document)
     (folder / "summary.json").write_text(json.dumps(document))
@@ -158,6 +158,6 @@ def test_summaries_that_cannot_be_drawn(
 
 
 def test_a_summary_cut_short(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = made(here, "simulate", "s.yaml", "--no-figures")
+    folder = finished_run(here, "simulate", "s.yaml", "--no-figures")
     (folder / "summary.json").write_text((folder / "summary.json").read_text()[:200])
     assert "expected a run folder: summary.json is not JSON" in refused(folder, capsys)

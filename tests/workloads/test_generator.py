@@ -45,12 +45,12 @@ TRACE = Trace(
 TIMELESS = replace(TRACE, arrivals=None, prefix_blocks=None, prefix_block_tokens=None)
 
 
-def drawn(workload: Workload, count: int, seed: int = 1, block: int = 4096) -> list[tuple[Request, int]]:
+def drawn_requests(workload: Workload, count: int, seed: int = 1, block: int = 4096) -> list[tuple[Request, int]]:
     return list(workload.requests(np.random.default_rng(seed), count, block=block))
 
 
 def requests(workload: Workload, count: int, seed: int = 1) -> list[Request]:
-    return [request for request, _ in drawn(workload, count, seed)]
+    return [request for request, _ in drawn_requests(workload, count, seed)]
 
 
 PAIRS = st.sampled_from(
@@ -81,22 +81,22 @@ WORKLOADS = st.builds(
 
 @given(workload=WORKLOADS, count=st.integers(0, 60), seed=st.integers(0, 2**32), block=st.integers(1, 70))
 def test_the_block_size_changes_nothing(workload: Workload, count: int, seed: int, block: int) -> None:
-    at_once = drawn(workload, count, seed)
-    assert drawn(workload, count, seed, block) == at_once
-    assert drawn(workload, count // 2, seed) == at_once[: count // 2], "nor does how many are asked for"
+    at_once = drawn_requests(workload, count, seed)
+    assert drawn_requests(workload, count, seed, block) == at_once
+    assert drawn_requests(workload, count // 2, seed) == at_once[: count // 2], "nor does how many are asked for"
 
 
 @pytest.mark.parametrize("content", [CHATS, DAY, JointEmpirical([1, 2], [3, 4])], ids=["pairs", "tasks", "joint"])
 def test_blocks_of_1_of_7_and_of_4096_give_the_same_10000(content) -> None:
     workload = Workload(content, Gamma(3.0, 2.0), MODELS, RUBRICS, 500)
-    at_once = drawn(workload, 10_000)
-    assert drawn(workload, 10_000, block=1) == drawn(workload, 10_000, block=7) == at_once
+    at_once = drawn_requests(workload, 10_000)
+    assert drawn_requests(workload, 10_000, block=1) == drawn_requests(workload, 10_000, block=7) == at_once
     assert len({request for request, _ in at_once}) == 10_000
 
 
 @given(workload=WORKLOADS, count=st.integers(0, 60), seed=st.integers(0, 2**32))
 def test_every_request_is_whole(workload: Workload, count: int, seed: int) -> None:
-    rows = drawn(workload, count, seed)
+    rows = drawn_requests(workload, count, seed)
     assert [request.id for request, _ in rows] == list(range(count))
     assert [request.arrival for request, _ in rows] == sorted(request.arrival for request, _ in rows)
     for request, answer in rows:
@@ -113,7 +113,7 @@ def test_every_request_is_whole(workload: Workload, count: int, seed: int) -> No
 
 def test_by_hand() -> None:
     workload = Workload(Independent(Fixed(40), Fixed(3)), Deterministic(4.0), prefixes=SharedPrefixes(1, 16, 16))
-    assert drawn(workload, 2) == [
+    assert drawn_requests(workload, 2) == [
         (Request(0, 0.25, 40, 3, "default", (0,), "generate", 0), 3),
         (Request(1, 0.5, 40, 3, "default", (0,), "generate", 0), 3),
     ]
@@ -127,7 +127,7 @@ def test_without_arrivals_the_loop_is_closed() -> None:
 @pytest.mark.parametrize(("process", "cv"), [(Poisson(8.0), 1.0), (Gamma(8.0, 2.5), 2.5)], ids=repr)
 def test_requests_come_at_the_stated_rate(process, cv: float, assert_mean_and_cv) -> None:
     """Also across the seams of blocks, of which there are a hundred."""
-    rows = drawn(Workload(SMALL, process), 50_000, block=500)
+    rows = drawn_requests(Workload(SMALL, process), 50_000, block=500)
     gaps = np.diff([request.arrival for request, _ in rows], prepend=0.0)
     assert_mean_and_cv(gaps, 1 / 8, cv)
     seams = gaps[::500]
@@ -135,18 +135,18 @@ def test_requests_come_at_the_stated_rate(process, cv: float, assert_mean_and_cv
 
 
 def test_lengths_are_those_described(assert_mean_and_cv) -> None:
-    rows = drawn(Workload(CHATS), 100_000)
+    rows = drawn_requests(Workload(CHATS), 100_000)
     assert_mean_and_cv(np.array([request.prompt_tokens for request, _ in rows]), CHATS.prefill.mean, CHATS.prefill.cv)
     assert_mean_and_cv(np.array([answer for _, answer in rows]), 40.0, CHATS.decode.cv)
 
 
 def test_measured_prompts_keep_their_answers() -> None:
-    rows = drawn(Workload(JointEmpirical([10, 2000, 30], [300, 2, 7])), 1000)
+    rows = drawn_requests(Workload(JointEmpirical([10, 2000, 30], [300, 2, 7])), 1000)
     assert {(request.prompt_tokens, answer) for request, answer in rows} == {(10, 300), (2000, 2), (30, 7)}
 
 
 def test_models_and_tasks_come_in_their_proportions(p_value) -> None:
-    rows = drawn(Workload(DAY, models=MODELS), 60_000)
+    rows = drawn_requests(Workload(DAY, models=MODELS), 60_000)
     models = np.array([MODELS.models.index(request.model) for request, _ in rows])
     tasks = np.array([["generate", "classify", "prompt_logprobs"].index(request.task) for request, _ in rows])
     assert p_value(models, MODELS.probabilities) > 1e-3
@@ -156,7 +156,7 @@ def test_models_and_tasks_come_in_their_proportions(p_value) -> None:
 
 
 def test_tasks_bring_their_lengths_and_priorities() -> None:
-    for request, answer in drawn(Workload(DAY), 2000):
+    for request, answer in drawn_requests(Workload(DAY), 2000):
         if request.task == "classify":
             assert 50 <= request.prompt_tokens <= 90
         assert request.priority == {"generate": 0, "classify": -1, "prompt_logprobs": 4}[request.task]
@@ -170,7 +170,7 @@ def test_what_is_not_mixed_is_left_at_its_default() -> None:
 
 def test_rubrics_reach_the_requests_of_every_block(p_value) -> None:
     workload = Workload(Independent(Fixed(100), Fixed(1)), prefixes=SharedPrefixes(3, 64, 16, zipf=1.0))
-    rows = drawn(workload, 30_000, block=100)
+    rows = drawn_requests(workload, 30_000, block=100)
     groups = np.array([request.prefix_blocks[0] // 4 for request, _ in rows])
     assert {request.prefix_blocks for request, _ in rows} == {(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)}
     assert p_value(groups, np.array([6, 3, 2]) / 11) > 1e-3
@@ -178,12 +178,12 @@ def test_rubrics_reach_the_requests_of_every_block(p_value) -> None:
 
 def test_no_suffix_block_comes_twice() -> None:
     workload = Workload(Independent(Uniform(0, 200), Fixed(1)), prefixes=RUBRICS)
-    ids = [i for request, _ in drawn(workload, 3000, block=50) for i in request.prefix_blocks[4:]]
+    ids = [i for request, _ in drawn_requests(workload, 3000, block=50) for i in request.prefix_blocks[4:]]
     assert len(set(ids)) == len(ids) > 5000
 
 
 def test_a_limit_cuts_the_answer_and_is_the_same_for_all() -> None:
-    free, limited = drawn(Workload(CHATS), 2000), drawn(Workload(CHATS, max_tokens=30), 2000)
+    free, limited = drawn_requests(Workload(CHATS), 2000), drawn_requests(Workload(CHATS, max_tokens=30), 2000)
     assert {request.max_tokens for request, _ in limited} == {30}
     assert [answer for _, answer in limited] == [min(answer, 30) for _, answer in free]
     assert sum(answer > 30 for _, answer in free) > 500
@@ -196,7 +196,7 @@ def test_a_task_without_output_has_no_limit_either() -> None:
 
 def test_the_scheduler_is_told_the_limit_only() -> None:
     """With one limit for all, requests of equal prompts are equal whatever their answers will be."""
-    rows = drawn(Workload(Independent(Fixed(9), Geometric(10)), max_tokens=1000), 50)
+    rows = drawn_requests(Workload(Independent(Fixed(9), Geometric(10)), max_tokens=1000), 50)
     assert len({replace(request, id=0) for request, _ in rows}) == 1
     assert len({answer for _, answer in rows}) > 5
 
@@ -221,7 +221,7 @@ def test_one_change_leaves_all_other_quantities_as_they_were(changed: Workload, 
 
 def test_quantities_do_not_move_together() -> None:
     """The classic slip: the same numbers drawn for two of them."""
-    rows = drawn(Workload(Independent(Uniform(1, 10_000), Uniform(1, 10_000)), Poisson(1.0), MODELS), 20_000)
+    rows = drawn_requests(Workload(Independent(Uniform(1, 10_000), Uniform(1, 10_000)), Poisson(1.0), MODELS), 20_000)
     columns = [
         [request.prompt_tokens for request, _ in rows],
         [answer for _, answer in rows],
@@ -234,10 +234,14 @@ def test_quantities_do_not_move_together() -> None:
 
 def test_seeds_repeat_and_differ() -> None:
     workload = Workload(CHATS, Poisson(1.0))
-    assert drawn(workload, 20, seed=1) == drawn(workload, 20, seed=1) != drawn(workload, 20, seed=2)
+    assert (
+        drawn_requests(workload, 20, seed=1)
+        == drawn_requests(workload, 20, seed=1)
+        != drawn_requests(workload, 20, seed=2)
+    )
     rng = np.random.default_rng(1)
     first, second = list(workload.requests(rng, 20)), list(workload.requests(rng, 20))
-    assert first == drawn(workload, 20, seed=1)
+    assert first == drawn_requests(workload, 20, seed=1)
     assert first != second
 
 
@@ -276,12 +280,12 @@ def test_a_trace_is_replayed_row_by_row() -> None:
         (Request(2, 1.5, 0, 9), 9),
         (Request(3, 4.0, 64, 700, prefix_blocks=(7, 8, 9, 10)), 700),
     ]
-    assert drawn(workload, 4) == drawn(workload, 4, seed=2, block=3) == expected
-    assert drawn(workload, 2) == expected[:2]
+    assert drawn_requests(workload, 4) == drawn_requests(workload, 4, seed=2, block=3) == expected
+    assert drawn_requests(workload, 2) == expected[:2]
 
 
 def test_a_trace_may_be_played_faster_for_several_models_and_with_a_limit() -> None:
-    rows = drawn(Workload.replay(TRACE, speed=2.0, models=MODELS, max_tokens=8), 4)
+    rows = drawn_requests(Workload.replay(TRACE, speed=2.0, models=MODELS, max_tokens=8), 4)
     assert [request.arrival for request, _ in rows] == [0.0, 0.0, 0.75, 2.0]
     assert [answer for _, answer in rows] == [5, 1, 8, 8]
     assert {request.max_tokens for request, _ in rows} == {8}
@@ -314,7 +318,7 @@ def test_the_public_mooncake_trace_is_replayed_as_it_was_recorded(public_trace) 
     trace = read_trace(public_trace("mooncake_conversation.jsonl.gz"))
     workload = Workload.replay(trace)
     assert workload.prefix_block_tokens == 512
-    rows = drawn(workload, len(trace), block=1000)
+    rows = drawn_requests(workload, len(trace), block=1000)
     assert [request.arrival for request, _ in rows] == trace.arrivals.tolist()
     assert [(request.prompt_tokens, answer) for request, answer in rows] == list(
         zip(trace.prefill_tokens.tolist(), trace.decode_tokens.tolist(), strict=True)
@@ -325,7 +329,7 @@ def test_the_public_mooncake_trace_is_replayed_as_it_was_recorded(public_trace) 
 
 def test_the_measured_workload_is_replayed_as_it_was_sent(measured_workload) -> None:
     trace = read_trace(measured_workload)
-    rows = drawn(Workload.replay(trace), 300)
+    rows = drawn_requests(Workload.replay(trace), 300)
     assert [request.prefix_blocks for request, _ in rows] == list(trace.prefix_blocks)
     assert [request.max_tokens for request, _ in rows] == [answer for _, answer in rows]
     assert sum(answer for _, answer in rows) == trace.decode_tokens.sum()

@@ -31,7 +31,7 @@ def trace(
     return Trace("t", arrivals.astype(float), prompts, answers, blocks, size if blocks else None, numbers)
 
 
-def made(workload: RecordedSessions, count: int | None = None) -> list[tuple[Session, list[Any]]]:
+def drawn_sessions(workload: RecordedSessions, count: int | None = None) -> list[tuple[Session, list[Any]]]:
     sessions = workload.sessions(np.random.default_rng(1), workload.recorded if count is None else count)
     return [(session, list(session.rounds)) for session in sessions]
 
@@ -41,7 +41,7 @@ CHATS = trace((0, 32, 17), (1, 40, 9), (5, 64, 17), (9, 20, 5), (12, 96, 3), ses
 
 def test_a_prompt_that_is_long_enough_repeats_what_was_said() -> None:
     """The second prompt of the first session, 64, holds the 49 tokens before it; the third, 20, is a new context."""
-    (first, rounds), (second, _), (third, last_rounds) = made(RecordedSessions(CHATS, "session_ids"))
+    (first, rounds), (second, _), (third, last_rounds) = drawn_sessions(RecordedSessions(CHATS, "session_ids"))
     prompts = [round.prompts[0] for round in rounds]
     assert [(prompt.tokens, prompt.resent_tokens, prompt.answer_tokens) for prompt in prompts] == [
         (32, 0, 17), (64, 49, 17), (20, 0, 5)
@@ -52,7 +52,9 @@ def test_a_prompt_that_is_long_enough_repeats_what_was_said() -> None:
     assert (first.arrival, second.arrival, third.arrival) == (0, 1, 12)
     assert last_rounds[0].prompts[0].tokens == 96
     every = [
-        id for _, rounds in made(RecordedSessions(CHATS, "session_ids")) for id in rounds[0].prompts[0].prefix_blocks
+        id
+        for _, rounds in drawn_sessions(RecordedSessions(CHATS, "session_ids"))
+        for id in rounds[0].prompts[0].prefix_blocks
     ]
     assert len(set(every)) == len(every), "sessions share no block"
 
@@ -61,7 +63,7 @@ def test_the_next_prompt_names_the_blocks_of_an_answer() -> None:
     """33 + 40 tokens are four whole blocks; the second prompt has the same first two, and 73 tokens or more."""
     blocks = ((1, 2, 99), (1, 2, 3, 4, 5), (1, 7))
     chats = trace((0, 33, 40), (1, 80, 2), (2, 34, 1), sessions=[0, 0, 0], blocks=blocks)
-    ((_, rounds),) = made(RecordedSessions(chats, "session_ids"))
+    ((_, rounds),) = drawn_sessions(RecordedSessions(chats, "session_ids"))
     assert [round.prompts[0] for round in rounds] == [
         Prompt(33, 0, 40, 40, (1, 2, 3, 4)),
         Prompt(80, 73, 2, 2, (1, 2, 3, 4, 5)),
@@ -70,7 +72,7 @@ def test_the_next_prompt_names_the_blocks_of_an_answer() -> None:
 
 
 def test_a_faster_replay_and_a_limit() -> None:
-    ((session, rounds), *_) = made(RecordedSessions(CHATS, "session_ids", speed=2.0, max_tokens=10))
+    ((session, rounds), *_) = drawn_sessions(RecordedSessions(CHATS, "session_ids", speed=2.0, max_tokens=10))
     assert [round.not_before for round in rounds] == [0, 2.5, 4.5]
     assert [round.prompts[0][2:4] for round in rounds] == [(10, 10), (10, 10), (5, 10)]
     assert session.model == "default"
@@ -81,16 +83,16 @@ def test_sessions_with_think_times_begin_by_an_arrival_process() -> None:
         CHATS, "session_ids", think=Pauses(3.0), arrivals=Poisson(1.0), models=ModelMix(["a"], [1.0])
     )
     assert workload.random == ("arrivals",)
-    (first, rounds), (second, _), _ = made(workload)
+    (first, rounds), (second, _), _ = drawn_sessions(workload)
     assert [(round.pause, round.not_before) for round in rounds] == [(3.0, 0.0)] * 3
     assert 0 < first.arrival < second.arrival
     assert first.model == "a"
 
 
 def test_the_first_rows_make_the_first_sessions() -> None:
-    assert [len(rounds) for _, rounds in made(RecordedSessions(CHATS, "session_ids"), 3)] == [2, 1]
+    assert [len(rounds) for _, rounds in drawn_sessions(RecordedSessions(CHATS, "session_ids"), 3)] == [2, 1]
     with pytest.raises(BadInput, match="count: got 6, expected at most the 5 recorded requests"):
-        made(RecordedSessions(CHATS, "session_ids"), 6)
+        drawn_sessions(RecordedSessions(CHATS, "session_ids"), 6)
 
 
 # -- recovered from blocks ---------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from workloads.prefixes import SharedPrefixes
 from workloads.sessions import Branches, DrawnSessions, Round, ToolCalls
 
 
-def drawn(**fields: Any) -> DrawnSessions:
+def session_workload(**fields: Any) -> DrawnSessions:
     plain = {"turns": Fixed(3), "first": Fixed(32), "growth": Fixed(15), "answers": Fixed(17), "think": Pauses(10.0)}
     return DrawnSessions(**{**plain, **fields})
 
@@ -26,7 +26,7 @@ def rounds(workload: DrawnSessions, count: int, seed: int = 1) -> list[list[Roun
 
 
 def test_a_prompt_repeats_what_was_said_and_adds_to_it() -> None:
-    ((first, second, third),) = rounds(drawn(), 3)
+    ((first, second, third),) = rounds(session_workload(), 3)
     assert [round_.prompts[0].tokens for round_ in (first, second, third)] == [32, 32 + 17 + 15, 64 + 17 + 15]
     assert [round_.prompts[0].resent_tokens for round_ in (first, second, third)] == [0, 49, 81]
     assert [round_.pause for round_ in (first, second, third)] == [0.0, 10.0, 10.0]
@@ -37,7 +37,7 @@ def test_a_prompt_repeats_what_was_said_and_adds_to_it() -> None:
 
 
 def test_branches_begin_alike_and_the_first_of_them_goes_on() -> None:
-    ((_, second, third),) = rounds(drawn(branches=Branches(1.0, 2)), 5)
+    ((_, second, third),) = rounds(session_workload(branches=Branches(1.0, 2)), 5)
     left_branch, two = second.prompts
     assert left_branch.prefix_blocks[:3] == two.prefix_blocks[:3]
     assert not set(left_branch.prefix_blocks[3:]) & set(two.prefix_blocks[3:])
@@ -60,7 +60,7 @@ def test_two_blocks_have_one_id_exactly_when_they_hold_the_same_text(
     max_model_len: int | None, rubric: bool,
 ) -> None:  # fmt: skip
     """The text is written out token by token, each new one unlike all others; a rubric is the same text in sessions."""
-    workload = drawn(
+    workload = session_workload(
         turns=Geometric(4.0), first=Uniform(1, 30), growth=Uniform(0, 12), answers=Uniform(1, 20),
         tools=ToolCalls(share, Pauses(1.0), Uniform(0, 40)), branches=Branches(share, branches),
         prefixes=SharedPrefixes(2, 20, block_tokens) if rubric else None,
@@ -99,14 +99,14 @@ def test_two_blocks_have_one_id_exactly_when_they_hold_the_same_text(
 
 def test_a_session_ends_before_it_exceeds_the_model_length() -> None:
     """Prompts of 32, 64 and 96 tokens and answers of 17: the third request takes 113 tokens."""
-    assert [len(session) for session in rounds(drawn(max_model_len=112), 4)] == [2, 2]
-    assert [len(session) for session in rounds(drawn(max_model_len=113), 3)] == [3]
-    ((only,),) = rounds(drawn(max_model_len=40), 1)
+    assert [len(session) for session in rounds(session_workload(max_model_len=112), 4)] == [2, 2]
+    assert [len(session) for session in rounds(session_workload(max_model_len=113), 3)] == [3]
+    ((only,),) = rounds(session_workload(max_model_len=40), 1)
     assert only.prompts[0][:4] == (23, 0, 17, 17)
 
 
 def test_what_is_drawn_has_the_means_that_are_asked_for() -> None:
-    workload = drawn(
+    workload = session_workload(
         turns=Geometric(4.0), think=Pauses(2.0, 1.0), tools=ToolCalls(0.25, Pauses(0.5), Fixed(100)),
         branches=Branches(0.1, 3), arrivals=Poisson(5.0),
     )  # fmt: skip
@@ -128,7 +128,7 @@ def test_what_is_drawn_has_the_means_that_are_asked_for() -> None:
 
 
 def test_other_think_times_leave_the_lengths_as_they_were() -> None:
-    short, long = (drawn(answers=Geometric(9.0), think=Pauses(mean, 1.0)) for mean in (1.0, 50.0))
+    short, long = (session_workload(answers=Geometric(9.0), think=Pauses(mean, 1.0)) for mean in (1.0, 50.0))
     assert [[r.prompts for r in session] for session in rounds(short, 50)] == [
         [r.prompts for r in session] for session in rounds(long, 50)
     ]
@@ -146,7 +146,7 @@ def test_other_think_times_leave_the_lengths_as_they_were() -> None:
     ],
 )
 def test_it_says_what_differs_between_replications(fields: dict[str, Any], random: tuple[str, ...]) -> None:
-    assert drawn(**fields).random == random
+    assert session_workload(**fields).random == random
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_it_says_what_differs_between_replications(fields: dict[str, Any], rando
 )
 def test_what_cannot_be_used_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        drawn(**fields)
+        session_workload(**fields)
 
 
 def test_pauses_that_cannot_be_drawn_are_refused() -> None:

@@ -42,11 +42,11 @@ class Sample:
     latents: torch.Tensor
     residual: torch.Tensor
     weight: torch.Tensor
-    made: Compensator
+    compensation: Compensator
 
     def exact(self) -> tuple[torch.Tensor, torch.Tensor]:
         wide = (tensor.double() for tensor in (self.outputs, self.latents, self.residual, self.weight))
-        return reference.ec_tail(*wide, self.made, EPSILON)
+        return reference.ec_tail(*wide, self.compensation, EPSILON)
 
 
 def sample(ranks: int, tokens: int, hidden: int, rank: int, dtype: torch.dtype, device: str) -> Sample:
@@ -63,7 +63,7 @@ def sample(ranks: int, tokens: int, hidden: int, rank: int, dtype: torch.dtype, 
 def allowed(case: Sample) -> torch.Tensor:
     """Of h: its rounding; that of a sum of a few float32 numbers; the gated latent's, as B is multiplied with it; and
     the gate's argument, whose two products see 11 bits."""
-    compensation = case.made
+    compensation = case.compensation
     z = case.latents.double().sum(0)
     up = (compensation.up.double() * compensation.up_scales.double()[:, None])[: compensation.outputs].abs()
     inner = z.abs() @ compensation.first.double().abs().T + compensation.first_bias.double().abs()
@@ -96,9 +96,9 @@ def test_kernel_equals_float64(
 ) -> None:
     case = sample(ranks, tokens, hidden, rank, dtype, device)
     for _ in range(2):  # the second launch counts from what the first left
-        y, total = triton.ec_tail(case.outputs, case.latents, case.residual, case.weight, case.made, EPSILON)
+        y, total = triton.ec_tail(case.outputs, case.latents, case.residual, case.weight, case.compensation, EPSILON)
         assert_tail(y, total, case)
-    assert case.made.arrivals.count_nonzero() == 0
+    assert case.compensation.arrivals.count_nonzero() == 0
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -110,7 +110,7 @@ def test_buffers_that_peers_hold_by_address(dtype: torch.dtype, device: str) -> 
         torch.tensor([part.data_ptr() for part in parts], dtype=torch.int64, device=device)
         for parts in (outputs, latents)
     ]
-    y, total = triton.ec_tail_of_peers(*addresses, dtype, case.residual, case.weight, case.made, EPSILON)
+    y, total = triton.ec_tail_of_peers(*addresses, dtype, case.residual, case.weight, case.compensation, EPSILON)
     assert_tail(y, total, case)
 
 

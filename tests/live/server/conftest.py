@@ -222,7 +222,7 @@ def server(decoder: Decoder, folder: Path) -> Iterator[Setting]:
         assert setting.settled()
 
 
-def alone(decoder: Decoder, prompt: list[int], max_tokens: int, **fields: Any) -> Generation:
+def answer_alone(decoder: Decoder, prompt: list[int], max_tokens: int, **fields: Any) -> Generation:
     """The answer of an engine that is called directly and has nothing else to do."""
     engine = Engine(decoder, config())
     generation = make_generation(

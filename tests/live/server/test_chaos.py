@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from live.models.decoder import Decoder
-from tests.live.server.conftest import Setting, alone, config, running
+from tests.live.server.conftest import Setting, answer_alone, config, running
 from tests.live.server.test_life import eventually
 
 CLIENTS = 200
@@ -50,7 +50,7 @@ def test_nothing_is_lost_and_nothing_answered_twice(ahead: bool, decoder: Decode
         (common * int(i % 3 == 0) + rng.integers(0, 256, int(rng.integers(1, 30))).tolist(), int(rng.integers(1, 24)))
         for i in range(40)
     ]
-    expected = [alone(decoder, prompt, max_tokens).output for prompt, max_tokens in kinds]
+    expected = [answer_alone(decoder, prompt, max_tokens).output for prompt, max_tokens in kinds]
     leaving = random.Random(9)
     leave = [leaving.uniform(0.0, 1.5) if i % 4 == 0 else None for i in range(CLIENTS)]
 

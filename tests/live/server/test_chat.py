@@ -10,7 +10,7 @@ import pytest
 
 from live.models.decoder import Decoder
 from live.text.tokenizer import Tokenizer
-from tests.live.server.conftest import Setting, alone
+from tests.live.server.conftest import Setting, answer_alone
 
 openai = pytest.importorskip("openai", reason="the extra [test] has OpenAI's client")
 
@@ -29,7 +29,7 @@ def client(server: Setting) -> Iterator[Any]:
 def expected(decoder: Decoder, folder: Path) -> str:
     """The greedy answer to `MESSAGES`, of 20 tokens."""
     words = Tokenizer(folder)
-    return words.decode(alone(decoder, words.encode(RENDERED), 20).output)
+    return words.decode(answer_alone(decoder, words.encode(RENDERED), 20).output)
 
 
 def test_a_chat(client: Any, expected: str) -> None:
@@ -57,7 +57,7 @@ def test_logprobs_of_a_chat(client: Any, decoder: Decoder, folder: Path) -> None
     parameters = {"model": "tiny", "messages": MESSAGES, "max_tokens": 5, "temperature": 0, "logprobs": True}
     result = client.chat.completions.create(**parameters, top_logprobs=3).choices[0].logprobs.content
     words = Tokenizer(folder)
-    direct = alone(decoder, words.encode(RENDERED), 5, logprobs=3)
+    direct = answer_alone(decoder, words.encode(RENDERED), 5, logprobs=3)
     assert [row.logprob for row in result] == pytest.approx(direct.token_logprobs, abs=1e-5)
     assert [row.token for row in result] == [words.token_text(token) for token in direct.output]
     assert [bytes(row.bytes) for row in result] == [words.token_bytes(token) for token in direct.output]

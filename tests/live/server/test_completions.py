@@ -12,7 +12,7 @@ from kernels.sampling import SamplingParams
 from live.models.decoder import Decoder
 from live.text import stream
 from live.text.tokenizer import Tokenizer
-from tests.live.server.conftest import VOCABULARY, Setting, alone, running
+from tests.live.server.conftest import VOCABULARY, Setting, answer_alone, running
 
 PROMPT = [72, 5, 33, 120, 7, 61, 200, 4, 18]
 GREEDY = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
@@ -25,7 +25,7 @@ def ids(answer: Any) -> list[list[int]]:
 
 
 def test_an_answer_is_the_engines_and_so_is_a_streams(server: Setting, decoder: Decoder) -> None:
-    expected = alone(decoder, PROMPT, 24).output
+    expected = answer_alone(decoder, PROMPT, 24).output
     assert len(set(expected)) > 3, "too dull to tell answers apart"
     full = server.client.post("/v1/completions", prompt=PROMPT, max_tokens=24, **GREEDY)
     assert ids(full) == [expected]
@@ -57,7 +57,7 @@ def test_the_defaults_are_openais(server: Setting) -> None:
 def test_batches_of_texts_and_of_ids(server: Setting, decoder: Decoder, folder: Path) -> None:
     texts = ["one", "and another", "é"]
     tokens = [Tokenizer(folder).encode(text) for text in texts]
-    expected = [alone(decoder, prompt, 6).output for prompt in tokens]
+    expected = [answer_alone(decoder, prompt, 6).output for prompt in tokens]
     for prompt in (texts, tokens):
         answer = server.client.post("/v1/completions", prompt=prompt, max_tokens=6, **GREEDY)
         assert ids(answer) == expected
@@ -69,7 +69,7 @@ def test_seeds_and_n(server: Setting, decoder: Decoder) -> None:
     body = {"prompt": PROMPT, "max_tokens": 12, "ignore_eos": True, "return_token_ids": True}
     sampling = {"temperature": 1.3, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "seed": 11}
     expected = [
-        alone(
+        answer_alone(
             decoder, PROMPT, 12, sampling_params=SamplingParams(1.3, top_k=40, top_p=0.9, min_p=0.01, seed=11 + i)
         ).output
         for i in range(3)
@@ -84,7 +84,7 @@ def test_seeds_and_n(server: Setting, decoder: Decoder) -> None:
     unseeded = {tuple(ids(server.client.post("/v1/completions", **body))[0]) for _ in range(3)}
     assert len(unseeded) > 1
     negative = server.client.post("/v1/completions", **body, seed=-5)
-    assert ids(negative) == [alone(decoder, PROMPT, 12, sampling_params=SamplingParams(seed=-5 % 2**64)).output]
+    assert ids(negative) == [answer_alone(decoder, PROMPT, 12, sampling_params=SamplingParams(seed=-5 % 2**64)).output]
 
 
 def stop_in(text: str, tokens: list[int], words: Tokenizer) -> tuple[str, int]:
@@ -120,7 +120,7 @@ def test_stop_strings_end_an_answer_and_are_not_in_it(server: Setting, folder: P
 
 
 def test_end_tokens_end_an_answer_unless_told_otherwise(server: Setting, decoder: Decoder) -> None:
-    expected = alone(decoder, PROMPT, 24).output
+    expected = answer_alone(decoder, PROMPT, 24).output
     end = expected[5]
     first = expected.index(end)
     body = {"prompt": PROMPT, "max_tokens": 24, **GREEDY, "stop_token_ids": [end]}
@@ -142,7 +142,9 @@ def test_the_models_own_end_token(decoder: Decoder, folder: Path, server: Settin
     )]  # fmt: skip
     seed = next(i for i, output in enumerate(sampling) if eos in output[:8])
     output = sampling[seed]
-    assert output == alone(decoder, PROMPT, 12, sampling_params=SamplingParams(temperature=2.0, seed=seed)).output
+    assert (
+        output == answer_alone(decoder, PROMPT, 12, sampling_params=SamplingParams(temperature=2.0, seed=seed)).output
+    )
     body["seed"] = seed
     answer = server.client.post("/v1/completions", **body)
     assert ids(answer) == [output[: output.index(eos) + 1]]
@@ -175,7 +177,7 @@ def direct_logprobs(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
 
 def test_logprobs_and_echo_are_those_of_a_forward_pass(server: Setting, decoder: Decoder) -> None:
     body = {"prompt": PROMPT, "max_tokens": 6, **GREEDY, "logprobs": 3}
-    output = alone(decoder, PROMPT, 6).output
+    output = answer_alone(decoder, PROMPT, 6).output
     table = direct_logprobs(decoder, PROMPT + output)
     expected_logprobs = [float(table[i, token]) for i, token in enumerate((PROMPT + output)[1:])]
     plain = server.client.post("/v1/completions", **body).document["choices"][0]["logprobs"]
@@ -256,7 +258,7 @@ def test_without_a_tokenizer_ids_go_in_and_come_out(decoder: Decoder) -> None:
         client = setting.client
         answer = client.post("/v1/completions", prompt=PROMPT, max_tokens=5, temperature=0, logprobs=1)
         choice = answer.document["choices"][0]
-        assert choice["token_ids"] == alone(decoder, PROMPT, 5).output
+        assert choice["token_ids"] == answer_alone(decoder, PROMPT, 5).output
         assert choice["text"] == ""
         assert choice["logprobs"]["tokens"][0] == f"token_id:{choice['token_ids'][0]}"
         pieces = list(client.events("/v1/completions", prompt=PROMPT, max_tokens=5, temperature=0))

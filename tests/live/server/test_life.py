@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from live.models.decoder import Decoder
-from tests.live.server.conftest import alone, running
+from tests.live.server.conftest import answer_alone, running
 from tests.live.server.wire import Client, read_events
 
 LONG = {"prompt": [1, 2, 3], "max_tokens": 250, "ignore_eos": True, "stream": True, "temperature": 0}
@@ -124,7 +124,7 @@ def test_a_defect_is_an_error_of_its_own_request(
 
 
 def test_what_is_under_way_is_finished_and_what_is_new_refused(decoder: Decoder, folder: Path) -> None:
-    first = alone(decoder, LONG["prompt"], 250).output
+    first = answer_alone(decoder, LONG["prompt"], 250).output
     with (
         running(decoder, folder, drain_seconds=20) as setting,
         open_stream(setting.client.port, return_token_ids=True) as response,

@@ -14,7 +14,7 @@ from live.models.config import read_config
 from live.models.decoder import Decoder
 from live.models.weights import random_weights
 from live.text.tokenizer import Tokenizer
-from tests.live.server.conftest import Setting, alone, running, write_model
+from tests.live.server.conftest import Setting, answer_alone, running, write_model
 
 TEXTS = ["a text", "another", "the third of them"]
 
@@ -33,7 +33,7 @@ def labelled(
 
 def pooled(decoder: Decoder, words: Tokenizer, text: str, task: str = "embed") -> np.ndarray:
     """The pooled output of a text, computed alone."""
-    values = alone(decoder, words.encode(text), 0, task=task).pooled_output
+    values = answer_alone(decoder, words.encode(text), 0, task=task).pooled_output
     assert values is not None
     return values
 

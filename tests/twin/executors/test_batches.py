@@ -118,10 +118,10 @@ def sum_of(task: tuple[Any, int]) -> int:
 def test_a_worker_of_another_version_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     here = Here()
 
-    def other() -> tuple[int, Reply]:
+    def another_version() -> tuple[int, Reply]:
         return here.flying.popitem()[0], Refused("serving-twin 0.0.1 (12345678)")
 
-    monkeypatch.setattr(here, "next_reply", other)
+    monkeypatch.setattr(here, "next_reply", another_version)
     refused = pytest.raises(BadInput, match=r"--executor: got 'here'.* found serving-twin 0\.0\.1 \(12345678\)")
     with refused, OnCluster(here).each_as_done(double, [1]) as results:
         list(results)

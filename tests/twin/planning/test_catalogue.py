@@ -101,17 +101,17 @@ def test_a_price_goes_by_the_name_that_was_given_or_meant() -> None:
 
 
 def test_engines_that_were_not_tried_are_said_where_they_matter() -> None:
-    def told(model: str, settings: dict[str, Any] | None = None) -> list[str]:
+    def untried_engines(model: str, settings: dict[str, Any] | None = None) -> list[str]:
         return untried(read_question(scenario(model, "h200"), settings or {}, Path("plan")))
 
-    (latent,) = told("deepseek-v3")
+    (latent,) = untried_engines("deepseek-v3")
     assert latent.startswith("Engines with data-parallel attention and spread experts were not tried: deepseek-v3")
     assert latent.endswith("each has a whole copy of its latent KV cache.")
-    (sparse,) = told("qwen3-30b-a3b")
+    (sparse,) = untried_engines("qwen3-30b-a3b")
     assert "latent" not in sparse
-    assert told("llama-3.3-70b") == []
+    assert untried_engines("llama-3.3-70b") == []
     spread = {"plan.engines.tp2.step_time.data_parallel": 4, "plan.engines.tp2.engine.data_parallel_size": 4}
-    assert told("deepseek-v3", spread) == []
+    assert untried_engines("deepseek-v3", spread) == []
     single = read_question(scenario("gpt-oss-20b", degrees=(1,)), {}, Path("plan"))
     assert untried(single) == []  # nothing is split
     ended = {"ledger": [{"status": "infeasible", "reason": "slow"}], "evaluated": 1, "notes": [latent]}

@@ -32,7 +32,7 @@ def truth(step: Step) -> float:
     return 1e-3 + knee + 3e-7 * step.decode_attention + 2e-8 * step.chunk_attention + 4e-5 * step.chunks
 
 
-def drawn(count: int, seed: int, noise: float) -> list[Step]:
+def random_steps(count: int, seed: int, noise: float) -> list[Step]:
     rng = np.random.default_rng(seed)
     steps = []
     for _ in range(count):
@@ -53,8 +53,8 @@ def drawn(count: int, seed: int, noise: float) -> list[Step]:
 
 
 def test_a_known_law_with_a_knee_is_recovered_from_noisy_steps() -> None:
-    model = EngineRegression().fit(drawn(4000, 1, 0.05))
-    errors = np.abs(model.errors(drawn(1000, 2, 0.0)))
+    model = EngineRegression().fit(random_steps(4000, 1, 0.05))
+    errors = np.abs(model.errors(random_steps(1000, 2, 0.0)))
     assert np.median(errors) < 0.01
     assert np.quantile(errors, 0.9) < 0.03
 
@@ -98,14 +98,14 @@ def test_noise_does_not_make_it_too_fast(noise: float) -> None:
 
 
 def test_stalls_do_not_bend_it() -> None:
-    steps = drawn(4000, 3, 0.02)
+    steps = random_steps(4000, 3, 0.02)
     stalled = [replace(step, seconds=step.seconds * (20 if i % 20 == 0 else 1)) for i, step in enumerate(steps)]
-    errors = EngineRegression().fit(stalled).errors(drawn(500, 4, 0.0))
+    errors = EngineRegression().fit(stalled).errors(random_steps(500, 4, 0.0))
     assert abs(float(np.median(errors))) < 0.02
 
 
 def test_a_run_of_decode_steps_equals_asking_for_each() -> None:
-    model = EngineRegression(block_size=16).fit(drawn(500, 5, 0.02))
+    model = EngineRegression(block_size=16).fit(random_steps(500, 5, 0.02))
     sequences = [Sequence(Request(i, 0.0, 10, 5), i, one_shot=False) for i in range(7)]
     item = [model.seconds(DecodeBatch((), sequences, 7 * (30 + i), 40 + i)) for i in range(60)]
     assert model.decode_seconds(7, 7 * 30, 40, 60) == item
@@ -139,7 +139,7 @@ def test_caches_that_a_step_takes_cost_time(tmp_path: Path) -> None:
     steps = [
         replace(step, transfers=total, received=(tokens := total * int(rng.integers(1, 300))),
                 seconds=step.seconds + 5e-4 * total + 2e-6 * tokens)
-        for step, total in zip(drawn(2000, 9, 0.01), rng.integers(0, 3, size=2000).tolist(), strict=True)
+        for step, total in zip(random_steps(2000, 9, 0.01), rng.integers(0, 3, size=2000).tolist(), strict=True)
     ]  # fmt: skip
     model = EngineRegression().fit(steps)
     assert model.slopes_["transfers"] == pytest.approx(5e-4, rel=0.1)
@@ -156,7 +156,7 @@ def test_caches_that_a_step_takes_cost_time(tmp_path: Path) -> None:
 
 
 def test_a_file_brings_the_same_model_back(tmp_path: Path) -> None:
-    model, held_out = EngineRegression().fit(drawn(500, 6, 0.05)), drawn(100, 7, 0.05)
+    model, held_out = EngineRegression().fit(random_steps(500, 6, 0.05)), random_steps(100, 7, 0.05)
     file = tmp_path / "steps.yaml"
     document = model.document(errors=model.errors(held_out), repeat_spread=0.05, provenance=PROVENANCE)
     file.write_text(write_yaml(document))
@@ -175,7 +175,7 @@ def test_a_file_brings_the_same_model_back(tmp_path: Path) -> None:
     [({"knots": [1, 2], "values": [0.1]}, "lines.rows.values"), ({"knots": [2, 1], "values": [0.1, 0.2]}, "knots")],
 )
 def test_a_line_that_is_none_is_refused(tmp_path: Path, wrong: dict[str, list[float]], field: str) -> None:
-    model = EngineRegression().fit(drawn(500, 6, 0.05))
+    model = EngineRegression().fit(random_steps(500, 6, 0.05))
     document = model.document(errors=np.zeros(1), repeat_spread=0.05, provenance=PROVENANCE)
     document["lines"]["rows"] = wrong
     file = tmp_path / "steps.yaml"
@@ -187,7 +187,7 @@ def test_a_line_that_is_none_is_refused(tmp_path: Path, wrong: dict[str, list[fl
 
 def test_a_file_of_an_earlier_kind_is_refused(tmp_path: Path) -> None:
     # Its rows were grouped by four.
-    model = EngineRegression().fit(drawn(500, 6, 0.05))
+    model = EngineRegression().fit(random_steps(500, 6, 0.05))
     document = model.document(errors=np.zeros(1), repeat_spread=0.05, provenance=PROVENANCE)
     file = tmp_path / "steps.yaml"
     file.write_text(write_yaml({**document, "schema": "twin.engine-steps/1"}))
@@ -197,7 +197,7 @@ def test_a_file_of_an_earlier_kind_is_refused(tmp_path: Path) -> None:
 
 def test_what_cannot_be_fitted_is_refused() -> None:
     with pytest.raises(CannotFit, match="at least 16 steps"):
-        EngineRegression().fit(drawn(15, 8, 0.0))
+        EngineRegression().fit(random_steps(15, 8, 0.0))
     with pytest.raises(CannotFit, match="above 0"):
         EngineRegression().fit([Step(1, 1, 0, 1, 0, 1)] * 20)
     with pytest.raises(NotFitted):
