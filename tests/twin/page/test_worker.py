@@ -24,7 +24,7 @@ LIMIT = 120.0
 """Seconds to wait for a process, on a machine that does much else."""
 
 
-def question_of(**changes: Any) -> Inquiry:
+def question(**changes: Any) -> Inquiry:
     return Inquiry(roofline(**changes), Path("s.yaml"))
 
 
@@ -35,7 +35,7 @@ def all_told(inquiry: Inquiry, query: dict[str, str]) -> list[tuple[str, dict[st
 
 
 def test_a_question_gets_a_draft_an_answer_and_curves() -> None:
-    messages = all_told(question_of(), {})
+    messages = all_told(question(), {})
     kinds = [kind for kind, _ in messages]
     assert kinds[:3] == ["draft", "full", "afd"]
     assert set(kinds[3:]) == {"pareto"}
@@ -49,7 +49,7 @@ def test_a_question_gets_a_draft_an_answer_and_curves() -> None:
 
 
 def test_an_answer_is_that_of_the_scenario_written(tmp_path: Path) -> None:
-    inquiry = question_of()
+    inquiry = question()
     query = {"rate": "6", "seqs": "32", "layout": "apart"}
     (full,) = [document for kind, document in all_told(inquiry, query) if kind == "full"]
     (tmp_path / "s.yaml").write_text(write_yaml(inquiry.changed(from_link(inquiry.knobs, query))))
@@ -57,13 +57,13 @@ def test_an_answer_is_that_of_the_scenario_written(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_is_told_in_one_line_and_ends_the_answer() -> None:
-    ((kind, document),) = all_told(question_of(), {"model": "llama-3.1-405b"})
+    ((kind, document),) = all_told(question(), {"model": "llama-3.1-405b"})
     assert kind == "error"
     assert "weights leave room for a KV cache" in document["text"]
 
 
 def test_points_that_are_overloaded_or_do_not_fit_say_so() -> None:
-    points = [document for kind, document in all_told(question_of(), {"model": "llama-3.1-70b", "tp": "4", "rate": "14"})
+    points = [document for kind, document in all_told(question(), {"model": "llama-3.1-70b", "tp": "4", "rate": "14"})
               if kind == "pareto"]  # fmt: skip
     reasons = {point["name"]: point.get("reason", "") for point in points}
     assert "weights leave room" in reasons["TP 1"]
@@ -74,7 +74,7 @@ def test_points_that_are_overloaded_or_do_not_fit_say_so() -> None:
 def test_other_step_times_and_closed_loops_have_no_afd_curve() -> None:
     linear = {"source": "linear", "overhead": 0.01, "per_token": 1e-4, "per_kv_token": 1e-7}
     engine = {"max_num_seqs": 16, "max_num_batched_tokens": 1024, "num_gpu_blocks": 4000}
-    messages = all_told(question_of(step_time=linear, engine=engine), {})
+    messages = all_told(question(step_time=linear, engine=engine), {})
     (curve,) = [document for kind, document in messages if kind == "afd"]
     assert "needs step times of source roofline" in curve["reason"]
     assert {document["name"] for kind, document in messages if kind == "pareto"} == {"as chosen"}
@@ -83,7 +83,7 @@ def test_other_step_times_and_closed_loops_have_no_afd_curve() -> None:
 @pytest.fixture
 def worker() -> Iterator[tuple[Worker, queue.Queue[Answer]]]:
     answers: queue.Queue[Answer] = queue.Queue()
-    page_worker = Worker(question_of(), lambda *message: answers.put(message))
+    page_worker = Worker(question(), lambda *message: answers.put(message))
     yield page_worker, answers
     page_worker.close()
 
@@ -91,7 +91,7 @@ def worker() -> Iterator[tuple[Worker, queue.Queue[Answer]]]:
 def test_a_new_question_stops_the_one_before(worker: tuple[Worker, queue.Queue[Answer]]) -> None:
     """The first question's curves, some 24 simulations, are not computed once the second has come."""
     at_work, answers = worker
-    inquiry = question_of()
+    inquiry = question()
     first = at_work.ask(from_link(inquiry.knobs, {}))
     while answers.get(timeout=LIMIT)[1] != "full":
         pass
@@ -110,7 +110,7 @@ def test_a_new_question_stops_the_one_before(worker: tuple[Worker, queue.Queue[A
 
 def test_many_questions_at_once_get_one_answer(worker: tuple[Worker, queue.Queue[Answer]]) -> None:
     at_work, answers = worker
-    inquiry = question_of()
+    inquiry = question()
     (process,) = (child for child in multiprocessing.active_children() if child.name == "what-if")
     assert process.pid is not None
     os.kill(process.pid, signal.SIGSTOP)  # however slowly they are asked, all have come when it goes on
