@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from json import JSONEncoder
 from typing import Any, TypeAlias
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from starlette import responses
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,12 +19,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from live.server import openapi, protocol, replies
-from live.server.completions import create_chat_completion, create_completion
-from live.server.endpoints import detokenize, health, metrics, models, tokenize, version
+from live.server import openapi
 from live.server.errors import INVALID, ApiError, busy, invalid_body
 from live.server.openapi import Operation
-from live.server.pooling import classify, embeddings, pooling, rerank, score
 from live.server.protocol import MAX_CONTAINERS, has_too_many_containers
 from live.server.request_state import Response
 from live.server.service import Service
@@ -52,31 +49,8 @@ Result: TypeAlias = Mapping[str, Any] | bytes | Response
 """A document, a page of text, or a response whose generations have to run."""
 
 
-def _post(paths: str, handler: Any, body: Any, response: Any, *, streams: bool = False) -> list[Operation]:
-    adapters = TypeAdapter(response), TypeAdapter(body)
-    return [Operation(path, handler, *adapters, streams=streams) for path in paths.split()]
-
-
-OPERATIONS: tuple[Operation, ...] = (
-    Operation("/health", health, TypeAdapter(replies.Status), requires_key=False),
-    Operation("/ping", health, TypeAdapter(replies.Status), requires_key=False),
-    Operation("/version", version, TypeAdapter(replies.Version), requires_key=False),
-    Operation("/metrics", metrics, None, requires_key=False),
-    Operation("/v1/models", models, TypeAdapter(replies.Models)),
-    *_post("/v1/completions", create_completion, protocol.CompletionRequest, replies.Completion, streams=True),
-    *_post("/v1/chat/completions", create_chat_completion, protocol.ChatRequest, replies.Chat, streams=True),
-    *_post("/v1/embeddings", embeddings, protocol.EmbeddingRequest, replies.Embeddings),
-    *_post("/pooling", pooling, protocol.EmbeddingRequest, replies.Pooling),
-    *_post("/classify", classify, protocol.ClassifyRequest, replies.Classes),
-    *_post("/score /v1/score", score, protocol.ScoreRequest, replies.Scores),
-    *_post("/rerank /v1/rerank", rerank, protocol.RerankRequest, replies.Ranking),
-    *_post("/tokenize", tokenize, protocol.TokenizeText | protocol.TokenizeChat, replies.Tokens),
-    *_post("/detokenize", detokenize, protocol.DetokenizeRequest, replies.Prompt),
-)
-
-
 class App(Starlette):
-    """The application of one service.
+    """The application of one service, with an endpoint for each operation.
 
     Attributes:
         in_flight: requests with a body that are being answered, counted from the end of their bodies.
@@ -84,12 +58,12 @@ class App(Starlette):
             the service and raise its errors, but must not change what the event loop uses.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, operations: Sequence[Operation]) -> None:
         self.service = service
         self.in_flight = 0
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="live.server")
-        routes = [_route(operation.path, operation.method, Endpoint(self, operation)) for operation in OPERATIONS]
-        document = openapi.document(OPERATIONS, service.version, bool(service.config.api_key))
+        routes = [_route(operation.path, operation.method, Endpoint(self, operation)) for operation in operations]
+        document = openapi.document(operations, service.version, bool(service.config.api_key))
         routes.append(_route("/openapi.json", "GET", JSONResponse(document)))
         super().__init__(routes=routes, exception_handlers={HTTPException: _no_such_endpoint})
         self.router.redirect_slashes = False

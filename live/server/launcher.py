@@ -1,4 +1,4 @@
-"""Starts the server on a socket, and shuts it down with an exit code."""
+"""The operations of the API, and a server of them on a socket, which is shut down with an exit code."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import uvicorn
+from pydantic import TypeAdapter
 from starlette.types import ASGIApp
 
 from live.backend import Backend
 from live.memory import freeze_loaded_objects
+from live.server import protocol, replies
 from live.server.app import STOPPED, App
+from live.server.completions import create_chat_completion, create_completion
 from live.server.config import Limits, ServerConfig
 from live.server.connection import ConnectionConfig, cut_off
+from live.server.endpoints import detokenize, health, metrics, models, tokenize, version
 from live.server.errors import busy
+from live.server.openapi import Operation
+from live.server.pooling import classify, embeddings, pooling, rerank, score
 from live.server.service import Service
 from live.text.chat import ChatTemplate
 from live.text.tokenizer import Tokenizer
@@ -28,6 +35,29 @@ log = logging.getLogger("live.server")
 
 CUT_OFF_SECONDS = 1.0
 """Seconds in which clients that are cut off can still be told so."""
+
+
+def _post(paths: str, handler: Any, body: Any, response: Any, *, streams: bool = False) -> list[Operation]:
+    adapters = TypeAdapter(response), TypeAdapter(body)
+    return [Operation(path, handler, *adapters, streams=streams) for path in paths.split()]
+
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation("/health", health, TypeAdapter(replies.Status), requires_key=False),
+    Operation("/ping", health, TypeAdapter(replies.Status), requires_key=False),
+    Operation("/version", version, TypeAdapter(replies.Version), requires_key=False),
+    Operation("/metrics", metrics, None, requires_key=False),
+    Operation("/v1/models", models, TypeAdapter(replies.Models)),
+    *_post("/v1/completions", create_completion, protocol.CompletionRequest, replies.Completion, streams=True),
+    *_post("/v1/chat/completions", create_chat_completion, protocol.ChatRequest, replies.Chat, streams=True),
+    *_post("/v1/embeddings", embeddings, protocol.EmbeddingRequest, replies.Embeddings),
+    *_post("/pooling", pooling, protocol.EmbeddingRequest, replies.Pooling),
+    *_post("/classify", classify, protocol.ClassifyRequest, replies.Classes),
+    *_post("/score /v1/score", score, protocol.ScoreRequest, replies.Scores),
+    *_post("/rerank /v1/rerank", rerank, protocol.RerankRequest, replies.Ranking),
+    *_post("/tokenize", tokenize, protocol.TokenizeText | protocol.TokenizeChat, replies.Tokens),
+    *_post("/detokenize", detokenize, protocol.DetokenizeRequest, replies.Prompt),
+)
 
 
 class _Server(uvicorn.Server):
@@ -92,7 +122,7 @@ async def serve(
         ends_on_failure: end when the backend fails; otherwise go on, and answer every request with the error.
     """
     service = Service(config, backend, tokenizer, template)
-    app = App(service)
+    app = App(service, OPERATIONS)
     server, serving = await start_server(app, listener, config.limits)
     shutdown = GracefulShutdown(app, server, config.drain_seconds)
     if signals:

@@ -6,7 +6,7 @@ from typing import Any
 
 from papers.claims import claims_table, disagreements, percent_range
 from papers.layout import rows_table, step_shares
-from reports.adaptation.figures import draw_damage
+from reports.adaptation import draw_damage
 from reports.blocks import Report, Table
 from reports.layout import Document, Section, bullets, render, sections, table
 

@@ -192,7 +192,7 @@ def serve(
         raise BadInput("expected none beside --isolated", field="--bits", value=bits)
     TorchOptions(seed).start(prompts=(prompts, 1), concurrency=(concurrency, 1))
     from live.adaptation.served import ServedModules, measure_served
-    from reports.adaptation.served_table import served_table
+    from reports.adaptation import served_table
 
     document = measure_served(ServedModules(model, _by_task(module), bits, isolated), prompts, concurrency, seed)
     return finish(document, [str(served_table(document))], as_json=json)

@@ -67,7 +67,7 @@ def measure(
         raise BadInput("expected a number between 0 and 1", field="--load", value=load)
     TorchOptions(seed).start(requests=(requests, 4), concurrency=(concurrency, 1), rounds=(rounds, 10))
     from live.adaptation.compensation.measures import text_quality
-    from reports.adaptation.measured_table import measured_table
+    from reports.adaptation import measured_table
     from twin.cli.console import note
 
     quality = text_quality(models, sources)

@@ -125,7 +125,7 @@ def resumable(directory: Path) -> Iterator[None]:
 
 def draw_losses(directory: Path, document: dict[str, Any]) -> None:
     """Draw the losses of a training into its directory."""
-    from reports.adaptation.figures import loss_figure
+    from reports.adaptation import loss_figure
     from reports.records.run_directory import write_text
 
     write_text(directory / "loss.svg", loss_figure(document))

@@ -104,7 +104,7 @@ def diagnose(
     """
     options.start(sequences=(quantiser.sequences, 4), full_rank=(compensators.full_rank, 1))
     from live.adaptation.compensation import runs
-    from reports.adaptation.figures import damage_figure
+    from reports.adaptation import damage_figure
     from reports.records.run_directory import write_text
 
     document = runs.diagnose(quantiser.job(model, options.seed), compensators.budget())

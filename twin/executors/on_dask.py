@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from scenarios.reading import ImportedPlugin
 from twin.executors.batches import OnCluster
-from twin.executors.errors import ExecutorLost
+from twin.executors.processes import ExecutorLost
 from twin.executors.shipping import Batch, Reply, difference, run_batch, store_parts, versions
 from workloads.errors import BadInput, missing_extra
 

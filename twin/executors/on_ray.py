@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from scenarios.reading import ImportedPlugin
 from twin.executors.batches import OnCluster
-from twin.executors.errors import ExecutorLost
+from twin.executors.processes import ExecutorLost
 from twin.executors.shipping import Batch, Reply, Shipper, run_batch
 from workloads.errors import BadInput, missing_extra
 

@@ -12,11 +12,19 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from twin.executors.errors import ExecutorLost
+from workloads.errors import TwinError
 
-if TYPE_CHECKING:  # a single run needs no processes, and would wait for these to load
+if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.context import BaseContext
+
+
+class ExecutorLost(TwinError):
+    """The executor is gone, or a task ends every worker that runs it. Results that have come back by then are kept."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}; the same command, with any executor, goes on from the results that are kept")
+
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

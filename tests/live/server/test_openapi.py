@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from live.models.decoder import Decoder
-from live.server.app import OPERATIONS
 from live.server.errors import INVALID
+from live.server.launcher import OPERATIONS
 from live.server.openapi import Operation
 from tests.live.server.conftest import config, running
 

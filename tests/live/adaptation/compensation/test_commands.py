@@ -17,7 +17,7 @@ from live.adaptation.text.corpus import is_held_out
 from live.adaptation.training import TrainingSettings
 from live.loaded_model import LoadedModel
 from live.models.compensated import Compensated
-from reports.adaptation.measured_table import measured_table
+from reports.adaptation import measured_table
 from schedulers.engine_config import EngineConfig
 from twin.cli import run
 

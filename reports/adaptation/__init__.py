@@ -1,1 +1,0 @@
-"""Trainings of small models (`twin adapt`): figures of their losses."""
