@@ -10,6 +10,7 @@ tests/docs/refresh_tables.py` prints them anew.
 from __future__ import annotations
 
 import contextlib
+import doctest
 import gzip
 import io
 import os
@@ -35,7 +36,10 @@ AZURE = ROOT.parent / "shared" / "data" / "traces" / "azure_llm_2023_conv.csv.gz
 AZURE_NAME = "AzureLLMInferenceTrace_conv.csv"
 
 GUIDES = sorted([*(DOCS / "tutorial").glob("*.md"), *(DOCS / "how-to").glob("*.md")])
-SLOW = ("validate-on-your-machine", "compensate-a-model", "autoscale", "offload-kv-blocks")
+SLOW = (
+    "autoscale", "compensate-a-model", "offload-kv-blocks", "own-hardware", "plan", "tune-a-prefill-module",
+    "validate-on-your-machine",
+)  # fmt: skip
 PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
 
 
@@ -161,6 +165,21 @@ def _smaller(scenario: str) -> str:
     return re.sub(r"(decode: .*mean:) \d+", r"\1 20", text)
 
 
+@pytest.mark.parametrize(
+    ("page", "examples"),
+    [
+        ("explanation/latency-models.md", 18),
+        ("explanation/from-microbenchmark-to-step-time.md", 20),
+        ("reference/calibration-file.md", 16),
+        ("reference/traces.md", 10),
+    ],
+)
+def test_the_examples_of_a_page_give_what_it_says(page: str, examples: int, workplace: Path) -> None:
+    result = doctest.testfile(str(DOCS / page), module_relative=False)
+    assert result.attempted >= examples
+    assert result.failed == 0
+
+
 def test_the_python_of_the_readme_runs(workplace: Path) -> None:
     (block,) = [block for block in blocks(ROOT / "README.md") if block.language == "python"]
     exec(compile(block.text, "README.md", "exec", dont_inherit=True), {"__name__": "__main__"})
@@ -212,6 +231,20 @@ def _theory(row: str) -> list[str]:
     return [words[index] for index in (0, 1, 5, 6)] if "A-" in row else words
 
 
+def prose(page: Path) -> str:
+    """A page without its code blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_of_pages_have_at_most_120_characters(page: Path) -> None:
+    assert [line for line in prose(page).splitlines() if len(line) > 120 and not line.startswith("|")] == []
+
+
+def test_the_readme_has_at_most_700_words() -> None:
+    assert 300 < len(prose(ROOT / "README.md").split()) <= 700
+
+
 def anchors(page: Path) -> set[str]:
     """The targets of links into a page: its headings, as GitHub writes them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
@@ -220,8 +253,7 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_relative_links_resolve(page: Path) -> None:
-    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if re.match(r"[a-z]+:", target):
             continue
         name, _, anchor = target.partition("#")

@@ -44,7 +44,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 def test_served_answers_are_those_of_the_training_code(modules: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["adapt", "serve", "base", *modules, "--bits", "4", "--prompts", "40", "--json"]) == 0
+    assert run(["adapt", "serve", "base", *modules, "--bits", "4", "--prompts", "12", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert set(document["tasks"]) == set(TASKS)
     for row in document["tasks"].values():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,52 +13,12 @@ from latency_models.io.config_io import write_yaml
 from tests.twin.serving.scenarios import scenario
 from twin import BadInput
 
-SIGNATURES = {
-    "load": "(path, overrides=None)",
-    "simulate": "(scenario, overrides=None, *, replications=1, draws=None, trace=None, jobs=None, executor='local')",
-    "sweep": "(scenario, vary=None, *, ratio=None, overrides=None, replications=1, draws=None, trace=None, jobs=None, "
-    "executor='local', requests=False)",
-    "Scenario.with_overrides": "(self, overrides)",
-    "Result.plot": "(self, kind='latencies')",
-    "Result.save": "(self, folder, *, figures=True, events=False)",
-    "SweepResult.plot": "(self, kind=None)",
-    "SweepResult.save": "(self, folder, *, figures=True)",
-}
-ATTRIBUTES = {
-    "Scenario": {"document", "kind", "name", "path", "settings", "spec"},
-    "Result": {"document", "engines", "points", "requests", "scenario", "steps", "summary", "timeseries"},
-    "SweepResult": {"document", "finished", "points", "requests", "scenario"},
-}
-
-
-def signature(name: str) -> str:
-    """The signature of a public function or method, without annotations."""
-    owner, _, method = name.partition(".")
-    function = vars(vars(twin)[owner])[method] if method else vars(twin)[owner]
-    plain = inspect.signature(function)
-    parameters = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in plain.parameters.values()]
-    return str(plain.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
-
 
 def test_the_public_names() -> None:
     assert twin.__all__ == ["BadInput", "Result", "Scenario", "SweepResult", "__version__", "load", "simulate", "sweep"]
     assert set(twin.__all__) <= set(dir(twin))
     with pytest.raises(AttributeError, match="no attribute 'simulat'"):
         _ = twin.simulat  # type: ignore[attr-defined]
-
-
-def test_the_signatures() -> None:
-    _ = twin.load, twin.simulate, twin.sweep, twin.Result, twin.Scenario, twin.SweepResult
-    assert {name: signature(name) for name in SIGNATURES} == SIGNATURES
-
-
-@pytest.mark.parametrize("name", sorted(ATTRIBUTES))
-def test_the_attributes_and_methods(name: str) -> None:
-    kind = {"Scenario": twin.Scenario, "Result": twin.Result, "SweepResult": twin.SweepResult}[name]
-    members = {member for member in {*vars(kind), *kind.__annotations__} if not member.startswith("_")}
-    methods = {member.partition(".")[2] for member in SIGNATURES if member.startswith(f"{name}.")}
-    inner = {"write"} if name == "Result" else set()  # for the command line
-    assert members == ATTRIBUTES[name] | methods | inner
 
 
 @pytest.fixture

@@ -156,7 +156,7 @@ def straight(log: StepLog) -> float:
 
 def test_what_the_curve_misses_is_not_taken_for_resident_tokens() -> None:
     """The line alone takes a token to cost nearly twice as much; its steps of equal rows say what one costs."""
-    logs = [another_curve(seed) for seed in range(60)]
+    logs = [another_curve(seed) for seed in range(30)]
     fits = [StepRegression(late=False).fit(log) for log in logs]
     prices = np.array([fit.per_kv_token_ for fit in fits])
     assert np.mean([straight(log) for log in logs]) > 42e-9
