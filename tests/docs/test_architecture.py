@@ -50,6 +50,13 @@ def imported(package: str) -> set[str]:
     return modules_imported & set(PACKAGES) - {package}
 
 
+def test_the_page_says_what_each_dependency_is_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = [re.split(r"\W*>", requirement)[0] for requirement in project["dependencies"]]
+    rows = dict(re.findall(r"^\| ([\w-]+) \| (.+?) \| .*\|$", PAGE, re.M))
+    assert {name for name in names if not rows.get(name)} == set()
+
+
 def test_the_table_has_every_package() -> None:
     assert allowed().keys() == set(PACKAGES)
 

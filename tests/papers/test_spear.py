@@ -12,16 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latency_models.sources.ec_tables import Selection
 from papers.spear import published as spear_published
 from papers.spear import reproduction as spear
-from papers.spear import tables as spear_tables
 from papers.spear import workload as spear_workload
 from papers.spear.claims import claims, meets
-from papers.spear.published import DENSITIES, GOALS, Row, published_rows, slo_rows, static_rows
+from papers.spear.published import DENSITIES, Row, published_rows, slo_rows, static_rows
 from papers.spear.report import tables as spear_table
 from papers.spear.reproduction import Study, reproduce
-from papers.spear.tables import GRID, READINGS, Fit, Iteration, Reading, Setting, complete
+from papers.spear.tables import READINGS, Fit, Reading, Setting, complete
 from papers.spear.workload import Sampling
 from tests.reports.rendering import lines_of
 from workloads.traces import Trace
@@ -52,13 +50,6 @@ def document() -> Document:
 
 
 # -- what is printed ---------------------------------------------------------------------------------------------------
-
-
-def test_rows_are_fitted_or_held_out() -> None:
-    assert (len(static_rows()), len(slo_rows())) == (12, 6)
-    assert [*static_rows(), *slo_rows()] == published_rows()
-    assert {row.goal for row in slo_rows()} == set(GOALS)
-    assert (static_rows()[0].name, slo_rows()[-1].name) == ("static-512", "SLO 16 ms")
 
 
 # -- what is drawn -----------------------------------------------------------------------------------------------------
@@ -103,18 +94,6 @@ def test_iteration_latency_grows_whatever_was_fitted(base: list[float], compensa
     for density in (0.0, 0.15, 0.6, 1.0):
         assert all(np.diff(iteration.at(density)) > 0)
     assert min(iteration.compensators) >= 0
-
-
-def test_layer_tables_add_up_to_the_iteration() -> None:
-    tables = TABLES.tables()
-    for density in DENSITIES.values():
-        assert tables.iteration(Selection(density=density)) == pytest.approx(TABLES.at(density))
-
-
-def test_a_line_in_the_density_is_found_again() -> None:
-    values = np.array([[1.0 + 2.0 * density, 3.0] for density in DENSITIES.values()])
-    a, b = spear_tables.on_density(values, tuple(DENSITIES))
-    assert (a.tolist(), b.tolist()) == (pytest.approx([1.0, 3.0]), pytest.approx([2.0, 0.0], abs=1e-12))
 
 
 def planted(density: str, replications: tuple[int, ...]) -> list[Row]:
@@ -172,25 +151,6 @@ def test_the_goal_is_kept_and_no_static_size_that_keeps_it_is_quicker(row: Row) 
             meeting += 1
             assert sum(ttft for _, ttft in slo_figures) < sum(ttft for _, ttft in runs)
     assert 2 <= meeting < len(rivals)
-
-
-def test_a_scheduler_that_overrates_its_device_misses_the_goal() -> None:
-    """Goals are kept only if step times are those that the scheduler reckons with."""
-    row = slo_rows()[0]
-    slower = Iteration(tuple(1.1 * w for w in TABLES.base), TABLES.compensators)
-    assert not meets(slower_than_reckoned(slower, row), row.goal or 0)
-
-
-def slower_than_reckoned(real: Iteration, row: Row) -> float:
-    """P99 ITL on a device with one table and a scheduler that has the other."""
-
-    class Deceived(Setting):
-        def chunking(self, row: Row) -> dict[str, Any]:
-            seconds = TABLES.at(DENSITIES[row.density])
-            return {**super().chunking(row), "tokens": list(GRID), "seconds": seconds}
-
-    ((p99, _),) = Deceived(SYNTHETIC.reading, None, "synthetic").run(real, row, (0,))
-    return p99
 
 
 def test_the_document(document: Document) -> None:

@@ -12,12 +12,11 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from latency_models.deployment.hardware import load_hardware
 from latency_models.fitting.linear import LinearLatency
 from papers.sun import pool as sun_pool
 from papers.sun import reproduction as sun
 from papers.sun import skew as sun_skew
-from papers.sun.concurrency import errors, forms, predict_engine
+from papers.sun.concurrency import errors, predict_engine
 from papers.sun.concurrency import scenario as row_scenario
 from papers.sun.decode import (
     FITTED,
@@ -27,10 +26,9 @@ from papers.sun.decode import (
     closed_loop,
     fit_decode,
     fit_prompts,
-    ridge_rows,
     rows_of,
 )
-from papers.sun.node import Load, Outcome, fitted_service, outcomes, scenario
+from papers.sun.node import Load, Outcome, fitted_service, scenario
 from papers.sun.pool import choose, offered, possible_answers, predict_pools
 from papers.sun.published import ISOLATED, SHARED, ConcurrencyRow, concurrency_rows, pool_rows
 from papers.sun.report import figures as sun_figures
@@ -90,21 +88,6 @@ def test_held_out_rows_touch_no_parameter(model: str, form: Any) -> None:
         assert row_scenario(row, fit, 1e-4, 1e-2) == row_scenario(changed, fit, 1e-4, 1e-2)
 
 
-def test_quantised_weights_change_what_is_read_and_nothing_else() -> None:
-    for model in MODELS:
-        fit = fit_decode(rows_of(concurrency_rows(), model))
-        assert 0.25 < fit.weights[4] / fit.weights[16] < 1  # a quarter of the bytes, with scales and a host
-        bandwidth = load_hardware("a100-sxm-80gb").memory_bandwidth
-        assert fit.weights[16] > 2 * 7.5e9 / bandwidth  # weights of 8B models without embeddings
-        assert fit.per_kv_token > 131072 / bandwidth
-
-
-def test_concurrency_16_is_below_the_ridge() -> None:
-    hardware = load_hardware("a100-sxm-80gb")
-    assert ridge_rows(hardware, 16) == pytest.approx(312e12 / 2.039e12)
-    assert 16 < ridge_rows(hardware, 4) == pytest.approx(ridge_rows(hardware, 16) / 4)
-
-
 def test_concurrency_16_from_1_and_4() -> None:
     engines = [(model, method) for model in MODELS for method in ("Full-FT", "AWQ", "QSUN")]
     results = [result for engine in engines for result in predict_engine(*engine)]
@@ -123,14 +106,6 @@ def test_concurrency_16_from_1_and_4() -> None:
         for metric in ("tpot", "throughput"):  # the simulation and the closed form: two ways to the same number
             assert result["predicted"][metric] == pytest.approx(result["closed_form"][metric], rel=0.01)
     assert errors(results, "ttft")["mean"] > 0.2  # known: the print's prompts wait for each other
-
-
-def test_a_cost_of_every_row_would_miss() -> None:
-    by_form = {form["form"]: form for form in forms(concurrency_rows()) if not form["plain"]}
-    assert by_form["batching"]["tpot_error"] < 0.03 < by_form["rows"]["tpot_error"]
-    assert by_form["batching"]["misfit"] == pytest.approx(
-        by_form["rows"]["misfit"], abs=1e-3
-    )  # low concurrency cannot tell
 
 
 # -- figures 3 and 4 ---------------------------------------------------------------------------------------------------
@@ -176,15 +151,6 @@ def test_skew_hurts_isolated_workers_and_not_the_pool() -> None:
         assert isolated[2] < 0.9 * isolated[0]
         assert isolated[2] < 0.9 * together[2]
     assert runs[ISOLATED][2].achieved < 0.9 < runs[SHARED][2].achieved
-
-
-def test_both_placements_are_sent_the_same_requests() -> None:
-    """At a load at which nothing waits for decoding, they complete alike."""
-    load = Load(rate=2.0, answer=64, zipf=1.0, grace=2.0, window=10.0)
-    service = fitted_service()
-    isolated, together = (outcomes(scenario(service, load, placement), 2) for placement in (ISOLATED, SHARED))
-    assert [run.ttft for run in isolated] == [run.ttft for run in together]
-    assert isolated[0].ttft != isolated[1].ttft
 
 
 def test_sizes_of_the_effect_are_worked_out_by_pairs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -246,6 +246,7 @@ def test_without_attention_there_are_no_step_times(tmp_path: Path) -> None:
         file.step_time()
 
 
+@pytest.mark.slow
 def test_a_minute_grid_end_to_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
