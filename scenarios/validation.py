@@ -93,7 +93,7 @@ class LiveEngineSpec(EngineSpec):
 
 NOT_IN_VLLM = (
     "max_table_blocks", "in_batch_prefix_caching", "preemption_policy", "speculative_config", "kv_offloading",
-    "lora_config", "weight_swapping", "admission_control", "one_shot",
+    "lora_config", "weight_swapping", "admission_control",
 )  # fmt: skip
 """Settings of an engine that a validation of vLLM does not pass on."""
 

@@ -21,6 +21,7 @@ from live.validation.replay import ReplayResult, replay
 from live.vllm.clock import ProcessClock
 from live.vllm.engine import VllmEngine
 from live.vllm.schedulers import AsyncPolicyScheduler, PolicyScheduler
+from live.vllm.settings import SECTION
 from scenarios.engine import SchedulerPlan
 from scenarios.validation import ProfilingSpec, ValidationScenario
 from schedulers.chunking import ChunkPolicy
@@ -119,6 +120,8 @@ def start(scenario: ValidationScenario, config: EngineConfig, base: Path) -> tup
             file = directory / "config.json" if directory.is_dir() else directory
             shutil.copy(file, Path(folder) / "config.json")
             directory = Path(folder)
+        budgets = engine.model_dump(mode="json", include={"one_shot"}, exclude_none=True)
+        sequences = config.max_num_seqs + (config.one_shot.sequences if config.one_shot else 0)
         kv_bytes = (config.num_gpu_blocks + NULL_BLOCKS) * config.block_size * bytes_per_token(directory, model.dtype)
         try:
             arguments = EngineArgs(
@@ -126,12 +129,12 @@ def start(scenario: ValidationScenario, config: EngineConfig, base: Path) -> tup
                 skip_tokenizer_init=True, dtype=model.dtype, seed=scenario.seed, enforce_eager=True,
                 block_size=config.block_size, num_gpu_blocks_override=config.num_gpu_blocks + NULL_BLOCKS,
                 kv_cache_memory_bytes=kv_bytes,
-                max_num_batched_tokens=config.max_num_batched_tokens, max_num_seqs=config.max_num_seqs,
+                max_num_batched_tokens=config.max_num_batched_tokens, max_num_seqs=sequences,
                 enable_prefix_caching=config.enable_prefix_caching, scheduling_policy=config.scheduling_policy,
                 scheduler_reserve_full_isl=config.kv_reservation != "chunk",
                 async_scheduling=engine.async_scheduling,
                 scheduler_cls=AsyncPolicyScheduler if engine.async_scheduling else PolicyScheduler,
-                disable_log_stats=True,
+                additional_config={SECTION: budgets}, disable_log_stats=True,
             )  # fmt: skip
             llm = LLMEngine.from_engine_args(arguments)
         except (ValueError, RuntimeError) as error:

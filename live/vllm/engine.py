@@ -105,11 +105,13 @@ class VllmEngine:
             generation = sequence.payload
             assert isinstance(generation, Generation)
             tokens = output.outputs[0].token_ids
+            one_shot = not generation.request.max_tokens  # vLLM runs it for one token, which the request does not have
             if generation.first_token < 0 and tokens:
                 generation.first_token = end
                 sequence.num_cached_tokens = output.num_cached_tokens or 0
-            generation.output.extend(tokens)
-            if self.keep_times:
+            if not one_shot:
+                generation.output.extend(tokens)
+            if self.keep_times and not one_shot:
                 generation.times.extend([end] * len(tokens))
             if output.finished:
                 generation.last_token = end

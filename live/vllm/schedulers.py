@@ -6,6 +6,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from live.vllm.chunking import SizesChunks
+from live.vllm.one_shot import RunsOneShots
 from live.vllm.recording import RecordsSteps
 
 
@@ -17,9 +18,9 @@ class AsyncRecordingScheduler(RecordsSteps, AsyncScheduler):  # type: ignore[mis
     """The same for async scheduling."""
 
 
-class PolicyScheduler(RecordsSteps, SizesChunks, Scheduler):  # type: ignore[misc]
+class PolicyScheduler(RecordsSteps, SizesChunks, RunsOneShots, Scheduler):  # type: ignore[misc]
     """vLLM's scheduler with chunk policy, one-shot lane and step log, as far as settings name them."""
 
 
-class AsyncPolicyScheduler(RecordsSteps, SizesChunks, AsyncScheduler):  # type: ignore[misc]
+class AsyncPolicyScheduler(RecordsSteps, SizesChunks, RunsOneShots, AsyncScheduler):  # type: ignore[misc]
     """The same for async scheduling."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +14,13 @@ import pytest
 from latency_models.sources.vllm_step_log.spec import StepRegression
 from latency_models.sources.vllm_step_log.step_log import read_step_log
 from live.vllm.chunking import SizesChunks, decode_rows
+from live.vllm.one_shot import RunsOneShots
 from live.vllm.recording import CLOCKS, RecordsSteps
 from live.vllm.settings import read_settings
 from schedulers.chunking import SloChunks
 from workloads.errors import BadInput
 
+ARRIVALS = count()
 SLO = {"policy": "slo", "slo_seconds": 0.02, "tokens": [1, 100, 200], "seconds": [0.002, 0.01, 0.03], "max_tokens": 512}
 
 
@@ -28,9 +32,30 @@ class FakeRequest:
         self.num_tokens, self.num_computed_tokens, self.num_output_placeholders = prompt, 0, 0
         self.is_prefill_chunk = True
 
+        self.arrival = next(ARRIVALS)
+
     @property
     def num_tokens_with_spec(self) -> int:
         return self.num_tokens
+
+    def __lt__(self, other: FakeRequest) -> bool:
+        return self.arrival < other.arrival
+
+
+class FakeQueue(deque[FakeRequest]):
+    """A queue with vLLM's names."""
+
+    add_request = deque.append
+    pop_request = deque.popleft
+    prepend_request = deque.appendleft
+
+    def peek_request(self) -> FakeRequest:
+        return self[0]
+
+    def remove_requests(self, requests: set[FakeRequest]) -> None:
+        rest = [request for request in self if request not in requests]
+        self.clear()
+        self.extend(rest)
 
 
 class FakeScheduler:
@@ -40,29 +65,35 @@ class FakeScheduler:
         self.max_num_scheduled_tokens = 256
         self.requests: dict[str, FakeRequest] = {}
         self.running: list[FakeRequest] = []
-        self.waiting: list[FakeRequest] = []
+        self.waiting: Any = FakeQueue()
+        self.max_num_running_reqs = 4
         self.kv_cache_manager = SimpleNamespace(usage=0.25)
 
     def add(self, request: FakeRequest) -> None:
         self.requests[request.request_id] = request
-        self.waiting.append(request)
+        self.waiting.add_request(request)
 
     def schedule(self) -> Any:
-        budget, scheduled = self.max_num_scheduled_tokens, {}
-        for request in [*self.running, *self.waiting]:
-            missing = request.num_tokens + request.num_output_placeholders - request.num_computed_tokens
-            if (tokens := min(missing, budget)) > 0:
-                scheduled[request.request_id] = tokens
-                budget -= tokens
-                if request in self.waiting:
-                    self.waiting.remove(request)
-                    self.running.append(request)
-                request.num_computed_tokens += tokens
-                request.is_prefill_chunk = request.num_computed_tokens < request.num_tokens
+        budget, scheduled = self.max_num_scheduled_tokens, dict[str, int]()
+        for request in self.running:
+            budget -= self._schedule(request, budget, scheduled)
+        while budget > 0 and self.waiting and len(self.running) < self.max_num_running_reqs:
+            request = self.waiting.peek_request()
+            assert self.waiting.pop_request() is request
+            self.running.append(request)
+            budget -= self._schedule(request, budget, scheduled)
         return SimpleNamespace(
             num_scheduled_tokens=scheduled, total_num_scheduled_tokens=sum(scheduled.values()),
             scheduled_spec_decode_tokens={},
         )  # fmt: skip
+
+    def _schedule(self, request: FakeRequest, budget: int, scheduled: dict[str, int]) -> int:
+        missing = request.num_tokens + request.num_output_placeholders - request.num_computed_tokens
+        if (tokens := min(missing, budget)) > 0:
+            scheduled[request.request_id] = tokens
+            request.num_computed_tokens += tokens
+            request.is_prefill_chunk = request.num_computed_tokens < request.num_tokens
+        return tokens
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> str:
         for name in scheduler_output.num_scheduled_tokens:
@@ -80,7 +111,7 @@ class FakeScheduler:
         pass
 
 
-class Scheduler(RecordsSteps, SizesChunks, FakeScheduler):
+class Scheduler(RecordsSteps, SizesChunks, RunsOneShots, FakeScheduler):
     """As `live.vllm.schedulers.PolicyScheduler`."""
 
 
@@ -218,3 +249,40 @@ def test_bad_settings_are_refused_in_one_line(section: Any, text: str) -> None:
     with pytest.raises(BadInput, match=text) as error:
         read_settings({"serving_twin": section})
     assert "\n" not in str(error.value)
+
+
+def test_one_shots_pass_chats_that_wait_for_a_place() -> None:
+    engine = scheduler(one_shot={"tokens": 100, "sequences": 2})
+    for name in ("a", "b", "c"):  # 4 places, of which 2 are for one-shots
+        engine.add(FakeRequest(name, 10, 30))
+    for i in range(3):
+        engine.add(FakeRequest(f"judge {i}", 30, 1))
+    assert run(engine, 2) == [{"a": 10, "b": 10, "judge 0": 30, "judge 1": 30}, {"a": 1, "b": 1, "judge 2": 30}]
+    assert len(engine.waiting) == 1
+
+
+def test_without_the_lane_they_wait_behind_chats() -> None:
+    engine = scheduler()
+    for i in range(5):
+        engine.add(FakeRequest(f"chat {i}", 10, 30))
+    engine.add(FakeRequest("judge", 30, 1))
+    assert all("judge" not in step for step in run(engine, 5))
+
+
+def test_a_one_shot_prompt_runs_whole_or_waits() -> None:
+    engine = scheduler(one_shot={"tokens": 100, "sequences": 2})
+    engine.add(FakeRequest("judge 0", 70, 1))
+    engine.add(FakeRequest("judge 1", 70, 1))
+    engine.add(FakeRequest("chat", 200, 9))
+    engine.add(FakeRequest("judge 2", 101, 1))  # no step holds it whole: it is chunked, in the other lane
+    assert run(engine, 3) == [{"judge 0": 70, "chat": 186}, {"chat": 14, "judge 1": 70, "judge 2": 101}, {"chat": 1}]
+
+
+def test_aborted_requests_leave_their_lanes() -> None:
+    engine = scheduler(one_shot={"tokens": 100, "sequences": 2})
+    chat, judge = FakeRequest("chat", 10, 9), FakeRequest("judge", 10, 1)
+    for request in (chat, judge):
+        engine.add(request)
+    assert list(engine.waiting) == [judge, chat]
+    engine.waiting.remove_requests([judge])
+    assert list(engine.waiting) == [chat]
