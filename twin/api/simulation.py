@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +15,8 @@ from twin import process
 from twin.api.arguments import Overrides, check_counts, errors_name_arguments, path_of
 from twin.api.run_folder import complete, new_run
 from twin.api.scenario import Scenario, opened
-from twin.executors.executor import Executor, choose_executor
+from twin.executors.executor import Executor, ExecutorChoice, choose_executor
+from twin.executors.processes import Processes
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.results.reference_run import compare, read_reference_run
 from twin.serving.results.report import run_document, run_inputs
@@ -206,7 +209,7 @@ def simulate(
         from twin.sweeps.serving_sweep import prepare
 
         sweep = prepare(source.document, source.path, [source.settings], path, replications, draws)
-        with choice.start() as started:
+        with started_for(sweep, choice) as started:
             return simulate_several(sweep, source, {}, lambda key, point: None, started, jobs=jobs)
 
 
@@ -230,6 +233,11 @@ def simulate_plan(
     first = _simulate(plan, requests, jobs)
     document = run_document(plan, scenario.settings, first.report)
     return _result(scenario, document, {}, run_inputs([plan], 1, draws), first, measured)
+
+
+def started_for(sweep: ServingSweep, choice: ExecutorChoice) -> AbstractContextManager[Executor]:
+    """The executor for the runs after the first; nothing is started if there are none."""
+    return choice.start() if len(sweep.tasks) > 1 else contextlib.nullcontext(Processes(1))
 
 
 def simulate_several(

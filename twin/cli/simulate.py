@@ -65,7 +65,9 @@ def simulate(
             plan = read_plan(source.document, scenario, settings, trace)
 
     if repetitions.several:
-        with choice.start() as executor:
+        from twin.api.simulation import started_for
+
+        with started_for(sweep, choice) as executor:
             document = _simulate_several(sweep, source, executor, execution.jobs, run, events=events)
     else:
         document = _simulate_plan(plan, source, repetitions.draws, execution.jobs, run, events=events)

@@ -16,6 +16,7 @@ from latency_models.io.config_io import write_yaml
 from tests.twin.serving.scenarios import scenario
 from twin import BadInput, Result
 from twin.cli import run
+from twin.executors.executor import ExecutorChoice
 
 
 @pytest.fixture
@@ -111,6 +112,25 @@ def test_steps_of_several_engines(file: Path) -> None:
     assert list(result.engines["name"]) == ["engine-0", "engine-1"]
     assert result.steps.groupby("engine").size().to_dict() == dict(result.engines[["name", "steps"]].to_numpy())
     assert set(result.requests["replica"]) == {"engine-0", "engine-1"}
+
+
+def test_one_run_reports_what_a_sweep_of_one_does(file: Path) -> None:
+    point = twin.sweep(file).document["points"][0]
+    document = twin.simulate(file).document
+    assert {name: document[name] for name in point} == point
+    assert list(point) == [name for name in document if name in point]
+
+
+def test_equal_replications_start_no_executor(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(choice: object) -> None:
+        raise AssertionError("one run needs no executor")
+
+    monkeypatch.setattr(ExecutorChoice, "start", refuse)
+    lengths = {"distribution": "fixed", "mean": 20}
+    arrivals = {"process": "deterministic", "rate": 5.0}
+    workload = {"requests": 5, "prefill": lengths, "decode": lengths, "arrivals": arrivals}
+    result = twin.simulate(file, {"workload": workload}, replications=3)
+    assert result.document["replications"] == 1
 
 
 def test_intervals_stand_beside_values(file: Path) -> None:
