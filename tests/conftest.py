@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parents[1]
+
+# Each of pytest-xdist's workers has one core, and inherits this. More threads of OpenBLAS would spin while they wait.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # A machine that is busy with other work makes no test fail. `.ci/run --all` takes the second profile.
 for profile, examples in (("suite", 60), ("all", 600)):

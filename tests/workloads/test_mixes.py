@@ -220,3 +220,11 @@ def test_a_bad_share_is_refused(arguments: tuple, message: str) -> None:
 def test_a_mix_without_any_requests_is_refused(shares: list[TaskShare], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         TaskMix(shares)
+
+
+def test_one_share_of_one_length_is_constant_and_a_share_of_no_weight_changes_nothing() -> None:
+    single, absent = TaskShare("embed", 1, Fixed(9)), TaskShare("classify", 0, Uniform(1, 9))
+    assert TaskMix([single]).is_constant
+    assert TaskMix([absent, single]).is_constant
+    assert not TaskMix([TaskShare("classify", 1, Uniform(1, 9))]).is_constant
+    assert not TaskMix([single, TaskShare("score", 1, Fixed(9))]).is_constant
