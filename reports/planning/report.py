@@ -63,7 +63,8 @@ def load_report(document: Document) -> Report:
 
 
 def _answer(document: Document) -> list[Block]:
-    return [Text(f"{document['name']}: {document['note'].lower()}", "note"), Text(document["answer"], "answer")]
+    head = [Text(f"{document['name']}: {document['note'].lower()}", "note"), Text(document["answer"], "answer")]
+    return [*head, *(Text(sentence, "note") for sentence in document.get("measured_like", ()))]
 
 
 def _deployments(document: Document, rows: Sequence[Document]) -> list[Block]:

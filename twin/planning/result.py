@@ -6,8 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.hugging_face import any_model
 from latency_models.deployment.models import ExpertFFN, LatentAttention
+from latency_models.sources.roofline.error_board import board_cell
+from latency_models.sources.roofline.spec import RooflineSpec
 from latency_models.unknowns import Unknown
 from scenarios.goals import Goal
 from twin.planning.max_load import Load
@@ -79,6 +82,7 @@ class Plan:
             "note": NOTE,
             "question": describe_question(question, self.horizon),
             "answer": " ".join(filter(None, [self.answer(), self.price_of_error()])),
+            "measured_like": measured_like(question, self.best or self.nearest_miss),
             "feasible": self.feasible,
             "recommendation": None if self.best is None else row(question, self.best),
             "by_best_estimate": by_estimate,
@@ -290,6 +294,26 @@ def certainty(question: Question, trial: Trial) -> str:
         return f"meets {goals_in_words(question)} {spans}, if its step times are right"
     sure = f"{100 * trial.sure:.0f} % sure that it meets {goals_in_words(question)}"
     return f"{sure}, and {spans} if its step times are as estimated"
+
+
+def measured_like(question: Question, trial: Trial | None) -> list[str]:
+    """How far predictions were off measured rows like the engines of a trial, in sentences."""
+    sentences = []
+    for kind in () if trial is None else trial.candidate.family.kinds:
+        section = kind.step_time or question.document.get("step_time") or {}
+        if section.get("source") != "roofline":
+            continue
+        spec = RooflineSpec.model_validate(section)
+        model = any_model(spec.model, question.path.parent)
+        hardware = load_hardware(spec.hardware, question.path.parent)
+        cell = board_cell(model, hardware.name, spec.placement(model))
+        if cell is not None:
+            sentences.append(f"{_capital(cell.sentence())}.")
+    return list(dict.fromkeys(sentences))
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def untried(question: Question) -> list[str]:

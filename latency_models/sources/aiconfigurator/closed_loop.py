@@ -105,3 +105,15 @@ def _prompt_seconds(step_time: StepTime, decodes: int, kv: int, isl: int, max_ba
         added += step_time.seconds(MixedBatch([chunk], running, kv, kv)) - decode_step
         context += tokens
     return added
+
+
+def prompt_alone(step_time: StepTime, tokens: int, max_batched_tokens: int) -> float:
+    """Seconds of one prompt in steps without decodes, as a prefill engine computes it."""
+    sequence = Sequence(Request(0, 0.0, tokens, 1), 0, one_shot=False)
+    seconds, context = 0.0, 0
+    while context < tokens:
+        size = min(max_batched_tokens, tokens - context)
+        chunk = Chunk(sequence, size, context, last=context + size == tokens)
+        seconds += step_time.seconds(MixedBatch([chunk], [], 0, 0))
+        context += size
+    return seconds

@@ -10,6 +10,7 @@ from latency_models.deployment.hardware import Hardware, Precision
 from latency_models.deployment.models import ExpertFFN, GroupedQueryAttention, Model
 from latency_models.origin import MeasuredDeployment, Origin
 from latency_models.sources.roofline.efficiency import ONE_SHOT, Efficiency, EngineTime, Kind, KindOfKernel, Reached
+from latency_models.sources.roofline.error_board import board_cell
 from latency_models.sources.roofline.placement import (
     CACHE_BYTES,
     COMPUTED_IN,
@@ -220,7 +221,8 @@ class RooflineStepTime(StepTime):
             notes.append(f"kernels of {name} were not measured, others' efficiencies are used: {', '.join(foreign)}")
         if "int8" in (self.placement.weights, self.placement.experts):
             notes.append("INT8 kernels are taken to reach the shares of their peak that FP8 kernels reach")
-        return notes
+        cell = board_cell(self.model, name, self.placement)
+        return notes if cell is None else [*notes, cell.sentence()]
 
     # -- kernels -----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,162 @@
+"""The error of predictions for every measured row that aiconfigurator-core comes with: one table and one page.
+
+    python -m benchmarks.error_board --package FOLDER [--out FOLDER] [--jobs N] [--write]
+
+FOLDER is an installed `aiconfigurator_core`. Every row is predicted from data sheets, and corrected by the other rows
+with everything of its configuration, its model, or its system left out in turn. `--out` gets board.json (goals, cells,
+refusals, the ten worst) and the finished parts, from which an interrupted run continues. `--write` writes the page
+docs/explanation/error-board.md and the summary that comes with the package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.error_board import cells, page
+from benchmarks.error_board.correction import Case, half_intervals, left_out
+from benchmarks.error_board.prediction import Prediction, predict
+from benchmarks.error_board.priors import PRIORS
+from benchmarks.error_board.rows import Row, read_rows
+from benchmarks.provenance import provenance
+from latency_models.sources.roofline.error_board import SUMMARY
+from workloads.errors import BadInput
+
+GROUPS = ("configuration", "model", "system")
+SOURCE = "systems/silicon_sample.csv of aiconfigurator-core 0.12, read by python -m benchmarks.error_board"
+
+
+def predictions(rows: Sequence[Row]) -> tuple[list[tuple[Row, Prediction]], dict[str, str]]:
+    """The rows that can be predicted, and by id the reasons why the others cannot."""
+    predicted, reasons = [], {}
+    for row in rows:
+        try:
+            predicted.append((row, predict(row)))
+        except BadInput as error:
+            reasons[row.id] = f"{error.field} {error.value}: {error.expected}" if error.value else error.expected
+    return predicted, reasons
+
+
+def cases(predicted: Sequence[tuple[Row, Prediction]], quantity: str) -> list[Case]:
+    """One case for each measurement."""
+    unique = {row.measurement: (row, prediction) for row, prediction in reversed(predicted)}
+    return [
+        Case(row, prediction, plain(row, prediction, quantity) * -1, getattr(prediction, f"{quantity}_shares"))
+        for row, prediction in unique.values()
+    ]
+
+
+def plain(row: Row, prediction: Prediction, quantity: str) -> float:
+    """The logarithm of predicted over measured, by the source alone."""
+    return math.log(getattr(prediction, quantity) / getattr(row, quantity))
+
+
+def solve(task: tuple[str, str, list[Case], Path | None]) -> dict[str, list[tuple[float, float]]]:
+    """Errors and half intervals of cases by what is left out; those that an earlier run has stored are read."""
+    layout, quantity, known, folder = task
+    prior = PRIORS[layout, quantity]
+    digest = hashlib.sha256(repr((prior, known)).encode()).hexdigest()[:16]
+    path = folder and folder / f"{layout}-{quantity}-{digest}.json"
+    if path and path.exists():
+        return dict(json.loads(path.read_text()))
+    measured = np.array([case.error for case in known])
+    solved = {}
+    for group, result in left_out(known, prior, GROUPS).items():
+        errors = result.mean - measured
+        half = half_intervals(errors, result.deviation, [case.level(group) for case in known])
+        solved[group] = list(zip(errors.tolist(), half.tolist(), strict=True))
+    if path:
+        path.write_text(json.dumps(solved))
+    return solved
+
+
+def judge(predicted: Sequence[tuple[Row, Prediction]], folder: Path | None, jobs: int) -> list[cells.Judged]:
+    """Every predicted row beside its errors."""
+    parts = {
+        "aggregated": [pair for pair in predicted if pair[0].prefill is None],
+        "disaggregated": [pair for pair in predicted if pair[0].prefill is not None],
+    }
+    tasks = [
+        (layout, quantity, cases(pairs, quantity), folder)
+        for layout, pairs in parts.items()
+        for quantity in ("tpot", "ttft")
+    ]
+    if jobs == 1:
+        results = list(map(solve, tasks))
+    else:
+        with ProcessPoolExecutor(jobs) as pool:
+            results = list(pool.map(solve, tasks))
+    errors: dict[tuple[str, str], dict[Any, dict[str, tuple[float, float]]]] = {}
+    for (layout, quantity, known, _), solved in zip(tasks, results, strict=True):
+        errors[layout, quantity] = {
+            case.row.measurement: {group: tuple(solved[group][at]) for group in GROUPS} for at, case in enumerate(known)
+        }  # type: ignore[misc]  # pairs
+    return [
+        cells.Judged(
+            row,
+            prediction,
+            {quantity: plain(row, prediction, quantity) for quantity in ("tpot", "ttft")},
+            {quantity: errors[layout, quantity][row.measurement] for quantity in ("tpot", "ttft")},
+        )
+        for layout, pairs in parts.items()
+        for row, prediction in pairs
+    ]
+
+
+def board(rows: Sequence[Row], folder: Path | None, jobs: int) -> tuple[dict[str, Any], list[cells.Judged]]:
+    """The document, and the judged rows."""
+    predicted, reasons = predictions(rows)
+    judged = judge(predicted, folder, jobs)
+    aggregated = [one for one in judged if one.row.prefill is None]
+    apart = [one for one in judged if one.row.prefill is not None]
+    document = {
+        **provenance("twin.error-board/1"),
+        "rows": len(rows),
+        "measurements": len({row.measurement for row in rows}),
+        "refused": cells.refused(reasons),
+        "aggregated": cells.judged_errors(aggregated),
+        "disaggregated": cells.judged_errors(apart),
+        "workers stated": cells.judged_errors([one for one in apart if not one.row.assumption]),
+        "shares": cells.shares(aggregated),
+        "worst": cells.worst(judged),
+        "cells": cells.table(judged),
+    }
+    return document, judged
+
+
+def main() -> int:
+    """Predict, sum up, print and write; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--package", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.out:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+    try:
+        rows = read_rows(arguments.package)
+        document, judged = board(rows, arguments.out, arguments.jobs)
+    except BadInput as error:
+        print(f"benchmarks.error_board: {error}", file=sys.stderr)
+        return 2
+    print(page.tables(document, judged))
+    if arguments.out:
+        (arguments.out / "board.json").write_text(json.dumps(document, indent=1) + "\n")
+    if arguments.write:
+        SUMMARY.write_text(page.summary(SOURCE, cells.summary_cells(judged)))
+        page.write(document, judged)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

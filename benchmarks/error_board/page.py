@@ -1,0 +1,101 @@
+"""The generated part of docs/explanation/error-board.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.error_board.cells import Judged, errors, grouped
+
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "error-board.md"
+BEGIN, END = "<!-- error board: generated -->", "<!-- error board: end -->"
+
+KINDS = {"aggregated": "aggregated", "disaggregated": "disaggregated", "workers stated": "of these, workers stated"}
+QUANTITIES = {"tpot": "TPOT", "ttft": "TTFT"}
+
+
+def tables(document: Mapping[str, Any], judged: Sequence[Judged]) -> str:
+    """Markdown: the errors over all rows, by model, the worst cells, and what is refused."""
+    return "\n\n".join([_overall(document), _by_model(judged), _worst(document), _refused(document)])
+
+
+def write(document: Mapping[str, Any], judged: Sequence[Judged]) -> None:
+    """Write the part of the page between its two marks."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{tables(document, judged)}\n\n{END}{after}")
+
+
+def summary(source: str, cells: Sequence[Mapping[str, Any]]) -> str:
+    """The file that comes with the package, a line for each cell."""
+    lines = ",\n  ".join(map(json.dumps, cells))
+    return f'{{"schema": "twin.error-board/1", "source": {json.dumps(source)}, "cells": [\n  {lines}\n]}}\n'
+
+
+def _markdown(head: str, lines: Sequence[Sequence[str]]) -> str:
+    columns = head.count("|") + 1
+    return "\n".join([f"| {head} |", "|" + "---|" * columns, *(f"| {' | '.join(line)} |" for line in lines)])
+
+
+def _numbers(summary: Mapping[str, float]) -> list[str]:
+    numbers = [f"{100 * summary['bias']:+.0f} %", f"{100 * summary['median']:.1f} %", f"{100 * summary['p90']:.0f} %"]
+    known = "coverage" in summary
+    return [*numbers, f"{100 * summary['coverage']:.0f} %" if known else "", f"{summary['width']:.2f}" if known else ""]
+
+
+def _overall(document: Mapping[str, Any]) -> str:
+    lines = []
+    for kind, name in KINDS.items():
+        for quantity, title in QUANTITIES.items():
+            for group, summary in document[kind][quantity].items():
+                if kind == "workers stated" and group not in ("source alone", "configuration"):
+                    continue
+                stated = group if group == "source alone" else f"{group} left out"
+                lines.append([f"{title}, {name}: {stated}", f"{summary['rows']:,}", *_numbers(summary)])
+    return _markdown("what | rows | bias | median error | P90 | in 90 % | width", lines)
+
+
+def _by_model(judged: Sequence[Judged]) -> str:
+    lines = []
+    for (layout, model, engine), rows in grouped(judged, lambda row: (_kind(row), row.model, row.engine)).items():
+        if len(rows) < FEWEST:
+            continue
+        alone = errors([one.plain["tpot"] for one in rows])
+        pairs = [one.left_out["tpot"]["configuration"] for one in rows]
+        corrected = _numbers(errors([error for error, _ in pairs], [half for _, half in pairs]))
+        texts = f"{_percent(alone['median'])} ({100 * alone['bias']:+.0f})", "; ".join(corrected[1:4])
+        lines.append([f"{model}, {engine}{layout}", str(len(rows)), *texts])
+    head = "TPOT of | rows | source alone: median (bias) | configuration left out: median; P90; in 90 %"
+    return _markdown(head, lines)
+
+
+FEWEST = 10
+"""Rows of a model on an engine from which they are a line of the page."""
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _kind(row: Any) -> str:
+    return "" if row.prefill is None else ", disaggregated"
+
+
+def _worst(document: Mapping[str, Any]) -> str:
+    lines = [
+        [cell["cell"], str(cell["rows"]), f"{100 * cell['median']:.0f} %", cell["cause"]] for cell in document["worst"]
+    ]
+    return _markdown("worst cells, configuration left out | rows | median error of TPOT | cause", lines)
+
+
+def _refused(document: Mapping[str, Any]) -> str:
+    rows = sum(entry["rows"] for entry in document["refused"])
+    lines = [[entry["reason"], str(entry["rows"])] for entry in document["refused"][:LISTED]]
+    title = f"refused: {rows} of {document['rows']:,} rows ({100 * rows / document['rows']:.1f} %)"
+    return _markdown(f"{title} | rows", lines)
+
+
+LISTED = 8
+"""Reasons of refusals that are listed, those of most rows."""

@@ -1,0 +1,155 @@
+"""Rows are read by what their sources mean, and what is left out is predicted as by a fit without it."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.error_board.correction import LEVELS, Case, Deviations, Prior, covariance, left_out
+from benchmarks.error_board.prediction import predict
+from benchmarks.error_board.rows import ASSUMED, Row, Workers, read_rows
+from workloads.errors import BadInput
+
+STAGE = ("num_workers", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+COLUMNS = (
+    "id", "silicon_data_source", "backend", "backend_version", "model_path", "system", "precision", "mode", "isl",
+    "osl", "batch_size", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size", "decode_batch_size",
+    *(f"{stage}_{name}" for stage in ("prefill", "decode") for name in STAGE), "silicon_ttft_ms", "silicon_tpot_ms",
+)  # fmt: skip
+AGGREGATED = {
+    "id": "one", "silicon_data_source": "source_file=2026-04-06.csv; silicon_concurrency=64", "backend": "sglang",
+    "model_path": "deepseek-ai/DeepSeek-R1", "system": "b200_sxm", "precision": "fp8", "mode": "agg", "isl": "1000",
+    "osl": "100", "batch_size": "64", "tp_size": "8", "attention_dp_size": "1", "moe_tp_size": "8",
+    "moe_ep_size": "1", "silicon_ttft_ms": "500", "silicon_tpot_ms": "20",
+}  # fmt: skip
+APART = {
+    **AGGREGATED, "mode": "disagg", "batch_size": "", "tp_size": "", "attention_dp_size": "", "moe_tp_size": "",
+    "moe_ep_size": "", "prefill_tp_size": "4", "prefill_attention_dp_size": "1", "prefill_moe_tp_size": "1",
+    "prefill_moe_ep_size": "4", "decode_tp_size": "8", "decode_attention_dp_size": "1", "decode_moe_tp_size": "1",
+    "decode_moe_ep_size": "8",
+}  # fmt: skip
+STATED = {
+    "prefill_num_workers": "1",
+    "decode_num_workers": "4",
+    "prefill_attention_dp_size": "4",
+    "prefill_tp_size": "1",
+}
+
+
+def read(folder: Path, *rows: dict[str, str]) -> list[Row]:
+    (folder / "systems").mkdir(exist_ok=True)
+    with (folder / "systems" / "silicon_sample.csv").open("w") as stream:
+        writer = csv.DictWriter(stream, COLUMNS, restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+    return read_rows(folder)
+
+
+@pytest.mark.parametrize(
+    ("columns", "layout", "refused"),
+    [
+        ({}, "tp8", False),
+        ({"moe_tp_size": "1", "moe_ep_size": "8"}, "tp8 ep", False),
+        ({"tp_size": "64", "moe_ep_size": "8"}, "tp8 ep", False),
+        ({"tp_size": "1", "attention_dp_size": "16", "moe_tp_size": "4", "moe_ep_size": "4"}, "dp4 ep", False),
+        ({"tp_size": "4", "attention_dp_size": "4", "moe_tp_size": "1", "moe_ep_size": "16"}, "dp4 ep", False),
+        ({"tp_size": "2", "attention_dp_size": "", "moe_tp_size": "4", "moe_ep_size": "1"}, "tp2 dp2", False),
+        ({"tp_size": "72", "moe_tp_size": "72"}, "tp72", True),
+    ],
+)
+def test_a_layout_is_read_as_its_source_means_it(
+    columns: dict[str, str], layout: str, refused: bool, tmp_path: Path
+) -> None:
+    (row,) = read(tmp_path, {**AGGREGATED, **columns})
+    assert (row.layout, bool(row.refusal)) == (layout, refused)
+    assert row.isl == pytest.approx(900)
+
+
+def test_without_replicas_the_batch_is_that_of_one(tmp_path: Path) -> None:
+    columns = {"tp_size": "2", "attention_dp_size": "", "moe_tp_size": "4", "batch_size": "16"}
+    (row,) = read(tmp_path, {**AGGREGATED, **columns})
+    assert (row.decode.data_parallel, row.in_flight) == (2, 32)
+
+
+def test_one_measurement_has_one_layout(tmp_path: Path) -> None:
+    """A row that states its workers speaks for the others of the same TTFT and TPOT; the next row is like it."""
+    farther = {
+        **APART,
+        "silicon_ttft_ms": "600",
+        "silicon_data_source": "source_file=2026-04-06.csv; silicon_concurrency=90",
+    }
+    same, stated, like = read(tmp_path, APART, {**APART, **STATED}, farther)
+    assert same.layout == stated.layout == like.layout == "dp4 ep + 4x tp8 ep"
+    assert [row.assumption for row in (same, stated, like)] == ["", "", ASSUMED]
+    assert same.measurement == stated.measurement != like.measurement
+
+
+def test_rows_without_any_that_states_workers_are_refused(tmp_path: Path) -> None:
+    (row,) = read(tmp_path, APART)
+    with pytest.raises(BadInput, match="no number of workers"):
+        predict(row)
+
+
+def row_of(model: str, layout: int, in_flight: float) -> Row:
+    return Row(
+        f"{model} {layout} {in_flight}", "vllm", "1", "h100_sxm", model, "fp8", 1000.0, 200.0, False, in_flight,
+        Workers(layout), None, 0.1, 0.01,
+    )  # fmt: skip
+
+
+def cases() -> list[Case]:
+    rng = np.random.default_rng(0)
+    models = ("llama-3.1-8b", "llama-3.1-70b", "qwen3-32b")
+    rows = [row_of(model, layout, in_flight) for model in models for layout in (1, 2, 4) for in_flight in (4.0, 16.0)]
+    return [Case(row, predict(row), float(rng.normal(0.1, 0.1)), predict(row).tpot_shares) for row in rows]
+
+
+PRIOR = Prior({level: Deviations(0.1, 0.05, 0.2) for level in LEVELS}, 0.05)
+
+
+@pytest.mark.parametrize("group", ["configuration", "model"])
+def test_what_is_left_out_is_predicted_as_without_it(group: str) -> None:
+    """The blocks of one inverse are, case by case, the posterior given the cases of other groups alone."""
+    known = cases()
+    result = left_out(known, PRIOR, [group])[group]
+    signal, errors = covariance(known, PRIOR), np.array([case.error for case in known])
+    names = np.array([case.level(group) for case in known])
+    for name in set(names):
+        inside, rest = names == name, names != name
+        gain = signal[np.ix_(inside, rest)] @ np.linalg.inv(
+            signal[np.ix_(rest, rest)] + PRIOR.scatter**2 * np.eye(int(rest.sum()))
+        )
+        variance = np.diag(signal[np.ix_(inside, inside)] - gain @ signal[np.ix_(rest, inside)])
+        assert result.mean[inside] == pytest.approx(gain @ errors[rest])
+        assert result.deviation[inside] ** 2 == pytest.approx(variance + PRIOR.scatter**2)
+
+
+def test_an_unusual_row_moves_its_neighbours_little() -> None:
+    known = cases()
+    error = {"row": known[0].row, "prediction": known[0].prediction, "shares": known[0].shares}
+    means = [left_out([Case(error=value, **error), *known[1:]], PRIOR, ["configuration"]) for value in (0.1, 3.0)]  # type: ignore[arg-type]
+    usual, unusual = (result["configuration"].mean[2] for result in means)
+    assert abs(unusual - usual) < 0.2
+
+
+def test_shares_add_up() -> None:
+    shares = predict(row_of("llama-3.1-70b", 8, 64.0))
+    assert sum(shares.tpot_shares.values()) == pytest.approx(1)
+    assert sum(shares.ttft_shares.values()) == pytest.approx(1)
+
+
+def test_prefill_workers_limit_a_disaggregated_loop(tmp_path: Path) -> None:
+    """By Little's law a request takes at least its share of what prefill workers compute one after another."""
+    few, many = read(
+        tmp_path,
+        {**APART, **STATED, "silicon_data_source": "source_file=2026-04-06.csv; silicon_concurrency=2000"},
+        {**APART, **STATED, "prefill_num_workers": "40", "silicon_ttft_ms": "6",
+         "silicon_data_source": "source_file=2026-04-06.csv; silicon_concurrency=2000"},
+    )  # fmt: skip
+    slow, fast = predict(few), predict(many)
+    assert slow.ttft_shares["waiting"] > 0.5
+    assert slow.ttft > 5 * fast.ttft
+    assert slow.batch < fast.batch
