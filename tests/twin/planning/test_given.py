@@ -121,7 +121,7 @@ def test_a_given_deployment_that_is_cheaper_is_recommended() -> None:
     cheaper["system"]["pools"][0]["device"] = {"type": "X", "price_per_hour": 0.5}
     scenario = document(layouts=["colocated"], replications=8)
     candidate = given_candidate(cheaper, Path("scenario.yaml"), question(scenario), "mine")
-    best = plan(scenario, given=[candidate])["recommendation"]
+    best = plan(scenario, deployments=[candidate])["recommendation"]
     assert (best["name"], best["cost_per_hour"]) == ("given mine 2", 1.0)
 
 
