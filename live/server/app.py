@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
-from json import JSONEncoder
 from typing import Any, TypeAlias
 
 from pydantic import ValidationError
@@ -20,7 +18,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from live.server import openapi
+from live.server.connection import CONNECTION
 from live.server.errors import INVALID, ApiError, busy, invalid_body
+from live.server.event_stream import DONE, EventStream, event, to_bytes
 from live.server.openapi import Operation
 from live.server.protocol import MAX_CONTAINERS, has_too_many_containers
 from live.server.request_state import Response
@@ -42,8 +42,7 @@ THREADS = 2
 
 STOPPED = "the server stopped before the response was complete"
 
-encode = JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
-"""A document as JSON text. The encoder is made once: `json.dumps` makes one in each call with these options."""
+STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"content-type", b"text/event-stream; charset=utf-8")]
 
 Result: TypeAlias = Mapping[str, Any] | bytes | Response
 """A document, a page of text, or a response whose generations have to run."""
@@ -184,33 +183,39 @@ class Endpoint:
         """
         states = response.states
         if response.stream:
-            async with aclosing(self._events(response, request)) as events:
-                first = await anext(events)
-                stream = EventStream(_chain(first, events), headers={"cache-control": "no-cache"})
-                await stream(request.scope, request.receive, send)
+            await self._stream(response, request, send)
             return
         with self.service.running(states):
             while not all(state.finished for state in states):
                 await self.service.changed(states)
         await JSONResponse(response.document())(request.scope, request.receive, send)
 
-    async def _events(self, response: Response, request: Request) -> AsyncGenerator[bytes, None]:
-        """The events of a stream. An error after the first of them is the last."""
+    async def _stream(self, response: Response, request: Request, send: Send) -> None:
+        """Run a response's generations, and send its events. An error after the first of them is the last."""
         states, started = response.states, False
+        stream = EventStream(response, request.scope["extensions"][CONNECTION])
         try:
             with self.service.running(states):
                 while not all(state.ended for state in states):
                     await self.service.changed(states)
-                    if parts := response.events():
-                        yield b"".join(map(event, parts))
+                    if stream.error is not None:
+                        raise stream.error
+                    if started:
+                        stream.write()
+                    elif events := response.events():
+                        await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
                         started = True
-            for part in response.last_events():
-                yield event(part)
+                        await send({"type": "http.response.body", "body": events, "more_body": True})
+                        stream.open()
+                        stream.write()
+            last = response.last_events()
         except Exception as error:
             if not started:
                 raise
-            yield event(_as_api_error(error, request).document())
-        yield b"data: [DONE]\n\n"
+            last = event(_as_api_error(error, request).document())
+        finally:
+            stream.close()
+        await send({"type": "http.response.body", "body": last + DONE})
 
 
 class DisconnectWatch:
@@ -250,32 +255,6 @@ class JSONResponse(responses.JSONResponse):
     def render(self, content: Any) -> bytes:
         """Starlette's hook."""
         return to_bytes(content)
-
-
-class EventStream(responses.StreamingResponse):
-    """Server-sent events."""
-
-    media_type = "text/event-stream"
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events; a `DisconnectWatch` notices the client's disconnect, so Starlette need not watch for it."""
-        await self.stream_response(send)
-
-
-async def _chain(first: bytes, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    async for part in events:
-        yield part
-
-
-def to_bytes(document: object) -> bytes:
-    """A document as UTF-8. Lone surrogates, which an error message may quote, become question marks."""
-    return encode(document).encode(errors="replace")
-
-
-def event(document: object) -> bytes:
-    """A document as a server-sent event."""
-    return b"data: %b\n\n" % to_bytes(document)
 
 
 def error_response(error: ApiError) -> JSONResponse:

@@ -6,10 +6,12 @@ import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from live.generation import TopLogprobs
 from live.server.errors import bad_request
+from live.server.event_stream import encode, event
 from live.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from live.server.replies import (
     Alternative,
@@ -117,13 +119,20 @@ class GenerationResponse(Response, Generic[_Request]):
             "choices": choices,
         }
 
-    def events(self) -> list[Mapping[str, Any]]:
-        extra = {"usage": None} if self.request.includes_usage else {}
+    def events(self) -> bytes:
         ready = [state for state in self.states if state.has_delta]
-        return [self.chunk([choice]) | extra for state in ready for choice in self.deltas(state)]
+        choices = [choice for state in ready for choice in self.deltas(state)]
+        return "".join([self._frame[0] + encode(choice) + self._frame[1] for choice in choices]).encode()
 
-    def last_events(self) -> list[Mapping[str, Any]]:
-        return [self.chunk([]) | {"usage": self.usage()}] if self.request.includes_usage else []
+    @cached_property
+    def _frame(self) -> tuple[str, str]:
+        """The text of an event before its choice and behind it, the same in all events."""
+        extra = {"usage": None} if self.request.includes_usage else {}
+        before, after = encode(self.chunk([]) | extra).split('"choices":[]')
+        return f'data: {before}"choices":[', f"]{after}\n\n"
+
+    def last_events(self) -> bytes:
+        return event(self.chunk([]) | {"usage": self.usage()}) if self.request.includes_usage else b""
 
     def usage(self) -> Usage:
         """The token counts so far. A prompt with several outputs counts once."""

@@ -22,6 +22,9 @@ from uvicorn.server import ServerState
 from live.server.config import Limits
 from live.server.errors import ApiError
 
+CONNECTION = "live.connection"
+"""The ASGI extension under which a request's scope has its `Connection`."""
+
 MAX_HEAD = 64 << 10
 """Maximum size of a request's line and headers, bytes."""
 
@@ -69,6 +72,9 @@ class Connection(HttpToolsProtocol):
     byte on a reused connection; otherwise the server responds with 408. A client that does not read is disconnected,
     and its request sees the disconnect. A client does not read if bytes of a response wait, and `write_seconds` later
     neither all of them nor `HIGH_WATER_LIMIT` of them have gone.
+
+    Attributes:
+        on_writable: called when a client reads again, until which `flow.write_paused`.
     """
 
     def __init__(
@@ -85,6 +91,7 @@ class Connection(HttpToolsProtocol):
         self._in_head = self._in_body = False
         self._reading = _Timer(self.loop)
         self._writing = _Timer(self.loop)
+        self.on_writable: Callable[[], None] | None = None
 
     @property
     def answering(self) -> bool:
@@ -114,6 +121,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]
         self._in_head = True
         self._head_bytes = 0
         self._heads += 1
@@ -154,6 +162,11 @@ class Connection(HttpToolsProtocol):
 
     # -- what the client reads ---------------------------------------------------------------------------------------
 
+    def write_chunk(self, body: bytes) -> None:
+        """Write a part of a response that has begun without a length, as ASGI's `send` does, but at once."""
+        if not self.transport.is_closing():
+            self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+
     def on_response_complete(self) -> None:
         """uvicorn's callback when the application has sent its last byte."""
         super().on_response_complete()
@@ -169,6 +182,8 @@ class Connection(HttpToolsProtocol):
         super().resume_writing()
         if self.answering:
             self._writing.stop()
+        if self.on_writable is not None:
+            self.on_writable()
 
     def _watch_writing(self) -> None:
         waiting = self.transport.get_write_buffer_size()

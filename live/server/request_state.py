@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
@@ -81,7 +81,8 @@ class RequestState:
     """One output of a request, as the event loop sees it.
 
     Attributes:
-        generation: belongs to the engine while it runs. changed: set when the generation advances or ends.
+        generation: belongs to the engine while it runs. changed: set with its first token, and when it ends.
+        on_tokens: writes new tokens, unless they are the last; None: they are read at the end.
         index: of the choice in the response. params: None for a pooling request.
         stream: decodes the output; None without a tokenizer, and then there is no text.
         finished: no more tokens will come. error: what went wrong.
@@ -102,6 +103,7 @@ class RequestState:
     num_recorded: int = 0
     num_read: int = 0
     ended: bool = False
+    on_tokens: Callable[[], None] | None = None
     _text: str = ""
     _num_decoded: int = 0
 
@@ -168,10 +170,10 @@ class Response(ABC):
     def document(self) -> Mapping[str, Any]:
         """The whole response, when all generations are finished."""
 
-    def events(self) -> list[Mapping[str, Any]]:
-        """The new parts of a stream."""
-        return []
+    def events(self) -> bytes:
+        """The new parts of a stream, as server-sent events."""
+        return b""
 
-    def last_events(self) -> list[Mapping[str, Any]]:
+    def last_events(self) -> bytes:
         """The parts of a stream that follow the last output."""
-        return []
+        return b""
