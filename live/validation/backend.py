@@ -53,7 +53,8 @@ class LiveBackend(LoadedModel):
         )  # fmt: skip
         assert clock == "wall" or (device == "cpu" and threads == 1), "CPU time is elapsed time on one thread only"
         assert in_turns is None or device == "cpu", "two engines cannot share captured graphs"
-        self._clock, self._in_turns = CLOCKS[clock], in_turns
+        self._clock = CLOCKS[clock]
+        self._in_turns = in_turns
         self._profile_in_turns: EngineProfile | None = None
 
     def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfilingResult:

@@ -177,7 +177,8 @@ class EngineProfile:
 
     def take(self) -> ProfilingResult:
         """The rounds that have ended since the last call."""
-        result, self._rounds = ProfilingResult(self._rounds), []
+        result = ProfilingResult(self._rounds)
+        self._rounds = []
         return result
 
     def _all_rounds(self) -> Iterator[None]:

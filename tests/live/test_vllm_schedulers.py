@@ -28,8 +28,12 @@ class FakeRequest:
     """A request with vLLM's names."""
 
     def __init__(self, name: str, prompt: int, max_tokens: int) -> None:
-        self.request_id, self.num_prompt_tokens, self.max_tokens = name, prompt, max_tokens
-        self.num_tokens, self.num_computed_tokens, self.num_output_placeholders = prompt, 0, 0
+        self.request_id = name
+        self.num_prompt_tokens = prompt
+        self.max_tokens = max_tokens
+        self.num_tokens = prompt
+        self.num_computed_tokens = 0
+        self.num_output_placeholders = 0
         self.is_prefill_chunk = True
 
         self.arrival = next(ARRIVALS)
@@ -168,9 +172,12 @@ def test_without_settings_nothing_changes() -> None:
 
 def test_a_request_whose_last_token_is_in_flight_takes_no_row() -> None:
     request = FakeRequest("a", 10, 2)
-    request.num_tokens, request.num_computed_tokens, request.is_prefill_chunk = 11, 10, False
+    request.num_tokens = 11
+    request.num_computed_tokens = 10
+    request.is_prefill_chunk = False
     assert decode_rows(request) == 1
-    request.num_computed_tokens, request.num_output_placeholders = 11, 1
+    request.num_computed_tokens = 11
+    request.num_output_placeholders = 1
     assert decode_rows(request) == 0
     request.max_tokens = 3
     assert decode_rows(request) == 1
