@@ -143,3 +143,7 @@ def test_a_run_that_settles_is_its_own_steady_state() -> None:
         config, supply, records, step_table(records), slot_load=plan.slot_load, warm_up=plan.warm_up
     )
     assert simulate(plan, topology).measured.steady == estimate
+
+
+def test_the_half_width_is_a_share_of_the_throughput() -> None:
+    assert SteadyState(40.0, (38.0, 42.0), 40.0, 9).relative_half_width == pytest.approx(0.05)
