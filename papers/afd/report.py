@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from papers.claims import claim, claims_table, disagreements
 from papers.layout import rows_table
 from reports.blocks import Report, Table
-from reports.layout import Document, sections
+from reports.layout import Document, render, sections
 
 
 def tables(document: Document) -> Report:
-    """The optimal ratios, then the claims of figures 4 to 7, then the disagreements in words."""
+    """The optimal ratios, then the claims of figures 4 to 7, then the disagreements in words. Of a trace, figure 3."""
+    if "lengths" in document:
+        return _of_trace(document)
     claims = [*document["claims"], *map(_ratio_claim, document["optimal_ratios"])]
     return sections(
         [
@@ -34,3 +38,61 @@ def _ratios(rows: list[Document]) -> Table:
         "{batch_size} | {mean_prefill:g} | {mean_decode:g} | {published:.2f} | {computed:.4f} | {prints_the_same:yes}",
         rows,
     )
+
+
+def _of_trace(document: Document) -> Report:
+    """Quantiles of the answers beside the geometric ones, and r* for what is assumed about lengths."""
+    fit = document["lengths"]
+    return sections(
+        [
+            (
+                f"Figure 3: {document['requests']:,} answers of {document['trace']}, {fit['mean']:.1f} tokens in the mean",
+                rows_table("quantile | trace | geometric", "{level:g} | {trace:.0f} | {geometric:.0f}", fit["quantiles"]),
+            ),
+            (
+                "r* with the latencies and B of section 5.3",
+                rows_table(
+                    "lengths | tokens of a slot | r* | throughput if built",
+                    "{assumption} | {slot_load:.0f} | {r_star:.2f} | {throughput:100 .1f} %",
+                    document["ratios"],
+                ),
+            ),
+            ("Claims", claims_table(document["claims"])),
+            ("What disagrees", disagreements(document["claims"])),
+        ]
+    )
+
+
+def figures(document: Document) -> dict[str, str]:
+    """Figures 3 and 8 of a trace's document, each a complete SVG text."""
+    return {
+        "lengths": render(_draw_lengths, document, 2),
+        "latencies": render(_draw_latencies, document, 2),
+    }
+
+
+def _draw_lengths(panels: list[Any], document: Document) -> None:
+    """P(D ≥ length), a straight line if D is geometric, and its quantiles over those of the fit."""
+    fit = document["lengths"]
+    survival, quantiles = panels
+    lengths = [row["length"] for row in fit["survival"]]
+    survival.semilogy(lengths, [row["trace"] for row in fit["survival"]], "o", ms=3, label="trace")
+    survival.semilogy(lengths, [row["geometric"] for row in fit["survival"]], "-", lw=1.2, label="geometric")
+    survival.set(xlabel="tokens of an answer", ylabel="share of answers of at least that length")
+    survival.set_ylim(bottom=0.5 / document["requests"])
+    survival.legend()
+    levels = [row["geometric"] for row in fit["quantiles"]]
+    quantiles.plot(levels, [row["trace"] for row in fit["quantiles"]], "o", ms=4)
+    quantiles.plot([0, max(levels)], [0, max(levels)], "-", color="grey", lw=0.8)
+    quantiles.set(xlabel="quantile of the geometric fit, tokens", ylabel="quantile of the trace, tokens")
+
+
+def _draw_latencies(panels: list[Any], document: Document) -> None:
+    """Attention over tokens; FFN and communication over requests."""
+    for panel, names, label in zip(
+        panels, (["attention"], ["ffn", "communication"]), ("token load T", "requests B"), strict=True
+    ):
+        for name in names:
+            panel.plot(*zip(*document["latencies"][name], strict=True), lw=1.4, label=name)
+        panel.set(xlabel=label, ylabel="cycles", xlim=(0, None), ylim=(0, None))
+        panel.legend()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from papers.afd import lengths
 from papers.afd import reproduction as afd
 from twin.cli import run
+from workloads.pairs import JointEmpirical
 
 
 def test_printed_ratios_beside_computed() -> None:
@@ -41,3 +44,45 @@ def test_the_whole_reproduction_on_short_runs(
     output = capsys.readouterr().out
     assert "What disagrees" in output
     assert "no rounding of Table 4 explains it" in output
+
+
+def test_geometric_lengths_fit_and_others_do_not() -> None:
+    """A sample of the law itself is no farther from its fit than most; two lengths in equal parts are, by hand."""
+    drawn = lengths.geometric_fit(np.random.default_rng(4).geometric(1 / 60, 4000))
+    assert drawn["p_value"] > 0.05
+    assert drawn["distance"] < 0.03
+    two = lengths.geometric_fit(np.array([2, 4] * 50))
+    p = 1 / 3
+    assert two["p"] == pytest.approx(p)
+    # Steps of the trace at 2 and 4; the fit has 1 - (1 - p)^k. It is farthest just before 2, or at 2, or before 4, or at 4.
+    fitted = [1 - (1 - p) ** length for length in range(1, 5)]
+    assert two["distance"] == pytest.approx(max(fitted[0], abs(0.5 - fitted[1]), abs(fitted[2] - 0.5), 1 - fitted[3]))
+    assert two["p_value"] == pytest.approx(1 / 200)
+    assert [row["trace"] for row in two["quantiles"] if row["level"] in (0.25, 0.9)] == [2, 4]
+
+
+def test_ratios_of_a_trace_follow_its_own_load() -> None:
+    """Prompts of 10 go with answers of 1, and of 90 with 9: a slot is at the long ones 9 of 10 steps."""
+    rows = lengths.ratios(JointEmpirical([10, 90], [1, 9]))
+    together = (10 * 1 + 90 * 9) / 10 + (1 * 0 + 9 * 8) / (2 * 10)
+    apart = 50 + (1 * 0 + 9 * 8) / (2 * 10)
+    assert [row["slot_load"] for row in rows] == pytest.approx([50 + 4, apart, together])
+    assert rows[-1]["throughput"] == 1.0
+    assert all(row["throughput"] <= 1 for row in rows)
+
+
+def test_figure_3_of_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("num_prefill_tokens,num_decode_tokens\n" + "".join(f"{100 + i},{1 + i % 7}\n" for i in range(70)))
+    arguments = ["reproduce", "afd", "--trace", str(trace), "--runs", str(tmp_path)]
+    assert run([*arguments, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["requests"]) == ("twin.reproduction-afd/1", 70)
+    folder = Path(document["run"]["directory"])
+    assert {file.name for file in (folder / "figures").iterdir()} == {"latencies.svg", "lengths.svg"}
+    assert run(arguments) == 0
+    output = capsys.readouterr().out
+    assert "closely follow a geometric distribution" in output
+    assert f"{document['ratios'][0]['r_star']:.2f}" in output
+    trace.write_text("num_prefill_tokens,num_decode_tokens\n1,x\n")
+    assert run(arguments) == 2

@@ -28,7 +28,8 @@ def reproduce(
 ) -> int:
     """Compute a paper's tables and figures again, beside the published values.
 
-    afd: the optimal ratios, and figures 4 to 7 by simulation (about a minute on two cores). fastafd: decode steps of
+    afd: the optimal ratios, and figures 4 to 7 by simulation (about a minute on two cores); with --trace, figure 3 on it
+    (seconds). fastafd: decode steps of
     real bundles over the ratio, predicted from part of them (seconds; needs --data). prelude: execution classes,
     prefix-led planning, and the serving tables (about a minute). spear: SLO-constrained chunks beside static ones, with
     tables that the static rows imply (two minutes with a trace of ShareGPT's lengths, one without). sun: decode fitted
@@ -39,7 +40,7 @@ def reproduce(
     paper
         The paper: afd, fastafd, prelude, spear or sun.
     trace
-        spear: lengths of ShareGPT's conversations, turn by turn, to draw requests from; default: log-normal lengths of
+        afd: any trace, whose answers are tested for geometric lengths. spear: lengths of ShareGPT's conversations, turn by turn, to draw requests from; default: log-normal lengths of
         the same moments.
     quality
         sun, spear: train small models here, and compare the paper's claims about accuracy with them (decode modules
@@ -81,7 +82,7 @@ def reproduce(
     )
     if quality:
         return _reproduce_quality(paper, full, seeds, jobs, runs, fresh=fresh, as_json=json)
-    if paper == "afd":
+    if paper == "afd" and trace is None:
         return _reproduce_afd(runs, jobs, fresh=fresh, as_json=json)
     return _reproduce_tables(paper, jobs, runs, trace, (data, fit, fit_prompts, fit_data), as_json=json)
 
@@ -90,7 +91,7 @@ SEEDS = 3
 """Seeds of small models unless `--seeds` says otherwise."""
 
 PAPERS_BY_OPTION: dict[str, tuple[str, ...]] = {
-    "--trace": ("spear",),
+    "--trace": ("afd", "spear"),
     "--quality": ("sun", "spear"),
     "--full": ("sun", "spear"),
     "--seeds": ("sun", "spear"),
@@ -166,10 +167,10 @@ def _reproduce_afd(runs: Path, jobs: int | None, *, fresh: bool, as_json: bool) 
 def _reproduce_tables(
     paper: str, jobs: int | None, runs: Path, trace: Path | None, fit: tuple[Any, ...], *, as_json: bool
 ) -> int:
-    """Reproduce a paper on serving systems or measured bundles, in a run folder that is not resumed.
+    """Reproduce a paper on serving systems, measured bundles or a trace, in a run folder that is not resumed.
 
     Args:
-        trace: of spear. fit: the data, ratios, prompt lengths and fitted data of fastafd.
+        trace: of afd or spear. fit: the data, ratios, prompt lengths and fitted data of fastafd.
     """
     from reports.records.run_directory import open_run
     from twin.api.run_folder import complete, manifest
@@ -189,6 +190,9 @@ def _computation(
     from twin.cli.console import note
     from twin.process import usable_cores
 
+    if paper == "afd":
+        lengths = import_module("papers.afd.lengths").reproduce(trace)
+        return {"trace": str(trace)}, lambda: lengths
     program = import_module(f"papers.{paper}.reproduction")
     if paper == "fastafd":
         data, ratios, prompts, fit_data = fit
