@@ -1,7 +1,7 @@
 """Figure 3 on any trace: whether its answers have geometric lengths, and what that does to r*. Figure 8 beside it.
 
-The paper takes D ~ Geo(p) from pictures of four traces (3.3), and nothing else about D enters eq. 19. Here p is fitted to
-the lengths of a trace, the fit is tested, and r* is computed from the trace's own lengths as well.
+The paper takes D ~ Geo(p) from pictures of four traces (3.3), and nothing else about D enters eq. 19. Here p is fitted
+to the lengths of a trace, the fit is tested, and r* is computed from the trace's own lengths as well.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def geometric_fit(decode: IntArray) -> dict[str, Any]:
     Returns:
         `distance` is Kolmogorov's: the largest difference of the two distribution functions. `p_value` is the share of
         samples of that geometric distribution, fitted again, that are at least as far from their fit (parametric
-        bootstrap). `cv` of a geometric distribution is sqrt(1 − p). `quantiles` have a row a level; `survival` has P(D ≥
-        length) on a grid.
+        bootstrap). `cv` of a geometric distribution is sqrt(1 − p). `quantiles` have a row a level; `survival` has
+        P(D ≥ length) on a grid.
     """
     p = 1 / float(decode.mean())
     distance = _distance(decode, p)
@@ -82,7 +82,11 @@ def geometric_fit(decode: IntArray) -> dict[str, Any]:
             )
         ],
         "survival": [
-            {"length": int(length), "trace": float((decode >= length).mean()), "geometric": (1 - p) ** (int(length) - 1)}
+            {
+                "length": int(length),
+                "trace": float((decode >= length).mean()),
+                "geometric": (1 - p) ** (int(length) - 1),
+            }
             for length in lengths
         ],
     }

@@ -46,8 +46,10 @@ def _of_trace(document: Document) -> Report:
     return sections(
         [
             (
-                f"Figure 3: {document['requests']:,} answers of {document['trace']}, {fit['mean']:.1f} tokens in the mean",
-                rows_table("quantile | trace | geometric", "{level:g} | {trace:.0f} | {geometric:.0f}", fit["quantiles"]),
+                f"Figure 3: {document['requests']:,} answers of {document['trace']}, on average {fit['mean']:.1f} tokens",
+                rows_table(
+                    "quantile | trace | geometric", "{level:g} | {trace:.0f} | {geometric:.0f}", fit["quantiles"]
+                ),
             ),
             (
                 "r* with the latencies and B of section 5.3",

@@ -33,7 +33,10 @@ def tables(document: Document) -> Report:
             "Who bears what four sequences cost beyond their KV: mean errors in closed form",
             _forms(document["concurrency"]["forms"]),
         ),
-        ("Figure 3: tok/s a decode GPU and interactivity against isolated (* an input, which fixes the load or the length)", _pool(document["pool"])),
+        (
+            "Figure 3: tok/s a decode GPU and interactivity against isolated (* an input)",
+            _pool(document["pool"]),
+        ),
         (
             f"Figure 4: {skew['rate']:.2f} requests/s, answers of {skew['answer']} tokens,"
             f" {skew['replications']} minutes each",

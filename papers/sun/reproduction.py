@@ -122,7 +122,9 @@ def _pool_claims(pool: Document) -> list[Claim]:
     result = []
     for row in pool["rows"][1:]:
         note = "this row chose the length of answers" if row["fixes_the_load"] else ""
-        load_note = "; ".join(filter(None, [note, "an input where the pool keeps up: the offered load over its workers"]))
+        load_note = "; ".join(
+            filter(None, [note, "an input where the pool keeps up: the offered load over its workers"])
+        )
         label, published, predicted = f"{row['workers']} shared", row["published"], row["predicted"]
         result += [
             claim(

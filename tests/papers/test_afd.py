@@ -54,7 +54,7 @@ def test_geometric_lengths_fit_and_others_do_not() -> None:
     two = lengths.geometric_fit(np.array([2, 4] * 50))
     p = 1 / 3
     assert two["p"] == pytest.approx(p)
-    # Steps of the trace at 2 and 4; the fit has 1 - (1 - p)^k. It is farthest just before 2, or at 2, or before 4, or at 4.
+    # The trace's function has steps at 2 and 4, the fit's is 1 - (1 - p)^k: both ends of each step are candidates.
     fitted = [1 - (1 - p) ** length for length in range(1, 5)]
     assert two["distance"] == pytest.approx(max(fitted[0], abs(0.5 - fitted[1]), abs(fitted[2] - 0.5), 1 - fitted[3]))
     assert two["p_value"] == pytest.approx(1 / 200)

@@ -28,20 +28,20 @@ def reproduce(
 ) -> int:
     """Compute a paper's tables and figures again, beside the published values.
 
-    afd: the optimal ratios, and figures 4 to 7 by simulation (about a minute on two cores); with --trace, figure 3 on it
-    (seconds). fastafd: decode steps of
-    real bundles over the ratio, predicted from part of them (seconds; needs --data). prelude: execution classes,
-    prefix-led planning, and the serving tables (about a minute). spear: SLO-constrained chunks beside static ones, with
-    tables that the static rows imply (two minutes with a trace of ShareGPT's lengths, one without). sun: decode fitted
-    on concurrency 1 and 4 predicts 16, smaller decode pools, and skew (half a minute). Disagreements are listed.
+    afd: the optimal ratios, and figures 4 to 7 by simulation (about a minute on two cores); with --trace, figure 3 on
+    it (seconds). fastafd: decode steps of real bundles over the ratio, predicted from part of them (seconds; needs
+    --data). prelude: execution classes, prefix-led planning, and the serving tables (about a minute). spear:
+    SLO-constrained chunks beside static ones, with tables that the static rows imply (two minutes with a trace of
+    ShareGPT's lengths, one without). sun: decode fitted on concurrency 1 and 4 predicts 16, smaller decode pools, and
+    skew (half a minute). Disagreements are listed.
 
     Parameters
     ----------
     paper
         The paper: afd, fastafd, prelude, spear or sun.
     trace
-        afd: any trace, whose answers are tested for geometric lengths. spear: lengths of ShareGPT's conversations, turn by turn, to draw requests from; default: log-normal lengths of
-        the same moments.
+        afd: any trace, whose answers are tested for geometric lengths. spear: lengths of ShareGPT's conversations, turn
+        by turn, to draw requests from; default: log-normal lengths of the same moments.
     quality
         sun, spear: train small models here, and compare the paper's claims about accuracy with them (decode modules
         that are shared and quantised; error compensators); needs the extra [live].
