@@ -46,7 +46,7 @@ def _of_trace(document: Document) -> Report:
     return sections(
         [
             (
-                f"Figure 3: {document['requests']:,} answers of {document['trace']}, on average {fit['mean']:.1f} tokens",
+                f"Figure 3: {document['requests']:,} answers of {document['trace']}, mean {fit['mean']:.1f} tokens",
                 rows_table(
                     "quantile | trace | geometric", "{level:g} | {trace:.0f} | {geometric:.0f}", fit["quantiles"]
                 ),
