@@ -4,7 +4,9 @@
 
 The step times are those that `twin validate examples/validate-vllm-cpu.yaml` fitted to random requests. The same
 requests are replayed on vLLM with and without a policy, in turns, and simulated. Prints a JSON document. Needs the
-environment of docs/how-to/validate-vllm.md.
+environment of docs/how-to/validate-vllm.md, whose figure is drawn from a document:
+
+    python -m benchmarks.vllm_policies --draw benchmarks/results/vllm_policies.json
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from twin.sweeps.serving_sweep import prepare
 from twin.validation.recordings import Recording
 from twin.validation.run import requests_of
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "validate-vllm-cpu.yaml"
+ROOT = Path(__file__).parent.parent
+EXAMPLE = ROOT / "examples" / "validate-vllm-cpu.yaml"
+FIGURE = ROOT / "docs" / "figures" / "vllm-policies.svg"
 
 SPEAR = {
     "workload.requests": 40,
@@ -54,6 +58,14 @@ CLAIMS: dict[str, tuple[dict[str, Any], float, dict[str, dict[str, Any]]]] = {
     "prelude": (PRELUDE, 12.0, {"vLLM": {}, "own lane": {"engine.one_shot": {"tokens": 192, "sequences": 4}}}),
 }
 """Of each claim: fields of the scenario, requests per second, and the fields of each variant."""
+
+PANELS = [
+    ("spear", ("itl_p99", "P99 of ITL, ms", 1e3)),
+    ("spear", ("tokens_per_second", "tokens/s", 1.0)),
+    ("prelude", ("one_shots_per_second", "one-shot requests/s", 1.0)),
+    ("prelude", ("one_shot_latency", "one-shot latency, ms", 1e3)),
+]
+"""Panels of the figure: claim, measure, title, factor."""
 
 
 def measures(columns: Mapping[str, Any], gaps: Any, weights: Any) -> dict[str, float]:
@@ -113,15 +125,43 @@ def vars_of(columns: Any) -> dict[str, Any]:
     return {name: getattr(columns, name) for name in ("arrival", "first_token", "last_token", "output_tokens")}
 
 
+def draw(claims: Mapping[str, Any]) -> None:
+    """Draw bars of what was measured, with the range of repeats, and a mark for what was predicted."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "vllm-policies"
+    from matplotlib import pyplot
+
+    panels = [(claims[name]["variants"], *panel) for name, panel in PANELS]
+    figure, rows = pyplot.subplots(1, len(panels), figsize=(2.4 * len(panels), 3.2), layout="constrained")
+    for axes, (variants, key, title, factor) in zip(rows, panels, strict=True):
+        for place, variant in enumerate(variants.values()):
+            measured, predicted = (
+                factor * np.array([row[key] for row in variant[kind]]) for kind in ("measured", "predicted")
+            )
+            spread = [[measured.mean() - measured.min()], [measured.max() - measured.mean()]]
+            axes.bar(place, measured.mean(), width=0.6, yerr=spread, capsize=4, color=f"C{place}", label="vLLM")
+            axes.plot(place, predicted.mean(), "k_", markersize=28, markeredgewidth=2, label="twin")
+        axes.set_xticks(range(len(variants)), list(variants))
+        axes.set_title(title, fontsize=9)
+    figure.savefig(FIGURE, metadata={"Date": None})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=Path, required=True, help="engine-steps.yaml of a validation")
+    parser.add_argument("--steps", type=Path, help="engine-steps.yaml of a validation")
+    parser.add_argument("--draw", type=Path, help="draw this document")
     parser.add_argument("--claims", default="spear,prelude")
     parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()
+    if given.draw:
+        return draw(json.loads(given.draw.read_text())["claims"])
+    if given.steps is None:
+        parser.error("expected --steps or --draw")
     prepare_process()
     claims = {name: run_claim(name, given.steps, given.repeats) for name in given.claims.split(",")}
-    print(json.dumps(provenance("twin.vllm-policies/1") | {"claims": claims}, indent=2))
+    print(json.dumps(provenance("twin.vllm-policies/1") | {"claims": claims}, indent=1))
 
 
 if __name__ == "__main__":

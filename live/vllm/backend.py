@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,20 +122,18 @@ def start(scenario: ValidationScenario, config: EngineConfig, base: Path) -> tup
             shutil.copy(file, Path(folder) / "config.json")
             directory = Path(folder)
         budgets = engine.model_dump(mode="json", include={"one_shot"}, exclude_none=True)
-        sequences = config.max_num_seqs + (config.one_shot.sequences if config.one_shot else 0)
-        kv_bytes = (config.num_gpu_blocks + NULL_BLOCKS) * config.block_size * bytes_per_token(directory, model.dtype)
+        fields = read_json_object(directory / "config.json")
+        kv_tokens = config.num_gpu_blocks * config.block_size
+        kv_bytes = (kv_tokens + NULL_BLOCKS * config.block_size) * bytes_per_token(fields, model.dtype)
         try:
             arguments = EngineArgs(
                 model=str(directory), load_format="dummy" if model.weights == "random" else "auto",
                 skip_tokenizer_init=True, dtype=model.dtype, seed=scenario.seed, enforce_eager=True,
-                block_size=config.block_size, num_gpu_blocks_override=config.num_gpu_blocks + NULL_BLOCKS,
-                kv_cache_memory_bytes=kv_bytes,
-                max_num_batched_tokens=config.max_num_batched_tokens, max_num_seqs=sequences,
-                enable_prefix_caching=config.enable_prefix_caching, scheduling_policy=config.scheduling_policy,
-                scheduler_reserve_full_isl=config.kv_reservation != "chunk",
+                num_gpu_blocks_override=config.num_gpu_blocks + NULL_BLOCKS, kv_cache_memory_bytes=kv_bytes,
+                max_model_len=min(fields["max_position_embeddings"], kv_tokens),
                 async_scheduling=engine.async_scheduling,
                 scheduler_cls=AsyncPolicyScheduler if engine.async_scheduling else PolicyScheduler,
-                additional_config={SECTION: budgets}, disable_log_stats=True,
+                additional_config={SECTION: budgets}, disable_log_stats=True, **shared_settings(config),
             )  # fmt: skip
             llm = LLMEngine.from_engine_args(arguments)
         except (ValueError, RuntimeError) as error:
@@ -145,9 +144,21 @@ def start(scenario: ValidationScenario, config: EngineConfig, base: Path) -> tup
     return llm, int(llm.model_config.get_vocab_size())
 
 
-def bytes_per_token(directory: Path, dtype: str) -> int:
-    """Bytes of the KV cache of a token, by a model's config.json."""
-    config = read_json_object(directory / "config.json")
+def shared_settings(config: EngineConfig) -> dict[str, Any]:
+    """Arguments of vLLM's engine: settings that have its names, but 0, which means no limit.
+
+    One-shot requests get places of their own in vLLM's batch.
+    """
+    names = {field.name for field in dataclasses.fields(EngineArgs)}
+    values = {"scheduler_reserve_full_isl": config.kv_reservation != "chunk"} | dataclasses.asdict(config)
+    settings = {name: value for name, value in values.items() if name in names and (value or isinstance(value, bool))}
+    if config.one_shot is not None:
+        settings["max_num_seqs"] += config.one_shot.sequences
+    return settings
+
+
+def bytes_per_token(config: Mapping[str, Any], dtype: str) -> int:
+    """Bytes of the KV cache of a token, by the fields of a model's config.json."""
     heads = config["num_attention_heads"]
     size = config.get("head_dim") or config["hidden_size"] // heads
     width = {"float32": 4, "bfloat16": 2}[dtype]
