@@ -90,13 +90,13 @@ def elementwise_timings(folder: Path, model: Model, hardware: Hardware) -> Timin
     tokens, seconds = np.array(list(rows), dtype=np.int64), np.array(list(rows.values()), dtype=np.float64)
     # One kernel stands for the four, so that `launch` is that of one.
     size = tokens.astype(np.float64) * (elementwise_bytes(model, Placement()) / SMALL_KERNELS)
-    return _timings(
+    return make_timings(
         "elementwise", hardware, f"kernels of {model.name}, vllm", 0 * size, size, seconds / SMALL_KERNELS,
         shape=tokens, cached=True,
     )  # fmt: skip
 
 
-def _timings(
+def make_timings(
     kind: Kind,
     hardware: Hardware,
     source: str,
@@ -124,12 +124,12 @@ def _timings(
     return Timings(kind, hardware.name, source, flops, size, seconds, padding, devices, shape[mask], peak, bandwidth)
 
 
-def _source(table: Columns) -> str:
+def source_of(table: Columns) -> str:
     """The engine and version of a table's first row."""
     return f"{table.text('framework')[0].lower()} {table.text('version')[0]}"
 
 
-def _shapes(*columns: Floats) -> Wholes:
+def number_shapes(*columns: Floats) -> Wholes:
     """A number for each different row of some columns."""
     shape_index: Wholes = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
     return shape_index
@@ -155,14 +155,14 @@ def _linear(table: Columns, hardware: Hardware) -> list[Timings]:
         m, n, k = rows[here], columns[here], inner[here]
         size = n * k * WEIGHT_BYTES[weights] + m * (n + k) * 2.0
         results.append(
-            _timings(
+            make_timings(
                 kind,
                 hardware,
-                _source(table),
+                source_of(table),
                 2.0 * m * n * k,
                 size,
                 seconds[here],
-                shape=_shapes(n, k),
+                shape=number_shapes(n, k),
                 weights=weights,
             )
         )
@@ -183,10 +183,17 @@ def _experts(table: Columns, hardware: Hardware) -> list[Timings]:
         one = 3 * h * i / tp
         touched = e / ep * (1 - (1 - k / e) ** t)
         size = touched * one * WEIGHT_BYTES[weights] + 4 * t * h
-        shape = _shapes(h, i, k, e, tp, ep)
+        shape = number_shapes(h, i, k, e, tp, ep)
         results.append(
-            _timings(
-                kind, hardware, _source(table), 2 * t * k / ep * one, size, seconds[here], shape=shape, weights=weights
+            make_timings(
+                kind,
+                hardware,
+                source_of(table),
+                2 * t * k / ep * one,
+                size,
+                seconds[here],
+                shape=shape,
+                weights=weights,
             )
         )
     return results
@@ -210,7 +217,9 @@ def _prompts(table: Columns, hardware: Hardware) -> list[Timings]:
         b, t, c, h, kv, d = (column[here] for column in (count, tokens, cached, heads, kv_heads, width))
         flops = 4 * b * h * d * t * (c + (t + 1) / 2)
         size = b * ((c + t) * kv * 2 * d * element + 2 * t * h * d * 2.0)
-        results.append(_timings(kind, hardware, _source(table), flops, size, seconds[here], shape=_shapes(h, kv, d)))
+        results.append(
+            make_timings(kind, hardware, source_of(table), flops, size, seconds[here], shape=number_shapes(h, kv, d))
+        )
     return results
 
 
@@ -225,9 +234,9 @@ def _decodes(table: Columns, hardware: Hardware) -> list[Timings]:
         kind: Kind = f"decode_attention_{bits}"  # type: ignore[assignment]
         b, s, h, kv, d = (column[here] for column in (count, first + later, heads, kv_heads, width))
         token = 2 * kv * d * element
-        timings = _timings(
-            kind, hardware, _source(table), 4 * b * s * h * d, b * s * token, seconds[here],
-            padding=b * token, shape=_shapes(h, kv, d),
+        timings = make_timings(
+            kind, hardware, source_of(table), 4 * b * s * h * d, b * s * token, seconds[here],
+            padding=b * token, shape=number_shapes(h, kv, d),
         )  # fmt: skip
         results.append(timings)
     return results
@@ -243,7 +252,11 @@ def _latent_prompts(table: Columns, hardware: Hardware) -> list[Timings]:
     b, t, c, h = (column[here] for column in (count, tokens, cached, heads))
     flops = 2 * b * h * (NOPE + ROPE + VALUE) * t * (c + (t + 1) / 2)
     size = b * ((c + t) * (LATENT + ROPE) * 2.0 + t * h * (NOPE + ROPE + VALUE) * 2.0)
-    return [_timings("prompt_latent", hardware, _source(table), flops, size, _seconds(table)[here], shape=_shapes(h))]
+    return [
+        make_timings(
+            "prompt_latent", hardware, source_of(table), flops, size, _seconds(table)[here], shape=number_shapes(h)
+        )
+    ]
 
 
 def _latent_decodes(table: Columns, hardware: Hardware) -> list[Timings]:
@@ -252,15 +265,15 @@ def _latent_decodes(table: Columns, hardware: Hardware) -> list[Timings]:
     b, s, h = (column[here] for column in (count, first + later, heads))
     token = (LATENT + ROPE) * 2.0
     flops, size = 2 * b * s * h * (2 * LATENT + ROPE), b * s * token
-    timings = _timings(
+    timings = make_timings(
         "decode_latent",
         hardware,
-        _source(table),
+        source_of(table),
         flops,
         size,
         _seconds(table)[here],
         padding=b * token,
-        shape=_shapes(h),
+        shape=number_shapes(h),
     )
     return [timings]
 
@@ -273,8 +286,8 @@ def _all_reduce(table: Columns, hardware: Hardware) -> list[Timings]:
     n, size = devices[here], 2 * (devices[here] - 1) / devices[here] * elements[here] * 2.0
     link = hardware.network.intra_node
     return [
-        _timings(
-            all_reduce_kind(hardware), hardware, _source(table), 0 * n, size, _seconds(table)[here],
-            devices=n, shape=_shapes(n), bandwidth=link,
+        make_timings(
+            all_reduce_kind(hardware), hardware, source_of(table), 0 * n, size, _seconds(table)[here],
+            devices=n, shape=number_shapes(n), bandwidth=link,
         )
     ]  # fmt: skip

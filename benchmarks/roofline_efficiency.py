@@ -5,7 +5,8 @@
 Tables are those in the data folder, and with `--tables` those that aiconfigurator-core installs (its `systems/data`).
 The file in the package was made with the tables of aiconfigurator-core 0.12.0. The engine's own time is fitted to the
 measured rows marked calib; the errors printed last are those of the rows marked dev and of later ones, which enter
-nothing.
+nothing. With `--kinds PATTERN` (and `--tables`) only kinds that match are fitted, and everything else is kept as it is
+in the package; with `--further DEVICE`, fits of one more device are added to the kinds there are.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +23,13 @@ from benchmarks.engine_time import NO_TIME, fit_engine_time, formats_of, placeme
 from benchmarks.kernel_fits import fit_kind
 from benchmarks.kernel_timings import Timings, elementwise_timings, table_timings
 from benchmarks.silicon import SiliconRow, read_silicon_rows
+from benchmarks.state_timings import decode_indexers, linear_attention, prompt_indexers
 from latency_models.deployment.hardware import Hardware, load_hardware
 from latency_models.deployment.models import load_model
 from latency_models.io.config_io import write_yaml
+from latency_models.io.tables import read_columns
 from latency_models.sources.aiconfigurator.layout import TableFiles, flat_tables, packaged_tables, systems
-from latency_models.sources.roofline.efficiency import Efficiency
+from latency_models.sources.roofline.efficiency import Efficiency, built_in_efficiency
 from latency_models.sources.roofline.step_time import RooflineStepTime
 from latency_models.sources.roofline.work import family
 from workloads.errors import BadInput
@@ -36,14 +40,20 @@ DEVICES = {
     "h200_sxm": "h200-sxm",
     "b200_sxm": "b200-sxm",
     "gb200": "gb200",
+    "b300_sxm": "b300-sxm",
+    "gb300": "gb300",
     "l40s": "l40s",
     "rtx_pro_6000_server": "rtx-pro-6000",
 }
 """Hardware files by the systems of the tables."""
 
-FALLBACKS = {("experts_mxfp4", "b200-sxm"), ("experts_mxfp4", "gb200")}
+FALLBACKS = {("experts_mxfp4", device) for device in ("b200-sxm", "gb200", "b300-sxm", "gb300")}
 """Kinds and devices whose tables time a kernel that engines use only without another. On Blackwell, that of MXFP4
 experts reaches half the bandwidth that those of other devices reach, and computes more slowly than bf16."""
+
+LATER_DEVICES = ("b300-sxm", "gb300")
+"""Devices whose fits were added with `--further`, as were those of latent attention on B200 and GB200: they are in no
+mean."""
 
 PROFILE = "measured/vllm_0.19_rtxpro6000_llama31_8b/kernels_tp1"
 SILICON = "measured/aiconfigurator_silicon_calib_dev.csv.gz"
@@ -57,9 +67,16 @@ def folders(data: Path, tables: Path | None) -> Iterator[tuple[TableFiles, Hardw
         if system and folder.is_dir():
             yield flat_tables(folder), load_hardware(DEVICES[system])
     if tables:
-        for system in systems(tables):
-            if system in DEVICES:
-                yield packaged_tables(tables, system, "vllm"), load_hardware(DEVICES[system])
+        yield from installed(tables, "vllm")
+
+
+def installed(tables: Path, backend: str, devices: Sequence[str] = ()) -> Iterator[tuple[TableFiles, Hardware]]:
+    """The sets of tables of a backend, with the device of each; without `devices`, of all but LATER_DEVICES."""
+    for system, versions in systems(tables).items():
+        device = DEVICES.get(system)
+        wanted = device in devices if devices else device not in (None, *LATER_DEVICES)
+        if wanted and device is not None and backend in versions:
+            yield packaged_tables(tables, system, backend), load_hardware(device)
 
 
 def all_timings(data: Path, tables: Path | None) -> dict[str, list[Timings]]:
@@ -72,6 +89,59 @@ def all_timings(data: Path, tables: Path | None) -> dict[str, list[Timings]]:
     small = elementwise_timings(data / PROFILE, load_model("llama-3.1-8b"), load_hardware("rtx-pro-6000"))
     by_kind[small.kind].append(small)
     return dict(sorted(by_kind.items()))
+
+
+def state_timings(tables: Path, devices: Sequence[str] = ()) -> dict[str, list[Timings]]:
+    """Timings of linear attention and of indexers by kind, from the tables of the backend that has most of them."""
+    by_kind: dict[str, list[Timings]] = defaultdict(list)
+    for files, hardware in installed(tables, "vllm", devices):
+        for table in ("gdn", "kda"):
+            for timings in linear_attention(read_columns(path), hardware) if (path := files.path(table)) else ():
+                by_kind[timings.kind].append(timings)
+        if path := files.path("dsa_generation_module"):
+            by_kind["decode_index"].append(decode_indexers(read_columns(path), hardware))
+    for files, hardware in installed(tables, "sglang", devices):
+        scores, choice = files.path("glm5_mqa_logits_module"), files.path("glm5_topk_module")
+        if scores and choice:
+            by_kind["prompt_index"].append(prompt_indexers(read_columns(scores), read_columns(choice), hardware))
+    return dict(sorted(by_kind.items()))
+
+
+def extended(tables: Path, kinds: str, devices: Sequence[str]) -> Efficiency:
+    """The fits of the package with those of the kinds that match, or with those of further devices."""
+    efficiency = built_in_efficiency()
+    timings = state_timings(tables, devices)
+    for backend in ("vllm", "trtllm") if devices else ():
+        for files, hardware in installed(tables, backend, devices):
+            for part in table_timings(files, hardware):
+                of_backend = part.kind.endswith("_latent") == (backend == "trtllm")  # vLLM's tables have none of it
+                if of_backend and (part.kind, part.device) not in FALLBACKS:
+                    timings.setdefault(part.kind, []).append(part)
+    kernels, sources = dict(efficiency.kernels), set(efficiency.sources)
+    for kind, parts in timings.items():
+        if not fnmatch(kind, kinds):
+            continue
+        fit = fit_kind(parts)
+        if devices:
+            known = kernels[kind]  # type: ignore[index]
+            fit = known.model_copy(update={"devices": known.devices | fit.devices})
+        kernels[kind] = fit  # type: ignore[index]
+        sources |= {f"{part.device}: {part.source}" for part in parts}
+    return efficiency.model_copy(update={"kernels": dict(sorted(kernels.items())), "sources": sorted(sources)})
+
+
+def print_fits(efficiency: Efficiency, kinds: str = "*", devices: Sequence[str] = ()) -> None:
+    """A line for each kind and device."""
+    for kind, fit in efficiency.kernels.items():
+        for name, reached in (("any", fit.any), *fit.devices.items()):
+            if not fnmatch(kind, kinds) or (devices and name not in devices):
+                continue
+            share = "     -" if reached.compute is None else f"{reached.compute:6.2f}"
+            print(
+                f"{kind:22} {name:14} launch {reached.launch * 1e6:6.1f} us  compute {share}"
+                f"  memory {reached.memory:5.2f}  error {reached.error:6.1%}"
+                f"  spread {reached.spread:5.2f}  {reached.kernels} kernels"
+            )
 
 
 def print_errors(name: str, rows: Sequence[SiliconRow], tpot: Sequence[float]) -> None:
@@ -114,16 +184,26 @@ def print_coverage(
 def main() -> int:
     """Fit, print the errors, and write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--kinds", default="*", help="kinds to fit, such as *_gdn; with --tables, without --data")
+    parser.add_argument("--further", nargs="+", default=[], metavar="DEVICE", help="devices to add")
     parser.add_argument("--tables", type=Path)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.data is None:
+        if options.tables is None:
+            parser.error("expected --data, or --tables alone with --kinds or --further")
+        efficiency = extended(options.tables, options.kinds, options.further)
+        print_fits(efficiency, options.kinds, options.further)
+        return write(efficiency, options.out)
     try:
         by_kind = all_timings(options.data, options.tables)
         rows = read_silicon_rows(options.data / SILICON)
         later = read_silicon_rows(options.data / LATER, known_only=True)
     except BadInput as error:
         parser.error(str(error))
+    if options.tables:
+        by_kind |= state_timings(options.tables)
     sources = sorted({f"{one.device}: {one.source}" for timings in by_kind.values() for one in timings})
     fits = {kind: fit_kind(timings) for kind, timings in by_kind.items()}
     efficiency = Efficiency.model_validate(
@@ -133,20 +213,18 @@ def main() -> int:
     device = {row.system: load_hardware(DEVICES[row.system]) for row in (*rows, *later)}
     engine = fit_engine_time(calib, [device[row.system] for row in calib], efficiency)
     efficiency = efficiency.model_copy(update={"engine": engine})
-    for kind, fit in fits.items():
-        for name, reached in (("any", fit.any), *fit.devices.items()):
-            share = "     -" if reached.compute is None else f"{reached.compute:6.2f}"
-            print(
-                f"{kind:22} {name:14} launch {reached.launch * 1e6:6.1f} us  compute {share}"
-                f"  memory {reached.memory:5.2f}  error {reached.error:6.1%}"
-                f"  spread {reached.spread:5.2f}  {reached.kernels} kernels"
-            )
+    print_fits(efficiency)
     print(engine)
     for name, measured in (("dev", dev), ("later", later)):
         print_errors(name, measured, [predict(row, device[row.system], efficiency).tpot for row in measured])
         print_coverage(name, measured, device, efficiency)
-    if options.out:
-        options.out.write_text(write_yaml(efficiency.model_dump(mode="json", by_alias=True, exclude_defaults=True)))
+    return write(efficiency, options.out)
+
+
+def write(efficiency: Efficiency, path: Path | None) -> int:
+    """Write the file, if there is a path for it."""
+    if path is not None:
+        path.write_text(write_yaml(efficiency.model_dump(mode="json", by_alias=True, exclude_defaults=True)))
     return 0
 
 

@@ -26,6 +26,8 @@ from workloads.errors import BadInput
 class KVMemorySpec(Strict):
     """KV blocks in the memory that weights and activations leave, of a share of a device's memory.
 
+    Where a model has linear attention, a slot for the state of each of `max_num_seqs` sequences lies beside the blocks.
+
     Attributes:
         memory: of one device, bytes. gpu_memory_utilization: the share of it that the engine may use.
         model: a model file. Without memory and model, both are those of the step times, if these know them (roofline);
@@ -70,10 +72,13 @@ class KVMemorySpec(Strict):
 
         model = any_model(self.model, base)
         weights = self.device_weights(base) + reserved
-        free = self.memory * self.gpu_memory_utilization - weights - self.activations
-        block = model.kv_bytes(self.cache_bytes) * model.layers * block_size / self.tensor_parallel_size
+        states = max_num_seqs * model.state_bytes_per_sequence / self.tensor_parallel_size
+        free = self.memory * self.gpu_memory_utilization - weights - self.activations - states
+        block = model.kv_bytes_per_token(self.cache_bytes) * block_size / self.tensor_parallel_size
         if free < block:
-            expected = f"expected more than weights and activations take ({weights + self.activations:.3g} bytes)"
+            taken = weights + self.activations + states
+            slots = f", states of {max_num_seqs} sequences" if states else ""
+            expected = f"expected more than weights{slots} and activations take ({taken:.3g} bytes)"
             raise BadInput(expected, field="engine.kv_memory.memory", value=self.memory)
         return self._within_limit(int(free // block))
 

@@ -1,19 +1,19 @@
-"""Model files from the config.json of a Hugging Face model, and the formats that its `quantization_config` states.
+"""Model files from the config.json of a Hugging Face model.
 
-A part of a layer that is excluded in most layers is in bf16: attention, experts, or a dense FFN. Step times know one
-format of linear layers and one of experts, so that a mixture of experts may exclude either, and a dense model neither.
+Families that a model file describes are listed here with what reads their attention. A family that is not listed, and
+attention of an unknown kind, is refused with its name and with the nearest that is described.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
+import difflib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from latency_models.deployment.model_config import FAMILY_DEFAULTS, ConfigFields, attention_sizes, read_config_fields
-from latency_models.deployment.models import Checkpoint, Formats, Model, Weights, load_model
+from latency_models.deployment.models import Checkpoint, Model, load_model
+from latency_models.deployment.quantization import stated_formats
 from latency_models.io.builtin_files import is_path
 from latency_models.io.config_io import checked
 from workloads.errors import BadInput
@@ -21,9 +21,6 @@ from workloads.json_files import read_json_object
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """`model_type`s of dense decoders with grouped queries and SwiGLU."""
-
-EXPERT_FAMILIES = ("mixtral", "qwen3_moe", "gpt_oss", "minimax_m2", "deepseek_v3")
-"""`model_type`s of mixtures of experts that a model file describes. The live engine serves only some of them."""
 
 
 def read_config(path: Path) -> ConfigFields:
@@ -34,7 +31,8 @@ def read_config(path: Path) -> ConfigFields:
 def model_from_config(path: Path) -> Model:
     """The model file that a config.json stands for, with the formats that its `quantization_config` states."""
     fields = read_config(path)
-    return _model(fields, _grouped_queries(fields), {"kind": "dense", **_sizes(fields, "intermediate_size")})
+    attention = {"attention": _grouped_queries(fields)}
+    return _model(fields, attention, {"kind": "dense", **_sizes(fields, "intermediate_size")})
 
 
 def any_model(name: str | Path, base: Path = Path()) -> Model:
@@ -44,15 +42,29 @@ def any_model(name: str | Path, base: Path = Path()) -> Model:
         path /= "config.json"
     elif not str(name).endswith(".json"):
         return load_model(name, base)
-    fields = ConfigFields(read_json_object(path), path)
+    fields = _decoder(ConfigFields(read_json_object(path), path))
     family = fields.document.get("model_type")
-    if family not in EXPERT_FAMILIES:
-        if family not in FAMILIES:
-            raise fields.fault("model_type", family, f"expected one of {', '.join(FAMILIES + EXPERT_FAMILIES)}")
+    if family in FAMILIES:
         return model_from_config(path)
-    fields = ConfigFields({**FAMILY_DEFAULTS.get(family, {}), **fields.document}, path)
-    attention = _latent(fields) if family == "deepseek_v3" else _grouped_queries(fields)
-    return _model(fields, attention, _experts(fields))
+    _refuse_unknown_attention(fields)
+    if family not in READERS:
+        raise fields.fault("model_type", family, _unknown_family(family))
+    defaults = {**FAMILY_DEFAULTS.get(str(family), {}), **_pattern(fields)}
+    fields = ConfigFields({**defaults, **fields.document}, path, fields.under)
+    return _model(fields, READERS[str(family)](fields), _ffn(fields))
+
+
+def _decoder(fields: ConfigFields) -> ConfigFields:
+    """The fields of the decoder: of a model that also reads images, those of its `text_config`."""
+    decoder = fields.section("text_config")
+    if decoder is None:
+        return fields
+    inherited = {
+        name: fields.document[name]
+        for name in ("quantization_config", "tie_word_embeddings")
+        if fields.document.get(name) is not None
+    }
+    return ConfigFields({**inherited, **decoder.document}, fields.file, decoder.under)
 
 
 def _model(fields: ConfigFields, attention: dict[str, Any], ffn: dict[str, Any]) -> Model:
@@ -64,8 +76,9 @@ def _model(fields: ConfigFields, attention: dict[str, Any], ffn: dict[str, Any])
         "layers": fields.count("num_hidden_layers"),
         "vocabulary": fields.count("vocab_size"),
         "tied_embeddings": fields.flag("tie_word_embeddings", False),
-        "attention": attention,
+        **attention,
         "ffn": ffn,
+        "mtp_depth": _first(fields, "num_nextn_predict_layers", "mtp_num_hidden_layers"),
         "source": path.name,
     }
     model = checked(Model, document, path)
@@ -80,164 +93,240 @@ def _sizes(fields: ConfigFields, *names: str) -> dict[str, int]:
     return {name: fields.count(name) for name in names}
 
 
+def _first(fields: ConfigFields, *names: str) -> int:
+    """The first of these fields that is above 0; 0 where none is."""
+    return next((fields.count(name) for name in names if fields.document.get(name)), 0)
+
+
+# -- attention -------------------------------------------------------------------------------------------------------
+
+NORMED = (
+    "qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
+)  # fmt: skip
+"""Families that norm queries and keys head by head."""
+
+
 def _grouped_queries(fields: ConfigFields) -> dict[str, Any]:
     """Attention with grouped queries; `layer_types` says which layers of gpt-oss have a window."""
     heads, kv_heads, head_dim = attention_sizes(fields)
-    kinds = fields.document.get("layer_types")
-    windowed = kinds.count("sliding_attention") if isinstance(kinds, list) else 0
+    windowed = _layers_of(fields, "sliding_attention")
+    family = fields.document["model_type"]
     return {
         "kind": "gqa",
         "heads": heads,
         "kv_heads": kv_heads,
         "head_dim": head_dim,
-        "qk_norm": fields.document["model_type"] in ("qwen3", "qwen3_moe"),
+        "qk_norm": family in NORMED or (family == "glm4_moe" and fields.flag("use_qk_norm", False)),
         "window": fields.count("sliding_window") if windowed else 0,
         "windowed_layers": windowed,
     }
 
 
+def _layers_of(fields: ConfigFields, kind: str) -> int:
+    kinds = fields.document.get("layer_types")
+    return kinds.count(kind) if isinstance(kinds, list) else 0
+
+
+def _grouped(fields: ConfigFields) -> dict[str, Any]:
+    return {"attention": _grouped_queries(fields)}
+
+
 def _latent(fields: ConfigFields) -> dict[str, Any]:
+    """Latent attention; with `index_topk` it is sparse (DSA)."""
     names = {
         "heads": "num_attention_heads",
         "kv_compressed": "kv_lora_rank",
         "rope_dim": "qk_rope_head_dim",
-        "q_compressed": "q_lora_rank",
         "nope_dim": "qk_nope_head_dim",
         "value_dim": "v_head_dim",
     }
-    return {"kind": "mla", **{name: fields.count(field) for name, field in names.items()}}
+    shapes = {name: fields.count(field) for name, field in names.items()}
+    attention = {"kind": "mla", **shapes, "q_compressed": _first(fields, "q_lora_rank")}
+    if fields.document.get("index_topk") is not None:
+        kinds = fields.document.get("indexer_types")
+        attention["indexer"] = {
+            "heads": fields.count("index_n_heads"),
+            "head_dim": fields.count("index_head_dim"),
+            "top_k": fields.count("index_topk"),
+            "layers": kinds.count("full") if isinstance(kinds, list) else None,
+        }
+    return {"attention": attention}
 
 
-def _experts(fields: ConfigFields) -> dict[str, Any]:
-    """The experts of a layer; the families name them differently, and some have dense layers before them."""
+def _gated_delta(fields: ConfigFields) -> dict[str, Any]:
+    """Layers of Gated DeltaNet among layers of grouped queries with an output gate (Qwen3-Next)."""
+    names = {
+        "key_heads": "linear_num_key_heads",
+        "value_heads": "linear_num_value_heads",
+        "key_dim": "linear_key_head_dim",
+        "value_dim": "linear_value_head_dim",
+        "convolution": "linear_conv_kernel_dim",
+    }
+    layers = _layers_of(fields, "linear_attention")
+    if "layer_types" not in fields.document:
+        layers = fields.count("num_hidden_layers")
+        layers -= layers // fields.count("full_attention_interval", 4)
+    linear = {"kind": "gdn", "layers": layers, **{name: fields.count(field) for name, field in names.items()}}
+    attention = _grouped_queries(fields) | {"output_gate": fields.flag("attn_output_gate", True)}
+    return {"attention": attention, "linear_attention": linear}
+
+
+def _kimi_delta(fields: ConfigFields) -> dict[str, Any]:
+    """Layers of Kimi Delta Attention among layers of latent attention (Kimi Linear)."""
+    section = fields.section("linear_attn_config")
+    if section is None:
+        raise fields.fault("linear_attn_config", None, "expected the section that says which layers are linear")
+    layers, heads, size = section.document.get("kda_layers"), section.count("num_heads"), section.count("head_dim")
+    if not isinstance(layers, list) or not layers:
+        raise section.fault("kda_layers", layers, "expected a list of layers")
+    shapes = {"key_heads": heads, "value_heads": heads, "key_dim": size, "value_dim": size, "gate_rank": size}
+    convolution = section.count("short_conv_kernel_size", 4)
+    linear = {"kind": "kda", "layers": len(layers), **shapes, "convolution": convolution}
+    return {**_latent(fields), "linear_attention": linear}
+
+
+def _mamba(fields: ConfigFields) -> dict[str, Any]:
+    """Layers that are Mamba-2, attention or an FFN each, by the letters of their pattern (Nemotron-H)."""
+    pattern = fields.document.get("hybrid_override_pattern")
+    if not isinstance(pattern, str) or len(pattern) != fields.count("num_hidden_layers") or set(pattern) - set("M*E-"):
+        expected = "expected a letter for each layer: M (Mamba-2), * (attention), E (experts) or - (dense FFN)"
+        raise fields.fault("hybrid_override_pattern", pattern, expected)
+    if "E" in pattern and "-" in pattern:
+        expected = "expected FFNs of one kind: dense layers among mixtures of experts are not described"
+        raise fields.fault("hybrid_override_pattern", pattern, expected)
+    names = {
+        "key_heads": "n_groups",
+        "value_heads": "mamba_num_heads",
+        "key_dim": "ssm_state_size",
+        "value_dim": "mamba_head_dim",
+        "convolution": "conv_kernel",
+    }
+    shapes = {name: fields.count(field) for name, field in names.items()}
+    linear = {"kind": "mamba2", "layers": pattern.count("M"), **shapes}
+    attention = _grouped_queries(fields)
+    if fields.document.get("attention_head_dim"):
+        attention["head_dim"] = fields.count("attention_head_dim")
+    ffns = pattern.count("E") + pattern.count("-")
+    return {"attention": attention, "linear_attention": linear, "ffn_layers": ffns}
+
+
+LETTERS = {"mamba": "M", "attention": "*", "moe": "E", "mlp": "-"}
+"""Letters of a pattern by the names of kinds of layers in `layers_block_type`."""
+
+
+def _pattern(fields: ConfigFields) -> dict[str, Any]:
+    """The pattern, and the number of layers, of a file that lists the kinds of its layers instead."""
+    kinds = fields.document.get("layers_block_type")
+    if not isinstance(kinds, list):
+        return {}
+    letters = "".join(LETTERS.get(str(kind), "?") for kind in kinds)
+    return {"hybrid_override_pattern": letters, "num_hidden_layers": len(kinds)}
+
+
+READERS: Mapping[str, Callable[[ConfigFields], dict[str, Any]]] = {
+    "mixtral": _grouped,
+    "qwen3_moe": _grouped,
+    "qwen3_vl_text": _grouped,
+    "qwen3_vl_moe_text": _grouped,
+    "gpt_oss": _grouped,
+    "minimax_m2": _grouped,
+    "glm4_moe": _grouped,
+    "deepseek_v2": _latent,
+    "deepseek_v3": _latent,
+    "kimi_k2": _latent,
+    "deepseek_v32": _latent,
+    "glm_moe_dsa": _latent,
+    "qwen3_next": _gated_delta,
+    "qwen3_5_text": _gated_delta,
+    "qwen3_5_moe_text": _gated_delta,
+    "kimi_linear": _kimi_delta,
+    "nemotron_h": _mamba,
+}
+"""`model_type`s that a model file describes beside FAMILIES, and what reads their attention. The live engine serves
+only some of them."""
+
+UNKNOWN_FIELDS = {
+    "compress_ratios": ("compressed attention (CSA, HCA)", "sparse attention with an indexer (deepseek_v32)"),
+    "sparse_attention_config": ("block-sparse attention (MSA)", "sparse attention with an indexer (deepseek_v32)"),
+    "hybrid_layer_pattern": ("windows with heads of their own", "attention windows (gpt_oss)"),
+    "attention_chunk_size": ("attention in chunks", "attention windows (gpt_oss)"),
+    "global_head_dim": ("windows with heads of their own", "attention windows (gpt_oss)"),
+    "mla_use_output_gate": ("latent attention with an output gate", "latent attention (kimi_linear)"),
+    "attn_res_block_size": ("attention over earlier layers", "latent attention (kimi_linear)"),
+}
+"""Fields that stand for attention that no model file describes, its name, and the nearest that is described."""
+
+KINDS = ("full_attention", "sliding_attention", "linear_attention", "deepseek_sparse_attention")
+"""Kinds of layers in `layer_types`."""
+
+
+def _unknown_family(family: object) -> str:
+    names = (*FAMILIES, *READERS)
+    close = difflib.get_close_matches(str(family), names, n=1)
+    hint = f" (the nearest is {close[0]})" if close else ""
+    return f"expected one of {', '.join(names)}{hint}"
+
+
+def _refuse_unknown_attention(fields: ConfigFields) -> None:
+    for name, (attention, nearest) in UNKNOWN_FIELDS.items():
+        if (value := fields.document.get(name)) not in (None, False):
+            raise fields.fault(
+                name, value, f"expected none: no model file describes {attention}; the nearest is {nearest}"
+            )
+    kinds = fields.document.get("layer_types")
+    for kind in kinds if isinstance(kinds, list) else ():
+        if kind not in KINDS:
+            nearest = difflib.get_close_matches(str(kind), KINDS, n=1, cutoff=0.0)[0]
+            raise fields.fault("layer_types", kind, f"expected {', '.join(KINDS)}; the nearest is {nearest}")
+
+
+# -- FFNs ------------------------------------------------------------------------------------------------------------
+
+
+def _ffn(fields: ConfigFields) -> dict[str, Any]:
+    """The FFN of a layer; `mlp_hidden_act` relu2 has two matrices."""
     config = fields.document
-    experts = next((name for name in ("num_local_experts", "n_routed_experts") if config.get(name)), "num_experts")
+    gated = config.get("mlp_hidden_act", "silu") != "relu2"
+    experts = next((name for name in EXPERTS if config.get(name)), None)
+    if experts is None or "-" in str(config.get("hybrid_override_pattern")):
+        return {"kind": "dense", **_sizes(fields, "intermediate_size"), "gated": gated}
     size = "moe_intermediate_size" if config.get("moe_intermediate_size") else "intermediate_size"
     fields.refuse_unless("mlp_only_layers", ([],), "dense layers among mixtures of experts are not described")
     fields.refuse_unless("decoder_sparse_step", (1,), "dense layers among mixtures of experts are not described")
-    shared, dense = (config.get(name) or 0 for name in ("n_shared_experts", "first_k_dense_replace"))
+    fields.refuse_unless("moe_layer_freq", (1,), "dense layers among mixtures of experts are not described")
+    dense = _first(fields, "first_k_dense_replace")
+    chosen = "num_experts_per_token" if config.get("num_experts_per_token") else "num_experts_per_tok"
     return {
         "kind": "moe",
         "intermediate_size": fields.count(size),
         "experts": fields.count(experts),
-        "experts_per_token": fields.count("num_experts_per_tok"),
-        "shared_experts": shared,
-        "router_bias": config["model_type"] in ("deepseek_v3", "minimax_m2"),
+        "experts_per_token": fields.count(chosen),
+        "shared_experts": _shared_experts(fields, fields.count(size)),
+        "router_bias": config["model_type"] in BIASED_ROUTERS,
         "dense_layers": dense,
         "dense_intermediate_size": fields.count("intermediate_size") if dense else 0,
+        "gated": gated,
+        "latent_size": _first(fields, "moe_latent_size", "routed_expert_hidden_size"),
     }
 
 
-METHODS: Mapping[str, Weights] = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4"}
-"""Formats by `quant_method`; those of ModelOpt and compressed-tensors are in further fields."""
+EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts")
+"""The families' names of the number of experts."""
 
-MODELOPT: Mapping[str, Weights] = {"FP8": "fp8", "NVFP4": "fp4"}
-"""Formats by ModelOpt's `quant_algo`."""
+SHARED_SIZES = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
 
-COMPRESSED: Mapping[str, Weights] = {
-    "8-bit float": "fp8",
-    "8-bit int": "int8",
-    "4-bit float in groups of 16": "fp4",
-    "4-bit float in groups of 32": "mxfp4",
-}
-"""Formats of compressed-tensors by `num_bits`, `type` and, of 4 bits, `group_size`."""
-
-ATTENTION = ("self_attn.o_proj", "self_attn.q_proj", "self_attn.q_b_proj", "self_attn.q_a_proj")
-EXPERTS = ("mlp.experts.0.down_proj", "block_sparse_moe.experts.0.w2")
-DENSE_FFN = ("mlp.down_proj",)
-"""Modules that stand for a part of a layer; families name them differently."""
+BIASED_ROUTERS = (
+    "deepseek_v3", "minimax_m2", "kimi_k2", "deepseek_v32", "glm_moe_dsa", "glm4_moe", "kimi_linear", "nemotron_h",
+)  # fmt: skip
+"""Families whose router has a bias for each expert."""
 
 
-def stated_formats(fields: ConfigFields, *, sparse: bool) -> Formats:
-    """The formats of a model's weights; bf16 where nothing is quantised.
-
-    Args:
-        sparse: a mixture of experts.
-    """
-    section = _section(fields)
-    if section is None:
-        return Formats("bf16", "bf16")
-    weights = _weights(section)
-    patterns = _exclusions(section)
-    layers = fields.count("num_hidden_layers")
-    attention, experts, dense = (_excluded(part, patterns, layers) for part in (ATTENTION, EXPERTS, DENSE_FFN))
-    if not sparse:
-        if attention != dense or weights == "mxfp4":
-            expected = "expected linear layers of one format, other than MXFP4, which is known of experts alone"
-            raise section.fault("quant_method", section.document.get("quant_method"), expected)
-        linear: Weights = "bf16" if attention else weights
-        return Formats(linear, linear)
-    return Formats("bf16" if attention or weights == "mxfp4" else weights, "bf16" if experts else weights)
-
-
-def _section(fields: ConfigFields) -> ConfigFields | None:
-    """The section, or the content of ModelOpt's own file beside the config.json."""
-    section = fields.section("quantization_config")
-    path = fields.file.with_name("hf_quant_config.json")
-    if section is None and path.is_file():
-        inner = ConfigFields(read_json_object(path), path).section("quantization")
-        return (
-            None if inner is None else ConfigFields({"quant_method": "modelopt", **inner.document}, path, inner.under)
-        )
-    return section
-
-
-def _weights(section: ConfigFields) -> Weights:
-    algorithm = section.document.get("quant_algo")
-    method = section.document.get("quant_method") or ("modelopt" if algorithm else None)
-    if method == "compressed-tensors":
-        return _compressed(section)
-    if method in ("modelopt", "modelopt_fp4"):
-        name, value, formats = "quant_algo", algorithm, MODELOPT
-    else:
-        name, value, formats = "quant_method", method, METHODS
-    weights = formats.get(value) if isinstance(value, str) else None
-    if weights is None:
-        further = ", modelopt, compressed-tensors" if formats is METHODS else ""
-        raise section.fault(name, value, f"expected one of {', '.join(formats)}{further}: others have no step times")
-    return weights
-
-
-def _compressed(section: ConfigFields) -> Weights:
-    groups = section.section("config_groups")
-    formats = set()
-    for name, group in (groups.document if groups else {}).items():
-        weights = group.get("weights") if isinstance(group, dict) else None
-        stated: dict[str, Any] = weights if isinstance(weights, dict) else {}
-        text = f"{stated.get('num_bits')}-bit {stated.get('type', 'int')}"
-        text += f" in groups of {stated.get('group_size')}" if stated.get("num_bits") == 4 else ""
-        if text not in COMPRESSED:
-            expected = f"expected one of {', '.join(COMPRESSED)}: others have no step times"
-            raise section.fault(f"config_groups.{name}.weights", text, expected)
-        formats.add(COMPRESSED[text])
-    if len(formats) != 1:
-        raise section.fault("config_groups", sorted(formats), "expected weights of one format")
-    return formats.pop()
-
-
-def _exclusions(section: ConfigFields) -> list[str]:
-    """Modules that are left in bf16; tools call the list differently."""
-    lists = (section.document.get(name) or [] for name in ("ignore", "modules_to_not_convert", "exclude_modules"))
-    return [text for names in lists if isinstance(names, list) for text in names if isinstance(text, str)]
-
-
-def _excluded(modules: Sequence[str], patterns: Sequence[str], layers: int) -> bool:
-    """True if one of the modules is excluded in most layers."""
-    expressions = [re.compile(text[3:]) for text in patterns if text.startswith("re:")]
-    globs = [text for text in patterns if "*" in text and not text.startswith("re:")]
-    plain = {text for text in patterns if "*" not in text}
-    return any(
-        2 * sum(_matches(f"model.layers.{i}.{module}", plain, globs, expressions) for i in range(layers)) > layers
-        for module in modules
-    )
-
-
-def _matches(module: str, plain: set[str], globs: Sequence[str], expressions: Sequence[re.Pattern[str]]) -> bool:
-    """True if a list names a module, one that it is within, or the end of either's name."""
-    parts = module.split(".")
-    ends = range(1, len(parts) + 1)
-    return (
-        any(".".join(parts[first:end]) in plain for end in ends for first in range(end))
-        or any(fnmatchcase(module, text) or fnmatchcase(module, f"{text}.*") for text in globs)
-        or any(expression.match(module) for expression in expressions)
-    )
+def _shared_experts(fields: ConfigFields, size: int) -> int:
+    """Shared experts, each as large as a routed one: stated as a number, or as the size of all together."""
+    for name in SHARED_SIZES:
+        if fields.document.get(name):
+            together = fields.count(name)
+            if together % size:
+                raise fields.fault(name, together, f"expected a multiple of the size of a routed expert ({size})")
+            return together // size
+    return _first(fields, "n_shared_experts", "num_shared_experts")

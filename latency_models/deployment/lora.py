@@ -28,7 +28,7 @@ def adapter_bytes(model: Model, rank: int, targets: Iterable[str], tensor_parall
     As in vLLM without `fully_sharded_loras`, the side of an adapter that meets the split side of its layer is split.
     """
     attention, ffn, hidden = model.attention, model.ffn, model.hidden_size
-    if attention.kind != "gqa" or ffn.kind != "dense":
+    if attention.kind != "gqa" or ffn.kind != "dense" or model.linear_attention or attention.output_gate:
         return None
     queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
     shapes = {

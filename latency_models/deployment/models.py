@@ -9,14 +9,24 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, PrivateAttr, model_validator
 
+from latency_models.deployment.attention import Attention, Indexer
+from latency_models.deployment.attention import GroupedQueryAttention as GroupedQueryAttention
+from latency_models.deployment.attention import LatentAttention as LatentAttention
+from latency_models.deployment.attention import LinearAttention as LinearAttention
 from latency_models.io.builtin_files import FORMAT, find_data
 from latency_models.io.config_io import Strict, checked, read_yaml
 from workloads.errors import BadInput
 
-Weights: TypeAlias = Literal["bf16", "fp8", "int8", "fp4", "mxfp4"]
+Weights: TypeAlias = Literal["bf16", "fp8", "int8", "fp4", "mxfp4", "int4"]
 
-WEIGHT_BYTES: dict[Weights, float] = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625, "mxfp4": 0.53125}
-"""Bytes of one weight. Of the 4-bit formats, NVFP4 has an 8-bit scale for 16 weights and MXFP4 one for 32."""
+WEIGHT_BYTES: dict[Weights, float] = {
+    "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625, "mxfp4": 0.53125, "int4": 0.5625,
+}  # fmt: skip
+"""Bytes of one weight. Of the 4-bit formats, NVFP4 has an 8-bit scale for 16 weights, MXFP4 one for 32, and INT4 a
+16-bit scale for 32."""
+
+OF_EXPERTS: tuple[Weights, ...] = ("mxfp4", "int4")
+"""Formats that are known of experts alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,92 +40,35 @@ class Formats:
         return self.linear if self.linear == self.experts else f"{self.linear}, experts in {self.experts}"
 
 
-class GroupedQueryAttention(Strict):
-    """Grouped queries (GQA; MHA has as many KV heads as heads).
-
-    Attributes:
-        qk_norm: queries and keys are normed head by head.
-        window, windowed_layers: most tokens that a query attends to, in this many layers. The step-time
-            source roofline and its memory know of windows; AFD rooflines count every layer as one of full attention.
-    """
-
-    kind: Literal["gqa"]
-    heads: PositiveInt
-    kv_heads: PositiveInt
-    head_dim: PositiveInt
-    qk_norm: bool = False
-    window: NonNegativeInt = 0
-    windowed_layers: NonNegativeInt = 0
-
-    @model_validator(mode="after")
-    def _whole_groups(self) -> GroupedQueryAttention:
-        if self.heads % self.kv_heads:
-            raise BadInput(f"expected a divisor of heads ({self.heads})", field="kv_heads", value=self.kv_heads)
-        if (self.window > 0) != (self.windowed_layers > 0):
-            expected = "expected both or neither of window and windowed_layers"
-            raise BadInput(expected, field="windowed_layers", value=self.windowed_layers)
-        return self
-
-    @property
-    def cached_elements(self) -> int:
-        """Elements that one token adds to the KV cache of one layer: keys and values of every KV head."""
-        return 2 * self.kv_heads * self.head_dim
-
-    def projection_weights(self, hidden: int) -> int:
-        """Weights of the query, key, value and output projections of one layer."""
-        return hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
-
-    @property
-    def norm_weights(self) -> int:
-        """Weights of the normalisations inside the attention of one layer."""
-        return 2 * self.head_dim if self.qk_norm else 0
-
-
-class LatentAttention(Strict):
-    """Latent attention (MLA): keys and values are cached as one compressed vector and one rotary key (AFD B.1)."""
-
-    kind: Literal["mla"]
-    heads: PositiveInt
-    kv_compressed: PositiveInt
-    rope_dim: PositiveInt
-    q_compressed: PositiveInt
-    nope_dim: PositiveInt
-    value_dim: PositiveInt
-
-    @property
-    def cached_elements(self) -> int:
-        """The elements d_c + d_rope that a token adds to the KV cache of one layer (eq. 24)."""
-        return self.kv_compressed + self.rope_dim
-
-    def projection_weights(self, hidden: int) -> int:
-        """Weights of the down- and up-projections of queries, keys and values, and of the output, of one layer."""
-        query = self.q_compressed * (hidden + self.heads * (self.nope_dim + self.rope_dim))
-        key_value = hidden * self.cached_elements + self.kv_compressed * self.heads * (self.nope_dim + self.value_dim)
-        return query + key_value + self.heads * self.value_dim * hidden
-
-    @property
-    def norm_weights(self) -> int:
-        """Weights of the normalisations of the compressed queries, and keys and values, of one layer."""
-        return self.q_compressed + self.kv_compressed
-
-
 class DenseFFN(Strict):
-    """A dense FFN: SwiGLU with three matrices."""
+    """A dense FFN: SwiGLU with three matrices, or, where it is not gated, two with an activation between them."""
 
     kind: Literal["dense"]
     intermediate_size: PositiveInt
+    gated: bool = True
+
+    @property
+    def matrices(self) -> int:
+        """Matrices of one FFN."""
+        return 3 if self.gated else 2
 
     def weights(self, hidden: int) -> int:
         """Weights of one layer."""
-        return 3 * hidden * self.intermediate_size
+        return self.matrices * hidden * self.intermediate_size
 
     def row_flops(self, hidden: int) -> int:
-        """FLOPs of one row: 6·H·I."""
-        return 6 * hidden * self.intermediate_size
+        """FLOPs of one row, two a weight: 6·H·I of SwiGLU."""
+        return 2 * self.weights(hidden)
 
 
 class ExpertFFN(Strict):
-    """Mixture of experts, each SwiGLU; the first `dense_layers` layers are dense."""
+    """Mixture of experts, each SwiGLU; the first `dense_layers` layers are dense.
+
+    Attributes:
+        shared_experts: experts that see every token, each as large as a routed one.
+        gated: an expert is SwiGLU; else it has two matrices with an activation between them.
+        latent_size: elements to which a token is projected for the routed experts, and back; 0: they see all of them.
+    """
 
     kind: Literal["moe"]
     intermediate_size: PositiveInt
@@ -125,6 +78,8 @@ class ExpertFFN(Strict):
     router_bias: bool = False
     dense_layers: NonNegativeInt = 0
     dense_intermediate_size: NonNegativeInt = 0
+    gated: bool = True
+    latent_size: NonNegativeInt = 0
 
     @model_validator(mode="after")
     def _agrees(self) -> ExpertFFN:
@@ -135,18 +90,39 @@ class ExpertFFN(Strict):
             raise BadInput("expected a size, since dense_layers is not 0", field="dense_intermediate_size", value=0)
         return self
 
+    @property
+    def matrices(self) -> int:
+        """Matrices of one expert."""
+        return 3 if self.gated else 2
+
+    def expert_width(self, hidden: int) -> int:
+        """Elements of a token that a routed expert sees."""
+        return self.latent_size or hidden
+
     def expert_weights(self, hidden: int) -> int:
-        """Weights of one expert."""
-        return 3 * hidden * self.intermediate_size
+        """Weights of one routed expert."""
+        return self.matrices * self.expert_width(hidden) * self.intermediate_size
+
+    def shared_weights(self, hidden: int) -> int:
+        """Weights of one layer that every token goes through, but for the router: shared experts, and projections."""
+        return self.shared_experts * self.matrices * hidden * self.intermediate_size + 2 * hidden * self.latent_size
+
+    def dense_weights(self, hidden: int) -> int:
+        """Weights of the FFN of one of the dense layers."""
+        return 3 * hidden * self.dense_intermediate_size
 
     def row_flops(self, hidden: int) -> int:
-        """FLOPs of one row in one expert: 6·H·d_expert (eq. 27)."""
-        return 6 * hidden * self.intermediate_size
+        """FLOPs of one row in one expert, two a weight: 6·H·d_expert (eq. 27)."""
+        return 2 * self.expert_weights(hidden)
+
+    def router_weights(self, hidden: int) -> int:
+        """Weights of the router of one layer."""
+        return self.experts * (hidden + (1 if self.router_bias else 0))
 
     def weights(self, hidden: int) -> int:
         """Weights of one MoE layer: every expert, routed and shared, and the router."""
-        router = self.experts * (hidden + (1 if self.router_bias else 0))
-        return (self.experts + self.shared_experts) * self.expert_weights(hidden) + router
+        routed = self.experts * self.expert_weights(hidden)
+        return routed + self.shared_weights(hidden) + self.router_weights(hidden)
 
 
 class Checkpoint(Strict):
@@ -177,6 +153,9 @@ class Model(Strict):
     """One transformer.
 
     Attributes:
+        attention: of the layers with a KV cache. linear_attention: of the layers with a state for each sequence.
+        ffn_layers: layers that are an FFN alone, in models whose other layers have none; None: every layer has an FFN
+            behind its attention.
         checkpoints: its weights as published. The first is the one that is meant where no format is stated.
     """
 
@@ -186,8 +165,10 @@ class Model(Strict):
     layers: PositiveInt
     vocabulary: PositiveInt
     tied_embeddings: bool
-    attention: Annotated[GroupedQueryAttention | LatentAttention, Field(discriminator="kind")]
+    attention: Annotated[Attention, Field(discriminator="kind")]
+    linear_attention: LinearAttention | None = None
     ffn: Annotated[DenseFFN | ExpertFFN, Field(discriminator="kind")]
+    ffn_layers: PositiveInt | None = None
     mtp_depth: NonNegativeInt = 0
     published_parameters: PositiveFloat | None = None
     checkpoints: list[Checkpoint] = Field(default_factory=list)
@@ -196,13 +177,38 @@ class Model(Strict):
 
     @model_validator(mode="after")
     def _layers_agree(self) -> Model:
-        if self._dense_layers > self.layers:
-            expected = f"expected at most the layers there are ({self.layers})"
-            raise BadInput(expected, field="ffn.dense_layers", value=self._dense_layers)
-        if self.windowed_layers > self.layers:
-            expected = f"expected at most the layers there are ({self.layers})"
-            raise BadInput(expected, field="attention.windowed_layers", value=self.windowed_layers)
+        indexer = self.indexer
+        parts = (
+            ("ffn_layers", self.ffn_layers or 0, self.layers),
+            ("ffn.dense_layers", self._dense_layers, self.layers_with_ffn),
+            ("linear_attention.layers", self.linear_layers, self.mixers),
+            ("attention.windowed_layers", self.windowed_layers, self.attention_layers),
+            ("attention.indexer.layers", (indexer.layers or 0) if indexer else 0, self.attention_layers),
+        )
+        for field, layers, available in parts:
+            if layers > available:
+                raise BadInput(f"expected at most the layers there are ({available})", field=field, value=layers)
         return self
+
+    @property
+    def layers_with_ffn(self) -> int:
+        """Layers that have an FFN."""
+        return self.layers if self.ffn_layers is None else self.ffn_layers
+
+    @property
+    def mixers(self) -> int:
+        """Layers that mix tokens: by attention with a KV cache, or with a state."""
+        return self.layers - (self.ffn_layers or 0)
+
+    @property
+    def linear_layers(self) -> int:
+        """Layers with a state for each sequence."""
+        return self.linear_attention.layers if self.linear_attention else 0
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers with a KV cache."""
+        return self.mixers - self.linear_layers
 
     @property
     def windowed_layers(self) -> int:
@@ -210,26 +216,73 @@ class Model(Strict):
         return self.attention.windowed_layers if isinstance(self.attention, GroupedQueryAttention) else 0
 
     @property
+    def indexer(self) -> Indexer | None:
+        """The indexer of sparse attention; None for a model without it."""
+        return self.attention.indexer if isinstance(self.attention, LatentAttention) else None
+
+    @property
+    def indexer_layers(self) -> int:
+        """Layers with an indexer."""
+        indexer = self.indexer
+        return 0 if indexer is None else indexer.layers or self.attention_layers
+
+    def check_layers_alike(self) -> None:
+        """Refuse a model with layers without a KV cache or an FFN, and one with sparse attention.
+
+        Sources of step times that count layers of one kind call this.
+        """
+        linear, indexer = self.linear_attention, self.indexer
+        if linear or indexer or self.ffn_layers is not None:
+            kind = linear.kind if linear else "an indexer (DSA)"
+            expected = (
+                f"expected a model of layers that are all alike and attend to every token: {self.name} has {kind}"
+            )
+            raise BadInput(f"{expected}; source roofline knows such layers", field="model", value=self.name)
+
+    @property
     def embedding_parameters(self) -> int:
         """Weights of the token embedding and, where it is not the same matrix, the output head."""
         return self.vocabulary * self.hidden_size * (1 if self.tied_embeddings else 2)
 
     @property
+    def linear_weights(self) -> int:
+        """Weights of linear layers but for routed experts, routers, embeddings and the output head."""
+        ffn, hidden, linear = self.ffn, self.hidden_size, self.linear_attention
+        weights = self.attention_layers * self.attention.projection_weights(hidden)
+        weights += self.linear_layers * linear.projection_weights(hidden) if linear else 0
+        if isinstance(self.attention, LatentAttention) and self.attention.indexer is not None:
+            weights += self.indexer_layers * self.attention.indexer.weights(hidden, self.attention.q_compressed)
+        if isinstance(ffn, ExpertFFN):
+            return (
+                weights + self.expert_layers * ffn.shared_weights(hidden) + ffn.dense_layers * ffn.dense_weights(hidden)
+            )
+        return weights + self.layers_with_ffn * ffn.weights(hidden)
+
+    @property
+    def routed_weights(self) -> int:
+        """Weights of routed experts."""
+        ffn = self.ffn
+        return (
+            self.expert_layers * ffn.experts * ffn.expert_weights(self.hidden_size) if isinstance(ffn, ExpertFFN) else 0
+        )
+
+    @property
     def parameters(self) -> int:
         """All weights, without MTP modules. Biases of projections are ignored; these models have none."""
-        hidden, attention = self.hidden_size, self.attention
-        layer = attention.projection_weights(hidden) + attention.norm_weights + 2 * hidden
-        return self.embedding_parameters + self.layers * layer + self._ffn_parameters + hidden
+        ffn, hidden, attention, linear = self.ffn, self.hidden_size, self.attention, self.linear_attention
+        small = self.attention_layers * attention.norm_weights + (self.mixers + self.layers_with_ffn + 1) * hidden
+        small += self.linear_layers * linear.small_weights if linear else 0
+        routers = self.expert_layers * ffn.router_weights(hidden) if isinstance(ffn, ExpertFFN) else 0
+        return self.embedding_parameters + self.linear_weights + self.routed_weights + small + routers
+
+    @property
+    def expert_layers(self) -> int:
+        """Layers with routed experts."""
+        return self.layers_with_ffn - self._dense_layers if isinstance(self.ffn, ExpertFFN) else 0
 
     @property
     def _dense_layers(self) -> int:
         return self.ffn.dense_layers if isinstance(self.ffn, ExpertFFN) else 0
-
-    @property
-    def _ffn_parameters(self) -> int:
-        ffn, hidden = self.ffn, self.hidden_size
-        dense = 3 * hidden * ffn.dense_intermediate_size if isinstance(ffn, ExpertFFN) else 0
-        return (self.layers - self._dense_layers) * ffn.weights(hidden) + self._dense_layers * dense
 
     @property
     def published_formats(self) -> Formats | None:
@@ -239,8 +292,8 @@ class Model(Strict):
     def formats(self, weights: Weights | None = None, experts: Weights | None = None) -> Formats:
         """The formats that are stated, and those of the first checkpoint for what is not.
 
-        `experts` is `weights` where only these are stated. MXFP4 is a format of experts alone: stated for the weights
-        of a mixture of experts, its linear layers are in bf16.
+        `experts` is `weights` where only these are stated. MXFP4 and INT4 are formats of experts alone: stated for the
+        weights of a mixture of experts, its linear layers are in bf16.
         """
         if weights is None:
             published = self.published_formats
@@ -248,7 +301,7 @@ class Model(Strict):
                 assert self._unknown_format is not None
                 raise self._unknown_format
             return Formats(published.linear, experts or published.experts)
-        linear = "bf16" if weights == "mxfp4" and isinstance(self.ffn, ExpertFFN) else weights
+        linear = "bf16" if weights in OF_EXPERTS and isinstance(self.ffn, ExpertFFN) else weights
         return Formats(linear, experts or weights)
 
     def checkpoint(self, formats: Formats) -> Checkpoint | None:
@@ -262,14 +315,7 @@ class Model(Strict):
 
     def weight_bytes(self, formats: Formats) -> float:
         """Bytes of all weights, without MTP modules."""
-        ffn, hidden = self.ffn, self.hidden_size
-        linear, routed = self.layers * self.attention.projection_weights(hidden), 0
-        if isinstance(ffn, ExpertFFN):
-            sparse, expert = self.layers - ffn.dense_layers, ffn.expert_weights(hidden)
-            routed = sparse * ffn.experts * expert
-            linear += sparse * ffn.shared_experts * expert + ffn.dense_layers * 3 * hidden * ffn.dense_intermediate_size
-        else:
-            linear += self.layers * ffn.weights(hidden)
+        linear, routed = self.linear_weights, self.routed_weights
         remainder = self.parameters - linear - routed
         return linear * WEIGHT_BYTES[formats.linear] + routed * WEIGHT_BYTES[formats.experts] + remainder * 2.0
 
@@ -303,6 +349,17 @@ class Model(Strict):
     def kv_bytes(self, bytes_per_element: float) -> float:
         """The bytes that one token adds to the KV cache of one layer, V_token (eq. 24)."""
         return self.attention.cached_elements * bytes_per_element
+
+    def kv_bytes_per_token(self, bytes_per_element: float) -> float:
+        """The bytes that one token adds to the KV cache of all layers, and to the keys of indexers."""
+        indexer = self.indexer
+        keys = self.indexer_layers * indexer.cached_bytes if indexer else 0.0
+        return self.attention_layers * self.kv_bytes(bytes_per_element) + keys
+
+    @property
+    def state_bytes_per_sequence(self) -> float:
+        """The bytes that one sequence keeps beside its KV cache, whatever its length: states of linear attention."""
+        return self.linear_layers * self.linear_attention.sequence_bytes if self.linear_attention else 0.0
 
 
 def load_model(name: str | Path, base: Path = Path()) -> Model:

@@ -77,6 +77,7 @@ def derive(hardware: Hardware, model: Model, deployment: Deployment, section: st
     Args:
         section: dotted field under which the deployment stands in a file, for the error.
     """
+    model.check_layers_alike()
     try:
         hardware.flops(deployment.precision)
         _check_experts(model, deployment)
@@ -173,8 +174,8 @@ def _resident_weights(model: Model, deployment: Deployment) -> float:
     ffn, hidden = model.ffn, model.hidden_size
     if not isinstance(ffn, ExpertFFN):
         return ffn.weights(hidden) / deployment.ffn_cards
-    resident = experts_on_card(ffn, deployment) + (ffn.shared_experts if deployment.shared_experts else 0)
-    return resident * ffn.expert_weights(hidden)
+    shared = ffn.shared_weights(hidden) if deployment.shared_experts else 0
+    return experts_on_card(ffn, deployment) * ffn.expert_weights(hidden) + shared
 
 
 def _communication_slope(hardware: Hardware, model: Model, deployment: Deployment) -> float:
@@ -197,19 +198,15 @@ class Footprint:
 
 def footprint(model: Model, deployment: Deployment) -> Footprint:
     """The bytes that `deployment` puts on each card, with one card an attention instance."""
-    hidden, attention, ffn = model.hidden_size, model.attention, model.ffn
-    layer = attention.projection_weights(hidden) + attention.norm_weights + 2 * hidden
-    on_attention = model.layers * layer + model.embedding_parameters + hidden
-    cards = cards_of_ffn_instance(model, deployment)
+    hidden, ffn, cards = model.hidden_size, model.ffn, cards_of_ffn_instance(model, deployment)
     if isinstance(ffn, ExpertFFN):
-        expert, expert_layers = ffn.expert_weights(hidden), model.layers - ffn.dense_layers
-        shared = ffn.shared_experts * expert
-        router = ffn.weights(hidden) - (ffn.experts + ffn.shared_experts) * expert
-        on_attention += expert_layers * (router + (0 if deployment.shared_experts else shared))
-        resident = experts_on_card(ffn, deployment) * expert + (shared if deployment.shared_experts else 0)
-        dense = ffn.dense_layers * 3 * hidden * ffn.dense_intermediate_size / cards
-        on_ffn = expert_layers * resident + dense
+        shared = ffn.shared_weights(hidden) if deployment.shared_experts else 0
+        dense = ffn.dense_layers * ffn.dense_weights(hidden)
+        resident = experts_on_card(ffn, deployment) * ffn.expert_weights(hidden) + shared
+        on_attention = model.parameters - model.routed_weights - model.expert_layers * shared - dense
+        on_ffn = model.expert_layers * resident + dense / cards
     else:
-        on_ffn = model.layers * ffn.weights(hidden) / cards
+        dense = model.layers_with_ffn * ffn.weights(hidden)
+        on_attention, on_ffn = model.parameters - dense, dense / cards
     weight = WEIGHT_BYTES[deployment.precision]
-    return Footprint(on_attention * weight, on_ffn * weight, model.kv_bytes(deployment.kv_bytes) * model.layers)
+    return Footprint(on_attention * weight, on_ffn * weight, model.kv_bytes_per_token(deployment.kv_bytes))

@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parents[1] / "data"
 
 ENDINGS = (".yaml", ".yml", ".json")
 
-FORMAT = re.compile(r"-(bf16|fp8|int8|nvfp4|fp4|mxfp4)$")
+FORMAT = re.compile(r"-(bf16|fp8|int8|nvfp4|fp4|mxfp4|int4)$")
 """A format of weights behind the name of a model."""
 
 SIMILAR = 0.5

@@ -32,7 +32,7 @@ def step_line(model: Model, hardware: Hardware) -> dict[str, float]:
     """
     bandwidth = hardware.memory_bandwidth * hardware.efficiency.memory
     rate = hardware.flops("bf16") * hardware.efficiency.compute
-    cached = model.kv_bytes(CACHE_BYTES) * model.layers
+    cached = model.kv_bytes_per_token(CACHE_BYTES)
     return {
         "overhead": weight_bytes(model) / bandwidth,
         "per_token": 2 * _layer_weights(model) / rate,

@@ -107,7 +107,7 @@ def scenario(service: Service, load: Load, placement: Placement, workers: int = 
     system["decode_replicas"] = workers if placement == "shared" else workers // MODELS
     system["link"] = {
         "bandwidth": hardware.network.intra_node,
-        "bytes_per_token": model.kv_bytes(CACHE_BYTES) * model.layers,
+        "bytes_per_token": model.kv_bytes_per_token(CACHE_BYTES),
     }
     system["decode_step_time"] |= {"overhead": service.step, "per_kv_token": service.kv_token}
     document["measure"] = {"after": load.grace, "before": until}

@@ -10,7 +10,14 @@ from pydantic import BaseModel
 
 from latency_models.calibration.file_format import Calibration, FitReport, Line, Provenance
 from latency_models.deployment.hardware import Efficiency, Hardware, Network
-from latency_models.deployment.models import DenseFFN, ExpertFFN, GroupedQueryAttention, LatentAttention, Model
+from latency_models.deployment.models import (
+    DenseFFN,
+    ExpertFFN,
+    GroupedQueryAttention,
+    LatentAttention,
+    LinearAttention,
+    Model,
+)
 from latency_models.deployment.roofline import Deployment, Overhead
 from latency_models.sources.registry import built_in_sources
 from latency_models.sources.roofline.efficiency import Efficiency as KernelEfficiency
@@ -37,6 +44,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "## The model file": Model,
     "### `attention` with `kind: gqa`": GroupedQueryAttention,
     "### `attention` with `kind: mla`": LatentAttention,
+    "### `linear_attention`": LinearAttention,
     "### `ffn` with `kind: dense`": DenseFFN,
     "### `ffn` with `kind: moe`": ExpertFFN,
     "## The deployment": Deployment,

@@ -217,4 +217,4 @@ def _link(choices: Choices) -> dict[str, float]:
     if "model" not in choices:
         return {"bandwidth": LINK_BANDWIDTH, "bytes_per_token": 0.0}
     model = any_model(str(choices["model"]), Path())
-    return {"bandwidth": LINK_BANDWIDTH, "bytes_per_token": float(model.kv_bytes(2.0) * model.layers)}
+    return {"bandwidth": LINK_BANDWIDTH, "bytes_per_token": float(model.kv_bytes_per_token(2.0))}

@@ -89,7 +89,7 @@ def scenario_of(question: CatalogueQuestion) -> Document:
         plan["bundles"] = [_bundle(question, key, weights) for _, key, _ in devices for weights in question.weights]
     if set(question.layouts) & {"disaggregated", "afd"}:
         slowest = min(hardware.network.inter_node for _, _, hardware in devices)
-        cached = model.kv_bytes(CACHE_BYTES.get(question.cache, 2.0)) * model.layers
+        cached = model.kv_bytes_per_token(CACHE_BYTES.get(question.cache, 2.0))
         plan["link"] = {"bandwidth": slowest * min(question.degrees), "bytes_per_token": cached}
     return {
         "schema": "twin.scenario/1",

@@ -298,12 +298,13 @@ class AfdBundleSpec(SourceSpec):
         from latency_models.deployment.models import ExpertFFN
         from latency_models.sources.roofline.placement import COMPUTED_IN
 
+        model.check_layers_alike()
         if model.windowed_layers:
             expected = f"expected a model without sliding windows, {model.name} has them: no AFD step times"
             raise BadInput(expected, field="step_time.model", value=self.model)
         formats = model.formats(self.weights)
         weights = formats.experts if isinstance(model.ffn, ExpertFFN) else formats.linear
-        if weights in ("fp4", "mxfp4", "int8") or COMPUTED_IN[weights] not in hardware.peak_flops:
+        if weights in ("fp4", "mxfp4", "int8", "int4") or COMPUTED_IN[weights] not in hardware.peak_flops:
             choices = [name for name in ("bf16", "fp8") if name in hardware.peak_flops]
             raise BadInput(
                 f"expected {' or '.join(choices)} on {hardware.name}", field="step_time.weights", value=weights

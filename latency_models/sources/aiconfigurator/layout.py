@@ -27,6 +27,13 @@ FAMILIES = {
     "custom_allreduce": "comm",
     "context_mla": "mla",
     "generation_mla": "mla",
+    "gdn": "linear_attention",
+    "mamba2": "linear_attention",
+    "kda": "kda",
+    "dsa_context_module": "sparse_attention",
+    "dsa_generation_module": "sparse_attention",
+    "glm5_mqa_logits_module": "sparse_attention",
+    "glm5_topk_module": "sparse_attention",
 }
 """The tables that are read, and the family of each."""
 

@@ -45,6 +45,7 @@ class KernelTableStepTime(StepTime):
             raise BadInput(
                 expected, field="tensor_parallel", value=settings.tensor_parallel, file=tables.provenance.source
             )
+        model.check_layers_alike()
         self.tables = tables
         self.settings = settings
         self.model = model

@@ -25,9 +25,12 @@ Kind: TypeAlias = Literal[
     "linear_bf16", "linear_fp8", "linear_fp4",
     "experts_bf16", "experts_fp8", "experts_fp4", "experts_mxfp4",
     "prompt_attention_bf16", "prompt_attention_fp8", "decode_attention_bf16", "decode_attention_fp8",
-    "prompt_latent", "decode_latent", "elementwise", "all_reduce", "all_reduce_pcie",
+    "prompt_latent", "decode_latent", "prompt_index", "decode_index",
+    "prompt_gdn", "decode_gdn", "prompt_kda", "decode_kda",
+    "elementwise", "all_reduce", "all_reduce_pcie",
 ]  # fmt: skip
-"""Kinds of kernels, by the format of their weights or of the KV cache; all-reduces over a fabric or over PCIe."""
+"""Kinds of kernels, by the format of their weights or of the KV cache; all-reduces over a fabric or over PCIe. Those of
+an index score cached tokens and choose among them (DSA); those of linear attention have its name."""
 
 Family: TypeAlias = Literal["dense", "experts", "latent"]
 """Models with dense FFNs, with experts, and with latent attention."""
@@ -146,3 +149,17 @@ def built_in_efficiency() -> Efficiency:
 def load_efficiency(path: Path) -> Efficiency:
     """Read a file of fits."""
     return checked(Efficiency, read_yaml(path), path)
+
+
+def at_the_peaks(efficiency: Efficiency) -> Efficiency:
+    """Kernels that reach every peak, launched in no time; what is not bound by one of memory or FLOP/s takes none."""
+    free = Reached(launch=0.0, compute=1.0, memory=1e12, spread=0.0, error=0.0, kernels=1)
+    kernels: dict[Kind, KindOfKernel] = {
+        kind: KindOfKernel(
+            any=free if kind.startswith(("elementwise", "all_reduce")) else free.model_copy(update={"memory": 1.0}),
+            devices={},
+        )
+        for kind in efficiency.kernels
+    }
+    engine = EngineTime(layer=0.0, per_sequence=0.0, prompt_layer=0.0, spread=0.0, error=0.0, rows=1)
+    return efficiency.model_copy(update={"kernels": kernels, "engine": engine})

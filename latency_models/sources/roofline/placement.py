@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from latency_models.deployment.hardware import Hardware, Precision
+from latency_models.deployment.models import OF_EXPERTS, ExpertFFN, GroupedQueryAttention, Model
 from latency_models.deployment.models import WEIGHT_BYTES as WEIGHT_BYTES
-from latency_models.deployment.models import ExpertFFN, GroupedQueryAttention, Model
 from latency_models.deployment.models import Weights as Weights
 from latency_models.stages import stage_layers
 from workloads.errors import BadInput
@@ -17,8 +17,10 @@ Cache: TypeAlias = Literal["bf16", "fp8"]
 CACHE_BYTES: dict[Cache, float] = {"bf16": 2.0, "fp8": 1.0}
 """Bytes of one cached element."""
 
-COMPUTED_IN: dict[Weights, Precision] = {"bf16": "bf16", "fp8": "fp8", "int8": "int8", "fp4": "fp4", "mxfp4": "bf16"}
-"""The precision that multiplies weights of a format: kernels unpack MXFP4 to bf16."""
+COMPUTED_IN: dict[Weights, Precision] = {
+    "bf16": "bf16", "fp8": "fp8", "int8": "int8", "fp4": "fp4", "mxfp4": "bf16", "int4": "bf16",
+}  # fmt: skip
+"""The precision that multiplies weights of a format: kernels unpack MXFP4 and INT4 to bf16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +57,8 @@ class Placement:
 
 def check_placement(model: Model, hardware: Hardware, placement: Placement) -> None:
     """Refuse a split that does not divide the model, and formats that the device does not compute in."""
-    attention, ffn, width = model.attention, model.ffn, placement.tensor_parallel
-    if attention.heads % width:
-        raise BadInput(f"expected a divisor of the {attention.heads} heads", field="tensor_parallel", value=width)
-    if isinstance(attention, GroupedQueryAttention):
-        smaller, larger = sorted((attention.kv_heads, width))
-        if larger % smaller:
-            expected = f"expected a divisor or a multiple of the {attention.kv_heads} KV heads"
-            raise BadInput(expected, field="tensor_parallel", value=width)
+    ffn = model.ffn
+    _check_heads(model, placement.tensor_parallel)
     if placement.pipeline_parallel > model.layers:
         expected = f"expected at most the layers there are ({model.layers})"
         raise BadInput(expected, field="pipeline_parallel", value=placement.pipeline_parallel)
@@ -78,8 +74,25 @@ def check_placement(model: Model, hardware: Hardware, placement: Placement) -> N
         if placement.expert_parallel:
             raise BadInput(expected.format("false"), field="expert_parallel", value=True)
     _check_formats(hardware, "weights", placement.weights)
-    if placement.weights == "mxfp4":
-        raise BadInput("expected another format: MXFP4 is known of experts only", field="weights", value="mxfp4")
+    if placement.weights in OF_EXPERTS:
+        expected = f"expected another format: {placement.weights.upper()} is known of experts only"
+        raise BadInput(expected, field="weights", value=placement.weights)
+
+
+def _check_heads(model: Model, width: int) -> None:
+    """Refuse a number of devices that does not divide the heads of attention."""
+    attention = model.attention
+    if attention.heads % width:
+        raise BadInput(f"expected a divisor of the {attention.heads} heads", field="tensor_parallel", value=width)
+    if isinstance(attention, GroupedQueryAttention):
+        smaller, larger = sorted((attention.kv_heads, width))
+        if larger % smaller:
+            expected = f"expected a divisor or a multiple of the {attention.kv_heads} KV heads"
+            raise BadInput(expected, field="tensor_parallel", value=width)
+    linear = model.linear_attention
+    if linear and linear.key_heads % width:
+        expected = f"expected a divisor of the {linear.key_heads} key heads of linear attention"
+        raise BadInput(expected, field="tensor_parallel", value=width)
 
 
 def _check_formats(hardware: Hardware, field: str, weights: Weights) -> None:
@@ -101,6 +114,8 @@ class DeviceMemory:
         capacity: bytes of the device. weights: bytes of weights on it. reserved: see RESERVED.
         free: bytes for the KV cache; negative if the weights do not fit.
         kv_bytes_per_token: bytes of one token in the cache on it, in layers of full attention.
+        state_bytes: bytes of the slots in which sequences keep what does not grow with their tokens: windows, and
+            states of linear attention.
         kv_tokens: tokens that fit, for one attention replica.
     """
 
@@ -109,6 +124,7 @@ class DeviceMemory:
     reserved: float
     free: float
     kv_bytes_per_token: float
+    state_bytes: float = 0.0
 
     @property
     def kv_tokens(self) -> float:
@@ -125,7 +141,8 @@ def device_memory(
 ) -> DeviceMemory:
     """The memory of the device whose cache holds the fewest tokens: all stages of a pipeline have as many KV blocks.
 
-    Layers with a window cache no more of a sequence than that: it is set aside for `max_num_seqs` sequences.
+    Layers with a window cache no more of a sequence than that, and linear attention keeps a state of it: both are set
+    aside for `max_num_seqs` sequences.
     """
     stages = range(placement.pipeline_parallel)
     stages_memory = [
@@ -137,17 +154,20 @@ def device_memory(
 def _stage_memory(
     model: Model, hardware: Hardware, placement: Placement, stage: int, gpu_memory_utilization: float, max_num_seqs: int
 ) -> DeviceMemory:
-    """The memory of a device of one pipeline stage."""
+    """The memory of a device of one pipeline stage, which has its share of each kind of layer."""
     layers = stage_layers(model.layers, placement.pipeline_parallel)[stage]
+    share = layers / model.layers
     cached = _cached_elements(model, placement) * CACHE_BYTES[placement.cache]
-    full = layers * (1 - model.windowed_layers / model.layers)
-    windows = 0.0
+    full = layers * (1 - (model.layers - model.attention_layers + model.windowed_layers) / model.layers)
+    token = cached * full + share * model.indexer_layers * (model.indexer.cached_bytes if model.indexer else 0.0)
+    slot = share * model.state_bytes_per_sequence / placement.tensor_parallel
     if isinstance(model.attention, GroupedQueryAttention):
-        windows = max_num_seqs * model.attention.window * cached * (layers - full)
+        slot += model.attention.window * cached * share * model.windowed_layers
+    slots = max_num_seqs * slot
     weights = layers * _layer_bytes(model, placement) + _embedding_bytes(model, placement, stage)
     usable = hardware.memory_capacity * gpu_memory_utilization
-    free = usable - weights - RESERVED - windows
-    return DeviceMemory(hardware.memory_capacity, weights, RESERVED, free, cached * full)
+    free = usable - weights - RESERVED - slots
+    return DeviceMemory(hardware.memory_capacity, weights, RESERVED, free, token, slots)
 
 
 def _cached_elements(model: Model, placement: Placement) -> float:
@@ -159,23 +179,37 @@ def _cached_elements(model: Model, placement: Placement) -> float:
 
 
 def _layer_bytes(model: Model, placement: Placement) -> float:
-    """Weights of one layer on one device; the mean, where the first layers are dense."""
+    """Weights of one layer on one device: the mean over layers, of which some may be of another kind."""
     attention, ffn, hidden, width = model.attention, model.ffn, model.hidden_size, placement.tensor_parallel
     linear, expert = WEIGHT_BYTES[placement.weights], WEIGHT_BYTES[placement.experts]
+    attending = model.attention_layers / model.layers
+    size = attending * (_projections(model, placement) * linear + attention.norm_weights * 2.0)
+    size += (model.mixers + model.layers_with_ffn) / model.layers * hidden * 2.0
+    if model.linear_attention:
+        state = model.linear_attention
+        weights = state.projection_weights(hidden) * linear + state.small_weights * 2.0
+        size += model.linear_layers / model.layers * weights / width
+    if not isinstance(ffn, ExpertFFN):
+        return size + model.layers_with_ffn / model.layers * ffn.weights(hidden) / width * linear
+    routed = ffn.experts * ffn.expert_weights(hidden) / placement.stage_devices * expert
+    unrouted = ffn.shared_weights(hidden) / width * linear + ffn.experts * hidden * 2.0
+    dense = ffn.dense_weights(hidden) / width * linear
+    return size + (model.expert_layers * (routed + unrouted) + ffn.dense_layers * dense) / model.layers
+
+
+def _projections(model: Model, placement: Placement) -> float:
+    """Weights of the projections of one layer with a KV cache, on one device."""
+    attention, hidden, width = model.attention, model.hidden_size, placement.tensor_parallel
     if isinstance(attention, GroupedQueryAttention):
         kv_heads = max(attention.kv_heads / width, 1.0)
-        projections = hidden * attention.head_dim * 2 * (attention.heads / width + kv_heads)
+        return hidden * attention.head_dim * ((attention.queries + attention.heads) / width + 2 * kv_heads)
+    whole = hidden * (attention.q_compressed + attention.cached_elements)
+    if attention.indexer is not None:
+        indexers = model.indexer_layers / model.attention_layers
+        indexer = indexers * attention.indexer.weights(hidden, attention.q_compressed)
     else:
-        shared = hidden * (attention.q_compressed + attention.cached_elements)
-        projections = shared + (attention.projection_weights(hidden) - shared) / width
-    size = projections * linear + (attention.norm_weights + 2 * hidden) * 2.0
-    if not isinstance(ffn, ExpertFFN):
-        return size + ffn.weights(hidden) / width * linear
-    sparse = (model.layers - ffn.dense_layers) / model.layers
-    routed = ffn.experts * ffn.expert_weights(hidden) / placement.stage_devices * expert
-    unrouted = ffn.shared_experts * ffn.expert_weights(hidden) / width * linear + ffn.experts * hidden * 2.0
-    dense = 3 * hidden * ffn.dense_intermediate_size / width * linear
-    return size + sparse * (routed + unrouted) + (1 - sparse) * dense
+        indexer = 0.0
+    return whole + (attention.projection_weights(hidden) - whole) / width + indexer
 
 
 def _embedding_bytes(model: Model, placement: Placement, stage: int) -> float:

@@ -66,6 +66,7 @@ class RooflineSpec(SourceSpec):
         from latency_models.sources.roofline.efficiency import built_in_efficiency, load_efficiency
         from latency_models.sources.roofline.placement import check_placement
         from latency_models.sources.roofline.step_time import RooflineStepTime
+        from latency_models.sources.roofline.work import kinds_of_parts
 
         model, hardware = any_model(self.model, base), load_hardware(self.hardware, base)
         placement = self.placement(model)
@@ -73,7 +74,13 @@ class RooflineSpec(SourceSpec):
             check_placement(model, hardware, placement)
         except BadInput as error:
             raise BadInput(error.expected, value=error.value, field=f"step_time.{error.field}") from None
-        efficiency = load_efficiency(base / self.efficiency) if self.efficiency else built_in_efficiency()
+        efficiency = built_in_efficiency()
+        if self.efficiency:
+            path = base / self.efficiency
+            efficiency = load_efficiency(path)
+            for kind in kinds_of_parts(model, hardware, placement).values():
+                if kind not in efficiency.kernels:
+                    raise BadInput(f"expected a fit of {kind}, which {model.name} has", field="kernels", file=path)
         return RooflineStepTime(model, hardware, placement, efficiency, link=self.link)
 
     def check_ranks(self, data_parallel: int) -> None:

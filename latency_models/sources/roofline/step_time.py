@@ -9,7 +9,7 @@ from typing import Literal
 from latency_models.deployment.hardware import Hardware, Precision
 from latency_models.deployment.models import ExpertFFN, GroupedQueryAttention, Model
 from latency_models.origin import MeasuredDeployment, Origin
-from latency_models.sources.roofline.efficiency import ONE_SHOT, Efficiency, EngineTime, Kind, KindOfKernel, Reached
+from latency_models.sources.roofline.efficiency import ONE_SHOT, Efficiency, Kind, Reached, at_the_peaks
 from latency_models.sources.roofline.error_board import board_cell
 from latency_models.sources.roofline.placement import (
     CACHE_BYTES,
@@ -26,6 +26,7 @@ from latency_models.sources.roofline.work import (
     SMALL_KERNELS,
     WHOLE_STEP,
     Matrix,
+    attended_pairs,
     attention_shape,
     elementwise_bytes,
     family,
@@ -33,7 +34,9 @@ from latency_models.sources.roofline.work import (
     kinds_of_parts,
     linear_kind,
     matrices,
+    notes_on,
     routed_experts,
+    state_shape,
 )
 from latency_models.stages import TENSORS_SENT, split
 from latency_models.step_time import StepTime
@@ -49,7 +52,8 @@ class RooflineStepTime(StepTime):
 
     A step's kernels are linear layers by rows, routed experts by the experts that its rows reach, attention of prompts
     and of decodes, elementwise kernels, all-reduces, and the output head by sequences that sample. Decodes of uneven
-    lengths count as decodes of their mean length.
+    lengths count as decodes of their mean length. Sparse attention (DSA) is attention to at most `top_k` tokens, and an
+    indexer's work on all of them; linear attention works on a state for each sequence, whatever its length.
 
     Args:
         scales: factors on the parts of a step and on the whole, by the names of their unknowns; 1 by default. With
@@ -212,16 +216,8 @@ class RooflineStepTime(StepTime):
 
     def notes(self) -> list[str]:
         """Notes on the parts of the step that are extrapolated."""
-        name = self.hardware.name
-        foreign = [
-            ABOUT[part] for part, kind in self.kinds.items() if name not in self.efficiency.kernels[kind].devices
-        ]
-        notes = ["computed from data sheets and fitted efficiencies, not measured (source roofline)"]
-        if foreign:
-            notes.append(f"kernels of {name} were not measured, others' efficiencies are used: {', '.join(foreign)}")
-        if "int8" in (self.placement.weights, self.placement.experts):
-            notes.append("INT8 kernels are taken to reach the shares of their peak that FP8 kernels reach")
-        cell = board_cell(self.model, name, self.placement)
+        notes = notes_on(self.model, self.hardware, self.placement, self.efficiency)
+        cell = board_cell(self.model, self.hardware.name, self.placement)
         return notes if cell is None else [*notes, cell.sentence()]
 
     # -- kernels -----------------------------------------------------------------------------------------------------
@@ -255,14 +251,16 @@ class RooflineStepTime(StepTime):
         return seconds
 
     def _rows_seconds(self, rows: int) -> float:
-        layers, hidden, placement = self.model.layers, self.model.hidden_size, self.placement
+        model, placement = self.model, self.placement
+        layers, hidden = (model.mixers + model.layers_with_ffn) / 2, model.hidden_size
         linear = sum(self._linear(matrix, rows) for matrix in self._matrices)
         small = self._reached("elementwise")
         elementwise = layers * (
             SMALL_KERNELS * small.launch + rows * self._small_bytes / (self.hardware.memory_bandwidth * small.memory)
         )
         # Behind attention, and behind a dense FFN; experts have their own.
-        reductions = layers * (1 if self._experts and placement.data_parallel > 1 else 2)
+        apart = self._experts is not None and placement.data_parallel > 1
+        reductions = model.mixers + (0 if apart else model.layers_with_ffn)
         messages = reductions * self._all_reduce(placement.tensor_parallel, rows * hidden)
         if placement.pipeline_parallel > 1:
             messages += (placement.pipeline_parallel - 1) * self._send(rows * hidden)
@@ -331,13 +329,47 @@ class RooflineStepTime(StepTime):
         if kinds["decode_attention_kernels"] == "decode_attention_fp8":  # no slower than the larger cache
             wide = self._decode_parts("decode_attention_bf16", "bf16")
             launch, token, padding = min(launch, wide[0]), min(token, wide[1]), min(padding, wide[2])
-        attention = self.model.attention
-        self._window = attention.window if isinstance(attention, GroupedQueryAttention) else 0
-        self._full_layers = self.model.layers - self.model.windowed_layers
+        model, attention = self.model, self.model.attention
+        if isinstance(attention, GroupedQueryAttention):
+            self._window, self._windowed_layers = attention.window, model.windowed_layers
+        else:
+            self._window = attention.indexer.top_k if attention.indexer else 0
+            self._windowed_layers = model.attention_layers if self._window else 0
+        self._full_layers = model.attention_layers - self._windowed_layers
         scale = self.scales["decode_attention_kernels"]
-        self._decode_launch = scale * launch * self.model.layers
+        self._decode_launch = scale * launch * model.attention_layers
         self._decode_token = scale * token
-        self._decode_row = scale * padding * self.model.layers
+        self._decode_row = scale * padding * model.attention_layers
+        self._prepare_indexers()
+        self._prepare_states()
+
+    def _prepare_indexers(self) -> None:
+        """Seconds that indexers add to a step of decodes, beside those of each cached token."""
+        indexer, layers = self.model.indexer, self.model.indexer_layers
+        self._index_token = 0.0
+        self._index_precision: Precision = "fp8" if "fp8" in self.hardware.peak_flops else "bf16"
+        if indexer is None:
+            return
+        reached, scale = self._reached("decode_index"), self.scales["decode_index_kernels"] * layers
+        token = indexer.cached_bytes / (self.hardware.memory_bandwidth * reached.memory)
+        assert reached.compute is not None
+        rate = self.hardware.flops(self._index_precision) * reached.compute
+        token = max(token, 2 * indexer.heads * indexer.head_dim / rate)
+        self._index_token = scale * token
+        self._decode_launch += scale * reached.launch
+        self._decode_row += scale * token * reached.padding
+
+    def _prepare_states(self) -> None:
+        """Seconds that linear attention adds to a step of decodes, for each of them."""
+        linear = self.model.linear_attention
+        self._states = state_shape(linear, self.placement.tensor_parallel) if linear else None
+        if self._states is None:
+            return
+        kind, scale = self.kinds["decode_state_kernels"], self.scales["decode_state_kernels"] * self.model.linear_layers
+        launch = self._reached(kind).launch
+        self._decode_launch += scale * launch
+        row = self._kernel(kind, self._states.decode_flops, self._states.sequence_bytes, "bf16") - launch
+        self._decode_row += scale * row
 
     def _decode_parts(self, kind: Kind, cache: Cache) -> tuple[float, float, float]:
         """Seconds of a launch, of a cached token, and of the tokens that each sequence costs beside its own."""
@@ -349,16 +381,37 @@ class RooflineStepTime(StepTime):
 
     def _decode_attention(self, decodes: int, kv: int) -> float:
         """Seconds of decode attention in all layers."""
-        attended = self._decode_token * self._attended(decodes, kv)
+        attended = self._decode_token * self._attended(decodes, kv) + self._index_token * kv
         return self._decode_launch + self._decode_row * decodes + attended
 
     def _prompt_attention(self, batch: Batch) -> float:
         """Seconds of the attention of a batch's chunks in all layers: one kernel a layer."""
-        model = self.model
         seconds = self._full_layers * self._prompt_layer(batch, 0)
         if self._window:
-            seconds += model.windowed_layers * self._prompt_layer(batch, self._window)
-        return self.scales["prompt_attention_kernels"] * seconds
+            seconds += self._windowed_layers * self._prompt_layer(batch, self._window)
+        seconds *= self.scales["prompt_attention_kernels"]
+        return seconds + self._prompt_indexers(batch) + self._prompt_states(batch)
+
+    def _prompt_indexers(self, batch: Batch) -> float:
+        """Seconds of all indexers for a batch's chunks: every query scores every token that it sees."""
+        indexer = self.model.indexer
+        if indexer is None:
+            return 0.0
+        pairs = sum(attended_pairs(chunk.tokens, chunk.context, 0) for chunk in batch.chunks)
+        size = sum(chunk.context + chunk.tokens for chunk in batch.chunks) * indexer.cached_bytes
+        flops = 2.0 * indexer.heads * indexer.head_dim * pairs
+        layers = self.scales["prompt_index_kernels"] * self.model.indexer_layers
+        return layers * self._kernel("prompt_index", flops, size, self._index_precision)
+
+    def _prompt_states(self, batch: Batch) -> float:
+        """Seconds of all linear attention for a batch's chunks."""
+        states = self._states
+        if states is None:
+            return 0.0
+        tokens = sum(chunk.tokens for chunk in batch.chunks)
+        size = tokens * states.prompt_bytes + len(batch.chunks) * states.sequence_bytes
+        layers = self.scales["prompt_state_kernels"] * self.model.linear_layers
+        return layers * self._kernel(self.kinds["prompt_state_kernels"], tokens * states.prompt_flops, size, "bf16")
 
     def _prompt_layer(self, batch: Batch, window: int) -> float:
         """Seconds in one layer; a window of 0 is none."""
@@ -375,7 +428,7 @@ class RooflineStepTime(StepTime):
         """Seconds of a step of decodes alone."""
         if not decodes:
             return self.scales[WHOLE_STEP] * (self._shared(0) + self._routed(gathered))
-        attended = self._decode_token * self._attended(decodes, kv)
+        attended = self._decode_token * self._attended(decodes, kv) + self._index_token * kv
         return self.scales[WHOLE_STEP] * (self._decode_fixed(decodes, gathered) + attended)
 
     def _decode_fixed(self, decodes: int, gathered: int) -> float:
@@ -391,26 +444,4 @@ class RooflineStepTime(StepTime):
     def _attended(self, decodes: int, kv: int) -> int:
         """Cached tokens that decodes attend to, over all layers."""
         tokens = self._full_layers * kv
-        return tokens + self.model.windowed_layers * min(kv, decodes * self._window) if self._window else tokens
-
-
-def at_the_peaks(efficiency: Efficiency) -> Efficiency:
-    """Kernels that reach every peak, launched in no time; what is not bound by one of memory or FLOP/s takes none."""
-    free = Reached(launch=0.0, compute=1.0, memory=1e12, spread=0.0, error=0.0, kernels=1)
-    kernels: dict[Kind, KindOfKernel] = {
-        kind: KindOfKernel(
-            any=free if kind.startswith(("elementwise", "all_reduce")) else free.model_copy(update={"memory": 1.0}),
-            devices={},
-        )
-        for kind in efficiency.kernels
-    }
-    engine = EngineTime(layer=0.0, per_sequence=0.0, prompt_layer=0.0, spread=0.0, error=0.0, rows=1)
-    return efficiency.model_copy(update={"kernels": kernels, "engine": engine})
-
-
-def attended_pairs(tokens: int, context: int, window: int) -> float:
-    """Pairs of a query and a token that it attends to, of a chunk behind `context` tokens; a window of 0 is none."""
-    if not window or context + tokens <= window:
-        return tokens * (context + 0.5 * (tokens + 1))
-    rising = max(window - context, 0)  # queries that see fewer tokens than the window
-    return rising * (context + 0.5 * (rising + 1)) + (tokens - rising) * window
+        return tokens + self._windowed_layers * min(kv, decodes * self._window) if self._window else tokens

@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from typing import cast
 
 from latency_models.deployment.hardware import Hardware, Precision
-from latency_models.deployment.models import DenseFFN, ExpertFFN, GroupedQueryAttention, LatentAttention, Model
-from latency_models.sources.roofline.efficiency import Family, Kind, all_reduce_kind
+from latency_models.deployment.models import (
+    DenseFFN,
+    ExpertFFN,
+    GroupedQueryAttention,
+    LatentAttention,
+    LinearAttention,
+    Model,
+)
+from latency_models.sources.roofline.efficiency import Efficiency, Family, Kind, all_reduce_kind
 from latency_models.sources.roofline.placement import Placement, Weights
 
 ABOUT = {
@@ -16,6 +23,10 @@ ABOUT = {
     "experts_kernels": "experts",
     "prompt_attention_kernels": "attention of prompts",
     "decode_attention_kernels": "attention of decodes",
+    "prompt_index_kernels": "indexers of prompts",
+    "decode_index_kernels": "indexers of decodes",
+    "prompt_state_kernels": "linear attention of prompts",
+    "decode_state_kernels": "linear attention of decodes",
     "elementwise_kernels": "elementwise kernels",
     "all_reduce_kernels": "all-reduces",
 }
@@ -24,9 +35,13 @@ ABOUT = {
 WHOLE_STEP = "whole_step"
 """The name of the error of all parts together."""
 
-_FITTED_AS: dict[Weights, Weights] = {"int8": "fp8"}
-"""Formats that were not measured, and those whose kernels stand for them: the peaks of INT8 and FP8 are the same."""
+_FITTED_AS: dict[Weights, Weights] = {"int8": "fp8", "int4": "mxfp4"}
+"""Formats that were not measured, and those whose kernels stand for them: the peaks of INT8 and FP8 are the same, and
+kernels unpack INT4 and MXFP4 to bf16."""
 
+
+STATES_FITTED_AS = {"gdn": "gdn", "kda": "kda", "mamba2": "gdn"}
+"""Linear attention, and that whose kernels stand for it: no table has the recurrence of Mamba-2."""
 
 MORE_PRECISE: dict[Kind, tuple[tuple[Kind, Precision], ...]] = {
     "linear_fp8": (("linear_bf16", "bf16"),),
@@ -61,11 +76,33 @@ def kinds_of_parts(model: Model, hardware: Hardware, placement: Placement) -> di
         "decode_attention_kernels": "decode_latent" if latent else cast("Kind", f"decode_attention_{placement.cache}"),
         "elementwise_kernels": "elementwise",
     }
+    if model.indexer is not None:
+        kinds |= {"prompt_index_kernels": "prompt_index", "decode_index_kernels": "decode_index"}
+    if model.linear_attention is not None:
+        for part in ("prompt", "decode"):
+            kinds[f"{part}_state_kernels"] = cast("Kind", f"{part}_{STATES_FITTED_AS[model.linear_attention.kind]}")
     if isinstance(model.ffn, ExpertFFN):
         kinds["experts_kernels"] = cast("Kind", f"experts_{_FITTED_AS.get(placement.experts, placement.experts)}")
     if placement.devices > 1:
         kinds["all_reduce_kernels"] = all_reduce_kind(hardware)
     return kinds
+
+
+def notes_on(model: Model, hardware: Hardware, placement: Placement, efficiency: Efficiency) -> list[str]:
+    """Notes on the parts of a step that are extrapolated."""
+    kinds, name = kinds_of_parts(model, hardware, placement), hardware.name
+    foreign = [ABOUT[part] for part, kind in kinds.items() if name not in efficiency.kernels[kind].devices]
+    notes = ["computed from data sheets and fitted efficiencies, not measured (source roofline)"]
+    if foreign:
+        notes.append(f"kernels of {name} were not measured, others' efficiencies are used: {', '.join(foreign)}")
+    if "int8" in (placement.weights, placement.experts):
+        notes.append("INT8 kernels are taken to reach the shares of their peak that FP8 kernels reach")
+    if placement.experts == "int4":
+        notes.append("INT4 experts are taken to reach the shares of the peaks that MXFP4 experts reach")
+    linear = model.linear_attention
+    if linear is not None and (measured := STATES_FITTED_AS[linear.kind]) != linear.kind:
+        notes.append(f"kernels of {linear.kind} were not measured, {measured}'s efficiencies are used")
+    return notes
 
 
 ACTIVATION_BYTES = 2.0
@@ -128,31 +165,53 @@ class AttentionShape:
 
 def matrices(model: Model, placement: Placement) -> Iterator[Matrix]:
     """The linear layers that all rows of a batch go through. The head, for sequences that sample, is not among them."""
-    attention, ffn, hidden, width = model.attention, model.ffn, model.hidden_size, placement.tensor_parallel
-    heads, weights = attention.heads / width, placement.weights
-    if isinstance(attention, GroupedQueryAttention):
-        kv_heads = max(attention.kv_heads / width, 1.0)
-        yield Matrix(model.layers, (heads + 2 * kv_heads) * attention.head_dim, hidden, weights)
-        yield Matrix(model.layers, hidden, heads * attention.head_dim, weights)
-    else:
-        assert isinstance(attention, LatentAttention)
-        yield Matrix(model.layers, attention.q_compressed + attention.cached_elements, hidden, weights)
-        yield Matrix(model.layers, heads * (attention.nope_dim + attention.rope_dim), attention.q_compressed, weights)
-        yield Matrix(model.layers, heads * (attention.nope_dim + attention.value_dim), attention.kv_compressed, weights)
-        yield Matrix(model.layers, hidden, heads * attention.value_dim, weights)
+    ffn, hidden, width, weights = model.ffn, model.hidden_size, placement.tensor_parallel, placement.weights
+    yield from _projections(model, placement)
     if isinstance(ffn, DenseFFN):
-        yield from _swiglu(model.layers, hidden, ffn.intermediate_size / width, weights)
+        yield from _dense_ffn(model.layers_with_ffn, hidden, ffn.intermediate_size / width, weights, ffn.matrices)
         return
-    sparse = model.layers - ffn.dense_layers
+    sparse = model.expert_layers
     yield Matrix(sparse, ffn.experts, hidden, "bf16")
     if ffn.shared_experts:
-        yield from _swiglu(sparse, hidden, ffn.shared_experts * ffn.intermediate_size / width, weights)
+        inner = ffn.shared_experts * ffn.intermediate_size / width
+        yield from _dense_ffn(sparse, hidden, inner, weights, ffn.matrices)
+    if ffn.latent_size:
+        yield Matrix(sparse, ffn.latent_size / width, hidden, weights)
+        yield Matrix(sparse, hidden, ffn.latent_size / width, weights)
     if ffn.dense_layers:
-        yield from _swiglu(ffn.dense_layers, hidden, ffn.dense_intermediate_size / width, weights)
+        yield from _dense_ffn(ffn.dense_layers, hidden, ffn.dense_intermediate_size / width, weights)
 
 
-def _swiglu(times: int, hidden: int, inner: float, weights: Weights) -> Iterator[Matrix]:
-    yield Matrix(times, 2 * inner, hidden, weights)
+def _projections(model: Model, placement: Placement) -> Iterator[Matrix]:
+    """The linear layers of attention: of the layers with a KV cache, of indexers, and of linear attention."""
+    attention, hidden, width = model.attention, model.hidden_size, placement.tensor_parallel
+    times, heads, weights = model.attention_layers, attention.heads / width, placement.weights
+    if isinstance(attention, GroupedQueryAttention):
+        kv_heads = max(attention.kv_heads / width, 1.0)
+        yield Matrix(times, (attention.queries / width + 2 * kv_heads) * attention.head_dim, hidden, weights)
+        yield Matrix(times, hidden, heads * attention.head_dim, weights)
+    else:
+        assert isinstance(attention, LatentAttention)
+        queries = heads * (attention.nope_dim + attention.rope_dim)
+        yield Matrix(times, (attention.q_compressed or queries) + attention.cached_elements, hidden, weights)
+        if attention.q_compressed:
+            yield Matrix(times, queries, attention.q_compressed, weights)
+        yield Matrix(times, heads * (attention.nope_dim + attention.value_dim), attention.kv_compressed, weights)
+        yield Matrix(times, hidden, heads * attention.value_dim, weights)
+        if attention.indexer is not None:  # not split over devices
+            indexer = attention.indexer
+            yield Matrix(model.indexer_layers, indexer.heads * indexer.head_dim, attention.q_compressed, weights)
+            yield Matrix(model.indexer_layers, indexer.head_dim + indexer.heads, hidden, weights)
+    linear = model.linear_attention
+    if linear is not None:
+        *inputs, (columns, inner) = linear.projections(hidden)
+        for outputs, size in inputs:
+            yield Matrix(linear.layers, outputs / width, size, weights)
+        yield Matrix(linear.layers, columns, inner / width, weights)
+
+
+def _dense_ffn(times: int, hidden: int, inner: float, weights: Weights, matrices: int = 3) -> Iterator[Matrix]:
+    yield Matrix(times, (matrices - 1) * inner, hidden, weights)
     yield Matrix(times, hidden, inner, weights)
 
 
@@ -168,12 +227,12 @@ def routed_experts(model: Model, placement: Placement) -> Experts | None:
         return None
     spread_whole = placement.expert_parallel
     return Experts(
-        times=model.layers - ffn.dense_layers,
+        times=model.expert_layers,
         resident=ffn.experts / devices if spread_whole else ffn.experts,
         total=ffn.experts,
         chosen=ffn.experts_per_token,
-        columns=3 * ffn.intermediate_size / (1 if spread_whole else devices),
-        hidden=model.hidden_size,
+        columns=ffn.matrices * ffn.intermediate_size / (1 if spread_whole else devices),
+        hidden=ffn.expert_width(model.hidden_size),
         weights=placement.experts,
     )
 
@@ -197,6 +256,43 @@ def attention_shape(model: Model, placement: Placement) -> AttentionShape:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """The linear attention of one layer on one device.
+
+    Attributes:
+        prompt_flops, prompt_bytes: of one token of a prompt, computed in tiles of TILE tokens.
+        decode_flops: of one decode. sequence_bytes: of the state and the convolution's inputs of a sequence, read and
+            written.
+    """
+
+    prompt_flops: float
+    prompt_bytes: float
+    decode_flops: float
+    sequence_bytes: float
+
+
+TILE = 64
+"""Tokens of a prompt that kernels of linear attention compute at once."""
+
+
+def state_shape(linear: LinearAttention, width: float = 1.0) -> StateShape:
+    """The linear attention of one of `width` devices.
+
+    A token multiplies the state three times a value head (the output, and what the update removes and adds), and within
+    its tile it is compared with every other token's key and value. Queries, keys and values are read, written by the
+    convolution and read again; the output is written.
+    """
+    update = 6 * linear.key_dim * linear.value_dim
+    tile = 2 * TILE * (linear.key_dim + linear.value_dim)
+    return StateShape(
+        prompt_flops=linear.value_heads * (update + tile) / width,
+        prompt_bytes=(3 * linear.convolved + linear.values) * ACTIVATION_BYTES / width,
+        decode_flops=linear.value_heads * update / width,
+        sequence_bytes=2 * linear.sequence_bytes / width,
+    )
+
+
 def elementwise_bytes(model: Model, placement: Placement) -> float:
     """Bytes that one row makes the elementwise kernels of a layer read and write.
 
@@ -211,3 +307,11 @@ def elementwise_bytes(model: Model, placement: Placement) -> float:
     if isinstance(ffn, DenseFFN):
         elements += 3 * ffn.intermediate_size / width
     return elements * ACTIVATION_BYTES
+
+
+def attended_pairs(tokens: int, context: int, window: int) -> float:
+    """Pairs of a query and a token that it attends to, of a chunk behind `context` tokens; a window of 0 is none."""
+    if not window or context + tokens <= window:
+        return tokens * (context + 0.5 * (tokens + 1))
+    rising = max(window - context, 0)  # queries that see fewer tokens than the window
+    return rising * (context + 0.5 * (rising + 1)) + (tokens - rising) * window

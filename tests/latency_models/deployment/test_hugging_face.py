@@ -107,6 +107,51 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "tie_word_embeddings": False, "v_head_dim": 128,
         "vocab_size": 129280,
     },
+    "kimi-k2": {  # with images: the decoder's fields are in a section
+        "model_type": "kimi_k25", "tie_word_embeddings": False, "text_config": {
+            "model_type": "kimi_k2", "first_k_dense_replace": 1, "hidden_size": 7168, "intermediate_size": 18432,
+            "kv_lora_rank": 512, "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_routed_experts": 384,
+            "n_shared_experts": 1, "num_attention_heads": 64, "num_experts_per_tok": 8, "num_hidden_layers": 61,
+            "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+            "vocab_size": 163840,
+        },
+    },
+    "glm-5": {
+        "model_type": "glm_moe_dsa", "first_k_dense_replace": 3, "head_dim": 64, "hidden_size": 6144,
+        "index_head_dim": 128, "index_n_heads": 32, "index_topk": 2048, "intermediate_size": 12288,
+        "kv_lora_rank": 512, "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1,
+        "num_attention_heads": 64, "num_experts_per_tok": 8, "num_hidden_layers": 78, "num_nextn_predict_layers": 1,
+        "q_lora_rank": 2048, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256,
+        "tie_word_embeddings": False, "vocab_size": 154880,
+    },
+    "qwen3.5-397b-a17b": {
+        "model_type": "qwen3_5_moe", "tie_word_embeddings": False, "text_config": {
+            "model_type": "qwen3_5_moe_text", "attn_output_gate": True, "head_dim": 256, "hidden_size": 4096,
+            "layer_types": [*["linear_attention"] * 3, "full_attention"] * 15, "linear_conv_kernel_dim": 4,
+            "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 64,
+            "linear_value_head_dim": 128, "mlp_only_layers": [], "moe_intermediate_size": 1024,
+            "num_attention_heads": 32, "num_experts": 512, "num_experts_per_tok": 10, "num_hidden_layers": 60,
+            "num_key_value_heads": 2, "shared_expert_intermediate_size": 1024, "vocab_size": 248320,
+        },
+    },
+    "kimi-linear-48b-a3b": {
+        "model_type": "kimi_linear", "first_k_dense_replace": 1, "hidden_size": 2304, "intermediate_size": 9216,
+        "kv_lora_rank": 512, "moe_intermediate_size": 1024, "num_attention_heads": 32, "num_experts": 256,
+        "num_experts_per_token": 8, "num_hidden_layers": 27, "num_shared_experts": 1, "q_lora_rank": None,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "tie_word_embeddings": False,
+        "vocab_size": 163840, "linear_attn_config": {
+            "full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "head_dim": 128, "num_heads": 32,
+            "kda_layers": [i for i in range(1, 27) if i % 4], "short_conv_kernel_size": 4,
+        },
+    },
+    "nemotron-3-nano-30b-a3b": {
+        "model_type": "nemotron_h", "conv_kernel": 4, "head_dim": 128, "hidden_size": 2688, "intermediate_size": 1856,
+        "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "mamba_head_dim": 64,
+        "mamba_num_heads": 64, "mlp_hidden_act": "relu2", "moe_intermediate_size": 1856,
+        "moe_shared_expert_intermediate_size": 3712, "n_groups": 8, "n_routed_experts": 128, "n_shared_experts": 1,
+        "num_attention_heads": 32, "num_experts_per_tok": 6, "num_hidden_layers": 52, "num_key_value_heads": 2,
+        "sliding_window": None, "ssm_state_size": 128, "tie_word_embeddings": False, "vocab_size": 131072,
+    },
 }  # fmt: skip
 
 
@@ -116,6 +161,51 @@ def test_a_mixture_of_experts_is_its_built_in_file(name: str, tmp_path: Path) ->
     apart = {"name", "source", "published_parameters", "checkpoints", "mtp_depth"}
     result, expected = any_model("config.json", tmp_path), load_model(name)
     assert result.model_dump(exclude=apart) == expected.model_dump(exclude=apart)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"compress_ratios": [4, 128]},
+            "compressed attention (CSA, HCA); the nearest is sparse attention with an inde",
+        ),
+        ({"sparse_attention_config": {"use": True}}, "block-sparse attention (MSA); the nearest is sparse attention"),
+        ({"attention_chunk_size": 8192}, "attention in chunks; the nearest is attention windows (gpt_oss)"),
+        ({"layer_types": ["chunked_attention"]}, "layer_types: got 'chunked_attention', expected full_attention"),
+        ({"model_type": "deepseek_v9"}, "model_type: got 'deepseek_v9', expected one of llama"),
+        ({"model_type": "deepseek_v9"}, "(the nearest is deepseek_v3)"),
+        ({"mlp_only_layers": [3]}, "mlp_only_layers: got [3], expected []: dense layers among mixtures"),
+        ({"model_type": "kimi_linear"}, "linear_attn_config: expected the section that says which layers are linear"),
+        ({"model_type": "nemotron_h"}, "hybrid_override_pattern: expected a letter for each layer: M (Mamba-2)"),
+    ],
+)
+def test_unknown_attention_is_refused_by_its_name(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["deepseek-v3"] | change))
+    with pytest.raises(BadInput) as caught:
+        any_model("config.json", tmp_path)
+    assert message in str(caught.value)
+
+
+def test_layers_that_share_an_indexer_have_none(tmp_path: Path) -> None:
+    """GLM-5.2's have one in every fourth layer behind the third; an MTP module is read, too."""
+    kinds = {"indexer_types": ["full"] * 3 + ["shared"] * 75}
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["glm-5"] | kinds))
+    model = any_model("config.json", tmp_path)
+    assert (model.indexer_layers, model.mtp_depth) == (3, 1)
+    assert model.kv_bytes_per_token(2) == 78 * 576 * 2 + 3 * 132
+
+
+def test_a_list_of_kinds_of_layers_is_a_pattern(tmp_path: Path) -> None:
+    """Nemotron-3-Ultra's file has no pattern and no number of layers."""
+    config = dict(CONFIGS["nemotron-3-nano-30b-a3b"])
+    names = {"M": "mamba", "*": "attention", "E": "moe"}
+    config["layers_block_type"] = [names[letter] for letter in config.pop("hybrid_override_pattern")]
+    del config["num_hidden_layers"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model, expected = any_model("config.json", tmp_path), load_model("nemotron-3-nano-30b-a3b")
+    assert (model.attention_layers, model.linear_layers, model.layers_with_ffn) == (6, 23, 23)
+    assert model.parameters == expected.parameters
 
 
 def test_any_model_is_a_name_a_file_or_a_config(tmp_path: Path) -> None:

@@ -77,6 +77,11 @@ def test_a_dense_model(section: Any, linear: str, tmp_path: Path) -> None:
             compressed(num_bits=4, type="float", group_size=32) | {"ignore": ["re:.*self_attn.*"]},
             Formats("bf16", "mxfp4"),
         ),
+        (  # Kimi-K2's, which quantises experts alone
+            "qwen3-30b-a3b",
+            compressed(num_bits=4, type="int", group_size=32) | {"ignore": ["re:.*self_attn.*"]},
+            Formats("bf16", "int4"),
+        ),
         ("qwen3-30b-a3b", BLOCKS | {"modules_to_not_convert": ["mlp.experts"]}, Formats("fp8", "bf16")),
         # The first layer alone in bf16.
         (
@@ -106,8 +111,12 @@ def test_modelopts_own_file_beside_the_config(tmp_path: Path) -> None:
         ({"bits": 4}, "quantization_config.quant_method: expected one of fp8"),
         ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "quant_algo: got 'MIXED_PRECISION', expected"),
         (
+            compressed(num_bits=4, type="int", group_size=128),
+            "got '4-bit int in groups of 128', expected one of 8-bit float",
+        ),
+        (
             compressed(num_bits=4, type="int", group_size=32),
-            "got '4-bit int in groups of 32', expected one of 8-bit float",
+            "expected linear layers of one format, other than MXFP4 and",
         ),
         (compressed() | {"config_groups": {}}, "config_groups: got [], expected weights of one format"),
         (BLOCKS | {"modules_to_not_convert": ["self_attn"]}, "quant_method: got 'fp8', expected linear layers of one"),

@@ -73,7 +73,74 @@ def test_chunks_of_a_prompt_attend_to_as_many_pairs_as_the_whole() -> None:
     assert attended_pairs(1000, 0, 128) == sum(min(i, 128) for i in range(1, 1001))
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "deepseek-v3", "gpt-oss-20b", "qwen3-30b-a3b"])
+def test_decodes_of_latent_attention_read_the_compressed_cache_once() -> None:
+    """By hand, of DeepSeek-V3: 61 layers of (512 + 64) elements of two bytes a token, at 4.8 TB/s.
+
+    128 heads multiply each of them by 2 · (512 + 64 + 512) FLOPs, which takes 1.2 times as long at the peak: on 8
+    devices with 16 heads each it is the bytes that count.
+    """
+    short, long = (
+        model_of("deepseek-v3", "h200-sxm", tensor_parallel=8).decode_seconds(16, 16 * kv, kv, 1)[0]
+        for kv in (1000, 5000)
+    )
+    assert long - short == pytest.approx(16 * 4000 * 61 * (512 + 64) * 2 / 4.8e12)
+    single = model_of("deepseek-v3", "h200-sxm")
+    computed = 16 * 4000 * 61 * 2 * 128 * (512 + 64 + 512) / 9.894e14
+    assert single.decode_seconds(16, 16 * 5000, 5000, 1)[0] - single.decode_seconds(16, 16 * 1000, 1000, 1)[
+        0
+    ] == pytest.approx(computed)
+
+
+def test_sparse_attention_reads_at_most_top_k_tokens_and_every_key_of_an_index() -> None:
+    """By hand, of GLM-5: beyond 2,048 tokens only the keys of 78 indexers, of 132 bytes; below, the cache as well."""
+    step_time = model_of("glm-5", "h200-sxm", tensor_parallel=8)
+    seconds = {kv: step_time.decode_seconds(8, 8 * kv, kv, 1)[0] for kv in (1048, 2048, 10_048)}
+    assert seconds[10_048] - seconds[2048] == pytest.approx(8 * 8000 * 78 * 132 / 4.8e12)
+    assert seconds[2048] - seconds[1048] == pytest.approx(8 * 1000 * 78 * (132 + 576 * 2) / 4.8e12)
+    chunk, behind = (step_time.seconds(batch([(4096, context)])) for context in (0, 100_000))
+    pairs = 4096 * 2048 - attended_pairs(4096, 0, 2048)
+    attention = 78 * pairs * 2 * 8 * (192 + 64 + 256) / 9.894e14
+    scores = 78 * 4096 * 100_000 * 2 * 32 * 128 / 1.9789e15
+    assert behind - chunk == pytest.approx(attention + scores)
+
+
+def test_linear_attention_reads_and_writes_a_state_whatever_the_context() -> None:
+    """By hand, of Qwen3.5-397B: 45 layers with a state of 64 matrices of 128 by 128 in FP32, and convolutions."""
+    step_time = model_of("qwen3.5-397b-a17b", "h200-sxm", tensor_parallel=2)
+    short, long = (step_time.decode_seconds(8, 8 * kv, kv, 1)[0] for kv in (1000, 5000))
+    assert long - short == pytest.approx(8 * 4000 * 15 * 2 * 1 * 256 * 2 / 4.8e12)  # one KV head a device
+    linear = step_time.model.linear_attention
+    assert linear is not None
+    halved = step_time.model.model_copy(update={"linear_attention": linear.model_copy(update={"state_bytes": 2.0})})
+    half = RooflineStepTime(halved, step_time.hardware, step_time.placement, perfect())
+    state = 45 * 64 * 128 * 128 / 2  # elements on each of two devices, read and written
+    saved = step_time.decode_seconds(8, 8, 1, 1)[0] - half.decode_seconds(8, 8, 1, 1)[0]
+    assert saved == pytest.approx(8 * state * 2 * 2.0 / 4.8e12)
+
+
+def test_states_have_slots_beside_the_blocks() -> None:
+    model, hardware = load_model("qwen3.5-397b-a17b"), load_hardware("b300-sxm")
+    small, large = (device_memory(model, hardware, Placement(8), 0.9, slots) for slots in (16, 256))
+    assert small.free - large.free == 240 * model.state_bytes_per_sequence / 8
+    assert large.state_bytes == 256 * model.state_bytes_per_sequence / 8
+    assert small.kv_bytes_per_token == large.kv_bytes_per_token == 15 * 2 * 256 * 2  # KV heads: one a device
+    stages = device_memory(model, hardware, Placement(4, 2), 0.9, 256)
+    assert stages.state_bytes == pytest.approx(large.state_bytes)
+
+
+@pytest.mark.parametrize(
+    "name", ["deepseek-v3", "glm-5", "kimi-k2", "qwen3.5-397b-a17b", "kimi-linear-48b-a3b", "nemotron-3-nano-30b-a3b"]
+)
+def test_one_device_holds_every_weight(name: str) -> None:
+    """All weights once; routers' biases are left out."""
+    model = load_model(name)
+    memory = device_memory(model, load_hardware("b300-sxm"), Placement())
+    assert memory.weights == pytest.approx(2 * model.parameters, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-3.1-8b", "deepseek-v3", "gpt-oss-20b", "qwen3-30b-a3b", "glm-5", "qwen3.5-397b-a17b"]
+)
 def test_runs_of_decode_steps_are_equal_to_single_steps(name: str) -> None:
     step_time = RooflineStepTime(
         load_model(name), load_hardware("h200-sxm"), Placement(experts="bf16"), built_in_efficiency()
@@ -128,9 +195,9 @@ def test_draws_scale_each_part_and_the_whole_step() -> None:
     assert step_time.can_draw
     expected = {unknown.name: unknown for unknown in step_time.unknowns()}
     assert expected.keys() == {*ABOUT, WHOLE_STEP} - {
-        "experts_kernels",
-        "all_reduce_kernels",
-    }  # a dense model on one device
+        "experts_kernels", "all_reduce_kernels", "prompt_index_kernels", "decode_index_kernels",
+        "prompt_state_kernels", "decode_state_kernels",
+    }  # fmt: skip  # a dense model on one device, with full attention
     (estimate,) = step_time.decode_seconds(4, 400, 100, 1)
     (slow,) = step_time.vary({WHOLE_STEP: 1.0}).decode_seconds(4, 400, 100, 1)
     assert slow == pytest.approx(estimate * expected[WHOLE_STEP].factor(1.0))

@@ -1,0 +1,133 @@
+"""Timings of linear attention and of the indexers of sparse attention, from aiconfigurator's tables."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import numpy as np
+
+from benchmarks.kernel_timings import Timings, make_timings, number_shapes, source_of
+from latency_models.deployment.attention import Indexer, LinearAttention
+from latency_models.deployment.hardware import Hardware
+from latency_models.io.tables import Columns
+from latency_models.sources.roofline.efficiency import Kind
+from latency_models.sources.roofline.work import attended_pairs, state_shape
+
+COLUMNS = ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim")
+
+CONVOLUTION = "causal_conv1d"
+"""The begin of the names of convolutions. The other kernels are recurrences; the fastest of a shape counts."""
+
+HOST_BOUND = {("kda", "prompt")}
+"""Recurrences beside convolutions whose timings are mostly the host's, and are left out."""
+
+
+def linear_attention(table: Columns, hardware: Hardware) -> list[Timings]:
+    """Timings of prompts and of decodes: the convolution and the recurrence of a layer together.
+
+    The tables of Mamba-2 time its convolution alone, so that nothing can be fitted to them.
+    """
+    name = table.text("op_name")[0]
+    shapes = zip(*(table.wholes(column, low=1) for column in COLUMNS), strict=True)
+    sizes = zip(table.wholes("batch_size", low=1), table.wholes("seq_len", low=1), strict=True)
+    rows = zip(table.text("phase"), sizes, shapes, table.text("kernel_source"), _seconds(table), strict=True)
+    kernels: dict[tuple[str, tuple[int, int], tuple[int, ...]], dict[str, float]] = defaultdict(dict)
+    for phase, size, shape, kernel, seconds in rows:
+        kernels[phase, size, shape][kernel] = seconds
+    timings = []
+    for phase, part in (("context", "prompt"), ("generation", "decode")):
+        together = {}
+        for (at, size, shape), parts in kernels.items():
+            recurrences = [seconds for kernel, seconds in parts.items() if not kernel.startswith(CONVOLUTION)]
+            convolutions = [seconds for kernel, seconds in parts.items() if kernel.startswith(CONVOLUTION)]
+            if at == phase and recurrences and convolutions:
+                first = 0.0 if (name, part) in HOST_BOUND else min(convolutions)
+                together[size, shape] = first + min(recurrences)
+        kind: Kind = f"{part}_{name}"  # type: ignore[assignment]
+        if together:
+            timings.append(_of_phase(kind, together, hardware, source_of(table)))
+    return timings
+
+
+def _seconds(table: Columns) -> list[float]:
+    return [milliseconds * 1e-3 for milliseconds in table.numbers("latency")]
+
+
+def _of_phase(
+    kind: Kind, seconds: Mapping[tuple[tuple[int, int], tuple[int, ...]], float], hardware: Hardware, source: str
+) -> Timings:
+    part, _, name = kind.partition("_")
+    flops, size = [], []
+    for (batch, tokens), (keys, values, key_dim, value_dim) in seconds:
+        linear = LinearAttention.model_validate(
+            {"kind": name, "layers": 1, "key_heads": keys, "value_heads": values, "key_dim": key_dim,
+             "value_dim": value_dim}
+        )  # fmt: skip
+        shape = state_shape(linear)
+        if part == "prompt":
+            flops.append(batch * tokens * shape.prompt_flops)
+            size.append(batch * (tokens * shape.prompt_bytes + shape.sequence_bytes))
+        else:
+            flops.append(batch * shape.decode_flops)
+            size.append(batch * shape.sequence_bytes)
+    columns = np.array([shape for _, shape in seconds], dtype=np.float64)
+    return make_timings(
+        kind, hardware, source, np.array(flops), np.array(size), np.array(list(seconds.values())),
+        shape=number_shapes(*columns.T),
+    )  # fmt: skip
+
+
+GLM5_INDEXER = Indexer(heads=32, head_dim=128, top_k=2048)
+"""The indexer whose kernels the tables time."""
+
+
+def prompt_indexers(scores: Columns, choice: Columns, hardware: Hardware) -> Timings:
+    """Timings of GLM-5's indexer for prompts: scores of the tokens that they see, and the choice among them."""
+    chosen: dict[tuple[int, int, int], list[float]] = defaultdict(list)
+    for key, seconds in zip(_sizes(choice), _seconds(choice), strict=True):
+        chosen[key].append(seconds)
+    both = {
+        key: seconds + float(np.mean(chosen[key]))
+        for key, seconds in zip(_sizes(scores), _seconds(scores), strict=True)
+        if key in chosen and key[1] > 1
+    }
+    pairs = np.array([batch * attended_pairs(tokens, context, 0) for batch, tokens, context in both])
+    keys = np.array([batch * (context + tokens) for batch, tokens, context in both], dtype=np.float64)
+    return make_timings(
+        "prompt_index", hardware, source_of(scores), 2.0 * GLM5_INDEXER.heads * GLM5_INDEXER.head_dim * pairs,
+        keys * GLM5_INDEXER.cached_bytes, np.array(list(both.values())),
+        shape=number_shapes(np.array([batch for batch, _, _ in both])), weights="fp8",
+    )  # fmt: skip
+
+
+def decode_indexers(modules: Columns, hardware: Hardware) -> Timings:
+    """Timings of GLM-5's indexer for decodes: what longer contexts add to a whole layer of sparse attention.
+
+    Attention itself takes no longer behind more than `top_k` tokens.
+    """
+    rows: dict[tuple[object, ...], dict[int, float]] = defaultdict(dict)
+    names = ("kv_cache_dtype", "gemm_type")
+    columns = (modules.text("model"), *(modules.text(name) for name in names), modules.wholes("num_heads", low=1))
+    for (batch, _, step), seconds, key in zip(
+        _sizes(modules), _seconds(modules), zip(*columns, strict=True), strict=True
+    ):
+        if "GLM-5" in str(key[0]):
+            rows[batch, *key][step] = seconds
+    points = [
+        (batch, batch * (step - GLM5_INDEXER.top_k), seconds - contexts[GLM5_INDEXER.top_k])
+        for (batch, *_), contexts in rows.items()
+        for step, seconds in contexts.items()
+        if step >= 8 * GLM5_INDEXER.top_k and GLM5_INDEXER.top_k in contexts and seconds > contexts[GLM5_INDEXER.top_k]
+    ]
+    batches, keys, seconds_more = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
+    return make_timings(
+        "decode_index", hardware, source_of(modules), 2.0 * GLM5_INDEXER.heads * GLM5_INDEXER.head_dim * keys,
+        keys * GLM5_INDEXER.cached_bytes, seconds_more, shape=number_shapes(batches), weights="fp8",
+    )  # fmt: skip
+
+
+def _sizes(table: Columns) -> list[tuple[int, int, int]]:
+    """Sequences, tokens of each, and cached tokens before them."""
+    names = (("batch_size", 1), ("isl", 1), ("step", 0))
+    return list(zip(*(table.wholes(name, low=low) for name, low in names), strict=True))

@@ -1,0 +1,207 @@
+"""The attention of a model file: what is cached of each token, what is kept of each sequence, and weights."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from latency_models.io.config_io import Strict
+from workloads.errors import BadInput
+
+
+class GroupedQueryAttention(Strict):
+    """Grouped queries (GQA; MHA has as many KV heads as heads).
+
+    Attributes:
+        qk_norm: queries and keys are normed head by head.
+        output_gate: the query projection also makes a gate on the output, as large as the queries (Qwen3-Next).
+        window, windowed_layers: most tokens that a query attends to, in this many layers. The step-time
+            source roofline and its memory know of windows; AFD rooflines count every layer as one of full attention.
+    """
+
+    kind: Literal["gqa"]
+    heads: PositiveInt
+    kv_heads: PositiveInt
+    head_dim: PositiveInt
+    qk_norm: bool = False
+    output_gate: bool = False
+    window: NonNegativeInt = 0
+    windowed_layers: NonNegativeInt = 0
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> GroupedQueryAttention:
+        if self.heads % self.kv_heads:
+            raise BadInput(f"expected a divisor of heads ({self.heads})", field="kv_heads", value=self.kv_heads)
+        if (self.window > 0) != (self.windowed_layers > 0):
+            expected = "expected both or neither of window and windowed_layers"
+            raise BadInput(expected, field="windowed_layers", value=self.windowed_layers)
+        return self
+
+    @property
+    def cached_elements(self) -> int:
+        """Elements that one token adds to the KV cache of one layer: keys and values of every KV head."""
+        return 2 * self.kv_heads * self.head_dim
+
+    @property
+    def queries(self) -> int:
+        """Columns of the query projection over the size of a head: queries, and their gates."""
+        return self.heads * (2 if self.output_gate else 1)
+
+    def projection_weights(self, hidden: int) -> int:
+        """Weights of the query, key, value and output projections of one layer."""
+        return hidden * self.head_dim * (self.queries + self.heads + 2 * self.kv_heads)
+
+    @property
+    def norm_weights(self) -> int:
+        """Weights of the normalisations inside the attention of one layer."""
+        return 2 * self.head_dim if self.qk_norm else 0
+
+
+INDEX_KEY_BYTES = 1.0
+INDEX_SCALE_BYTES = 4.0
+"""Bytes of an element of an indexer's cached key, which is in FP8, and of the key's scale."""
+
+
+class Indexer(Strict):
+    """The indexer of sparse attention (DSA): it scores the cached tokens, of which a query attends to the best.
+
+    Attributes:
+        heads, head_dim: of its queries; the one key of a token has as many elements.
+        top_k: tokens that a query attends to.
+        layers: layers that have an indexer; the others take the choice of one before them. None: all.
+    """
+
+    heads: PositiveInt
+    head_dim: PositiveInt
+    top_k: PositiveInt
+    layers: PositiveInt | None = None
+
+    @property
+    def cached_bytes(self) -> float:
+        """Bytes that one token adds to the cache of one indexer."""
+        return self.head_dim * INDEX_KEY_BYTES + INDEX_SCALE_BYTES
+
+    def weights(self, hidden: int, q_compressed: int) -> int:
+        """Weights of one indexer: queries from compressed ones, a key with its LayerNorm, and weights of heads."""
+        projections = self.heads * self.head_dim * q_compressed + hidden * (self.head_dim + self.heads)
+        return projections + 2 * self.head_dim
+
+
+class LatentAttention(Strict):
+    """Latent attention (MLA): keys and values are cached as one compressed vector and one rotary key (AFD B.1).
+
+    Attributes:
+        q_compressed: 0 where queries are projected at once.
+        indexer: that of sparse attention; None for full attention.
+    """
+
+    kind: Literal["mla"]
+    heads: PositiveInt
+    kv_compressed: PositiveInt
+    rope_dim: PositiveInt
+    q_compressed: NonNegativeInt
+    nope_dim: PositiveInt
+    value_dim: PositiveInt
+    indexer: Indexer | None = None
+
+    @property
+    def cached_elements(self) -> int:
+        """The elements d_c + d_rope that a token adds to the KV cache of one layer (eq. 24)."""
+        return self.kv_compressed + self.rope_dim
+
+    def projection_weights(self, hidden: int) -> int:
+        """Weights of the down- and up-projections of queries, keys and values, and of the output, of one layer."""
+        queries = self.heads * (self.nope_dim + self.rope_dim)
+        query = self.q_compressed * (hidden + queries) if self.q_compressed else hidden * queries
+        key_value = hidden * self.cached_elements + self.kv_compressed * self.heads * (self.nope_dim + self.value_dim)
+        return query + key_value + self.heads * self.value_dim * hidden
+
+    @property
+    def norm_weights(self) -> int:
+        """Weights of the normalisations of the compressed queries, and keys and values, of one layer."""
+        return self.q_compressed + self.kv_compressed
+
+
+Attention: TypeAlias = GroupedQueryAttention | LatentAttention
+
+STATE_BYTES = 4.0
+CONVOLUTION_BYTES = 2.0
+"""Bytes of an element of a recurrent state, which engines keep in FP32, and of a convolution's last inputs."""
+
+
+class LinearAttention(Strict):
+    """Layers whose cache is a state of fixed size for each sequence, in place of keys and values of each token.
+
+    Gated DeltaNet (`gdn`, Qwen3-Next), Kimi Delta Attention (`kda`, Kimi Linear) and Mamba-2 (`mamba2`, where key heads
+    are its groups, the key's size its state size, and value heads its heads). Queries, keys and values go through a
+    causal convolution over each channel; the state of a value head is a matrix of key by value size.
+
+    Attributes:
+        layers: layers of this kind.
+        gate_rank: size between the two matrices that make a gate (kda); 0 where a gate is projected at once.
+        state_bytes: of an element of the state.
+    """
+
+    kind: Literal["gdn", "kda", "mamba2"]
+    layers: PositiveInt
+    key_heads: PositiveInt
+    value_heads: PositiveInt
+    key_dim: PositiveInt
+    value_dim: PositiveInt
+    convolution: PositiveInt = 4
+    gate_rank: NonNegativeInt = 0
+    state_bytes: PositiveFloat = STATE_BYTES
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> LinearAttention:
+        if self.value_heads % self.key_heads:
+            expected = f"expected a divisor of value_heads ({self.value_heads})"
+            raise BadInput(expected, field="key_heads", value=self.key_heads)
+        return self
+
+    @property
+    def values(self) -> int:
+        """Elements of the values of a token, and of the output."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def convolved(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.values
+
+    @property
+    def state_elements(self) -> int:
+        """Elements of the state of one sequence in one layer."""
+        return self.value_heads * self.key_dim * self.value_dim
+
+    @property
+    def sequence_bytes(self) -> float:
+        """Bytes that a layer keeps of one sequence: the state, and the last inputs of the convolution."""
+        return self.state_elements * self.state_bytes + (self.convolution - 1) * self.convolved * CONVOLUTION_BYTES
+
+    def projections(self, hidden: int) -> list[tuple[int, int]]:
+        """The linear layers of one layer as (columns, inner).
+
+        The first is of the convolved channels and of what each head has of its own: a rate and a decay (gdn), a rate
+        (kda), or a step (mamba2). Then come the gates: of the output, and in kda the decay of each channel. The last
+        one is of the output.
+        """
+        heads = self.value_heads * (2 if self.kind == "gdn" else 1)
+        gates = 2 if self.kind == "kda" else 1
+        gate = [(self.gate_rank, hidden), (self.values, self.gate_rank)] if self.gate_rank else [(self.values, hidden)]
+        return [(self.convolved + heads, hidden), *gates * gate, (hidden, self.values)]
+
+    def projection_weights(self, hidden: int) -> int:
+        """Weights of the linear layers of one layer."""
+        return sum(columns * inner for columns, inner in self.projections(hidden))
+
+    @property
+    def small_weights(self) -> int:
+        """Weights of the convolution, the heads' own parameters and the norm of the output, of one layer."""
+        convolution = self.convolved * (self.convolution + (1 if self.kind == "mamba2" else 0))
+        if self.kind == "gdn":
+            return convolution + 2 * self.value_heads + self.value_dim
+        if self.kind == "kda":
+            return convolution + self.value_heads + self.values + self.value_dim
+        return convolution + 3 * self.value_heads + self.values
