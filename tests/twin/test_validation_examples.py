@@ -35,7 +35,7 @@ def test_it_is_whole_and_fits(file: Path) -> None:
 
     scenario = check_validation(read_yaml(file), {}, file)
     assert scenario.name == file.stem
-    engine = scenario.engine.build(file.parent).config
+    engine = scenario.engine.model_copy(update={"chunking": None}).build(file.parent).config
     config = read_config(EXAMPLES / scenario.model.path)
     shape = config.shape
     longest = scenario.profiling.max_prompt_tokens + scenario.profiling.max_output_tokens

@@ -87,7 +87,9 @@ class EngineValidation:
         steps, in_turns = beforehand, model.profiled_in_turns
         if in_turns:
             steps = model.fitted_file(FITTED, in_turns=True)
-            plans = self._plans(steps, drafts, capacity)
+            plans = {
+                load: deciding_as(plan, forecast[load]) for load, plan in self._plans(steps, drafts, capacity).items()
+            }
         elif scenario.profiling.in_turns:
             self.note("too few rounds were profiled in turns with the replays: predicted by those before them")
         file = read_engine_regression_file(steps)
@@ -224,6 +226,12 @@ def _capacity(plan: ServingPlan) -> float:
     rate = result["request_throughput"]
     assert isinstance(rate, float)
     return rate / result["sessions"]["requests"] if "sessions" in result else rate
+
+
+def deciding_as(plan: ServingPlan, live: ServingPlan) -> ServingPlan:
+    """The plan with the schedulers of the live run, whose chunk policies may have used earlier step times."""
+    pools = zip(plan.pools, live.pools, strict=True)
+    return replace(plan, pools=[replace(pool, scheduler=engines.scheduler) for pool, engines in pools])
 
 
 def requests_of(plan: ServingPlan, replication: int) -> Requests:
