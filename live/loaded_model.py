@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
+from kernels.sampling import SamplingParams
 from live.block_pool import BlockPool
 from live.device import device_name, use_threads, versions
 from live.engine import Engine
 from live.executor import Executor
+from live.generation import make_generation
 from live.graphs.executor import GraphExecutor
 from live.lora_executor import LoRAExecutor
 from live.memory import check_memory, keep_freed_memory, use_huge_pages
@@ -35,6 +37,11 @@ from scenarios.engine import SchedulerPlan
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 from workloads.errors import BadInput
+
+GREEDY = SamplingParams(temperature=0.0)
+
+MEASURED_BLOCK = 16
+"""Block size of the KV cache of a measured step; it does not matter."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -189,6 +196,32 @@ class LoadedModel:
     def describe(self) -> dict[str, Any]:
         """The device, the dtype and the versions of the packages."""
         return {"device": device_name(self.device), "dtype": self.dtype, "versions": versions()}
+
+    def peak_step_bytes(self, sequences: int, tokens: int) -> int:
+        """Bytes on a GPU that the largest step takes at its peak, beyond weights and KV cache.
+
+        Measured, kernel by kernel, on prompts of `tokens` tokens together, each of which gets its first token.
+        """
+        count = min(sequences, tokens)
+        prompt = [0] * (tokens // count)
+        config = EngineConfig(
+            num_gpu_blocks=count * (len(prompt) // MEASURED_BLOCK + 1), block_size=MEASURED_BLOCK, max_num_seqs=count,
+            max_num_batched_tokens=tokens, enable_prefix_caching=False,
+        )  # fmt: skip
+        engine = Engine(self.decoder, config)
+        generates = self.decoder.weights.head is not None
+        for i in range(count):
+            task = "generate" if generates else "embed"
+            engine.submit(make_generation(i, prompt, int(generates), sampling_params=GREEDY, task=task))
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        allocated = torch.cuda.memory_allocated()
+        while engine.step() is not None:
+            pass
+        peak = int(torch.cuda.max_memory_allocated() - allocated)
+        del engine
+        torch.cuda.empty_cache()
+        return peak
 
     def engine(self, config: EngineConfig, chunks: ChunkPolicy | None = None) -> Engine:
         """An engine without requests. On a GPU, only the latest engine of the same settings may be used."""

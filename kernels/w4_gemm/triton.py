@@ -2,11 +2,11 @@
 
 The tile kernel computes (Ŵ · xᵀ), rows of Ŵ by tokens, so that unpacked weights are the tensor core's left operand,
 which it takes from registers. Packed words go from memory to shared memory (128 bits a thread, several stages deep) and
-from there, still packed, to the threads that need them. A pair of codes costs a shift and a mask, which make two
-integers of bfloat16 or float16 by setting the bits of an exponent, and one packed subtraction of the middle, which is
-exact. The products are exact too, and a group's sum is scaled in float32. In total that is about 3 instructions a
-weight, also for one token, where 15 of 16 columns of the tile are idle: without a tensor core a weight costs as many
-for its conversion and its multiplication alone.
+from there, still packed, to the threads that need them. A pair of codes costs a shift, a mask that also sets the bits
+of an exponent, and one packed subtraction of the middle, which is exact: two integers of bfloat16 or float16. The
+products are exact too, and a group's sum is scaled in float32. In total that is 2.7 instructions a weight, also for one
+token, where 15 of 16 columns of the tile are idle: without a tensor core a weight costs as many for its conversion and
+its multiplication alone.
 
 With one token, reading Ŵ takes all the time. The inputs are split so that 4 programs run on each multiprocessor. The
 last program to arrive at a tile adds up the parts in their order, so that results do not depend on which one is last.
@@ -22,6 +22,7 @@ import triton.language as tl
 
 from kernels.shipping import Shipped
 from kernels.w4_gemm.pack import GROUP, SPAN, STEPS, WORDS, PackedWeight
+from kernels.w4_gemm.ptx import BF16_FOUR, BF16_THREE, FP16_FOUR, FP16_THREE
 
 PROCESSORS = 132
 """Multiprocessors of an H100 or H200."""
@@ -31,6 +32,10 @@ UNPACK_TOKENS = 512
 µs
 for 4096² on an H200; the tile kernel, which unpacks for each 64 tokens, loses more than that.
 """
+
+
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+"""Triton's interpreter runs the kernels, which knows no PTX."""
 
 MOST_TILES_SPLIT = 512
 """Tiles that a weight's counters suffice for."""
@@ -88,24 +93,26 @@ def code_pairs(low, high, STEP: tl.constexpr, BITS: tl.constexpr):
 
 
 @triton.jit
-def whole_numbers(pairs, ROWS: tl.constexpr, DOT: tl.constexpr):
-    """Pairs of codes as a tile (ROWS, 64) of DOT, plus `exponent_value`: the number whose exponent is set."""
-    if tl.bfloat16 == DOT:
-        pairs = pairs | 0x43004300
-    if tl.float16 == DOT:
-        pairs = pairs | 0x64006400
-    if tl.float32 == DOT:
-        first, second = (pairs & 0xFFFF).to(tl.float32), (pairs >> 16).to(tl.float32)
+def less_middle(low, high, STEP: tl.constexpr, BITS: tl.constexpr, ROWS: tl.constexpr, DOT: tl.constexpr):
+    """The codes of one step less 2^(BITS − 1), as a tile (ROWS, 64) of DOT, in which they are exact."""
+    if INTERPRETED or tl.float32 == DOT:
+        pairs = code_pairs(low, high, STEP, BITS)
+        middle = 8 if BITS == 4 else 4
+        first = ((pairs & 0xFFFF) - middle).to(DOT)
+        second = ((pairs >> 16) - middle).to(DOT)
     else:
-        first = pairs.to(tl.int16).to(DOT, bitcast=True)
-        second = (pairs >> 16).to(tl.int16).to(DOT, bitcast=True)
+        if BITS == 4:
+            high = low
+            low = low >> (4 * STEP)
+        else:
+            high = high << (2 - STEP) if STEP < 2 else high >> (STEP - 2)
+            low = low >> (2 * STEP)
+        four: tl.constexpr = BF16_FOUR if tl.bfloat16 == DOT else FP16_FOUR
+        three: tl.constexpr = BF16_THREE if tl.bfloat16 == DOT else FP16_THREE
+        ptx: tl.constexpr = four if BITS == 4 else three
+        types: tl.constexpr = (tl.bfloat16, tl.bfloat16) if tl.bfloat16 == DOT else (tl.float16, tl.float16)
+        first, second = tl.inline_asm_elementwise(ptx, "=h,=h,r,r", [low, high], types, is_pure=True, pack=1)
     return tl.join(first, second).reshape(ROWS, 64)
-
-
-@triton.jit
-def exponent_value(DOT: tl.constexpr):
-    """The number that `whole_numbers` adds to each code."""
-    return 128.0 if tl.bfloat16 == DOT else 1024.0 if tl.float16 == DOT else 0.0
 
 
 @triton.jit
@@ -126,12 +133,6 @@ def load_low_and_high(words_ptr, BITS: tl.constexpr):
     if BITS == 3:
         return low, tl.load(words_ptr + 32 + word // 2) >> (word % 2 * 8)
     return low, low
-
-
-@triton.jit
-def less_middle(weight, BITS: tl.constexpr, DOT: tl.constexpr):
-    """Codes less 2^(BITS − 1), exact in DOT."""
-    return (weight - (exponent_value(DOT) + (8.0 if BITS == 4 else 4.0))).to(DOT)
 
 
 @triton.jit
@@ -196,7 +197,7 @@ def tile_product(
         if GROUPED:
             sums = tl.zeros((ROWS, TOKENS), tl.float32)
         for step in tl.static_range(STEPS):
-            weight = less_middle(whole_numbers(code_pairs(low, high, step, BITS), ROWS, DOT), BITS, DOT)
+            weight = less_middle(low, high, step, BITS, ROWS, DOT)
             mask = token_mask
             if RAGGED:
                 mask = token_mask & (block * 64 * STEPS + step * 64 + column[:, None] < inputs)
@@ -343,11 +344,11 @@ def unpack_kernel(
     low, high = load_low_and_high(words_ptr, BITS)
     for step in tl.static_range(STEPS):
         group = block * (STEPS // 2) + step // 2 if GROUPED else 0
-        zero = 8.0 if BITS == 4 else 4.0
+        zero = 0.0
         if HAS_ZEROS:
-            zero = tl.load(zeros_ptr + group * all_rows + row).to(tl.float32)[:, None]
+            zero = tl.load(zeros_ptr + group * all_rows + row).to(tl.float32)[:, None] - (8.0 if BITS == 4 else 4.0)
         scale = tl.load(scales_ptr + group * all_rows + row).to(tl.float32)[:, None]
-        weight = (whole_numbers(code_pairs(low, high, step, BITS), ROWS, tl.float32) - zero) * scale
+        weight = (less_middle(low, high, step, BITS, ROWS, tl.float32) - zero) * scale
         at = block * 64 * STEPS + step * 64 + column
         mask = (row[:, None] < outputs) & (at[None, :] < inputs)
         place_ptr = weight_ptr + row[:, None].to(tl.int64) * inputs + at[None, :]

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kernels.sampling import SamplingMetadata, SamplingParams
 from live.input_batch import InputBatch, Ints
 from schedulers.sequence import Sequence
 
@@ -27,7 +28,16 @@ class DeviceBuffers:
         self.rows = rows
         self.tables = torch.zeros(rows + 1, blocks, dtype=torch.int32, device=device)
         self.sampled = torch.zeros(rows + chunks, dtype=torch.int64, device=device)
+        self._greedy: dict[int, SamplingMetadata] = {}
         self.clear()
+
+    def greedy_metadata(self, rows: int) -> SamplingMetadata:
+        """Sampling metadata of so many greedy rows, made once: its copy to a GPU waits for the device."""
+        metadata = self._greedy.get(rows)
+        if metadata is None:
+            params = [SamplingParams(temperature=0.0)] * rows
+            metadata = self._greedy[rows] = SamplingMetadata.of(params, [0] * rows, self.sampled.device)
+        return metadata
 
     def clear(self) -> None:
         """Free all rows and forget the sampled tokens."""

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import torch
 
-from kernels.sampling import SamplingMetadata, SamplingParams, sample
+from kernels.sampling import SamplingMetadata, sample
 from live.graphs.capture_sizes import StepShape
 from live.graphs.captured_call import GraphMemory
 from live.graphs.device_buffers import DeviceBuffers
@@ -56,8 +56,8 @@ class StaticStep:
         self._staged = [(memory, {k: v.numpy() for k, v in views(shape, memory).items()}) for memory in staged]
         self._memory = torch.zeros(size(shape), dtype=torch.uint8, device=device)
         self.inputs = views(shape, self._memory)
-        rows, greedy = shape.decodes + shape.chunks, SamplingParams(temperature=0.0)
-        self._greedy = SamplingMetadata.of([greedy] * rows, [0] * rows, device) if shape.greedy_only else None
+        rows = shape.decodes + shape.chunks
+        self._greedy = buffers.greedy_metadata(rows) if shape.greedy_only else None
         self.runs = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._result: Result | None = None

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from latency_models.io.config_io import checked
 from live.loaded_model import DTYPES, LoadedModel, ModelSource
-from live.memory import check_memory
+from live.memory import available_bytes, check_memory
 from live.models.config import ModelConfig
 from live.models.lora import load_adapters
 from live.server.config import ServiceClass
@@ -35,7 +35,10 @@ BLOCK = 16
 """Block size of the KV cache, tokens."""
 
 DEFAULT_CACHE_BYTES, MAX_CACHE_BYTES = 1 << 30, 1 << 60
-"""Memory of the KV cache by default, and the most that may be requested."""
+"""Memory of the KV cache by default on a CPU, and the most that may be requested."""
+
+FREE_SHARE = 0.9
+"""Share of a GPU's free memory that cache and steps take by default; CUDA graphs and fragmentation need the rest."""
 
 UNITS = {"": 1}
 UNITS |= {unit: 1000**power for power, unit in enumerate("kmgt", 1)}
@@ -110,7 +113,7 @@ def engine_of_flags(source: ModelSource, options: EngineOptions, name: str) -> E
     ahead = source.device == "cuda" and speculation is None
     model = _load(source, ahead=ahead)
     settings: dict[str, Any] = {
-        "num_gpu_blocks": _blocks(options, model.decoder.config, source, sequences),
+        "num_gpu_blocks": _blocks(options, model, source, sequences, tokens),
         "block_size": BLOCK,
         "max_num_seqs": sequences,
         "max_num_batched_tokens": tokens,
@@ -132,7 +135,7 @@ def _engine_with_adapters(
     adapters = load_adapters(options.lora_modules or (), model.decoder.config, DTYPES[source.dtype])
     if name in (adapter.name for adapter in adapters):
         raise BadInput("expected a name that the base model has not", field="--lora-modules", value=name)
-    blocks = _blocks(options, model.decoder.config, source, sequences)
+    blocks = _blocks(options, model, source, sequences, tokens)
     config = EngineConfig(blocks, BLOCK, tokens, sequences, model_slots=SlotsConfig(slots, base=name))
     return EngineBackend(model.lora_engine(config, adapters), (name, *(adapter.name for adapter in adapters)))
 
@@ -183,15 +186,21 @@ def _block_bytes(config: ModelConfig, model: ModelSource, block_size: int) -> in
     return 2 * shape.layers * block_size * shape.kv_heads * shape.head_dim * DTYPES[model.dtype].itemsize
 
 
-def _blocks(options: EngineOptions, config: ModelConfig, model: ModelSource, sequences: int) -> int:
-    """The number of blocks, for which there is memory as well as for the sequences' block tables."""
+def _blocks(options: EngineOptions, loaded: LoadedModel, model: ModelSource, sequences: int, tokens: int) -> int:
+    """The number of blocks, for which there is memory as well as for the sequences' block tables.
+
+    Args:
+        sequences, tokens: of a step at most.
+    """
+    config = loaded.decoder.config
     size = _block_bytes(config, model, BLOCK)
     longest = -(-config.max_position_embeddings // BLOCK)
     requested, memory = options.num_gpu_blocks, options.kv_cache_memory_bytes
     field: str
     value: float
     if requested is None:
-        blocks, field, value = _blocks_in(memory, size, sequences * longest)
+        default = DEFAULT_CACHE_BYTES if memory is not None else default_cache_bytes(loaded, sequences, tokens)
+        blocks, field, value = _blocks_in(memory, size, sequences * longest, default)
     elif memory is not None:
         expected = f"expected {BLOCKS_FLAG} or {MEMORY_FLAG}, found both"
         raise BadInput(expected, field=MEMORY_FLAG, value=memory)
@@ -214,12 +223,21 @@ def _expect_blocks(
     check_memory(tables, "block tables of so many sequences", "cpu", field=sequences_field, value=sequences)
 
 
-def _blocks_in(memory: str | None, size: int, max_blocks: int) -> tuple[int, str, float]:
+def default_cache_bytes(loaded: LoadedModel, sequences: int, tokens: int) -> int:
+    """Memory of the KV cache unless options give it: on a GPU what is free, less what the largest step needs."""
+    if loaded.device == "cpu":
+        return DEFAULT_CACHE_BYTES
+    peak = loaded.peak_step_bytes(sequences, tokens)
+    free = available_bytes(loaded.device)
+    return DEFAULT_CACHE_BYTES if free is None else int(FREE_SHARE * free) - peak
+
+
+def _blocks_in(memory: str | None, size: int, max_blocks: int, default: int) -> tuple[int, str, float]:
     """Blocks of `size` bytes in an amount of memory, with the option and its value for errors.
 
-    By default DEFAULT_CACHE_BYTES, and at most `max_blocks`.
+    Without one, `default` bytes, and at most `max_blocks`.
     """
-    num_bytes = DEFAULT_CACHE_BYTES if memory is None else _parse_size(memory, MEMORY_FLAG)
+    num_bytes = default if memory is None else _parse_size(memory, MEMORY_FLAG)
     if not size <= num_bytes <= MAX_CACHE_BYTES:
         expected = f"expected memory for a block at least ({size} bytes), and at most {MAX_CACHE_BYTES} bytes"
         raise BadInput(expected, field=MEMORY_FLAG, value=num_bytes)

@@ -9,6 +9,7 @@ import torch
 
 from kernels.w4_gemm import PackedWeight, dequantise, from_codes, quantise, reference, triton
 from kernels.w4_gemm.pack import pack, unpack
+from kernels.w4_gemm.ptx import codes_ptx
 
 ROUNDING = {torch.float32: 2**-24, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 """Of the result. bfloat16 has a whole unit in the last place, because the interpreter cuts where a GPU rounds."""
@@ -150,3 +151,47 @@ def test_selection(tokens: int, outputs: int, blocks: int) -> None:
     assert tiling.split == 1 or tiles * tiling.split <= 4 * triton.PROCESSORS, "all are there at once"
     if tokens == 1 and outputs >= 4096:
         assert tiles * tiling.split >= 2 * triton.PROCESSORS - 8, "each multiprocessor has work"
+
+
+def halves(word: int, dtype: torch.dtype) -> torch.Tensor:
+    """The two numbers of a word, the lower half first."""
+    return torch.tensor([word & 0xFFFF, word >> 16]).to(torch.uint16).view(dtype)
+
+
+def run_ptx(ptx: str, low: int, high: int, dtype: torch.dtype) -> list[float]:
+    """The results of a program of lop3, mov and fma on words with two numbers each."""
+    registers = {"$2": low, "$3": high}
+
+    def value(operand: str) -> int:
+        return int(operand, 16) if operand.startswith("0x") else registers[operand]
+
+    for statement in ptx.strip("{ }").split(";"):
+        operation, _, rest = statement.strip().partition(" ")
+        target, *operands = [operand.strip() for operand in rest.split(",")]
+        if operation == "lop3.b32":
+            a, b, c, table = map(value, operands)
+            places = [(a >> i & 1) * 4 + (b >> i & 1) * 2 + (c >> i & 1) for i in range(32)]
+            registers[target] = sum((table >> place & 1) << i for i, place in enumerate(places))
+        elif operation.startswith("fma.rn."):
+            a, b, c = (halves(value(operand), dtype) for operand in operands)
+            first, second = (a * b + c).view(torch.uint16).tolist()
+            registers[target] = second << 16 | first
+        elif operation == "mov.b32" and not target.startswith("{"):
+            registers[target] = value(operands[0])
+    assert ptx.endswith("mov.b32 {$0, $1}, t; }")
+    numbers: list[float] = halves(registers["t"], dtype).tolist()
+    return numbers
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bits", [4, 3])
+def test_the_instructions_that_unpack_codes(bits: int, dtype: torch.dtype) -> None:
+    """On a GPU they are PTX, which the interpreter does not run. Other bits of the words are those of other steps."""
+    others = 0xFFF0FFF0 if bits == 4 else 0xFFFCFFFC
+    for first in range(2**bits):
+        for second in range(2**bits):
+            word = second << 16 | first
+            low = others | (word if bits == 4 else word & 0x00030003)
+            high = 0 if bits == 4 else 0xFFFBFFFB | (word & 0x00040004)
+            numbers = run_ptx(codes_ptx(bits, dtype).value, low, high, dtype)
+            assert numbers == [first - 2 ** (bits - 1), second - 2 ** (bits - 1)]

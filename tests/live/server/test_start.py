@@ -6,11 +6,13 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from live import memory
 from live.server.command import MAX_SETTING
+from live.server.loading import default_cache_bytes
 from twin.cli import run
 
 DEEP = '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"
@@ -135,3 +137,20 @@ def test_models_beyond_the_machine(
     line = refuse("--model", file, "--random-weights")
     assert message in line
     assert str(file) in line
+
+
+def test_by_default_the_kv_cache_takes_what_a_gpu_has_free_beside_the_largest_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("live.server.loading.available_bytes", lambda device: 100 << 30)
+    steps: list[tuple[int, int]] = []
+
+    def peak(sequences: int, tokens: int) -> int:
+        steps.append((sequences, tokens))
+        return 3 << 30
+
+    loaded = {device: SimpleNamespace(device=device, peak_step_bytes=peak) for device in ("cpu", "cuda")}
+    assert default_cache_bytes(loaded["cpu"], 8, 512) == 1 << 30  # type: ignore[arg-type]
+    assert steps == []
+    assert default_cache_bytes(loaded["cuda"], 8, 512) == (90 << 30) - (3 << 30)  # type: ignore[arg-type]
+    assert steps == [(8, 512)]
