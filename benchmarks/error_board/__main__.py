@@ -32,6 +32,8 @@ from latency_models.sources.roofline.error_board import SUMMARY
 from workloads.errors import BadInput
 
 GROUPS = ("configuration", "model", "system")
+KINDS = ("aggregated", "disaggregated", "assumed")
+"""Rows of one engine, of prefill and decode workers, and of these where the row does not state how many."""
 SOURCE = "systems/silicon_sample.csv of aiconfigurator-core 0.12, read by python -m benchmarks.error_board"
 
 
@@ -62,17 +64,19 @@ def plain(row: Row, prediction: Prediction, quantity: str) -> float:
 
 def solve(task: tuple[str, str, list[Case], Path | None]) -> dict[str, list[tuple[float, float]]]:
     """Errors and half intervals of cases by what is left out; those that an earlier run has stored are read."""
-    layout, quantity, known, folder = task
-    prior = PRIORS[layout, quantity]
+    kind, quantity, known, folder = task
+    prior = PRIORS[kind, quantity]
     digest = hashlib.sha256(repr((prior, known)).encode()).hexdigest()[:16]
-    path = folder and folder / f"{layout}-{quantity}-{digest}.json"
+    path = folder and folder / f"{kind}-{quantity}-{digest}.json"
     if path and path.exists():
         return dict(json.loads(path.read_text()))
     measured = np.array([case.error for case in known])
     solved = {}
-    for group, result in left_out(known, prior, GROUPS).items():
-        errors = result.mean - measured
-        half = half_intervals(errors, result.deviation, [case.level(group) for case in known])
+    levels = {group: "sizes" if kind == "assumed" and group == "configuration" else group for group in GROUPS}
+    results = left_out(known, prior, list(levels.values()))
+    for group, level in levels.items():
+        errors = results[level].mean - measured
+        half = half_intervals(errors, results[level].deviation, [case.level(level) for case in known])
         solved[group] = list(zip(errors.tolist(), half.tolist(), strict=True))
     if path:
         path.write_text(json.dumps(solved))
@@ -81,52 +85,50 @@ def solve(task: tuple[str, str, list[Case], Path | None]) -> dict[str, list[tupl
 
 def judge(predicted: Sequence[tuple[Row, Prediction]], folder: Path | None, jobs: int) -> list[cells.Judged]:
     """Every predicted row beside its errors."""
-    parts = {
+    apart = [pair for pair in predicted if pair[0].prefill is not None]
+    known = {
         "aggregated": [pair for pair in predicted if pair[0].prefill is None],
-        "disaggregated": [pair for pair in predicted if pair[0].prefill is not None],
+        "disaggregated": [pair for pair in apart if not pair[0].assumption],
+        "assumed": apart,
     }
-    tasks = [
-        (layout, quantity, cases(pairs, quantity), folder)
-        for layout, pairs in parts.items()
-        for quantity in ("tpot", "ttft")
-    ]
+    tasks = [(kind, quantity, cases(known[kind], quantity), folder) for kind in KINDS for quantity in ("tpot", "ttft")]
     if jobs == 1:
         results = list(map(solve, tasks))
     else:
         with ProcessPoolExecutor(jobs) as pool:
             results = list(pool.map(solve, tasks))
     errors: dict[tuple[str, str], dict[Any, dict[str, tuple[float, float]]]] = {}
-    for (layout, quantity, known, _), solved in zip(tasks, results, strict=True):
-        errors[layout, quantity] = {
-            case.row.measurement: {group: tuple(solved[group][at]) for group in GROUPS} for at, case in enumerate(known)
-        }  # type: ignore[misc]  # pairs
+    for (kind, quantity, measured, _), solved in zip(tasks, results, strict=True):
+        errors[kind, quantity] = {
+            case.row.measurement: {group: solved[group][at] for group in GROUPS} for at, case in enumerate(measured)
+        }
     return [
         cells.Judged(
             row,
             prediction,
             {quantity: plain(row, prediction, quantity) for quantity in ("tpot", "ttft")},
-            {quantity: errors[layout, quantity][row.measurement] for quantity in ("tpot", "ttft")},
+            {quantity: errors[kind_of(row), quantity][row.measurement] for quantity in ("tpot", "ttft")},
         )
-        for layout, pairs in parts.items()
-        for row, prediction in pairs
+        for row, prediction in predicted
     ]
+
+
+def kind_of(row: Row) -> str:
+    """Which of KINDS a row is of."""
+    return "aggregated" if row.prefill is None else "assumed" if row.assumption else "disaggregated"
 
 
 def board(rows: Sequence[Row], folder: Path | None, jobs: int) -> tuple[dict[str, Any], list[cells.Judged]]:
     """The document, and the judged rows."""
     predicted, reasons = predictions(rows)
     judged = judge(predicted, folder, jobs)
-    aggregated = [one for one in judged if one.row.prefill is None]
-    apart = [one for one in judged if one.row.prefill is not None]
     document = {
         **provenance("twin.error-board/1"),
         "rows": len(rows),
         "measurements": len({row.measurement for row in rows}),
         "refused": cells.refused(reasons),
-        "aggregated": cells.judged_errors(aggregated),
-        "disaggregated": cells.judged_errors(apart),
-        "workers stated": cells.judged_errors([one for one in apart if not one.row.assumption]),
-        "shares": cells.shares(aggregated),
+        **{kind: cells.judged_errors([one for one in judged if kind_of(one.row) == kind]) for kind in KINDS},
+        "shares": cells.shares([one for one in judged if one.row.prefill is None]),
         "worst": cells.worst(judged),
         "cells": cells.table(judged),
     }

@@ -49,10 +49,15 @@ class Deviations:
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """Deviations by level, and of rows of one configuration around all of it."""
+    """Deviations by level, and of rows of one configuration around all of it.
+
+    Attributes:
+        assumed: what rows of one cell share whose workers are not stated, and assumed alike; None: nothing.
+    """
 
     levels: Mapping[str, Deviations]
     scatter: float
+    assumed: Deviations | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,7 @@ class Case:
             "release": f"{row.engine} {row.version} {row.model}",
             "cell": f"{row.engine} {row.model} {row.system} {row.precision}",
             "configuration": f"{row.engine} {row.model} {row.system} {row.precision} {row.layout}",
+            "sizes": f"{row.engine} {row.model} {row.system} {row.precision} {row.sizes}",
             "system": row.system,
         }[name]
 
@@ -144,9 +150,19 @@ def covariance(cases: Sequence[Case], prior: Prior) -> Floats:
     for level, deviations in prior.levels.items():
         _, names_of = np.unique([case.level(level) for case in cases], return_inverse=True)
         same = names_of[:, None] == names_of[None, :]
-        part = deviations.whole**2 + deviations.smooth**2 * smooth + deviations.parts**2 * parts
-        total += np.where(same, part, 0.0)
+        total += np.where(same, _shared(deviations, smooth, parts), 0.0)
+    if prior.assumed is not None:
+        cells = np.array([f"{case.level('cell')} {case.row.assumption}" for case in cases])
+        assumed = np.array([bool(case.row.assumption) for case in cases])
+        same = (cells[:, None] == cells[None, :]) & assumed[:, None] & assumed[None, :]
+        total += np.where(same, _shared(prior.assumed, smooth, parts), 0.0)
     return total
+
+
+def _shared(deviations: Deviations, smooth: Floats, parts: Floats) -> Floats:
+    """Covariance of rows that share a level."""
+    shared: Floats = deviations.whole**2 + deviations.smooth**2 * smooth + deviations.parts**2 * parts
+    return shared
 
 
 def _members(names: Sequence[str]) -> list[NDArray[np.int64]]:

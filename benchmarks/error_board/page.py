@@ -12,7 +12,11 @@ from benchmarks.error_board.cells import Judged, errors, grouped
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "error-board.md"
 BEGIN, END = "<!-- error board: generated -->", "<!-- error board: end -->"
 
-KINDS = {"aggregated": "aggregated", "disaggregated": "disaggregated", "workers stated": "of these, workers stated"}
+KINDS = {
+    "aggregated": "aggregated",
+    "disaggregated": "disaggregated, workers stated",
+    "assumed": "disaggregated, workers assumed",
+}
 QUANTITIES = {"tpot": "TPOT", "ttft": "TTFT"}
 
 
@@ -50,8 +54,8 @@ def _overall(document: Mapping[str, Any]) -> str:
     for kind, name in KINDS.items():
         for quantity, title in QUANTITIES.items():
             for group, summary in document[kind][quantity].items():
-                if kind == "workers stated" and group not in ("source alone", "configuration"):
-                    continue
+                if group in ("model", "system") and (kind == "assumed" or quantity == "ttft"):
+                    continue  # in board.json
                 stated = group if group == "source alone" else f"{group} left out"
                 lines.append([f"{title}, {name}: {stated}", f"{summary['rows']:,}", *_numbers(summary)])
     return _markdown("what | rows | bias | median error | P90 | in 90 % | width", lines)
@@ -60,7 +64,7 @@ def _overall(document: Mapping[str, Any]) -> str:
 def _by_model(judged: Sequence[Judged]) -> str:
     lines = []
     for (layout, model, engine), rows in grouped(judged, lambda row: (_kind(row), row.model, row.engine)).items():
-        if len(rows) < FEWEST:
+        if len(rows) < FEWEST or rows[0].row.assumption:
             continue
         alone = errors([one.plain["tpot"] for one in rows])
         pairs = [one.left_out["tpot"]["configuration"] for one in rows]
@@ -80,7 +84,7 @@ def _percent(share: float) -> str:
 
 
 def _kind(row: Any) -> str:
-    return "" if row.prefill is None else ", disaggregated"
+    return "" if row.prefill is None else ", workers assumed" if row.assumption else ", disaggregated"
 
 
 def _worst(document: Mapping[str, Any]) -> str:

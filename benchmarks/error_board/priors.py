@@ -6,7 +6,43 @@ the scale of a prior, and intervals are scaled by the rows outside what is left 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from benchmarks.error_board.correction import Deviations, Prior
+
+_APART: dict[str, Prior] = {
+    "tpot": Prior(
+        {
+            "all": Deviations(0.05, 0.08, 0.15),
+            "engine": Deviations(0.05, 0.04, 0.15),
+            "format": Deviations(0.06, 0.03, 0.2),
+            "family": Deviations(0.08, 0.03, 0.2),
+            "model": Deviations(0.1, 0.05, 0.15),
+            "served": Deviations(0.1, 0.06, 0.2),
+            "release": Deviations(0.2, 0.12, 0.3),
+            "cell": Deviations(0.12, 0.03, 0.15),
+            "configuration": Deviations(0.03, 0.01, 0.02),
+        },
+        scatter=0.05,
+    ),
+    "ttft": Prior(
+        {
+            "all": Deviations(0.095, 0.075, 0.098),
+            "engine": Deviations(0.099, 0.071, 1.2),
+            "format": Deviations(0.058, 0.057, 0.29),
+            "family": Deviations(0.067, 0.445, 0.26),
+            "model": Deviations(0.075, 0.076, 0.071),
+            "served": Deviations(0.065, 0.318, 0.074),
+            "release": Deviations(0.032, 0.055, 0.073),
+            "cell": Deviations(0.091, 0.466, 0.218),
+            "configuration": Deviations(0.043, 0.046, 0.058),
+        },
+        scatter=0.32,
+    ),
+}
+
+_ALIKE = {"tpot": Deviations(0.2, 0.3, 0.1), "ttft": Deviations(0.3, 0.4, 0.1)}
+"""What rows share whose workers are assumed alike."""
 
 PRIORS: dict[tuple[str, str], Prior] = {
     ("aggregated", "tpot"): Prior(
@@ -37,33 +73,7 @@ PRIORS: dict[tuple[str, str], Prior] = {
         },
         scatter=0.127,
     ),
-    ("disaggregated", "tpot"): Prior(
-        {
-            "all": Deviations(0.05, 0.08, 0.15),
-            "engine": Deviations(0.05, 0.04, 0.15),
-            "format": Deviations(0.06, 0.03, 0.2),
-            "family": Deviations(0.08, 0.03, 0.2),
-            "model": Deviations(0.1, 0.05, 0.15),
-            "served": Deviations(0.1, 0.06, 0.2),
-            "release": Deviations(0.2, 0.12, 0.3),
-            "cell": Deviations(0.12, 0.03, 0.15),
-            "configuration": Deviations(0.03, 0.01, 0.02),
-        },
-        scatter=0.05,
-    ),
-    ("disaggregated", "ttft"): Prior(
-        {
-            "all": Deviations(0.095, 0.075, 0.098),
-            "engine": Deviations(0.099, 0.071, 1.2),
-            "format": Deviations(0.058, 0.057, 0.29),
-            "family": Deviations(0.067, 0.445, 0.26),
-            "model": Deviations(0.075, 0.076, 0.071),
-            "served": Deviations(0.065, 0.318, 0.074),
-            "release": Deviations(0.032, 0.055, 0.073),
-            "cell": Deviations(0.091, 0.466, 0.218),
-            "configuration": Deviations(0.043, 0.046, 0.058),
-        },
-        scatter=0.32,
-    ),
+    **{("disaggregated", quantity): prior for quantity, prior in _APART.items()},
+    **{("assumed", quantity): replace(prior, assumed=_ALIKE[quantity]) for quantity, prior in _APART.items()},
 }
-"""By layout and quantity."""
+"""By kind of rows and quantity."""

@@ -10,7 +10,8 @@ several sources, whose columns mean different things, and one measurement is oft
   as ranks of experts for each rank of `tp_size`.
 - Aggregated rows of 12 to 72 devices add up the devices of prefill and decode workers: how many each has is not known.
 - Few disaggregated rows state their workers. Others are the same measurements, and take what the former say. The rest
-  is assumed to be deployed like the measurement of the same engine, GPU and lengths with the next number in flight.
+  is assumed to be deployed like the measurement of the same engine, GPU and lengths with the next number in flight,
+  of those whose decode workers share the requests evenly.
 - No row says whether multi-token prediction was on. DeepSeek on TensorRT-LLM 1.2.0rc6.post3 is 1.6 times as fast as on
   rc6.post2, which nothing else explains.
 """
@@ -101,6 +102,11 @@ class Row:
     def measurement(self) -> tuple[str | float, ...]:
         """Equal for rows of one measurement."""
         return (self.engine, self.system, self.model, self.isl, self.osl, round(self.ttft, 9), round(self.tpot, 9))
+
+    @property
+    def sizes(self) -> str:
+        """Devices of a prefill and of a decode engine, which a row states even if the rest of its layout is assumed."""
+        return f"{self.prefill.devices} + {self.decode.devices}" if self.prefill else str(self.decode.devices)
 
     @property
     def layout(self) -> str:
@@ -225,7 +231,10 @@ def _with_workers(rows: Sequence[Row]) -> list[Row]:
 
 def _keys(row: Row) -> Iterable[tuple[object, ...]]:
     """What two rows have in common that are deployed alike, the most first."""
+    assert row.prefill is not None
     lengths = row.isl > 2 * row.osl
+    devices = row.prefill.devices, row.decode.devices
+    yield row.engine, row.system, row.precision, row.model, lengths, devices
     yield row.engine, row.system, row.precision, row.model, lengths, row.decode.devices
     yield row.engine, row.system, row.precision, lengths, row.decode.devices
     yield row.engine, row.system, lengths
@@ -237,6 +246,11 @@ def _like_nearest(row: Row, stated: Sequence[Row]) -> Row:
     if not stated:
         return replace(row, refusal="no number of workers stated, and no row like it that states one")
     assert row.prefill is not None
-    like = min(stated, key=lambda other: abs(math.log(other.in_flight / row.in_flight)))
+
+    def distance(other: Row) -> tuple[bool, float]:
+        """Requests in flight are mostly a multiple of the decode workers."""
+        return row.in_flight % other.decode.count > 0, abs(math.log(other.in_flight / row.in_flight))
+
+    like = min(stated, key=distance)
     assert like.prefill is not None
-    return replace(row, decode=like.decode, prefill=like.prefill, assumption=ASSUMED)
+    return replace(row, decode=like.decode, prefill=like.prefill, assumption=f"{ASSUMED} (of {row.layout})")
