@@ -11,42 +11,18 @@ from benchmarks.kernel_timings import Timings, make_timings, number_shapes, sour
 from latency_models.deployment.attention import Indexer, LinearAttention
 from latency_models.deployment.hardware import Hardware
 from latency_models.io.tables import Columns
+from latency_models.sources.aiconfigurator.sequence_tables import recurrent_layers
 from latency_models.sources.roofline.efficiency import Kind
 from latency_models.sources.roofline.work import attended_pairs, state_shape
 
-COLUMNS = ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim")
-
-CONVOLUTION = "causal_conv1d"
-"""The begin of the names of convolutions. The other kernels are recurrences; the fastest of a shape counts."""
-
-HOST_BOUND = {("kda", "prompt")}
-"""Recurrences beside convolutions whose timings are mostly the host's, and are left out."""
-
 
 def linear_attention(table: Columns, hardware: Hardware) -> list[Timings]:
-    """Timings of prompts and of decodes: the convolution and the recurrence of a layer together.
-
-    The tables of Mamba-2 time its convolution alone, so that nothing can be fitted to them.
-    """
-    name = table.text("op_name")[0]
-    shapes = zip(*(table.wholes(column, low=1) for column in COLUMNS), strict=True)
-    sizes = zip(table.wholes("batch_size", low=1), table.wholes("seq_len", low=1), strict=True)
-    rows = zip(table.text("phase"), sizes, shapes, table.text("kernel_source"), _seconds(table), strict=True)
-    kernels: dict[tuple[str, tuple[int, int], tuple[int, ...]], dict[str, float]] = defaultdict(dict)
-    for phase, size, shape, kernel, seconds in rows:
-        kernels[phase, size, shape][kernel] = seconds
-    timings = []
+    """Timings of prompts and of decodes: the convolution and the recurrence of a layer together."""
+    name, layers, timings = table.text("op_name")[0], recurrent_layers(table), []
     for phase, part in (("context", "prompt"), ("generation", "decode")):
-        together = {}
-        for (at, size, shape), parts in kernels.items():
-            recurrences = [seconds for kernel, seconds in parts.items() if not kernel.startswith(CONVOLUTION)]
-            convolutions = [seconds for kernel, seconds in parts.items() if kernel.startswith(CONVOLUTION)]
-            if at == phase and recurrences and convolutions:
-                first = 0.0 if (name, part) in HOST_BOUND else min(convolutions)
-                together[size, shape] = first + min(recurrences)
-        kind: Kind = f"{part}_{name}"  # type: ignore[assignment]
-        if together:
-            timings.append(_of_phase(kind, together, hardware, source_of(table)))
+        if phase in layers:
+            kind: Kind = f"{part}_{name}"  # type: ignore[assignment]
+            timings.append(_of_phase(kind, layers[phase], hardware, source_of(table)))
     return timings
 
 
@@ -55,11 +31,11 @@ def _seconds(table: Columns) -> list[float]:
 
 
 def _of_phase(
-    kind: Kind, seconds: Mapping[tuple[tuple[int, int], tuple[int, ...]], float], hardware: Hardware, source: str
+    kind: Kind, seconds: Mapping[tuple[int, int, tuple[int, ...]], float], hardware: Hardware, source: str
 ) -> Timings:
     part, _, name = kind.partition("_")
     flops, size = [], []
-    for (batch, tokens), (keys, values, key_dim, value_dim) in seconds:
+    for batch, tokens, (keys, values, key_dim, value_dim) in seconds:
         linear = LinearAttention.model_validate(
             {"kind": name, "layers": 1, "key_heads": keys, "value_heads": values, "key_dim": key_dim,
              "value_dim": value_dim}
@@ -71,7 +47,7 @@ def _of_phase(
         else:
             flops.append(batch * shape.decode_flops)
             size.append(batch * shape.sequence_bytes)
-    columns = np.array([shape for _, shape in seconds], dtype=np.float64)
+    columns = np.array([shape for _, _, shape in seconds], dtype=np.float64)
     return make_timings(
         kind, hardware, source, np.array(flops), np.array(size), np.array(list(seconds.values())),
         shape=number_shapes(*columns.T),

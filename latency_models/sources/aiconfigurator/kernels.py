@@ -15,6 +15,7 @@ from latency_models.deployment.hugging_face import any_model
 from latency_models.deployment.models import DenseFFN, ExpertFFN, GroupedQueryAttention, Model
 from latency_models.interpolation import Curve, Surface, weighted_sum
 from latency_models.origin import Origin
+from latency_models.sources.aiconfigurator.sequence_tables import ModuleKind, module_shape, state_shape
 from latency_models.sources.aiconfigurator.tables import (
     BALANCED,
     AttentionKind,
@@ -152,55 +153,105 @@ def compose(tables: KernelTables, model: Model, placement: Placement) -> ModelKe
     if HEAD_FORMAT not in tables.gemms:
         expected = f"expected GEMMs in {HEAD_FORMAT} too: the output head and routers run in it whatever the weights"
         raise BadInput(f"{expected}, found {', '.join(sorted(tables.gemms))}", field="gemm_dtype", file=tables.folder)
-    attention, width = model.attention, placement.tensor_parallel
-    assert isinstance(attention, GroupedQueryAttention)
-    kv_heads = max(attention.kv_heads // width, 1)
-    compute = AttentionKind(
-        placement.attention, placement.cache, attention.heads // width, kv_heads, attention.head_dim
-    )
-    # Decode kernels were timed computing in 16 bits whatever the cache.
-    decode = AttentionKind("float16", placement.cache, compute.heads, kv_heads, attention.head_dim)
+    width = placement.tensor_parallel
     notes = list(tables.notes)
     head, measured = tables.gemm(HEAD_FORMAT, model.vocabulary // width, model.hidden_size)
     if not measured:
         notes.append(_stretched("output head", model.vocabulary // width, model.hidden_size))
     if tables.device is None:
         notes.append(NO_BANDWIDTH)
+    context, generation = attention_times(tables, model, placement)
     parts = list(_row_parts(tables, model, placement, notes))
-    cached_bytes = 2 * kv_heads * attention.head_dim * ELEMENT_BYTES[placement.cache]
     return ModelKernels(
         layers=model.layers,
         rows=weighted_sum((times, curve) for _, times, curve in parts),
         experts=_part(parts, EXPERTS),
         collectives=_part(parts, COLLECTIVES),
         head=head,
-        context=weighted_sum([(model.layers, tables.context_attention(compute))]),
-        generation=_times(tables.generation_attention(decode), model.layers),
-        kv_token=_read_seconds(tables.device, model.layers * cached_bytes),
+        context=context,
+        generation=generation,
+        kv_token=_read_seconds(tables.device, _read_bytes(model, placement)),
         notes=tuple(notes),
         origin=tables.origin.completed(Origin(model=model.name, tensor_parallel=width)),
     )
 
 
+def attention_times(tables: KernelTables, model: Model, placement: Placement) -> tuple[Curve, Surface]:
+    """Seconds of attention in all layers: of one prompt by its tokens, and of decodes by number and cached tokens.
+
+    Latent and sparse attention contain their projections. Linear attention adds what a prompt's tokens and each decode
+    take, whatever the context.
+    """
+    attention, width = model.attention, placement.tensor_parallel
+    if isinstance(attention, GroupedQueryAttention):
+        windows = ((0, model.attention_layers - model.windowed_layers), (attention.window, model.windowed_layers))
+        layers = [
+            (times, *_grouped_queries(tables, attention, placement, window)) for window, times in windows if times
+        ]
+    else:
+        kind = ModuleKind(module_shape(model), attention.heads // width, placement.cache, placement.weights)
+        name = "dsa" if attention.indexer else "mla"
+        layers = [(model.attention_layers, *tables.module(kind, name))]
+    prompts = [(times, context) for times, context, _ in layers]
+    decodes = [(times, generation) for times, _, generation in layers]
+    linear = model.linear_attention
+    if linear is not None:
+        states = tables.states(linear.kind, state_shape(linear, width))
+        prompts.append((linear.layers, states.context))
+        curves = decodes[0][1].curves
+        level = {count: Curve((x, states.generation.at(count)) for x in curve.x) for count, curve in curves.items()}
+        decodes.append((linear.layers, Surface(level)))
+    return weighted_sum(prompts), _sum(decodes)
+
+
+def _grouped_queries(
+    tables: KernelTables, attention: GroupedQueryAttention, placement: Placement, window: int
+) -> tuple[Curve, Surface]:
+    heads, kv_heads = _heads(attention, placement)
+    compute = AttentionKind(placement.attention, placement.cache, heads, kv_heads, attention.head_dim, window)
+    # Decode kernels were timed computing in 16 bits whatever the cache.
+    decode = AttentionKind("float16", placement.cache, heads, kv_heads, attention.head_dim, window)
+    return tables.context_attention(compute), tables.generation_attention(decode)
+
+
+def _heads(attention: GroupedQueryAttention, placement: Placement) -> tuple[int, int]:
+    """Query and KV heads of one rank."""
+    width = placement.tensor_parallel
+    return attention.heads // width, max(attention.kv_heads // width, 1)
+
+
+def _cached_bytes(model: Model, placement: Placement) -> float:
+    """Bytes of one token in the KV cache of one layer on one rank."""
+    attention = model.attention
+    elements = attention.cached_elements
+    if isinstance(attention, GroupedQueryAttention):
+        elements = 2 * _heads(attention, placement)[1] * attention.head_dim
+    return elements * ELEMENT_BYTES[placement.cache]
+
+
+def _read_bytes(model: Model, placement: Placement) -> float:
+    """Bytes that a decode reads of each cached token: all of them, or an indexer's keys, and nothing behind windows."""
+    if model.indexer is not None:
+        return model.indexer_layers * model.indexer.cached_bytes
+    return (model.attention_layers - model.windowed_layers) * _cached_bytes(model, placement)
+
+
 def kv_capacity(device: Device, model: Model, placement: Placement, share: float = 0.9) -> float:
     """Tokens that the KV cache of one attention replica holds, in what the weights leave of a `share` of memory."""
-    attention = model.attention
-    assert isinstance(attention, GroupedQueryAttention)
     ranks = max(placement.tensor_parallel, placement.expert_ranks if isinstance(model.ffn, ExpertFFN) else 1)
     weight_bytes = 1.0 if placement.weights.startswith("fp8") else 2.0
     free = device.memory_capacity * share - device.reserved - model.parameters * weight_bytes / ranks
     if free <= 0:
         raise BadInput(f"expected weights that fit ({model.name} on {ranks} devices)", field="placement")
-    kv_heads = max(attention.kv_heads // placement.tensor_parallel, 1)
-    return free / (model.layers * 2 * kv_heads * attention.head_dim * ELEMENT_BYTES[placement.cache])
+    return free / (model.attention_layers * _cached_bytes(model, placement))
 
 
 def _check(model: Model, placement: Placement) -> None:
     attention, width = model.attention, placement.tensor_parallel
-    if not isinstance(attention, GroupedQueryAttention):
-        raise BadInput("expected a model with grouped-query attention", field="model", value=model.name)
-    if model.windowed_layers:
-        raise BadInput("expected a model without attention windows", field="model", value=model.name)
+    linear = model.linear_attention
+    if linear is not None and linear.key_heads % max(width, 1):
+        expected = f"expected a divisor of the key heads of linear attention ({linear.key_heads})"
+        raise BadInput(expected, field="tensor_parallel", value=width)
     if placement.cache not in ELEMENT_BYTES:
         raise BadInput(f"expected one of {', '.join(ELEMENT_BYTES)}", field="cache", value=placement.cache)
     if width < 1 or attention.heads % width:
@@ -215,8 +266,7 @@ def _row_parts(
     tables: KernelTables, model: Model, placement: Placement, notes: list[str]
 ) -> Iterator[tuple[str, float, Curve]]:
     """Parts that depend on rows alone: (kind, times a step, seconds by rows)."""
-    attention, ffn, hidden, width = model.attention, model.ffn, model.hidden_size, placement.tensor_parallel
-    assert isinstance(attention, GroupedQueryAttention)
+    ffn, hidden, width = model.ffn, model.hidden_size, placement.tensor_parallel
 
     def gemm(times: int, name: str, n: int, k: int, weights: str = placement.weights) -> tuple[str, float, Curve]:
         curve, measured = tables.gemm(weights, n, k)
@@ -224,26 +274,41 @@ def _row_parts(
             notes.append(_stretched(name, n, k))
         return GEMMS, times, curve
 
-    heads, kv_heads = attention.heads // width, max(attention.kv_heads // width, 1)
-    yield gemm(model.layers, "qkv", (heads + 2 * kv_heads) * attention.head_dim, hidden)
-    yield gemm(model.layers, "output", hidden, heads * attention.head_dim)
-    sparse, ranks = 0, width
+    for times, name, columns, inner in _projections(model, placement):
+        yield gemm(times, name, columns, inner)
+    sparse, ranks = model.expert_layers, width
     if isinstance(ffn, ExpertFFN):
-        sparse, ranks = model.layers - ffn.dense_layers, placement.expert_ranks
+        ranks = placement.expert_ranks
         yield gemm(sparse, "router", ffn.experts, hidden, HEAD_FORMAT)
         yield EXPERTS, sparse, _experts(tables, ffn, hidden, placement)
         if ffn.shared_experts:
             shared = ffn.shared_experts * ffn.intermediate_size // width
-            yield gemm(sparse, "shared gate_up", 2 * shared, hidden)
+            yield gemm(sparse, "shared gate_up", (ffn.matrices - 1) * shared, hidden)
             yield gemm(sparse, "shared down", hidden, shared)
-    dense = model.layers - sparse
+    dense = model.layers_with_ffn - sparse
     if dense:
         inner = ffn.intermediate_size if isinstance(ffn, DenseFFN) else ffn.dense_intermediate_size
         yield gemm(dense, "gate_up", 2 * inner // width, hidden)
         yield gemm(dense, "down", hidden, inner // width)
-    for devices, rows in ((width, 1), (ranks, ranks // width)):
+    for times, devices, rows in ((model.mixers, width, 1), (model.layers_with_ffn, ranks, ranks // width)):
         if devices > 1:
-            yield COLLECTIVES, model.layers, _per_row(tables.reduction(devices), hidden * rows)
+            yield COLLECTIVES, times, _per_row(tables.reduction(devices), hidden * rows)
+
+
+def _projections(model: Model, placement: Placement) -> Iterator[tuple[int, str, int, int]]:
+    """Linear layers of attention as (times, name, columns, inner); those of latent attention are in its modules."""
+    attention, hidden, width = model.attention, model.hidden_size, placement.tensor_parallel
+    if isinstance(attention, GroupedQueryAttention):
+        heads, kv_heads = _heads(attention, placement)
+        columns = (attention.queries // width + 2 * kv_heads) * attention.head_dim
+        yield model.attention_layers, "qkv", columns, hidden
+        yield model.attention_layers, "output", hidden, heads * attention.head_dim
+    linear = model.linear_attention
+    if linear is not None:
+        *inputs, (columns, inner) = linear.projections(hidden)
+        for outputs, size in inputs:
+            yield linear.layers, "linear attention", outputs // width, size
+        yield linear.layers, "linear attention output", columns, inner // width
 
 
 def _part(parts: Iterable[tuple[str, float, Curve]], kind: str) -> Curve | None:
@@ -274,8 +339,18 @@ def _per_row(by_elements: Curve, elements: int) -> Curve:
     return Curve((size / elements, seconds) for size, seconds in zip(by_elements.x, by_elements.y, strict=True))
 
 
-def _times(surface: Surface, factor: float) -> Surface:
-    return Surface({count: weighted_sum([(factor, curve)]) for count, curve in surface.curves.items()})
+def _sum(terms: list[tuple[int, Surface]]) -> Surface:
+    """The weighted sum of surfaces, at the counts of all of them."""
+    counts = {count for _, surface in terms for count in surface.curves}
+    return Surface(
+        {count: weighted_sum((factor, _at(surface, count)) for factor, surface in terms) for count in counts}
+    )
+
+
+def _at(surface: Surface, count: int) -> Curve:
+    """The curve of a surface at one count."""
+    low, high, share = surface.between(count)
+    return weighted_sum([(1.0 - share, low), (share, high)]) if share else low
 
 
 def _read_seconds(device: Device | None, size: float) -> float:

@@ -27,6 +27,8 @@ FAMILIES = {
     "custom_allreduce": "comm",
     "context_mla": "mla",
     "generation_mla": "mla",
+    "mla_context_module": "mla",
+    "mla_generation_module": "mla",
     "gdn": "linear_attention",
     "mamba2": "linear_attention",
     "kda": "kda",

@@ -18,6 +18,15 @@ from latency_models.io.config_io import read_yaml
 from latency_models.io.tables import Columns, read_columns
 from latency_models.origin import Origin
 from latency_models.sources.aiconfigurator.layout import TableFiles, flat_tables
+from latency_models.sources.aiconfigurator.sequence_tables import (
+    MODULES,
+    STATES,
+    ModuleKind,
+    SequenceTables,
+    Shape,
+    StateTimes,
+    read_sequence_tables,
+)
 from latency_models.sources.registry import AICONFIGURATOR, other_source
 from workloads.errors import BadInput
 
@@ -39,13 +48,14 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class AttentionKind:
-    """The kind of an attention kernel: its formats, and the heads of one rank."""
+    """The kind of an attention kernel: its formats, the heads of one rank, and its window (0: none)."""
 
     compute: str
     cache: str
     heads: int
     kv_heads: int
     head_dim: int
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +82,7 @@ class KernelTables:
         generation: decode attention by sequences, and by the cached tokens of each.
         experts: a MoE layer's experts on one rank, by the tokens that its ranks serve together.
         all_reduce: by devices: seconds by elements of two bytes.
+        sequence: layers of other attention than that of grouped queries.
         device: None where no system file is beside the folder.
         origin: GPU, engine and its version, as far as the GEMM table says.
         notes: on tables of another version.
@@ -83,6 +94,7 @@ class KernelTables:
     generation: Mapping[AttentionKind, Surface]
     experts: Mapping[ExpertKind, Curve] = field(default_factory=dict)
     all_reduce: Mapping[int, Curve] = field(default_factory=dict)
+    sequence: SequenceTables = field(default_factory=SequenceTables)
     device: Device | None = None
     origin: Origin = field(default_factory=Origin)
     notes: tuple[str, ...] = ()
@@ -110,6 +122,19 @@ class KernelTables:
     def generation_attention(self, kind: AttentionKind) -> Surface:
         """Seconds of decode attention by sequences and by the cached tokens of each."""
         return self._find(self.generation, kind, "generation_attention", "generation_attention")
+
+    def module(self, kind: ModuleKind, name: str) -> tuple[Curve, Surface]:
+        """Seconds of a layer of latent (`mla`) or sparse (`dsa`) attention: of one prompt, and of decodes."""
+        prompts, decodes = MODULES[name]
+        context = self._find(self.sequence.context, kind, prompts, prompts)
+        return context, self._find(self.sequence.generation, kind, decodes, decodes)
+
+    def states(self, name: str, shape: Shape) -> StateTimes:
+        """Seconds of linear attention in one layer."""
+        if not any(known == name for known, _ in self.sequence.states):
+            expected = f"expected the recurrence of {name}, of which these tables have no timings"
+            raise BadInput(expected, field=name, file=_file(self.folder, STATES[name]))
+        return self._find(self.sequence.states, (name, shape), name, STATES[name])
 
     def expert_layer(self, kind: ExpertKind) -> Curve:
         """Seconds of a layer's experts on one rank, by tokens."""
@@ -143,6 +168,7 @@ def read_tables(source: Path | TableFiles) -> KernelTables:
         generation=_read_generation(_required(files, "generation_attention")),
         experts=_read_experts(files.path("moe")),
         all_reduce=_read_all_reduce(files.path("custom_allreduce")),
+        sequence=read_sequence_tables(files.files),
         device=_read_device(files.system_file),
         origin=Origin(_single(gemms, "device"), _single(gemms, "framework").lower(), _single(gemms, "version")),
         notes=files.notes,
@@ -192,9 +218,8 @@ def _gemms(table: Columns) -> dict[str, dict[tuple[int, int], Curve]]:
 
 def _attention_kinds(table: Columns) -> list[AttentionKind]:
     counts = (table.wholes(name, low=1) for name in ("num_heads", "num_key_value_heads", "head_dim"))
-    return list(
-        map(AttentionKind, _formats(table, "attn_dtype"), _formats(table, "kv_cache_dtype"), *counts),
-    )
+    formats = (_formats(table, name) for name in ("attn_dtype", "kv_cache_dtype"))
+    return list(map(AttentionKind, *formats, *counts, _windows(table)))
 
 
 def _windows(table: Columns) -> list[int]:
@@ -203,24 +228,20 @@ def _windows(table: Columns) -> list[int]:
 
 
 def _read_context(path: Path) -> dict[AttentionKind, Curve]:
-    """Attention of single prompts without cached tokens. Batches of equal prompts are ignored, and so are windows."""
+    """Attention of single prompts without cached tokens. Batches of equal prompts are ignored."""
     table = read_columns(path)
     batch, cached, tokens = (table.wholes(name, low=low) for name, low in (("batch_size", 1), ("step", 0), ("isl", 1)))
-    rows = zip(
-        _attention_kinds(table), zip(batch, cached, _windows(table), strict=True), tokens, _latency(table), strict=True
-    )
-    single = [(kind, (float(size), seconds)) for kind, case, size, seconds in rows if case == (1, 0, 0)]
+    rows = zip(_attention_kinds(table), zip(batch, cached, strict=True), tokens, _latency(table), strict=True)
+    single = [(kind, (float(size), seconds)) for kind, case, size, seconds in rows if case == (1, 0)]
     return _grouped((kind for kind, _ in single), (point for _, point in single))
 
 
 def _read_generation(path: Path) -> dict[AttentionKind, Surface]:
-    """Decode attention without a window. Cached tokens of each sequence are `isl` + `step`, its new one included."""
+    """Decode attention. Cached tokens of each sequence are `isl` + `step`, its new one included."""
     table = read_columns(path)
     batch, first, later = (table.wholes(name, low=low) for name, low in (("batch_size", 1), ("isl", 1), ("step", 0)))
-    columns = zip(_attention_kinds(table), batch, first, later, _latency(table), _windows(table), strict=True)
-    rows = [
-        (kind, count, float(isl + step), seconds) for kind, count, isl, step, seconds, window in columns if not window
-    ]
+    columns = zip(_attention_kinds(table), batch, first, later, _latency(table), strict=True)
+    rows = [(kind, count, float(isl + step), seconds) for kind, count, isl, step, seconds in columns]
     curves: dict[AttentionKind, dict[int, Curve]] = defaultdict(dict)
     by_count = _grouped(
         ((kind, count) for kind, count, *_ in rows), ((cached, seconds) for *_, cached, seconds in rows)

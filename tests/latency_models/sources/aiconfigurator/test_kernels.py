@@ -149,8 +149,8 @@ def test_experts_on_fewer_ranks_than_attention_are_refused(tables: Path) -> None
         compose(read_tables(tables), model(EXPERTS), Placement(tensor_parallel=2))
 
 
-def test_latent_attention_is_refused(tables: Path) -> None:
-    with pytest.raises(BadInput, match=r"model: got 'deepseek-v3', expected a model with grouped-query attention"):
+def test_latent_attention_without_its_tables_names_them(tables: Path) -> None:
+    with pytest.raises(BadInput, match=r"mla_context_module: got ModuleKind.*, expected one of none"):
         compose(read_tables(tables), load_model("deepseek-v3"), Placement())
 
 
