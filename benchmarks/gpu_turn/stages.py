@@ -80,6 +80,7 @@ STAGES = [
         ("-m", "twin", "calibrate", "run", *CUDA, "--model", "examples/models/qwen3-0.6b.json", "--coarse",
          "--ops", "layers,attention,head,overhead", "--no-figures", "-o", f"{WORK}/qwen3-0.6b.calibration.yaml"),
     ),
+    Stage("http", 60, own("http", *CUDA), own("http", *CPU)),
     Stage(
         "topologies", 70,
         ("-m", "benchmarks.topologies", *CUDA, "--output", "32", "--repeats", "1", "--out", DOCUMENT),

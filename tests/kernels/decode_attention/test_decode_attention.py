@@ -189,7 +189,16 @@ def test_plans_fill_the_gpu_or_cut_large_chunks(batch: int, kv_heads: int, longe
     programs = batch * kv_heads * plan.splits
     if plan.splits not in (tiles, triton.MOST_SPLITS):
         assert programs >= 528
+    assert plan.splits == 1 or programs <= max(triton.MOST_WAVES * 528, 528 + batch * kv_heads)
     assert plan.splits * plan.least_tiles < tiles + plan.least_tiles
+
+
+def test_a_long_bound_leaves_few_programs_without_work() -> None:
+    """256 sequences of 1,000 tokens, one of which could have 16,384: each needs two programs of 512 tokens a head."""
+    plan = triton.select(256, 8, 16384, 64, 528)
+    needed = 256 * 8 * 2
+    assert 256 * 8 * plan.splits <= 2.1 * needed
+    assert triton.select(8, 8, 131072, 64, 528).splits == triton.MOST_SPLITS  # fewer sequences may have more
 
 
 def test_a_bound_that_does_not_hold_is_seen() -> None:
