@@ -13,6 +13,7 @@ from latency_models.sources.roofline.error_board import board_cell
 from latency_models.sources.roofline.spec import RooflineSpec
 from latency_models.unknowns import Unknown
 from scenarios.goals import Goal
+from scenarios.planning import EngineKindSpec
 from twin.planning.max_load import Load
 from twin.planning.question import Document, Question
 from twin.planning.space import Candidate, Family
@@ -82,7 +83,7 @@ class Plan:
             "note": NOTE,
             "question": describe_question(question, self.horizon),
             "answer": " ".join(filter(None, [self.answer(), self.price_of_error()])),
-            "measured_like": measured_like(question, self.best or self.nearest_miss),
+            "measured_like": self.measured_like(),
             "feasible": self.feasible,
             "recommendation": None if self.best is None else row(question, self.best),
             "by_best_estimate": by_estimate,
@@ -95,6 +96,11 @@ class Plan:
             "ledger": [entry.document() for entry in self.ledger],
             "simulated_requests": self.simulated_requests,
         }
+
+    def measured_like(self) -> list[str]:
+        """How far predictions were off rows like the recommended engines, or the nearest miss, in sentences."""
+        trial = self.best or self.nearest_miss
+        return [] if trial is None else measured_like(self.question, trial.candidate.family.kinds)
 
     def answer(self) -> str:
         """The recommendation in a sentence."""
@@ -296,10 +302,10 @@ def certainty(question: Question, trial: Trial) -> str:
     return f"{sure}, and {spans} if its step times are as estimated"
 
 
-def measured_like(question: Question, trial: Trial | None) -> list[str]:
-    """How far predictions were off measured rows like the engines of a trial, in sentences."""
+def measured_like(question: Question, kinds: Sequence[EngineKindSpec]) -> list[str]:
+    """How far predictions were off measured rows like some engines, in sentences."""
     sentences = []
-    for kind in () if trial is None else trial.candidate.family.kinds:
+    for kind in kinds:
         section = kind.step_time or question.document.get("step_time") or {}
         if section.get("source") != "roofline":
             continue

@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
-from latency_models.deployment.models import ExpertFFN, LatentAttention, Model
+from latency_models.deployment.models import ExpertFFN, LatentAttention, Model, load_model
 from latency_models.io.builtin_files import FOLDER
 from latency_models.io.config_io import Strict, checked
 from latency_models.sources.roofline.placement import Placement
@@ -83,13 +83,21 @@ def board_cell(model: Model, hardware: str, placement: Placement, engine: str = 
     """The measured rows most like a deployment: of the model and engine, of the model, of models like it; or None."""
     sparse = isinstance(model.ffn, ExpertFFN)
     precision = FOUR_BITS.get(placement.experts if sparse else placement.weights)
-    keys = ((model.name, engine), (model.name, ""), ("", engine), ("", ""))
     cells = {
         (cell.model, cell.engine): cell
         for cell in built_in_board().cells
         if (cell.family, cell.hardware, cell.precision) == (family(model), hardware, precision)
     }
+    name = next((name for name, _ in cells if name and _alike(load_model(name), model)), "")
+    keys = ((name, engine), (name, ""), ("", engine), ("", ""))
     return next((cells[key] for key in keys if key in cells), None)
+
+
+def _alike(measured: Model, model: Model) -> bool:
+    """True if two models have the same shapes: those of one name in two versions."""
+    return (measured.layers, measured.hidden_size, measured.vocabulary, measured.attention, measured.ffn) == (
+        model.layers, model.hidden_size, model.vocabulary, model.attention, model.ffn
+    )  # fmt: skip
 
 
 FOUR_BITS: dict[str, str] = {"bf16": "bf16", "fp8": "fp8", "fp4": "fp4", "mxfp4": "fp4", "int4": "int4"}

@@ -13,7 +13,7 @@ from tests.twin.planning.scenarios import document
 from twin.cli import run
 from twin.planning.catalogue import CatalogueQuestion, of_every_engine, scenario_of
 from twin.planning.question import read_question
-from twin.planning.result import untried
+from twin.planning.result import measured_like, untried
 from twin.planning.space import document as candidate_document
 from twin.planning.space import families
 from workloads.errors import BadInput
@@ -98,6 +98,15 @@ def test_unknown_names_are_refused_with_the_nearest(model: str, gpu: str, messag
 def test_a_price_goes_by_the_name_that_was_given_or_meant() -> None:
     for name in ("h200", "h200-sxm"):
         assert scenario("qwen3-4b", "h200", prices={name: 3.5})["plan"]["prices"] == {"h200-sxm": 3.5}
+
+
+def test_the_error_of_measured_rows_like_the_engines_is_said() -> None:
+    """Llama-3.3-70B has the shapes of Llama-3.1-70B, which was measured; nothing like the other was."""
+    asked = read_question(scenario("llama-3.3-70b", "h200", weights=("fp8",)), {}, Path("plan"))
+    (sentence,) = measured_like(asked, asked.spec.engines)
+    assert sentence.startswith("Measured rows like this one (llama-3.1-70b in fp8 on h200-sxm, vllm) were ")
+    elsewhere = read_question(scenario("llama-3.1-8b", "l40s"), {}, Path("plan"))
+    assert measured_like(elsewhere, elsewhere.spec.engines) == []
 
 
 def test_engines_that_were_not_tried_are_said_where_they_matter() -> None:
