@@ -92,6 +92,9 @@ class BlockPool(KVCache):
                 num_ids = len(ids)
                 self.unassigned_ids.extend(ids)
             missing -= num_ids
+        if missing < 0:  # a node is taken whole
+            self._leaving = self.unassigned_ids[missing:]
+            del self.unassigned_ids[missing:]
         super().allocate_unassigned(count)
 
     def cache_blocks(self, blocks: SequenceBlocks, ids: Many[int], tokens: int) -> None:
@@ -102,33 +105,44 @@ class BlockPool(KVCache):
         for i in range(before, len(blocks.nodes)):
             blocks.nodes[i].payload = self.table(blocks)[i * size : (i + 1) * size]
 
-    def free(self, blocks: SequenceBlocks, *, keep: int = 0) -> None:
+    def free(self, blocks: SequenceBlocks, num_hashed: int = 0, *, preempted: bool = False) -> None:
         """See `KVCache.free`."""
         private = self.table(blocks)[len(blocks.nodes) * self.blocks_per_node :]
         lacking = blocks.num_private - len(private)  # allocated for it, but its step was never prepared
         if lacking > 0:
             private.extend(self.unassigned_ids[-lacking:])
             del self.unassigned_ids[-lacking:]
-        cached = private[:keep] if self.enable_caching else []
-        self._leaving = private[len(cached) :]
+        self._leaving = private
         blocks.payload = None
-        super().free(blocks, keep=keep)
-        if cached:
+        super().free(blocks, num_hashed, preempted=preempted)
+        if self._leaving:  # those that it may take back
             assert blocks.freed_run is not None
-            self._ids[blocks.freed_run] = cached
+            self._ids[blocks.freed_run] = self._leaving
+            self._leaving = []
+
+    def reset_prefix_cache(self) -> bool:
+        """See `KVCache.reset_prefix_cache`."""
+        if not super().reset_prefix_cache():
+            return False
+        self._ids = {entry: list(range(self.num_blocks)) for entry in self._free_queue if isinstance(entry, FreeRun)}
+        return True
 
     def _append_blank(self, count: int) -> None:
         super()._append_blank(count)
         last = self._free_queue.last
         assert isinstance(last, FreeRun)
-        self._ids.setdefault(last, []).extend(self._leaving)
+        self._take_leaving(last, count)
 
     def _prepend_blank(self, count: int) -> None:
         super()._prepend_blank(count)
         first = self._free_queue.first
         assert isinstance(first, FreeRun)
-        self._ids[first] = self.unassigned_ids[-count:]
-        del self.unassigned_ids[-count:]
+        self._take_leaving(first, count)
+
+    def _take_leaving(self, run: FreeRun, count: int) -> None:
+        """Give a free run the last `count` of the ids that are being freed."""
+        self._ids.setdefault(run, []).extend(self._leaving[len(self._leaving) - count :])
+        del self._leaving[len(self._leaving) - count :]
 
     # -- integrity ---------------------------------------------------------------------------------------------------
 

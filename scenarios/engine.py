@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
@@ -133,6 +133,13 @@ class EngineSpec(Strict):
     scheduling_policy: Scheduling = "fcfs"
     preemption_policy: Annotated[str, registered(PREEMPTION_POLICIES)] | None = None
     kv_reservation: KVReservation = "chunk"
+    scheduler_reserve_full_isl: bool = True
+    watermark: float = Field(default=0.0, ge=0.0, lt=1.0)
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = Field(default=0, ge=0)
+    max_num_active_seqs: int = Field(default=0, ge=0)
+    prefill_schedule_interval: int = Field(default=1, ge=1)
+    scheduler: Literal["vllm-0.19", "vllm-0.32", "vllm-0.33"] = "vllm-0.33"
     data_parallel_size: Engines = 1
     pipeline_parallel_size: PipelineStages = 1
     pipeline: PipelineSpec | None = None

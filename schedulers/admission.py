@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from schedulers.kv_cache import KVCache, PrefixNode
     from schedulers.kv_tiers import KVTiers
     from schedulers.model_slots import ModelSlots
+    from schedulers.prefill_interval import PrefillInterval
     from schedulers.waiting_queue import WaitingQueue
 
 NO_BUDGET: Final = 0
@@ -46,11 +47,16 @@ class AdmittingCore(Protocol):
     model_slots: ModelSlots | None
     gates_admission: bool
     decode_set: DecodeSet
+    prefill_interval: PrefillInterval | None
+    prompt_limit: int
+    max_running: int
+    watermark_blocks: int
     queues: list[WaitingQueue]
     running: dict[Sequence, None]
     one_shot_running: dict[Sequence, None]
     prefix_leaders: dict[int, None]
     cached_tokens: int
+    num_admitted: int
 
     def schedule_chunk(self, chunks: list[Chunk], sequence: Sequence, num_tokens: int) -> int: ...
 
@@ -114,7 +120,7 @@ def _try_admit(core: AdmittingCore, chunks: list[Chunk], budget: int, sequence: 
     `whole_only`: the chunk must complete the prompt.
     """
     config, kv_cache = core.config, core.kv_cache
-    if len(core.running) >= config.max_num_seqs:
+    if len(core.running) >= core.max_running:
         return NO_SPACE
     if budget <= 0:
         return NO_BUDGET
@@ -123,13 +129,13 @@ def _try_admit(core: AdmittingCore, chunks: list[Chunk], budget: int, sequence: 
         reason = _awaits_slot_or_prefix(core, sequence, nodes, reclaimable)
         if reason:
             return reason
-    num_tokens = min(sequence.num_tokens_to_compute - num_cached, budget)
-    if whole_only and num_cached + num_tokens < sequence.num_tokens_to_compute:
+    num_tokens = _first_chunk(core, sequence.num_tokens_to_compute - num_cached, budget)
+    if not num_tokens or (whole_only and num_cached + num_tokens < sequence.num_tokens_to_compute):
         return NO_BUDGET
-    reserve_output = config.kv_reservation == "max_tokens"
     reserved_blocks = kv_cache.blocks_for(_reserved_tokens(core, sequence, num_cached + num_tokens))
-    new_blocks = max(reserved_blocks - len(nodes) * kv_cache.blocks_per_node - reclaimable, 0)
-    required = new_blocks + reclaimable
+    supplied = len(nodes) * kv_cache.blocks_per_node + reclaimable
+    new_blocks = max(reserved_blocks - supplied, 0)
+    required = reclaimable + _blocks_that_must_be_free(core, sequence, supplied, new_blocks)
     if (kv_cache.free_blocks_needed(nodes, required) if nodes else required) > kv_cache.num_free_blocks:
         return _too_few_blocks(core, nodes)
     if config.max_table_blocks and _block_table_is_full(core, reserved_blocks):
@@ -139,10 +145,33 @@ def _try_admit(core: AdmittingCore, chunks: list[Chunk], budget: int, sequence: 
         kv_cache.attach(sequence.blocks, nodes)
         kv_cache.reclaim(sequence.blocks, reclaimable)
     kv_cache.allocate(sequence.blocks, new_blocks)
-    sequence.blocks_reserved = reserve_output
+    sequence.blocks_reserved = config.kv_reservation == "max_tokens"
     _start_prefill(core, sequence, num_cached)
     core.running[sequence] = None
     return core.schedule_chunk(chunks, sequence, num_tokens)
+
+
+def _first_chunk(core: AdmittingCore, remaining: int, budget: int) -> int:
+    """Tokens of the first chunk of a prompt that has `remaining` tokens to compute; 0 if it has none in this step."""
+    if core.prefill_interval is not None and core.prefill_interval.holds and remaining > 1:
+        return 0
+    num_tokens = min(remaining, core.prompt_limit)
+    if num_tokens > budget and not core.config.enable_chunked_prefill:
+        return 0
+    return min(num_tokens, budget)
+
+
+def _blocks_that_must_be_free(core: AdmittingCore, sequence: Sequence, supplied: int, new_blocks: int) -> int:
+    """Free blocks without which a sequence is not admitted, though it takes only `new_blocks` of them at first.
+
+    `supplied`: blocks that the prefix cache supplies. A part of a prompt in the cache would only be preempted for it.
+    """
+    required = new_blocks
+    if core.config.scheduler_reserve_full_isl:
+        required = max(required, core.kv_cache.blocks_for(sequence.num_tokens_to_compute) - supplied)
+    if core.running:
+        required += core.watermark_blocks
+    return required
 
 
 def _reserved_tokens(core: AdmittingCore, sequence: Sequence, computed: int) -> int:
@@ -163,7 +192,7 @@ def _get_computed_blocks(core: AdmittingCore, sequence: Sequence) -> tuple[list[
     if not sequence.request.prefix_blocks and sequence.blocks.freed_run is None:
         return [], 0, 0
     max_cached = sequence.num_tokens_to_compute - 1
-    nodes = kv_cache.match_prefix(sequence.request.prefix_blocks, min(max_cached, sequence.request.prompt_tokens))
+    nodes = kv_cache.match_prefix(sequence.request.prefix_blocks, max_cached)
     num_cached = len(nodes) * kv_cache.node_tokens
     max_blocks = (max_cached - num_cached) // kv_cache.block_size
     reclaimable = kv_cache.num_reclaimable(sequence.blocks, len(nodes), max_blocks)
@@ -235,6 +264,8 @@ def _block_table_is_full(core: AdmittingCore, new_entries: int) -> bool:
 def _start_prefill(core: AdmittingCore, sequence: Sequence, num_cached: int) -> None:
     """Mark a sequence as prefilling after the tokens that the cache supplies."""
     sequence.state = PREFILLING
+    core.num_admitted += 1
+    sequence.admission_index = core.num_admitted
     sequence.num_computed_tokens = sequence.num_cached_tokens = num_cached
     core.cached_tokens += num_cached
     if core.model_slots is not None:

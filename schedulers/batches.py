@@ -51,13 +51,15 @@ class Batch:
         outputs: rows that go through the LM head and the sampler: those of decodes and one of each completed prompt.
         transferred: decodes that were admitted in this step with a cache computed by a prefill engine.
         loads: models that are loaded before the step computes (`schedulers.model_slots`).
+        paused: decodes that get no token in this step, since the tokens or blocks did not suffice.
         finishing: sequences that reach their `max_tokens` in this step.
         step_index: number of this step, counted from 1.
     """
 
     __slots__ = (
         "chunks", "decode_kv", "decode_tokens", "decodes", "draft_tokens", "drafted_kv", "finishing", "loads",
-        "longest_decode", "longest_undrafted", "n_decodes", "outputs", "prefill_tokens", "step_index", "transferred",
+        "longest_decode", "longest_undrafted", "n_decodes", "outputs", "paused", "prefill_tokens", "step_index",
+        "transferred",
     )  # fmt: skip
 
     def __init__(
@@ -88,6 +90,7 @@ class Batch:
         self.finishing = finishing
         self.step_index = step_index
         self.loads: Many[ModelLoad] = ()
+        self.paused: Many[Sequence] = ()
         self.drafted_kv = self.longest_undrafted = 0
 
     @property

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from schedulers.admission_control import AdmissionControl
 from schedulers.batches import Batch, DecodeBatch
 from schedulers.chunking import ChunkPolicy
-from schedulers.decode_set import DecodeSet
+from schedulers.decode_set import UNLIMITED_STEPS, DecodeSet
 from schedulers.engine_config import EngineConfig
 from schedulers.kv_cache import CacheObserver, KVCache
 from schedulers.kv_tiers import KVTiers
 from schedulers.model_slots import ModelSlots
 from schedulers.preemption import PREEMPTION_POLICIES
+from schedulers.prefill_interval import UNLIMITED_TOKENS, PrefillInterval
 from schedulers.sequence import Sequence
 from schedulers.waiting_queue import SCHEDULING_POLICIES, WaitingQueue
 
@@ -34,6 +35,10 @@ class CoreState:
         reserved: sequences, by request id, whose cache is coming from a prefill engine into blocks that they have.
         running: sequences that hold a slot, oldest admission first. one_shot_running: admitted one-shot work, which
             holds none.
+        preempted_finishing: sequences that lost their blocks while their last token was being computed.
+        prefill_interval: holds prompts back in some steps, None without. prompt_limit: prompt tokens of one sequence in
+            the present step. max_running: sequences that may hold a slot. watermark_blocks: blocks that an admission
+            leaves free while other sequences run.
         awaiting_transfer: finished sequences that keep their blocks until `release`.
         kv_tiers: tiers below the device, None without.
         model_slots: the models that the engine holds, None where it holds one or all.
@@ -43,8 +48,8 @@ class CoreState:
         sequences: submitted and unfinished sequences by request id.
         outstanding_tokens: prompt tokens plus `max_tokens` of all unfinished requests; routers balance it.
         blocks_allocated_ahead: blocks of coming steady steps that `allocate_ahead` has allocated.
-        preemptions, prefill_tokens, cached_tokens: counters of preempted sequences, of prompt tokens scheduled, and of
-            prompt tokens supplied by the prefix cache.
+        preemptions, num_admitted, prefill_tokens, cached_tokens: counters of preempted and of admitted sequences, of
+            prompt tokens scheduled, and of prompt tokens supplied by the prefix cache.
     """
 
     def __init__(
@@ -74,7 +79,17 @@ class CoreState:
         self.preemptions = self.prefill_tokens = self.cached_tokens = 0
         self._prefilling: dict[Sequence, None] = {}
         self._transferred: list[Sequence] | tuple[()] = ()  # admitted by the latest step begun
-        self._num_submitted = 0
+        self.preempted_finishing: dict[Sequence, None] = {}
+        self._sharing: dict[Sequence, None] = {}  # decodes whose answers other requests may repeat
+        interval = config.prefill_schedule_interval
+        self.prefill_interval = PrefillInterval(interval) if interval > 1 else None
+        self.prompt_limit = UNLIMITED_TOKENS
+        self._limits_prompts = config.long_prefill_token_threshold > 0 or interval > 1
+        self.max_running = min(config.max_num_active_seqs or config.max_num_seqs, config.max_num_seqs)
+        self.watermark_blocks = int(config.watermark * (config.num_gpu_blocks + 1))
+        self.kv_cache.reuse_unhashed_first = config.rules.reuse_unhashed_first
+        self._num_ahead = 0  # steps that were in flight when the latest one began
+        self._num_submitted = self._num_ended = self.num_admitted = 0
         self.blocks_allocated_ahead = 0
         self._by_importance = PREEMPTION_POLICIES.select(config.resolved_preemption_policy)
         cache_when_computed = config.cache_blocks_on == "computed"
@@ -111,6 +126,7 @@ class CoreState:
     def num_waiting(self) -> int:
         """Requests that wait for admission."""
         waiting = sum(queue.count for queue in self.queues) + len(self.waiting_for_remote_kv)
+        waiting += len(self.preempted_finishing)
         return waiting if self.kv_tiers is None else waiting + len(self.kv_tiers.loads)
 
     def cached_prefix_tokens(self, request: Request) -> int:
@@ -164,27 +180,64 @@ class CoreState:
         """The queue that a sequence waits in."""
         return self.queues[-1 if sequence.one_shot else 0]
 
-    def _num_missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
+    def num_missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks that a sequence lacks for `num_tokens` cached tokens; negative if it has more than enough."""
         kv_cache, blocks = self.kv_cache, sequence.blocks
         return kv_cache.blocks_for(num_tokens) - len(blocks.nodes) * kv_cache.blocks_per_node - blocks.num_private
 
     def _cache_prompt_blocks(self, sequence: Sequence, num_computed_tokens: int) -> None:
-        """Put a prompt's blocks into the prefix cache as far as computed; generated tokens have no prefix ids."""
+        """Put the blocks that a sequence has computed into the prefix cache, as far as it has ids for them."""
+        self.kv_cache.cache_blocks(sequence.blocks, sequence.request.prefix_blocks, num_computed_tokens)
+
+    def shares_answer(self, sequence: Sequence) -> bool:
+        """Tell whether a request has ids for its answer, so that later prompts may repeat it."""
         request = sequence.request
-        num_tokens = min(num_computed_tokens, request.prompt_tokens)
-        self.kv_cache.cache_blocks(sequence.blocks, request.prefix_blocks, num_tokens)
+        return len(request.prefix_blocks) * self.kv_cache.node_tokens > request.prompt_tokens
 
-    def _cache_answer_blocks(self, sequence: Sequence) -> None:
-        """Put the blocks of a prompt and its answer into the prefix cache, where the request has ids for the latter.
+    def _cache_answer_blocks(self, sequence: Sequence, num_tokens: int) -> None:
+        """Put the blocks of a prompt and its answer into the prefix cache, where the request has ids for the latter."""
+        if self.shares_answer(sequence):
+            self.kv_cache.cache_blocks(sequence.blocks, sequence.request.prefix_blocks, num_tokens)
 
-        The answer's last token was never an input, so that its cache is not computed. While an answer grows, no other
-        request can repeat it: its blocks are put into the cache when it has ended, and not one by one as in vLLM.
+    def _cache_growing_answers(self, num_scheduled: int) -> bool:
+        """Put the blocks that answers have filled into the prefix cache, before waiting sequences look for them.
+
+        `num_scheduled`: 1 if the step being scheduled has a token of each decode, which counts. Those of steps in
+        flight do not, since they are not known. Returns whether a block was put there.
         """
-        request, kv_cache = sequence.request, self.kv_cache
-        if len(request.prefix_blocks) * kv_cache.node_tokens > request.prompt_tokens:
-            num_tokens = min(sequence.num_computed_tokens, request.prompt_tokens + sequence.num_output_tokens - 1)
-            kv_cache.cache_blocks(sequence.blocks, request.prefix_blocks, num_tokens)
+        decode_set, kv_cache = self.decode_set, self.kv_cache
+        num_unknown = decode_set.step_index - self._num_ended
+        if not num_scheduled:
+            num_unknown = min(num_unknown, self._num_ahead)
+        grown: list[tuple[int, int, Sequence]] = []
+        for sequence in self._sharing:
+            decodes = sequence in decode_set.sequences
+            computed = decode_set.num_computed_tokens(sequence) if decodes else sequence.num_computed_tokens
+            num_tokens = computed - num_unknown + (num_scheduled if decodes else 0)
+            past_block = num_tokens - (len(sequence.blocks.nodes) + 1) * kv_cache.node_tokens
+            if past_block >= 0:
+                if decodes and not sequence.blocks_reserved:
+                    sequence.blocks.num_private += self.num_missing_blocks(sequence, computed + num_scheduled)
+                grown.append((-past_block, num_tokens, sequence))
+        if len(grown) > 1:
+            grown.sort(key=first_grown)
+        for _, num_tokens, sequence in grown:
+            kv_cache.cache_blocks(sequence.blocks, sequence.request.prefix_blocks, num_tokens)
+        return len(grown) > 0
+
+    def _steps_to_shared_block(self) -> int:
+        """Steps until an answer fills a block that a waiting sequence may find."""
+        decode_set, size = self.decode_set, self.kv_cache.block_size
+        computed = [decode_set.num_computed_tokens(s) for s in self._sharing if s in decode_set.sequences]
+        return min([size - tokens % size for tokens in computed], default=UNLIMITED_STEPS)
+
+    def num_blocks_to_decode(self, sequence: Sequence) -> int:
+        """Blocks that the next token of a decode starts."""
+        return int(self.decode_set.needs_block(sequence))
+
+    def allocate_to_decode(self, sequence: Sequence, new_blocks: int) -> None:
+        """Allocate the blocks that the next token of a decode starts."""
+        self.kv_cache.allocate_unassigned(new_blocks)
 
     def _check_fits(self, sequence: Sequence) -> None:
         """Raise ValueError for a request without a prompt, or one whose tokens exceed the whole cache."""
@@ -217,7 +270,10 @@ class CoreState:
             return 0
         if not self._admission_blocked and self._has_queued():
             return 0
-        return decode_set.steps_within_blocks(self.kv_cache.num_free_blocks, decode_set.steps_to_max_tokens() - 1)
+        steps = decode_set.steps_to_max_tokens() - 1
+        if self._sharing and self._has_queued():
+            steps = min(steps, self._steps_to_shared_block() - 1)
+        return decode_set.steps_within_blocks(self.kv_cache.num_free_blocks, steps)
 
     def has_blocks_for_steps(self, steps: int) -> bool:
         """Tell whether the free blocks suffice for `steps` further steps of the same decodes."""
@@ -236,10 +292,15 @@ class CoreState:
     def _all_lack_slots(self) -> bool:
         """Tell whether every slot is taken and every waiting sequence needs one."""
         only_queue = len(self.queues) == 1 or not self.queues[-1].count
-        return only_queue and len(self.running) >= self.config.max_num_seqs
+        return only_queue and len(self.running) >= self.max_running
 
     def _sync_blocks(self, sequence: Sequence) -> None:
         """Assign to a sequence that has just left the decode set the blocks that were allocated for it there."""
         self._admission_blocked = False  # a smaller decode set may let a one-shot prompt run whole, without blocks
         if not sequence.blocks_reserved:
-            sequence.blocks.num_private += self._num_missing_blocks(sequence, sequence.num_computed_tokens)
+            sequence.blocks.num_private += self.num_missing_blocks(sequence, sequence.num_computed_tokens)
+
+
+def first_grown(entry: tuple[int, int, Sequence]) -> int:
+    """Sorts answers by the step in which they filled a block: of equal blocks, the first is the one that is found."""
+    return entry[0]

@@ -11,6 +11,7 @@ from schedulers.admission_control import AdmissionLimits
 from schedulers.model_slots import SlotsConfig
 from schedulers.preemption import PREEMPTION_POLICIES
 from schedulers.tier_eviction import EVICTION_POLICIES
+from schedulers.vllm_versions import DEFAULT_SCHEDULER, SCHEDULER_VERSIONS, VersionRules
 from schedulers.waiting_queue import SCHEDULING_POLICIES
 
 KVReservation = Literal["chunk", "prompt", "max_tokens"]
@@ -108,7 +109,15 @@ class EngineConfig:
             is preempted first (`schedulers.preemption`); None: lowest_priority under the policy priority, else newest.
         scheduling_parameters: of the scheduling policy, by name.
         admission_control: which arriving requests are shed; None for none.
-        kv_reservation: blocks allocated at admission.
+        kv_reservation: blocks allocated at admission. scheduler_reserve_full_isl: admit a prompt only if all of it
+            fits, also where blocks are allocated chunk by chunk.
+        watermark: share of the blocks that an admission leaves free while other sequences run.
+        enable_chunked_prefill: whether a step may compute a part of a prompt. long_prefill_token_threshold: prompt
+            tokens of one sequence a step, 0 for no limit.
+        max_num_active_seqs: sequences that are admitted, if fewer than `max_num_seqs`; 0 for as many.
+        prefill_schedule_interval: steps from one with prompt tokens to the next, as long as sequences decode and no
+            request was left waiting by the one before.
+        scheduler: the version of vLLM whose rules hold (`schedulers.vllm_versions`).
         one_shot: limits of one-shot work; None runs one-shot requests like all others.
         kv_offloading: tiers below the device's KV cache; None for none.
         model_slots: room for the models of an engine that cannot hold all that it serves; None: no limit.
@@ -129,6 +138,13 @@ class EngineConfig:
     scheduling_policy: str = "fcfs"
     preemption_policy: str | None = None
     kv_reservation: KVReservation = "chunk"
+    scheduler_reserve_full_isl: bool = True
+    watermark: float = 0.0
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    max_num_active_seqs: int = 0
+    prefill_schedule_interval: int = 1
+    scheduler: str = DEFAULT_SCHEDULER
     one_shot: OneShotBudget | None = None
     kv_offloading: KVOffloading | None = None
     model_slots: SlotsConfig | None = None
@@ -146,11 +162,13 @@ class EngineConfig:
             "preemption_policy": (*PREEMPTION_POLICIES, None),
             "cache_blocks_on": get_args(CacheBlocksOn),
             "kv_reservation": get_args(KVReservation),
+            "scheduler": tuple(SCHEDULER_VERSIONS),
         }
         for name, choices in allowed.items():
             if getattr(self, name) not in choices:
                 expected = ", ".join(choice for choice in choices if choice)
                 raise ValueError(f"{name}: expected one of {expected}, found {getattr(self, name)!r}")
+        self._check_limits()
         if self.max_num_seqs > self.max_num_batched_tokens:
             raise ValueError(
                 f"max_num_batched_tokens: expected at least max_num_seqs ({self.max_num_seqs}), since every running "
@@ -168,12 +186,27 @@ class EngineConfig:
                 f"the same prefix, found {self.cache_blocks_on}"
             )
 
+    def _check_limits(self) -> None:
+        """Raise ValueError for limits of prompts and admission that are out of range."""
+        for name, least in {
+            "long_prefill_token_threshold": 0, "max_num_active_seqs": 0, "prefill_schedule_interval": 1
+        }.items():  # fmt: skip
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}: expected at least {least}, found {getattr(self, name)}")
+        if not 0.0 <= self.watermark < 1.0:
+            raise ValueError(f"watermark: expected a share of at least 0 and below 1, found {self.watermark}")
+
     def _check_sections(self) -> None:
         """Raise ValueError for sections that do not go together."""
         if self.kv_offloading is not None and not self.enable_prefix_caching:
             raise ValueError("kv_offloading: expected enable_prefix_caching, since prefixes are what tiers keep")
         if self.model_slots is not None and self.one_shot is not None:
             raise ValueError("one_shot: expected none, since one-shot work would run beside the models in slots")
+
+    @property
+    def rules(self) -> VersionRules:
+        """The rules of the scheduler's version."""
+        return SCHEDULER_VERSIONS[self.scheduler]
 
     @property
     def resolved_preemption_policy(self) -> str:

@@ -17,17 +17,19 @@ from typing import TYPE_CHECKING
 
 from schedulers.admission import admit, uncached_prefix_key
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch, OneShotBatch
-from schedulers.core_state import CoreState
 from schedulers.kv_tiers import Load
+from schedulers.lifecycle import Lifecycle
+from schedulers.prefill_interval import UNLIMITED_TOKENS
 from schedulers.remote_prefills import admit_transferred, allocate_transferred, blocks_to_admit, complete_reserved
-from schedulers.sequence import DECODING, FINISHED, FINISHING, PREFILLING, WAITING, Sequence
+from schedulers.running_pass import RunningPass
+from schedulers.sequence import FINISHED, FINISHING, WAITING, Sequence
 
 if TYPE_CHECKING:
     from schedulers.chunking import ChunkPolicy
     from workloads.request import Request
 
 
-class EngineCore(CoreState):
+class EngineCore(Lifecycle):
     """One engine's scheduler. Its attributes are those of `CoreState`, which it changes."""
 
     # -- called by the backend ---------------------------------------------------------------------------------------
@@ -83,6 +85,16 @@ class EngineCore(CoreState):
         self._admission_blocked = False
         return sequence
 
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Empty the prefix cache, if no sequence holds a block. Returns whether it was emptied.
+
+        `reset_running_requests`: preempt all running sequences before.
+        """
+        if reset_running_requests:
+            for sequence in reversed(list(self.running)):
+                self.preempt(sequence)
+        return self.kv_cache.reset_prefix_cache()
+
     def reserve(self, request: Request, now: float) -> Sequence | None:
         """Allocate the blocks of a prompt whose cache begins to come while a prefill engine is computing it.
 
@@ -113,24 +125,28 @@ class EngineCore(CoreState):
         if slots is not None:
             slots.begin_step(now)
         transferred = self._transferred = admit_transferred(self) if self.waiting_for_remote_kv else ()
-        new_blocks = decode_set.num_new_blocks()
-        preempted = bool(new_blocks) and self._allocate_decode_blocks(new_blocks)
-        decodes = tuple(decode_set.sequences)
         chunks: list[Chunk] = []
-        if self._prefilling or (not self._admission_blocked and self._has_queued()):
-            self._schedule_prefills(chunks, len(decodes), preempted)
+        paused = self._schedule_running(chunks)
+        decodes = tuple(decode_set.sequences)
         if self.admission_control is not None:
             self.admission_control.scheduled(chunks, now)
         if not decodes and not chunks:
+            for sequence in paused:
+                decode_set.add(sequence)
             return None
+        self._num_ahead = decode_set.step_index - self._num_ended
         decode_set.advance(1)
         kv_tokens, longest = decode_set.kv_tokens, decode_set.longest()
+        for sequence in paused:
+            decode_set.add(sequence)
         finishing = decode_set.pop_finishing()
         if finishing:
             for sequence in finishing:
                 self._sync_blocks(sequence)
         kind = self._complete_prefills(chunks, decodes, finishing) if chunks else DecodeBatch
         batch = kind(chunks, decodes, kv_tokens, longest, transferred, finishing, decode_set.step_index)
+        if paused:
+            batch.paused = paused
         if slots is not None:
             batch.loads = slots.take_loads()
         return batch
@@ -141,6 +157,7 @@ class EngineCore(CoreState):
         `stopped`: sequences whose answer ended with this step before `max_tokens`. Tokens of later steps that were
         begun meanwhile are discarded.
         """
+        self._num_ended = batch.step_index
         if self._cache_when_computed and batch.chunks:
             for chunk in batch.chunks:
                 self._cache_computed_chunk(chunk)
@@ -154,14 +171,14 @@ class EngineCore(CoreState):
         sequence = self.sequences.get(request_id)
         if sequence is not None:
             self._finish(sequence)
-            self.release(sequence)
+            self._free(sequence)
         return sequence
 
     def release(self, sequence: Sequence) -> None:
         """Free the blocks of a finished sequence that was submitted with `hold_blocks`."""
         if sequence in self.awaiting_transfer:
             del self.awaiting_transfer[sequence]
-            self.kv_cache.free(sequence.blocks)
+            self._free(sequence)
             self._admission_blocked = False
 
     def finish_load(self, load: Load) -> None:
@@ -196,6 +213,7 @@ class EngineCore(CoreState):
         if new_blocks:
             self.kv_cache.allocate_unassigned(new_blocks)
         self.decode_set.advance(steps)
+        self._num_ended += steps
 
     def run_decode_step(self, stopped: Iterable[Sequence]) -> list[Sequence]:
         """Begin and end at once a decode step in which sequences finish. Returns them, as `end_step`.
@@ -210,51 +228,113 @@ class EngineCore(CoreState):
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
-    def _allocate_decode_blocks(self, new_blocks: int) -> bool:
-        """Allocate the `new_blocks` blocks that decodes start; if blocks run out, preempt sequences.
+    def _schedule_running(self, chunks: list[Chunk]) -> list[Sequence] | tuple[()]:
+        """Schedule running sequences, then waiting ones unless one was preempted. Returns the decodes that pause.
 
-        Returns whether a sequence was preempted.
+        Decodes are counted, not walked, where blocks and tokens suffice for all running sequences.
         """
-        decode_set, kv_cache = self.decode_set, self.kv_cache
-        if new_blocks <= kv_cache.num_free_blocks:
-            kv_cache.allocate_unassigned(new_blocks)
-            return False
-        running = self._by_importance(self.running)
-        for sequence in [s for s in running if s in decode_set.sequences and decode_set.needs_block(s)]:
-            while sequence.state == DECODING and not kv_cache.num_free_blocks:
-                running = self._by_importance(self.running)
-                self._preempt(next(s for s in reversed(running) if s.state in (DECODING, PREFILLING)))
-            if sequence.state == DECODING:  # it was not preempted itself
-                kv_cache.allocate_unassigned(1)
-        return True
-
-    def _schedule_prefills(self, chunks: list[Chunk], num_decodes: int, preempted: bool) -> None:
-        """Append the prompt chunks of this step: first prompts under way, then newly admitted ones."""
-        budget = self.config.max_num_batched_tokens - num_decodes
+        decode_set, prompt_budget = self.decode_set, self.config.max_num_batched_tokens
+        new_blocks, budget = decode_set.num_new_blocks(), prompt_budget - decode_set.size
         if self.chunk_policy is not None:
-            budget = min(budget, self._chunk_limit(self.chunk_policy, num_decodes))
-        for sequence in tuple(self._prefilling):
-            if budget <= 0:
-                break
-            num_tokens = min(sequence.num_tokens_to_compute - sequence.num_computed_tokens, budget)
-            if sequence.one_shot and self.config.one_shot:
-                num_tokens = min(num_tokens, self.config.one_shot.max_step_tokens())
-            new_blocks = self._num_missing_blocks(sequence, sequence.num_computed_tokens + num_tokens)
-            if new_blocks > self.kv_cache.num_free_blocks:
-                self._preempt(sequence)
-                preempted = True
-                continue
+            prompt_budget = self._chunk_limit(self.chunk_policy, decode_set.size)
+            budget = min(budget, prompt_budget)
+        if self._limits_prompts:
+            self._limit_prompts()
+        was_prefilling, preemptions = len(self._prefilling) > 0, self.preemptions
+        paused: list[Sequence] | tuple[()] = ()
+        planned = self._plan_chunks(budget, self.kv_cache.num_free_blocks - new_blocks)
+        if planned is not None:
+            budget -= self._schedule_planned(chunks, planned, new_blocks)
+        else:
+            running_pass = RunningPass(self, chunks, prompt_budget)
+            paused = self._pause(running_pass.run())
+            budget = running_pass.num_tokens_left()
+        if self.preemptions == preemptions and self._has_queued() and (was_prefilling or not self._admission_blocked):
+            self._admit_waiting(chunks, budget)
+        if self.prefill_interval is not None:
+            admitted = any(chunk.context < chunk.sequence.num_tokens_to_compute - 1 for chunk in chunks)
+            left_waiting = self._has_queued() if self.preemptions == preemptions else None
+            runs = len(chunks) > 0 or decode_set.size > 0
+            self.prefill_interval.end_step(len(chunks) > 0 and (was_prefilling or admitted), runs, left_waiting)
+        return paused
+
+    def _limit_prompts(self) -> None:
+        """Set the most prompt tokens of a sequence in this step, and whether it has any."""
+        threshold, rules = self.config.long_prefill_token_threshold, self.config.rules
+        if threshold:  # the only request has nobody to make room for
+            alone = len(self.sequences) < 2 and rules.lone_prompt_ignores_threshold
+            self.prompt_limit = UNLIMITED_TOKENS if alone else threshold
+        if self.prefill_interval is not None:
+            self.prefill_interval.begin_step(len(self.running) > len(self._prefilling))
+
+    def _schedule_planned(
+        self, chunks: list[Chunk], planned: list[tuple[Sequence, int, int]] | tuple[()], decode_blocks: int
+    ) -> int:
+        """Give decodes their `decode_blocks` blocks and prompts the chunks `planned`. Returns the prompt tokens."""
+        if decode_blocks:
+            self.kv_cache.allocate_unassigned(decode_blocks)
+        if self._sharing and (planned or self._has_queued()) and self._cache_growing_answers(1):
+            self._admission_blocked = False
+        total = 0
+        for sequence, num_tokens, new_blocks in planned:
             if new_blocks > 0:
                 self.kv_cache.allocate(sequence.blocks, new_blocks)
-            budget -= self.schedule_chunk(chunks, sequence, num_tokens)
-        if not preempted and self._has_queued():
-            follows_service = self.scheduling_policy.follows_service
-            if follows_service:
-                self._note_outputs()
-            # Another order may put a sequence first that needs fewer blocks, and none that needs no slot.
-            lacks_space = admit(self, chunks, budget) and (not follows_service or self._all_lack_slots())
-            # These prompts become decodes, beside which a policy may allow smaller chunks that need fewer blocks.
-            self._admission_blocked = lacks_space and (self.chunk_policy is None or not chunks)
+            total += self.schedule_chunk(chunks, sequence, num_tokens)
+        return total
+
+    def _pause(self, paused: list[Sequence]) -> list[Sequence]:
+        """Take decodes that pause out of the set for this step. Returns them."""
+        for sequence in paused:
+            self.decode_set.remove(sequence)
+            self._sync_blocks(sequence)
+        if self._sharing:
+            self._cache_growing_answers(1)
+        return paused
+
+    def _plan_chunks(self, budget: int, free_blocks: int) -> list[tuple[Sequence, int, int]] | tuple[()] | None:
+        """The next chunk of each prompt under way, with its tokens and new blocks, within `budget` tokens.
+
+        None if blocks are short, or if tokens are and prompts compete for them with the decodes behind them.
+        """
+        if free_blocks < 0:
+            return None
+        if not self._prefilling or (self.prefill_interval is not None and self.prefill_interval.holds):
+            return ()
+        planned: list[tuple[Sequence, int, int]] = []
+        competes = self.config.long_prefill_token_threshold > 0
+        for sequence in self._prefilling:
+            if budget <= 0:
+                return None if competes else planned
+            num_tokens = self.num_chunk_tokens(sequence, budget)
+            if competes and num_tokens == budget:
+                return None
+            new_blocks = self.num_missing_blocks(sequence, sequence.num_computed_tokens + num_tokens)
+            if new_blocks > 0:
+                free_blocks -= new_blocks
+                if free_blocks < 0:
+                    return None
+            budget -= num_tokens
+            planned.append((sequence, num_tokens, new_blocks))
+        return planned
+
+    def num_chunk_tokens(self, sequence: Sequence, budget: int) -> int:
+        """Tokens of the next chunk of a prompt under way, at most `budget`."""
+        if self.prefill_interval is not None and self.prefill_interval.holds:
+            return 0
+        num_tokens = min(sequence.num_tokens_to_compute - sequence.num_computed_tokens, budget, self.prompt_limit)
+        if sequence.one_shot and self.config.one_shot:
+            num_tokens = min(num_tokens, self.config.one_shot.max_step_tokens())
+        return num_tokens
+
+    def _admit_waiting(self, chunks: list[Chunk], budget: int) -> None:
+        """Admit waiting sequences to the step."""
+        follows_service = self.scheduling_policy.follows_service
+        if follows_service:
+            self._note_outputs()
+        # Another order may put a sequence first that needs fewer blocks, and none that needs no slot.
+        lacks_space = admit(self, chunks, budget) and (not follows_service or self._all_lack_slots())
+        # These prompts become decodes, beside which a policy may allow smaller chunks that need fewer blocks.
+        self._admission_blocked = lacks_space and (self.chunk_policy is None or not chunks)
 
     def _chunk_limit(self, policy: ChunkPolicy, num_decodes: int) -> int:
         """Prompt tokens that the policy allows beside these decodes, each of which attends to its new token, too."""
@@ -310,98 +390,13 @@ class EngineCore(CoreState):
             finishing.append(sequence)
         else:
             self.decode_set.add(sequence)
-
-    def _remove(self, sequence: Sequence) -> None:
-        """Take a sequence out of its queue or set, and write its counts and blocks back into it."""
-        if sequence.state == WAITING:
-            self._remove_waiting(sequence)
-        elif sequence.state == DECODING:
-            self.decode_set.remove(sequence)
-            self._sync_blocks(sequence)
-        elif sequence.state == PREFILLING:
-            self._prefilling.pop(sequence, None)
-        if self.scheduling_policy.follows_service:
-            self.scheduling_policy.on_output(sequence, sequence.num_output_tokens)
-        if sequence in self.running:
-            del self.running[sequence]
-            if self.model_slots is not None:
-                self.model_slots.leave(sequence)
-        else:
-            self.one_shot_running.pop(sequence, None)
-
-    def _remove_waiting(self, sequence: Sequence) -> None:
-        """Take a sequence out of where it waits."""
-        if self.admission_control is not None:
-            self.admission_control.left(sequence)
-        if self.kv_tiers is not None and self.kv_tiers.forget(sequence):
-            return  # its prefix is being loaded: it is in no queue
-        if self.reserved.pop(sequence.request.id, None) is not None:
-            return  # its cache is on its way
-        if sequence in self.waiting_for_remote_kv:
-            self.waiting_for_remote_kv.remove(sequence)
-        else:
-            self._queue_of(sequence).remove(sequence)
-
-    def _preempt(self, sequence: Sequence) -> None:
-        """Free a sequence's blocks and queue it; it will compute its prompt and its generated tokens again."""
-        if sequence.state == DECODING:
-            sequence.preempted_step = self.decode_set.step_index
-        self._remove(sequence)
-        kv_cache, blocks = self.kv_cache, sequence.blocks
-        full_blocks = sequence.num_computed_tokens // kv_cache.block_size
-        if sequence in self._transferred:  # admitted by this very step: nothing has been written to its blocks yet
-            full_blocks = 0
-        kv_cache.free(blocks, keep=full_blocks - len(blocks.nodes) * kv_cache.blocks_per_node)
-        self._admission_blocked = False
-        sequence.state = WAITING
-        sequence.num_tokens_to_compute = sequence.request.prompt_tokens + sequence.num_output_tokens
-        sequence.num_computed_tokens = 0
-        sequence.blocks_reserved = sequence.prefix_loaded = False
-        sequence.preemptions += 1
-        self.preemptions += 1
-        self._requeue(sequence)
-
-    def _finish_all(self, finishing: Iterable[Sequence], stopped: Iterable[Sequence], step: int) -> list[Sequence]:
-        """Finish the sequences that reached `max_tokens` in step number `step`, then those that stopped with it."""
-        finished: list[Sequence] = []
-        for sequence in finishing:
-            if sequence.state == FINISHING:
-                self._finish(sequence)
-                finished.append(sequence)
-        for sequence in stopped:
-            if sequence.state != FINISHED:
-                self._finish(sequence, step)
-                finished.append(sequence)
-        return finished
-
-    def _finish(self, sequence: Sequence, last_step: int | None = None) -> None:
-        """Take a sequence out for good; free its blocks unless they are to be transferred.
-
-        `last_step`: the step that computed its last token, if later ones had begun; their tokens are discarded.
-        """
-        was_decoding = sequence.state in (DECODING, FINISHING)
-        self._remove(sequence)
-        if last_step is not None:
-            sequence.num_output_tokens -= max(sequence.left_step - last_step, 0)
-        if was_decoding and sequence.request.prefix_blocks:
-            self._cache_answer_blocks(sequence)
-        sequence.state = FINISHED
-        self.outstanding_tokens -= sequence.request.prompt_tokens + sequence.max_tokens
-        del self.sequences[sequence.request.id]
-        if sequence.hold_blocks:
-            self.awaiting_transfer[sequence] = None
-        else:
-            self.kv_cache.free(sequence.blocks)
-        self._admission_blocked = False
-
-    def _requeue(self, sequence: Sequence) -> None:
-        """Queue a preempted sequence again."""
-        self._queue_of(sequence).requeue(sequence)
+            if not self._cache_when_computed and self.shares_answer(sequence):
+                self._sharing[sequence] = None
 
     def _cache_computed_chunk(self, chunk: Chunk) -> None:
         """Put the blocks of a computed chunk into the prefix cache."""
         sequence = chunk.sequence
         if self.config.in_batch_prefix_caching:
             self.prefix_leaders.pop(uncached_prefix_key(sequence, chunk.context // self.kv_cache.node_tokens), None)
-        if sequence.state not in (WAITING, FINISHED):
+        if sequence.state not in (WAITING, FINISHED) and sequence not in self.preempted_finishing:
             self._cache_prompt_blocks(sequence, chunk.context + chunk.tokens)

@@ -175,7 +175,7 @@ class FairQueue:
         self._head = best
         return best
 
-    def peek_key(self) -> tuple[float, int]:
+    def peek_key(self) -> tuple[float, ...]:
         head = self._head
         assert head is not None, "the queue has a sequence, which was peeked at"
         return self.policy.counter(head.request.tenant), head.seq_id

@@ -22,10 +22,11 @@ class PrefixNode(Linked):
 
     `ref_count` counts the sequences that hold it; at 0 it stands in the free queue. `payload` belongs to the live
     backend. `block_hash`: stands for the whole path from the root (`block_hash`). `depth`: nodes before it. Both are 0
-    in a cache without observers.
+    in a cache without observers. `copies`: later nodes of the same content, on the one that is found; they share its
+    `children`.
     """
 
-    __slots__ = ("block_hash", "children", "depth", "key", "parent", "payload", "ref_count")
+    __slots__ = ("block_hash", "children", "copies", "depth", "key", "parent", "payload", "ref_count")
 
     def __init__(self, key: int, parent: PrefixNode | None) -> None:
         self.before = self.after = None
@@ -33,6 +34,7 @@ class PrefixNode(Linked):
         self.parent = parent
         self.block_hash = self.depth = 0
         self.children: dict[int, PrefixNode] = {}
+        self.copies: list[PrefixNode] | None = None
         self.ref_count = 0
         self.payload: object = None
 
@@ -142,6 +144,8 @@ class KVCache:
 
     Attributes:
         observers: told of every node that is cached or evicted. To be set before the first is.
+        reuse_unhashed_first: whether freed blocks that no prompt can find are allocated before all others, as in vLLM
+            since 0.27; before, after those that were freed earlier.
 
     Raises:
         ValueError: a size below 1.
@@ -157,6 +161,7 @@ class KVCache:
         self.num_free_blocks = num_blocks
         self.root = PrefixNode(-1, None)
         self.observers: list[CacheObserver] = []
+        self.reuse_unhashed_first = True
         self._free_queue = RecencyList()  # of prefix nodes and free runs
         self._free_queue.append(FreeRun(num_blocks))
 
@@ -172,6 +177,10 @@ class KVCache:
     def num_blocks_of(self, blocks: SequenceBlocks) -> int:
         """Blocks that a sequence holds, shared ones included."""
         return len(blocks.nodes) * self.blocks_per_node + blocks.num_private
+
+    def num_full_private(self, blocks: SequenceBlocks, tokens: int) -> int:
+        """Private blocks of a sequence that its first `tokens` tokens fill."""
+        return tokens // self.block_size - len(blocks.nodes) * self.blocks_per_node
 
     # -- matching ----------------------------------------------------------------------------------------------------
 
@@ -262,39 +271,48 @@ class KVCache:
     def cache_blocks(self, blocks: SequenceBlocks, ids: Many[int], tokens: int) -> None:
         """Put the blocks of the first `tokens` prompt tokens into the prefix trie; they stop being private.
 
-        A block that another sequence has cached meanwhile stays private, and so do all blocks after it.
+        A block whose content another sequence has cached meanwhile becomes a copy, found when that one is evicted.
         """
         if not (self.enable_caching and ids):
             return
         nodes = blocks.nodes
         parent = nodes[-1] if nodes else self.root
         for key in ids[len(nodes) : tokens // self.node_tokens]:
-            if blocks.num_private < self.blocks_per_node or key in parent.children:
+            if blocks.num_private < self.blocks_per_node:
                 return
-            node = parent.children[key] = PrefixNode(key, parent)
+            first = parent.children.get(key)
+            node = PrefixNode(key, parent)
             node.ref_count = 1
             blocks.num_private -= self.blocks_per_node
             nodes.append(node)
             if self.observers:
                 node.block_hash = block_hash(parent.block_hash, key)
                 node.depth = len(nodes) - 1
+            if first is not None:
+                node.children = first.children
+                if first.copies is None:
+                    first.copies = []
+                first.copies.append(node)
+            else:
+                parent.children[key] = node
                 for observer in self.observers:
                     observer.on_cached(node)
             parent = node
 
-    def free(self, blocks: SequenceBlocks, *, keep: int = 0) -> None:
+    def free(self, blocks: SequenceBlocks, num_hashed: int = 0, *, preempted: bool = False) -> None:
         """Free all blocks of a sequence, its last blocks first.
 
-        `keep`: full private blocks whose content a preempted sequence may take back.
+        `num_hashed`: its first private blocks that are full, whose content vLLM would find again; they are evicted in
+        the order in which they were freed. A `preempted` sequence may take them back.
         """
         if blocks.num_private:
-            if not self.enable_caching:
-                keep = 0
-            if blocks.num_private > keep:
-                self._append_blank(blocks.num_private - keep)
-            if keep:
-                blocks.freed_run = FreeRun(keep, len(blocks.nodes))
+            num_hashed = max(min(num_hashed, blocks.num_private), 0) if self.enable_caching else 0
+            self._free_unhashed(blocks.num_private - num_hashed)
+            if num_hashed and preempted:
+                blocks.freed_run = FreeRun(num_hashed, len(blocks.nodes))
                 self._free_queue.append(blocks.freed_run)
+            elif num_hashed:
+                self._append_blank(num_hashed)
             self.num_free_blocks += blocks.num_private
             blocks.num_private = 0
         for node in reversed(blocks.nodes):
@@ -303,6 +321,37 @@ class KVCache:
                 self._free_queue.append(node)
                 self.num_free_blocks += self.blocks_per_node
         blocks.nodes.clear()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all that is cached. Whether it was done: only if every block is free, as in vLLM."""
+        if self.num_free_blocks < self.num_blocks:
+            return False
+        for entry in self._free_queue:
+            if isinstance(entry, FreeRun):
+                entry.count = 0
+            else:
+                assert isinstance(entry, PrefixNode)
+                if self._is_found(entry):
+                    for observer in self.observers:
+                        observer.on_evicted(entry)
+        self.root.children.clear()
+        self._free_queue = RecencyList()
+        self._free_queue.append(FreeRun(self.num_blocks))
+        return True
+
+    def _is_found(self, node: PrefixNode) -> bool:
+        """Tell whether a node is the one that is found, among those of the same content."""
+        assert node.parent is not None
+        return node.parent.children.get(node.key) is node
+
+    def _free_unhashed(self, count: int) -> None:
+        """Put `count` blocks that no prompt can find into the free queue."""
+        if not count:
+            return
+        if self.reuse_unhashed_first:
+            self._prepend_blank(count)
+        else:
+            self._append_blank(count)
 
     def _append_blank(self, count: int) -> None:
         """Put `count` blank blocks at the end of the free queue."""
@@ -314,16 +363,32 @@ class KVCache:
 
     def _prepend_blank(self, count: int) -> None:
         """Put `count` blank blocks at the head of the free queue."""
-        self._free_queue.prepend(FreeRun(count))
+        first = self._free_queue.first
+        if isinstance(first, FreeRun) and first.num_preceding_nodes < 0:
+            first.count += count
+        else:
+            self._free_queue.prepend(FreeRun(count))
 
     def _evict(self, node: PrefixNode) -> int:
         """Drop a free node from the trie; returns the number of its blocks."""
-        if node.children:
-            raise AssertionError(f"prefix block {node.key} is the oldest free one, but {len(node.children)} follow it")
         assert node.parent is not None
-        for observer in self.observers:
-            observer.on_evicted(node)
-        del node.parent.children[node.key]
+        siblings, copies = node.parent.children, node.copies
+        first = siblings[node.key]
+        if first is not node:
+            assert first.copies is not None
+            first.copies.remove(node)
+        elif copies:
+            heir = copies.pop(0)
+            heir.copies = copies
+            siblings[node.key] = heir
+        else:
+            if node.children:
+                raise AssertionError(
+                    f"prefix block {node.key} is the oldest free one, but {len(node.children)} follow it"
+                )
+            for observer in self.observers:
+                observer.on_evicted(node)
+            del siblings[node.key]
         self._free_queue.remove(node)
         return self.blocks_per_node
 

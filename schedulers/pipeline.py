@@ -117,7 +117,7 @@ class PipelinedEngineCore(EngineCore):
 
     @property
     def num_waiting(self) -> int:
-        return sum(queue.count for queue in self.queues) + len(self.waiting_for_remote_kv) + len(self._returning)
+        return super().num_waiting + len(self._returning)
 
     def check_integrity(self) -> None:
         """See `EngineCore.check_integrity`. A sequence decodes in one micro-batch, and in one batch in flight."""
@@ -158,9 +158,13 @@ class PipelinedEngineCore(EngineCore):
         super()._remove(sequence)
         self.decode_set = scheduled
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def num_in_flight_outputs(self, sequence: Sequence, num_scheduled: int = 0) -> int:
+        """See `EngineCore.num_in_flight_outputs`: a sequence is in one batch at a time."""
+        return int(self.awaits_token(sequence))
+
+    def preempt(self, sequence: Sequence, num_scheduled: int = 0, new_blocks: int = 0) -> None:
         decoding = sequence.state == DECODING
-        super()._preempt(sequence)
+        super().preempt(sequence, num_scheduled, new_blocks)
         if decoding:
             sequence.preempted_step = sequence.left_step
 

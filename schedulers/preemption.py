@@ -9,8 +9,7 @@ from schedulers.sequence import Sequence
 from schedulers.waiting_queue import priority
 
 PreemptionPolicy = Callable[[Iterable[Sequence]], list[Sequence]]
-"""Orders running sequences, given in the order of their admission. The last of the result is preempted first, and the
-first is the first to get a block."""
+"""Orders running sequences, given in the order of their admission. The last of the result is preempted first."""
 
 
 def newest(running: Iterable[Sequence]) -> list[Sequence]:
@@ -19,7 +18,7 @@ def newest(running: Iterable[Sequence]) -> list[Sequence]:
 
 
 def lowest_priority(running: Iterable[Sequence]) -> list[Sequence]:
-    """Preempt the largest `priority` value first, and the newest submission among equals."""
+    """Preempt the largest `priority` value first, and the latest arrival among equals."""
     return sorted(running, key=priority)
 
 

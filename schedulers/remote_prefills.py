@@ -27,6 +27,8 @@ def admit_transferred(core: CoreState) -> list[Sequence]:
         admitted.append(waiting.popleft())
         sequence.num_computed_tokens = sequence.request.prompt_tokens
         core.running[sequence] = None
+        core.num_admitted += 1
+        sequence.admission_index = core.num_admitted
         core.decode_set.add(sequence)
     return admitted
 

@@ -32,6 +32,7 @@ class Sequence:
         blocks: its KV blocks. hold_blocks: keep them when it has finished, until they are transferred.
         kv_offset, joined_step, left_step: bookkeeping of `DecodeSet`; `left_step` is the step at which it last left.
         blocks_reserved: blocks for the whole output were allocated at admission.
+        admission_index: position in the order of admissions, the latest one of this sequence.
         preemptions: times that it was preempted. preempted_step: step of its latest token when it was last preempted
             while decoding.
         prefix_loaded: its prefix was loaded from tiers below the device since it was queued.
@@ -40,10 +41,10 @@ class Sequence:
     """
 
     __slots__ = (
-        "blocks", "blocks_reserved", "charged_output_tokens", "hold_blocks", "joined_step", "kv_offset", "left_step",
-        "max_tokens",
-        "num_cached_tokens", "num_computed_tokens", "num_output_tokens", "num_tokens_to_compute", "one_shot", "payload",
-        "preempted_step", "preemptions", "prefix_loaded", "request", "seq_id", "state",
+        "admission_index", "blocks", "blocks_reserved", "charged_output_tokens", "hold_blocks", "joined_step",
+        "kv_offset", "left_step", "max_tokens", "num_cached_tokens", "num_computed_tokens", "num_output_tokens",
+        "num_tokens_to_compute", "one_shot", "payload", "preempted_step", "preemptions", "prefix_loaded", "request",
+        "seq_id", "state",
     )  # fmt: skip
 
     def __init__(self, request: Request, seq_id: int, one_shot: bool) -> None:
@@ -54,6 +55,7 @@ class Sequence:
         self.num_tokens_to_compute = request.prompt_tokens
         self.max_tokens = max(request.max_tokens, 1)
         self.num_computed_tokens = self.num_output_tokens = self.num_cached_tokens = self.preemptions = 0
+        self.admission_index = 0
         self.kv_offset = self.joined_step = self.left_step = self.preempted_step = 0
         self.hold_blocks = self.prefix_loaded = False
         self.blocks = SequenceBlocks()

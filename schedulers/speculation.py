@@ -290,7 +290,7 @@ class SpeculativeEngineCore(EngineCore):
         self.foreseen = None
         self.stats.observe_steps(foreseen)
         for decode in foreseen.decodes:
-            missing = self._num_missing_blocks(decode.sequence, decode.reach)
+            missing = self.num_missing_blocks(decode.sequence, decode.reach)
             if missing > 0:
                 decode.sequence.blocks.num_private += missing
             decode_set.extend(decode.sequence, decode.num_tokens)
@@ -311,15 +311,42 @@ class SpeculativeEngineCore(EngineCore):
         kv_cache, preempted = self.kv_cache, False
         for sequence in tuple(self.decode_set.sequences):
             while sequence.state == DECODING:
-                missing = self._num_missing_blocks(sequence, sequence.num_computed_tokens + 1)
+                missing = self.num_missing_blocks(sequence, sequence.num_computed_tokens + 1)
                 if missing <= kv_cache.num_free_blocks:
                     if missing > 0:
                         kv_cache.allocate(sequence.blocks, missing)
                     break
-                running = self._by_importance(self.running)
-                self._preempt(next(s for s in reversed(running) if s.state in (DECODING, PREFILLING)))
+                self.preempt(self.preemption_victim(list(self.running)))
                 preempted = True
         return preempted
+
+    def _schedule_prefills(self, chunks: list[Chunk], num_rows: int, preempted: bool) -> None:
+        """Append the prompt chunks of this step: first prompts under way, then newly admitted ones."""
+        budget = self.config.max_num_batched_tokens - num_rows
+        if self.chunk_policy is not None:
+            budget = min(budget, self._chunk_limit(self.chunk_policy, num_rows))
+        if self._limits_prompts:
+            self._limit_prompts()
+        for sequence in tuple(self._prefilling):
+            if budget <= 0:
+                break
+            if sequence.state != PREFILLING:
+                continue
+            num_tokens = self.num_chunk_tokens(sequence, budget)
+            new_blocks = self.num_missing_blocks(sequence, sequence.num_computed_tokens + num_tokens)
+            if new_blocks > self.kv_cache.num_free_blocks:
+                self.preempt(sequence)
+                preempted = True
+                continue
+            if new_blocks > 0:
+                self.kv_cache.allocate(sequence.blocks, new_blocks)
+            budget -= self.schedule_chunk(chunks, sequence, num_tokens)
+        if not preempted and self._has_queued():
+            self._admit_waiting(chunks, budget)
+
+    def num_in_flight_outputs(self, sequence: Sequence, num_scheduled: int = 0) -> int:
+        """0: steps do not overlap."""
+        return 0
 
     def _schedule_drafts(self, decodes: tuple[Sequence, ...]) -> list[int]:
         """Draft tokens of each decode, within the policy, the token budget, `max_tokens` and the free blocks."""
@@ -333,7 +360,7 @@ class SpeculativeEngineCore(EngineCore):
             drafted = self.propose(sequence, limit) if limit > 0 else 0
             if drafted:
                 budget -= drafted
-                missing = self._num_missing_blocks(sequence, sequence.num_computed_tokens + 1 + drafted)
+                missing = self.num_missing_blocks(sequence, sequence.num_computed_tokens + 1 + drafted)
                 if missing > 0:
                     self.kv_cache.allocate(sequence.blocks, missing)
             draft_tokens.append(drafted)

@@ -14,7 +14,7 @@ from typing import Protocol
 from schedulers.registry import Registry
 from schedulers.sequence import WAITING, Sequence
 
-SortKey = Callable[[Sequence], tuple[float, int]]
+SortKey = Callable[[Sequence], tuple[float, ...]]
 
 
 class WaitingQueue(Protocol):
@@ -35,7 +35,7 @@ class WaitingQueue(Protocol):
         """The next sequence, which stays in the queue; None when the queue is empty."""
         ...
 
-    def peek_key(self) -> tuple[float, int]:
+    def peek_key(self) -> tuple[float, ...]:
         """The rank of the sequence that `peek` has just returned; the smallest of several queues goes first."""
         ...
 
@@ -84,9 +84,9 @@ def fcfs(sequence: Sequence) -> tuple[int, int]:
     return 0, sequence.seq_id
 
 
-def priority(sequence: Sequence) -> tuple[int, int]:
-    """Smallest `priority` value first; first come, first served among equals."""
-    return sequence.request.priority, sequence.seq_id
+def priority(sequence: Sequence) -> tuple[float, float, int]:
+    """Smallest `priority` value first; earliest arrival first among equals."""
+    return sequence.request.priority, sequence.request.arrival, sequence.seq_id
 
 
 def shortest_prompt(sequence: Sequence) -> tuple[int, int]:
@@ -127,7 +127,7 @@ class KeyQueue:
     def __init__(self, sort_key: SortKey) -> None:
         self.sort_key = sort_key
         self.count = 0
-        self._heap: list[tuple[tuple[float, int], Sequence]] = []
+        self._heap: list[tuple[tuple[float, ...], Sequence]] = []
 
     def push(self, sequence: Sequence) -> None:
         self.count += 1
@@ -144,7 +144,7 @@ class KeyQueue:
             heappop(heap)
         return heap[0][1] if heap else None
 
-    def peek_key(self) -> tuple[float, int]:
+    def peek_key(self) -> tuple[float, ...]:
         return self._heap[0][0]
 
     def pop(self) -> Sequence:

@@ -33,7 +33,9 @@ class Settings:
 class NaiveRequest:
     """`table`: its blocks, of which the first `shared` are findable by others. `computed`: tokens in them.
 
-    `ids` beyond the prompt are those of the answer, whose blocks are findable once it has left.
+    `ids` beyond the prompt are those of the answer, whose blocks are findable as soon as they are full of known tokens,
+    or once it has left where blocks are shared when they are computed.
+    `known`: tokens that it had at its latest admission, which was number `place`.
     """
 
     id: int
@@ -44,6 +46,8 @@ class NaiveRequest:
     shared: int = 0
     computed: int = 0
     generated: int = 0
+    known: int = 0
+    place: int = 0
     given_at: list[int] = field(default_factory=list)
     decoding: bool = False
     ending: bool = False
@@ -70,18 +74,15 @@ class Blocks:
         self.settings = settings
         self.free = deque(range(settings.blocks))
         self.users = [0] * settings.blocks
-        self.where: dict[Content, int] = {}
+        self.where: dict[Content, list[int]] = {}  # equal blocks in the order of their naming; the first is found
         self.what: dict[int, Content] = {}
+        self.parts: dict[int, list[int]] = {}  # the blocks of the same id
 
     def pop(self) -> int:
-        """The block that was used longest ago, its content forgotten."""
+        """The first free block, its content forgotten."""
         block = self.free.popleft()
-        if block in self.what:
-            content = self.what[block]
-            self.forget(content)
-            if content[0] == "prompt":  # an id is findable as a whole or not at all
-                for i in range(self.settings.id_blocks):
-                    self.forget((*content[:2], i))
+        for part in self.parts.get(block, [block]):  # an id is findable as a whole or not at all
+            self.forget(part)
         self.users[block] = 1
         return block
 
@@ -92,20 +93,29 @@ class Blocks:
         self.users[block] += 1
 
     def give_back(self, block: int) -> None:
+        """One user less; a free block that nobody can find is taken next."""
         self.users[block] -= 1
         if not self.users[block]:
-            self.free.append(block)
+            if block in self.what:
+                self.free.append(block)
+            else:
+                self.free.appendleft(block)
 
-    def name(self, block: int, content: Content) -> None:
-        if block in self.what:
-            self.forget(self.what[block])
-        self.where[content] = block
-        self.what[block] = content
+    def name(self, blocks: list[int], contents: list[Content]) -> None:
+        """Make blocks findable by their content, together."""
+        for block, content in zip(blocks, contents, strict=True):
+            self.forget(block)
+            self.where.setdefault(content, []).append(block)
+            self.what[block] = content
+            self.parts[block] = blocks
 
-    def forget(self, content: Content) -> None:
-        block = self.where.pop(content, None)
-        if block is not None:
-            del self.what[block]
+    def forget(self, block: int) -> None:
+        content = self.what.pop(block, None)
+        if content is not None:
+            del self.parts[block]
+            self.where[content].remove(block)
+            if not self.where[content]:
+                del self.where[content]
 
 
 class NaiveEngine:
@@ -115,8 +125,8 @@ class NaiveEngine:
         self.requests: dict[int, NaiveRequest] = {}
         self.waiting: deque[NaiveRequest] = deque()
         self.running: list[NaiveRequest] = []
-        self.steps = 0
-        self.preemptions = 0
+        self.steps = self.ended = self.ahead = 0
+        self.preemptions = self.admissions = 0
 
     @property
     def free(self) -> int:
@@ -143,6 +153,7 @@ class NaiveEngine:
             budget -= usage
         if not batch.chunks and not batch.decodes:
             return None
+        self.ahead = self.steps - self.ended
         self.steps += 1
         self._give_tokens(batch)
         return batch
@@ -151,7 +162,7 @@ class NaiveEngine:
         """A running request's next tokens. Where blocks lack, the youngest goes, be it the request itself."""
         new = min(request.tokens - request.computed, budget)
         while len(request.table) + self.free < self._blocks_for(request.computed + new):
-            victim = next(candidate for candidate in reversed(self.running) if not candidate.ending)
+            victim = self.running[-1]
             self._preempt(victim)
             if victim is request:
                 return 0
@@ -162,7 +173,7 @@ class NaiveEngine:
         result, shared = self._lookup(request)
         context = len(result) * self.settings.block_tokens
         new = min(request.tokens - context, budget)
-        lacking = self._blocks_for(context + new) - len(result)
+        lacking = self._blocks_for(request.tokens) - len(result)  # all of it must fit
         idle = sum(not self.blocks.users[block] for block in result)
         if lacking + idle > self.free:
             return 0
@@ -172,6 +183,8 @@ class NaiveEngine:
         request.shared = shared
         request.computed = context
         self._disown(request)
+        self.admissions += 1
+        request.known, request.place = request.tokens, self.admissions
         self.waiting.popleft()
         self.running.append(request)
         self._schedule(batch, request, new)
@@ -184,10 +197,12 @@ class NaiveEngine:
             request.table.append(self.blocks.pop())
         if request.decoding:
             batch.decodes.append((request.id, request.computed))
+            if self.settings.share_when_scheduled:
+                self._publish(request, request.computed - self._in_flight(request))
             return
         batch.chunks.append((request.id, new, context))
         if self.settings.share_when_scheduled:
-            self._publish(request, min(request.computed, request.prompt))
+            self._publish(request, request.computed)
 
     def _give_tokens(self, batch: NaiveBatch) -> None:
         for id in [id for id, _ in batch.decodes] + [id for id, _, _ in batch.chunks]:
@@ -202,20 +217,31 @@ class NaiveEngine:
 
     def end(self, batch: NaiveBatch, stopped: list[int]) -> list[tuple[int, int]]:
         """(request, tokens that it got) of those that leave."""
+        self.ended = batch.number
         if not self.settings.share_when_scheduled:
             for id, new, context in batch.chunks:
                 if id in self.requests and self.requests[id] in self.running:
-                    self._publish(self.requests[id], min(context + new, self.requests[id].prompt))
-        remaining: list[tuple[int, int]] = []
-        for id in batch.ending + stopped:
-            request = self.requests.get(id)
-            if request is not None:
-                remaining.append((id, sum(step <= batch.number for step in request.given_at)))
-                self._leave(request, remaining[-1][1])
-        return remaining
+                    self._publish(self.requests[id], context + new)
+        leaving = {
+            id: sum(step <= batch.number for step in self.requests[id].given_at)
+            for id in batch.ending + stopped
+            if id in self.requests
+        }
+        for request in sorted((self.requests[id] for id in leaving), key=lambda request: request.place):
+            self._leave(request, min(request.computed, request.prompt + leaving[request.id] - 1))
+        return list(leaving.items())
 
     def abort(self, id: int) -> None:
-        self._leave(self.requests[id], self.requests[id].generated)
+        self._leave(self.requests[id], self._hashed(self.requests[id]))
+
+    def _in_flight(self, request: NaiveRequest) -> int:
+        """Tokens of a request that steps in flight compute."""
+        return sum(step > self.ended for step in request.given_at)
+
+    def _hashed(self, request: NaiveRequest) -> int:
+        """Computed tokens of a request that were known when its latest step began, or are now."""
+        unknown = min(self._in_flight(request), self.ahead)
+        return max(request.computed - unknown, min(request.computed, request.known))
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
@@ -232,41 +258,43 @@ class NaiveEngine:
         found."""
         results: list[int] = []
         where, maximum = self.blocks.where, (request.tokens - 1) // self.settings.block_tokens
-        most_shared = min(maximum, request.prompt // self.settings.block_tokens)
-        most_shared = min(most_shared // self.settings.id_blocks, len(request.ids)) * self.settings.id_blocks
+        most_shared = min(maximum // self.settings.id_blocks, len(request.ids)) * self.settings.id_blocks
         while len(results) < most_shared and self._path(request, len(results)) in where:
-            results.append(where[self._path(request, len(results))])
+            results.append(where[self._path(request, len(results))][0])
         shared = len(results)
         while len(results) < maximum and ("own", request.id, len(results)) in where:
-            results.append(where["own", request.id, len(results)])
+            results.append(where["own", request.id, len(results)][0])
         return results, shared
 
     def _publish(self, request: NaiveRequest, tokens: int) -> None:
-        """Let others find whole ids of the first tokens. What is there already stays where it is, and what follows is
-        private.
-        """
+        """Let others find whole ids of the first tokens."""
         size = self.settings.id_blocks
         total = min(tokens // (size * self.settings.block_tokens), len(request.ids))
         while self.settings.caching and request.shared < total * size:
-            if self._path(request, request.shared) in self.blocks.where:
-                return
-            for i in range(request.shared, request.shared + size):
-                self.blocks.name(request.table[i], self._path(request, i))
+            parts = range(request.shared, request.shared + size)
+            self.blocks.name([request.table[i] for i in parts], [self._path(request, i) for i in parts])
             request.shared += size
 
     def _preempt(self, request: NaiveRequest) -> None:
-        """Its blocks are free, but it may find its own full ones again when it comes back."""
+        """Its blocks are free, but it may find its own full ones again when it comes back.
+
+        One whose last token is being computed need not come back.
+        """
         self.preemptions += 1
         self.running.remove(request)
-        self.waiting.appendleft(request)
-        if self.settings.caching:
-            for i in range(request.shared, request.computed // self.settings.block_tokens):
-                self.blocks.name(request.table[i], ("own", request.id, i))
-        self._free_table(request)
+        if not request.ending:
+            self.waiting.appendleft(request)
+        if self.settings.share_when_scheduled:
+            self._publish(request, self._hashed(request))
+        self._free_table(request, self._hashed(request))
         request.computed = request.shared = 0
         request.decoding = False
 
-    def _free_table(self, request: NaiveRequest) -> None:
+    def _free_table(self, request: NaiveRequest, tokens: int) -> None:
+        """Free its blocks, the last first; those that its first `tokens` tokens fill have a content."""
+        if self.settings.caching:
+            for i in range(request.shared, min(tokens // self.settings.block_tokens, len(request.table))):
+                self.blocks.name([request.table[i]], [("own", request.id, i)])
         for block in reversed(request.table):
             self.blocks.give_back(block)
         request.table = []
@@ -274,19 +302,20 @@ class NaiveEngine:
     def _disown(self, request: NaiveRequest) -> None:
         """Forget the names of blocks that no request can match any more."""
         for content in [content for content in self.blocks.where if content[:2] == ("own", request.id)]:
-            self.blocks.forget(content)
+            for block in list(self.blocks.where[content]):
+                self.blocks.forget(block)
 
-    def _leave(self, request: NaiveRequest, generated: int) -> None:
-        """Let others find its answer, where it has ids for it. The last of `generated` tokens was never computed."""
+    def _leave(self, request: NaiveRequest, tokens: int) -> None:
+        """Take a request out; others can find its first `tokens` tokens, where it has ids for them."""
         size = len(request.ids) * self.settings.block_tokens * self.settings.id_blocks
         if request.decoding and size > request.prompt:
-            self._publish(request, min(request.computed, request.prompt + generated - 1))
-        self._free_table(request)
+            self._publish(request, tokens)
+        self._free_table(request, tokens)
         self._disown(request)
         del self.requests[request.id]
         if request in self.running:
             self.running.remove(request)
-        else:
+        elif request in self.waiting:
             self.waiting.remove(request)
 
     def check(self) -> None:
@@ -298,4 +327,4 @@ class NaiveEngine:
                 users[block] += 1
         assert users == self.blocks.users
         assert sorted(self.blocks.free) == [block for block, count in enumerate(users) if not count]
-        assert {block: content for content, block in self.blocks.where.items()} == self.blocks.what
+        assert {block: content for content, blocks in self.blocks.where.items() for block in blocks} == self.blocks.what

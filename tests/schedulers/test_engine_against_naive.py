@@ -119,7 +119,7 @@ class Pair:
         self.naive.check()
         assert self.core.kv_cache.num_free_blocks == self.naive.free
         assert len(self.core.running) == len(self.naive.running)
-        assert self.core.num_waiting == len(self.naive.waiting)
+        assert self.core.num_waiting == len(self.naive.requests) - len(self.naive.running)
         assert self.core.preemptions == self.naive.preemptions
 
 

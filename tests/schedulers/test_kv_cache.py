@@ -91,17 +91,47 @@ def test_the_same_id_after_another_prefix_is_another_block() -> None:
     assert (cached(kv, 1, 5), cached(kv, 2, 5)) == (2, 2)
 
 
-def test_what_somebody_else_has_published_stays_private_with_all_that_follows() -> None:
-    kv = KVCache(8, 4)
+def test_what_another_sequence_has_cached_becomes_a_copy_that_outlives_it() -> None:
+    kv = KVCache(5, 4)
     first, second = SequenceBlocks(), SequenceBlocks()
     kv.allocate(first, 2)
     kv.allocate(second, 3)
     kv.cache_blocks(first, (1, 2), 8)
     kv.cache_blocks(second, (1, 2, 3), 12)
-    assert (len(first.nodes), first.num_private) == (2, 0)
-    assert (len(second.nodes), second.num_private) == (0, 3)
+    assert (len(first.nodes), len(second.nodes)) == (2, 3)
+    found = kv.match_prefix((1, 2, 3), 12)
+    assert found == [*first.nodes, second.nodes[2]]  # the older of equal blocks
+    kv.free(first)
+    kv.allocate(SequenceBlocks(), 2)  # evicts both blocks of the first
+    assert kv.match_prefix((1, 2, 3), 12) == second.nodes
+    kv.free(second)
+    kv.allocate(SequenceBlocks(), 1)
     assert cached(kv, 1, 2, 3) == 2
-    kv.check_integrity([first, second])
+
+
+def test_blocks_that_no_prompt_can_find_are_allocated_first() -> None:
+    for first, remaining in ((True, 1), (False, 0)):
+        kv = KVCache(3, 4)
+        kv.reuse_unhashed_first = first
+        kv.free(published(kv, 1))
+        blocks = SequenceBlocks()
+        kv.allocate(blocks, 2)
+        kv.free(blocks, num_hashed=0)
+        kv.allocate(SequenceBlocks(), 2)
+        assert cached(kv, 1) == remaining
+
+
+def test_an_emptied_cache_finds_nothing_and_has_all_blocks() -> None:
+    kv = KVCache(4, 4)
+    held = published(kv, 1, 2)
+    assert not kv.reset_prefix_cache()
+    kv.free(held)
+    preempted = SequenceBlocks()
+    kv.allocate(preempted, 2)
+    kv.free(preempted, 2, preempted=True)
+    assert kv.reset_prefix_cache()
+    assert (cached(kv, 1, 2), kv.num_reclaimable(preempted, 0, 9), kv.num_free_blocks) == (0, 0, 4)
+    kv.check_integrity([])
 
 
 def test_a_prompt_under_way_publishes_whole_ids_only() -> None:
@@ -141,7 +171,7 @@ def test_a_preempted_sequence_finds_what_nobody_took() -> None:
     kv = KVCache(6, 4)
     blocks = published(kv, 1)
     kv.allocate(blocks, 4)
-    kv.free(blocks, keep=4)
+    kv.free(blocks, 4, preempted=True)
     # The queue: a blank block, its private blocks from the fourth to the first, block 1.
     assert [kv.num_reclaimable(blocks, 1, maximum) for maximum in (1, 4, 9)] == [1, 4, 4]
     kv.allocate_unassigned(3)
@@ -157,7 +187,7 @@ def test_nothing_is_left_once_all_is_taken() -> None:
     kv = KVCache(3, 4)
     blocks = SequenceBlocks()
     kv.allocate(blocks, 2)
-    kv.free(blocks, keep=2)
+    kv.free(blocks, 2, preempted=True)
     kv.allocate_unassigned(3)
     assert kv.num_reclaimable(blocks, 0, 9) == 0
     kv.reclaim(blocks, 0)
@@ -168,7 +198,7 @@ def test_only_full_blocks_are_worth_finding_again() -> None:
     kv = KVCache(4, 4)
     blocks = SequenceBlocks()
     kv.allocate(blocks, 3)
-    kv.free(blocks, keep=2)  # the third is begun, or was only reserved
+    kv.free(blocks, 2, preempted=True)  # the third is begun, or was only reserved
     assert kv.num_reclaimable(blocks, 0, 9) == 2
     kv.allocate_unassigned(2)  # the blank one and the third
     assert kv.num_reclaimable(blocks, 0, 9) == 2
@@ -178,7 +208,7 @@ def test_what_is_not_taken_back_stays_where_it_stood() -> None:
     kv = KVCache(4, 4)
     blocks, second = SequenceBlocks(), published(kv, 1)
     kv.allocate(blocks, 3)
-    kv.free(blocks, keep=3)
+    kv.free(blocks, 3, preempted=True)
     kv.free(second)
     kv.reclaim(blocks, 2)
     assert kv.num_free_blocks == 2
@@ -191,7 +221,7 @@ def test_blocks_that_others_published_meanwhile_count_from_the_start_of_ones_own
     kv = KVCache(6, 4)
     blocks = SequenceBlocks()
     kv.allocate(blocks, 3)
-    kv.free(blocks, keep=3)
+    kv.free(blocks, 3, preempted=True)
     published(kv, 1)
     assert [kv.num_reclaimable(blocks, follows, 9) for follows in (0, 1, 2, 3, 4)] == [3, 2, 1, 0, 0]
     kv.attach(blocks, kv.match_prefix((1,), 4))
@@ -203,7 +233,7 @@ def test_without_caching_nothing_is_found() -> None:
     kv = KVCache(4, 4, enable_caching=False)
     blocks = published(kv, 1, 2)
     assert (cached(kv, 1, 2), blocks.num_private) == (0, 2)
-    kv.free(blocks, keep=2)
+    kv.free(blocks, 2, preempted=True)
     assert (kv.num_reclaimable(blocks, 0, 9), kv.num_free_blocks) == (0, 4)
 
 

@@ -39,7 +39,7 @@ def leave(queue: KeyQueue, sequence: Sequence) -> None:
     ("order", "expected"),
     [
         ("fcfs", [0, 1, 2, 3, 4]),
-        ("priority", [1, 4, 0, 2, 3]),
+        ("priority", [4, 1, 2, 0, 3]),
         ("shortest_prompt", [3, 0, 2, 1, 4]),
         ("deadline", [4, 1, 2, 3, 0]),
     ],

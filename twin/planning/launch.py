@@ -54,7 +54,8 @@ TRANSLATED = frozenset(
     {
         "num_gpu_blocks", "kv_memory", "block_size", "max_num_batched_tokens", "max_num_seqs", "enable_prefix_caching",
         "scheduling_policy", "kv_reservation", "data_parallel_size", "pipeline_parallel_size", "async_scheduling",
-        "lora_config",
+        "lora_config", "scheduler_reserve_full_isl", "enable_chunked_prefill", "long_prefill_token_threshold",
+        "watermark", "max_num_active_seqs", "prefill_schedule_interval", "scheduler",
     }
 )  # fmt: skip
 """Fields of `engine` that the command of an engine has flags for."""
@@ -261,7 +262,11 @@ def _flags(pool: Document, formats: Formats | None) -> list[str]:
     words += ["--scheduling-policy", "priority"] if engine.get("scheduling_policy") == "priority" else []
     words.append(_switch("enable-prefix-caching", engine.get("enable_prefix_caching", True)))
     words.append(_switch("async-scheduling", engine.get("async_scheduling", False)))
-    words.append(_switch("scheduler-reserve-full-isl", engine.get("kv_reservation", "chunk") != "chunk"))
+    words.append(_switch("scheduler-reserve-full-isl", engine.get("scheduler_reserve_full_isl", True)))
+    words += [] if engine.get("enable_chunked_prefill", True) else ["--no-enable-chunked-prefill"]
+    for name in ("long_prefill_token_threshold", "watermark", "max_num_active_seqs", "prefill_schedule_interval"):
+        if engine.get(name, default := EngineSpec.model_fields[name].default) != default:
+            words += [f"--{name.replace('_', '-')}", str(engine[name])]
     return words + _lora(engine.get("lora_config"))
 
 

@@ -353,7 +353,7 @@ def test_a_prompt_that_is_preempted_half_sent_sends_the_rest() -> None:
     core = pools.workers[0].engine.core
     while pools.states.get(0) != [MORE, MORE]:
         pools.network.run_some(1)
-    core._preempt(core.sequences[0])
+    core.preempt(core.sequences[0])
     pools.run()
     assert core.preemptions == 1
     assert pools.states[0] == [MORE] * 5 + [LAST]

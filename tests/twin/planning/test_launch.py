@@ -122,8 +122,13 @@ def check_flags(engine: dict[str, Any]) -> None:
         ({"scheduling_policy": "priority"}, "--scheduling-policy", "priority"),
         ({"async_scheduling": True}, "--async-scheduling", ""),
         ({}, "--no-async-scheduling", ""),  # on by default in vLLM
-        ({}, "--no-scheduler-reserve-full-isl", ""),  # likewise
-        ({"kv_reservation": "prompt"}, "--scheduler-reserve-full-isl", ""),
+        ({}, "--scheduler-reserve-full-isl", ""),
+        ({"scheduler_reserve_full_isl": False}, "--no-scheduler-reserve-full-isl", ""),
+        ({"enable_chunked_prefill": False}, "--no-enable-chunked-prefill", ""),
+        ({"long_prefill_token_threshold": 512}, "--long-prefill-token-threshold", "512"),
+        ({"watermark": 0.01}, "--watermark", "0.01"),
+        ({"max_num_active_seqs": 64}, "--max-num-active-seqs", "64"),
+        ({"prefill_schedule_interval": 4}, "--prefill-schedule-interval", "4"),
         ({"lora_config": {"max_loras": 3, "max_lora_rank": 32, "max_cpu_loras": 9}}, "--max-cpu-loras", "9"),
         ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size", "2"),
         ({"data_parallel_size": 2}, "--data-parallel-size", "2"),

@@ -1,0 +1,170 @@
+"""How sequences leave an engine's running set: preempted, finished or aborted, and what becomes of their blocks.
+
+A block is *hashed*, in vLLM's word, when the tokens that fill it are computed and known, so that a prompt can find it.
+Freed blocks are evicted in the order in which they were freed if they are hashed, and before all others if not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from schedulers.core_state import CoreState
+from schedulers.sequence import DECODING, FINISHED, FINISHING, PREFILLING, WAITING, Sequence
+
+
+class Lifecycle(CoreState):
+    """The part of `EngineCore` that takes sequences out of their queues and sets."""
+
+    def preempt(self, sequence: Sequence, num_scheduled: int = 0, new_blocks: int = 0) -> None:
+        """Free a sequence's blocks and queue it; it will compute its prompt and its generated tokens again.
+
+        `num_scheduled`, `new_blocks`: the token and the block that a decode was given in the step being scheduled. A
+        sequence whose last token is being computed is not queued, since it ends when the step in flight does.
+        """
+        if self._sharing:
+            self._cache_growing_answers(0)
+        if sequence.state == DECODING:
+            sequence.preempted_step = self.decode_set.step_index
+        num_in_flight = self.num_in_flight_outputs(sequence, num_scheduled)
+        self._remove(sequence)
+        sequence.blocks.num_private += new_blocks
+        kv_cache, blocks = self.kv_cache, sequence.blocks
+        num_hashed = self._num_hashed_tokens(sequence, num_scheduled - num_in_flight)
+        if sequence in self._transferred:  # admitted by this very step: nothing has been written to its blocks yet
+            num_hashed = 0
+        if not self._cache_when_computed:
+            self._cache_answer_blocks(sequence, num_hashed)
+        kv_cache.free(blocks, kv_cache.num_full_private(blocks, num_hashed), preempted=True)
+        self._admission_blocked = False
+        sequence.blocks_reserved = sequence.prefix_loaded = False
+        sequence.preemptions += 1
+        self.preemptions += 1
+        if sequence.state == FINISHING:
+            self.preempted_finishing[sequence] = None
+            return
+        sequence.state = WAITING
+        sequence.num_tokens_to_compute = sequence.request.prompt_tokens + sequence.num_output_tokens
+        sequence.num_computed_tokens = 0
+        self._requeue(sequence)
+
+    def preemption_victim(self, running: list[Sequence]) -> Sequence:
+        """The running sequence that is preempted first; `running` is in the order of admission."""
+        return self._by_importance(running)[-1]
+
+    def num_in_flight_outputs(self, sequence: Sequence, num_scheduled: int = 0) -> int:
+        """Computed tokens of a decode that were not known when its blocks were hashed: in its latest step, or since.
+
+        `num_scheduled`: 1 if the step being scheduled has a token of it, in which case it is hashed now.
+        """
+        in_flight = self.decode_set.step_index - self._num_ended
+        return in_flight if num_scheduled else min(in_flight, self._num_ahead)
+
+    def _num_hashed_tokens(self, sequence: Sequence, num_unknown: int) -> int:
+        """Tokens of a sequence that vLLM has named, so that a prompt can find them: computed ones that are known.
+
+        `num_unknown`: to add to the computed tokens of a decode, negative for tokens in flight.
+        """
+        computed = sequence.num_computed_tokens
+        if sequence.state == PREFILLING:
+            return computed
+        return max(computed + num_unknown, min(computed, sequence.num_tokens_to_compute))
+
+    def _finish_all(self, finishing: Iterable[Sequence], stopped: Iterable[Sequence], step: int) -> list[Sequence]:
+        """Finish the sequences that reached `max_tokens` in step number `step`, then those that stopped with it.
+
+        Their blocks are freed in the order of their admission, as vLLM does: those freed first are evicted first.
+        """
+        if self._sharing:
+            self._cache_growing_answers(0)
+        finished: list[Sequence] = []
+        for sequence in finishing:
+            if sequence.state == FINISHING:
+                self._finish(sequence)
+                finished.append(sequence)
+        for sequence in stopped:
+            if sequence.state != FINISHED:
+                self._finish(sequence, step)
+                finished.append(sequence)
+        if len(finished) > 1 and self.kv_cache.enable_caching:
+            for sequence in sorted(finished, key=admission_order):
+                self._free_finished(sequence)
+        else:
+            for sequence in finished:
+                self._free_finished(sequence)
+        return finished
+
+    def _finish(self, sequence: Sequence, last_step: int | None = None) -> None:
+        """Take a sequence out for good, but for its blocks.
+
+        `last_step`: the step that computed its last token, if later ones had begun; their tokens are discarded.
+        """
+        was_decoding = sequence.state in (DECODING, FINISHING)
+        num_in_flight = self.num_in_flight_outputs(sequence) if sequence.state == DECODING else 0
+        self._remove(sequence)
+        if last_step is not None:
+            sequence.num_output_tokens -= max(sequence.left_step - last_step, 0)
+            num_in_flight = 0
+        if was_decoding:  # the last token was never an input, so that its cache is not computed
+            known = self._num_hashed_tokens(sequence, -num_in_flight)
+            sequence.num_computed_tokens = min(known, sequence.request.prompt_tokens + sequence.num_output_tokens - 1)
+            self._cache_answer_blocks(sequence, sequence.num_computed_tokens)
+        sequence.state = FINISHED
+        self.outstanding_tokens -= sequence.request.prompt_tokens + sequence.max_tokens
+        del self.sequences[sequence.request.id]
+        self._admission_blocked = False
+
+    def _free_finished(self, sequence: Sequence) -> None:
+        """Free the blocks of a finished sequence unless they are to be transferred."""
+        if sequence.hold_blocks:
+            self.awaiting_transfer[sequence] = None
+        else:
+            self._free(sequence)
+
+    def _free(self, sequence: Sequence) -> None:
+        """Free the blocks of a finished sequence; the tokens that fill them are those that it has computed."""
+        kv_cache, blocks = self.kv_cache, sequence.blocks
+        kv_cache.free(blocks, kv_cache.num_full_private(blocks, sequence.num_computed_tokens))
+
+    def _requeue(self, sequence: Sequence) -> None:
+        """Queue a preempted sequence again."""
+        self._queue_of(sequence).requeue(sequence)
+
+    def _remove(self, sequence: Sequence) -> None:
+        """Take a sequence out of its queue or set, and write its counts and blocks back into it."""
+        if sequence.state == WAITING:
+            self._remove_waiting(sequence)
+        elif sequence.state == DECODING:
+            self.decode_set.remove(sequence)
+            self._sync_blocks(sequence)
+        elif sequence.state == PREFILLING:
+            self._prefilling.pop(sequence, None)
+        if self._sharing:
+            self._sharing.pop(sequence, None)
+        if self.scheduling_policy.follows_service:
+            self.scheduling_policy.on_output(sequence, sequence.num_output_tokens)
+        if sequence in self.running:
+            del self.running[sequence]
+            if self.model_slots is not None:
+                self.model_slots.leave(sequence)
+        elif sequence in self.preempted_finishing:
+            del self.preempted_finishing[sequence]
+        else:
+            self.one_shot_running.pop(sequence, None)
+
+    def _remove_waiting(self, sequence: Sequence) -> None:
+        """Take a sequence out of where it waits."""
+        if self.admission_control is not None:
+            self.admission_control.left(sequence)
+        if self.kv_tiers is not None and self.kv_tiers.forget(sequence):
+            return  # its prefix is being loaded: it is in no queue
+        if self.reserved.pop(sequence.request.id, None) is not None:
+            return  # its cache is on its way
+        if sequence in self.waiting_for_remote_kv:
+            self.waiting_for_remote_kv.remove(sequence)
+        else:
+            self._queue_of(sequence).remove(sequence)
+
+
+def admission_order(sequence: Sequence) -> int:
+    """Sorts sequences by their admission."""
+    return sequence.admission_index

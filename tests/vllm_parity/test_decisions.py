@@ -1,0 +1,51 @@
+"""`EngineCore` decides as vLLM did, step by step: as recorded, and as the installed version does where there is one."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+from schedulers.vllm_versions import SCHEDULER_VERSIONS
+from tests.vllm_parity.recorded import first_difference, read
+from tests.vllm_parity.replay import OurScheduler, VllmScheduler, decisions, difference
+from tests.vllm_parity.workloads import FAMILIES, make_workload
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULER_VERSIONS)
+def test_every_step_is_as_recorded(scheduler: str) -> None:
+    workloads, differences = 0, []
+    for family, seed, expected in read(scheduler):
+        workload = make_workload(family, seed).for_version(scheduler)
+        found = [decision.digest() for decision in decisions(workload, OurScheduler(workload))]
+        difference = first_difference(scheduler, family, seed, expected, found)
+        workloads += 1
+        if difference is not None:
+            differences.append(difference)
+    assert not differences
+    assert workloads >= 300
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_another_rule_is_noticed(seed: int) -> None:
+    """The recorded steps of one version are not those of another."""
+    recorded = {(family, number): expected for family, number, expected in read("vllm-0.19")}
+    different = 0
+    for family in ("shared_prefixes", "sessions", "priorities", "tiny_caches"):
+        for number in range(seed, 30, 3):
+            workload = make_workload(family, number).for_version("vllm-0.33")
+            found = [decision.digest() for decision in decisions(workload, OurScheduler(workload))]
+            different += found != recorded[family, number]
+    assert different
+
+
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_installed_version_decides_alike(family: str) -> None:
+    from tests.vllm_parity.compare import scheduler_for
+    from twin.installed_vllm.scheduler import vllm_version
+
+    for seed in range(200, 220):
+        workload = make_workload(family, seed).for_version(scheduler_for(vllm_version()))
+        found = decisions(workload, OurScheduler(workload))
+        assert difference(decisions(workload, VllmScheduler(workload)), found) is None
