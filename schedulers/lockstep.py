@@ -34,6 +34,7 @@ class GroupBatch(Batch):
             step_index=step_index,
         )
         self.ranks = ranks
+        self.paused = [sequence for batch in batches for sequence in batch.paused]
 
 
 class LockstepGroup:

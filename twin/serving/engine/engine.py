@@ -342,7 +342,7 @@ class Engine(EngineState):
             running.append((batch, start, end))
             if self._watch is not None:
                 self._watch(self, batch, start, end)
-            if batch.chunks or batch.transferred:
+            if batch.chunks or batch.transferred or batch.paused:
                 self.step_records.begin(batch, now)
             free_places -= 1
 

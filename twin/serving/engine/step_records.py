@@ -96,6 +96,7 @@ class StepRecords:
         self.lost_steps = 0
         # Of prompts that are computed again: the step of the token before. They may be preempted once more meanwhile.
         self._step_before: dict[Sequence, int] = {}
+        self._paused: dict[Sequence, int] = {}  # and the step of the token before
 
     def begin(self, batch: Batch, now: float) -> None:
         """Note the sequences whose first step or first decode begins."""
@@ -107,22 +108,43 @@ class StepRecords:
             if record.scheduled < 0:
                 record.scheduled = now
                 record.cached_tokens = sequence.num_cached_tokens
+            self._paused.pop(sequence, None)
             if chunk.last and sequence.preempted_step:
                 self._step_before[sequence] = sequence.preempted_step
             if chunk.last and sequence.state == DECODING and self.expects_ends:
                 self.answer_ends.expect(sequence, batch.step_index)
             if self.on_chunk is not None and not chunk.last:
                 self.on_chunk(sequence, -1)
+        if batch.paused:
+            self._pause(batch)
         for sequence in batch.transferred:
             self.backlog.start(now)
             if self.expects_ends:
                 self.answer_ends.expect(sequence, batch.step_index - 1)
 
+    def _pause(self, batch: Batch) -> None:
+        """Note decodes that a step passes over: their answers end later, and their next token comes after two steps."""
+        for sequence in batch.paused:
+            self._paused.setdefault(sequence, batch.step_index - 1)
+            if sequence.state == DECODING and self.expects_ends:
+                self.answer_ends.expect(sequence, batch.step_index)
+
+    def _resume(self, batch: Batch, end: float) -> int:
+        """Note the first tokens of decodes after a pause. Returns their number."""
+        paused, resumed = self._paused, 0
+        for sequence in batch.decodes:
+            before = paused.pop(sequence, 0)
+            if before:
+                self.log.odd_gaps.append(end - self.end_of_step(before))
+                resumed += 1
+        return resumed
+
     def end(self, batch: Batch, start: float, end: float) -> None:
         """Note a step that has run, and the tokens that it has computed."""
         log = self.log
         log.ran(start, end)
-        log.step(end, batch.n_decodes - len(batch.transferred))
+        resumed = self._resume(batch, end) if self._paused else 0
+        log.step(end, batch.n_decodes - len(batch.transferred) - resumed)
         if log.detail:
             kind = DECODE_STEP if not batch.chunks else ONE_SHOT_STEP if isinstance(batch, OneShotBatch) else MIXED_STEP
             log.step_details(kind, batch.prefill_tokens, start)
@@ -150,6 +172,7 @@ class StepRecords:
 
     def finish(self, sequence: Sequence, end: float) -> RequestRecord:
         """Note a finished request in its record, which is returned."""
+        self._paused.pop(sequence, None)
         record: RequestRecord = sequence.payload  # type: ignore[assignment]
         record.last_token = end + self.deliver
         record.output_tokens = min(record.delivered + sequence.num_output_tokens, record.answer_tokens)
@@ -168,6 +191,7 @@ class StepRecords:
         """Forget the requests of an engine that has failed."""
         self.answer_ends.clear()
         self._step_before.clear()
+        self._paused.clear()
         self.backlog.lose_all(now)
 
     def restart(self) -> None:
