@@ -121,8 +121,12 @@ def test_whoever_is_passed_over_as_lacking_blocks_would_not_have_got_them(
 def test_a_policy_that_allows_less_makes_a_chunk_fit() -> None:
     """The second prompt wants all 10 blocks beside no decode, and one of the 9 that are left beside the first's."""
     config = EngineConfig(
-        num_gpu_blocks=10, block_size=4, max_num_batched_tokens=64, max_num_seqs=4, prefix_id_tokens=4,
-        scheduler_reserve_full_isl=False
+        num_gpu_blocks=10,
+        block_size=4,
+        max_num_batched_tokens=64,
+        max_num_seqs=4,
+        prefix_id_tokens=4,
+        scheduler_reserve_full_isl=False,
     )
     policy = SloChunks([1, 64], [1.0, 2.0], slo_seconds=2.0, min_tokens=4, max_tokens=64)
     assert (policy.max_prefill_tokens(0), policy.max_prefill_tokens(1)) == (64, 4)
