@@ -116,13 +116,14 @@ def _default_config() -> Any:
     vllm_config = object.__new__(kind)
     for field in dataclasses.fields(kind):
         default: Any = field.default
+        factory: Any = field.default_factory
         if hasattr(default, "get_default"):  # pydantic's
             try:
                 default = default.get_default(call_default_factory=True)
             except RuntimeError:  # the device's section looks for one
                 default = None
         elif default is dataclasses.MISSING:
-            default = None if field.default_factory is dataclasses.MISSING else field.default_factory()
+            default = None if factory is dataclasses.MISSING else factory()
         object.__setattr__(vllm_config, field.name, default)
     vllm_config.model_config = SimpleNamespace(
         max_model_len=MAX_MODEL_LEN, runner_type="generate", is_encoder_decoder=False, is_diffusion=False,
