@@ -8,13 +8,34 @@ Decodes for which no tokens remain pause for the step.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from schedulers.batches import Chunk
 from schedulers.sequence import DECODING, PREFILLING, Sequence
 
 if TYPE_CHECKING:
-    from schedulers.engine_core import EngineCore
+    from schedulers.decode_set import DecodeSet
+    from schedulers.engine_config import EngineConfig
+    from schedulers.kv_cache import KVCache
+
+
+class PreemptingCore(Protocol):
+    """The part of `EngineCore` that the pass reads and changes; see there for the attributes."""
+
+    config: EngineConfig
+    kv_cache: KVCache
+    decode_set: DecodeSet
+    running: dict[Sequence, None]
+    one_shot_running: dict[Sequence, None]
+    prefill_tokens: int
+
+    def num_blocks_to_decode(self, sequence: Sequence) -> int: ...
+    def num_chunk_tokens(self, sequence: Sequence, budget: int) -> int: ...
+    def num_missing_blocks(self, sequence: Sequence, num_tokens: int) -> int: ...
+    def allocate_to_decode(self, sequence: Sequence, new_blocks: int) -> None: ...
+    def schedule_chunk(self, chunks: list[Chunk], sequence: Sequence, num_tokens: int) -> int: ...
+    def preemption_victim(self, running: list[Sequence]) -> Sequence: ...
+    def preempt(self, sequence: Sequence, num_scheduled: int = 0, new_blocks: int = 0) -> None: ...
 
 
 class RunningPass:
@@ -26,7 +47,7 @@ class RunningPass:
         preempted: whether a sequence was preempted.
     """
 
-    def __init__(self, core: EngineCore, chunks: list[Chunk], prompt_budget: int) -> None:
+    def __init__(self, core: PreemptingCore, chunks: list[Chunk], prompt_budget: int) -> None:
         self._core, self._rules = core, core.config.rules
         self.budget, self.prompt_budget = core.config.max_num_batched_tokens, prompt_budget
         self.chunks = chunks
