@@ -18,6 +18,7 @@ from typing import Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from latency_models.calibration.file_format import SIZES, Calibration, Component, Line, Provenance
+from latency_models.deployment.expert_load import ExpertLoad
 from latency_models.deployment.hardware import WEIGHT_BYTES, Hardware, Precision, Share
 from latency_models.deployment.models import ExpertFFN, Model
 from latency_models.io.config_io import Strict, checked
@@ -49,6 +50,7 @@ class Deployment(Strict):
         overhead: fixed time of a layer, added to the intercepts.
         shared_experts: whether every FFN card also holds the shared experts, and computes its part of the rows; the
             paper counts routed experts only.
+        expert_load: popularity of experts, and EPLB; default: all are used evenly. The fullest card sets the pace.
         memory_efficiency, compute_efficiency, network_efficiency: in place of the hardware file's.
     """
 
@@ -61,6 +63,7 @@ class Deployment(Strict):
     link: Literal["intra_node", "inter_node"] = "inter_node"
     shared_experts: bool = False
     overhead: Overhead = Field(default_factory=Overhead)
+    expert_load: ExpertLoad | None = None
     memory_efficiency: Share | None = None
     compute_efficiency: Share | None = None
     network_efficiency: Share | None = None
@@ -126,6 +129,9 @@ def _check_experts(model: Model, deployment: Deployment) -> None:
             raise BadInput(f"expected none, {reason}", field="experts_per_card", value=per_card)
         if deployment.shared_experts:
             raise BadInput(f"expected false, {reason}", field="shared_experts", value=True)
+        if deployment.expert_load is not None:
+            value = deployment.expert_load.popularity
+            raise BadInput(f"expected none, {reason}", field="expert_load", value=value)
         return
     if per_card is None:
         return
@@ -153,9 +159,14 @@ def experts_on_card(ffn: ExpertFFN, deployment: Deployment) -> int:
 
 
 def _card_rows(ffn: ExpertFFN, model: Model, deployment: Deployment) -> float:
-    """N_expert/card · k (1 + MTP depth) / N_expert: rows on one card's experts for each request (eq. 31, 33)."""
+    """N_expert/card · k (1 + MTP depth) / N_expert: rows on one card's experts for each request (eq. 31, 33).
+
+    Of experts that are not used evenly it is the fullest card's rows.
+    """
     rows = ffn.experts_per_token * _rows_per_request(model, deployment)
-    return experts_on_card(ffn, deployment) * rows / ffn.experts
+    load, cards = deployment.expert_load, cards_of_ffn_instance(model, deployment)
+    fullest = load.fullest(ffn.experts, cards) * load.slowdown if load else 1.0
+    return experts_on_card(ffn, deployment) * rows / ffn.experts * fullest
 
 
 def _ffn_slope(hardware: Hardware, model: Model, deployment: Deployment) -> float:

@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from latency_models.calibration.file_format import Calibration, FitReport, Line, Provenance
+from latency_models.deployment.expert_load import ExpertLoad
 from latency_models.deployment.hardware import Efficiency, Hardware, Network
 from latency_models.deployment.models import (
     DenseFFN,
@@ -49,6 +50,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "### `ffn` with `kind: moe`": ExpertFFN,
     "## The deployment": Deployment,
     "### `overhead`": Overhead,
+    "### `expert_load`": ExpertLoad,
     "## The file of efficiencies": KernelEfficiency,
     "### One fit": Reached,
     "### The engine's own time": EngineTime,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import PositiveInt
 
+from latency_models.deployment.expert_load import ExpertLoad
 from latency_models.io.builtin_files import FilePath, NameOrFile
 from latency_models.sources.registry import SourceSpec, register
 from latency_models.sources.roofline.placement import Cache, Placement, Weights
@@ -30,6 +31,7 @@ class RooflineSpec(SourceSpec):
         weights: format of linear layers; default: as the model is published. mxfp4 is one of experts alone.
         experts: format of expert weights; default: that of `weights`.
         cache: format of the KV cache.
+        expert_load: popularity of experts, and EPLB; default: all are used evenly.
         link: network that all-reduces cross; default: intra_node while a stage's devices fit in a node.
         efficiency: a file of fits in place of the built-in one.
     """
@@ -44,6 +46,7 @@ class RooflineSpec(SourceSpec):
     weights: Weights | None = None
     experts: Weights | None = None
     cache: Cache = "bf16"
+    expert_load: ExpertLoad | None = None
     link: Literal["intra_node", "inter_node"] | None = None
     efficiency: FilePath | None = None
 
@@ -66,7 +69,7 @@ class RooflineSpec(SourceSpec):
         from latency_models.sources.roofline.efficiency import built_in_efficiency, load_efficiency
         from latency_models.sources.roofline.placement import check_placement
         from latency_models.sources.roofline.step_time import RooflineStepTime
-        from latency_models.sources.roofline.work import kinds_of_parts
+        from latency_models.sources.roofline.work import expert_rows, kinds_of_parts
 
         model, hardware = any_model(self.model, base), load_hardware(self.hardware, base)
         placement = self.placement(model)
@@ -74,6 +77,7 @@ class RooflineSpec(SourceSpec):
             check_placement(model, hardware, placement)
         except BadInput as error:
             raise BadInput(error.expected, value=error.value, field=f"step_time.{error.field}") from None
+        load = expert_rows(model, placement, self.expert_load, base)
         efficiency = built_in_efficiency()
         if self.efficiency:
             path = base / self.efficiency
@@ -81,7 +85,7 @@ class RooflineSpec(SourceSpec):
             for kind in kinds_of_parts(model, hardware, placement).values():
                 if kind not in efficiency.kernels:
                     raise BadInput(f"expected a fit of {kind}, which {model.name} has", field="kernels", file=path)
-        return RooflineStepTime(model, hardware, placement, efficiency, link=self.link)
+        return RooflineStepTime(model, hardware, placement, efficiency, link=self.link, load=load)
 
     def check_ranks(self, data_parallel: int) -> None:
         if data_parallel != self.data_parallel:

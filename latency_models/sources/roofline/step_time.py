@@ -22,9 +22,11 @@ from latency_models.sources.roofline.placement import (
 from latency_models.sources.roofline.work import (
     ABOUT,
     ACTIVATION_BYTES,
+    EVEN,
     MORE_PRECISE,
     SMALL_KERNELS,
     WHOLE_STEP,
+    ExpertRows,
     Matrix,
     attended_pairs,
     attention_shape,
@@ -58,6 +60,7 @@ class RooflineStepTime(StepTime):
     Args:
         scales: factors on the parts of a step and on the whole, by the names of their unknowns; 1 by default. With
             them, too, no step is faster than its FLOPs and bytes at the device's peaks.
+        load: rows of the fullest device, and what EPLB costs.
     """
 
     def __init__(
@@ -69,21 +72,23 @@ class RooflineStepTime(StepTime):
         *,
         link: Literal["intra_node", "inter_node"] | None = None,
         scales: Mapping[str, float] | None = None,
+        load: ExpertRows = EVEN,
     ) -> None:
         self.model = model
         self.hardware = hardware
         self.placement = placement
         self.efficiency = efficiency
-        self.scales = dict.fromkeys((*ABOUT, WHOLE_STEP), 1.0) | dict(scales or {})
+        self._load = load
+        self.scales = dict.fromkeys(ABOUT, 1.0) | {WHOLE_STEP: load.slowdown} | dict(scales or {})
         self._link: Literal["intra_node", "inter_node"] = link or (
             "intra_node" if placement.stage_devices <= hardware.devices_per_node else "inter_node"
         )
         self._floor = None
         if scales is not None:
-            self._floor = RooflineStepTime(model, hardware, placement, at_the_peaks(efficiency), link=link)
+            self._floor = RooflineStepTime(model, hardware, placement, at_the_peaks(efficiency), link=link, load=load)
         self._matrices = list(matrices(model, placement))
         self._head = head(model, placement)
-        self._experts = routed_experts(model, placement)
+        self._experts = routed_experts(model, placement, load)
         self._small_bytes = elementwise_bytes(model, placement)
         self.kinds = kinds_of_parts(model, hardware, placement)
         self._prepare_attention()
@@ -189,7 +194,7 @@ class RooflineStepTime(StepTime):
             for unknown in self.unknowns()
         }
         return RooflineStepTime(
-            self.model, self.hardware, self.placement, self.efficiency, link=self._link, scales=scales
+            self.model, self.hardware, self.placement, self.efficiency, link=self._link, scales=scales, load=self._load
         )
 
     def measured_deployment(self) -> MeasuredDeployment:
@@ -211,8 +216,6 @@ class RooflineStepTime(StepTime):
 
     def kv_tokens(self, gpu_memory_utilization: float, max_num_seqs: int) -> float:
         return device_memory(self.model, self.hardware, self.placement, gpu_memory_utilization, max_num_seqs).kv_tokens
-
-    # -- what is known of its error ----------------------------------------------------------------------------------
 
     def notes(self) -> list[str]:
         """Notes on the parts of the step that are extrapolated."""
@@ -284,7 +287,7 @@ class RooflineStepTime(StepTime):
         experts = self._experts
         assert experts is not None
         kind, weights = self.kinds["experts_kernels"], experts.columns * experts.hidden
-        rows = gathered * experts.chosen * experts.resident / experts.total
+        rows = experts.rows(gathered)
         size = experts.touched(gathered) * weights * WEIGHT_BYTES[experts.weights]
         size += 2 * gathered * experts.hidden * ACTIVATION_BYTES
         compute = experts.times * self._kernel(kind, 2.0 * rows * weights, size, COMPUTED_IN[experts.weights])

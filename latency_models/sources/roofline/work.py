@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
+from latency_models.deployment.expert_load import ExpertLoad
 from latency_models.deployment.hardware import Hardware, Precision
 from latency_models.deployment.models import (
     DenseFFN,
@@ -17,6 +19,7 @@ from latency_models.deployment.models import (
 )
 from latency_models.sources.roofline.efficiency import Efficiency, Family, Kind, all_reduce_kind
 from latency_models.sources.roofline.placement import Placement, Weights
+from workloads.errors import BadInput
 
 ABOUT = {
     "linear_kernels": "linear layers",
@@ -123,12 +126,45 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertRows:
+    """The use of experts on the fullest device.
+
+    Attributes:
+        fullest: its rows over the mean of all devices. shares: of each expert in the choices of all tokens; None: even.
+        slowdown: factor on whole steps, for EPLB's rebalancing.
+    """
+
+    fullest: float = 1.0
+    shares: tuple[float, ...] | None = None
+    slowdown: float = 1.0
+
+
+EVEN = ExpertRows()
+
+
+def expert_rows(model: Model, placement: Placement, load: ExpertLoad | None, base: Path = Path()) -> ExpertRows:
+    """The rows of the fullest device. Experts that are split over all devices leave these even.
+
+    Raises:
+        BadInput: a load for a model without experts.
+    """
+    ffn = model.ffn
+    if load is None:
+        return EVEN
+    if not isinstance(ffn, ExpertFFN):
+        expected = f"expected none, since {model.name} has no experts"
+        raise BadInput(expected, field="step_time.expert_load", value=load.popularity)
+    fullest = load.fullest(ffn.experts, placement.stage_devices, base) if placement.expert_parallel else 1.0
+    return ExpertRows(fullest, tuple(load.shares(ffn.experts, base).tolist()), load.slowdown)
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
     """The routed experts of one layer on one device.
 
     Attributes:
         times: layers that have them. resident: experts on the device, of `total`. chosen: experts of a token.
-        columns: weights of one expert's matrices on the device, over `hidden`.
+        columns: weights of one expert's matrices on the device, over `hidden`. use: of them by tokens.
     """
 
     times: int
@@ -138,11 +174,19 @@ class Experts:
     columns: float
     hidden: int
     weights: Weights
+    use: ExpertRows = EVEN
 
     def touched(self, tokens: float) -> float:
-        """Mean number of resident experts that a batch of tokens chooses, if each is chosen as often as the others."""
-        missed: float = (1.0 - self.chosen / self.total) ** tokens
+        """Mean number of resident experts that a batch of tokens chooses, by their popularity."""
+        if self.use.shares is None:
+            missed: float = (1.0 - self.chosen / self.total) ** tokens
+        else:
+            missed = sum((1.0 - min(self.chosen * share, 1.0)) ** tokens for share in self.use.shares) / self.total
         return self.resident * (1.0 - missed)
+
+    def rows(self, tokens: float) -> float:
+        """Rows of the fullest device: a row is a token at one of its experts."""
+        return tokens * self.chosen * self.resident / self.total * self.use.fullest
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +264,7 @@ def head(model: Model, placement: Placement) -> Matrix:
     return Matrix(1, model.vocabulary / placement.tensor_parallel, model.hidden_size, "bf16")
 
 
-def routed_experts(model: Model, placement: Placement) -> Experts | None:
+def routed_experts(model: Model, placement: Placement, use: ExpertRows = EVEN) -> Experts | None:
     """The routed experts; None for a dense model."""
     ffn, devices = model.ffn, placement.stage_devices
     if not isinstance(ffn, ExpertFFN):
@@ -234,6 +278,7 @@ def routed_experts(model: Model, placement: Placement) -> Experts | None:
         columns=ffn.matrices * ffn.intermediate_size / (1 if spread_whole else devices),
         hidden=ffn.expert_width(model.hidden_size),
         weights=placement.experts,
+        use=use,
     )
 
 
