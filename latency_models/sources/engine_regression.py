@@ -267,6 +267,16 @@ class EngineRegression(Estimator, StepTime):
         }
         return varied
 
+    def at_speed(self, factor: float) -> EngineRegression:
+        """The model of a machine on which every step takes `factor` times as long."""
+        self._require_fit()
+        scaled = EngineRegression(**self.get_params())
+        vars(scaled).update(vars(self))
+        scaled.overhead_ = self.overhead_ * factor
+        scaled.slopes_ = {name: slope * factor for name, slope in self.slopes_.items()}
+        scaled.lines_ = {name: line.scaled(factor) for name, line in self.lines_.items()}
+        return scaled
+
     def _at(self, step: Step) -> float:
         slopes, lines = self.slopes_, self.lines_
         seconds = (

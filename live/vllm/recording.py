@@ -13,7 +13,7 @@ from live.vllm.settings import read_settings
 from live.vllm.step_log import LoggedEngine, StepLogWriter
 
 CLOCKS = {"wall": time.perf_counter, "direct": time.process_time}
-"""Clocks by name; `direct` is the CPU time of the engine's process, for an engine on one CPU thread."""
+"""Clocks by name; `direct` is the CPU time of the scheduler's process, where that runs the model, too."""
 
 
 class RecordsSteps:

@@ -24,7 +24,7 @@ class SchedulerSettings(Strict):
     Attributes:
         step_log: file to append every step to. experiment: name of the run in it; default: the time of its start.
             workload: name of what clients send.
-        clock: of the log: `wall`, or `direct`: CPU time of the process, for an engine on one CPU thread.
+        clock: of the log: `wall`, or `direct`: CPU time of the scheduler's process, where that runs the model, too.
         chunking: a chunk policy, as `engine.chunking` of a scenario. step_time: step times that it predicts by,
             as in a scenario.
         one_shot: budgets of one-shot requests a step, as `engine.one_shot` of a scenario.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from twin.cli.options import Json, Output
@@ -21,6 +22,8 @@ def steps(run: Path, /, *, output: Output, json: Json = False) -> int:
         File to write.
     """
     configure_libraries()
+    import numpy as np
+
     from latency_models.io.config_io import write_yaml
     from latency_models.sources.engine_regression import EngineRegression, EngineRegressionFile
     from latency_models.sources.vllm_step_log.engine_steps import read_logged_steps
@@ -29,6 +32,7 @@ def steps(run: Path, /, *, output: Output, json: Json = False) -> int:
     from twin.recording.step_logs import seen
     from twin.validation.fitting import fitted_document
     from twin.validation.recordings import ProfilingRecording
+    from workloads.errors import BadInput
 
     log = read_logged_steps(run)
     rounds = [[(0.0, step) for step in stretch] for stretch in log.stretches]
@@ -36,7 +40,11 @@ def steps(run: Path, /, *, output: Output, json: Json = False) -> int:
         "device": "unknown", "model": log.model, "versions": {},
         "note": f"steps of a running vLLM, {log.source.name}; every fifth stretch held out",
     }  # fmt: skip
-    document = fitted_document([ProfilingRecording(rounds)], log.block_size, log.clock, provenance)
+    with np.errstate(all="ignore"):  # of steps that a bad log makes 0
+        document = fitted_document([ProfilingRecording(rounds)], log.block_size, log.clock, provenance)
+    if not math.isfinite(document["round_spread"]):
+        expected = "expected durations that batches explain; clock: direct is for a model in the scheduler's process"
+        raise BadInput(expected, field="step_time_us", file=log.source)
     write_or_print(write_yaml(document), output)
     unknowns = EngineRegression.from_file(EngineRegressionFile.model_validate(document)).unknowns()
     result = {

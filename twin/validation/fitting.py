@@ -20,6 +20,7 @@ from latency_models.fitting.statistics import deviation_between
 from latency_models.io.config_io import write_yaml
 from latency_models.sources.engine_regression import EngineRegression, Step
 from reports.records.run_directory import RunDirectory
+from scenarios.system import DisaggregatedSpec
 from scenarios.validation import ClockName, ValidationScenario
 from twin.validation.backend import Backend, ProfiledRounds, description
 from twin.validation.contention import ContentionMeter
@@ -48,7 +49,7 @@ class ProfiledStepModel:
         # A chunk policy may need the step times that the profile is for.
         self._scheduler = scenario.engine.model_copy(update={"chunking": None}).build(base)
         self._parts: list[ProfilingRecording] = []
-        self._in_turns: list[ProfilingRecording] = []
+        self._in_turns: dict[str, ProfilingRecording] = {}
 
     def profile(self) -> None:
         """Profile the engine, unless the run folder has its profile."""
@@ -73,17 +74,23 @@ class ProfiledStepModel:
         name = f"profiling-{repeat}"
         folder, point = self._run.path / "profiling" / repeat, self._run.points().get(name)
         if point is not None:
-            self._in_turns.append(ProfilingRecording.read(folder, point["frontend"]))
+            self._in_turns[repeat] = ProfilingRecording.read(folder, point["frontend"])
         elif profiled is not None and any(profiled.rounds):
             part = ProfilingRecording(profiled.rounds, profiled.frontend)
             part.write(folder)
             self._run.add_point(name, {"steps": sum(map(len, part.rounds)), "frontend": dict(part.frontend)})
-            self._in_turns.append(part)
+            self._in_turns[repeat] = part
 
     @property
     def profiled_in_turns(self) -> bool:
         """True if enough was profiled in turns with the repeats for a model of that alone."""
-        return sum(len(part.rounds) for part in self._in_turns) >= 2 * HELD_OUT_EVERY
+        return sum(len(part.rounds) for part in self._in_turns.values()) >= 2 * HELD_OUT_EVERY
+
+    def speeds(self) -> dict[str, float]:
+        """`machine_speeds` of the repeats with which one engine was profiled in turns; empty for several engines."""
+        if isinstance(self._scenario.system, DisaggregatedSpec):
+            return {}
+        return machine_speeds(self._in_turns, self._scheduler.config.block_size)
 
     def fitted_file(self, name: str, *, in_turns: bool = False) -> Path:
         """Fit the model to the profile, and write it into the run folder: `twin.engine-steps/2`.
@@ -92,7 +99,7 @@ class ProfiledStepModel:
         """
         backend = description(self._backend, self._run)
         document = fitted_document(
-            self._in_turns if in_turns else self._parts,
+            list(self._in_turns.values()) if in_turns else self._parts,
             self._scheduler.config.block_size,
             self._scenario.clock or "wall",
             {
@@ -120,6 +127,10 @@ class FixedStepModel:
         """Do nothing: the model is complete."""
 
     profiled_in_turns = False
+
+    def speeds(self) -> dict[str, float]:
+        """None: nothing was profiled in turns with the repeats."""
+        return {}
 
     def fitted_file(self, name: str, *, in_turns: bool = False) -> Path:
         """The given file, for any name."""
@@ -152,6 +163,24 @@ def fitted_document(
             **provenance,
         },
     )
+
+
+def machine_speeds(parts: Mapping[str, ProfilingRecording], block_size: int) -> dict[str, float]:
+    """Factors of step times while each repeat ran: seconds of the steps profiled with it over those of a common fit.
+
+    Only the part by which repeats differ more than their rounds explain is believed (empirical Bayes): on a machine
+    whose speed does not change, all factors are 1.
+    """
+    rounds = {name: [[step for _, step in steps] for steps in part.rounds] for name, part in parts.items()}
+    model = EngineRegression(block_size).fit([step for part in rounds.values() for steps in part for step in steps])
+    errors = {
+        name: np.array([-np.log1p(model.errors(steps)).mean() for steps in part]) for name, part in rounds.items()
+    }
+    between = deviation_between(list(errors.values())) ** 2
+    several = [error for error in errors.values() if len(error) > 1]
+    within = float(np.mean([error.var(ddof=1) for error in several])) if several else 0.0
+    shares = {name: between / (between + within / len(error)) if between else 0.0 for name, error in errors.items()}
+    return {name: math.exp(shares[name] * error.mean()) for name, error in errors.items()}
 
 
 def mean_times(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

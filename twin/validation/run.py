@@ -93,11 +93,18 @@ class EngineValidation:
         elif scenario.profiling.in_turns:
             self.note("too few rounds were profiled in turns with the replays: predicted by those before them")
         file = read_engine_regression_file(steps)
+        speeds = model.speeds() if in_turns else {}
         loads = [
             {
                 "load": load,
                 "rate": load * capacity,
-                **_load(plan, recordings[load], file, forecast[load] if in_turns else None),
+                **_load(
+                    plan,
+                    recordings[load],
+                    [speeds.get(_name(load, repeat), 1.0) for repeat in range(scenario.repeats)],
+                    file,
+                    forecast[load] if in_turns else None,
+                ),
             }
             for load, plan in plans.items()
         ]
@@ -248,6 +255,7 @@ def _name(load: float, repeat: int) -> str:
 def _load(
     plan: ServingPlan,
     recordings: Sequence[Recording],
+    speeds: Sequence[float],
     file: EngineRegressionFile,
     beforehand: ServingPlan | None,
 ) -> dict[str, Any]:
@@ -255,11 +263,14 @@ def _load(
 
     Args:
         plan: built on the step-time model in `file`.
+        speeds: factors of its step times in each repeat, by what was profiled in turns with it.
         beforehand: built on what was profiled before the first replay, where `plan` is on what was in turns with them.
     """
-    measure, model = plan.scenario.measure, EngineRegression.from_file(file)
+    measure = plan.scenario.measure
+    models = [EngineRegression.from_file(file).at_speed(speed) for speed in speeds]
     columns = [recording.columns() for recording in recordings]
-    simulated = [Simulation(plan, i).run() for i in range(len(recordings))]
+    plans = [plan if speed == 1 else plan.with_step_time(model) for speed, model in zip(speeds, models, strict=True)]
+    simulated = [Simulation(plans[i], i).run() for i in range(len(recordings))]
     measured = [summary(live, part.speculation) for live, part in zip(columns, recordings, strict=True)]
     predicted = [summarise(run, measure) for run in simulated]
     intervals = forecast_intervals(measured, predicted, drawn_summaries(plan), summaries_of_drafts(plan))
@@ -276,9 +287,12 @@ def _load(
         },
         "measured": measured,
         "predicted": predicted,
-        "steps": compare_steps([StepTimes.of(recording.steps, model) for recording in recordings]),
+        "steps": compare_steps(
+            [StepTimes.of(recording.steps, model) for recording, model in zip(recordings, models, strict=True)]
+        ),
         "curves": {"live": curves(columns), "twin": _simulated_curves(plan, simulated)},
         "timeline": over_time,
+        "speeds": list(speeds),
         "late": float(np.mean([recording.late for recording in recordings])),
     }
 

@@ -9,7 +9,7 @@ import pytest
 
 from latency_models.io.config_io import checked, write_yaml
 from latency_models.sources.engine_regression import MACHINE, EngineRegression, EngineRegressionFile, Step
-from twin.validation.fitting import fitted_document, round_spread
+from twin.validation.fitting import fitted_document, machine_speeds, round_spread
 from twin.validation.recordings import ProfilingRecording
 
 WITHIN = 0.02
@@ -86,3 +86,30 @@ def test_a_short_profile_is_fitted_all_the_same() -> None:
     short = [of_round[:4] for of_round in rounds(np.random.default_rng(5), 0.1, count=5)]
     assert fitted(short).points_ == 16
     assert round_spread([of_round[:3] for of_round in short], 16) == 0.0
+
+
+def at_speed(profiled: list[list[Step]], factor: float) -> ProfilingRecording:
+    return recording([[replace(step, seconds=step.seconds * factor) for step in of_round] for of_round in profiled])
+
+
+def test_the_speed_of_each_repeat_is_found() -> None:
+    rng = np.random.default_rng(3)
+    factors = [0.85, 1.0, 1.0, 1.15]
+    parts = {str(i): at_speed(rounds(rng, 0.02, 8), factor) for i, factor in enumerate(factors)}
+    assert list(machine_speeds(parts, 16).values()) == pytest.approx(factors, abs=0.03)
+
+
+def test_scatter_of_rounds_is_no_speed() -> None:
+    """Estimates are nearer to 1 than the mean of the rounds with a repeat."""
+    rng = np.random.default_rng(4)
+    speeds = [machine_speeds({str(i): recording(rounds(rng, 0.1, 8)) for i in range(6)}, 16) for _ in range(6)]
+    deviation = float(np.std([np.log(speed) for part in speeds for speed in part.values()]))
+    assert deviation < 0.5 * 0.1 / np.sqrt(8)
+
+
+def test_a_model_at_another_speed_is_longer_by_the_factor() -> None:
+    model = fitted(rounds(np.random.default_rng(5), 0.0, 10))
+    some = steps(np.random.default_rng(6))
+    assert model.at_speed(1.3).predict(some) == pytest.approx(1.3 * model.predict(some))
+    beyond = [replace(some[0], rows=5 * step.rows, decode_attention=10**6) for step in some]
+    assert model.at_speed(0.5).predict(beyond) == pytest.approx(0.5 * model.predict(beyond))
