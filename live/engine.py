@@ -158,9 +158,7 @@ class Engine:
     def step(self) -> StepResult | None:
         """Launch as many steps as the depth allows and finish the oldest; None when there is nothing to run."""
         in_flight = self._in_flight
-        while len(in_flight) < self._depth and (launched := self._launch()) is not None:
-            in_flight.append(launched)
-        if not in_flight:
+        if not self.launch():
             return None
         oldest = in_flight.popleft()
         output, decodes = oldest.pending(), oldest.batch.decodes
@@ -173,6 +171,12 @@ class Engine:
         if self.watch is not None:
             self.watch(oldest.batch, oldest.begin, end)
         return StepResult(output, finished)
+
+    def launch(self) -> bool:
+        """Launch as many steps as the depth allows, without waiting for them; returns whether one is in flight."""
+        while len(self._in_flight) < self._depth and (launched := self._launch()) is not None:
+            self._in_flight.append(launched)
+        return bool(self._in_flight)
 
     def _launch(self) -> InFlightStep | None:
         """Schedule a step and launch it; None when there is nothing to schedule."""

@@ -18,6 +18,7 @@ import torch
 from live.generation import Generation
 from live.topologies.deployment import FrontRole
 from live.topologies.transport import (
+    Computing,
     Forms,
     Idle,
     Message,
@@ -168,7 +169,7 @@ class LocalNetwork:
     def run_some(self, turns: int) -> bool:
         """Resume roles this many times; returns whether there is nothing left to run."""
         for _ in range(turns):
-            ready = self._ready()
+            ready = self._ready() or self._computed()
             if not ready:
                 break
             rank = self.timekeeper.first(ready)
@@ -207,7 +208,10 @@ class LocalNetwork:
         """The roles that can go on, each with the arrival of the message that it takes."""
         ready = {}
         for rank, wait in self._waits.items():
-            if isinstance(wait, ReceiveAny) and not wait.wait:
+            if isinstance(wait, Computing):
+                if wait.done():
+                    ready[rank] = -math.inf
+            elif isinstance(wait, ReceiveAny) and not wait.wait:
                 ready[rank] = -math.inf
             else:
                 moments = [queue[0].arrival for queue in self._queues(rank, wait)]
@@ -217,6 +221,14 @@ class LocalNetwork:
                     ready[rank] = min(moments)
         return ready
 
+    def _computed(self) -> dict[int, float]:
+        """Of the roles whose kernels run, the one that has waited longest, once they are done; none if none run."""
+        for rank, wait in self._waits.items():
+            if isinstance(wait, Computing):
+                wait.wait()
+                return {rank: -math.inf}
+        return {}
+
     def _queues(self, rank: int, wait: Wait) -> list[deque[_InTransit]]:
         """The messages on their way to a role from the sources that it waits for."""
         sources = (wait.source,) if isinstance(wait, Receive) else getattr(wait, "sources", ())
@@ -224,6 +236,8 @@ class LocalNetwork:
 
     def _take(self, rank: int, wait: Wait) -> Any:
         """The message that a role waits for, in the handover's form; None for one that did not want to wait."""
+        if isinstance(wait, Computing):
+            return None
         queues = self._queues(rank, wait)
         if isinstance(wait, ReceiveAny) and not wait.wait:
             now = self.timekeeper.now(rank)

@@ -25,6 +25,7 @@ from live.topologies.membership import Address, Membership, listen_at
 from live.topologies.transport import (
     HEADER_BYTES,
     STOP,
+    Computing,
     Forms,
     Idle,
     Message,
@@ -287,6 +288,8 @@ class SocketTransport:
             return self.receive(wait.source)
         if isinstance(wait, Idle):
             return self._next((), KEEP_ALIVE_SECONDS)
+        if isinstance(wait, Computing):
+            return None  # there is no other role to go on, and the step waits for its output itself
         if not wait.wait:
             return self._next(wait.sources, 0.0)
         return self._next(wait.sources, KEEP_ALIVE_SECONDS if self._is_front else self._limit)

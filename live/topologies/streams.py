@@ -1,8 +1,8 @@
 """Roles of one process on one GPU: a CUDA stream for each, so that the kernels of several run at the same time.
 
 The roles' Python still takes turns. It runs ahead of the device: a role that has launched its kernels waits for its
-next message while they run, and another role launches its own. Messages are not copied. The sender's stream records an
-event, for which the receiver's stream waits, and not the host.
+next message, or for them (`Computing`), while they run, and another role launches its own. Messages are not copied. The
+sender's stream records an event, for which the receiver's stream waits, and not the host.
 """
 
 from __future__ import annotations

@@ -201,11 +201,30 @@ class Idle:
     """
 
 
-Wait: TypeAlias = Receive | ReceiveAny | Idle
+@dataclass(frozen=True, slots=True)
+class Computing:
+    """A role waits for the kernels that it has launched, while other roles of its process go on. It gets None.
+
+    Attributes:
+        done: tells at once whether they are done. wait: waits for them.
+    """
+
+    done: Callable[[], bool]
+    wait: Callable[[], None]
+
+    @classmethod
+    def launched(cls) -> Computing:
+        """The kernels on the present CUDA stream."""
+        event = torch.cuda.Event()
+        event.record()
+        return cls(event.query, event.synchronize)
+
+
+Wait: TypeAlias = Receive | ReceiveAny | Idle | Computing
 """An event that a role may wait for."""
 
 Role: TypeAlias = Generator[Wait, Message | None, None]
-"""A worker's life. It yields what it waits for, and gets the message (None for `Idle`)."""
+"""A worker's life. It yields what it waits for, and gets the message (None for `Idle` and `Computing`)."""
 
 
 class Transport(Protocol):

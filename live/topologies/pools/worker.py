@@ -20,7 +20,7 @@ from live.topologies.pools.layout import (
 )
 from live.topologies.pools.transfers import Arrivals, Departures, ReceivingExecutor, ReceivingGraphExecutor
 from live.topologies.requests import PackedRequests, pack_tokens, unpack_requests
-from live.topologies.transport import IDLE, STOP, Message, ReceiveAny, Role, Transport, TransportError
+from live.topologies.transport import IDLE, STOP, Computing, Message, ReceiveAny, Role, Transport, TransportError
 from schedulers.chunking import ChunkPolicy
 from schedulers.kv_events import CacheEvents
 
@@ -52,6 +52,7 @@ class EngineWorker:
         if isinstance(executor, ReceivingGraphExecutor):
             executor.warm_up(executor.capture_sizes.decode_shapes())
         assert isinstance(executor, ReceivingExecutor)
+        self._on_gpu = executor.device.type == "cuda"
         self._transport = transport
         self._senders = layout.senders(rank)
         self._receivers = layout.receivers(rank)
@@ -74,6 +75,8 @@ class EngineWorker:
         while not_stopped:
             message = yield ReceiveAny(sources, wait=self._is_idle())
             if message is None:
+                if self._on_gpu and self.engine.launch():
+                    yield Computing.launched()
                 result = self.engine.step()
                 self._nothing_to_run = result is None
                 if result is not None:
