@@ -98,8 +98,9 @@ def state_timings(tables: Path, devices: Sequence[str] = ()) -> dict[str, list[T
         for table in ("gdn", "kda"):
             for timings in linear_attention(read_columns(path), hardware) if (path := files.path(table)) else ():
                 by_kind[timings.kind].append(timings)
-        if path := files.path("dsa_generation_module"):
-            by_kind["decode_index"].append(decode_indexers(read_columns(path), hardware))
+        sparse, latent = files.path("dsa_generation_module"), files.path("mla_generation_module")
+        if sparse and latent:
+            by_kind["decode_index"].append(decode_indexers(read_columns(sparse), read_columns(latent), hardware))
     for files, hardware in installed(tables, "sglang", devices):
         scores, choice = files.path("glm5_mqa_logits_module"), files.path("glm5_topk_module")
         if scores and choice:

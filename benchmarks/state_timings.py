@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -77,30 +78,48 @@ def prompt_indexers(scores: Columns, choice: Columns, hardware: Hardware) -> Tim
     )  # fmt: skip
 
 
-def decode_indexers(modules: Columns, hardware: Hardware) -> Timings:
-    """Timings of GLM-5's indexer for decodes: what longer contexts add to a whole layer of sparse attention.
+def decode_indexers(sparse: Columns, latent: Columns, hardware: Hardware) -> Timings:
+    """Timings of indexers for decodes: what they add to a layer of latent attention.
 
-    Attention itself takes no longer behind more than `top_k` tokens.
+    Behind few tokens it is the difference of DeepSeek-V3.2's and DeepSeek-V3's layers, which are alike otherwise.
+    Behind more than `top_k` tokens attention takes no longer, and GLM-5's layers say what contexts add to that.
     """
-    rows: dict[tuple[object, ...], dict[int, float]] = defaultdict(dict)
-    names = ("kv_cache_dtype", "gemm_type")
-    columns = (modules.text("model"), *(modules.text(name) for name in names), modules.wholes("num_heads", low=1))
-    for (batch, _, step), seconds, key in zip(
-        _sizes(modules), _seconds(modules), zip(*columns, strict=True), strict=True
-    ):
-        if "GLM-5" in str(key[0]):
-            rows[batch, *key][step] = seconds
-    points = [
-        (batch, batch * (step - GLM5_INDEXER.top_k), seconds - contexts[GLM5_INDEXER.top_k])
-        for (batch, *_), contexts in rows.items()
-        for step, seconds in contexts.items()
-        if step >= 8 * GLM5_INDEXER.top_k and GLM5_INDEXER.top_k in contexts and seconds > contexts[GLM5_INDEXER.top_k]
-    ]
+    layers, dense = _layers(sparse), _layers(latent)
+    added = {
+        key[1:]: contexts[FEW] - dense["deepseek-ai/DeepSeek-V3", *key[1:]][FEW]
+        for key, contexts in layers.items()
+        if key[0] == "deepseek-ai/DeepSeek-V3.2"
+        and FEW in contexts
+        and FEW in dense.get(("deepseek-ai/DeepSeek-V3", *key[1:]), {})
+    }
+    points = [(key[0], key[0] * FEW, seconds) for key, seconds in added.items() if seconds > 0]
+    top = GLM5_INDEXER.top_k
+    for (model, *key), contexts in layers.items():
+        if model != "zai-org/GLM-5" or added.get(tuple(key), 0.0) <= 0 or top not in contexts:
+            continue
+        for step, seconds in contexts.items():
+            if step >= 8 * top and seconds > contexts[top]:
+                points.append((key[0], key[0] * step, seconds - contexts[top] + added[tuple(key)]))
     batches, keys, seconds_more = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
     return make_timings(
-        "decode_index", hardware, source_of(modules), 2.0 * GLM5_INDEXER.heads * GLM5_INDEXER.head_dim * keys,
-        keys * GLM5_INDEXER.cached_bytes, seconds_more, shape=number_shapes(batches), weights="fp8",
+        "decode_index", hardware, source_of(sparse), 2.0 * GLM5_INDEXER.heads * GLM5_INDEXER.head_dim * keys,
+        keys * GLM5_INDEXER.cached_bytes, seconds_more, padding=batches * GLM5_INDEXER.cached_bytes,
+        shape=number_shapes(batches), weights="fp8",
     )  # fmt: skip
+
+
+FEW = 512
+"""Cached tokens of each decode behind which dense and sparse attention do the same."""
+
+
+def _layers(modules: Columns) -> dict[tuple[Any, ...], dict[int, float]]:
+    """Seconds of decodes by model, number, formats and heads; then by cached tokens."""
+    texts = (modules.text(name) for name in ("model", "kv_cache_dtype", "gemm_type"))
+    rows = zip(*texts, modules.wholes("num_heads", low=1), _sizes(modules), _seconds(modules), strict=True)
+    layers: dict[tuple[Any, ...], dict[int, float]] = defaultdict(dict)
+    for model, cache, weights, heads, (batch, _, step), seconds in rows:
+        layers[model, batch, cache, weights, heads][step] = seconds
+    return layers
 
 
 def _sizes(table: Columns) -> list[tuple[int, int, int]]:
