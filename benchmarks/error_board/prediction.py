@@ -79,7 +79,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class _Engine:
-    """Step times of an engine, whole and with each part stretched; KV tokens of an attention replica, bytes of one."""
+    """Step times of an engine, whole and with each part stretched; KV tokens of a replica, bytes of one on a device."""
 
     step_time: RooflineStepTime
     stretched: dict[str, RooflineStepTime]
@@ -130,7 +130,7 @@ def _engine(name: str, model_name: str, system: str, precision: str, tp: int, dp
         stretched[part] = RooflineStepTime(model, hardware, placement, engine)
     memory = device_memory(model, hardware, placement, MEMORY)
     step_time = RooflineStepTime(model, hardware, placement, efficiency)
-    return _Engine(step_time, stretched, memory.kv_tokens, memory.kv_bytes_per_token * tp)
+    return _Engine(step_time, stretched, memory.kv_tokens, memory.kv_bytes_per_token)
 
 
 def _engine_of(row: Row, workers: Workers) -> _Engine:
