@@ -5,5 +5,5 @@
 stages       what is measured, in the order of its value     runner       runs them as processes, resumes, writes files
 environment  versions, clocks, ceilings                      precompile   kernels, in many processes
 numbers      kernels at real shapes against float64          nodes        every node of a replayed step
-http         streams over HTTP
+http         streams over HTTP                               variants     other settings of kernels
 """

@@ -71,6 +71,7 @@ STAGES = [
         ("-m", "benchmarks.live", *CPU, "--mode", "graphs, a step ahead", "--repeats", "1", "--only", "Llama-2",
          "--out", DOCUMENT),
     ),
+    Stage("variants", 40, own("variants", *CUDA), own("variants", *CPU)),
     Stage(
         "validate", 180,
         (*VALIDATE, "examples/validate-h200-turn.yaml", "--backend", "cuda", "--measure-only", *RUNS),
@@ -88,7 +89,7 @@ STAGES = [
          "--output", "3", "--repeats", "1", "--out", DOCUMENT),
     ),
     *(
-        Stage(tool, 60, own("numbers", *CUDA, "--tiny"), tool=("compute-sanitizer", "--tool", tool))
+        Stage(tool, 45, own("numbers", *CUDA, "--tiny"), tool=("compute-sanitizer", "--tool", tool))
         for tool in ("memcheck", "racecheck")
     ),
 ]  # fmt: skip

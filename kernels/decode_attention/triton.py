@@ -26,6 +26,8 @@ RESIDENT = 4
 LARGE_CHUNK = 512
 """Tokens that keep a program streaming long enough that its start and its partial result are noise (under 1 %)."""
 MOST_SPLITS = 128
+STAGES = 3
+"""Stages of the pipeline of keys and values, which hold one tile ahead."""
 MOST_WAVES = 16
 """Programs of a launch at most, for each that runs at once. The splits hold for every sequence up to the bound of the
 lengths, so most programs of short ones have no work, and leave after one load: an estimated 1.7 ns each on an H200."""
@@ -309,7 +311,7 @@ def decode_attention(
         TILE=tile,
         DOT=dot_type(q),
         num_warps=4,
-        num_stages=3,
+        num_stages=STAGES,
     )
     _join(out, partial, lse, lengths, plan, tile)
     return out

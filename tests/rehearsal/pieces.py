@@ -22,6 +22,7 @@ from benchmarks import kernels as kernel_benchmark
 from benchmarks import live as live_benchmark
 from benchmarks import topologies as topology_benchmark
 from benchmarks.gpu_turn import environment as environment_stage
+from benchmarks.gpu_turn import variants as variants_stage
 from benchmarks.kernels import MISSED
 from kernels import microbenchmark
 from kernels.sampling import SamplingParams
@@ -315,4 +316,5 @@ PIECES: dict[str, Piece] = {
     ),
     "benchmarks.kernels": command(kernel_benchmark.main, "--device", "cuda"),
     "benchmarks.gpu_turn": command(environment_stage.main, "--device", "cuda", "--out", "environment.json"),
+    "benchmarks.gpu_turn, variants": command(variants_stage.main, "--device", "cuda", "--out", "variants.json"),
 }

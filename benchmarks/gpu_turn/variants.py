@@ -1,0 +1,75 @@
+"""Other settings of kernels, to choose from by measurement: tiles and stages of decode attention, and the number of
+tokens from which packed weights are unpacked once.
+
+    python -m benchmarks.gpu_turn.variants --device cuda [--tiny] --out FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from benchmarks.kernels import LLAMA_31_8B, SMALL
+from benchmarks.provenance import provenance
+from kernels.decode_attention import triton as decode_kernels
+from kernels.decode_attention.cases import cases as decode_cases
+from kernels.microbenchmark import Case, measure
+from kernels.w4_gemm import triton as w4_kernels
+from kernels.w4_gemm.cases import cases as w4_cases
+from live.device import device_name, versions
+
+Variant = tuple[str, list[AbstractContextManager[Any]], list[Case]]
+
+
+def variants(device: str, tiny: bool) -> Iterator[Variant]:
+    """The name of each setting, the changes that make it, and what is measured with it."""
+    shape, dtype = (SMALL, torch.float32) if tiny else (LLAMA_31_8B, torch.bfloat16)
+    sizes = [(2, 64)] if tiny else [(8, 8192), (64, 2048), (256, 1024)]
+    decodes = [case for batch, context in sizes for case in decode_cases(shape, device, dtype, [batch], [context])]
+    for tile, stages in [(64, 3)] if tiny else [(64, 3), (64, 4), (64, 5), (32, 3), (32, 5), (128, 3)]:
+        changes = [
+            mock.patch.object(decode_kernels, "tile_for", lambda head_dim, element, tile=tile: tile),
+            mock.patch.object(decode_kernels, "STAGES", stages),
+        ]
+        yield f"decode attention, tile {tile}, {stages} stages", changes, decodes
+    products = list(w4_cases(shape, device, dtype, [4] if tiny else [128, 256, 384, 512, 1024]))
+    for name, tokens in (("packed", 1 << 30), ("unpacked", 1)):
+        yield f"W4, {name}", [mock.patch.object(w4_kernels, "UNPACK_TOKENS", tokens)], products
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command's entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+    parser.add_argument("--tiny", action="store_true", help="small shapes")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    head = {**provenance("twin.gpu-variants/1"), "device": device_name(options.device), "versions": versions()}
+    rows: list[dict[str, Any]] = []
+    for name, changes, cases in variants(options.device, options.tiny):
+        for case in cases:
+            row: dict[str, Any] = {"variant": name, "operation": case.operation, "sizes": dict(case.sizes)}
+            with ExitStack() as stack:
+                for change in changes:
+                    stack.enter_context(change)
+                try:
+                    row["seconds"] = measure(case, options.device, budget=0.1, samples=9).seconds
+                except Exception as error:  # a setting that does not fit: measure the others
+                    row["absent"] = f"{type(error).__name__}: {error}"[:200]
+            rows.append(row)
+            shown = f"{1e6 * row['seconds']:.1f} µs" if "seconds" in row else row["absent"]
+            print(f"{name}: {case.operation} {dict(case.sizes)}: {shown}", flush=True)
+            options.out.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
