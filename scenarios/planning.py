@@ -96,6 +96,7 @@ class PlanSpec(Strict):
         decode: with several models, decode engines for each of them, or one pool for all.
         vary: values of fields of `engine`, in every combination. routing: routers.
         prices: of one device per hour, by type.
+        node_size: devices of a node; None: as hardware files say.
         confidence: how sure it must be that all goals hold, given the error of the step times: a share of its draws.
         reliability: the share of time spans like this one in which a deployment must meet all goals, at the best
             estimate of the step times. span: their length, seconds.
@@ -114,6 +115,7 @@ class PlanSpec(Strict):
     routing: list[RouterName] = Field(default_factory=lambda: ["least_loaded"], min_length=1)
     limits: PlanLimits = Field(default_factory=PlanLimits)
     prices: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+    node_size: PositiveInt | None = None
     confidence: float = Field(default=0.9, gt=0.5, lt=1)
     reliability: float = Field(default=0.95, gt=0.5, lt=1)
     span: PositiveFloat = 3600.0

@@ -95,8 +95,10 @@ def _table(document: Document, rows: Sequence[Document]) -> Table:
     }
     if all(row["cost_per_hour"] is None for row in rows):
         numbers = {title: number for title, number in numbers.items() if "$" not in title}
+    nodes = any(row.get("nodes") for row in rows)  # none in runs of earlier versions
     columns = [
         Column(""), Column("GPUs", help=METRICS["devices"].help), Column("engines", help="Kind of engine"),
+        *([Column("nodes", 2, help="Whole nodes, and the GPUs of each")] if nodes else []),
         *(Column(title, 1, help=f"Setting {key}") for key, title in settings.items()),
         *(Column(title, rank, help=meaning) for title, (_, rank, meaning) in numbers.items()),
         *(Column(goal, help="The value, half a 95 % interval, and whether the goal is met") for goal in goals),
@@ -104,12 +106,18 @@ def _table(document: Document, rows: Sequence[Document]) -> Table:
         Column("hours", help="Share of spans like this one that meet all goals, if step times are as estimated"),
     ]  # fmt: skip
     cells: list[Row] = [
-        [str(index), row["devices"], row["parallelism"], *(str(row["settings"][key]) for key in settings),
+        [str(index), row["devices"], row["parallelism"], *([nodes_cell(row)] if nodes else []),
+         *(str(row["settings"][key]) for key in settings),
          *(Shown(_number(row[key]), row[key]) for key, _, _ in numbers.values()),
          *(goal_cell(row["goals"][i]) for i in range(len(goals))), percent(row["sure"]), percent(row["probability"])]
         for index, row in enumerate(rows, 1)
     ]  # fmt: skip
     return Table(columns, cells, fits=True)
+
+
+def nodes_cell(row: Document) -> str:
+    """The whole nodes of a deployment, as `2 of 8`."""
+    return " + ".join(f"{group['count']} of {group['size']}" for group in row.get("nodes") or ()) or "–"
 
 
 def percent(share: float | None) -> str:

@@ -53,6 +53,7 @@ def plan(
 
     executor = execution.choose()
     require_at_least("--max-gpus", target.max_gpus, 1)
+    require_at_least("--node-size", target.node_size, 1)
     settings: Settings = single_settings(question.set_ or [])
     goals = goals_of_texts(question.slo or [])
     settings |= _set("plan.confidence", target.confidence)
@@ -60,7 +61,7 @@ def plan(
         flags = {"--candidate": answer.candidate, "--objective": target.objective, "--max-gpus": target.max_gpus}
         unused = {**catalogue.flags, **flags, "--write": answer.write}
         _refuse(unused, "with --max-load, which asks about the scenario's own deployment")
-        settings |= _set("workload.arrivals.rate", question.rate)
+        settings |= _set("workload.arrivals.rate", question.rate) | _set("plan.node_size", target.node_size)
         return _max_load(_required("SCENARIO", scenario), settings, goals, question.trace, run, executor, fresh=fresh)
     return _plan(_question(scenario, settings, goals, question, catalogue, target), run, answer, executor, fresh=fresh)
 
@@ -80,6 +81,7 @@ def _question(
     _refuse(catalogue.flags, "beside a scenario, whose section plan says it")
     settings |= _set("plan.goals", goals or None) | _set("workload.arrivals.rate", options.rate)
     settings |= _set("plan.limits.gpus", target.max_gpus) | _set("plan.objective", target.objective)
+    settings |= _set("plan.node_size", target.node_size)
     return scenario_question(scenario, settings, options.trace)
 
 
@@ -104,6 +106,7 @@ def _catalogue_question(
         chunks=_whole_numbers("--chunk", catalogue.chunk or "512,1024,2048,4096,8192"),
         prices=_prices(catalogue.price or [], catalogue.gpu or []),
         max_gpus=target.max_gpus,
+        node_size=target.node_size,
         objective=target.objective,
     )
 

@@ -85,6 +85,9 @@ class ObjectiveOptions:
     max_gpus: int | None = None
     """At most this many GPUs in all."""
 
+    node_size: int | None = None
+    """GPUs of a node, shown beside GPUs. Default: as the hardware files say, 8 for most."""
+
     confidence: float | None = None
     """Confidence of the plan, given the error of the step times: a share of their draws, 0.5 to 1. Default: 0.9."""
 

@@ -37,6 +37,7 @@ class CatalogueQuestion:
         weights: formats; None: as the model is published. cache: its format.
         chunks: values of `max_num_batched_tokens`.
         prices: of a GPU per hour, by its name as given.
+        node_size: GPUs of a node, the largest engine; None: as the hardware files say.
     """
 
     model: str
@@ -54,6 +55,7 @@ class CatalogueQuestion:
     chunks: Sequence[int] = (512, 1024, 2048, 4096, 8192)
     prices: Mapping[str, float] = field(default_factory=dict)
     max_gpus: int | None = None
+    node_size: int | None = None
     objective: str | None = None
 
 
@@ -73,7 +75,7 @@ def scenario_of(question: CatalogueQuestion) -> Document:
         for weights in question.weights
         for degree in question.degrees
         for stages in question.stages
-        if degree * stages <= hardware.devices_per_node
+        if degree * stages <= (question.node_size or hardware.devices_per_node)
     ]
     plan: Document = {
         "goals": dict(question.goals),
@@ -83,6 +85,8 @@ def scenario_of(question: CatalogueQuestion) -> Document:
         "prices": {key: price for key, price in prices.items() if price is not None},
         "limits": {} if question.max_gpus is None else {"gpus": question.max_gpus},
     }
+    if question.node_size is not None:
+        plan["node_size"] = question.node_size
     if question.objective is not None:
         plan["objective"] = question.objective
     if "afd" in question.layouts:

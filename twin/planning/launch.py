@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.hugging_face import any_model
 from latency_models.deployment.models import Formats
 from latency_models.io.builtin_files import is_path
@@ -16,10 +14,13 @@ from latency_models.io.config_io import write_yaml
 from reports.records.run_directory import naming, write_text
 from scenarios.engine import EngineSpec
 from twin.planning.given import moved
+from twin.planning.nodes import node_size as known_node_size
+from twin.planning.nodes import nodes_of, place
 
 if TYPE_CHECKING:
     from latency_models.deployment.models import Model
     from twin.planning.planner import Planner
+    from twin.planning.question import Question
     from twin.planning.trial import Trial
 
 Document = dict[str, Any]
@@ -71,8 +72,9 @@ def write_deployment(planner: Planner, folder: Path) -> None:
     with naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
     scenario = _simulated(planner, best, folder)
-    write_text(folder / "scenario.yaml", _header(best) + write_yaml(scenario))
-    write_text(folder / "launch.sh", launch_commands(scenario["system"], folder))
+    write_text(folder / "scenario.yaml", _header(planner.question, best) + write_yaml(scenario))
+    commands = launch_commands(scenario["system"], folder, planner.question.spec.node_size)
+    write_text(folder / "launch.sh", commands)
     write_text(folder / "serve_live.sh", serve_live_commands(scenario["system"]))
 
 
@@ -84,29 +86,32 @@ def _simulated(planner: Planner, trial: Trial, folder: Path) -> Document:
     return scenario
 
 
-def _header(trial: Trial) -> str:
+def _header(question: Question, trial: Trial) -> str:
+    nodes = " and ".join(map(str, nodes_of(question, trial.candidate)))
     return (
         "# The recommended deployment, in windows as it was planned with. The figures of the plan come from:\n"
         f"# twin simulate scenario.yaml --replications {len(trial.windows)}\n"
+        f"# GPUs: {trial.candidate.devices}{f' on {nodes}' if nodes else ''}.\n"
     )
 
 
-def launch_commands(system: Document, base: Path) -> str:
+def launch_commands(system: Document, base: Path, node_size: int | None = None) -> str:
     """A shell script that starts every engine of a machine, and on the first one the proxy that a deployment needs.
 
     Args:
-        base: the script's folder, where relative paths in `system` start.
+        base: the script's folder, where relative paths in `system` start. node_size: GPUs of a machine, if stated.
     """
     pools = [USUAL_POOL | pool for pool in system["pools"]]
     apart = any(pool["role"] != "both" for pool in pools)
-    engines = list(_placed(pools, base))
-    machines = max((engine.machine for engine in engines), default=1)
+    engines, machines = _placed(pools, base, node_size)
     parts = [WRITTEN_FOR]
     if machines > 1:
         parts.append(f': "${{MACHINE:?expected the number of this machine, from 1 to {machines}}}"\n')
     if machines > 1 and apart:
         parts += [f': "${{HOST_{i + 1}:?expected the address of machine {i + 1}}}"\n' for i in range(machines)]
-    parts += ["\n" + _pool_commands(pool, base, apart=apart) for pool in pools]
+    parts += [
+        "\n" + _pool_commands(pool, base, apart=apart, node_size=_machine(pool, base, node_size)) for pool in pools
+    ]
     lines = [_start(engine, several=machines > 1, apart=apart) for engine in engines]
     behind = "" if apart or len(engines) < 2 else f"# A router in front spreads requests: {_routing(system)}.\n"
     parts.append("\n# Pool, GPUs, port" + (", address, port of handshakes.\n" if apart else ".\n") + behind)
@@ -131,27 +136,27 @@ class _Engine:
         return f'"$HOST_{self.machine}"' if several else "localhost"
 
 
-def _placed(pools: list[Document], base: Path) -> Iterator[_Engine]:
-    """The engines one after the other on machines with as many GPUs as the data sheet says; bundles are left out."""
-    machine, num_used, device = 1, 0, None
-    port, side_port = FIRST_PORT, FIRST_SIDE_PORT
-    for pool in pools:
-        if pool["step_time"].get("source") == "afd_bundle":
-            continue
-        count, ranks = pool["device"]["count"], pool["engine"].get("data_parallel_size", 1)
-        size = max(_machine(pool, base), count)
-        for _ in range(pool["replicas"]):
-            if num_used and (num_used + count > size or pool["device"]["type"] != device):
-                machine, num_used = machine + 1, 0
-            device = pool["device"]["type"]
-            yield _Engine(pool["name"], pool["role"], machine, list(range(num_used, num_used + count)), port, side_port)
-            num_used, port, side_port = num_used + count, port + 1, side_port + ranks
+def _placed(pools: list[Document], base: Path, node_size: int | None) -> tuple[list[_Engine], int]:
+    """The engines at their places, and the number of machines; bundles are left out."""
+    members = [
+        (pool, pool["device"]["count"], _machine(pool, base, node_size))
+        for pool in pools
+        if pool["step_time"].get("source") != "afd_bundle"
+        for _ in range(pool["replicas"])
+    ]
+    places = place((pool["device"]["type"], count, size) for pool, count, size in members)
+    engines: list[_Engine] = []
+    side_port = FIRST_SIDE_PORT
+    for i, ((pool, count, _), spot) in enumerate(zip(members, places, strict=True)):
+        gpus = list(range(spot.first, spot.first + count))
+        engines.append(_Engine(pool["name"], pool["role"], spot.node, gpus, FIRST_PORT + i, side_port))
+        side_port += pool["engine"].get("data_parallel_size", 1)
+    return engines, max((spot.node + spot.span - 1 for spot in places), default=1)
 
 
-def _machine(pool: Document, base: Path) -> int:
+def _machine(pool: Document, base: Path, stated: int | None) -> int:
     """GPUs of a machine."""
-    hardware = pool["step_time"].get("hardware")
-    return USUAL_MACHINE if hardware is None else load_hardware(hardware, base).devices_per_node
+    return known_node_size(pool["step_time"], base, stated) or USUAL_MACHINE
 
 
 def _start(engine: _Engine, *, several: bool, apart: bool) -> str:
@@ -180,7 +185,7 @@ def _routing(system: Document) -> str:
     return str(routing.get("policy", routing) if isinstance(routing, dict) else routing)
 
 
-def _pool_commands(pool: Document, base: Path, *, apart: bool) -> str:
+def _pool_commands(pool: Document, base: Path, *, apart: bool, node_size: int) -> str:
     """A function that starts an engine of a pool."""
     role = "" if pool["role"] == "both" else f" ({pool['role']})"
     title = f"# Pool {pool['name']}{role}: {pool['replicas']} engine{'s' if pool['replicas'] > 1 else ''}.\n"
@@ -193,7 +198,7 @@ def _pool_commands(pool: Document, base: Path, *, apart: bool) -> str:
     formats = None if shapes is None else _formats(shapes, pool)
     model, note = _model_words(name, shapes, formats, base)
     notes = [note] if note else []
-    if pool["device"]["count"] > _machine(pool, base):
+    if pool["device"]["count"] > node_size:
         notes.append("An engine spans machines: add --nnodes, --node-rank and --master-addr on each of them.")
     if untranslated := _untranslated(pool["engine"]):
         notes.append(f"vLLM has no flag, or another form, for {', '.join(untranslated)}.")

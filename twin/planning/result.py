@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.hugging_face import any_model
@@ -15,6 +15,7 @@ from latency_models.unknowns import Unknown
 from scenarios.goals import Goal
 from scenarios.planning import EngineKindSpec
 from twin.planning.max_load import Load
+from twin.planning.nodes import nodes_of
 from twin.planning.question import Document, Question
 from twin.planning.space import Candidate, Family
 from twin.planning.trial import Horizon, Trial, in_unit
@@ -121,7 +122,9 @@ class Plan:
             percent = 100 * (self.headroom.rate / question.rate - 1)
             note = f"; {estimated}it bears {percent:.0f} % more load before {limit}"
         certain = certainty(question, self.best)
-        return f"Take {candidate.gpus} GPUs ({engines}){price}, for {load}: {certain}{note}."
+        nodes = " and ".join(map(str, nodes_of(question, candidate)))
+        gpus = f"{candidate.gpus} GPUs{f' on {nodes}' if nodes else ''}"
+        return f"Take {gpus} ({engines}){price}, for {load}: {certain}{note}."
 
     def _no_answer(self) -> str:
         text, miss = f"No candidate meets {goals_in_words(self.question)}", self.nearest_miss
@@ -210,6 +213,7 @@ class MaxLoad:
 def row(question: Question, trial: Trial, role: str = "recommended") -> Document:
     """One deployment: its cost, its metrics and its goals; `role`: the reason why it is shown."""
     candidate, summary = trial.candidate, trial.summary
+    nodes = nodes_of(question, candidate)
     output = summary.get("output_throughput")
     tpot = (summary.get("tpot") or {}).get("mean")
     per_million = None if candidate.cost is None or not output else candidate.cost / 3600 / output * 1e6
@@ -217,6 +221,8 @@ def row(question: Question, trial: Trial, role: str = "recommended") -> Document
         **identity(candidate.family, candidate),
         "role": role,
         "devices": candidate.devices,
+        "nodes": [asdict(group) for group in nodes],
+        "gpus_of_nodes": sum(group.count * group.size for group in nodes) or None,
         "cost_per_million_output_tokens": per_million,
         "output_throughput": output,
         "tokens_per_second_per_gpu": None if output is None else output / candidate.gpus,
