@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from latency_models.deployment.models import load_model
 from latency_models.io.config_io import checked
 from latency_models.sources.registry import find_source
 from latency_models.sources.roofline.engines import EngineOption, engine_option
@@ -61,3 +62,18 @@ def test_weights_in_a_stated_memory_take_the_bytes_that_are_published() -> None:
     assert blocks({"kv_memory": memory}, LINEAR) == pytest.approx(num_blocks, rel=1e-3)
     with pytest.raises(BadInput, match=r"kv_memory.memory: .*expected more than weights and activations take"):
         blocks({"kv_memory": memory | {"weight_bytes": 2.0}}, LINEAR)
+
+
+@pytest.mark.parametrize("stated", [False, True])
+def test_states_of_sequences_have_slots_beside_the_blocks(stated: bool) -> None:
+    """Each further sequence of Qwen3.5-397B takes a state of 192 MB over 8 devices, at 15 layers' KV bytes a block."""
+    model = load_model("qwen3.5-397b-a17b")
+    hybrid = {"source": "roofline", "model": model.name, "hardware": "b300-sxm", "tensor_parallel": 8}
+    memory = {"memory": 2.8e11, "model": model.name, "tensor_parallel_size": 8}
+    few, many = (
+        blocks({"max_num_seqs": count} | ({"kv_memory": memory} if stated else {}), LINEAR if stated else hybrid)
+        for count in (16, 256)
+    )
+    # Two KV heads: the roofline keeps one on each of eight devices; a stated memory divides them.
+    token = 15 * 2 * 256 * 2 * (2 / 8 if stated else 1)
+    assert few - many == pytest.approx(240 * model.state_bytes_per_sequence / 8 / (16 * token), abs=1)

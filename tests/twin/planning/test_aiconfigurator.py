@@ -161,7 +161,7 @@ def test_its_row_is_in_the_table_of_the_plan(
         ({"tp": 1.5}, r"tp: got '1.5', expected a whole number"),
         ({"moe_tp": 2, "moe_ep": 2}, r"moe_ep.*expected experts that are split or spread"),
         ({"model": "my/own", "tp": 4}, r"model: got 'my/own', expected one of .*qwen3-32b"),
-        ({"system": "tpu", "tp": 4}, r"system: got 'tpu', expected one of .*h200-sxm"),
+        ({"system": "abacus", "tp": 4}, r"system: got 'abacus', expected one of .*h200-sxm"),
         ({"gemm": "int3", "tp": 4}, r"gemm: got 'int3', expected one of bfloat16"),
     ],
 )
