@@ -144,6 +144,11 @@ def read_tables(path: Path) -> Iterator[Table]:
         yield Table(path, first, chunk, is_json=is_json)
 
 
+def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a JSON Lines file, each with its line. Blank lines are skipped."""
+    return _numbered_objects(path, _lines(path))
+
+
 def _csv_rows(file: Path, text: Iterable[str]) -> tuple[_Names, Iterator[_Row]]:
     """The names of a CSV file with their line, and its rows: at least one."""
     numbered = _csv_cells(file, text)
@@ -183,9 +188,13 @@ def _csv_cells(file: Path, text: Iterable[str]) -> Iterator[tuple[int, list[str]
 
 def _json_rows(file: Path, text: Iterable[str]) -> tuple[_Names, Iterator[_Row]]:
     """The first object of a file with its line, and all of them. Blank lines are skipped."""
-    numbered = ((line, _parse(file, row, line)) for line, row in enumerate(text, start=1) if not row.isspace())
+    numbered = _numbered_objects(file, text)
     first = next(numbered)
     return first, itertools.chain([first], numbered)
+
+
+def _numbered_objects(file: Path, text: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    return ((line, _parse(file, row, line)) for line, row in enumerate(text, start=1) if not row.isspace())
 
 
 def _parse(file: Path, text: str, line: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Beside `config.json` and `model.safetensors` they have the state to resume from 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,10 @@ from workloads.errors import BadInput
 SCHEMA = "twin.adaptation/1"
 RECORD = "training.json"
 STATE = "training.safetensors"
+TEXT_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+    "generation_config.json",
+)  # fmt: skip
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
@@ -57,6 +62,14 @@ def write_model(directory: Path, config: ModelConfig, weights: Weights) -> None:
         save_file(stored_tensors(config, weights), draft, {"format": "pt"})
 
 
+def copy_text_files(model: Path, directory: Path) -> None:
+    """Copy what a model's directory has of a tokenizer, a chat template and settings of generation."""
+    for name in TEXT_FILES:
+        if (model / name).exists():
+            with naming(directory / name):
+                shutil.copyfile(model / name, directory / name)
+
+
 def read_model(directory: Path, device: str = "cpu") -> tuple[ModelConfig, Weights]:
     """A model's config, and its weights in float32."""
     config = read_config(directory)
@@ -66,9 +79,9 @@ def read_model(directory: Path, device: str = "cpu") -> tuple[ModelConfig, Weigh
 def config_document(config: ModelConfig) -> dict[str, object]:
     """The config.json of a dense model."""
     shape = config.shape
-    if config.scaling is not None or config.labels or shape.experts:
-        raise BadInput("expected a dense language model with plain rotary positions", value=config.family)
-    return {
+    if config.labels or shape.experts:
+        raise BadInput("expected a dense language model", value=config.family)
+    document: dict[str, object] = {
         "architectures": [ARCHITECTURES[config.family]],
         "model_type": config.family,
         "vocab_size": shape.vocabulary,
@@ -85,6 +98,17 @@ def config_document(config: ModelConfig) -> dict[str, object]:
         "hidden_act": "silu",
         "torch_dtype": "float32",
     }
+    if config.scaling is not None:
+        document["rope_scaling"] = {
+            "rope_type": "llama3",
+            "factor": config.scaling.factor,
+            "low_freq_factor": config.scaling.low,
+            "high_freq_factor": config.scaling.high,
+            "original_max_position_embeddings": config.scaling.original,
+        }
+    if config.end_tokens:
+        document["eos_token_id"] = list(config.end_tokens)
+    return document
 
 
 def stored_tensors(config: ModelConfig, weights: Weights) -> dict[str, torch.Tensor]:

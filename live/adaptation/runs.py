@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from live.adaptation.decomposition import Modules
-from live.adaptation.directories import RECORD, SCHEMA, read_model, saved_state, write_model, write_record
+from live.adaptation.directories import (
+    RECORD,
+    SCHEMA,
+    copy_text_files,
+    read_model,
+    saved_state,
+    write_model,
+    write_record,
+)
 from live.adaptation.forward import ForwardPass
 from live.adaptation.recipes import Advance, Lesson, Trained, quiet, train_whole, tune_prefill
 from live.adaptation.sizes import Size
 from live.adaptation.tasks import BASE_OPERATIONS
+from live.adaptation.text.pairs import PairLesson, pair_lesson
 from live.adaptation.training import TrainingSettings
 from live.adaptation.tuning import Scope
 from live.adaptation.weights import initial_weights, rounded
-from live.models.checkpoint import SINGLE
-from live.models.config import Family
+from live.models.checkpoint import weight_files
+from live.models.config import Family, ModelConfig
 from live.models.linear import Rounding
 from live.models.weights import Weights
 from reports.records.run_directory import naming
@@ -26,7 +36,16 @@ from workloads.json_files import read_json_object
 
 TRAININGS = ("base", "adaptation", "hard", "retuning", "hard_retuning")
 
+PAIR_TRAINING = TrainingSettings(steps=200, batch_size=8, learning_rate=5e-5)
+"""The training on prompts and answers of one's own: the highest rate that appendix A.1 searches."""
+
+PAIR_PROMPTS = 1024
+"""Held-out pairs of an evaluation, at most."""
+
 Document = dict[str, Any]
+
+Task: TypeAlias = str | Path
+"""A sequence operation of a base model of `twin adapt base`, or a JSONL file of prompts and answers for any model."""
 
 
 def train_base(
@@ -49,7 +68,8 @@ def run_base(directory: Path, size: Size, family: Family, seed: int, advance: Ad
     """Train a base model as `train_base`, and measure it: the document of `training.json` with `exact_match`."""
     trained, forward = train_base(directory, size, family, seed, advance)
     modules = Modules(forward, trained.weights, trained.weights)
-    return _measured(directory, trained, {name: (modules, name) for name in BASE_OPERATIONS}, size, seed)
+    lessons = {name: Lesson((name,), size.digits, seed) for name in BASE_OPERATIONS}
+    return _measured(directory, trained, modules, lessons, size.prompts)
 
 
 @dataclass(frozen=True)
@@ -57,13 +77,13 @@ class Adaptation:
     """One fine-tuning, as `twin adapt prefill` describes it.
 
     Attributes:
-        model: directory of the base model. bits: of the decode module; None: as it is. start: directory of the module
-            to begin with; None: the base model. steps, learning_rate: None: those of the base model's size, for a first
-            tuning or for one that begins with `start`.
+        model: directory of the base model. task: an operation, or a file of pairs. bits: of the decode module; None: as
+            it is. start: directory of the module to begin with; None: the base model. steps, learning_rate: None: those
+            of the base model's size, for a first tuning or for one that begins with `start`; of `PAIR_TRAINING`.
     """
 
     model: Path
-    task: str
+    task: Task
     method: Literal["sun", "full"] = "sun"
     scope: Scope = "all"
     rank: int = 8
@@ -75,16 +95,21 @@ class Adaptation:
 
     def settings(self) -> TrainingSettings:
         """The training's settings."""
-        size = read_size(self.model)
-        settings = size.fine_tuning(self.task) if self.start is None else size.tuning_again(self.task)
+        if isinstance(self.task, Path):
+            settings = PAIR_TRAINING
+        else:
+            size = read_size(self.model)
+            settings = size.fine_tuning(self.task) if self.start is None else size.tuning_again(self.task)
         settings = settings if self.steps is None else replace(settings, steps=self.steps)
         return settings if self.learning_rate is None else replace(settings, learning_rate=self.learning_rate)
 
     def identity(self) -> dict[str, object]:
         """Everything that the training depends on: models by the digests of their files."""
         fields: dict[str, object] = {name: value for name, value in asdict(self).items() if not isinstance(value, Path)}
-        models = {"model": _digest(self.model), "start": _digest(self.start or self.model)}
-        return {"kind": "adaptation", **fields, **models, "settings": asdict(self.settings())}
+        files = {"model": _digest(weight_files(self.model)), "start": _digest(weight_files(self.start or self.model))}
+        if isinstance(self.task, Path):
+            files["task"] = _digest([self.task])
+        return {"kind": "adaptation", **fields, **files, "settings": asdict(self.settings())}
 
 
 def run_adaptation(directory: Path, adaptation: Adaptation, advance: Advance = quiet) -> Document:
@@ -94,10 +119,14 @@ def run_adaptation(directory: Path, adaptation: Adaptation, advance: Advance = q
         The document of `training.json`, with `exact_match`.
     """
     config, base = read_model(adaptation.model)
+    if config.quantisation is not None:
+        raise BadInput("expected dense weights", field="quantization_config", file=adaptation.model)
+    if directory.resolve() == adaptation.model.resolve():
+        raise BadInput("expected another directory than the base model's", value=str(directory))
     start = base if adaptation.start is None else _same_shape(adaptation.start, adaptation.model)
-    forward, size = ForwardPass(config), read_size(adaptation.model)
-    lesson, settings = Lesson((adaptation.task,), size.digits, adaptation.seed), adaptation.settings()
-    lesson.batch(1, 0)  # refuses an unknown task before anything is written
+    forward, settings = ForwardPass(config), adaptation.settings()
+    lesson = _lesson(adaptation.task, adaptation.model, config, adaptation.seed)
+    size = None if isinstance(lesson, PairLesson) else read_size(adaptation.model)
     decode = base if adaptation.bits is None else rounded(config, base, Rounding(adaptation.bits))
     state = saved_state(directory, adaptation.identity())
     if adaptation.method == "full":
@@ -109,22 +138,39 @@ def run_adaptation(directory: Path, adaptation: Adaptation, advance: Advance = q
             scope=adaptation.scope, rank=adaptation.rank, state=state, advance=advance,
         )  # fmt: skip
     write_model(directory, config, trained.weights)
+    copy_text_files(adaptation.model, directory)
     decoder = f", decoder of {adaptation.bits} bits" if adaptation.bits else ""
     name = f"{adaptation.task}, {adaptation.method}{decoder}"
     _record(directory, name, size, adaptation.seed, trained, adaptation=adaptation.identity())
     modules = Modules(forward, trained.weights, decode)
-    return _measured(directory, trained, {adaptation.task: (modules, adaptation.task)}, size, adaptation.seed)
+    return _measured(
+        directory, trained, modules, {str(adaptation.task): lesson}, size.prompts if size else PAIR_PROMPTS
+    )
 
 
-def evaluate(prefill: Path, decode: Path, task: str, bits: int | None, prompts: int, seed: int) -> Document:
-    """Exact match of a prefill module with a decode module, which is rounded to `bits` first."""
+def evaluate(prefill: Path, decode: Path, task: Task, bits: int | None, prompts: int, seed: int) -> Document:
+    """Exact match of a prefill module with a decode module, which is rounded to `bits` first.
+
+    With a file of pairs also the share of right tokens, and the perplexity of a token.
+    """
     config, decoder = read_model(decode)
     first = _same_shape(prefill, decode)
     if bits is not None:
         decoder = rounded(config, decoder, Rounding(bits))
-    lesson = Lesson((task,), read_size(decode).digits, seed)
-    share = lesson.exact_match(Modules(ForwardPass(config), first, decoder), prompts)
-    return {"schema": SCHEMA, "task": task, "bits": bits, "prompts": prompts, "seed": seed, "exact_match": share}
+    lesson = _lesson(task, decode, config, seed)
+    if isinstance(lesson, PairLesson):
+        prompts = min(prompts, len(lesson.evaluation))
+    measures = lesson.measure(Modules(ForwardPass(config), first, decoder), prompts)
+    return {"schema": SCHEMA, "task": str(task), "bits": bits, "prompts": prompts, "seed": seed, **measures}
+
+
+def _lesson(task: Task, model: Path, config: ModelConfig, seed: int) -> Lesson | PairLesson:
+    """The data of a task. Unknown tasks and wrong files are refused."""
+    if isinstance(task, Path):
+        return pair_lesson(task, model, config, seed)
+    lesson = Lesson((task,), read_size(model).digits, seed)
+    lesson.batch(1, 0)
+    return lesson
 
 
 def read_size(directory: Path) -> Size:
@@ -139,21 +185,22 @@ def read_size(directory: Path) -> Size:
         raise BadInput("expected the size that twin adapt writes", field="size", value=size, file=file) from None
 
 
-def _record(directory: Path, name: str, size: Size, seed: int, trained: Trained, **more: object) -> None:
-    document = {"schema": SCHEMA, "name": name, "size": asdict(size), "seed": seed, "losses": trained.losses}
+def _record(directory: Path, name: str, size: Size | None, seed: int, trained: Trained, **more: object) -> None:
+    document: Document = {"schema": SCHEMA, "name": name, "seed": seed, "losses": trained.losses}
+    if size is not None:
+        document["size"] = asdict(size)
     write_record(directory, document | more)
 
 
 def _measured(
-    directory: Path, trained: Trained, cases: dict[str, tuple[Modules, str]], size: Size, seed: int
+    directory: Path, trained: Trained, modules: Modules, lessons: Mapping[str, Lesson | PairLesson], prompts: int
 ) -> Document:
-    """The stored document, with the exact match of each case and the number of trained values."""
+    """The stored document, with the number of trained values and the measures of each lesson by their names."""
     document = read_json_object(directory / RECORD)
     document["trained_parameters"] = trained.trained_parameters
-    document["exact_match"] = {
-        name: Lesson((task,), size.digits, seed).exact_match(modules, size.prompts)
-        for name, (modules, task) in cases.items()
-    }
+    for name, lesson in lessons.items():
+        for measure, value in lesson.measure(modules, prompts).items():
+            document.setdefault(measure, {})[name] = value
     return document
 
 
@@ -165,6 +212,9 @@ def _same_shape(directory: Path, reference: Path) -> Weights:
     return weights
 
 
-def _digest(directory: Path) -> str:
-    with naming(directory / SINGLE):
-        return hashlib.sha256((directory / SINGLE).read_bytes()).hexdigest()[:16]
+def _digest(files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        with naming(file):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]

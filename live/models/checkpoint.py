@@ -31,7 +31,7 @@ class Checkpoint:
         self._open = ExitStack()
         self._home: dict[str, Any] = {}
         try:
-            for file in _files(directory):
+            for file in weight_files(directory):
                 self._map(file)
         except BaseException:
             self._open.close()
@@ -80,7 +80,12 @@ class Checkpoint:
             self._home[name] = opened
 
 
-def _files(directory: Path) -> list[Path]:
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a directory's model; compensators and the states of trainings are none of them.
+
+    Raises:
+        BadInput: neither a single file nor an index of shards that are all there.
+    """
     index = directory / INDEX
     if not index.exists():
         single = directory / SINGLE

@@ -67,7 +67,8 @@ def prefill(
     directory: Path,
     /,
     *,
-    task: str,
+    task: str | None = None,
+    data: Path | None = None,
     method: Literal["sun", "full"] = "sun",
     scope: Literal["all", "attention", "low_rank"] = "all",
     rank: int = 8,
@@ -84,11 +85,14 @@ def prefill(
     Parameters
     ----------
     model
-        Directory of the base model, which is the decode module, written by `twin adapt base`.
+        Directory of the base model, which is the decode module: any dense Llama or Qwen3 with a tokenizer for --data,
+        one that `twin adapt base` has written for --task.
     directory
         Directory of the tuned module; made if need be.
     task
         The operation to learn: reverse_add_one, sort_add_three, running_sum, negate_rotate, or one of the base's own.
+    data
+        JSONL file with a `prompt` and an `answer` on each line; one prompt in sixteen is held out.
     method
         sun: tune the prefill module only. full: full fine-tuning, in which prefill and decode are the tuned weights.
     scope
@@ -100,9 +104,9 @@ def prefill(
     start
         Directory of a tuned prefill module to begin with, as QSUN's re-tuning does; default: the base model.
     steps
-        Training steps, in place of the size's.
+        Training steps, in place of the size's; with --data 200 of 8 pairs.
     learning_rate
-        The highest learning rate, in place of the size's.
+        The highest learning rate, in place of the size's; with --data 5e-5.
     """
     if method == "full" and (bits is not None or scope != "all"):
         field, value = ("--bits", str(bits)) if bits is not None else ("--scope", scope)
@@ -113,7 +117,8 @@ def prefill(
     from live.adaptation.runs import Adaptation, run_adaptation
     from twin.cli.console import progress
 
-    adaptation = Adaptation(model, task, method, scope, rank, bits, start, steps, learning_rate, options.seed)
+    subject = _subject(task, data)
+    adaptation = Adaptation(model, subject, method, scope, rank, bits, start, steps, learning_rate, options.seed)
     with resumable(directory), progress("training", adaptation.settings().steps, 0) as advance:
         document = run_adaptation(directory, adaptation, advance)
     draw_losses(directory, document)
@@ -125,7 +130,8 @@ def evaluate(
     *,
     prefill: Path,
     decode: Path,
-    task: str,
+    task: str | None = None,
+    data: Path | None = None,
     bits: int | None = None,
     prompts: int = 1024,
     options: TorchOptions = TorchOptions(),  # noqa: B008 (frozen)
@@ -140,17 +146,19 @@ def evaluate(
         Directory of the decode module: the base model for SUN and naive sharing, the same as --prefill for one model.
     task
         The operation.
+    data
+        JSONL file as of `twin adapt prefill`, of which the held-out prompts are measured.
     bits
         Round the decode module to 4 or 3 bits first.
     prompts
-        The number of prompts.
+        The number of prompts, at most.
     """
     options.start(prompts=(prompts, 1))
     from live.adaptation.runs import evaluate as measure
 
-    document = measure(prefill, decode, task, bits, prompts, options.seed)
-    line = f"{task}: {100 * document['exact_match']:.1f} % of {prompts} answers are exact"
-    return finish(document, [line], as_json=options.json)
+    document = measure(prefill, decode, _subject(task, data), bits, prompts, options.seed)
+    line = f"{document['task']}: {100 * document['exact_match']:.1f} % of {document['prompts']} answers are exact"
+    return finish(document, [line + _of_tokens(document)], as_json=options.json)
 
 
 @adapt.command
@@ -213,5 +221,30 @@ def _by_task(modules: list[str]) -> dict[str, Path]:
     return directories
 
 
+def _subject(task: str | None, data: Path | None) -> str | Path:
+    """The operation, or the file of prompts and answers.
+
+    Raises:
+        BadInput: both of them, or neither.
+    """
+    subject = task if data is None else data
+    if subject is None or (task is not None and data is not None):
+        raise BadInput("expected it or --data, one of them", field="--task", value=task)
+    return subject
+
+
 def _shares(document: dict[str, Any]) -> list[str]:
-    return [f"{task}: {100 * share:.1f} % of answers are exact" for task, share in document["exact_match"].items()]
+    lines = []
+    for task, share in document["exact_match"].items():
+        tokens: dict[str, Any] = {
+            name: document[name][task] for name in ("token_accuracy", "perplexity") if name in document
+        }
+        lines.append(f"{task}: {100 * share:.1f} % of answers are exact{_of_tokens(tokens)}")
+    return lines
+
+
+def _of_tokens(measures: dict[str, Any]) -> str:
+    """The end of a line about answers, with the measures of their tokens where there are any."""
+    if "perplexity" not in measures:
+        return ""
+    return f", {100 * measures['token_accuracy']:.1f} % of tokens are right, perplexity {measures['perplexity']:.3f}"

@@ -84,24 +84,27 @@ class TextLesson:
         some = self.training.rows(_spread(len(self.training.prompts), count))
         return torch.cat([some.prompts, some.answers], dim=1)
 
-    @torch.no_grad()
     def measure(self, modules: Modules, prompts: int) -> dict[str, float]:
-        """Measures of some held-out examples: shares of answers that are right as a whole, and of right tokens
-        given those before them; perplexity of a token.
-        """
-        exact, right, losses = [], [], []
-        for rows in _spread(len(self.evaluation.prompts), prompts).split(EVALUATION_BATCH):
-            part = self.evaluation.rows(rows)
-            logits = modules.answer_logits(part.prompts, part.answers)
-            losses.append(cross_entropy(logits.transpose(1, 2), part.answers, reduction="none")[part.counted])
-            right.append((logits.argmax(-1) == part.answers)[part.counted])
-            generated = modules.generate(part.prompts, part.answers.shape[1])
-            exact.append(((generated == part.answers) | ~part.counted).all(dim=1))
-        return {
-            "exact_match": float(torch.cat(exact).double().mean()),
-            "token_accuracy": float(torch.cat(right).double().mean()),
-            "perplexity": float(torch.cat(losses).double().mean().exp()),
-        }
+        """Measures of some held-out examples, as of `measure_examples`."""
+        rows = _spread(len(self.evaluation.prompts), prompts)
+        return measure_examples(modules, (self.evaluation.rows(part) for part in rows.split(EVALUATION_BATCH)))
+
+
+@torch.no_grad()
+def measure_examples(modules: Modules, parts: Iterable[Examples]) -> dict[str, float]:
+    """Shares of answers that are right as a whole, and of right tokens given those before; perplexity of a token."""
+    exact, right, losses = [], [], []
+    for part in parts:
+        logits = modules.answer_logits(part.prompts, part.answers)
+        losses.append(cross_entropy(logits.transpose(1, 2), part.answers, reduction="none")[part.counted])
+        right.append((logits.argmax(-1) == part.answers)[part.counted])
+        generated = modules.generate(part.prompts, part.answers.shape[1])
+        exact.append(((generated == part.answers) | ~part.counted).all(dim=1))
+    return {
+        "exact_match": float(torch.cat(exact).double().mean()),
+        "token_accuracy": float(torch.cat(right).double().mean()),
+        "perplexity": float(torch.cat(losses).double().mean().exp()),
+    }
 
 
 def text_lesson(task: str, corpus: Corpus, tokenizer: Tokenizer, seed: int) -> TextLesson:
