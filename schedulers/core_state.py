@@ -217,7 +217,8 @@ class CoreState:
             past_block = num_tokens - (len(sequence.blocks.nodes) + 1) * kv_cache.node_tokens
             if past_block >= 0:
                 if decodes and not sequence.blocks_reserved:
-                    sequence.blocks.num_private += self.num_missing_blocks(sequence, computed + num_scheduled)
+                    missing = self.num_missing_blocks(sequence, computed + num_scheduled)
+                    sequence.blocks.num_private += max(missing, 0)  # drafts may have taken more than enough
                 grown.append((-past_block, num_tokens, sequence))
         if len(grown) > 1:
             grown.sort(key=first_grown)
