@@ -94,6 +94,8 @@ class CoreState:
         self._by_importance = PREEMPTION_POLICIES.select(config.resolved_preemption_policy)
         cache_when_computed = config.cache_blocks_on == "computed"
         self._cache_when_computed = cache_when_computed and (caching or config.in_batch_prefix_caching)
+        # Tiers are told of a whole answer at once, when it has ended.
+        self._shares_growing = not self._cache_when_computed and self.kv_tiers is None
         # Every waiting sequence lacks a slot or blocks, until a change resets this: admission need not be tried.
         self._admission_blocked = False
 

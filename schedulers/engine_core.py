@@ -390,7 +390,7 @@ class EngineCore(Lifecycle):
             finishing.append(sequence)
         else:
             self.decode_set.add(sequence)
-            if not self._cache_when_computed and self.shares_answer(sequence):
+            if self._shares_growing and self.shares_answer(sequence):
                 self._sharing[sequence] = None
 
     def _cache_computed_chunk(self, chunk: Chunk) -> None:

@@ -32,7 +32,7 @@ class Lifecycle(CoreState):
         num_hashed = self._num_hashed_tokens(sequence, num_scheduled - num_in_flight)
         if sequence in self._transferred:  # admitted by this very step: nothing has been written to its blocks yet
             num_hashed = 0
-        if not self._cache_when_computed:
+        if self._shares_growing:
             self._cache_answer_blocks(sequence, num_hashed)
         kv_cache.free(blocks, kv_cache.num_full_private(blocks, num_hashed), preempted=True)
         self._admission_blocked = False
