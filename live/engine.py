@@ -112,6 +112,11 @@ class Engine:
         """Tokens of a KV block."""
         return self.core.config.block_size
 
+    @property
+    def attention_block(self) -> int:
+        """The same: attention pads decodes to the longest, in whole blocks."""
+        return self.block_size
+
     def submit(
         self,
         generation: Generation,

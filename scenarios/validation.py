@@ -207,6 +207,11 @@ class ValidationScenario(ScenarioFile):
         return self
 
     @property
+    def attention_block(self) -> int:
+        """Tokens to multiples of which the live engine's attention pads decodes; 0 where it pads none."""
+        return 0 if self.engine.backend == "vllm" else self.engine.block_size
+
+    @property
     def max_concurrency(self) -> int:
         """Sequences that all decode engines run at once."""
         system, models = self.system, self.workload.get("models")

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from latency_models.calibration.file_format import Provenance
 from latency_models.fitting.broken_line import BrokenLine, basis, choose_knots, from_basis
@@ -43,7 +43,8 @@ class Step:
 
     Attributes:
         rows: prompt tokens, decodes and their draft tokens.
-        decode_attention: decodes × tokens of the longest, in whole blocks; of decodes that verify no drafts.
+        decode_attention: decodes × tokens of the longest, in whole blocks; of decodes that verify no drafts. Where
+            attention pads nothing, the tokens of all decodes.
         chunk_attention: Σ tokens · (context + tokens) over prompt chunks.
         decodes, chunks: numbers of them.
         outputs: rows of the LM head.
@@ -66,7 +67,7 @@ class Step:
 
 
 def describe(batch: Batch, block_size: int, seconds: float = 0.0) -> Step:
-    """Features of a batch."""
+    """Features of a batch. `block_size`: as in `EngineRegression`."""
     pairs = received = 0
     for sequence in batch.transferred:
         received += sequence.request.prompt_tokens
@@ -74,7 +75,9 @@ def describe(batch: Batch, block_size: int, seconds: float = 0.0) -> Step:
         pairs += chunk.tokens * (chunk.context + chunk.tokens)
     step = Step(
         rows=batch.tokens,
-        decode_attention=batch.n_decodes * whole_blocks(batch.longest_decode, block_size),
+        decode_attention=batch.n_decodes * whole_blocks(batch.longest_decode, block_size)
+        if block_size
+        else batch.decode_kv,
         chunk_attention=pairs,
         decodes=batch.n_decodes,
         chunks=len(batch.chunks),
@@ -105,7 +108,7 @@ class EngineRegressionFile(Strict):
     """The file `twin.engine-steps/2`. Times are in seconds.
 
     Attributes:
-        block_size: tokens of a KV block.
+        block_size: tokens of a KV block, to which attention pads decodes; 0 where it pads none.
         overhead, slopes, lines: β, then δ κ ω by name, then the broken lines by name.
         largest: the largest measured value of each feature.
         points: number of steps in the fit.
@@ -117,7 +120,7 @@ class EngineRegressionFile(Strict):
     """
 
     schema_: Literal["twin.engine-steps/2"] = Field(alias="schema")
-    block_size: PositiveInt
+    block_size: NonNegativeInt
     overhead: NonNegativeFloat
     slopes: dict[str, NonNegativeFloat]
     lines: dict[str, BrokenLine]
@@ -167,7 +170,7 @@ class EngineRegression(Estimator, StepTime):
             equal steps and among rounds.
 
     Args:
-        block_size: tokens of a KV block.
+        block_size: tokens of a KV block, to which attention pads decodes; 0 where it pads none, as vLLM's.
         support: minimum number of steps for each piece of a broken line.
         huber: steps further than this many deviations off count by their distance, not by its square.
     """
@@ -229,7 +232,7 @@ class EngineRegression(Estimator, StepTime):
         durations = []
         by_attention: dict[int, float] = {}
         for i in range(steps):
-            attention = decodes * whole_blocks(longest + i, self.block_size)
+            attention = decodes * whole_blocks(longest + i, self.block_size) if self.block_size else kv + decodes * i
             if attention not in by_attention:
                 by_attention[attention] = self._at(Step(decodes, attention, 0, decodes, 0, decodes))
             durations.append(by_attention[attention])

@@ -221,7 +221,7 @@ class EngineProfile:
         self._drain()
         ends = [*(begin for _, begin, _ in spans[1:]), *(end for _, _, end in spans[-1:])]
         self._rounds.append([
-            (begin, describe(batch, self._block_size, end - begin))
+            (begin, describe(batch, self._engine.attention_block, end - begin))
             for (batch, begin, _), end in zip(spans, ends, strict=True)
         ])  # fmt: skip
 

@@ -38,6 +38,10 @@ class TimedEngine(Protocol):
     def block_size(self) -> int:
         """Tokens of a KV block."""
 
+    @property
+    def attention_block(self) -> int:
+        """Tokens to multiples of which attention pads decodes; 0 where it pads none."""
+
     def submit(self, generation: Generation) -> Scheduled:
         """Add a request. Raises ValueError for one that the engine cannot run."""
 

@@ -79,6 +79,7 @@ class VllmBackend:
         if spec.in_turns and self._profile_in_turns is None:
             limits = profiling_limits(scheduler, spec)
             beside = self._start(scheduler)
+            beside.share_weights(engine)
             self._profile_in_turns = EngineProfile(beside, limits, self._vocabulary, IN_TURNS_SEED, self._clock())
         clients = clients_of(requests, self._vocabulary, scheduler.config.prefix_id_tokens)
         return replay(engine, clients, self._clock(), self._profile_in_turns)

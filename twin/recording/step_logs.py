@@ -21,7 +21,7 @@ def record_step_log(log: Path, output: Path) -> LoggedSteps:
         raise BadInput(f"expected a folder without {FILE}", field="--output", value=str(output))
     output.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(steps.source, output / FILE)
-    meta = {"source": "twin observe", "model": steps.model, "clock": steps.clock, "block_size": steps.block_size}
+    meta = {"source": "twin observe", "model": steps.model, "clock": steps.clock}
     (output / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
     return steps
 

@@ -90,7 +90,7 @@ class ProfiledStepModel:
         """`machine_speeds` of the repeats with which one engine was profiled in turns; empty for several engines."""
         if isinstance(self._scenario.system, DisaggregatedSpec):
             return {}
-        return machine_speeds(self._in_turns, self._scheduler.config.block_size)
+        return machine_speeds(self._in_turns, self._scenario.attention_block)
 
     def fitted_file(self, name: str, *, in_turns: bool = False) -> Path:
         """Fit the model to the profile, and write it into the run folder: `twin.engine-steps/2`.
@@ -100,7 +100,7 @@ class ProfiledStepModel:
         backend = description(self._backend, self._run)
         document = fitted_document(
             list(self._in_turns.values()) if in_turns else self._parts,
-            self._scheduler.config.block_size,
+            self._scenario.attention_block,
             self._scenario.clock or "wall",
             {
                 "device": backend["device"],

@@ -195,7 +195,7 @@ class EngineValidation:
         scheduler = plan.scheduler
         with blamed_on("workload"), ContentionMeter() as meter:
             replayed = self.backend.replay(scheduler, requests_of(plan, repeat))
-        recording = Recording.of(replayed, scheduler.config.block_size)
+        recording = Recording.of(replayed, self.scenario.attention_block)
         recording.write(self.run.path / "live" / name)
         model.keep_in_turns(name, replayed.profiled)
         point = {"requests": plan.requests, "steps": len(recording.steps), "contention": meter.document}

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Literal
 
 from latency_models.io.tables import Columns, read_columns
-from latency_models.sources.engine_regression import Step, whole_blocks
+from latency_models.sources.engine_regression import Step
 from workloads.errors import BadInput
 
 FILE = "steps.csv"
 """The log in the folder of a run."""
+
+UNPADDED = 0
+"""Block size of the regression: vLLM's attention pads no decode to the longest."""
 
 ROUND = 60
 """Steps of a stretch, of which every fifth is held out: neighbours share the machine's speed."""
@@ -23,12 +26,11 @@ class LoggedSteps:
 
     Attributes:
         source: the file. stretches: successive steps of one run each, `ROUND` at most.
-        block_size: tokens of a KV block. clock: of their durations. model: of the engine.
+        clock: of their durations. model: of the engine.
     """
 
     source: Path
     stretches: list[list[Step]]
-    block_size: int
     clock: Literal["wall", "direct"]
     model: str
 
@@ -41,35 +43,32 @@ def read_logged_steps(path: Path) -> LoggedSteps:
     """
     file = path / FILE if path.is_dir() else path
     table = read_columns(file)
-    if "batch.longest_decode" not in table.names:
+    if "batch.decode_kv_tokens" not in table.names:
         expected = "expected a log of live.vllm.schedulers, whose columns tell whole batches"
-        raise BadInput(expected, field="batch.longest_decode", file=file)
-    block_size = table.wholes("kv.block_size", low=1)[0]
+        raise BadInput(expected, field="batch.decode_kv_tokens", file=file)
     clock = table.text("step.clock")[0]
     if clock not in ("wall", "direct"):
         raise BadInput("expected wall or direct", field="step.clock", value=clock, file=file)
     stretches: list[list[Step]] = []
     previous = ""
-    for run, step in zip(table.text("experiment_id"), _steps(table, block_size), strict=True):
+    for run, step in zip(table.text("experiment_id"), _steps(table), strict=True):
         if run != previous or len(stretches[-1]) == ROUND:
             stretches.append([])
         stretches[-1].append(step)
         previous = run
-    return LoggedSteps(file, stretches, block_size, "wall" if clock == "wall" else "direct", table.text("model")[0])
+    return LoggedSteps(file, stretches, "wall" if clock == "wall" else "direct", table.text("model")[0])
 
 
-def _steps(table: Columns, block_size: int) -> list[Step]:
+def _steps(table: Columns) -> list[Step]:
     names = (
-        "prefill_tokens", "decode_tokens", "num_decode_reqs", "longest_decode", "prefill_attention",
+        "prefill_tokens", "decode_tokens", "num_decode_reqs", "decode_kv_tokens", "prefill_attention",
         "num_prefill_reqs", "num_outputs",
     )  # fmt: skip
     columns = [table.wholes(f"batch.{name}", low=0) for name in names]
     microseconds = table.numbers("step_time_us", above=0.0)
     return [
-        Step(
-            prompts + rows, decodes * whole_blocks(longest, block_size), attention, decodes, chunks, outputs, us * 1e-6
-        )
-        for (prompts, rows, decodes, longest, attention, chunks, outputs), us in zip(
+        Step(prompts + rows, kv_tokens, attention, decodes, chunks, outputs, us * 1e-6)
+        for (prompts, rows, decodes, kv_tokens, attention, chunks, outputs), us in zip(
             zip(*columns, strict=True), microseconds, strict=True
         )
     ]

@@ -51,7 +51,7 @@ def test_what_a_log_lacks_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize(
     ("text", "error"),
-    [("a,b\n1,2\n", "log.csv: batch.longest_decode: expected a log of live.vllm.schedulers"), ("", "log.csv")],
+    [("a,b\n1,2\n", "log.csv: batch.decode_kv_tokens: expected a log of live.vllm.schedulers"), ("", "log.csv")],
 )
 def test_another_file_is_refused(text: str, error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "log.csv").write_text(text)

@@ -209,3 +209,13 @@ def test_a_broken_line_by_hand() -> None:
     assert [line.at(x) for x in (0, 5, 10, 15, 20, 30)] == [0.0, 0.5, 1.0, 2.5, 4.0, 7.0]
     assert BrokenLine(knots=[], values=[]).at(7) == 0.0
     assert BrokenLine(knots=[1, 2], values=[3.0, 2.0]).at(9) == 2.0  # it does not fall below what was measured
+
+
+def test_attention_that_pads_nothing_counts_the_tokens_of_all_decodes() -> None:
+    """Steps cost the same, however unequal their decodes are, one by one and in a window."""
+    model = EngineRegression(0).fit(random_steps(600, 3, 0.0))
+    sequences = [Sequence(Request(i, 0.0, 10, 50), i, False) for i in range(4)]
+    steps = [DecodeBatch((), sequences, 400 + 4 * i, 250 + i) for i in range(40)]
+    assert describe(steps[0], 0).decode_attention == 400
+    assert [model.seconds(batch) for batch in steps] == model.decode_seconds(4, 400, 250, 40)
+    assert model.decode_seconds(4, 400, 250, 40) == model.decode_seconds(4, 400, 100, 40)
