@@ -217,5 +217,7 @@ def repeat_spread(rounds: Sequence[Sequence[Step]]) -> float:
 
 
 def _equal_decodes(before: Step, after: Step) -> bool:
-    features = [(step.rows, step.decode_attention, step.chunks, step.decodes) for step in (before, after)]
-    return not before.chunks and features[0] == features[1]
+    """Whether two successive steps have the same decodes, each of which attends to at most one token more."""
+    features = [(step.rows, step.chunks, step.decodes) for step in (before, after)]
+    grown = after.decode_attention - before.decode_attention
+    return not before.chunks and features[0] == features[1] and 0 <= grown <= before.decodes
