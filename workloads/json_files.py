@@ -69,7 +69,7 @@ def _check_values(document: dict[str, Any], file: Path) -> None:
         level = [value for node in level for value in _children(node)]
         if not level:
             return
-        if any(isinstance(value, str) and not _is_text(value) for value in level):
+        if any(isinstance(value, str) and not is_text(value) for value in level):
             raise BadInput("expected text without lone surrogates", file=file)
     if any(isinstance(node, dict | list) for node in level):
         raise _too_deep(file)
@@ -81,7 +81,8 @@ def _children(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _is_text(value: str) -> bool:
+def is_text(value: str) -> bool:
+    """False for lone surrogates, which JSON can have and UTF-8 cannot."""
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -18,7 +18,7 @@ from live.adaptation.recipes import Lesson
 from live.adaptation.runs import train_base
 from live.adaptation.sizes import SIZES, TEXT_SIZES, Size, TextSize
 from live.adaptation.tasks import BASE_OPERATIONS, NEW_OPERATIONS
-from live.adaptation.text.corpus import standard_library
+from live.adaptation.text.corpus import read_corpus
 from live.adaptation.text.language_model import text_data
 from live.adaptation.text.runs import train_text_model
 from live.adaptation.text.tasks import FORMS, text_lesson
@@ -125,7 +125,7 @@ def adapt_to_text(task: str, name: str, seed: int, base: Path) -> Row:
     """Adapt a finished language model to a task of text in every way, and measure."""
     torch.set_num_threads(1)
     config, weights = read_model(base)
-    tokenizer, corpus, size = read_tokenizer(base), standard_library(), STUDY_SIZES[name].text
+    tokenizer, corpus, size = read_tokenizer(base), read_corpus(), STUDY_SIZES[name].text
     data = text_data(tokenizer, corpus.training, corpus.evaluation, size.model.window)
     compared = Comparison(
         ForwardPass(config), weights, text_lesson(task, corpus, tokenizer, seed),

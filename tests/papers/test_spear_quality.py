@@ -140,7 +140,7 @@ def smallest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
     monkeypatch.setitem(sizes.STUDY_SIZES, "reduced", size)
     words = "\n".join(f"def f{i}(x):\n    return x + {i}" for i in range(40))
-    monkeypatch.setattr(runs, "standard_library", lambda root: Corpus((words,), (words[::-1],), "a few lines", "0"))
+    monkeypatch.setattr(runs, "read_corpus", lambda root: Corpus((words,), (words[::-1],), "a few lines", "0"))
     monkeypatch.chdir(tmp_path)
 
 

@@ -128,7 +128,7 @@ def smallest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = "\n".join(f'def max_a{i}(x):\n    """Return x + {i}."""\n    return f([x + {i}])' for i in range(40))
     corpus = Corpus((words,), (words[::-1] + words,), "a few lines", "0")
     for module in (runs, study):
-        monkeypatch.setattr(module, "standard_library", lambda *root: corpus)
+        monkeypatch.setattr(module, "read_corpus", lambda *root: corpus)
     monkeypatch.chdir(tmp_path)
 
 

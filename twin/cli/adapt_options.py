@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from live.adaptation.compensation.runs import Budget, Job
 
 SOURCES = Annotated[
-    Path | None, Parameter(help="Folder whose Python files are the text, in place of the standard library.")
+    Path | None,
+    Parameter(
+        help="The text, in place of the standard library: a folder of .py, .txt and .md files; or a JSONL file with a"
+        " `text`, or a `prompt` and an `answer`, on each line. A sixteenth is held out."
+    ),
 ]
 
 STATE = "training.safetensors"

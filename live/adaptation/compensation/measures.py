@@ -11,7 +11,7 @@ import torch
 
 from live.adaptation.directories import read_model
 from live.adaptation.forward import ForwardPass, final_states
-from live.adaptation.text.corpus import standard_library
+from live.adaptation.text.corpus import read_corpus
 from live.adaptation.text.language_model import EVALUATION_BATCH, TextData, encode, perplexity
 from live.adaptation.text.tokenizer import read_tokenizer
 from live.models.config import ModelConfig
@@ -70,8 +70,8 @@ class Evaluation:
     def on_held_out(
         cls, model: Path, forward: ForwardPass, weights: Weights, sources: Path | None, window: int, windows: int
     ) -> Evaluation:
-        """Evaluation on the held-out text of a folder of Python sources; None: the standard library."""
-        tokens = encode(read_tokenizer(model), standard_library(sources).evaluation)
+        """Evaluation on the held-out text of `sources`, as of `read_corpus`."""
+        tokens = encode(read_tokenizer(model), read_corpus(sources).evaluation)
         window = min(window, forward.config.max_position_embeddings)
         if len(tokens) < window:
             raise BadInput(f"expected at least {window} tokens of held-out text", field="text", value=len(tokens))
@@ -145,7 +145,7 @@ def text_quality(models: Sequence[Path], sources: Path | None = None) -> list[di
 
     Args:
         models: directories with tokenizers; all have the shape of the first.
-        sources: folder whose held-out Python files are the text; None: the standard library.
+        sources: whose held-out part is the text, as of `read_corpus`.
     """
     config, reference = read_model(models[0])
     evaluation = Evaluation.on_held_out(models[0], ForwardPass(config), reference, sources, WINDOW, WINDOWS)

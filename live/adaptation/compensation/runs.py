@@ -7,7 +7,6 @@ was done, and the measures on held-out text.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -27,13 +26,13 @@ from live.adaptation.compensation.costs import (
 )
 from live.adaptation.compensation.measures import Evaluation, by_quartile, recovered
 from live.adaptation.compensation.selection import DEFAULT_RULE, Placement, Rule, damage, select
-from live.adaptation.directories import read_model
+from live.adaptation.directories import copy_text_files, read_model
 from live.adaptation.forward import ForwardPass
 from live.adaptation.quantisers.checkpoint import write_compensators, write_quantised
 from live.adaptation.quantisers.grid import Precision
 from live.adaptation.quantisers.models import Method, QuantisedModel, quantise_model
 from live.adaptation.text.language_model import self_sampled
-from live.adaptation.text.tokenizer import FILE, read_tokenizer
+from live.adaptation.text.tokenizer import read_tokenizer
 from live.adaptation.training import TrainingSettings
 from live.adaptation.weights import module_names, to_named
 from reports.records.run_directory import write_text
@@ -52,8 +51,8 @@ class Job:
     """A model to quantise, and the texts for it.
 
     Attributes:
-        model: directory of a dense model with a tokenizer. sources: folder whose held-out Python sources are the
-            evaluation text; None: the standard library's. sequences: self-sampled, of `window` tokens.
+        model: directory of a dense model with a tokenizer. sources: whose held-out part is the evaluation
+            text, as of `read_corpus`. sequences: self-sampled, of `window` tokens.
     """
 
     model: Path
@@ -209,7 +208,7 @@ def _placement(loaded: Loaded, placement: Placement) -> Document:
 
 def _written(job: Job, directory: Path, document: Document) -> Document:
     """Store the record and the tokenizer beside the model."""
-    shutil.copyfile(job.model / FILE, directory / FILE)
+    copy_text_files(job.model, directory)
     document = job.describe() | document
     write_text(directory / RECORD, json.dumps(document, indent=1) + "\n")
     return document

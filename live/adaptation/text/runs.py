@@ -12,7 +12,7 @@ from live.adaptation.directories import SCHEMA, saved_state, write_model, write_
 from live.adaptation.forward import ForwardPass
 from live.adaptation.recipes import Advance, quiet, train_whole
 from live.adaptation.sizes import TextSize
-from live.adaptation.text.corpus import standard_library
+from live.adaptation.text.corpus import read_corpus
 from live.adaptation.text.language_model import TextData, WindowLesson, perplexity, text_data, token_losses
 from live.adaptation.text.tokenizer import train_tokenizer, write_tokenizer
 from live.adaptation.weights import initial_weights
@@ -42,12 +42,12 @@ def train_text_model(
     """Train a language model and write it to a directory; goes on where it was stopped.
 
     Args:
-        text: folder whose Python sources are the corpus; None: the standard library.
+        text: the corpus, as of `read_corpus`.
 
     Returns:
         The model, and the document of `training.json`: corpus, losses, and perplexity on what is held out.
     """
-    corpus = standard_library(text)
+    corpus = read_corpus(text)
     tokenizer = train_tokenizer(corpus.training, size.vocabulary)
     data = text_data(tokenizer, corpus.training, corpus.evaluation, size.window)
     config = size.config(family)

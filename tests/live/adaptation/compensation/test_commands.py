@@ -152,7 +152,9 @@ def test_what_does_not_fit_is_refused_in_one_line(model: Path, capsys: pytest.Ca
     }
     for arguments, message in messages.items():
         assert message in refused(capsys, "quantise", "model", "other", *SOURCES, *arguments)
-    assert "model: expected Python sources" in refused(capsys, "quantise", "model", "other", "--sources", "model")
+    assert "model: expected text to train on and to hold out" in refused(
+        capsys, "quantise", "model", "other", "--sources", "model"
+    )
     assert "--full-rank: got 0" in refused(capsys, "diagnose", "model", "--full-rank", "0")
     assert "--cost-weight: got -1.0" in refused(capsys, "diagnose", "model", "--cost-weight", "-1")
     assert "nowhere" in refused(capsys, "quantise", "nowhere", "other")

@@ -1,9 +1,10 @@
-"""Prefill modules for a model directory and prompts of one's own: `twin adapt prefill --data`, on checkpoints and
-tokenizers of transformers."""
+"""Prefill modules and compensators for a model directory and a text of one's own: checkpoints and tokenizers of
+transformers."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="trainings need the extra [live]")
 transformers = pytest.importorskip("transformers", reason="checkpoints are written by transformers")
 
+from live.adaptation.compensation.measures import text_quality  # noqa: E402
 from live.adaptation.directories import read_model  # noqa: E402
 from live.adaptation.text.corpus import is_held_out  # noqa: E402
 from live.adaptation.text.pairs import pair_lesson  # noqa: E402
@@ -110,6 +112,24 @@ def test_the_perplexity_of_held_out_answers_is_that_of_transformers(
                 logits = theirs(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
             losses.append(torch.nn.functional.cross_entropy(logits, torch.tensor(answer), reduction="none"))
     assert document["perplexity"] == pytest.approx(float(torch.cat(losses).double().mean().exp()), rel=1e-5)
+
+
+def test_compensators_are_trained_for_any_directory_on_any_text(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write("notes.jsonl", *({"text": f"The engine runs batch {n}, and batch {n} runs the engine."} for n in range(120)))
+    flags = ("--sources", "notes.jsonl", "--bits", "4", "--sequences", "4", "--steps", "2", "--gate-steps", "2")
+    document = adapt(capsys, "compensate", "model", "better", *flags, "--full-rank", "4")
+    assert 300 < document["full"]["perplexity"] < 400  # of random weights: about the size of the vocabulary
+    quality = text_quality([model, Path("better")], Path("notes.jsonl"))
+    assert quality[1]["perplexity"] == pytest.approx(document["compensated"]["perplexity"], rel=1e-5)
+    better = LoadedModel(Path("better"), random=False, dtype="float32", device="cpu", threads=1).decoder.config
+    assert replace(better, quantisation=None) == read_model(model)[0]
+    assert Tokenizer(Path("better")).end_tokens == Tokenizer(model).end_tokens
+    write("notes.jsonl", {"text": "The engine"}, {"text": 3})
+    assert "notes.jsonl:2: row: got {'text': 3}, expected a text, or a prompt and an answer" in refused(
+        capsys, "compensate", "model", "other", *flags
+    )
 
 
 @pytest.mark.parametrize("model", ["Qwen3"], indirect=True)

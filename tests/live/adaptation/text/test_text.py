@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 
 from kernels.shapes import Shape
 from live.adaptation.forward import ForwardPass
-from live.adaptation.text.corpus import is_held_out, standard_library
+from live.adaptation.text.corpus import is_held_out, read_corpus
 from live.adaptation.text.language_model import TextData, encode, perplexity, self_sampled, text_data, token_losses
 from live.adaptation.text.tokenizer import read_tokenizer, train_tokenizer, write_tokenizer
 from live.adaptation.weights import from_named, initial_weights, to_named
@@ -27,18 +28,31 @@ def test_files_are_held_out_by_their_paths(tmp_path: Path) -> None:
         folder = tmp_path / ("test" if i % 3 == 0 else "lib")
         folder.mkdir(exist_ok=True)
         (folder / f"m{i}.py").write_text(f"{i}\n")
-    corpus = standard_library(tmp_path)
+    corpus = read_corpus(tmp_path)
     expected = [i for i in range(60) if i % 3 and is_held_out(f"lib/m{i}.py")]
     assert sorted(int(text) for text in corpus.evaluation) == expected
     assert len(corpus.training) == 40 - len(expected)
     assert 0 < len(expected) < 8
     (tmp_path / "lib" / "m1.py").write_text("2\n")
-    assert standard_library(tmp_path).digest != corpus.digest
+    assert read_corpus(tmp_path).digest != corpus.digest
+
+
+def test_a_text_of_ones_own_is_a_folder_or_lines(tmp_path: Path) -> None:
+    lines = tmp_path / "lines.jsonl"
+    rows = [json.dumps({"prompt": f"{n}?", "answer": "yes"} if n % 2 else {"text": f"note {n}"}) for n in range(60)]
+    lines.write_text("\n".join(rows))
+    corpus = read_corpus(lines)
+    assert set(corpus.training + corpus.evaluation) == {f"{n}?yes" if n % 2 else f"note {n}" for n in range(60)}
+    assert all(is_held_out(text.removesuffix("yes")) for text in corpus.evaluation)
+    for n in range(60):
+        (tmp_path / f"{n}.{('txt', 'md', 'py', 'csv')[n % 4]}").write_text(str(n))
+    corpus = read_corpus(tmp_path)
+    assert sorted(map(int, corpus.training + corpus.evaluation)) == [n for n in range(60) if n % 4 < 3]
 
 
 def test_a_folder_without_sources_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="expected Python sources to train on and to hold out"):
-        standard_library(tmp_path)
+    with pytest.raises(BadInput, match="expected text to train on and to hold out: files of "):
+        read_corpus(tmp_path)
 
 
 def test_with_256_tokens_every_byte_is_one(tmp_path: Path) -> None:
