@@ -228,12 +228,23 @@ class EngineCore(Lifecycle):
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
+    def _only_decodes(self) -> bool:
+        """Tell whether the step gives every decode its token and does nothing else."""
+        if self._prefilling or self._sharing or self._limits_prompts:
+            return False
+        if not self._admission_blocked and self._has_queued():
+            return False
+        return self.decode_set.num_new_blocks() <= self.kv_cache.num_free_blocks
+
     def _schedule_running(self, chunks: list[Chunk]) -> list[Sequence] | tuple[()]:
         """Schedule running sequences, then waiting ones unless one was preempted. Returns the decodes that pause.
 
         Decodes are counted, not walked, where blocks and tokens suffice for all running sequences.
         """
         decode_set, prompt_budget = self.decode_set, self.config.max_num_batched_tokens
+        if self._only_decodes():
+            self.kv_cache.allocate_unassigned(decode_set.num_new_blocks())
+            return ()
         new_blocks, budget = decode_set.num_new_blocks(), prompt_budget - decode_set.size
         if self.chunk_policy is not None:
             prompt_budget = self._chunk_limit(self.chunk_policy, decode_set.size)
