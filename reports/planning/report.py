@@ -43,6 +43,7 @@ def plan_report(document: Document) -> Report:
     if rows:
         blocks += [Text("Deployments", "heading", detail=True), *_deployments(document, rows), *_explorer(document),
                    _pareto(document)]  # fmt: skip
+    blocks += _confidence(document)
     if headroom:
         margin = "" if headroom["factor"] is None else f" ({100 * (headroom['factor'] - 1):+.0f} %)"
         blocks.append(
@@ -165,6 +166,36 @@ def _changes(changes: Sequence[Document]) -> Table:
     ]
     columns = [Column("change", left=True), Column(""), Column("sure"), Column("hours"), Column("", left=True)]
     return Table(columns, rows)
+
+
+def _confidence(document: Document) -> list[Block]:
+    """What confidence costs, what would narrow it, and why the alternatives lose; none in earlier versions' runs."""
+    levels = document.get("confidence_curve") or []
+    blocks: list[Block] = []
+    if levels:
+        rows: list[Row] = [
+            ["best estimate" if level["confidence"] is None else percent(level["confidence"]), level["devices"] or "–",
+             Shown(_number(level["cost_per_hour"]), level["cost_per_hour"]), percent(level["sure"])]
+            for level in levels
+        ]  # fmt: skip
+        columns = [Column("confidence", left=True), Column("GPUs"), Column("$/h"), Column("sure")]
+        blocks += [Text("What confidence costs", "heading"), Table(columns, rows)]
+        places = sorted({(100 * level["sure"], level["gpus"]) for level in levels if level["sure"] is not None})
+        curve = Curve("", [sure for sure, _ in places], [gpus for _, gpus in places], None, "both")
+        chart = Chart("", [curve], "confidence, % of the draws of the step times", "GPUs")
+        blocks.append(Figure("confidence", [chart], f"{document['name']}: GPUs over confidence", size=(6.4, 4.2)))
+    if narrowing := document.get("narrowing"):
+        lines = [f"{entry['about']}: measure {entry['measure']} ({entry['command']})" for entry in narrowing]
+        blocks += [Text("What would narrow it, the most first", "heading"), bullets(lines)]
+    if alternatives := document.get("alternatives"):
+        blocks += [Text("Why not", "heading"), bullets([_loss(entry) for entry in alternatives])]
+    return blocks
+
+
+def _loss(entry: Document) -> str:
+    devices = f" {entry['devices']}" if entry["devices"] else ""
+    admission = f"; taken with {entry['admitted_by']}" if entry["admitted_by"] else ""
+    return f"{entry['layout']}{devices}: {entry['why']}{admission}"
 
 
 def _nearest(document: Document) -> Text:

@@ -182,15 +182,17 @@ class Evaluator:
         windows = [self._window(candidate, self.horizon.short, 0, draw) for draw in self.worst_draws]
         return sum(_severity(self._store[window.key]) for window in windows if window.key in self._store)
 
-    def costliest_unknown(self, candidate: Candidate) -> Unknown | None:
-        """The unknown of the step times that moves a candidate furthest, alone at a score of -1 or 1, short windows."""
+    def costliest_unknowns(self, candidate: Candidate) -> list[tuple[Unknown, float]]:
+        """The unknowns of the step times, the one first that moves a candidate furthest alone at a score of -1 or 1.
+
+        With how far it moves it beyond its goals, in deviations of a short window; infinite where a queue grows.
+        """
         unknowns = self._plan(candidate, self.horizon.short).unknowns()
         pairs = [(unknown, score) for unknown in unknowns for score in (-1.0, 1.0)]
-        if not pairs:
-            return None
         windows = [self._window(candidate, self.horizon.short, 0, (unknown.name, score)) for unknown, score in pairs]
-        severities = [_severity(result) for result in self._simulate(windows)]
-        return pairs[severities.index(max(severities))][0]
+        severities = list(map(_severity, self._simulate(windows)))
+        worst = [max(severities[2 * i : 2 * i + 2]) for i in range(len(unknowns))]
+        return sorted(zip(unknowns, worst, strict=True), key=lambda pair: -pair[1])
 
     def _shifts(self, trial: Trial, draws: Iterable[int]) -> list[list[float]]:
         """The shifts of the excesses of a trial's windows by draws of the step-time model: a window for each draw."""

@@ -41,11 +41,16 @@ MAX_COLD = 0.25
 
 @dataclass(frozen=True)
 class RefusedFamily:
-    """A family that is not simulated. `status`: out of memory, unsupported or infeasible."""
+    """A family that is not simulated.
+
+    Attributes:
+        status: out of memory, unsupported or infeasible. bounds: the goal that it cannot reach, with its lowest value.
+    """
 
     family: Family
     status: str
     reason: str
+    bounds: tuple[tuple[Goal, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -187,13 +192,16 @@ def _too_long(engines: list[EngineEstimate], lengths: Lengths, question: Questio
     return None
 
 
-def _unreachable(goals: Sequence[Goal], prefill: EngineEstimate, decode: EngineEstimate) -> tuple[str, str] | None:
+def _unreachable(
+    goals: Sequence[Goal], prefill: EngineEstimate, decode: EngineEstimate
+) -> tuple[str, str, tuple[tuple[Goal, float], ...]] | None:
     """The goal that an engine misses even with a single request, if there is one."""
     for goal in goals:
         lowest = bound(goal, prefill, decode)
         if lowest is not None and lowest > goal.limit:
             limit = in_unit(goal, goal.limit)
-            return "infeasible", f"{goal.name} is at least {in_unit(goal, lowest)}, goal {limit}, however many engines"
+            reason = f"{goal.name} is at least {in_unit(goal, lowest)}, goal {limit}, however many engines"
+            return "infeasible", reason, ((goal, lowest),)
     return None
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from twin.executors.executor import Executor
+from twin.planning.confidence_curve import LEVELS, Level, confidence_curve, why_not
 from twin.planning.confirming import OTHER_SEED, Confirmer, max_looks
-from twin.planning.evaluation import DRAWS, Evaluator
+from twin.planning.evaluation import DRAWS, LONG_WINDOWS, Evaluator
 from twin.planning.family_estimates import FamilyEstimate, RefusedFamily, estimate_families, horizon
 from twin.planning.max_load import (
     Load,
@@ -99,6 +101,7 @@ class Planner:
         long = self.question.spec.replications
         confirming = (long << (max_looks(long, self.horizon.long) - 1)) + DRAWS
         following = 0 if self.brief else TRIALS_AFTER * (1 + long + DRAWS)
+        following += 0 if self.brief else 8 * len(LEVELS) * (LONG_WINDOWS + DRAWS)  # bisections of up to 2^8 prices
         searching = self.search.num_undecided() * (1 + long + 2 * DRAWS)
         return searching + confirming + ALTERNATIVES * (long + DRAWS) + following
 
@@ -167,15 +170,36 @@ class Planner:
         trials = [trial for _, trial in rows]
         missed = self._nearest_miss(trials) if best is None else None
         effects = [] if best is None or self.brief else changes(self.confirming, question, best.candidate)
-        by_estimate, unknown = search.by_estimate, None
+        by_estimate, unknowns = search.by_estimate, []
         if by_estimate is not None:
             candidate = by_estimate.candidate
             by_estimate = next((trial for trial in trials if trial.candidate is candidate), by_estimate)
-            unknown = search.evaluator.costliest_unknown(candidate)
+            unknowns = search.evaluator.costliest_unknowns(candidate)
         return Plan(
-            question, self.horizon, best, rows, by_estimate, unknown, missed, load, effects, self._ledger(),
+            question, self.horizon, best, rows, by_estimate, unknowns, missed, load, effects, self._ledger(),
+            curve=self._curve(by_estimate), alternatives=self._alternatives(trials),
             evaluated=len(search.trials), simulated_requests=self.simulations.requests,
         )  # fmt: skip
+
+    def _curve(self, by_estimate: Trial | None) -> list[Level]:
+        """What confidence costs; of a brief plan no more than is known."""
+        if by_estimate is None or by_estimate.sure is None or self.question.spec.aim == "throughput":
+            return []
+        rungs = [] if self.brief else self.search.ladder()
+        if not rungs:
+            return [Level(None, by_estimate), Level(self.question.spec.confidence, self.best)]
+
+        def trial_of(candidate: Candidate) -> Trial:
+            return self._confirming_trial(Trial(candidate))
+
+        return confidence_curve(self.question, by_estimate, self.best, rungs, trial_of)
+
+    def _alternatives(self, trials: Sequence[Trial]) -> list[Document]:
+        reasons: dict[str, Counter[str]] = {}
+        for entry in self._ledger():
+            reasons.setdefault(entry.family.layout, Counter())[entry.reason] += 1
+        rivals = [trial for trial in trials if trial is not self.best]
+        return why_not(self.question, self.best, rivals, self.refused, reasons)
 
     def _ledger(self) -> list[LedgerEntry]:
         """Every candidate with its status and reason, after families that cannot run."""

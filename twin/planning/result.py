@@ -14,6 +14,7 @@ from latency_models.sources.roofline.spec import RooflineSpec
 from latency_models.unknowns import Unknown
 from scenarios.goals import Goal
 from scenarios.planning import EngineKindSpec
+from twin.planning.confidence_curve import Level
 from twin.planning.max_load import Load
 from twin.planning.nodes import nodes_of
 from twin.planning.question import Document, Question
@@ -47,8 +48,10 @@ class Plan:
     Attributes:
         best: the recommendation; None if no candidate meets the goals. rows: trials of the table, by their roles.
         by_estimate: the cheapest deployment at the best estimate of the step times; None where their error is unknown.
-        costliest_unknown: of its step times. nearest_miss: the closest candidate, where there is no recommendation.
+        costliest_unknowns: of its step times, with how far each moves it.
+        nearest_miss: the closest candidate, where there is no recommendation.
         headroom: None where it was not looked for. changes: trials of the recommendation where something differs.
+        curve: the cheapest deployment at each confidence. alternatives: why they lose.
         evaluated: candidates that were simulated. simulated_requests: in all windows.
     """
 
@@ -57,11 +60,13 @@ class Plan:
     best: Trial | None
     rows: Sequence[tuple[str, Trial]]
     by_estimate: Trial | None
-    costliest_unknown: Unknown | None
+    costliest_unknowns: Sequence[tuple[Unknown, float]]
     nearest_miss: Trial | None
     headroom: Load | None
     changes: Sequence[Document]
     ledger: Sequence[LedgerEntry]
+    curve: Sequence[Level]
+    alternatives: Sequence[Document]
     evaluated: int
     simulated_requests: int
 
@@ -73,7 +78,7 @@ class Plan:
     def document(self) -> Document:
         """The document `twin.plan/1`."""
         question = self.question
-        unknown, by_estimate = self.costliest_unknown, None
+        unknown, by_estimate = self._costliest_unknown, None
         if self.by_estimate is not None:
             costliest = None if unknown is None else {"about": unknown.about, "measure": unknown.measure}
             by_estimate = row(question, self.by_estimate, "best estimate") | {"costliest_unknown": costliest}
@@ -90,6 +95,9 @@ class Plan:
             "by_best_estimate": by_estimate,
             "nearest_miss": None if self.nearest_miss is None else row(question, self.nearest_miss, "nearest miss"),
             "rows": [row(question, trial, role) for role, trial in self.rows],
+            "confidence_curve": [level.document() for level in self.curve],
+            "narrowing": [_narrowing(*entry) for entry in self.costliest_unknowns],
+            "alternatives": self.alternatives,
             "headroom": None if self.headroom is None else self.headroom.document(question.rate),
             "changes": self.changes,
             "notes": untried(question),
@@ -102,6 +110,10 @@ class Plan:
         """How far predictions were off rows like the recommended engines, or the nearest miss, in sentences."""
         trial = self.best or self.nearest_miss
         return [] if trial is None else measured_like(self.question, trial.candidate.family.kinds)
+
+    @property
+    def _costliest_unknown(self) -> Unknown | None:
+        return self.costliest_unknowns[0][0] if self.costliest_unknowns else None
 
     def answer(self) -> str:
         """The recommendation in a sentence."""
@@ -139,7 +151,7 @@ class Plan:
         """The price of the error of the step times, in a sentence; empty if the recommendation pays nothing for it."""
         if self.by_estimate is None:
             return ""
-        candidate, unknown = self.by_estimate.candidate, self.costliest_unknown
+        candidate, unknown = self.by_estimate.candidate, self._costliest_unknown
         gpus = candidate.gpus
         if self.best is not None and self.best.candidate.gpus <= gpus:
             return ""
@@ -254,6 +266,14 @@ def identity(family: Family, candidate: Candidate | None) -> Document:
         "gpus": None if candidate is None else candidate.gpus,
         "cost_per_hour": None if candidate is None else candidate.cost,
     }
+
+
+def _narrowing(unknown: Unknown, severity: float) -> Document:
+    """An unknown, what to measure, and the command that learns it from measurements."""
+    tables = unknown.measure.startswith("kernel tables")
+    command = "twin calibrate import" if tables else "twin observe, then twin calibrate refine"
+    excess = severity if math.isfinite(severity) else None
+    return {"about": unknown.about, "measure": unknown.measure, "command": command, "excess": excess}
 
 
 def _goal(goal: Goal, index: int, trial: Trial) -> Document:

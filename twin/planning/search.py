@@ -365,6 +365,20 @@ class Search:
             trials.sort(key=lambda trial: (trial.failed, self.key(trial.candidate)))
         return trials[:limit] + stated
 
+    def ladder(self) -> list[Candidate]:
+        """Candidates of the best deployments' families, one of each price: that estimated to be closest to its goals.
+
+        By price, from that of the deployment by the best estimate of the step times on.
+        """
+        trials = [trial for trial in (self.by_estimate, self.best) if trial is not None]
+        names = dict.fromkeys(trial.candidate.family.name for trial in trials)
+        members = [candidate for name in names for candidate in self._families[name].candidates]
+        rungs: dict[float, Candidate] = {}
+        for candidate in [*(trial.candidate for trial in reversed(trials)), *sorted(members, key=self._ratio)]:
+            rungs.setdefault(self.key(candidate)[0], candidate)
+        lowest = self.key(trials[0].candidate)[0] if trials else 0.0
+        return [rungs[price] for price in sorted(rungs) if price >= lowest]
+
     def distance(self, trial: Trial) -> tuple[float, ...]:
         """The ratio of the worst goal to its limit; in the second search an estimate of it under a bad draw."""
         worst = trial.worst(self.question.goals)[0] if trial.windows else math.inf

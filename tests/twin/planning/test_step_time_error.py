@@ -144,4 +144,4 @@ def test_a_recommendation_that_pays_nothing_for_the_error_is_not_said_to() -> No
     _, result = search_and_plan()
     assert replace(result, best=result.by_estimate).price_of_error() == ""
     assert replace(result, by_estimate=None).price_of_error() == ""
-    assert replace(result, best=None, costliest_unknown=None).price_of_error().endswith(", but not with its error.")
+    assert replace(result, best=None, costliest_unknowns=[]).price_of_error().endswith(", but not with its error.")
