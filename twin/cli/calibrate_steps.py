@@ -51,9 +51,7 @@ def steps(run: Path, /, *, output: Output, json: Json = False) -> int:
         "schema": "twin.step-log/1",
         "output": str(output),
         "seen": seen(log),
-        "heldout_median_error": document["heldout_median_error"],
-        "heldout_p90_error": document["heldout_p90_error"],
-        "largest": document["largest"],
+        **{name: document[name] for name in ("heldout_median_error", "heldout_p90_error", "largest")},
         "unknowns": [
             {
                 "name": row.name,
