@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ from live.adaptation.directories import read_model
 from live.adaptation.forward import ForwardPass
 from live.adaptation.runs import Document, read_size
 from live.adaptation.tasks import draw
+from live.adaptation.text.pairs import Pair, pair_lesson
 from live.adaptation.weights import rounded
 from live.models.config import read_config
 from live.models.linear import Rounding
@@ -61,7 +62,8 @@ class ServedModules:
     """Modules to serve.
 
     Attributes:
-        base: directory of the decode module that all share. modules: directory of each task's module, by task.
+        base: directory of the decode module that all share. modules: directory of each task's module, by task: an
+            operation, or a `.jsonl` file of pairs, whose held-out part is sent.
         bits: of the shared decode module, which is rounded; None: it stays as it is.
         isolated: each task's module decodes, too, on an engine of its own.
     """
@@ -94,30 +96,26 @@ def measure_served(served: ServedModules, prompts: int, concurrency: int, seed: 
     """
     if len(served.modules) < 2:
         raise BadInput("expected two modules or more", field="--module", value=len(served.modules))
-    digits = read_size(served.base).digits
-    examples = {task: draw((task,), digits, prompts, seed, 0, "evaluation") for task in served.modules}
-    offline = {task: _offline(served, task, examples[task][0], digits) for task in served.modules}
+    pairs = {task: _pairs(served.base, task, prompts, seed) for task in served.modules}
+    offline = {task: _offline(served, task, pairs[task]) for task in served.modules}
     names = {task: f"model-{i}" for i, task in enumerate(served.modules)}
-    mixed = [(task, i) for i in range(prompts) for task in served.modules]
+    mixed = [(task, pairs[task][i]) for i in range(prompts) for task in served.modules if i < len(pairs[task])]
     with _server(served, names) as port, ThreadPoolExecutor(concurrency) as pool:
-        _ask(port, names[mixed[0][0]], examples[mixed[0][0]][0][0].tolist(), digits)  # the first request warms up
+        _ask(port, names[mixed[0][0]], mixed[0][1])  # the first request warms up
         begin = time.perf_counter()
-        answers = list(
-            pool.map(lambda row: _ask(port, names[row[0]], examples[row[0]][0][row[1]].tolist(), digits), mixed)
-        )
+        answers = list(pool.map(lambda row: _ask(port, names[row[0]], row[1]), mixed))
         seconds = time.perf_counter() - begin
         steps = _steps_by_models(port, len(names))
     tasks = {}
-    for task, (_, expected) in examples.items():
-        served_answers = torch.tensor(
-            [answer.tokens for answer, (name, _) in zip(answers, mixed, strict=True) if name == task]
-        )
+    for task in served.modules:
+        expected = [pair.answer for pair in pairs[task]]
+        served_answers = [answer.tokens for answer, (name, _) in zip(answers, mixed, strict=True) if name == task]
         tasks[task] = {
             "exact_match_served": _share(served_answers, expected),
             "exact_match_offline": _share(offline[task], expected),
             "equal_answers": _share(served_answers, offline[task]),
         }
-    gaps = [(answer.last - answer.first) / (digits - 1) for answer in answers]
+    gaps = [(answer.last - answer.first) / max(len(answer.tokens) - 1, 1) for answer in answers]
     return {
         "schema": SCHEMA,
         "decode": "isolated" if served.isolated else "shared",
@@ -126,7 +124,7 @@ def measure_served(served: ServedModules, prompts: int, concurrency: int, seed: 
         "concurrency": concurrency,
         "seed": seed,
         "tasks": tasks,
-        "tokens_per_second": len(answers) * digits / seconds,
+        "tokens_per_second": sum(len(answer.tokens) for answer in answers) / seconds,
         "ttft_mean": statistics.mean(answer.first for answer in answers),
         "tpot_mean": statistics.mean(gaps),
         "decoder_bytes": _decoder_bytes(served),
@@ -134,18 +132,32 @@ def measure_served(served: ServedModules, prompts: int, concurrency: int, seed: 
     }
 
 
-def _offline(served: ServedModules, task: str, prompts: torch.Tensor, digits: int) -> torch.Tensor:
-    """The training code's answers."""
+def _pairs(model: Path, task: str, prompts: int, seed: int) -> Sequence[Pair]:
+    """Prompts of a task that no training draws, at most `prompts`, with their answers."""
+    if task.endswith(".jsonl"):
+        return pair_lesson(Path(task), model, read_config(model), seed).evaluation[:prompts]
+    rows = draw((task,), read_size(model).digits, prompts, seed, 0, "evaluation")
+    return [Pair(prompt, answer) for prompt, answer in zip(*(tensor.tolist() for tensor in rows), strict=True)]
+
+
+def _offline(served: ServedModules, task: str, pairs: Sequence[Pair]) -> list[list[int]]:
+    """The training code's answers; prompts of one length are computed together."""
     config, prefill = read_model(served.modules[task])
     decode = prefill if served.isolated else read_model(served.base)[1]
     if served.bits is not None:
         decode = rounded(config, decode, Rounding(served.bits))
-    return Modules(ForwardPass(config), prefill, decode).generate(prompts, digits)
+    modules, longest = Modules(ForwardPass(config), prefill, decode), max(len(pair.answer) for pair in pairs)
+    answers: dict[int, list[int]] = {}
+    for size in {len(pair.prompt) for pair in pairs}:
+        rows = [row for row, pair in enumerate(pairs) if len(pair.prompt) == size]
+        generated = modules.generate(torch.tensor([pairs[row].prompt for row in rows]), longest).tolist()
+        answers |= dict(zip(rows, generated, strict=True))
+    return [answers[row][: len(pair.answer)] for row, pair in enumerate(pairs)]
 
 
-def _share(answers: torch.Tensor, expected: torch.Tensor) -> float:
+def _share(answers: Sequence[list[int]], expected: Sequence[list[int]]) -> float:
     """The share of answers that are equal in every token."""
-    return float((answers == expected).all(dim=1).double().mean())
+    return statistics.mean(float(answer == right) for answer, right in zip(answers, expected, strict=True))
 
 
 def _decoder_bytes(served: ServedModules) -> int:
@@ -184,10 +196,11 @@ def _server(served: ServedModules, names: Mapping[str, str]) -> Iterator[int]:
             process.communicate()
 
 
-def _ask(port: int, model: str, prompt: list[int], tokens: int) -> Answer:
-    """One streamed completion."""
+def _ask(port: int, model: str, pair: Pair) -> Answer:
+    """One streamed completion, as long as the pair's answer."""
     body = {
-        "model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True,
+        "model": model, "prompt": pair.prompt, "max_tokens": len(pair.answer), "temperature": 0, "ignore_eos": True,
+        "stream": True, "return_token_ids": True,
     }  # fmt: skip
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
     try:

@@ -184,7 +184,7 @@ def serve(
     model
         Directory of the base model, which is the decode module.
     module
-        TASK=DIRECTORY, once for each tuned module.
+        TASK=DIRECTORY, once for each tuned module; TASK is an operation, or the `.jsonl` file of `--data`.
     bits
         Round the shared decode module to 4 or 3 bits.
     isolated

@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="trainings need the extra [live]")
 
 from live.adaptation import sizes
 from live.adaptation.served import _ask
+from live.adaptation.text.pairs import Pair
 from live.adaptation.training import TrainingSettings
 from twin.cli import run
 from workloads.errors import TwinError
@@ -66,7 +67,7 @@ def test_a_server_that_ends_is_said_in_one_line() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with pytest.raises(TwinError, match="the server has not answered: ConnectionRefusedError"):
-        _ask(port, "model-0", [1, 2], 2)
+        _ask(port, "model-0", Pair([1, 2], [3, 4]))
 
 
 @pytest.mark.parametrize(

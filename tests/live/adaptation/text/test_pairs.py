@@ -93,6 +93,10 @@ def test_a_tuned_module_suits_the_frozen_decode_module_better_than_naive_sharing
     loaded = LoadedModel(Path("sun"), random=False, dtype="float32", device="cpu", threads=1)
     assert loaded.decoder.config == read_model(model)[0]
     assert Tokenizer(Path("sun")).end_tokens == Tokenizer(model).end_tokens
+    served = adapt(capsys, "serve", "base", "--module", "second.jsonl=sun", "--module", "first.jsonl=base")
+    rows = served["tasks"]
+    assert [rows[task]["equal_answers"] for task in ("first.jsonl", "second.jsonl")] == [1, 1]
+    assert rows["second.jsonl"]["exact_match_served"] == 1
 
 
 def test_the_perplexity_of_held_out_answers_is_that_of_transformers(
