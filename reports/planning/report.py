@@ -49,6 +49,8 @@ def plan_report(document: Document) -> Report:
         blocks.append(
             Text(f"\nMax load: {headroom['rate']:.4g} requests/s{margin}. A little above: {headroom['beyond']}.")
         )
+    if document.get("what_if"):
+        blocks += [Text("What if", "heading"), _what_if(document)]
     if document["changes"]:
         blocks += [Text("What would change it", "heading"), _changes(document["changes"])]
     blocks += [Text("Candidates", "heading"), bullets(ledger_lines(document)), _ledger(document["ledger"])]
@@ -196,6 +198,21 @@ def _loss(entry: Document) -> str:
     devices = f" {entry['devices']}" if entry["devices"] else ""
     admission = f"; taken with {entry['admitted_by']}" if entry["admitted_by"] else ""
     return f"{entry['layout']}{devices}: {entry['why']}{admission}"
+
+
+def _what_if(document: Document) -> Table:
+    """The answers to changed questions under that to the question itself."""
+    answers = [("as given", document["recommendation"])]
+    answers += [(entry["what"], entry["recommendation"]) for entry in document["what_if"]]
+    columns = [Column("what if", left=True), Column("GPUs"), Column("nodes", 2), Column("engines"), Column("$/h"),
+               Column("sure"), Column("hours")]  # fmt: skip
+    rows: list[Row] = [
+        [what, "no candidate meets the goals", *[""] * 5] if row is None else
+        [what, row["devices"], nodes_cell(row), row["parallelism"], Shown(_number(row["cost_per_hour"]),
+         row["cost_per_hour"]), percent(row["sure"]), percent(row["probability"])]
+        for what, row in answers
+    ]  # fmt: skip
+    return Table(columns, rows, fits=True)
 
 
 def _nearest(document: Document) -> Text:

@@ -59,7 +59,7 @@ def plan(
     settings |= _set("plan.confidence", target.confidence)
     if answer.max_load:
         flags = {"--candidate": answer.candidate, "--objective": target.objective, "--max-gpus": target.max_gpus}
-        unused = {**catalogue.flags, **flags, "--write": answer.write}
+        unused = {**catalogue.flags, **flags, "--write": answer.write, "--what": answer.what}
         _refuse(unused, "with --max-load, which asks about the scenario's own deployment")
         settings |= _set("workload.arrivals.rate", question.rate) | _set("plan.node_size", target.node_size)
         return _max_load(_required("SCENARIO", scenario), settings, goals, question.trace, run, executor, fresh=fresh)
@@ -115,15 +115,19 @@ def _plan(question: Question, run: RunOptions, answer: AnswerOptions, executor: 
     from twin.api.planning import deployments_of_file, planning_run, save
     from twin.cli.console import progress
     from twin.planning.planner import Planner
+    from twin.planning.what_if import with_changes
 
+    variants = [(text, with_changes(question, text)) for text in answer.what or []]
     candidates = [deployment for path in answer.candidate or [] for deployment in deployments_of_file(path, question)]
     with planning_run(question, candidates, run.runs, executor, fresh=fresh) as (folder, simulations):
         _note_resumed(folder.path, len(simulations.store))
         planner = Planner(question, simulations, lambda trial: _note_better(trial, planner), answer.brief, candidates)
-        windows_left = None if question.spec.aim == "throughput" else planner.windows_left
+        windows_left = None if question.spec.aim == "throughput" or variants else planner.windows_left
         with progress("evaluating", None, 0, remaining=windows_left) as advance:
             simulations.advance = lambda key: advance("")
-            result = planner.run()
+            result = planner.run().beside(
+                (text, Planner(variant, simulations, brief=True, given=candidates).run()) for text, variant in variants
+            )
         if answer.write is not None:
             _write(planner, answer.write)
         document = save(folder, result, figures=not run.no_figures)

@@ -103,6 +103,10 @@ class AnswerOptions:
     brief: Flag = False
     """Leave out headroom and what would change the answer."""
 
+    what: Texts = None
+    """What if, in a row beside the answer, may be given several times: --what rate=+50% --what prompts=2x,answers=0.5x
+--what hit_rate=0.2 (share of prompt tokens that prefix caches supply)."""
+
     max_load: Flag = False
     """The highest rate at which the scenario's own deployment (engine, step_time, system) meets the goals, with an
 interval, in place of a search."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -107,17 +108,35 @@ class Question:
         """The same question with other requests and draws."""
         return replace(self, document={**self.document, "seed": seed})
 
-    def with_lengths(self, factor: float) -> Question:
-        """The same question with prompts and answers of all requests longer by a factor."""
+    def with_lengths(self, factor: float, sides: Sequence[str] = ("prefill", "decode")) -> Question:
+        """The same question with prompts and answers of all requests, or one of the `sides`, longer by a factor."""
         workload = copy.deepcopy(self.document["workload"])
         for section in (workload, *(workload.get("tasks") or [])):
-            for side in ("prefill", "decode"):
+            for side in sides:
                 _scale(section.get(side), factor)
         trace = self.trace
         if trace is not None:
-            prompts, answers = (_scaled(column, factor) for column in (trace.prefill_tokens, trace.decode_tokens))
+            prompts = _scaled(trace.prefill_tokens, factor if "prefill" in sides else 1.0)
+            answers = _scaled(trace.decode_tokens, factor if "decode" in sides else 1.0)
             trace = replace(trace, prefill_tokens=prompts, decode_tokens=answers)
-        return replace(self._with_workload(workload, f"lengths x {factor:g}"), trace=trace)
+        name = "lengths" if len(sides) > 1 else sides[0]
+        return replace(self._with_workload(workload, f"{name} x {factor:g}"), trace=trace)
+
+    def with_shared_beginning(self, tokens: int, block_tokens: int) -> Question:
+        """The same question whose prompts all begin with the same tokens, and whose engines keep prefixes."""
+        workload = {name: value for name, value in self.document["workload"].items() if name != "prefixes"}
+        if tokens:
+            workload["prefixes"] = {"groups": 1, "tokens": tokens, "block_tokens": block_tokens}
+        caches = {"enable_prefix_caching": True}
+        kinds = [kind.model_copy(update={"engine": kind.engine | caches}) for kind in self.spec.engines]
+        document = {**self.document, "engine": {**(self.document.get("engine") or {}), **caches}}
+        shared = replace(self, document=document, spec=self.spec.model_copy(update={"engines": kinds}))
+        return shared._with_workload(workload, f"{tokens} shared tokens")
+
+    def lengths(self) -> Lengths:
+        """Lengths of some requests, which do not depend on the engine."""
+        step_time = {"source": "linear", "overhead": 1.0}
+        return self.sample(self.plan({**self.document, "engine": {"num_gpu_blocks": 10**6}, "step_time": step_time}))
 
     @property
     def shares_prefixes(self) -> bool:
@@ -158,6 +177,7 @@ class Question:
         return prefix_hits(requests, plan.scheduler.config.prefix_id_tokens, plan.workload.prefixes)
 
     def _with_workload(self, workload: Document, change: str) -> Question:
+        change = f"{self.change}, {change}" if self.change else change
         return replace(self, document={**self.document, "workload": workload}, change=change)
 
 
@@ -210,8 +230,7 @@ def read_question(document: Document, settings: Settings, path: Path, trace: Pat
     if spec.bundles:
         from twin.planning.bundles import with_bundles  # slow to import, and few plans have some
 
-        step_time = {"source": "linear", "overhead": 1.0}  # lengths do not depend on the engine
-        sample = question.sample(question.plan({**base, "engine": {"num_gpu_blocks": 10**6}, "step_time": step_time}))
+        sample = question.lengths()
         spec = with_bundles(spec, sample.prompts, sample.answers, base.get("engine") or {}, path)
         return replace(question, spec=spec)
     return question

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.hugging_face import any_model
@@ -53,6 +53,7 @@ class Plan:
         headroom: None where it was not looked for. changes: trials of the recommendation where something differs.
         curve: the cheapest deployment at each confidence. alternatives: why they lose.
         evaluated: candidates that were simulated. simulated_requests: in all windows.
+        what_if: plans of changed questions, by the change.
     """
 
     question: Question
@@ -69,6 +70,11 @@ class Plan:
     alternatives: Sequence[Document]
     evaluated: int
     simulated_requests: int
+    what_if: Sequence[tuple[str, Plan]] = ()
+
+    def beside(self, variants: Iterable[tuple[str, Plan]]) -> Plan:
+        """The plan with those of changed questions."""
+        return replace(self, what_if=list(variants))
 
     @property
     def feasible(self) -> bool:
@@ -100,6 +106,7 @@ class Plan:
             "alternatives": self.alternatives,
             "headroom": None if self.headroom is None else self.headroom.document(question.rate),
             "changes": self.changes,
+            "what_if": [plan._as_variant(text) for text, plan in self.what_if],
             "notes": untried(question),
             "evaluated": self.evaluated,
             "ledger": [entry.document() for entry in self.ledger],
@@ -146,6 +153,11 @@ class Plan:
         engines = f"{candidate.gpus} GPUs ({candidate.devices}; {candidate.family.parallelism})"
         confidence = f"with a confidence of {100 * self.question.spec.confidence:g} %"
         return f"{text} {confidence}; closest: {engines}, {sure}: {miss.reason}."
+
+    def _as_variant(self, change: str) -> Document:
+        """The row of a changed question."""
+        best = None if self.best is None else row(self.question, self.best)
+        return {"what": change, "feasible": self.feasible, "answer": self.answer(), "recommendation": best}
 
     def price_of_error(self) -> str:
         """The price of the error of the step times, in a sentence; empty if the recommendation pays nothing for it."""

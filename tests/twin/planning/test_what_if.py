@@ -1,0 +1,85 @@
+"""What if: a changed question is answered as it would be on its own, beside the question itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.twin.planning.scenarios import document, kind, plan, question
+from twin.cli import run
+from twin.planning.what_if import with_changes
+
+SCENARIO = document(vary={}, engines=[kind("one", 1, 2.0, 1.0)], limits={"engines": 4})
+
+
+def test_a_changed_question_has_the_answer_that_it_has_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("plan.yaml").write_text(yaml.safe_dump(SCENARIO))
+    base = ["plan", "plan.yaml", "--jobs", "1", "--brief", "--json", "--no-figures"]
+    assert run([*base, "--what", "rate=2x", "--what", "hit_rate=0.4"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    faster, cached = answer["what_if"]
+    arrivals = {"process": "poisson", "rate": 80.0}
+    alone = plan({**SCENARIO, "workload": {**SCENARIO["workload"], "arrivals": arrivals}})
+    assert faster["what"] == "rate=2x"
+    for field in ("name", "gpus", "cost_per_hour"):
+        assert faster["recommendation"][field] == alone["recommendation"][field]
+    assert faster["recommendation"]["gpus"] > answer["recommendation"]["gpus"]
+    assert cached["recommendation"]["cost_per_hour"] <= answer["recommendation"]["cost_per_hour"]
+
+
+def test_lengths_and_hit_rates_are_what_was_stated() -> None:
+    base = question(SCENARIO)
+    lengths, longer = base.lengths(), with_changes(base, "prompts=2x,answers=-50%").lengths()
+    assert longer.prompts.mean() == pytest.approx(2 * lengths.prompts.mean(), rel=0.02)
+    assert longer.answers.mean() == pytest.approx(0.5 * lengths.answers.mean(), rel=0.05)
+    shared = with_changes(base, "hit_rate=0.3")
+    sample = shared.lengths()
+    assert sample.hits is not None
+    assert sample.hits.cacheable.sum() / sample.prompts.sum() == pytest.approx(0.3, abs=0.03)
+    np.testing.assert_array_equal(sample.prompts, lengths.prompts)
+    assert shared.document["engine"]["enable_prefix_caching"]
+    assert with_changes(shared, "hit_rate=0").lengths().hits is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("colour=2x", "expected rate, prompts or answers"),
+        ("rate", "expected rate, prompts or answers"),
+        ("rate=fast", "expected a rate, as 30, 2x or +50%"),
+        ("rate=-100%", "expected a factor of 0.001 to 1000"),
+        ("prompts=2", "expected a factor, as 2x or +50%"),
+        ("hit_rate=20%", "expected a share of prompt tokens"),
+        ("hit_rate=0.95", "expected at most 0."),
+    ],
+)
+def test_bad_input_is_one_line(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("plan.yaml").write_text(yaml.safe_dump(SCENARIO))
+    assert run(["plan", "plan.yaml", "--what", text]) == 2
+    error = capsys.readouterr().err.strip()
+    assert "\n" not in error
+    assert f"--what: got '{text}', {message}" in error
+
+
+def test_the_lengths_of_a_trace_are_scaled_on_the_side_that_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    rows = "".join(f"2023-11-16 18:00:{i:02d}.0000000,{100 + i},{10 + i}\n" for i in range(40))
+    path.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
+    workload = {"trace": {"path": str(path)}, "arrivals": SCENARIO["workload"]["arrivals"]}
+    base = question({**SCENARIO, "workload": workload})
+    longer = with_changes(base, "prompts=2x")
+    assert base.trace is not None
+    assert longer.trace is not None
+    np.testing.assert_array_equal(longer.trace.prefill_tokens, 2 * base.trace.prefill_tokens)
+    np.testing.assert_array_equal(longer.trace.decode_tokens, base.trace.decode_tokens)
+    assert with_changes(base, "hit_rate=0.5").lengths().hits is not None
