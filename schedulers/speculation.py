@@ -192,6 +192,8 @@ class SpeculativeEngineCore(EngineCore):
         draft_tokens = self._schedule_drafts(decodes)
         num_rows = len(decodes) + sum(draft_tokens)
         chunks: list[Chunk] = []
+        if self._sharing and (self._prefilling or self._has_queued()) and self._cache_growing_answers(1):
+            self._admission_blocked = False
         if self._prefilling or (not self._admission_blocked and self._has_queued()):
             self._schedule_prefills(chunks, num_rows, preempted)
         if self.admission_control is not None:
@@ -260,7 +262,7 @@ class SpeculativeEngineCore(EngineCore):
         decode_set = self.speculative_decodes
         if not decode_set.size or self._prefilling or self.waiting_for_remote_kv or self.model_slots is not None:
             return -1
-        if not self._drafts_are_fixed or (not self._admission_blocked and self._has_queued()):
+        if not self._drafts_are_fixed or (self._has_queued() and (self._sharing or not self._admission_blocked)):
             return -1
         drafts = self.draft_policy.num_draft_tokens(decode_set.size)
         return drafts if decode_set.size * (1 + drafts) <= self.config.max_num_batched_tokens else -1

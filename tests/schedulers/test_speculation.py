@@ -137,6 +137,11 @@ def _end(
     [Visit(0, 1, 4, 4, (0,), abort=3, in_step=True), Visit(0, 5, 0, 1, (0,))],  # the last step completes a block
     None,
 )
+@example(
+    EngineConfig(13, block_size=4, max_num_batched_tokens=4, max_num_seqs=2, prefix_id_tokens=4),
+    [Visit(0, 1, 0, 1), Visit(0, 1, 4, 4, (0,)), Visit(3, 5, 0, 1, (0,))],  # an answer is found while it grows
+    None,
+)
 def test_without_drafts_it_decides_as_the_plain_scheduler(
     config: EngineConfig, story: list[Visit], limit: int | None
 ) -> None:
