@@ -61,7 +61,7 @@ def test_one_folder_is_as_before(here: Path) -> None:
         (("data", "--system", "lab", "--model", "gpt-oss-20b"), "got 'gpt-oss-20b (bf16, experts in mxfp4)'"),
         (
             ("data", "--system", "lab", "--model", "gpt-oss-20b", "--weights", "float16"),
-            "window=128), expected one of AttentionKind(",
+            "context_attention: got AttentionKind(",
         ),
         (("data", "--system", "lab", "--model", "./tiny.yaml", "--tensor-parallel", "4"), "expected one of"),
     ],
