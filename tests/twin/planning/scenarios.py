@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def document(**plan: Any) -> dict[str, Any]:
         "replications": 4,
         "window": 600,
     }
-    return {**SMALL, "plan": {**section, **plan}}
+    return {**deepcopy(SMALL), "plan": {**section, **plan}}  # tests change the parts of their documents
 
 
 def question(scenario: dict[str, Any]) -> Question:
