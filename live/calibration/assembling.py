@@ -23,6 +23,7 @@ from latency_models.sources.kernel_tables.attention import AttentionTimes
 from latency_models.sources.kernel_tables.settings import KernelTableSettings
 from latency_models.sources.kernel_tables.step_time import KernelTableStepTime
 from latency_models.sources.kernel_tables.tables import AttentionTable, Curve, HeldOut, KernelTables, TableSource
+from latency_models.step_time import ANY_SEQUENCE
 from live.calibration import measuring
 from live.calibration.grid import HEAD, ROW_BY_ROW, Point
 from live.calibration.journal import Journal
@@ -31,8 +32,6 @@ from live.calibration.operations import via
 from live.device import device_name, versions
 from reports.records.run_directory import commit
 from schedulers.batches import Batch, Chunk
-from schedulers.sequence import Sequence as EngineSequence
-from workloads.request import Request
 
 CLOSE, CLOSE_IN_NOISE = 0.05, 0.1
 """Limits of the median held-out error; the second applies if rounds differ by more than the first."""
@@ -241,9 +240,8 @@ def attention_seconds(
 
 def step_batch(chunk: int, before: int, decodes: int, context: int) -> Batch:
     """A batch of these sizes for latency models, which do not look at its sequences."""
-    sequence = EngineSequence(Request(0, 0.0, chunk, 1), 0, one_shot=False)
-    chunks = [Chunk(sequence, chunk, before, last=True)] if chunk else []
-    return Batch(chunks, [sequence] * decodes, decodes * context, context if decodes else 0)
+    chunks = [Chunk(ANY_SEQUENCE, chunk, before, last=True)] if chunk else []
+    return Batch(chunks, [ANY_SEQUENCE] * decodes, decodes * context, context if decodes else 0)
 
 
 def _lines(seconds_of: Mapping[Point, float], axis: str, fixed: str) -> list[FittedPiece]:

@@ -15,10 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from latency_models.step_time import StepTime
-from schedulers.batches import Chunk, MixedBatch
-from schedulers.sequence import Sequence
 from workloads.errors import BadInput
-from workloads.request import Request
 
 ROUNDS = 4
 """Iterations after which the number of decoding requests has settled."""
@@ -94,26 +91,21 @@ def _prompt_seconds(step_time: StepTime, decodes: int, kv: int, isl: int, max_ba
     if room < 1:
         expected = f"expected more than the {decodes} tokens of the decodes"
         raise BadInput(expected, field="max_batched_tokens", value=max_batched_tokens)
-    # Latency models count sequences and look at none.
-    sequence = Sequence(Request(0, 0.0, isl, 1), 0, one_shot=False)
-    running = [sequence] * decodes
     decode_step = step_time.decode_seconds(decodes, kv, kv, 1)[0]
     added, context = 0.0, 0
     while context < isl:
         tokens = min(room, isl - context)
-        chunk = Chunk(sequence, tokens, context, last=context + tokens == isl)
-        added += step_time.seconds(MixedBatch([chunk], running, kv, kv)) - decode_step
+        last = context + tokens == isl
+        added += step_time.mixed_seconds(decodes, kv, kv, context, tokens, last) - decode_step
         context += tokens
     return added
 
 
 def prompt_alone(step_time: StepTime, tokens: int, max_batched_tokens: int) -> float:
     """Seconds of one prompt in steps without decodes, as a prefill engine computes it."""
-    sequence = Sequence(Request(0, 0.0, tokens, 1), 0, one_shot=False)
     seconds, context = 0.0, 0
     while context < tokens:
         size = min(max_batched_tokens, tokens - context)
-        chunk = Chunk(sequence, size, context, last=context + size == tokens)
-        seconds += step_time.seconds(MixedBatch([chunk], [], 0, 0))
+        seconds += step_time.mixed_seconds(0, 0, 0, context, size, last=context + size == tokens)
         context += size
     return seconds

@@ -9,16 +9,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
 
-from latency_models.step_time import StepTime
+from latency_models.step_time import ANY_SEQUENCE, StepTime
 from scenarios.pools import make_router
 from scenarios.serving import ServingScenario
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
 from schedulers.kv_events import CacheView
-from schedulers.sequence import Sequence
 from twin.environment import Environment
 from twin.serving.engine.cache_traffic import CopyLink, TierLinks
 from twin.serving.engine.engine import Engine, Watch
@@ -29,7 +27,6 @@ from twin.serving.plan.pools import EnginesByModel, PlannedPool
 from twin.serving.system.link import Link, LinkSpeed
 from twin.serving.system.system import Pool, System
 from workloads.registry import Registry
-from workloads.request import Request
 
 
 @dataclass(frozen=True)
@@ -175,9 +172,6 @@ def _whole(rng: np.random.Generator, size: int) -> int:
     return int(rng.integers(size))
 
 
-_SEQUENCE: Final = Sequence(Request(0, 0.0, 1, 1), 0, False)
-
-
 def engine_speed(pool: PlannedPool, step_time: StepTime, prompt: float, answer: float) -> float:
     """Tokens of load a second of one engine of a pool: as stated, else of requests of these mean lengths."""
     if pool.spec.speed is not None:
@@ -186,7 +180,7 @@ def engine_speed(pool: PlannedPool, step_time: StepTime, prompt: float, answer: 
     seconds = 0.0
     if role != "decode":
         tokens = max(min(round(prompt), config.max_num_batched_tokens), 1)
-        chunk = Chunk(_SEQUENCE, tokens, max(round((prompt - tokens) / 2), 0), True)
+        chunk = Chunk(ANY_SEQUENCE, tokens, max(round((prompt - tokens) / 2), 0), True)
         seconds += prompt / tokens * _seconds(pool, step_time, MixedBatch([chunk]))
     if role != "prefill":
         context = prompt + answer / 2
@@ -195,7 +189,7 @@ def engine_speed(pool: PlannedPool, step_time: StepTime, prompt: float, answer: 
         stages = pool.scheduler.stages
         if stages is not None:  # each of the batches in flight has its part of them
             decodes = max(decodes // len(stages.layers), 1)
-        batch = DecodeBatch((), [_SEQUENCE] * decodes, round(decodes * context), round(context))
+        batch = DecodeBatch((), [ANY_SEQUENCE] * decodes, round(decodes * context), round(context))
         seconds += max(answer - 1.0, 0.0) / decodes * _seconds(pool, step_time, batch)
     return pool.spec.engine.data_parallel_size * (prompt + answer) / seconds if seconds else 1.0
 
