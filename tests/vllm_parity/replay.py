@@ -155,7 +155,7 @@ class VllmScheduler:
         from vllm.v1.outputs import ModelRunnerOutput
         from vllm.v1.request import RequestStatus
 
-        from twin.installed_vllm import scheduler as installed
+        from tests.vllm_parity import installed
 
         self.installed, self.make_output, self.aborted = installed, ModelRunnerOutput, RequestStatus.FINISHED_ABORTED
         self.block_size = workload.config.block_size

@@ -43,7 +43,7 @@ def test_another_rule_is_noticed(seed: int) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_installed_version_decides_alike(family: str) -> None:
     from tests.vllm_parity.compare import scheduler_for
-    from twin.installed_vllm.scheduler import vllm_version
+    from tests.vllm_parity.installed import vllm_version
 
     for seed in range(200, 220):
         workload = make_workload(family, seed).for_version(scheduler_for(vllm_version()))

