@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from live.vllm.settings import read_settings
+from live.vllm.settings import read_settings, vllm_config_of
 from schedulers.chunking import ChunkPolicy
 
 
@@ -21,7 +21,7 @@ class SizesChunks:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+        config = vllm_config_of(args, kwargs)
         self.chunk_policy: ChunkPolicy | None = read_settings(config.additional_config).chunk_policy()
         self._token_budget = self.max_num_scheduled_tokens
 

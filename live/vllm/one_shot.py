@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from live.vllm.chunking import decode_rows
-from live.vllm.settings import read_settings
+from live.vllm.settings import read_settings, vllm_config_of
 
 
 class OneShotLanes:
@@ -127,7 +127,7 @@ class RunsOneShots:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+        config = vllm_config_of(args, kwargs)
         budget = read_settings(config.additional_config).one_shot
         self._lanes: OneShotLanes | None = None
         if budget is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from live.vllm.scheduled import ScheduledStep, scheduled_step
-from live.vllm.settings import read_settings
+from live.vllm.settings import read_settings, vllm_config_of
 from live.vllm.step_log import LoggedEngine, StepLogWriter
 
 CLOCKS = {"wall": time.perf_counter, "direct": time.process_time}
@@ -32,7 +32,7 @@ class RecordsSteps:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+        config = vllm_config_of(args, kwargs)
         settings = read_settings(config.additional_config)
         self._step_log: StepLogWriter | None = None
         self._now = CLOCKS[settings.clock]

@@ -47,6 +47,11 @@ class SchedulerSettings(Strict):
         return self.chunking.build(None if self.step_time is None else self.step_time.build(self.base))
 
 
+def vllm_config_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The configuration among the arguments of a vLLM scheduler, by name or first."""
+    return kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+
+
 def read_settings(additional_config: Any) -> SchedulerSettings:
     """The settings in a vLLM configuration: fields, or the path of a YAML file with them.
 
