@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from live.adaptation.training import TrainingSettings
 from live.adaptation.weights import to_named
 from live.loaded_model import LoadedModel
 from schedulers.engine_config import EngineConfig
+from tests.live.adaptation.typed import adapt, refused
 from twin.cli import run
 
 
@@ -33,22 +33,6 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     assert len(document["losses"]) == 5
     assert len(document["exact_match"]) == 8
     return tmp_path / "base"
-
-
-def adapt(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    """The document that a command prints."""
-    capsys.readouterr()
-    assert run(["adapt", *arguments, "--json"]) == 0
-    document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return document
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The line with which a command ends."""
-    capsys.readouterr()
-    assert run(["adapt", *arguments]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
 
 
 def test_a_prefill_module_is_tuned_measured_and_tuned_again_for_four_bits(

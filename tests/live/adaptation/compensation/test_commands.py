@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -19,7 +18,7 @@ from live.loaded_model import LoadedModel
 from live.models.compensated import Compensated
 from reports.adaptation import measured_table
 from schedulers.engine_config import EngineConfig
-from twin.cli import run
+from tests.live.adaptation.typed import adapt, refused
 
 SOURCES = ("--sources", "sources")
 
@@ -40,22 +39,6 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert document["corpus"]["files"] == [sum(not is_held_out(f"m{i}.py") for i in range(40)),
                                            sum(is_held_out(f"m{i}.py") for i in range(40))]  # fmt: skip
     return tmp_path / "model"
-
-
-def adapt(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    """The document that a command prints."""
-    capsys.readouterr()
-    assert run(["adapt", *arguments, "--json"]) == 0
-    document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return document
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The line with which a command ends."""
-    capsys.readouterr()
-    assert run(["adapt", *arguments]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
 
 
 def test_a_finished_training_is_not_trained_again(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,9 +19,9 @@ from live.adaptation.text.corpus import is_held_out  # noqa: E402
 from live.adaptation.text.pairs import pair_lesson  # noqa: E402
 from live.loaded_model import LoadedModel  # noqa: E402
 from live.text.tokenizer import Tokenizer  # noqa: E402
+from tests.live.adaptation.typed import adapt, refused  # noqa: E402
 from tests.live.conftest import LLAMA3  # noqa: E402
 from tests.live.text.making import write_byte_level  # noqa: E402
-from twin.cli import run  # noqa: E402
 from workloads.errors import BadInput  # noqa: E402
 
 SIZES = {
@@ -55,22 +55,6 @@ def model(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 def write(file: str, *rows: object) -> None:
     Path(file).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-
-
-def adapt(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    """The document that a command prints."""
-    capsys.readouterr()
-    assert run(["adapt", *arguments, "--json"]) == 0
-    document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return document
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The line with which a command ends."""
-    capsys.readouterr()
-    assert run(["adapt", *arguments]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
 
 
 def test_a_tuned_module_suits_the_frozen_decode_module_better_than_naive_sharing(
