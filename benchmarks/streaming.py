@@ -53,7 +53,7 @@ class CountingEngine(Engine):
         self.times: list[float] = []
 
     def step(self) -> StepResult | None:
-        """As `Engine.step`."""
+        """Run `Engine.step`, and note when it ends if all streams decode."""
         result = super().step()
         if result is not None and len(result.output.decodes) == self.streams:
             self.times.append(time.thread_time())

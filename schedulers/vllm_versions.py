@@ -8,7 +8,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class VersionRules:
-    """What one version of vLLM does where another does something else.
+    """Rules in which versions of vLLM's scheduler differ.
 
     Attributes:
         reuse_unhashed_first: freed blocks that no prompt can find are allocated before all others.

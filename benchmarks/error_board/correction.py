@@ -70,7 +70,7 @@ class Case:
     shares: Mapping[str, float]
 
     def level(self, name: str) -> str:
-        """What rows share at a level, in words."""
+        """The name of a row's group at a level."""
         row = self.row
         chips = f"{row.engine} {chip(row.system)}"
         return {

@@ -230,7 +230,7 @@ def _with_workers(rows: Sequence[Row]) -> list[Row]:
 
 
 def _keys(row: Row) -> Iterable[tuple[object, ...]]:
-    """What two rows have in common that are deployed alike, the most first."""
+    """Keys that rows deployed alike share, from the most detailed on."""
     assert row.prefill is not None
     lengths = row.isl > 2 * row.osl
     devices = row.prefill.devices, row.decode.devices

@@ -20,7 +20,7 @@ from kernels.microbenchmark import gpu_clock
 
 
 def gpu_properties() -> dict[str, Any]:
-    """What PyTorch and nvidia-smi say of the GPU."""
+    """Properties of the GPU, from PyTorch and nvidia-smi."""
     properties = torch.cuda.get_device_properties(0)
     names = ("name", "multi_processor_count", "total_memory", "L2_cache_size", "major", "minor")
     document: dict[str, Any] = {name: getattr(properties, name, None) for name in names}

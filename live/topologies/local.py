@@ -222,7 +222,7 @@ class LocalNetwork:
         return ready
 
     def _computed(self) -> dict[int, float]:
-        """Of the roles whose kernels run, the one that has waited longest, once they are done; none if none run."""
+        """Wait for the kernels of the role that has waited longest. Empty if no role's kernels run."""
         for rank, wait in self._waits.items():
             if isinstance(wait, Computing):
                 wait.wait()

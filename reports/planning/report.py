@@ -171,7 +171,7 @@ def _changes(changes: Sequence[Document]) -> Table:
 
 
 def _confidence(document: Document) -> list[Block]:
-    """What confidence costs, what would narrow it, and why the alternatives lose; none in earlier versions' runs."""
+    """Blocks on the cost of confidence and on alternatives; runs of earlier versions have none."""
     levels = document.get("confidence_curve") or []
     blocks: list[Block] = []
     if levels:

@@ -73,7 +73,7 @@ def _files(folder: Path, suffixes: Collection[str]) -> Iterator[tuple[str, str]]
 
 
 def _lines(file: Path) -> Iterator[tuple[str, str]]:
-    """What says whether a line is held out, its text or its prompt; and the whole text."""
+    """Each line's key, its text or its prompt, which decides whether it is held out; and its whole text."""
     for line, row in json_lines(file):
         fields = ("text",) if "text" in row else ("prompt", "answer")
         texts = [text for text in map(row.get, fields) if isinstance(text, str) and is_text(text)]
