@@ -142,7 +142,6 @@ def compile_all(names: list[str], archs: list[int], *, first: bool = False) -> I
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command's entry point."""
     parser = argparse.ArgumentParser(prog="python -m kernels.ahead_of_time", description=__doc__.split("\n\n")[0])
     parser.add_argument("operations", nargs="*", metavar="OPERATION", help="default: all")
     parser.add_argument("--arch", type=int, nargs="+", default=[80, 90], choices=sorted(SHARED_BYTES))

@@ -70,7 +70,6 @@ class Hazard:
 
 
 def listing(cubin: bytes) -> str:
-    """The machine code as text, from the disassembler that comes with Triton."""
     return tool("cuobjdump", "-sass", cubin)
 
 

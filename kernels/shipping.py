@@ -33,6 +33,5 @@ class Shipped:
 
     @property
     def name(self) -> str:
-        """The kernel's name with its constants."""
         constants = ", ".join(f"{key}={value}" for key, value in self.constants.items())
         return f"{self.kernel.__name__}[{constants}]"

@@ -12,7 +12,6 @@ T = TypeVar("T")
 
 
 def published(paper: str, name: str) -> list[dict[str, str]]:
-    """The rows of a published table, by column."""
     text = (files("papers") / paper / "data" / f"{name}.csv").read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
 

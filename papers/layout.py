@@ -20,7 +20,6 @@ class Cells(Formatter):
     """
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        """Format one value."""
         if format_spec in MARKS:
             return MARKS[format_spec][bool(value)]
         factor, _, digits = format_spec.rpartition(" ")

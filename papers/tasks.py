@@ -18,7 +18,6 @@ class Task:
     arguments: tuple[Any, ...]
 
     def run(self) -> Any:
-        """Call the function."""
         return self.function(*self.arguments)
 
 

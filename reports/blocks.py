@@ -184,11 +184,7 @@ Block: TypeAlias = Text | Table | Figure | Picture | Points
 
 @dataclass(frozen=True)
 class Report:
-    """All blocks of a result, in the order of a terminal.
-
-    Attributes:
-        title: of the page.
-    """
+    """All blocks of a result, in the order of a terminal. `title`: of the page."""
 
     title: str
     blocks: Sequence[Block]

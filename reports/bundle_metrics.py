@@ -80,7 +80,6 @@ class BundleMetrics:
 
 
 def bundle_metrics(times: BundleTimes) -> BundleMetrics:
-    """The metrics of one run."""
     instances = len(times.attention) + len(times.ffn)
     stable = metrics.stable_throughput(times.tokens, times.finish)
     generated = int(times.step_tokens[times.step_ends <= stable.time].sum())

@@ -62,7 +62,6 @@ def axis_and_lines(configurations: Sequence[Settings]) -> tuple[str, list[str]] 
 
 
 def is_number(values: Iterable[Any]) -> bool:
-    """True if all values are numbers."""
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
@@ -195,7 +194,6 @@ def metric_fields(values: Mapping[str, Sequence[Value]], goals: Mapping[str, flo
 
 
 def _numbers_or_texts(field: Field) -> Field:
-    """Values that are not all numbers as texts."""
     if field.is_number:
         return field
     return replace(field, values=[None if value is None else str(value) for value in field.values])

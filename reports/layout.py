@@ -36,12 +36,10 @@ def table(*titles: str) -> Table:
 
 
 def milliseconds(seconds: float) -> str:
-    """Milliseconds with one digit, without the unit."""
     return f"{1e3 * seconds:.1f}"
 
 
 def percent(share: float) -> str:
-    """Per cent with one digit and a sign."""
     return f"{100 * share:+.1f} %"
 
 

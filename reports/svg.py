@@ -28,7 +28,6 @@ def svg_text(drawing: Drawing) -> str:
 
 
 def figures(blocks: Iterable[Block]) -> dict[str, str]:
-    """The SVG text of each figure that has a name."""
     svgs = {}
     for block in blocks:
         if isinstance(block, Picture):

@@ -282,7 +282,6 @@ def _age_pmf(decode: FloatArray) -> FloatArray:
 
 
 def _convolve(first: FloatArray, second: FloatArray) -> FloatArray:
-    """The mass of the sum of two independent lengths, by FFT. Negative rounding errors are set to 0."""
     size = len(first) + len(second) - 1
     padded = 1 << (size - 1).bit_length()
     spectrum = np.fft.rfft(first, padded) * np.fft.rfft(second, padded)

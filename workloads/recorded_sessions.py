@@ -99,7 +99,6 @@ class RecordedSessions:
             first_id += sum(self._blocks(row) + 1 for row in rows)
 
     def _rows(self, count: int) -> list[list[int]]:
-        """The rows of each session, in order."""
         numbers = self.trace.sessions if self.source == "session_ids" else sessions_by_prefix(self.trace)
         assert numbers is not None
         sessions: dict[int, list[int]] = {}
@@ -144,7 +143,6 @@ class RecordedSessions:
             ids = ids[: context // size]
 
     def _lengths(self, row: int) -> tuple[int, int, int]:
-        """Prompt, answer and limit of a row, tokens."""
         tokens, answer = int(self.trace.prefill_tokens[row]), int(self.trace.decode_tokens[row])
         if self.max_tokens is None:
             return tokens, answer, answer
@@ -200,6 +198,5 @@ def sessions_by_prefix(trace: Trace) -> IntArray:
 
 
 def _common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
-    """The number of leading ids that are equal."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((i for i, pair in pairs if pair[0] != pair[1]), min(len(first), len(second)))

@@ -224,7 +224,6 @@ class _Columns:
         self._last = 0.0
 
     def add(self, table: Table) -> None:
-        """Append the rows of a table."""
         schema = self._schema
         prompts = whole_numbers(table, schema.prompt, low=0)
         self._prompts.frombytes(prompts.tobytes())
@@ -239,7 +238,6 @@ class _Columns:
             self._add_sessions(table, schema.session)
 
     def trace(self, name: str) -> Trace:
-        """The trace of all rows."""
         schema = self._schema
         blocks = IdLists(_whole(self._counts), np.frombuffer(self._ids, dtype=np.uint64)) if self._has_blocks else None
         return Trace(

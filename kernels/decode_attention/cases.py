@@ -72,7 +72,6 @@ def latent_cases(
 
 
 def _pages(batch: int, context: int, block_size: int, device: str) -> tuple[int, torch.Tensor, torch.Tensor]:
-    """The number of blocks, the block tables in random order, and the lengths."""
     pages = -(-context // block_size)
     tables = torch.randperm(batch * pages, device=device).view(batch, pages).to(torch.int32)
     return batch * pages, tables, torch.full((batch,), context, dtype=torch.int32, device=device)

@@ -43,7 +43,6 @@ def prefill_attention(
 
 
 def _tokens(cache: torch.Tensor, table: torch.Tensor, tokens: int) -> torch.Tensor:
-    """The first tokens of one sequence: (tokens, kv_heads, head_dim)."""
     pages = cache.index_select(0, table[: -(-tokens // cache.shape[1])])
     return pages.flatten(0, 1)[:tokens]
 

@@ -166,7 +166,6 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _signed(words: torch.Tensor) -> torch.Tensor:
-    """The same 32 bits as int32."""
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32).contiguous()
 
 

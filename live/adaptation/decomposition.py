@@ -63,5 +63,4 @@ class Modules:
 
     @torch.no_grad()
     def exact_match(self, prompts: torch.Tensor, answers: torch.Tensor) -> float:
-        """The share of generated answers that are right in every token."""
         return float((self.generate(prompts, answers.shape[1]) == answers).all(dim=1).double().mean())

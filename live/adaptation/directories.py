@@ -54,7 +54,6 @@ def write_record(directory: Path, document: dict[str, Any]) -> None:
 
 
 def write_model(directory: Path, config: ModelConfig, weights: Weights) -> None:
-    """Write a dense model; makes the directory."""
     with naming(directory):
         directory.mkdir(parents=True, exist_ok=True)
     write_text(directory / "config.json", json.dumps(config_document(config), indent=1) + "\n")
@@ -71,13 +70,11 @@ def copy_text_files(model: Path, directory: Path) -> None:
 
 
 def read_model(directory: Path, device: str = "cpu") -> tuple[ModelConfig, Weights]:
-    """A model's config, and its weights in float32."""
     config = read_config(directory)
     return config, load_weights(directory, config, torch.float32, device)
 
 
 def config_document(config: ModelConfig) -> dict[str, object]:
-    """The config.json of a dense model."""
     shape = config.shape
     if config.labels or shape.experts:
         raise BadInput("expected a dense language model", value=config.family)
@@ -112,7 +109,6 @@ def config_document(config: ModelConfig) -> dict[str, object]:
 
 
 def stored_tensors(config: ModelConfig, weights: Weights) -> dict[str, torch.Tensor]:
-    """Tensors by the names of a checkpoint."""
     shape = config.shape
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     tensors = {}

@@ -32,7 +32,6 @@ class KVCache:
 
     @property
     def tokens(self) -> int:
-        """Tokens of each sequence."""
         return self.layers[0][0].shape[2]
 
 

@@ -50,11 +50,9 @@ class Lesson:
     seed: int
 
     def batch(self, size: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Prompts and answers of a training step."""
         return draw(self.operations, self.digits, size, self.seed, step)
 
     def loss(self, modules: Modules, size: int, step: int) -> torch.Tensor:
-        """The loss of a training step, a scalar."""
         return modules.loss(*self.batch(size, step))
 
     def exact_match(self, modules: Modules, prompts: int) -> float:
@@ -62,7 +60,6 @@ class Lesson:
         return modules.exact_match(*draw(self.operations, self.digits, prompts, self.seed, 0, "evaluation"))
 
     def measure(self, modules: Modules, prompts: int) -> dict[str, float]:
-        """`exact_match` by its name."""
         return {"exact_match": self.exact_match(modules, prompts)}
 
     def sequences(self, count: int) -> torch.Tensor:

@@ -94,7 +94,6 @@ class Adaptation:
     seed: int = 0
 
     def settings(self) -> TrainingSettings:
-        """The training's settings."""
         if isinstance(self.task, Path):
             settings = PAIR_TRAINING
         else:
@@ -174,7 +173,6 @@ def _lesson(task: Task, model: Path, config: ModelConfig, seed: int) -> Lesson |
 
 
 def read_size(directory: Path) -> Size:
-    """The size in a directory's `training.json`."""
     file = directory / RECORD
     size = read_json_object(file).get("size")
     try:
@@ -205,7 +203,6 @@ def _measured(
 
 
 def _same_shape(directory: Path, reference: Path) -> Weights:
-    """The weights of a directory whose config equals another's."""
     config, weights = read_model(directory)
     if config != read_model(reference)[0]:
         raise BadInput(f"expected the config of {reference}: modules of one architecture", file=directory)

@@ -156,7 +156,6 @@ def _offline(served: ServedModules, task: str, pairs: Sequence[Pair]) -> list[li
 
 
 def _share(answers: Sequence[list[int]], expected: Sequence[list[int]]) -> float:
-    """The share of answers that are equal in every token."""
     return statistics.mean(float(answer == right) for answer, right in zip(answers, expected, strict=True))
 
 
@@ -197,7 +196,6 @@ def _server(served: ServedModules, names: Mapping[str, str]) -> Iterator[int]:
 
 
 def _ask(port: int, model: str, pair: Pair) -> Answer:
-    """One streamed completion, as long as the pair's answer."""
     body = {
         "model": model, "prompt": pair.prompt, "max_tokens": len(pair.answer), "temperature": 0, "ignore_eos": True,
         "stream": True, "return_token_ids": True,

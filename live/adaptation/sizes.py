@@ -51,15 +51,12 @@ class Size:
     prompts: int = 1024
 
     def config(self, family: Family = "llama") -> ModelConfig:
-        """The config of the model."""
         return small_config(self.layers, self.hidden, VOCABULARY, MAX_POSITIONS, family)
 
     def fine_tuning(self, task: str) -> TrainingSettings:
-        """The training that adapts the base model to a task."""
         return self.hard if task in HARD_OPERATIONS else self.adaptation
 
     def tuning_again(self, task: str) -> TrainingSettings:
-        """The training that adapts a tuned module to a decode module in few bits."""
         return self.hard_retuning if task in HARD_OPERATIONS else self.retuning
 
 
@@ -105,7 +102,6 @@ class TextSize:
     windows: int = 128
 
     def config(self, family: Family = "llama") -> ModelConfig:
-        """The config of the model."""
         return small_config(self.layers, self.hidden, self.vocabulary, MAX_TEXT_POSITIONS, family)
 
 

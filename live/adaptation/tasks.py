@@ -81,7 +81,6 @@ def draw(
 
 
 def operation_token(name: str) -> int:
-    """The token id of an operation."""
     return 10 + list(OPERATIONS).index(name)
 
 

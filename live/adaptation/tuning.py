@@ -41,7 +41,6 @@ class TunedWeights:
 
     @property
     def trained_parameters(self) -> int:
-        """The number of trained values."""
         return sum(tensor.numel() for tensor in self.trained.values())
 
     def weights(self) -> Weights:

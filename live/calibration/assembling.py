@@ -52,12 +52,10 @@ class Series:
     spread: float
 
     def pick(self, *, held_out: bool) -> dict[Point, float]:
-        """The points that are held out, or those that are not."""
         return {point: seconds for point, seconds in self.seconds.items() if point.held_out == held_out}
 
 
 def gather(plan: Plan, journal: Journal) -> dict[str, Series]:
-    """The series of each operation."""
     points, _ = plan.points()
     by_operation: dict[str, dict[Point, list[float]]] = {}
     for point in [*points, *plan.messages()]:

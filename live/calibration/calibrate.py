@@ -60,7 +60,6 @@ def use_threads(device: str, threads: int | None) -> None:
 
 
 def journal_of(output: Path) -> Path:
-    """The journal beside a calibration file."""
     return output.with_name(output.name + ".measurements.jsonl")
 
 
@@ -71,7 +70,6 @@ def open_journal(plan: Plan, output: Path, *, fresh: bool = False) -> Journal:
 
 
 def link_of(output: Path) -> Path:
-    """The link file beside a calibration file."""
     return output.with_name(f"{output.stem}.link.yaml")
 
 

@@ -73,7 +73,6 @@ class Grid:
     statistic: Literal["median", "least"]
 
     def points(self, groups: Sequence[str]) -> list[Point]:
-        """All points of the groups, except `overhead` and `communication`, which are no kernels."""
         points: list[Point] = []
         if "layers" in groups:
             points += line(ROW_BY_ROW, "tokens", self.tokens, self.held_tokens)

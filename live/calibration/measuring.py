@@ -143,5 +143,4 @@ def _measure_messages(
 
 
 def today() -> datetime.date:
-    """Today's date in UTC."""
     return datetime.datetime.now(datetime.UTC).date()

@@ -78,7 +78,6 @@ class Endpoint:
         self._key = f"Bearer {app.service.config.api_key}".encode() if operation.requires_key else b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI's entry point, called once for each request."""
         request = Request(scope, receive)
         try:
             await self._respond(request, send)
@@ -243,7 +242,6 @@ class DisconnectWatch:
         self._answering.cancel()
 
     def close(self) -> None:
-        """Watch no longer."""
         self._timer.cancel()
         if self._watching is not None:
             self._watching.cancel()
@@ -253,12 +251,10 @@ class JSONResponse(responses.JSONResponse):
     """A JSON document, encoded by `to_bytes`."""
 
     def render(self, content: Any) -> bytes:
-        """Starlette's hook."""
         return to_bytes(content)
 
 
 def error_response(error: ApiError) -> JSONResponse:
-    """The response of a request that fails."""
     return JSONResponse(error.document(), error.status, dict(error.headers))
 
 

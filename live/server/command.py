@@ -63,7 +63,6 @@ def serve_live(
 
 
 def _server_config(name: str, options: ServerOptions, classes: Mapping[str, ServiceClass]) -> ServerConfig:
-    """The server's settings; `name`: the model's name for clients."""
     from live.server.config import Limits, ServerConfig
     from workloads.errors import BadInput
 

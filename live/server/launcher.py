@@ -69,11 +69,7 @@ class _Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket to serve on; port 0 takes a free one.
-
-    Raises:
-        BadInput: no address, one that this machine does not have, or a port that is in use.
-    """
+    """A socket to serve on; port 0 takes a free one."""
     if not host:  # to the system this would be every address of the machine
         raise BadInput(
             "expected an address to listen on; 0.0.0.0 for all of this machine's", field="--host", value=host
@@ -196,11 +192,7 @@ def run(
     *,
     ends_on_failure: bool = False,
 ) -> int:
-    """Serve until a shutdown, and print one line when requests are accepted. Arguments and result as of `serve`.
-
-    Raises:
-        BadInput: an address that cannot be listened on.
-    """
+    """Serve until a shutdown, and print one line when requests are accepted. Arguments and result as of `serve`."""
     listener = listen(config.host, config.port)
     host, port = listener.getsockname()[:2]
     address = f"[{host}]" if ":" in host else host

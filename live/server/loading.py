@@ -159,7 +159,6 @@ def engine_of_plan(source: ModelSource, scheduler: SchedulerPlan) -> EngineBacke
 
 
 def _parse_speculation(text: str) -> dict[str, Any]:
-    """The object of `--speculative-config`."""
     try:
         parsed = json.loads(text)
     except ValueError:

@@ -327,7 +327,6 @@ class Service:
                 raise state.error
 
     def fail_all(self, error: ApiError) -> None:
-        """End all generations with an error."""
         for state in list(self.request_states.values()):
             state.error = error
             self._finish(state, "error")

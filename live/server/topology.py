@@ -142,7 +142,6 @@ def _gpus(ranks: Iterable[int]) -> dict[int, str]:
 
 
 def _rank(options: TopologyOptions, names: list[str]) -> int:
-    """This process's rank among all."""
     roles = list(dict.fromkeys(name.split()[0] for name in names))
     if options.role not in roles:
         raise BadInput(f"expected {', '.join(roles)}", field="--role", value=options.role)
@@ -153,7 +152,6 @@ def _rank(options: TopologyOptions, names: list[str]) -> int:
 
 
 def _time_limits(options: TopologyOptions) -> TimeLimits:
-    """The time limits."""
     for name in ("join_seconds", "worker_seconds"):
         if not 0 < (value := getattr(options, name)) <= MAX_SECONDS:
             raise BadInput(f"expected a number above 0, of at most {MAX_SECONDS:g}", field=flag(name), value=value)
@@ -163,7 +161,6 @@ def _time_limits(options: TopologyOptions) -> TimeLimits:
 def _plan_bundle(
     scenario: ServedScenario, model: ModelSource, engine: EngineOptions, options: TopologyOptions
 ) -> Deployment:
-    """The bundle that a scenario describes."""
     spec = check_scenario(scenario.document, scenario.settings, scenario.path)
     for field, value in (("--module", _first_module(options)), ("--decoder-bits", options.decoder_bits)):
         if value is not None:
@@ -174,7 +171,6 @@ def _plan_bundle(
 def _plan_pools(
     scenario: ServedScenario, model: ModelSource, engine: EngineOptions, options: TopologyOptions
 ) -> Deployment:
-    """The pools of engines that a scenario describes."""
     engine.refuse_settings(
         "expected none beside --scenario, which has the engines' settings: change them by --set engine.…"
     )

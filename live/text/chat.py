@@ -39,11 +39,7 @@ class ChatTemplate:
 
     @classmethod
     def read(cls, directory: Path) -> ChatTemplate | None:
-        """Read chat_template.jinja, or else `chat_template` of tokenizer_config.json; None if neither exists.
-
-        Raises:
-            BadInput: a file that cannot be read, or that is no Jinja template.
-        """
+        """Read chat_template.jinja, or else `chat_template` of tokenizer_config.json; None if neither exists."""
         environment = _environment()
         templates = {}
         for name, (source, file) in _sources(directory).items():
@@ -67,10 +63,6 @@ class ChatTemplate:
         Args:
             messages: each with `role` and `content`: a string, a list of text parts (joined by newlines), or None.
             tools: JSON schemas of functions. extra: further variables of the template, such as `enable_thinking`.
-
-        Raises:
-            BadInput: no messages, content that is not text, tool call arguments that are nested too deeply, or messages
-                that the template refuses.
         """
         if not messages:
             raise BadInput("expected at least one message", field="messages")

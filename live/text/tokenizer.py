@@ -98,9 +98,6 @@ class Tokenizer:
         Args:
             special: add what the tokenizer puts around a text, such as a beginning-of-sequence token, which a rendered
                 chat already contains.
-
-        Raises:
-            BadInput: lone surrogates, which are not text.
         """
         try:
             if self.fast or len(text) < LONG:

@@ -28,11 +28,7 @@ SEED = 1
 
 
 def reproduce(trace: Path) -> dict[str, Any]:
-    """The document `twin.reproduction-afd/1` of a trace, in seconds.
-
-    Raises:
-        BadInput: a file that is no trace.
-    """
+    """The document `twin.reproduction-afd/1` of a trace, in seconds."""
     recorded = read_trace(trace)
     decode = recorded.decode_tokens
     fit = geometric_fit(decode)

@@ -66,7 +66,6 @@ def _of_trace(document: Document) -> Report:
 
 
 def figures(document: Document) -> dict[str, str]:
-    """Figures 3 and 8 of a trace's document, each a complete SVG text."""
     return {
         "lengths": render(_draw_lengths, document, 2),
         "latencies": render(_draw_latencies, document, 2),

@@ -104,7 +104,6 @@ def rounding_allows(values: Sequence[tuple[PrintedRatio, PaperModel]]) -> bool:
 
 
 def document(sweep: dict[str, Any]) -> dict[str, Any]:
-    """The document `twin.reproduction/1` of a finished sweep."""
     annotate(sweep)
     return {
         "schema": "twin.reproduction/1",

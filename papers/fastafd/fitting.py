@@ -33,7 +33,6 @@ class Prior:
 
 
 def priors(stages: LayerStages) -> dict[str, Prior]:
-    """The prior of each of the `BundleParameters`."""
     return {
         "sequence_seconds": Prior(1e-6, 1.0, "the order of a kernel's fixed part; hardly known"),
         "row_efficiency": Prior(stages.hardware.efficiency.compute, 0.3, "the hardware file's share of peak FLOP/s"),
@@ -67,7 +66,6 @@ STARTS = [(shift, last) for shift in (-0.5, 0.5) for last in (-0.5, 0.5)]
 
 
 def relative_error(stages: LayerStages, parameters: BundleParameters, row: StepMeasurement) -> float:
-    """Predicted over measured TPOT, less 1."""
     return predict_step(stages, parameters, row.prompt_tokens, row.batch_size, row.ratio).tpot / row.tpot - 1
 
 

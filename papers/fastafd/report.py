@@ -107,7 +107,6 @@ COLOURS = ("#1f5fa8", "#d1762b", "#2a8c5a", "#8c4a9e", "#a8321f", "#5f6f7f")
 
 
 def figures(document: Document) -> dict[str, str]:
-    """Every figure by name, each a complete SVG text."""
     svgs = {"steps": render(_draw_steps, document, 2)}
     if document["comparison"]:
         svgs["layouts"] = render(_draw_layouts, document, 1)

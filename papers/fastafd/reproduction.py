@@ -56,7 +56,6 @@ class FitChoice:
     prompts: str | None = None
 
     def choose(self, rows: Sequence[StepMeasurement]) -> list[StepMeasurement]:
-        """The steps that are fitted; at least one."""
         ratios = None if self.ratios is None else _measured_ratios(self.ratios, rows)
         prompts = None if self.prompts is None else _measured_prompts(self.prompts, rows)
         selection = [
@@ -109,7 +108,6 @@ def curve_order(rows: Sequence[StepMeasurement]) -> list[StepMeasurement]:
 
 
 def claims(document: Document) -> list[Document]:
-    """The goals, and whether they are met."""
     curves = document["curves"]
     fitted = [curve for curve in curves if curve["fitted_points"]]
     predicted = [curve for curve in curves if not curve["fitted_points"]]

@@ -61,7 +61,6 @@ class LayerStages:
 
     @property
     def experts(self) -> ExpertFFN:
-        """The model's experts."""
         if not isinstance(self.model.ffn, ExpertFFN):
             raise BadInput("expected a mixture of experts", field="model", value=self.model.name)
         return self.model.ffn

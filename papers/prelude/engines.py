@@ -70,7 +70,6 @@ class HeldUp(LinearStepTime):
         self.per_prompt = per_prompt
 
     def seconds(self, batch: Batch) -> float:
-        """Duration of one step, seconds."""
         return super().seconds(batch) + self.per_prompt * len(batch.chunks)
 
 
@@ -272,7 +271,6 @@ def _has_class(engine: str) -> bool:
 
 
 def _plan(one_shot: bool, requests: int, prompt: int, output: int, concurrency: int) -> ServingPlan:
-    """The paper's load on one engine."""
     document = scenario("prelude", "tables")
     workload = document["workload"]
     workload["requests"] = requests

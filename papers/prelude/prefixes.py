@@ -98,7 +98,6 @@ def cold_job(peers: int) -> dict[str, Any]:
 
 
 def tasks(requests: int = 4000, replications: int = REPLICATIONS) -> list[Task]:
-    """Every run."""
     steady = [(name, 0, replication, requests) for name in VARIANTS for replication in range(replications)]
     cold = [(name, peers, 0, peers) for peers in COLD_JOBS for name in VARIANTS]
     return [Task(f"shared rubrics, {arguments[0]}", simulate, arguments) for arguments in (*steady, *cold)]

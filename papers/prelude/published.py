@@ -60,7 +60,6 @@ def decode_rows() -> dict[str, ServingRow]:
 
 
 def sweep_rows() -> list[SweepRow]:
-    """Table 5, in order of concurrency."""
     return [
         SweepRow(int(row["concurrency"]), {engine: float(row[f"{engine}_req_s"]) for engine in ENGINES})
         for row in published("prelude", "concurrency")

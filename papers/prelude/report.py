@@ -127,7 +127,6 @@ SIZE = (7.2, 4.2)
 
 
 def figures(document: Document) -> dict[str, str]:
-    """Every figure by name, each a complete SVG text."""
     return {
         "sweep": render(_draw_sweep, document, size=SIZE),
         "lifetimes": render(_draw_lifetimes, document, size=SIZE),

@@ -58,7 +58,6 @@ def reproduce(jobs: int, progress: Callable[[str], None], parts: Parts | None = 
 
 
 def claims(document: dict[str, Any]) -> list[Claim]:
-    """The claims of the paper and the assumptions of its tables, beside the results."""
     return [
         *_sweep_claims(document),
         *_decode_claims(document),
@@ -69,7 +68,6 @@ def claims(document: dict[str, Any]) -> list[Claim]:
 
 
 def _sweep_claims(document: dict[str, Any]) -> list[Claim]:
-    """Claims of section 4, "Concurrency sweep"."""
     fits = {fit["engine"]: fit for fit in document["sweep"]}
     rates = {engine: [row["predicted"] for row in fit["rows"]] for engine, fit in fits.items()}
     ahead = [rate > max(rivals) for rate, *rivals in zip(rates["prelude"], rates["vllm"], rates["sglang"], strict=True)]
@@ -98,7 +96,6 @@ def _sweep_claims(document: dict[str, Any]) -> list[Claim]:
 
 
 def _decode_claims(document: dict[str, Any]) -> list[Claim]:
-    """Claims of section 4, "Decode control"."""
     by_engine = {(task["engine"], task["held"]): _by_metric(task) for task in document["decode_control"]}
     rows = []
     for engine in ENGINES:

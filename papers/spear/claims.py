@@ -16,12 +16,10 @@ HALF_DIGIT = 0.05e-3
 
 
 def meets(p99: float, goal: float) -> bool:
-    """True if a P99 ITL keeps a goal."""
     return p99 <= goal * (1 + ROUNDING)
 
 
 def claims(document: dict[str, Any]) -> list[Claim]:
-    """The paper's claims on Table 3, beside the results."""
     return [*_goal_claims(document), *_ttft_claims(document), *_table_claims(document)]
 
 
@@ -92,7 +90,6 @@ def _table_claims(document: dict[str, Any]) -> list[Claim]:
 
 
 def notes(document: dict[str, Any]) -> list[str]:
-    """Notes on the method, for the reader of the numbers."""
     workload, fit, coarse = document["workload"], document["fit"], document["coarse"]
     errors = [row["p99_itl"]["error"] for row in coarse["rows"]]
     widths = {f"{row['scheduler']}, {row['density']}": row["ttft"] for row in document["rows"]}

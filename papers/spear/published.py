@@ -42,7 +42,6 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The paper's name of the scheduler."""
         return f"static-{self.chunk}" if self.chunk else f"SLO {1e3 * (self.goal or 0):g} ms"
 
 

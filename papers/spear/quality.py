@@ -76,7 +76,6 @@ def printed_recovery(
 
 
 def claims(cells: Sequence[Document], published: Sequence[QualityRow]) -> list[Document]:
-    """The paper's claims about quality: printed, found, and whether they hold here."""
     result: list[Document | None] = []
     for bits in BITS:
         rows = _of(cells, f"rtn-{bits}-pc")
@@ -95,7 +94,6 @@ def claims(cells: Sequence[Document], published: Sequence[QualityRow]) -> list[D
 
 
 def _placement_claims(rows: Sequence[Document], bits: int, published: Sequence[QualityRow]) -> list[Document | None]:
-    """Claims about placement by CKA and other placements."""
     where = {4: "Table 1", 3: "Table 10", 2: "Table 12"}[bits]
     at = f"at {bits} bits"
     spear = list(printed_recovery(published, bits).values())
@@ -138,7 +136,6 @@ def _compensator_claims(rows: Sequence[Document], bits: int, published: Sequence
 
 
 def notes() -> list[str]:
-    """Notes on the method, for the reader of the numbers."""
     return [
         "Shares are of the perplexity gap between the quantised and the 16-bit model (32 bits here); differences of"
         f" shares are in points. Intervals are {100 * CONFIDENCE:.0f} % over seeds (Student's t); each seed has a"
@@ -153,7 +150,6 @@ def notes() -> list[str]:
 
 
 def shifts(cells: Sequence[Document]) -> list[Document]:
-    """Changes of the damage's order from one quantiser to another, mean over seeds (Table 9)."""
     rows = []
     for bits in BITS:
         awq = _of(cells, f"awq-{bits}-pc")

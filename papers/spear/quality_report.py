@@ -94,7 +94,6 @@ PLAIN = "#b9c9dc"
 
 
 def figures(document: Document) -> dict[str, str]:
-    """Every figure by name, each a complete SVG text; all but the first need the rows of quantised models."""
     full = _compared_cells(document)
     quality = {"quality": render(_draw_variants, document, len(full), (4.6 * len(full) + 1, 3.6))}
     if "cells" not in document:
@@ -112,7 +111,6 @@ def _compared_cells(document: Document) -> list[Document]:
 
 
 def _draw_variants(panels: list[Any], document: Document) -> None:
-    """The share of the gap that each variant closes, with its interval over seeds."""
     for axes, cell in zip(panels, _compared_cells(document), strict=True):
         for place, (name, row) in enumerate(cell["variants"].items()):
             axes.barh(place, 100 * row["recovered"], color=COLOURS.get(name, PLAIN), height=0.65)

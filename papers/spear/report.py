@@ -112,7 +112,6 @@ COLOURS = {"w4": "black", "sparse": "#2a8c5a", "mid": "#1f5fa8", "dense": "#d176
 
 
 def figures(document: Document) -> dict[str, str]:
-    """Every figure by name, each a complete SVG text."""
     return {
         "tradeoff": render(_draw_tradeoff, document, len(_densities(document))),
         "iteration": render(_draw_iteration, document),

@@ -140,7 +140,6 @@ def _settings(trace: Trace | None, study: Study) -> list[Setting]:
 def _fit(
     setting: Setting, densities: tuple[str, ...], effort: tuple[int, int], start: Iteration | None = None
 ) -> Callable[[], dict[str, Any]]:
-    """A fit to be run."""
     replications, rounds = effort
     return Fit(setting, densities, tuple(range(replications)), rounds, start).run
 

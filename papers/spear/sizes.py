@@ -25,7 +25,6 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Such as rtn-4-pc or awq-3-g128."""
         grain = "pc" if self.precision.group == -1 else f"g{self.precision.group}"
         return f"{self.method}-{self.precision.bits}-{grain}"
 

@@ -83,7 +83,6 @@ class Reading:
 
     @property
     def name(self) -> str:
-        """Its name in tables."""
         step = "T(d) + T(c)" if self.passes == "separate" else "T(d + c)"
         return f"{step}, decodes {'beside' if self.beside_decodes else 'within'}{', padded' if self.padded else ''}"
 
@@ -106,11 +105,9 @@ class Iteration:
     compensators: tuple[float, ...]
 
     def at(self, density: float) -> list[float]:
-        """The time T_S over `GRID`."""
         return [w + density * e for w, e in zip(self.base, self.compensators, strict=True)]
 
     def tables(self) -> LayerTables:
-        """Kernel tables of one layer, by weights."""
         shares = {kind: WEIGHTS[kind] / sum(WEIGHTS.values()) / LAYERS for kind in LAYER_TYPES}
         return LayerTables(
             schema="twin.ec-tables/1",

@@ -28,7 +28,6 @@ LINE = "\n"
 
 
 def train_model(name: str, seed: int, directory: Path) -> Row:
-    """Train a language model, and draw the texts that its studies use."""
     torch.set_num_threads(1)
     size = STUDY_SIZES[name]
     model, document = train_text_model(directory, size.text, "llama", seed)

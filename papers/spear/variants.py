@@ -59,13 +59,11 @@ class StudiedModel:
 
     @cached_property
     def evaluation(self) -> Evaluation:
-        """The evaluation text."""
         assert self.weights.head is not None
         return Evaluation(self.forward, self.texts["evaluation"], self.texts["evaluation_states"], self.weights.head)
 
     @cached_property
     def sizes(self) -> dict[str, Size]:
-        """(outputs, inputs) of every linear layer."""
         weights = to_named(self.weights)
         return {name: (weights[name].shape[0], weights[name].shape[1]) for name in module_names(self.forward.config)}
 
@@ -109,7 +107,6 @@ class Compensation:
     quantised: TokenMeasures
 
     def variant(self, name: str) -> Row:
-        """Compensate in one way and measure."""
         if name in ("svd", "whitened"):
             return self._static(name)
         modules, rank, text = self._placed(name), None, self._sampled
@@ -120,7 +117,6 @@ class Compensation:
         return self._trained(modules, rank, text, gated=name != "gate_off", closely=name == "spear")
 
     def _placed(self, name: str) -> Sequence[str]:
-        """The modules of a variant."""
         every = list(self.study.sizes)
         if name == "random":
             rng = random.Random(f"{self.study.seed} {self.model.method} {self.model.precision}")
@@ -149,7 +145,6 @@ class Compensation:
         return row
 
     def _static(self, name: str) -> Row:
-        """A static term on every module."""
         study, errors = self.study, self.model.errors()
         rank = affordable_rank(study.sizes.values(), study.budget, gate=False)
         parts = {}

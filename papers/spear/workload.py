@@ -39,7 +39,6 @@ class Sampling:
 
     @property
     def name(self) -> str:
-        """Its name in tables."""
         return f"{self.kind} {self.tokens}" if self.tokens else self.kind
 
     def draw_from(self, trace: Trace) -> Trace:

@@ -150,5 +150,4 @@ def ridge_rows(hardware: Hardware, bits: int) -> float:
 
 
 def rows_of(rows: Sequence[ConcurrencyRow], model: str) -> list[ConcurrencyRow]:
-    """The rows of one model."""
     return [row for row in rows if row.model == model]

@@ -70,12 +70,10 @@ class AccuracyRow:
 
 
 def accuracy_rows() -> list[AccuracyRow]:
-    """Tables 1 and 3, and figure 2."""
     return records(AccuracyRow, "sun", "accuracy")
 
 
 def concurrency_rows() -> list[ConcurrencyRow]:
-    """Table 4."""
     return records(
         ConcurrencyRow, "sun", "concurrency", prefill_bits="weight_bits_prefill", decode_bits="weight_bits_decode",
         prompt="isl", answer="osl", ttft="ttft_ms", tpot="tpot_ms", throughput="throughput_tok_s",

@@ -56,7 +56,6 @@ def summarise(size: Document, bases: Sequence[Document], tasks: Sequence[Documen
 
 
 def claims(tasks: Sequence[Document], published: Sequence[AccuracyRow], goal: float) -> list[Document]:
-    """The paper's claims about accuracy: printed, found, and whether they hold here. `goal`: of SUN."""
     result = [
         _claim("Figure 2", "naive sharing below full fine-tuning", tasks, published, "naive", "full",
                maximum=-GOAL["naive"]),
@@ -71,7 +70,6 @@ def claims(tasks: Sequence[Document], published: Sequence[AccuracyRow], goal: fl
 
 
 def text_claims(tasks: Sequence[Document], published: Sequence[AccuracyRow]) -> list[Document]:
-    """The same claims on each task of text."""
     result = []
     for task in dict.fromkeys(row["task"] for row in tasks):
         rows = [_judged(row) for row in tasks if row["task"] == task]
@@ -81,7 +79,6 @@ def text_claims(tasks: Sequence[Document], published: Sequence[AccuracyRow]) -> 
 
 
 def notes() -> list[str]:
-    """Notes on the method, for the reader of the numbers."""
     return [
         "Printed differences are over the models and benchmarks of the table; ours are over tasks, with a"
         f" {100 * CONFIDENCE:.0f} % interval over seeds (Student's t); each seed has a base model of its own.",
@@ -136,7 +133,6 @@ def _grouped(tasks: Sequence[Document], variant: str, key: str) -> dict[Any, lis
 
 
 def _by_seed(tasks: Sequence[Document], variant: str) -> dict[int, float]:
-    """The mean exact match over tasks, by seed."""
     return {seed: mean(values) for seed, values in _grouped(tasks, variant, "seed").items()}
 
 
@@ -218,7 +214,6 @@ def _claim(
 
 
 def _by_task(tasks: Sequence[Document], variant: str, against: str) -> dict[str, float]:
-    """The mean difference of two variants over seeds, by task."""
     differences: dict[str, list[float]] = {}
     for row in tasks:
         shares = row["variants"]

@@ -160,7 +160,6 @@ def _draw_losses(panels: list[Any], document: Document) -> None:
 
 
 def _draw_base(panels: list[Any], document: Document) -> None:
-    """Loss curves of the base models."""
     axes = panels[0]
     for base in document["bases"]:
         axes.plot(step_shares(base["losses"]), base["losses"], color=COLOURS["base"], lw=1)

@@ -134,7 +134,6 @@ ISOLATED, SHARED = "#d1762b", "#1f5fa8"
 
 
 def figures(document: Document) -> dict[str, str]:
-    """Every figure by name, each a complete SVG text."""
     return {
         "concurrency": render(_draw_concurrency, document, 2),
         "pool": render(_draw_pool, document, 1),
@@ -165,7 +164,6 @@ def _draw_concurrency(panels: list[Any], document: Document) -> None:
 
 
 def _draw_pool(panels: list[Any], document: Document) -> None:
-    """Interactivity against throughput a decode GPU."""
     axes, pool = panels[0], document["pool"]["chosen"]
     for kind, marker, colour in (("published", "o", "black"), ("predicted", "s-", SHARED)):
         axes.plot(
@@ -182,7 +180,6 @@ def _draw_pool(panels: list[Any], document: Document) -> None:
 
 
 def _draw_skew(panels: list[Any], document: Document) -> None:
-    """Throughput and interactivity over skew."""
     skew = document["skew"]
     for axes, (metric, label) in zip(
         panels, (("throughput", "output tokens/s"), ("interactivity", "mean 1/TPOT, tokens/s")), strict=True

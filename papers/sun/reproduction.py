@@ -66,7 +66,6 @@ def reproduce(jobs: int, progress: Callable[[str], None], replications: int = RE
 
 
 def claims(document: Document) -> list[Claim]:
-    """The paper's claims, beside the results."""
     return [
         *_concurrency_claims(document["concurrency"]),
         *_pool_claims(document["pool"]["chosen"]),
@@ -75,7 +74,6 @@ def claims(document: Document) -> list[Claim]:
 
 
 def notes(document: Document) -> list[str]:
-    """Notes on the method, for the reader of the numbers."""
     contended = [row for row in document["concurrency"]["rows"] if row["concurrency"] > 1]
     errors_of = [row["errors"]["ttft"] for row in contended]
     shares = [row["published"]["ttft"] * row["published"]["throughput"] / row["concurrency"] / row["answer"]

@@ -27,7 +27,6 @@ Point = tuple[Placement, float]
 
 
 def simulate(service: Service, rate: float, placement: Placement, zipf: float, replications: int) -> list[Outcome]:
-    """The outcomes of one placement under one skew."""
     return outcomes(scenario(service, Load(rate, ANSWER, zipf), placement), replications)
 
 

@@ -115,7 +115,6 @@ def adapt_to_operation(task: str, name: str, seed: int, base: Path) -> Row:
 
 
 def train_text(name: str, seed: int, directory: Path) -> Row:
-    """Train a language model."""
     torch.set_num_threads(1)
     _, document = train_text_model(directory, STUDY_SIZES[name].text.model, "llama", seed)
     return language_model_row("text_base", seed, document)

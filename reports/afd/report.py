@@ -69,7 +69,6 @@ def sweep_report(document: Document) -> Report:
 
 
 def _points_of(document: Document, index: int) -> list[Document]:
-    """The points of a configuration by their ratio."""
     points = [point for point in document["points"] if point["configuration"] == index]
     return sorted(points, key=lambda point: float(point["ratio"]))
 
@@ -134,7 +133,6 @@ def _recommended(configuration: Document, unit: str) -> str:
 
 
 def footnote(document: Document) -> str:
-    """An explanation of the columns."""
     unit = document["time_unit"]
     text = (
         f"Simulated. Throughput in output tokens per {unit[:-1]} and instance: eq. 21 over the first 80 % of requests; "

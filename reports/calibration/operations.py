@@ -41,7 +41,6 @@ def headline(document: Document) -> str:
 
 
 def overhead(document: Document) -> str:
-    """The overhead of whole steps."""
     costs = document["overhead"]
     if costs.get("median_error") is None:
         return "whole steps: not measured"

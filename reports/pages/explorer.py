@@ -85,7 +85,6 @@ def _columns(fields: Sequence[Field], names: Sequence[str]) -> dict[str, Any]:
 
 
 def _facts(field: Field) -> dict[str, Any]:
-    """The facts of a field that the script needs."""
     return {
         "label": field.label, "help": field.help, "better": field.better, "goal": field.goal,
         "setting": field.setting, "categories": None if field.is_number else field.categories,

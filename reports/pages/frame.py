@@ -115,7 +115,6 @@ def _renamed(value: Any, names: dict[str, str]) -> Any:
 
 
 def _types(value: Any) -> Iterator[str]:
-    """Names of all models of a document."""
     if isinstance(value, list | tuple):
         for child in value:
             yield from _types(child)
@@ -127,7 +126,6 @@ def _types(value: Any) -> Iterator[str]:
 
 
 def _components(document: Document) -> tuple[str, ...]:
-    """The parts of BokehJS that the models of a document need."""
     import bokeh.models.widgets as widgets
     from bokeh.models.widgets import tables
 
@@ -142,7 +140,6 @@ def _components(document: Document) -> tuple[str, ...]:
 
 @cache
 def bokeh_js(components: tuple[str, ...]) -> str:
-    """BokehJS as inline scripts."""
     from bokeh.resources import Resources
 
     resources = Resources(mode="inline", components=list(components), minified=True, log_level="warn")

@@ -75,7 +75,6 @@ def _deployments(document: Document, rows: Sequence[Document]) -> list[Block]:
 
 
 def footnote(document: Document) -> str:
-    """A line on the origin of the figures."""
     window = document["question"]["window"]
     estimated = [str(i) for i, row in enumerate(document.get("rows", ()), 1) if row["role"] == "best estimate"]
     cheapest = f" Row {estimated[0]}: cheapest by the best estimate of the step times." if estimated else ""
@@ -124,7 +123,6 @@ def nodes_cell(row: Document) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share as it is shown, rounded down to whole percent."""
     return "–" if share is None else f"{math.floor(100 * share + 1e-9)} %"
 
 

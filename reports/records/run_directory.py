@@ -68,7 +68,6 @@ class RunDirectory:
 
     @property
     def id(self) -> str:
-        """The folder's name."""
         return self.path.name
 
     def points(self) -> dict[str, dict[str, Any]]:
@@ -106,7 +105,6 @@ class RunDirectory:
                 raise
 
     def write_json(self, name: str, document: object) -> Path:
-        """Write a document atomically."""
         return self.write_text(name, json.dumps(document, indent=1) + "\n")
 
     def write_text(self, name: str, text: str) -> Path:
@@ -137,7 +135,6 @@ class RunDirectory:
                 old.write(text.ljust(size).encode())
 
     def close(self) -> None:
-        """Release the folder."""
         self._lock.close()
 
 
@@ -173,7 +170,6 @@ def begin_run(path: Path, manifest: dict[str, Any]) -> RunDirectory:
 
 
 def _begin(path: Path, started: datetime, manifest: dict[str, Any]) -> RunDirectory:
-    """A run in a folder that is new or empty."""
     lock = _hold(path)
     assert lock is not None, "a folder that was just made is free"
     name = path.resolve().name

@@ -171,7 +171,6 @@ def _classes(document: Document) -> list[Block]:
 
 
 def _over_time(document: Document) -> list[Block]:
-    """Requests and KV blocks over time, with outages shaded."""
     series, measured = document.get("series"), document.get("measured") or {}
     if not series:
         return []
@@ -215,7 +214,6 @@ def _autoscaling(document: Document) -> list[Block]:
 
 
 def _sessions(summary: Document) -> list[Block]:
-    """Times of sessions, and the prompt tokens that they sent again."""
     sessions = summary.get("sessions")
     if not sessions:
         return []

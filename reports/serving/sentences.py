@@ -181,7 +181,6 @@ def sweep_footnote(points: Sequence[Document]) -> str:
 
 
 def step_times(document: Document) -> str:
-    """The origin of the step times."""
     source = document["step_time"]
     kind = str(source["source"]).replace("_", " ")
     text = f"{kind} ({source['path']})" if "path" in source else kind
@@ -207,7 +206,6 @@ def _measured_on(origin: Document) -> str:
 
 
 def warnings(document: Document) -> list[str]:
-    """Warnings that a reader must see beside the numbers."""
     outside, replayed = document.get("outside") or {}, document.get("replayed")
     part = [part_of_trace(replayed)] if replayed and replayed["requests"] < replayed["rows"] else []
     return (
@@ -258,5 +256,4 @@ def milliseconds(value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """A number with at most five digits."""
     return "–" if value is None else f"{value:.5g}"

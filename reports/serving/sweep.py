@@ -268,7 +268,6 @@ def _value(metric: Metric, point: Document) -> float | None:
 
 
 def _stated(metric: Metric, point: Document) -> float | None:
-    """The value in the document."""
     if metric.of_devices:
         return (point.get("devices") or {}).get(metric.name)
     return at(point["summary"], metric.name)

@@ -68,7 +68,6 @@ def bundle_figures(document: Document) -> list[Block]:
 
 
 def headline(document: Document) -> list[str]:
-    """The device, the model, and what the errors mean."""
     backend, scenario = document["backend"], document["scenario"]
     system = scenario["system"]
     return [

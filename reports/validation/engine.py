@@ -58,7 +58,6 @@ def latencies(load: Document, document: Document) -> Figure:
 
 
 def over_time(document: Document) -> Figure:
-    """Requests in the system at each load."""
     charts = []
     for load in document["loads"]:
         line = load["timeline"]

@@ -64,7 +64,6 @@ class Supply:
         arrivals: Sequence[float] | None = None,
         completions: int | None = None,
     ) -> Supply:
-        """A supply from plain lists."""
         times = None if arrivals is None else np.array(arrivals, dtype=np.float64)
         return cls(np.array(prefill, dtype=np.int64), np.array(decode, dtype=np.int64), times, completions)
 

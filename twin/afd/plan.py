@@ -103,7 +103,6 @@ class BundlePlan:
         return constant if constant is not None and self.scenario.start == "fresh" else 1
 
     def config(self, topology: Topology) -> BundleConfig:
-        """The bundle at one ratio."""
         scenario, step = self.scenario, self.latency
         parts = [
             (alpha / scenario.layers, beta / scenario.layers)
@@ -142,7 +141,6 @@ class BundlePlan:
         return hashlib.sha256(content + (b"" if trace.arrivals is None else trace.arrivals.tobytes())).hexdigest()
 
     def supply(self, topology: Topology) -> Supply:
-        """The requests of the bundle."""
         scenario = self.scenario
         requests = scenario.requests_per_instance * topology.attention_instances
         if self.closed_loop:

@@ -137,7 +137,6 @@ class SimulatedRole:
     paused: bool = True
 
     def work(self, seconds: float) -> None:
-        """Work for `seconds` seconds."""
         self.now += seconds
         self.busy += seconds
 

@@ -57,7 +57,6 @@ class RecordedWork:
         self.timed: list[TimedStretch] = []
 
     def seconds(self, rank: int, stretch: Stretch) -> float:
-        """Seconds of a role's next stretch."""
         begin = self._next[rank]
         self._next[rank] = end = begin + 1 + stretch.readings
         parts = self._work[rank][begin:end]
@@ -171,7 +170,6 @@ class SampledWork:
         self._next: dict[tuple[int, str], int] = {}
 
     def seconds(self, rank: int, stretch: Stretch) -> float:
-        """Seconds of a role's next stretch."""
         key = rank, stretch.kind
         scatter = self._round.get(key, UNSCATTERED)
         place = self._next.get(key, 0)

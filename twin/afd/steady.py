@@ -77,7 +77,6 @@ def steady_state(
 
 
 def _state(config: BundleConfig, rate: Estimate, batches: Batches) -> SteadyState:
-    """The steady state of batches, per instance."""
     instances = config.attention_instances + config.ffn_instances
     low, high = rate.mean - rate.half_width, rate.mean + rate.half_width
     steps = batches.size * len(batches.duration)

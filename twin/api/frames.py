@@ -101,7 +101,6 @@ def requests_frame(run: Run, measure: MeasureSpec) -> pd.DataFrame:
 
 
 def _without_detail(columns: Columns) -> dict[str, Any]:
-    """The columns that a run without detail keeps."""
     return {
         "arrival": np.array(columns.arrival),
         "queued": np.array(columns.queued),

@@ -154,7 +154,6 @@ class Result:
         return complete(run, self.document, figures=figures)
 
     def _repr_html_(self) -> str:
-        """The headline and the summary, for notebooks."""
         from html import escape
 
         from reports.serving.sentences import headline

@@ -111,7 +111,6 @@ class SweepResult:
         return run.path
 
     def _repr_html_(self) -> str:
-        """The points, for notebooks."""
         html: str = self.points.to_html(na_rep="–")
         return html
 
@@ -168,7 +167,6 @@ def sweep(
 
 
 def _ratios(ratio: str | float | Iterable[str | float] | None) -> str | None:
-    """The ratios in the form of the command line."""
     if ratio is None or isinstance(ratio, str):
         return ratio
     return ",".join(map(str, ratio)) if isinstance(ratio, Iterable) else str(ratio)

@@ -136,5 +136,4 @@ def _latency(scenario: ValidationScenario, directory: Path, runs: Path, note: Ca
 
 
 def _weight_files(directory: Path) -> Sequence[Path]:
-    """The files that a model is read from, sorted."""
     return sorted([*directory.glob("*.safetensors"), directory / "config.json"])

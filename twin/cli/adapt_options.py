@@ -46,9 +46,6 @@ class TorchOptions:
 
         Args:
             counts: values of other options, each with the least that it may be.
-
-        Raises:
-            BadInput: a count is too small, torch is not installed, or there are too many threads.
         """
         from twin.api.arguments import require_at_least
 
@@ -103,11 +100,7 @@ class BudgetOptions:
     """Kernel latencies (twin.ec-tables/1) for that time; default: those of this project's kernels on a CPU."""
 
     def budget(self) -> Budget:
-        """The budget, checked.
-
-        Raises:
-            BadInput: a negative weight.
-        """
+        """The budget, checked."""
         from live.adaptation.compensation.runs import Budget
         from live.adaptation.compensation.selection import Rule
 

@@ -160,7 +160,6 @@ def compensate(
 
 
 def _placement(document: dict[str, Any]) -> str:
-    """One line about a placement."""
     return (
         f"{len(document['modules'])} of {len(document['damage'])} modules, rank {document['rank']}:"
         f" {document['bytes']:,} bytes, {100 * document['share']:.1f} % of the quantised layers"
@@ -169,7 +168,6 @@ def _placement(document: dict[str, Any]) -> str:
 
 
 def _qualities(document: dict[str, Any]) -> list[str]:
-    """Perplexities, and what the compensators recover."""
     lines = [
         f"{name}: perplexity {document[row]['perplexity']:.3f}, KL {document[row]['kl']:.4f} nats"
         for name, row in ROWS

@@ -130,7 +130,6 @@ class _Lines:
         self._patient_until = self._begin + patience
 
     def advance(self, text: str) -> None:
-        """Count one more step."""
         self._count += 1
         now = time.monotonic()
         due = self._total is not None and self._reaches_tenth(self._total)

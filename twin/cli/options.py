@@ -47,11 +47,7 @@ class ExecutorOptions:
     """Place of the runs: local, dask (workers of its own), dask://host:port (a running scheduler) or ray."""
 
     def choose(self) -> ExecutorChoice:
-        """The executor, which is not started yet.
-
-        Raises:
-            BadInput: another executor, or a number of processes below 1.
-        """
+        """The executor, which is not started yet."""
         from twin.api.arguments import require_at_least
         from twin.executors.executor import choose_executor
 

@@ -167,7 +167,6 @@ def _print(document: dict[str, Any], *, as_json: bool) -> int:
 
 
 def _set(field: str, value: Any) -> dict[str, Any]:
-    """The setting of a field; none where a flag is not given."""
     return {} if value is None else {field: value}
 
 
@@ -181,7 +180,6 @@ def _required(flag: str, value: Value | None) -> Value:
 
 
 def _refuse(flags: dict[str, Any], why: str) -> None:
-    """Refuse flags that the kind of question has no use for."""
     for flag, value in flags.items():
         if value is not None:
             from workloads.errors import BadInput
@@ -190,7 +188,6 @@ def _refuse(flags: dict[str, Any], why: str) -> None:
 
 
 def _whole_numbers(flag: str, text: str) -> list[int]:
-    """Whole numbers with commas between."""
     from workloads.errors import BadInput
 
     parts = text.split(",")

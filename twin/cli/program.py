@@ -30,11 +30,7 @@ for _name, _command in COMMANDS.items():
 
 
 def run_command(arguments: Sequence[str]) -> int:
-    """Run one command; returns the exit code.
-
-    Raises:
-        TwinError: arguments that no command has, or what the command raises.
-    """
+    """Run one command; returns the exit code."""
     try:
         result = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
     except cyclopts.CycloptsError as error:

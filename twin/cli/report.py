@@ -36,7 +36,6 @@ def report(run: Path, /) -> int:
 
 
 def _read(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Manifest and summary of a finished run."""
     from reports.records.run_directory import read_run
     from workloads.errors import BadInput
 

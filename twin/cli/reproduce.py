@@ -104,7 +104,6 @@ PAPERS_BY_OPTION: dict[str, tuple[str, ...]] = {
 
 
 def _check_options(paper: str, values: dict[str, Any]) -> None:
-    """Refuse options that a paper does not read."""
     from workloads.errors import BadInput
 
     for option, value in values.items():

@@ -80,7 +80,6 @@ def simulate(
 def _simulate_plan(
     plan: ServingPlan, source: Scenario, draws: int | None, jobs: int | None, options: RunOptions, *, events: bool
 ) -> dict[str, Any]:
-    """Run a plan once, in a folder of its own."""
     from twin.api.simulation import REQUESTS, simulate_plan
     from twin.cli.runs import note_partial_replay, open_folder
     from twin.serving.results.report import run_fingerprint, run_inputs

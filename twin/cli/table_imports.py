@@ -43,11 +43,7 @@ class ModelRequest:
 
 
 def find_tables(folder: Path | None, system: str, engine: str, version: str) -> TableFiles:
-    """The files of aiconfigurator's tables: in one folder, in its data in a folder, or in the installed package's.
-
-    Raises:
-        BadInput: no such tables.
-    """
+    """The files of aiconfigurator's tables: in one folder, in its data in a folder, or in the installed package's."""
     from latency_models.sources.aiconfigurator.layout import data_folder, flat_tables, installed_data, packaged_tables
     from latency_models.sources.registry import AICONFIGURATOR, source_of
 
@@ -63,11 +59,7 @@ def find_tables(folder: Path | None, system: str, engine: str, version: str) -> 
 
 
 def import_aiconfigurator(files: TableFiles, request: ModelRequest, stated: Origin) -> list[TableImport]:
-    """A file of one model's kernels for each degree of tensor parallelism.
-
-    Raises:
-        BadInput: no model, tables that contradict what is stated, or kernels that they do not have.
-    """
+    """A file of one model's kernels for each degree of tensor parallelism."""
     from latency_models.deployment.hugging_face import any_model
     from latency_models.sources.aiconfigurator.kernels import Placement, compose, model_and_format
     from latency_models.sources.aiconfigurator.tables import read_tables
@@ -104,11 +96,7 @@ def import_aiconfigurator(files: TableFiles, request: ModelRequest, stated: Orig
 
 
 def import_collectives(files: TableFiles) -> TableImport:
-    """The link file of measured all-reduces.
-
-    Raises:
-        BadInput: tables without them, of a single size, or of messages that take no time.
-    """
+    """The link file of measured all-reduces."""
     from latency_models.sources.aiconfigurator.tables import read_tables
     from latency_models.sources.kernel_tables.settings import HOSTS, PCIE
 
@@ -154,11 +142,7 @@ def _describe(origin: Origin, weights: str, cache: str) -> str:
 
 
 def import_kernel_tables(tables: Path, stated: Origin) -> TableImport:
-    """The file of a profiler's tables.
-
-    Raises:
-        BadInput: tables that cannot be read, or contradict what is stated.
-    """
+    """The file of a profiler's tables."""
     from latency_models.sources.kernel_tables.files import named_degree, read_kernel_tables
 
     kernels = read_kernel_tables(tables, describe=True)

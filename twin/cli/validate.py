@@ -120,27 +120,18 @@ class _Source:
 
     @property
     def layout(self) -> object:
-        """The layout of the system, if the scenario or a setting names one."""
         system = self.document.get("system")
         return self.settings.get("system.layout", system.get("layout") if isinstance(system, dict) else None)
 
     def refuse_unless_engine(self, option: str) -> None:
-        """Refuse an option that only validations of engines have.
-
-        Raises:
-            BadInput: this is a bundle's.
-        """
+        """Refuse an option that only validations of engines have."""
         from workloads.errors import BadInput
 
         if self.layout == "afd":
             raise BadInput("expected none with layout: afd", field=option, value="true")
 
     def refuse(self, *options: str) -> None:
-        """Refuse options that this layout does not have.
-
-        Raises:
-            BadInput: one was given.
-        """
+        """Refuse options that this layout does not have."""
         from workloads.errors import BadInput
 
         for name in options:
@@ -166,7 +157,6 @@ class _Validation:
 
 
 def _engine(source: _Source) -> _Validation:
-    """One engine at several loads."""
     from scenarios.validation import check_validation
     from twin.validation.compare import missed
     from twin.validation.run import EngineValidation
@@ -189,7 +179,6 @@ def _engine(source: _Source) -> _Validation:
 
 
 def _bundle(source: _Source) -> _Validation:
-    """A bundle at several ratios."""
     from scenarios.validation import check_bundle_validation
     from twin.validation.bundle_compare import missed_goals
     from twin.validation.bundle_run import BundleValidation

@@ -72,7 +72,6 @@ class OnCluster(Generic[Handle]):
     def each_as_done(
         self, work: Callable[[Task], Result], tasks: Sequence[Task]
     ) -> Iterator[Iterator[tuple[Task, Result]]]:
-        """See `Executor.each_as_done`."""
         flight = _Flight(self.cluster, self.shipper, work, tasks)
         try:
             flight.fill()
@@ -109,7 +108,6 @@ class _Flight(Generic[Handle, Task, Result]):
             self.batches[self._cluster.submit(batch)] = (batch, tasks)
 
     def results(self) -> Iterator[tuple[Task, Result]]:
-        """Each task with its result."""
         while self.batches:
             handle, reply = self._cluster.next_reply()
             batch, tasks = self.batches.pop(handle)

@@ -106,14 +106,12 @@ class _DaskCluster:
         return self._workers
 
     def submit(self, batch: Batch) -> Handle:
-        """See `Cluster.submit`."""
         with self._reached():
             future = self._client.submit(_run_here, batch, pure=False)
             future.add_done_callback(self._done.put)
         return future
 
     def next_reply(self) -> tuple[Handle, Reply]:
-        """See `Cluster.next_reply`."""
         from distributed import KilledWorker
 
         while True:
@@ -133,7 +131,6 @@ class _DaskCluster:
             return future, reply
 
     def supply(self, worker: str, parts: Mapping[str, bytes], plugins: Sequence[ImportedPlugin]) -> None:
-        """See `Cluster.supply`."""
         with self._reached():
             self._client.run(store_parts, dict(parts), plugins, workers=[worker], on_error="ignore")
 
@@ -148,7 +145,6 @@ class _DaskCluster:
             raise ExecutorLost(f"{self.name}: the scheduler is gone") from None
 
     def drop(self, handles: Iterable[Handle]) -> None:
-        """See `Cluster.drop`."""
         workers = list(handles)
         if workers and self._client.status == "running":
             self._dropped.update(workers)
@@ -157,7 +153,6 @@ class _DaskCluster:
 
 
 def _run_here(batch: Batch) -> Reply:
-    """Run a batch, in a thread of a worker."""
     from distributed import get_worker
 
     return run_batch(batch, get_worker().address)

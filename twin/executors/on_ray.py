@@ -58,13 +58,11 @@ class _RayCluster:
         self._waiting: list[Handle] = []
 
     def workers(self) -> int:
-        """See `Cluster.workers`."""
         import ray
 
         return max(int(ray.cluster_resources().get("CPU", 1)), 1)
 
     def submit(self, batch: Batch) -> Handle:
-        """See `Cluster.submit`."""
         import ray
 
         for digest in batch.parts:
@@ -75,7 +73,6 @@ class _RayCluster:
         return handle
 
     def next_reply(self) -> tuple[Handle, Reply]:
-        """See `Cluster.next_reply`."""
         import ray
         from ray.exceptions import RayError, RayTaskError
 
@@ -92,7 +89,6 @@ class _RayCluster:
         raise AssertionError(f"{worker} lacks {list(parts)}")
 
     def drop(self, handles: Iterable[Handle]) -> None:
-        """See `Cluster.drop`."""
         import ray
 
         for handle in handles:

@@ -75,7 +75,6 @@ class Processes:
     def each_as_done(
         self, work: Callable[[Task], Result], tasks: Sequence[Task]
     ) -> AbstractContextManager[Iterator[tuple[Task, Result]]]:
-        """See `Executor.each_as_done`."""
         return each_as_done(work, tasks, self.jobs)
 
 

@@ -128,7 +128,6 @@ class Shipper:
         self._digests: dict[int, tuple[object, str]] = {}  # the object is held, so that its id stays its own
 
     def pack(self, work: Callable[[Task], Any], tasks: Iterable[Task]) -> Batch:
-        """Tasks as a batch."""
         named: set[str] = set()
         packed = self._pickle((work, list(tasks)), named)
         return Batch(versions(), imported_plugins(), packed, tuple(sorted(named)))
@@ -146,7 +145,6 @@ class Shipper:
         return buffer.getvalue()
 
     def _digest(self, part: object) -> str:
-        """The digest of a part, which is kept."""
         entry = self._digests.get(id(part))
         if entry is not None:
             return entry[1]
@@ -165,7 +163,6 @@ class _Pickler(pickle.Pickler):
         self._name = name
 
     def persistent_id(self, obj: Any) -> str | None:
-        """The digest of a part; None for everything else."""
         kind: type = type(obj)
         is_part = _is_part_by_type(kind)
         return self._name(obj) if is_part or (is_part is None and obj.nbytes >= LARGE) else None
@@ -195,11 +192,9 @@ class Cabinet:
             total -= size
 
     def missing(self, digests: Iterable[str]) -> tuple[str, ...]:
-        """Those that are not kept."""
         return tuple(digest for digest in digests if digest not in self._parts)
 
     def part(self, digest: str) -> object:
-        """One that is kept."""
         self._parts.move_to_end(digest)
         return self._parts[digest][0]
 
@@ -210,7 +205,6 @@ class _Unpickler(pickle.Unpickler):
         self._cabinet = cabinet
 
     def persistent_load(self, pid: Any) -> object:
-        """The part of a digest."""
         return self._cabinet.part(pid)
 
 
@@ -222,7 +216,6 @@ ONE_AT_A_TIME = threading.Lock()
 
 
 def store_parts(parts: Mapping[str, bytes], plugins: Sequence[ImportedPlugin] = ()) -> None:
-    """Keep parts in this worker process."""
     with ONE_AT_A_TIME:
         CABINET.store(parts, plugins)
 

@@ -159,7 +159,6 @@ def require_text(request: HTTPServerRequest) -> dict[str, Any]:
 
 
 def _free_port() -> int:
-    """A port that is free now: pages may connect to a port that the server knows beforehand."""
     with socket.socket() as probe:
         probe.bind((ADDRESS, 0))
         return int(probe.getsockname()[1])

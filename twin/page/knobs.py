@@ -81,11 +81,7 @@ def knobs_of(spec: ServingScenario) -> list[Knob]:
 
 
 def settings_of(knobs: list[Knob], choices: Choices, spec: ServingScenario) -> Settings:
-    """The fields of the scenario that differ from it under these choices.
-
-    Raises:
-        BadInput: the model that is chosen cannot be read.
-    """
+    """The fields of the scenario that differ from it under these choices."""
     changed = {knob.name: choices[knob.name] for knob in knobs if choices[knob.name] != knob.value}
     settings: Settings = {
         knob.field: None if choices[knob.name] == AS_PUBLISHED else choices[knob.name]

@@ -53,7 +53,6 @@ class Inquiry:
 
     @cached_property
     def spec(self) -> ServingScenario:
-        """The scenario, checked."""
         return check_scenario(self.document, {}, self.path)
 
     @cached_property

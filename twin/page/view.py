@@ -224,7 +224,6 @@ class LiveChart:
         self.clear()
 
     def clear(self) -> None:
-        """Remove all points and lines."""
         for source in (*self.curves.values(), *self.marks.values()):
             source.data = {name: [] for name in source.data}
 

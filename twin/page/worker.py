@@ -64,11 +64,9 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """True while its process runs."""
         return self._process.is_alive()
 
     def close(self) -> None:
-        """End the process."""
         self._process.terminate()
         self._process.join(5)
         if threading.current_thread() is not self._reader:  # it may be at a message, and ends with the process

@@ -87,7 +87,6 @@ class MeanEvidence(Evidence):
         self.step_time = one_step_time(self._plan)
 
     def estimate(self, names: Sequence[str]) -> Posterior:
-        """Scores of unknowns, from the mean of the first half."""
         plan, early, metric = self._plan, self._early, self._metric
         self._advance("simulating")
         runs = [_simulate(plan, i) for i in range(REALISATIONS)]
@@ -103,7 +102,6 @@ class MeanEvidence(Evidence):
         return posterior
 
     def errors(self, refined: RefinedStepTime) -> dict[str, Any]:
-        """Errors of the means of both halves, and quantiles that pages know up to a bucket."""
         plan = self._plan
         after_plan, draws = plan.with_step_time(refined), []
         after = [_summary(_simulate(after_plan, i), plan) for i in range(REALISATIONS)]
@@ -123,7 +121,6 @@ class MeanEvidence(Evidence):
         return SERVER if held_out is None else max(SERVER, abs(math.log1p(held_out[self._metric]["after_error"])))
 
     def fields(self) -> dict[str, Any]:
-        """Numbers of requests and pages, and settings that were read."""
         return {
             "fitted": self._early.finished, "held_out": self._late.finished if self._late else 0,
             "settings": self._settings, "learned_from": self._metric, "pages": len(self._pages),

@@ -83,7 +83,6 @@ class RequestEvidence(Evidence):
             raise BadInput(expected, field="--first", value=first)
 
     def estimate(self, names: Sequence[str]) -> Posterior:
-        """Scores of unknowns, from the durations of the first requests."""
         # Later requests cannot change those that were answered before they came.
         count = max(int((self._run.start <= self._run.last[: self._fitted].max()).sum()), self._fitted)
 
@@ -150,7 +149,6 @@ class RequestEvidence(Evidence):
         )
 
     def fields(self) -> dict[str, Any]:
-        """Numbers of requests, and settings that were read."""
         held_out = len(self._run) - self._fitted
         counts = {"fitted": self._fitted, "warm_up": self._warm_up, "held_out": held_out}
         return {**counts, "settings": self._settings}
@@ -257,7 +255,6 @@ def _seconds(model: StepTime, batch: Batch | GroupBatch) -> float:
 
 
 def _summary(start: Floats, first: Floats, last: Floats, answers: NDArray[np.int64]) -> dict[str, Any]:
-    """Mean latencies and throughput of some requests."""
     several = answers > 1
     seconds = float(last.max() - start.min())
     means: dict[str, Any] = {

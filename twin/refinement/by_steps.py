@@ -65,7 +65,6 @@ class StepEvidence(Evidence):
             raise BadInput(f"{expected}: from 2 to {MAX_FITTED}", field="--first", value=question.first)
 
     def estimate(self, names: Sequence[str]) -> Posterior:
-        """Scores of unknowns, from the first steps."""
         log = self._log.where(self._early)
         steps = _batches(log)
 
@@ -78,7 +77,6 @@ class StepEvidence(Evidence):
         return estimate(_observe(log), linearise, len(names))
 
     def errors(self, refined: RefinedStepTime) -> dict[str, Any]:
-        """Errors of the other steps."""
         later = _batches(self._log.where(~self._early))
         if not later:
             return {"rest": None}
@@ -97,7 +95,6 @@ class StepEvidence(Evidence):
         return 0.01 if held_out is None else max(self.min_drift, abs(float(np.log1p(held_out["step"]["after_error"]))))
 
     def fields(self) -> dict[str, Any]:
-        """Numbers of steps."""
         return {"fitted": self._fitted, "held_out": len(self._log) - self._fitted, "settings": {}}
 
 
@@ -135,7 +132,6 @@ def _batch(decodes: int, kv: int, prompts: int, prompt_tokens: int) -> Batch:
 
 
 def _observe(log: StepLog) -> Observations:
-    """The durations of logged steps."""
     count = len(log)
     places = np.arange(count, dtype=np.float64)
     reach = max(COMMON * count, 1.0)

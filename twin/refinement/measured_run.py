@@ -62,7 +62,6 @@ class MeasuredRun:
         return Trace(self.source.stem, self.start - self.start[0], self.prompts, self.answers)
 
     def in_order(self) -> MeasuredRun:
-        """The same requests by their start."""
         order = np.argsort(self.start, kind="stable")
         return replace(
             self, start=self.start[order], first=self.first[order], last=self.last[order],

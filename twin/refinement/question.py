@@ -113,7 +113,6 @@ def one_step_time(plan: ServingPlan) -> StepTime:
 
 
 def named_scores(names: Sequence[str], scores: Floats) -> dict[str, float]:
-    """Scores by the names of their unknowns."""
     return dict(zip(names, scores.tolist(), strict=True))
 
 

@@ -101,7 +101,6 @@ def _other_deployment(document: Mapping[str, Any], section: Mapping[str, Any]) -
 
 
 def _unknowns(step_time: StepTime, factors: Sequence[str]) -> list[Unknown]:
-    """The unknowns of these names, or all."""
     unknowns = list(step_time.unknowns())
     if not unknowns:
         raise BadInput("expected a source whose error is known: it has nothing to learn", field="step_time.source")

@@ -16,11 +16,7 @@ from workloads.errors import BadInput
 
 @dataclass(frozen=True)
 class Result:
-    """A run of a plan.
-
-    Attributes:
-        run: its requests, and its engines at the end. report: what is kept of it (`report_run`).
-    """
+    """A run of a plan. `run`: its requests, and its engines at the end. `report`: what is kept of it (`report_run`)."""
 
     plan: ServingPlan
     run: Run
@@ -32,9 +28,6 @@ def read_plan(document: Document, path: Path, settings: Settings = {}, trace: Pa
 
     Args:
         path: of the scenario. trace: file in place of the scenario's lengths.
-
-    Raises:
-        BadInput: naming the file, field and value, when the scenario, a setting or a file cannot be used.
     """
     scenario = check_scenario(with_trace(document, trace), settings, path)
     try:
@@ -59,10 +52,6 @@ def run_plan(
     Args:
         replication, draw, sink: as of `Simulation`.
         processes: at most this many, where engines are independent (`why_together`) and the run is long enough.
-
-    Raises:
-        BadInput: a request does not fit into an engine's KV memory, even alone; or a plug-in's policy returns a value
-            of another type than its protocol says, which compiled modules refuse.
     """
     try:
         return _run(plan, replication, draw, sink, processes)

@@ -79,7 +79,6 @@ class RatioSweep(Sweep[Task, "tuple[Document, bytes | None]"]):
 
     @property
     def tasks(self) -> list[Task]:
-        """Every point, the longest first so that no core is left with a long one at the end."""
         tasks = [
             Task(f"{index}/{topology.ratio}", index, case.plan, topology, self.keep_requests)
             for index, case in enumerate(self.cases)
@@ -162,10 +161,6 @@ def prepare(
 
     Args:
         advance: called as each configuration is ready, with its settings in words.
-
-    Raises:
-        BadInput: naming the file, field and value, when the scenario, a setting, a ratio, the trace or the calibration
-            cannot be used, or asks for more than the limits.
     """
     configurations = list(configurations)
     if trace is not None:

@@ -48,7 +48,6 @@ class Task:
 
     @property
     def key(self) -> str:
-        """Its name in a run folder."""
         draw = self.draw
         name = "-" if draw is None else f"{draw[0]}{draw[1]:+g}" if isinstance(draw, tuple) else draw
         return f"{self.case}/{name}/{self.replication}"
@@ -72,7 +71,6 @@ class ServingSweep(Sweep[Task, Document]):
 
     @property
     def tasks(self) -> list[Task]:
-        """Every run."""
         return [task for index in range(len(self.cases)) for task in self.tasks_of(index)]
 
     def tasks_of(self, index: int) -> list[Task]:
@@ -163,11 +161,7 @@ class ServingSweep(Sweep[Task, Document]):
         return sorted(assumptions, key=lambda assumption: -max(assumption["deviation"].values()))
 
     def summarise(self, documents: dict[str, Document]) -> Document:
-        """The document `twin.serving-sweep/1`.
-
-        Raises:
-            BadInput: no configuration could run.
-        """
+        """The document `twin.serving-sweep/1`."""
         refused = {index: reason for index in range(len(self.cases)) if (reason := self._refused(index, documents))}
         if len(refused) == len(self.cases):
             raise BadInput(f"expected a configuration that can run: {refused[0]}")
@@ -188,7 +182,6 @@ class ServingSweep(Sweep[Task, Document]):
 
 
 def run_task(task: Task) -> Document:
-    """Make one run, and report it."""
     return simulate(task.plan, task.replication, task.draw).report
 
 
@@ -213,11 +206,6 @@ def prepare(
 
     Args:
         advance: called as each configuration is ready, with its settings in words.
-
-    Raises:
-        BadInput: naming the file, field and value, when the scenario, a setting or the trace cannot be used (of several
-            configurations: in none), when draws are requested of step times that have no distribution, or too few of
-            them, or when more runs are requested than `scenarios.limits` allows.
     """
     if draws and draws < FEWEST_DRAWS:
         expected = f"expected 0, or {FEWEST_DRAWS} and more: fewer do not tell how far results may be off"

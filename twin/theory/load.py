@@ -76,7 +76,6 @@ def instance_load(slot_pmf: Floats, slots: int) -> LoadLaw:
 
 
 def constant_load(load: float) -> LoadLaw:
-    """The law of a load that never varies."""
     return LoadLaw(np.array([load, load]), np.array([0.0, 1.0]), load)
 
 

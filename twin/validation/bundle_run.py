@@ -141,12 +141,10 @@ def profiling_supply(scenario: BundleValidationScenario, x: int, part: int) -> S
 
 
 def _in_flight(scenario: BundleValidationScenario, x: int) -> int:
-    """Slots of a bundle."""
     return x * scenario.system.batch_size * scenario.system.microbatches
 
 
 def simulated_times(config: RoleBundleConfig, supply: Supply, work: RoleWork) -> BundleTimes:
-    """The times of one simulated run."""
     records = RoleBundle(config, supply, work).run()
     ids = np.array(records.finished[: supply.completions], dtype=np.int64)
     ends, tokens = zip(*records.steps, strict=True)

@@ -99,7 +99,6 @@ class Recording:
         return float(np.mean(self.requests["noticed"] - self.requests["arrival"]))
 
     def write(self, folder: Path) -> None:
-        """Write the files of a repeat."""
         write_columns(folder / "requests.parquet", {**self.requests, "token_times": [*map(list, self.token_times)]})
         rows = [{"kind": row.kind, "batch": row.batch, "begin": row.begin, **asdict(row.step)} for row in self.steps]
         _write_steps(folder, rows)
@@ -108,7 +107,6 @@ class Recording:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read the files that `write` wrote."""
         requests = read_columns(folder / "requests.parquet")
         token_times = requests.pop("token_times")
         columns = read_columns(folder / "steps.parquet")
@@ -134,7 +132,6 @@ class ProfilingRecording:
     frontend: Mapping[str, float] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Write the files of a part."""
         rows = [
             {"round": i, "begin": begin, **asdict(step)} for i, steps in enumerate(self.rounds) for begin, step in steps
         ]
@@ -152,7 +149,6 @@ class ProfilingRecording:
 
 
 def _write_steps(folder: Path, steps: Sequence[Mapping[str, Any]]) -> None:
-    """Write at least one step."""
     write_columns(folder / "steps.parquet", {name: [row[name] for row in steps] for name in steps[0]})
 
 
@@ -186,7 +182,6 @@ def _in_words(batch: Batch) -> str:
 
 
 def write_times(folder: Path, times: BundleTimes) -> None:
-    """Write the files of a live run."""
     write_columns(folder / "requests.parquet", {name: getattr(times, name) for name in BUNDLE_REQUESTS})
     write_columns(folder / "steps.parquet", {"end": times.step_ends, "tokens": times.step_tokens})
     instances = np.concatenate([times.attention, times.ffn])
@@ -197,7 +192,6 @@ def write_times(folder: Path, times: BundleTimes) -> None:
 
 
 def read_times(folder: Path) -> BundleTimes:
-    """Read the files that `write_times` wrote."""
     requests = {name: np.array(values) for name, values in read_columns(folder / "requests.parquet").items()}
     steps, roles = read_columns(folder / "steps.parquet"), read_columns(folder / "roles.parquet")
     columns = read_columns(folder / "transfers.parquet")
@@ -216,14 +210,12 @@ def read_times(folder: Path) -> BundleTimes:
 
 
 def write_stretches(folder: Path, stretches: Sequence[TimedStretch]) -> None:
-    """Write the stretches of a part of the profiling."""
     rank, kind, features, seconds = zip(*stretches, strict=True)
     columns = {"rank": rank, "kind": kind, "features": [list(row) for row in features], "seconds": seconds}
     write_columns(folder / "stretches.parquet", {name: list(column) for name, column in columns.items()})
 
 
 def read_stretches(folder: Path) -> list[TimedStretch]:
-    """Read the file that `write_stretches` wrote."""
     file = folder / "stretches.parquet"
     columns = read_columns(file)
     rows = zip(columns["rank"], columns["kind"], columns["features"], columns["seconds"], strict=True)

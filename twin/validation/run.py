@@ -76,11 +76,7 @@ class EngineValidation:
     note: Note
 
     def document(self) -> dict[str, Any]:
-        """Profile, replay, predict and compare: the document `twin.validation/2`.
-
-        Raises:
-            BadInput: a request that the live engine refuses, or a file that cannot be used.
-        """
+        """Profile, replay, predict and compare: the document `twin.validation/2`."""
         scenario = self.scenario
         model, beforehand, drafts, capacity, forecast, recordings = self.measure()
         plans = forecast
@@ -191,7 +187,6 @@ class EngineValidation:
         return recordings
 
     def _replay(self, plan: ServingPlan, repeat: int, name: str, model: StepModel) -> Recording:
-        """Replay one repeat, and keep it in the run folder."""
         scheduler = plan.scheduler
         with blamed_on("workload"), ContentionMeter() as meter:
             replayed = self.backend.replay(scheduler, requests_of(plan, repeat))
@@ -248,7 +243,6 @@ def requests_of(plan: ServingPlan, replication: int) -> Requests:
 
 
 def _name(load: float, repeat: int) -> str:
-    """The name of a repeat in the run folder."""
     return f"load-{load}-repeat-{repeat + 1}"
 
 

@@ -32,11 +32,7 @@ FACTORS, GATE = PARTS[:2], PARTS[2:]
 
 @dataclass(frozen=True)
 class CalibrationSettings:
-    """The two phases' trainings.
-
-    Attributes:
-        factors: of A and B. gate: of the gate, with A and B frozen.
-    """
+    """The two phases' trainings. `factors`: of A and B. `gate`: of the gate, with A and B frozen."""
 
     factors: TrainingSettings
     gate: TrainingSettings
@@ -83,7 +79,6 @@ class Calibrated:
         return with_stored(self.model.weights(), self.dense(), self.stored())
 
     def dense(self) -> dict[str, torch.Tensor]:
-        """Ŵ of the modules with compensators."""
         return {name: self.model.modules[name].dense() for name in self.parts}
 
 

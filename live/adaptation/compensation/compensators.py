@@ -40,7 +40,6 @@ class TrainedCompensator:
     gated: bool = True
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        """Compute (..., inputs) to (..., outputs)."""
         parts = self.parts
         latent = linear(x, parts["down"])
         if self.gated:
@@ -51,11 +50,7 @@ class TrainedCompensator:
 
 @dataclass(frozen=True)
 class StoredCompensator:
-    """A quantised linear layer, dense, with a compensator as it is stored.
-
-    Attributes:
-        weight: Ŵ, (outputs, inputs).
-    """
+    """A quantised linear layer, dense, with a compensator as it is stored. `weight`: Ŵ, (outputs, inputs)."""
 
     weight: torch.Tensor
     compensator: Compensator

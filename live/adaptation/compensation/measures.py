@@ -41,7 +41,6 @@ class TokenMeasures:
 
     @property
     def perplexity(self) -> float:
-        """The exponential of the mean loss."""
         return perplexity(self.loss)
 
     def summary(self) -> dict[str, float]:
@@ -84,12 +83,10 @@ class Evaluation:
         return self._measured(self.states)
 
     def measure(self, weights: Weights) -> TokenMeasures:
-        """Measure a model of the same shape."""
         return self._measured(final_states(self.forward, weights, self.tokens[:, :-1]))
 
     @torch.no_grad()
     def _measured(self, final: torch.Tensor) -> TokenMeasures:
-        """Measure the final states that a model has, as of `states`."""
         parts = []
         batches = (tensor.split(EVALUATION_BATCH) for tensor in (self.tokens, self.states, final))
         for tokens, reference, states in zip(*batches, strict=True):
@@ -175,7 +172,6 @@ def _tensors(value: object) -> Iterator[torch.Tensor]:
 
 
 def _same_shape(directory: Path, config: ModelConfig) -> Weights:
-    """The weights of a directory."""
     other_config, weights = read_model(directory)
     if replace(other_config, quantisation=None) != replace(config, quantisation=None):
         raise BadInput("expected the shape of the first model", file=directory)

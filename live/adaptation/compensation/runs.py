@@ -79,7 +79,6 @@ class Job:
         )
 
     def describe(self) -> Document:
-        """The job, for records."""
         fields = asdict(self) | {"model": str(self.model), "sources": str(self.sources) if self.sources else None}
         return {"schema": SCHEMA, **fields}
 
@@ -95,12 +94,10 @@ class Loaded:
 
     @cached_property
     def sizes(self) -> dict[str, Size]:
-        """(outputs, inputs) of every linear layer."""
         tensors = to_named(self.model.reference)
         return {name: (tensors[name].shape[0], tensors[name].shape[1]) for name in module_names(self.forward.config)}
 
     def measures(self) -> Document:
-        """Perplexity and divergence of the 16-bit model and of the quantised one."""
         reference = self.evaluation.measure(self.model.reference)
         return {
             "full": reference.summary(),
@@ -123,7 +120,6 @@ class Budget:
 
 
 def quantise(job: Job, directory: Path) -> Document:
-    """Quantise a model and write it to a directory that the live engine loads."""
     loaded = job.loaded
     write_quantised(directory, loaded.forward.config, loaded.model)
     return _written(job, directory, loaded.measures())
@@ -192,7 +188,6 @@ def _placed(loaded: Loaded, budget: Budget) -> tuple[dict[str, float], Placement
 
 
 def _placement(loaded: Loaded, placement: Placement) -> Document:
-    """A placement with its memory."""
     config, model = loaded.forward.config, loaded.model
     size = total_bytes([loaded.sizes[name] for name in placement.modules], placement.rank)
     layers = config.shape.layers

@@ -31,7 +31,6 @@ PARTS = {
 
 
 def write_quantised(directory: Path, config: ModelConfig, model: QuantisedModel) -> None:
-    """Write config.json and model.safetensors; makes the directory."""
     precision = model.precision
     if precision.bits not in STEPS:
         raise BadInput("expected 3 or 4: no engine serves others", field="bits", value=precision.bits)

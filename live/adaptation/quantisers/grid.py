@@ -51,7 +51,6 @@ class Grid:
         return (weight / self.scale + self.zero).round().clamp(0, 2**self.bits - 1)
 
     def values(self, codes: torch.Tensor) -> torch.Tensor:
-        """The weights that codes stand for."""
         return (codes - self.zero) * self.scale
 
 
@@ -88,7 +87,6 @@ class QuantisedMatrix:
         return (self.codes.float() - zeros.float()) * scales.float()
 
     def packed(self) -> PackedWeight:
-        """The weight as the kernels multiply with it."""
         if self.precision.bits not in STEPS:
             raise BadInput("expected 3 or 4: no kernel multiplies with others", field="bits", value=self.precision.bits)
         group = 0 if self.scales.shape[1] == 1 else self.precision.group

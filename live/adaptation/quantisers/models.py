@@ -46,7 +46,6 @@ class QuantisedModel:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all linear layers on their grids."""
         return sum(matrix.nbytes for matrix in self.modules.values())
 
 
@@ -54,11 +53,7 @@ class QuantisedModel:
 def quantise_model(
     forward: ForwardPass, weights: Weights, method: Method, precision: Precision, calibration: torch.Tensor
 ) -> QuantisedModel:
-    """Quantise every linear layer.
-
-    Args:
-        calibration: sequences of tokens, (sequences, n), for GPTQ and AWQ.
-    """
+    """Quantise every linear layer. `calibration`: sequences of tokens, (sequences, n), for GPTQ and AWQ."""
     if method not in METHODS:
         raise BadInput(f"expected one of {', '.join(METHODS)}", field="method", value=method)
     reference, names = weights, module_names(forward.config)

@@ -46,9 +46,6 @@ def read_corpus(root: Path | None = None) -> Corpus:
     Args:
         root: a folder, whose files of `SUFFIXES` are read; or a JSONL file with a `text`, or `prompt` and `answer`, on
             each line; None: the sources of the running Python's standard library.
-
-    Raises:
-        BadInput: a line with none of these, or no text to train on or to hold out.
     """
     folder = Path(sysconfig.get_path("stdlib")) if root is None else root
     parts: dict[bool, list[str]] = {False: [], True: []}

@@ -46,13 +46,11 @@ class TextData:
 
 
 def encode(tokenizer: Tokenizer, texts: Iterable[str]) -> NDArray[np.int64]:
-    """The token ids of texts, one after the other."""
     encoded = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
     return np.concatenate([np.asarray(text.ids, dtype=np.int64) for text in encoded])
 
 
 def text_data(tokenizer: Tokenizer, training: Iterable[str], evaluation: Iterable[str], window: int) -> TextData:
-    """Tokens of training and evaluation texts."""
     data = TextData(encode(tokenizer, training), encode(tokenizer, evaluation), window)
     for name, tokens in (("training", data.training), ("evaluation", data.evaluation)):
         if len(tokens) < window:
@@ -68,7 +66,6 @@ class WindowLesson:
     seed: int
 
     def loss(self, modules: Modules, size: int, step: int) -> torch.Tensor:
-        """The loss of a training step on `size` windows, a scalar; equal arguments draw the same."""
         return next_token_loss(modules.forward, modules.prefill, self.data.batch(size, self.seed, step)).mean()
 
 
@@ -85,7 +82,6 @@ def token_losses(forward: ForwardPass, weights: Weights, tokens: torch.Tensor) -
 
 
 def perplexity(losses: torch.Tensor) -> float:
-    """The exponential of the mean loss of a token."""
     return float(losses.double().mean().exp())
 
 

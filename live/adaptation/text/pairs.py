@@ -45,7 +45,6 @@ class PairLesson:
     seed: int
 
     def loss(self, modules: Modules, size: int, step: int) -> torch.Tensor:
-        """The mean loss of a token of `size` answers, a scalar; equal arguments draw the same."""
         rows = np.random.default_rng([self.seed, step]).integers(len(self.training), size=size)
         parts = list(_by_prompt_length([self.training[row] for row in rows], size))
         losses = [modules.loss(part.prompts, part.answers, part.counted) * part.counted.sum() for part in parts]
@@ -61,10 +60,6 @@ def pair_lesson(file: Path, model: Path, config: ModelConfig, seed: int) -> Pair
 
     Args:
         model: directory with the tokenizer. config: the model's.
-
-    Raises:
-        BadInput: a line that is no such object, or has more tokens than the model has positions; no prompts to train
-            on, or none to hold out; a tokenizer that is not the model's.
     """
     tokenizer = Tokenizer(model)
     if tokenizer.size > config.shape.vocabulary:
@@ -119,7 +114,6 @@ def _by_prompt_length(pairs: Sequence[Pair], limit: int) -> Iterator[Examples]:
 
 
 def _examples(pairs: Sequence[Pair]) -> Examples:
-    """Pairs whose prompts have one length, as tensors."""
     sizes = torch.tensor([len(pair.answer) for pair in pairs])
     longest = int(sizes.max())
     answers = torch.tensor([pair.answer + [0] * (longest - len(pair.answer)) for pair in pairs])

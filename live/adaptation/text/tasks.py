@@ -57,7 +57,6 @@ class Examples:
     counted: torch.Tensor
 
     def rows(self, indices: torch.Tensor | slice) -> Examples:
-        """Some of them."""
         return Examples(self.prompts[indices], self.answers[indices], self.counted[indices])
 
 
@@ -74,7 +73,6 @@ class TextLesson:
     seed: int
 
     def loss(self, modules: Modules, size: int, step: int) -> torch.Tensor:
-        """The loss of a training step, a scalar; equal arguments draw the same examples."""
         generator = np.random.default_rng([self.seed, step])
         batch = self.training.rows(torch.from_numpy(generator.integers(len(self.training.prompts), size=size)))
         return modules.loss(batch.prompts, batch.answers, batch.counted)
@@ -164,7 +162,6 @@ def _docstrings(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def _examples(pairs: Sequence[tuple[str, str]], form: Form, tokenizer: Tokenizer) -> Examples:
-    """Pairs of texts as tokens."""
     (end,) = tokenizer.encode("\n").ids
     prompts = torch.full((len(pairs), form.prompt), end)
     answers = torch.full((len(pairs), form.answer), end)

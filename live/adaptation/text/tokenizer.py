@@ -28,12 +28,10 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
 
 
 def write_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
-    """Write tokenizer.json into a model directory."""
     write_text(directory / FILE, tokenizer.to_str(pretty=True) + "\n")
 
 
 def read_tokenizer(directory: Path) -> Tokenizer:
-    """The tokenizer of a model directory."""
     file = directory / FILE
     try:
         return Tokenizer.from_str(file.read_text(encoding="utf-8"))
