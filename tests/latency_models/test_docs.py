@@ -21,8 +21,6 @@ from latency_models.deployment.models import (
 )
 from latency_models.deployment.roofline import Deployment, Overhead
 from latency_models.sources.registry import built_in_sources
-from latency_models.sources.roofline.efficiency import Efficiency as KernelEfficiency
-from latency_models.sources.roofline.efficiency import EngineTime, Reached
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 WALK = DOCS / "explanation" / "from-microbenchmark-to-step-time.md"
@@ -51,9 +49,6 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "## The deployment": Deployment,
     "### `overhead`": Overhead,
     "### `expert_load`": ExpertLoad,
-    "## The file of efficiencies": KernelEfficiency,
-    "### One fit": Reached,
-    "### The engine's own time": EngineTime,
 }
 
 
