@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -58,10 +58,10 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
-    def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative counts by upper bound, in Prometheus' form."""
+    def row(self) -> tuple[list[tuple[str, float]], float]:
+        """Cumulative counts by upper bound, and the sum, in Prometheus' form."""
         names = [*(str(bound) for bound in self.bounds), "+Inf"]
-        return list(zip(names, accumulate(self.counts), strict=True))
+        return list(zip(names, accumulate(self.counts), strict=True)), self.total
 
 
 class ClassStats:
@@ -140,36 +140,33 @@ class PrometheusExporter(Collector):
         yield from self._speculation(state.speculation)
         yield from self._classes()
 
-    def _histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
-        family = HistogramMetricFamily(name, text, labels=["model_name"])
-        family.add_metric([self.model], histogram.buckets(), histogram.total)
-        return family
-
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"vllm:{name}", text, labels=["model_name"])
-        family.add_metric([self.model], value)
-        return family
+    def _family(
+        self, kind: Callable[..., Any], name: str, text: str, rows: Iterable[tuple[Any, ...]], labels: str = ""
+    ) -> Metric:
+        """A metric with rows of values, each after the values of its `labels` behind the model's name."""
+        names = labels.split()
+        family = kind(name, text, labels=["model_name", *names])
+        for row in rows:
+            family.add_metric([self.model, *row[: len(names)]], *row[len(names) :])
+        return family  # type: ignore[no-any-return]
 
     def _histograms(self, state: BackendState) -> Iterator[Metric]:
         stats = self.stats
+        per_token = "Time per output token of requests with two or more output tokens."
         for name, text, histogram in (
             ("time_to_first_token_seconds", "From a request's arrival to its first token.", stats.time_to_first_token),
             ("inter_token_latency_seconds", "Between an output token and the next.", stats.inter_token),
-            (
-                "request_time_per_output_token_seconds",
-                "Time per output token of requests with two or more output tokens.",
-                stats.per_output_token,
-            ),
+            ("request_time_per_output_token_seconds", per_token, stats.per_output_token),
             ("e2e_request_latency_seconds", "From a request's arrival to its end.", stats.end_to_end),
         ):
-            yield self._histogram(f"vllm:{name}", text, histogram)
+            yield self._family(HistogramMetricFamily, f"vllm:{name}", text, [histogram.row()])
         if steps := state.steps_by_models:
             by_models = Histogram(range(1, len(steps) + 1))
             for models, count in enumerate(steps, 1):
                 by_models.counts[models - 1] = count
                 by_models.total += models * count
             text = "Models among the sequences of a decode step."
-            yield self._histogram("serving_twin:models_per_decode_step", text, by_models)
+            yield self._family(HistogramMetricFamily, "serving_twin:models_per_decode_step", text, [by_models.row()])
 
     def _gauges(self, state: BackendState) -> Iterator[Metric]:
         for name, text, value in (
@@ -177,63 +174,56 @@ class PrometheusExporter(Collector):
             ("num_requests_waiting", "Requests that wait to be scheduled.", state.num_waiting),
             ("kv_cache_usage_perc", "Fraction of KV cache blocks in use, 0 to 1.", state.kv_cache_usage),
         ):
-            family = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])
-            family.add_metric([self.model], value)
-            yield family
+            yield self._family(GaugeMetricFamily, f"vllm:{name}", text, [(value,)])
         limits = self.backend.limits
-        names = ["model_name", "block_size", "num_gpu_blocks"]
-        family = GaugeMetricFamily("vllm:cache_config_info", "The KV cache's settings, as labels.", labels=names)
-        family.add_metric([self.model, str(limits.block_size), str(limits.num_gpu_blocks)], 1)
-        yield family
+        row = (str(limits.block_size), str(limits.num_gpu_blocks), 1)
+        text, labels = "The KV cache's settings, as labels.", "block_size num_gpu_blocks"
+        yield self._family(GaugeMetricFamily, "vllm:cache_config_info", text, [row], labels)
 
     def _counters(self, state: BackendState) -> Iterator[Metric]:
         stats, queries = self.stats, state.prefill_tokens + state.cached_tokens
-        yield self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", queries)
-        yield self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", state.cached_tokens)
-        yield self._counter("num_preemptions", "Preemptions, whose KV cache is recomputed.", state.preemptions)
-        yield self._counter("generation_tokens", "Output tokens.", stats.generation_tokens)
-        yield self._counter("prompt_tokens", "Prompt tokens of finished requests.", stats.prompt_tokens)
-        family = CounterMetricFamily(
-            "vllm:request_success", "Finished requests by reason.", labels=["model_name", "finished_reason"]
+        yield from self._plain_counters(
+            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", queries),
+            ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", state.cached_tokens),
+            ("num_preemptions", "Preemptions, whose KV cache is recomputed.", state.preemptions),
+            ("generation_tokens", "Output tokens.", stats.generation_tokens),
+            ("prompt_tokens", "Prompt tokens of finished requests.", stats.prompt_tokens),
         )
-        for reason in get_args(FinishedReason):
-            family.add_metric([self.model, reason], stats.reasons[reason])
-        yield family
+        rows = [(reason, stats.reasons[reason]) for reason in get_args(FinishedReason)]
+        text = "Finished requests by reason."
+        yield self._family(CounterMetricFamily, "vllm:request_success", text, rows, "finished_reason")
+
+    def _plain_counters(self, *counters: tuple[str, str, float]) -> Iterator[Metric]:
+        for name, text, value in counters:
+            yield self._family(CounterMetricFamily, f"vllm:{name}", text, [(value,)])
 
     def _speculation(self, stats: SpeculationStats | None) -> Iterator[Metric]:
         """Counters of draft tokens, where the engine speculates."""
         if stats is None:
             return
-        prefix = "spec_decode_num_"
-        yield self._counter(f"{prefix}drafts", "Decodes that verified draft tokens.", stats.num_drafts)
-        yield self._counter(f"{prefix}draft_tokens", "Draft tokens that were verified.", stats.num_draft_tokens)
-        yield self._counter(f"{prefix}accepted_tokens", "Draft tokens that were right.", stats.num_accepted_tokens)
-        family = CounterMetricFamily(
+        yield from self._plain_counters(
+            ("spec_decode_num_drafts", "Decodes that verified draft tokens.", stats.num_drafts),
+            ("spec_decode_num_draft_tokens", "Draft tokens that were verified.", stats.num_draft_tokens),
+            ("spec_decode_num_accepted_tokens", "Draft tokens that were right.", stats.num_accepted_tokens),
+        )
+        rows = [(str(position), count) for position, count in enumerate(stats.num_accepted_tokens_per_pos)]
+        name, text = (
             "vllm:spec_decode_num_accepted_tokens_per_pos",
             "Draft tokens that were right, by position in the draft.",
-            labels=["model_name", "position"],
         )
-        for position, count in enumerate(stats.num_accepted_tokens_per_pos):
-            family.add_metric([self.model, str(position)], count)
-        yield family
+        yield self._family(CounterMetricFamily, name, text, rows, "position")
 
     def _classes(self) -> Iterator[Metric]:
         """Latencies by service class, where there are some, and what was shed."""
-        classes, labels = self.stats.classes, ["model_name", "service_class"]
+        classes = self.stats.classes
         if len(classes) > 1:
-            for name, text in (
-                ("time_to_first_token_seconds", "From a request's arrival to its first token, by service class."),
-                ("e2e_request_latency_seconds", "From a request's arrival to its end, by service class."),
+            for name, attribute, text in (
+                ("time_to_first_token_seconds", "time_to_first_token", "to its first token"),
+                ("e2e_request_latency_seconds", "end_to_end", "to its end"),
             ):
-                family = HistogramMetricFamily(f"serving_twin:class_{name}", text, labels=labels)
-                for service_class, stats in classes.items():
-                    histogram = stats.time_to_first_token if name.startswith("time") else stats.end_to_end
-                    family.add_metric([self.model, service_class], histogram.buckets(), histogram.total)
-                yield family
-        shed = CounterMetricFamily(
-            "serving_twin:requests_shed", "Requests shed, by the limit that was reached.", labels=[*labels, "reason"]
-        )
-        for service_class, stats in classes.items():
-            for reason, count in stats.shed.items():
-                shed.add_metric([self.model, service_class, reason], count)
-        yield shed
+                rows = [(service_class, *getattr(stats, attribute).row()) for service_class, stats in classes.items()]
+                text = f"From a request's arrival {text}, by service class."
+                yield self._family(HistogramMetricFamily, f"serving_twin:class_{name}", text, rows, "service_class")
+        shed = [(name, *item) for name, stats in classes.items() for item in stats.shed.items()]
+        text = "Requests shed, by the limit that was reached."
+        yield self._family(CounterMetricFamily, "serving_twin:requests_shed", text, shed, "service_class reason")

@@ -21,6 +21,23 @@ class Usage(TypedDict):
     total_tokens: int
 
 
+class PromptUsage(TypedDict):
+    """Token counts of a pooling request."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Listing(TypedDict):
+    """What responses with a list have in common; the list is `data`."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    usage: PromptUsage
+
+
 class CompletionLogprobs(TypedDict):
     """One entry for each token; `text_offset` counts characters from the beginning of the choice's text."""
 
@@ -108,13 +125,6 @@ class Chat(TypedDict):
     prompt_token_ids: NotRequired[list[int]]
 
 
-class PromptUsage(TypedDict):
-    """Token counts of a pooling request."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
 class Embedding(TypedDict):
     """One vector; with base64, of little-endian float32."""
 
@@ -123,15 +133,10 @@ class Embedding(TypedDict):
     embedding: list[float] | str
 
 
-class Embeddings(TypedDict):
+class Embeddings(Listing):
     """The response of /v1/embeddings: vectors of length 1."""
 
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
     data: list[Embedding]
-    usage: PromptUsage
 
 
 class Pooled(TypedDict):
@@ -142,15 +147,10 @@ class Pooled(TypedDict):
     data: list[float] | str
 
 
-class Pooling(TypedDict):
+class Pooling(Listing):
     """The response of /pooling."""
 
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
     data: list[Pooled]
-    usage: PromptUsage
 
 
 class Score(TypedDict):
@@ -161,15 +161,10 @@ class Score(TypedDict):
     score: float
 
 
-class Scores(TypedDict):
+class Scores(Listing):
     """The response of /score."""
 
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
     data: list[Score]
-    usage: PromptUsage
 
 
 class RankedText(TypedDict):
@@ -204,15 +199,10 @@ class Class(TypedDict):
     num_classes: int
 
 
-class Classes(TypedDict):
+class Classes(Listing):
     """The response of /classify."""
 
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
     data: list[Class]
-    usage: PromptUsage
 
 
 class Tokens(TypedDict):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from papers.afd.reproduction import BASELINE
-from papers.claims import claim
+from papers.layout import claim
 from scenarios.afd import check_scenario
 from twin.afd.plan import make_plan
 from twin.theory.paper import PaperModel

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from papers.claims import claim
 from papers.data import records, scenario
+from papers.layout import claim
 from scenarios.afd import check_scenario
 from twin.afd.plan import make_plan
 from twin.sweeps.ratio_sweep import RatioSweep, prepare

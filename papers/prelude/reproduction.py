@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from papers.claims import Claim, claim, ms
+from papers.layout import Claim, claim, ms
 from papers.prelude import lifetimes, prefixes
 from papers.prelude.engines import decode_tasks, floors, sweep_tasks
 from papers.prelude.published import ENGINES, arithmetic, one_shot_rows, sweep_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from papers.claims import Claim, claim, ms
+from papers.layout import Claim, claim, ms
 from papers.spear.published import GOALS, REQUESTS
 
 ROUNDING = 1e-9

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from statistics import mean
 from typing import Any
 
-from papers.intervals import CONFIDENCE, interval
+from papers.layout import CONFIDENCE, interval
 from papers.spear.published import GATE_OFF, QualityRow, quality_rows
 
 SCHEMA = "twin.reproduction-spear-quality/1"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from papers.claims import claims_table, disagreements, percent_range
-from papers.layout import rows_table, step_shares
+from papers.layout import claims_table, disagreements, percent_range, rows_table, step_shares
 from reports.adaptation import draw_damage
 from reports.blocks import Report, Table
 from reports.layout import Document, Section, bullets, render, sections, table

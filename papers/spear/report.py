@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from papers.claims import disagreements
-from papers.layout import rows_table
+from papers.layout import disagreements, rows_table
 from reports.blocks import Report, Table
 from reports.layout import (
     Document,

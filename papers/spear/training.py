@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from live.adaptation.directories import read_model
 from live.adaptation.forward import ForwardPass, final_states
-from live.adaptation.text.language_model import self_sampled
-from live.adaptation.text.runs import train_text_model
+from live.adaptation.text.language_model import self_sampled, train_text_model
 from papers.spear.quality import summarise
 from papers.spear.sizes import STUDY_SIZES, Cell
 from papers.spear.variants import StudiedModel

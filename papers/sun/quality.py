@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from statistics import mean
 from typing import Any
 
-from papers.intervals import CONFIDENCE, interval
+from papers.layout import CONFIDENCE, interval
 from papers.sun.published import AccuracyRow, accuracy_rows
 
 SCHEMA = "twin.reproduction-sun-quality/1"

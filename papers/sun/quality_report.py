@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from papers.claims import claims_table, disagreements, percent_range
-from papers.layout import step_shares
+from papers.layout import claims_table, disagreements, percent_range, step_shares
 from reports.blocks import Report, Table
 from reports.layout import Document, Section, bullets, render, sections, table
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from papers.claims import Claim, claim
+from papers.layout import Claim, claim
 from papers.sun import skew
 from papers.sun.concurrency import METRICS, errors, fits, forms, predict_engine
 from papers.sun.node import LARGEST_BATCH, PROMPT, fitted_service

@@ -19,10 +19,8 @@ from live.adaptation.runs import train_base
 from live.adaptation.sizes import SIZES, TEXT_SIZES, Size, TextSize
 from live.adaptation.tasks import BASE_OPERATIONS, NEW_OPERATIONS
 from live.adaptation.text.corpus import read_corpus
-from live.adaptation.text.language_model import text_data
-from live.adaptation.text.runs import train_text_model
+from live.adaptation.text.language_model import read_tokenizer, text_data, train_text_model
 from live.adaptation.text.tasks import FORMS, text_lesson
-from live.adaptation.text.tokenizer import read_tokenizer
 from live.adaptation.training import TrainingSettings, curve
 from live.adaptation.tuning import Scope
 from papers.sun.quality import summarise

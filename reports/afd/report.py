@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from reports.afd.curves import curve_per_unit, interval_per_unit, rate_per_unit
 from reports.blocks import (
     Block,
     Chart,
@@ -362,3 +361,27 @@ def _gaps(points: Sequence[Document], document: Document) -> list[Block]:
 def _closed_forms(theory: Document) -> Table:
     rows: list[Row] = [[key, Shown("", value)] for key, value in theory.items()]
     return Table([Column("quantity"), Column("value")], rows, title="Closed forms", detail=True)
+
+
+def curve_per_unit(configuration: Document, name: str, unit: str) -> list[float]:
+    """A theory's curve; those of the document are per instance."""
+    curves, cards = configuration["curves"], configuration["cards"]
+    if unit == "instance":
+        return list(curves[name])
+    pairs = zip(curves["ratio"], curves[name], strict=True)
+    return [rate * (ratio + 1) / (ratio * cards["attention"] + cards["ffn"]) for ratio, rate in pairs]
+
+
+def rate_per_unit(point: Document, unit: str) -> float:
+    """Steady throughput, or that of eq. 21 if there is none."""
+    steady = point[f"throughput_per_{unit}_steady"]
+    return float(point[f"throughput_per_{unit}"] if steady is None else steady)
+
+
+def interval_per_unit(point: Document, unit: str) -> tuple[float, float]:
+    """The 95 % interval of the steady throughput; without a steady state, the rate itself twice."""
+    rate, steady = rate_per_unit(point, unit), point["throughput_per_instance_steady"]
+    if steady is None:
+        return rate, rate
+    low, high = (float(end) * rate / float(steady) for end in point["throughput_ci"])
+    return low, high

@@ -127,7 +127,7 @@ def smallest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trainings of few steps on a small folder of sources, in the current folder."""
     pytest.importorskip("torch", reason="trainings need the extra [live]")
     from live.adaptation.compensation.calibrating import CalibrationSettings
-    from live.adaptation.text import runs
+    from live.adaptation.text import language_model as runs
     from live.adaptation.text.corpus import Corpus
     from live.adaptation.training import TrainingSettings
     from papers.spear import sizes

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from papers.intervals import interval
+from papers.layout import interval
 from papers.sun.published import accuracy_rows
 from papers.sun.quality import GOAL, claims, summarise
 from twin.api.drawing import draw
@@ -105,7 +105,7 @@ def test_the_summary_names_tasks_and_seeds_apart() -> None:
 def smallest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trainings of few steps, on a few lines of text, in the current folder."""
     pytest.importorskip("torch", reason="trainings need the extra [live]")
-    from live.adaptation.text import runs
+    from live.adaptation.text import language_model as runs
     from live.adaptation.text.corpus import Corpus
     from live.adaptation.training import TrainingSettings
     from papers.sun import training as study

@@ -47,7 +47,7 @@ def text(
     """
     options.start(steps=(steps, 1))
     from live.adaptation.sizes import TEXT_SIZES
-    from live.adaptation.text.runs import train_text_model
+    from live.adaptation.text.language_model import train_text_model
     from twin.cli.console import progress
 
     sizes = TEXT_SIZES[size]

@@ -242,7 +242,7 @@ def run_(
     no_figures
         Leave out the figures.
     """
-    from reports.calibration.operations import operations_report
+    from reports.calibration import operations_report
     from twin.api.arguments import require_at_least
     from twin.cli.console import note, print_json, print_table, progress
 
@@ -275,7 +275,7 @@ def run_(
 
 
 def _draw(pictures: dict[str, dict[str, Any]], folder: Path) -> None:
-    from reports.calibration.figures import operation_figure
+    from reports.calibration_figures import operation_figure
     from reports.records.run_directory import write_text
 
     for name, picture in pictures.items():

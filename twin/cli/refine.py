@@ -69,7 +69,7 @@ def refine(
     if json:
         print_json({**result.document, "output": str(output)})
     else:
-        from reports.calibration.refinement import refinement_report
+        from reports.calibration import refinement_report
 
         print_table(refinement_report(result.document))
     note(f"next: twin simulate {scenario} --set 'step_time={{source: refined, path: {output}}}'"

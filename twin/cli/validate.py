@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from twin.cli.options import Flag, Fresh, RunOptions, Settings
 
@@ -222,7 +222,7 @@ def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> Back
     except BadInput as error:
         if error.field != "device":
             raise
-        return AbsentBackend(error)
+        return cast("Backend", AbsentBackend(error))
 
 
 def _vllm_backend(scenario: ValidationScenario, base: Path) -> VllmBackend:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,7 +88,7 @@ class Backend(Protocol):
         """The device, the dtype and the versions of the packages."""
 
 
-class AbsentBackend(Backend):
+class AbsentBackend:
     """A backend whose device this machine does not have: it serves a validation that has been measured on another.
 
     Every method raises `reason`.
@@ -97,21 +97,7 @@ class AbsentBackend(Backend):
     def __init__(self, reason: BadInput) -> None:
         self._reason = reason
 
-    def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfiledRounds:
-        raise self._reason
-
-    def measure_drafts(
-        self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]
-    ) -> Sequence[AnswerDrafts]:
-        raise self._reason
-
-    def warm_up(self, scheduler: SchedulerPlan, requests: Requests) -> bool:
-        raise self._reason
-
-    def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayedRun:
-        raise self._reason
-
-    def describe(self) -> dict[str, Any]:
+    def __getattr__(self, name: str) -> NoReturn:
         raise self._reason
 
 

@@ -12,8 +12,7 @@ import torch
 from live.adaptation.directories import read_model
 from live.adaptation.forward import ForwardPass, final_states
 from live.adaptation.text.corpus import read_corpus
-from live.adaptation.text.language_model import EVALUATION_BATCH, TextData, encode, perplexity
-from live.adaptation.text.tokenizer import read_tokenizer
+from live.adaptation.text.language_model import EVALUATION_BATCH, TextData, encode, perplexity, read_tokenizer
 from live.models.config import ModelConfig
 from live.models.weights import Weights
 from workloads.errors import BadInput

@@ -31,8 +31,7 @@ from live.adaptation.forward import ForwardPass
 from live.adaptation.quantisers.checkpoint import write_compensators, write_quantised
 from live.adaptation.quantisers.grid import Precision
 from live.adaptation.quantisers.models import Method, QuantisedModel, quantise_model
-from live.adaptation.text.language_model import self_sampled
-from live.adaptation.text.tokenizer import read_tokenizer
+from live.adaptation.text.language_model import read_tokenizer, self_sampled
 from live.adaptation.training import TrainingSettings
 from live.adaptation.weights import module_names, to_named
 from reports.records.run_directory import write_text

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy
 
 from live.adaptation.decomposition import Modules
+from live.adaptation.directories import SCHEMA, saved_state, write_model, write_record
 from live.adaptation.forward import ForwardPass
+from live.adaptation.recipes import Advance, quiet, train_whole
+from live.adaptation.sizes import BYTES, TextSize
+from live.adaptation.text.corpus import read_corpus
+from live.adaptation.weights import initial_weights
+from live.models.config import Family
 from live.models.weights import Weights
+from reports.records.run_directory import write_text
 from workloads.errors import BadInput
 
 EVALUATION_BATCH = 32
@@ -105,3 +114,87 @@ def self_sampled(
         if len(columns) == tokens:
             return torch.cat(columns, dim=1)
         logits, cache = forward(weights, columns[-1], cache)
+
+
+FILE = "tokenizer.json"
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
+    """Train byte pairs until there are `vocabulary` tokens; with 256 of them every byte is a token."""
+    if vocabulary < BYTES:
+        raise BadInput(f"expected at least {BYTES}, one for each byte", field="vocabulary", value=vocabulary)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def write_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
+    write_text(directory / FILE, tokenizer.to_str(pretty=True) + "\n")
+
+
+def read_tokenizer(directory: Path) -> Tokenizer:
+    file = directory / FILE
+    try:
+        return Tokenizer.from_str(file.read_text(encoding="utf-8"))
+    except Exception as error:  # the library raises plain Exception
+        raise BadInput(f"expected a tokenizer ({error})", file=file) from None
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """A trained language model with its data."""
+
+    forward: ForwardPass
+    weights: Weights
+    tokenizer: Tokenizer
+    data: TextData
+
+
+def train_text_model(
+    directory: Path,
+    size: TextSize,
+    family: Family,
+    seed: int,
+    *,
+    text: Path | None = None,
+    advance: Advance = quiet,
+) -> tuple[TextModel, dict[str, Any]]:
+    """Train a language model and write it to a directory; goes on where it was stopped.
+
+    Args:
+        text: the corpus, as of `read_corpus`.
+
+    Returns:
+        The model, and the document of `training.json`: corpus, losses, and perplexity on what is held out.
+    """
+    corpus = read_corpus(text)
+    tokenizer = train_tokenizer(corpus.training, size.vocabulary)
+    data = text_data(tokenizer, corpus.training, corpus.evaluation, size.window)
+    config = size.config(family)
+    forward, start = ForwardPass(config), initial_weights(config, seed)
+    identity = {"kind": "text", "size": asdict(size), "family": family, "seed": seed, "corpus": corpus.digest}
+    state = saved_state(directory, identity)
+    trained = train_whole(forward, start, WindowLesson(data, seed), size.training, state, advance)
+    write_model(directory, config, trained.weights)
+    write_tokenizer(directory, tokenizer)
+    document = {
+        "schema": SCHEMA,
+        "name": f"language model, {corpus.description}",
+        "corpus": {
+            "description": corpus.description,
+            "digest": corpus.digest,
+            "files": [len(corpus.training), len(corpus.evaluation)],
+            "tokens": [len(data.training), len(data.evaluation)],
+        },
+        "text_size": asdict(size),
+        "seed": seed,
+        "losses": trained.losses,
+        "trained_parameters": trained.trained_parameters,
+        "perplexity": perplexity(token_losses(forward, trained.weights, data.held_out(size.windows))),
+    }
+    write_record(directory, document)
+    return TextModel(forward, trained.weights, tokenizer, data), document

@@ -12,8 +12,8 @@ from live.adaptation.decomposition import Modules
 from live.adaptation.forward import ForwardPass
 from live.adaptation.recipes import train_whole, tune_prefill
 from live.adaptation.text.corpus import Corpus
+from live.adaptation.text.language_model import train_tokenizer
 from live.adaptation.text.tasks import Examples, cut_at_brackets, text_lesson
-from live.adaptation.text.tokenizer import train_tokenizer
 from live.adaptation.training import TrainingSettings
 from live.adaptation.weights import initial_weights, to_named
 from live.models.config import ModelConfig

@@ -13,8 +13,17 @@ import torch
 from kernels.shapes import Shape
 from live.adaptation.forward import ForwardPass
 from live.adaptation.text.corpus import is_held_out, read_corpus
-from live.adaptation.text.language_model import TextData, encode, perplexity, self_sampled, text_data, token_losses
-from live.adaptation.text.tokenizer import read_tokenizer, train_tokenizer, write_tokenizer
+from live.adaptation.text.language_model import (
+    TextData,
+    encode,
+    perplexity,
+    read_tokenizer,
+    self_sampled,
+    text_data,
+    token_losses,
+    train_tokenizer,
+    write_tokenizer,
+)
 from live.adaptation.weights import from_named, initial_weights, to_named
 from live.models.config import ModelConfig
 from live.text.tokenizer import Tokenizer
