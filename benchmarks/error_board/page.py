@@ -21,8 +21,8 @@ QUANTITIES = {"tpot": "TPOT", "ttft": "TTFT"}
 
 
 def tables(document: Mapping[str, Any], judged: Sequence[Judged]) -> str:
-    """Markdown: the errors over all rows, by model, the worst cells, and what is refused."""
-    return "\n\n".join([_overall(document), _by_model(judged), _worst(document), _refused(document)])
+    """Markdown: the errors over all rows, and by model. The document has the worst cells and what is refused."""
+    return "\n\n".join([_overall(document), _by_model(judged)])
 
 
 def write(document: Mapping[str, Any], judged: Sequence[Judged]) -> None:
@@ -85,21 +85,3 @@ def _percent(share: float) -> str:
 
 def _kind(row: Any) -> str:
     return "" if row.prefill is None else ", workers assumed" if row.assumption else ", disaggregated"
-
-
-def _worst(document: Mapping[str, Any]) -> str:
-    lines = [
-        [cell["cell"], str(cell["rows"]), f"{100 * cell['median']:.0f} %", cell["cause"]] for cell in document["worst"]
-    ]
-    return _markdown("worst cells, configuration left out | rows | median error of TPOT | cause", lines)
-
-
-def _refused(document: Mapping[str, Any]) -> str:
-    rows = sum(entry["rows"] for entry in document["refused"])
-    lines = [[entry["reason"], str(entry["rows"])] for entry in document["refused"][:LISTED]]
-    title = f"refused: {rows} of {document['rows']:,} rows ({100 * rows / document['rows']:.1f} %)"
-    return _markdown(f"{title} | rows", lines)
-
-
-LISTED = 8
-"""Reasons of refusals that are listed, those of most rows."""

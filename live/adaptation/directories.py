@@ -54,11 +54,16 @@ def write_record(directory: Path, document: dict[str, Any]) -> None:
 
 
 def write_model(directory: Path, config: ModelConfig, weights: Weights) -> None:
+    write_checkpoint(directory, config_document(config), stored_tensors(config, weights))
+
+
+def write_checkpoint(directory: Path, document: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    """Write config.json and model.safetensors; makes the directory."""
     with naming(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    write_text(directory / "config.json", json.dumps(config_document(config), indent=1) + "\n")
+    write_text(directory / "config.json", json.dumps(document, indent=1) + "\n")
     with replacing(directory / SINGLE) as draft:
-        save_file(stored_tensors(config, weights), draft, {"format": "pt"})
+        save_file(tensors, draft, {"format": "pt"})
 
 
 def copy_text_files(model: Path, directory: Path) -> None:
@@ -74,11 +79,11 @@ def read_model(directory: Path, device: str = "cpu") -> tuple[ModelConfig, Weigh
     return config, load_weights(directory, config, torch.float32, device)
 
 
-def config_document(config: ModelConfig) -> dict[str, object]:
+def config_document(config: ModelConfig) -> dict[str, Any]:
     shape = config.shape
     if config.labels or shape.experts:
         raise BadInput("expected a dense language model", value=config.family)
-    document: dict[str, object] = {
+    document: dict[str, Any] = {
         "architectures": [ARCHITECTURES[config.family]],
         "model_type": config.family,
         "vocab_size": shape.vocabulary,

@@ -80,6 +80,12 @@ def module_names(config: ModelConfig) -> list[str]:
     return [f"layers.{i}.{name}" for i in range(config.shape.layers) for name in MATRICES]
 
 
+def module_sizes(config: ModelConfig, weights: Weights) -> dict[str, tuple[int, int]]:
+    """(outputs, inputs) of every linear layer, by name."""
+    tensors = to_named(weights)
+    return {name: (tensors[name].shape[0], tensors[name].shape[1]) for name in module_names(config)}
+
+
 def module_type(name: str) -> str:
     """The type of a module: qkv of layers.0.qkv."""
     return name.rpartition(".")[2]

@@ -35,7 +35,7 @@ from live.adaptation.compensation.selection import Placement, damage, select
 from live.adaptation.forward import ForwardPass
 from live.adaptation.quantisers.models import QuantisedModel, quantise_model
 from live.adaptation.training import curve
-from live.adaptation.weights import module_names, to_named
+from live.adaptation.weights import module_sizes
 from live.models.weights import Weights
 from papers.spear.sizes import Cell, StudySize
 
@@ -64,8 +64,7 @@ class StudiedModel:
 
     @cached_property
     def sizes(self) -> dict[str, Size]:
-        weights = to_named(self.weights)
-        return {name: (weights[name].shape[0], weights[name].shape[1]) for name in module_names(self.forward.config)}
+        return module_sizes(self.forward.config, self.weights)
 
     @cached_property
     def budget(self) -> int:

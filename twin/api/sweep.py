@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -150,20 +150,33 @@ def sweep(
         check_counts(jobs=jobs, replications=replications, draws=draws)
         choice = choose_executor(executor, jobs)
         source = opened(scenario, overrides, "serving", "afd-bundle")
-        of_bundles = {"ratio": ratio is not None, "requests": requests}
-        refuse_for_kind(of_bundles, "afd-bundle", source.document, source.path, INSTEAD)
-        of_serving = {"replications": replications > 1, "draws": bool(draws)}
-        refuse_for_kind(of_serving, "serving", source.document, source.path, INSTEAD)
         settings: list[Settings] = [source.settings | changes for changes in combinations(values_of(vary))]
         file = None if trace is None else path_of("trace", trace)
-        sweep: ServingSweep | RatioSweep
-        if source.kind == "serving":
-            sweep = serving_sweep.prepare(source.document, source.path, settings, file, replications, draws)
-        else:
-            ratios = _ratios(ratio)
-            sweep = ratio_sweep.prepare(source.document, source.path, ratios, settings, file, keep_requests=requests)
+        sweep = prepare_sweep(
+            source.document, source.path, settings, file, _ratios(ratio), replications, draws, requests=requests,
+            instead=INSTEAD,
+        )  # fmt: skip
         with choice.start() as started:
             return _simulate(sweep, source, started)
+
+
+def prepare_sweep(
+    document: Document, path: Path, configurations: Sequence[Settings], trace: Path | None, ratio: str | None,
+    replications: int, draws: int | None, *, requests: bool, instead: Mapping[str, str],
+    advance: Callable[[str], object] = lambda text: None,
+) -> ServingSweep | RatioSweep:  # fmt: skip
+    """Check all configurations of a scenario; errors name the flags.
+
+    Args:
+        instead: how a scenario of each kind is swept, for errors that refuse a flag of the other kind.
+        advance: called as each configuration is ready, with its settings in words.
+    """
+    refuse_for_kind({"--ratio": ratio is not None, "--requests": requests}, "afd-bundle", document, path, instead)
+    of_serving = {"--replications": replications > 1, "--draws": bool(draws)}
+    refuse_for_kind(of_serving, "serving", document, path, instead)
+    if document["kind"] == "serving":
+        return serving_sweep.prepare(document, path, configurations, trace, replications, draws, advance)
+    return ratio_sweep.prepare(document, path, ratio, configurations, trace, advance, keep_requests=requests)
 
 
 def _ratios(ratio: str | float | Iterable[str | float] | None) -> str | None:

@@ -74,7 +74,6 @@ several (serving systems)."""
 
     def check(self) -> None:
         """Refuse numbers that are too small."""
-        from twin.api.arguments import require_at_least
+        from twin.api.arguments import check_counts
 
-        require_at_least("--replications", self.replications, 1)
-        require_at_least("--draws", self.draws, 0)
+        check_counts(jobs=None, replications=self.replications, draws=self.draws)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from twin.cli.options import ExecutorOptions, Flag, Fresh, RepetitionOptions, RunOptions, Settings
 from twin.process import configure_libraries
-
-if TYPE_CHECKING:
-    from scenarios.overrides import Settings as Configuration
-    from twin.sweeps.sweep import Sweep
 
 INSTEAD = {
     "afd-bundle": ": sweep it with --ratio and --set",
@@ -61,9 +57,9 @@ def sweep(
     configure_libraries()
     from scenarios.overrides import combinations, parse_overrides, parse_zipped
     from scenarios.reading import read_scenario
-    from twin.api.arguments import refuse_for_kind
     from twin.api.run_folder import complete
-    from twin.cli.console import print_run
+    from twin.api.sweep import prepare_sweep
+    from twin.cli.console import print_run, progress
     from twin.cli.runs import load_figures, note_partial_replay, open_sweep, simulate_missing
     from twin.sweeps.serving_sweep import ServingSweep
 
@@ -71,11 +67,12 @@ def sweep(
     executor = execution.choose()
     configurations = list(combinations(parse_overrides(set_ or []), parse_zipped(zip_ or [])))
     document = read_scenario(scenario, "afd-bundle", "serving")
-    of_bundles = {"--ratio": ratio is not None, "--requests": requests}
-    refuse_for_kind(of_bundles, "afd-bundle", document, scenario, INSTEAD)
-    of_serving = {"--replications": repetitions.replications > 1, "--draws": bool(repetitions.draws)}
-    refuse_for_kind(of_serving, "serving", document, scenario, INSTEAD)
-    plan = _prepare(document, scenario, configurations, trace, ratio, repetitions, keep_requests=requests)
+    replications, draws = repetitions.replications, repetitions.draws
+    with progress("preparing", len(configurations), 0, patience=2.0) as advance:
+        plan = prepare_sweep(
+            document, scenario, configurations, trace, ratio, replications, draws, requests=requests, instead=INSTEAD,
+            advance=advance,
+        )  # fmt: skip
     if isinstance(plan, ServingSweep):
         note_partial_replay(*(case.plan for case in plan.cases))
     inputs = {"scenario_file": str(scenario)}
@@ -84,27 +81,3 @@ def sweep(
         result = complete(folder, result, figures=not run.no_figures)
     print_run(result, as_json=run.json)
     return 0
-
-
-def _prepare(
-    document: dict[str, Any],
-    scenario: Path,
-    configurations: list[Configuration],
-    trace: Path | None,
-    ratio: str | None,
-    repetitions: RepetitionOptions,
-    *,
-    keep_requests: bool,
-) -> Sweep[Any, Any]:
-    """Check all configurations, with progress if that takes more than a moment."""
-    from twin.cli.console import progress
-
-    with progress("preparing", len(configurations), 0, patience=2.0) as advance:
-        if document["kind"] == "serving":
-            from twin.sweeps.serving_sweep import prepare as prepare_serving
-
-            replications, draws = repetitions.replications, repetitions.draws
-            return prepare_serving(document, scenario, configurations, trace, replications, draws, advance)
-        from twin.sweeps.ratio_sweep import prepare as prepare_ratios
-
-        return prepare_ratios(document, scenario, ratio, configurations, trace, advance, keep_requests=keep_requests)

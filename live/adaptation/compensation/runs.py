@@ -33,7 +33,7 @@ from live.adaptation.quantisers.grid import Precision
 from live.adaptation.quantisers.models import Method, QuantisedModel, quantise_model
 from live.adaptation.text.language_model import read_tokenizer, self_sampled
 from live.adaptation.training import TrainingSettings
-from live.adaptation.weights import module_names, to_named
+from live.adaptation.weights import module_sizes
 from reports.records.run_directory import write_text
 from workloads.errors import BadInput
 
@@ -93,8 +93,7 @@ class Loaded:
 
     @cached_property
     def sizes(self) -> dict[str, Size]:
-        tensors = to_named(self.model.reference)
-        return {name: (tensors[name].shape[0], tensors[name].shape[1]) for name in module_names(self.forward.config)}
+        return module_sizes(self.forward.config, self.model.reference)
 
     def measures(self) -> Document:
         reference = self.evaluation.measure(self.model.reference)

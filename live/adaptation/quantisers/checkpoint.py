@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,14 +10,13 @@ from safetensors.torch import save_file
 
 from kernels.error_compensator import Compensator, to_int8
 from kernels.w4_gemm.pack import STEPS
-from live.adaptation.directories import config_document, stored_tensors
+from live.adaptation.directories import config_document, stored_tensors, write_checkpoint
 from live.adaptation.quantisers.grid import QuantisedMatrix
 from live.adaptation.quantisers.models import QuantisedModel
-from live.models.checkpoint import SINGLE
 from live.models.compensated import COMPENSATORS
 from live.models.config import ModelConfig
 from live.models.packed import pack
-from reports.records.run_directory import naming, replacing, write_text
+from reports.records.run_directory import replacing
 from workloads.errors import BadInput
 
 PARTS = {
@@ -46,11 +44,7 @@ def write_quantised(directory: Path, config: ModelConfig, model: QuantisedModel)
         "quant_method": "gptq", "checkpoint_format": "gptq_v2", "bits": precision.bits, "group_size": precision.group,
         "sym": False, "desc_act": False,
     }  # fmt: skip
-    with naming(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-    write_text(directory / "config.json", json.dumps(document, indent=1) + "\n")
-    with replacing(directory / SINGLE) as draft:
-        save_file(tensors, draft, {"format": "pt"})
+    write_checkpoint(directory, document, tensors)
 
 
 def write_compensators(directory: Path, compensators: Mapping[str, Compensator], rank: int) -> None:

@@ -41,18 +41,15 @@ class RecordedInputs:
         return self
 
 
-def record_inputs(
-    forward: ForwardPass, weights: Weights, tokens: torch.Tensor, modules: Iterable[str]
-) -> dict[str, RecordedInputs]:
-    """The inputs of some modules (names such as layers.0.qkv) when tokens (sequences, n) are computed."""
-    return inputs_and_states(forward, weights, tokens, modules)[0]
-
-
 @torch.no_grad()
 def inputs_and_states(
     forward: ForwardPass, weights: Weights, tokens: torch.Tensor, modules: Iterable[str]
 ) -> tuple[dict[str, RecordedInputs], torch.Tensor]:
-    """The inputs of some modules as of `record_inputs`, and the states that the head gets, (sequences, n, hidden)."""
+    """What some modules (names such as layers.0.qkv) and the head get when tokens (sequences, n) are computed.
+
+    Returns:
+        The modules' inputs by name, and the head's states, (sequences, n, hidden).
+    """
     tensors = to_named(weights)
     recorders = {name: RecordedInputs(tensors[name]) for name in modules}
     states = final_states(forward, replaced(weights, recorders), tokens)

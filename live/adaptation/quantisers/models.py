@@ -10,7 +10,7 @@ import torch
 
 from live.adaptation.forward import ForwardPass
 from live.adaptation.quantisers.grid import Precision, QuantisedMatrix, round_to_nearest
-from live.adaptation.quantisers.inputs import record_inputs
+from live.adaptation.quantisers.inputs import inputs_and_states
 from live.adaptation.quantisers.methods import gptq, search_scales
 from live.adaptation.weights import from_named, module_names, replaced, to_named
 from live.models.weights import Weights
@@ -74,7 +74,7 @@ def _gptq_in_order(
     modules: dict[str, QuantisedMatrix] = {}
     tensors, current = to_named(weights), weights
     for name in module_names(forward.config):
-        inputs = record_inputs(forward, current, calibration, [name])[name]
+        inputs = inputs_and_states(forward, current, calibration, [name])[0][name]
         modules[name] = gptq(tensors[name], inputs.second_moment, precision)
         current = replaced(current, {name: modules[name].dense()})
     return modules
@@ -87,7 +87,7 @@ def _scaled(forward: ForwardPass, weights: Weights, precision: Precision, calibr
     sums of values, and with grouped heads no rows of v belong to one of them.
     """
     tensors = dict(to_named(weights))
-    inputs = record_inputs(forward, weights, calibration, module_names(forward.config))
+    inputs, _ = inputs_and_states(forward, weights, calibration, module_names(forward.config))
     for i in range(forward.config.shape.layers):
         prefix = f"layers.{i}."
         for module, source in (("qkv", "before"), ("gate_up", "after"), ("down", "gate_up")):

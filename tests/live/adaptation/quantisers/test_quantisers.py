@@ -11,7 +11,7 @@ import torch
 from kernels.shapes import Shape
 from live.adaptation.forward import ForwardPass
 from live.adaptation.quantisers.grid import Precision, fit_grid, round_to_nearest
-from live.adaptation.quantisers.inputs import record_inputs
+from live.adaptation.quantisers.inputs import inputs_and_states
 from live.adaptation.quantisers.methods import EXPONENTS, gptq, output_error, search_scales
 from live.adaptation.quantisers.models import METHODS, Method, quantise_model
 from live.adaptation.weights import initial_weights, module_names, to_named
@@ -153,7 +153,7 @@ def test_gptq_sees_inputs_as_the_quantised_modules_before_give_them(model: tuple
     quantised = quantise_model(forward, initial_weights(forward.config, 0), "gptq", Precision(2), tokens)
     name = "layers.1.down"
     before = [module for module in quantised.modules if module != name]
-    moments = record_inputs(forward, quantised.weights(before), tokens, [name])[name].second_moment
+    moments = inputs_and_states(forward, quantised.weights(before), tokens, [name])[0][name].second_moment
     assert torch.equal(
         gptq(to_named(quantised.reference)[name], moments, Precision(2)).codes, quantised.modules[name].codes
     )
@@ -162,7 +162,7 @@ def test_gptq_sees_inputs_as_the_quantised_modules_before_give_them(model: tuple
 def test_recorded_moments_are_those_of_the_inputs(model: tuple[ForwardPass, torch.Tensor]) -> None:
     forward, tokens = model
     weights = initial_weights(forward.config, 0)
-    inputs = record_inputs(forward, weights, tokens, ["layers.0.qkv"])["layers.0.qkv"]
+    inputs = inputs_and_states(forward, weights, tokens, ["layers.0.qkv"])[0]["layers.0.qkv"]
     x = weights.embedding[tokens].flatten(0, 1)
     x = x / (x.square().mean(-1, keepdim=True) + forward.config.shape.epsilon).sqrt()
     torch.testing.assert_close(inputs.second_moment, moment(x), rtol=1e-4, atol=1e-6)
