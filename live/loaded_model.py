@@ -21,8 +21,9 @@ from live.lora_executor import LoRAExecutor
 from live.memory import check_memory, keep_freed_memory, use_huge_pages
 from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder
-from live.models.linear import Rounding
+from live.models.linear import Group, Rounding
 from live.models.lora import Adapter
+from live.models.tensor_parallel import config_of_rank, layer_of_rank
 from live.models.weights import (
     FFN,
     Weights,
@@ -76,6 +77,16 @@ class ModelSource:
         config, dtype = self._prepare(self.rounding)
         return Decoder(config, self._weights(config, dtype, self.rounding))
 
+    def load_part(self, group: Group) -> tuple[ModelConfig, Weights]:
+        """One rank's part of the whole model; the LM head is rank 0's. Raises as `LoadedModel`."""
+        whole, dtype = self._prepare(self.rounding, group.size)
+        keep, with_head = partial(layer_of_rank, shape=whole.shape, group=group), not group.rank
+        if self.random:
+            weights = random_weights(whole, dtype, self.device, self.seed, self.rounding, keep)
+        else:
+            weights = load_weights(self.path, whole, dtype, self.device, self.rounding, with_head=with_head, keep=keep)
+        return config_of_rank(whole, group.size), weights
+
     def load_attention(self) -> Decoder:
         """The decoder of a process that computes no FFN. Raises as `LoadedModel`."""
         config, dtype = self._prepare()
@@ -95,15 +106,16 @@ class ModelSource:
             return random_weights(config, dtype, self.device, self.seed, rounding)
         return load_weights(self.path, config, dtype, self.device, rounding)
 
-    def _prepare(self, rounding: Rounding | None = None) -> tuple[ModelConfig, torch.dtype]:
-        """Set up the device, and check that it is there and has the memory."""
+    def _prepare(self, rounding: Rounding | None = None, ranks: int = 1) -> tuple[ModelConfig, torch.dtype]:
+        """Set up the device, and check that it is there and has the memory for one of several ranks."""
         device_name(self.device)
         use_threads(self.threads)
         if self.device == "cpu":
             keep_freed_memory()
             use_huge_pages()
         config, dtype = self.config(), DTYPES[self.dtype]
-        check_memory(model_bytes(config, dtype, rounding), f"weights in {self.dtype}", self.device, file=self.path)
+        part = config_of_rank(config, ranks)
+        check_memory(model_bytes(part, dtype, rounding), f"weights in {self.dtype}", self.device, file=self.path)
         return config, dtype
 
 

@@ -19,6 +19,20 @@ def compensated_gemm(x: torch.Tensor, weight: PackedWeight, compensator: Compens
     return (base + correction(project(x.to(wide), compensator), compensator)).to(x.dtype)
 
 
+def stage(
+    x: torch.Tensor, weight: PackedWeight, compensator: Compensator, outputs: torch.Tensor, latents: torch.Tensor
+) -> None:
+    """One tensor-parallel rank's parts of a row-parallel product and of Ax, for `ec_tail` to sum (SPEAR, section 4.2).
+
+    Args:
+        x: (tokens, inputs), the rank's own inputs; weight and compensator.down likewise.
+        outputs: (tokens, outputs), of any floating type; latents: (tokens, rank) float32: staging buffers, written.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    outputs.copy_(linear(x.to(wide), dequantise(weight, wide)))
+    latents.copy_(project(x.to(wide), compensator))
+
+
 def project(x: torch.Tensor, compensator: Compensator) -> torch.Tensor:
     """Ax, (..., rank), in x's type."""
     return linear(x, compensator.down.to(x.dtype) * compensator.down_scales.to(x.dtype).unsqueeze(1))

@@ -407,15 +407,13 @@ def fused(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) -> to
 def stage(
     x: torch.Tensor, weight: PackedWeight, compensator: Compensator, outputs: torch.Tensor, latents: torch.Tensor
 ) -> None:
-    """Compute one tensor-parallel rank's part of a row-parallel product and of Ax, in one launch, for `ec_tail` to
-    sum.
-
-    Args:
-        x: (tokens, inputs), the rank's own inputs, as few tokens as for `fused`; weight and compensator.down likewise.
-        outputs: (tokens, outputs), of any floating type; latents: (tokens, rank) float32: staging buffers, written.
-    """
-    if x.shape[0]:
-        _launch(x, weight, compensator, outputs, latents, gated=False)
+    """Compute `reference.stage`: few tokens, as for `fused`, in one launch."""
+    if fits_one_launch(x.shape[0], weight, compensator.rank):
+        if x.shape[0]:
+            _launch(x, weight, compensator, outputs, latents, gated=False)
+        return
+    outputs.copy_(w4.w4_gemm(x, weight))
+    latents.copy_(torch.nn.functional.linear(x, compensator.down.to(x.dtype)) * compensator.down_scales)
 
 
 def _launch(

@@ -194,6 +194,27 @@ def dequantise(packed: PackedWeight, dtype: torch.dtype = torch.float32) -> torc
     return weight.flatten(1)[:, : packed.inputs].to(dtype)
 
 
+def part(packed: PackedWeight, rows: torch.Tensor | None = None, columns: range | None = None) -> PackedWeight:
+    """Some rows of a weight, or neighbouring columns, packed as a weight of their own with the same codes.
+
+    Args:
+        rows: (n,) int64, in any order. columns: from a multiple of the group on; None: all.
+    """
+    codes = unpack(packed.qweight, packed.bits)[: packed.outputs, : packed.inputs]
+    scales = packed.scales.T[: packed.outputs]
+    zeros = None if packed.zeros is None else packed.zeros.T[: packed.outputs]
+    if rows is not None:
+        codes, scales = codes[rows], scales[rows]
+        zeros = None if zeros is None else zeros[rows]
+    columns = columns or range(packed.inputs)
+    codes = codes[:, columns.start : columns.stop]
+    if packed.group:
+        assert not columns.start % packed.group, "groups are not cut"
+        groups = slice(columns.start // packed.group, -(-columns.stop // packed.group))
+        scales, zeros = scales[:, groups], None if zeros is None else zeros[:, groups]
+    return from_codes(codes, scales, zeros, packed.bits, packed.group)
+
+
 def _by_row(values: torch.Tensor, outputs: int) -> torch.Tensor:
     """Rearrange (groups, rows) as (outputs, groups, 1)."""
     return values.T[:outputs].unsqueeze(-1)

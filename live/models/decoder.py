@@ -26,7 +26,11 @@ from kernels.rope_kv_write import rope_kv_write, rope_table
 from kernels.silu_mul import silu_mul
 from live.models.config import ModelConfig
 from live.models.linear import linear
-from live.models.weights import FFN, Experts, Layer, Weights, with_new_counters
+from live.models.tensor_parallel import CompensatedRowParallel, StagedProduct
+from live.models.weights import FFN, DenseFFN, Experts, Layer, Weights, with_new_counters
+
+Product = torch.Tensor | StagedProduct
+"""(n, hidden), or its parts, which the next norm adds up."""
 
 
 @dataclass(frozen=True)
@@ -110,12 +114,15 @@ class Decoder:
 
     def forward(self, inputs: Inputs, cache: PagedCache) -> torch.Tensor:
         """The last layer's output before the final norm, (n, hidden). Writes the keys and values of the rows."""
-        hidden, residual = self.embed(inputs), None
+        hidden: Product = self.embed(inputs)
+        residual = None
         for i, layer in enumerate(self.weights.layers):
             rows, residual = self.attention_stage(i, hidden, residual, inputs, cache)
             assert layer.ffn is not None, "a process that computes attention only runs stage by stage"
-            hidden = ffn_stage(layer.ffn, rows)
+            hidden = _ffn_product(layer.ffn, rows)
         assert residual is not None
+        if isinstance(hidden, StagedProduct):
+            return hidden.add_rms_norm(residual, self.weights.norm, self.config.shape.epsilon)[1]
         return hidden + residual
 
     def embed(self, inputs: Inputs) -> torch.Tensor:
@@ -123,7 +130,7 @@ class Decoder:
         return embedding(inputs.tokens, self.weights.embedding)
 
     def attention_stage(
-        self, index: int, hidden: torch.Tensor, residual: torch.Tensor | None, inputs: Inputs, cache: PagedCache
+        self, index: int, hidden: Product, residual: torch.Tensor | None, inputs: Inputs, cache: PagedCache
     ) -> tuple[FFNRows, torch.Tensor]:
         """The first stage of a layer: what its FFN computes with, and the residual that its output is added to.
 
@@ -133,11 +140,12 @@ class Decoder:
         """
         layer, epsilon = self.weights.layers[index], self.config.shape.epsilon
         if residual is None:
+            assert isinstance(hidden, torch.Tensor), "the first layer's input is the embedding"
             residual, normed = hidden, rms_norm(hidden, layer.before, epsilon)
         else:
-            normed, residual = add_rms_norm(hidden, residual, layer.before, epsilon)
+            normed, residual = _add_rms_norm(hidden, residual, layer.before, epsilon)
         attended = self._attention(layer, normed, inputs, cache.keys[index], cache.values[index])
-        normed, residual = add_rms_norm(attended, residual, layer.after, epsilon)
+        normed, residual = _add_rms_norm(attended, residual, layer.after, epsilon)
         if layer.router is None:
             return FFNRows(normed), residual
         top_k = self.config.shape.experts_per_token
@@ -159,7 +167,7 @@ class Decoder:
 
     def _attention(
         self, layer: Layer, x: torch.Tensor, inputs: Inputs, keys: torch.Tensor, values: torch.Tensor
-    ) -> torch.Tensor:
+    ) -> Product:
         shape, d = self.config.shape, inputs.decodes
         q = rope_kv_write(
             linear(x, layer.qkv), inputs.positions, inputs.slots, self._cos, self._sin, keys, values,
@@ -177,7 +185,23 @@ class Decoder:
                 )
             )
         attended = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return linear(attended.reshape(x.shape[0], -1), layer.o)
+        attended = attended.reshape(x.shape[0], -1)
+        return layer.o.stage(attended) if isinstance(layer.o, CompensatedRowParallel) else linear(attended, layer.o)
+
+
+def _add_rms_norm(
+    product: Product, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if isinstance(product, StagedProduct):
+        return product.add_rms_norm(residual, weight, epsilon)
+    return add_rms_norm(product, residual, weight, epsilon)
+
+
+def _ffn_product(ffn: FFN, rows: FFNRows) -> Product:
+    """As `ffn_stage`, for a process that computes the next norm, too."""
+    if isinstance(ffn, DenseFFN) and isinstance(ffn.down, CompensatedRowParallel):
+        return ffn.down.stage(silu_mul(linear(rows.hidden, ffn.gate_up)))
+    return ffn_stage(ffn, rows)
 
 
 def ffn_stage(ffn: FFN, rows: FFNRows) -> torch.Tensor:
@@ -185,5 +209,6 @@ def ffn_stage(ffn: FFN, rows: FFNRows) -> torch.Tensor:
     if isinstance(ffn, Experts):
         assert rows.weights is not None
         assert rows.experts is not None
-        return expert_mlp(rows.hidden, rows.weights, rows.experts, ffn.gate_up, ffn.down)
+        output = expert_mlp(rows.hidden, rows.weights, rows.experts, ffn.gate_up, ffn.down)
+        return output if ffn.group is None else ffn.group.sum(output)
     return linear(silu_mul(linear(rows.hidden, ffn.gate_up)), ffn.down)

@@ -32,6 +32,24 @@ class Stacked:
     parts: tuple[Matrix, ...]
 
 
+class Group(Protocol):
+    """The ranks that share a model. All call its methods in the same order."""
+
+    @property
+    def rank(self) -> int:
+        """This rank's number."""
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+
+    def sum(self, part: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks' parts, the same bits on each rank."""
+
+    def gather(self, outputs: torch.Tensor, latents: torch.Tensor) -> None:
+        """Fill in the other ranks' rows of two buffers, (ranks, …) each, which have this rank's."""
+
+
 class LinearLayer(Protocol):
     """A linear layer that computes its own product, as one with an error compensator does."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -15,7 +15,7 @@ from kernels.w4_gemm import PackedWeight
 from live.models.checkpoint import Checkpoint
 from live.models.compensated import compensated, read_compensators
 from live.models.config import ModelConfig
-from live.models.linear import Matrix, Rounding
+from live.models.linear import Group, Matrix, Rounding
 from live.models.packed import is_packed, read_joined
 from workloads.errors import BadInput
 
@@ -26,10 +26,12 @@ class Experts:
 
     Attributes:
         gate_up: (experts, 2 · intermediate, hidden). down: (experts, hidden, intermediate).
+        group: the ranks among which each expert is split; None: it is whole.
     """
 
     gate_up: torch.Tensor
     down: torch.Tensor
+    group: Group | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,15 @@ class Weights:
     score: torch.Tensor | None = None
 
 
+Keep: TypeAlias = Callable[[Layer], Layer]
+"""Returns what a process keeps of a layer that has been read; the next layer is read after it."""
+
+
+def whole(layer: Layer) -> Layer:
+    """The layer, of which all is kept."""
+    return layer
+
+
 def load_weights(
     directory: Path,
     config: ModelConfig,
@@ -90,6 +101,8 @@ def load_weights(
     rounding: Rounding | None = None,
     *,
     with_ffn: bool = True,
+    with_head: bool = True,
+    keep: Keep = whole,
 ) -> Weights:
     """The weights in a Hugging Face directory, converted to a type and moved to a device.
 
@@ -98,7 +111,7 @@ def load_weights(
     for embedding, head, norms and experts.
 
     Args:
-        with_ffn: read the FFNs; without, layers have none.
+        with_ffn, with_head: read the FFNs, and the head or the labels' scores; without, there are none.
 
     Raises:
         BadInput: a tensor that is missing or has another shape than the config says, a file that cannot be read,
@@ -111,14 +124,18 @@ def load_weights(
         table = (shape.vocabulary, shape.hidden)
         embedding = reader.joined(["model.embed_tokens.weight"], [table])
         labels = len(config.labels)
-        if labels:
+        head: torch.Tensor | None
+        score: torch.Tensor | None
+        if not with_head:
+            head, score = None, None
+        elif labels:
             head, score = None, reader.joined(["score.weight"], [(labels, shape.hidden)])
         else:
             tied = _tied(checkpoint, embedding) if config.tied else reader.joined(["lm_head.weight"], [table])
             head, score = tied, None
         return Weights(
             embedding=embedding,
-            layers=[reader.layer(i, with_ffn) for i in range(shape.layers)],
+            layers=[keep(reader.layer(i, with_ffn)) for i in range(shape.layers)],
             norm=reader.vector("model.norm.weight", shape.hidden),
             head=head,
             score=score,
@@ -241,7 +258,12 @@ def _can_round(config: ModelConfig, rounding: Rounding | None) -> None:
 
 
 def random_weights(
-    config: ModelConfig, dtype: torch.dtype, device: str, seed: int = 0, rounding: Rounding | None = None
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: str,
+    seed: int = 0,
+    rounding: Rounding | None = None,
+    keep: Keep = whole,
 ) -> Weights:
     """Random weights of the right shapes: matrices as initialised before training, norms near 1.
 
@@ -283,7 +305,7 @@ def random_weights(
         )
 
     embedding = torch.randn(shape.vocabulary, shape.hidden, generator=generator, device=device).to(dtype)
-    layers = [layer() for _ in range(shape.layers)]
+    layers = [keep(layer()) for _ in range(shape.layers)]
     last = norm(shape.hidden)
     if config.labels:
         return Weights(embedding, layers, last, None, matrix(len(config.labels), shape.hidden))

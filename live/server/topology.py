@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
-
-import torch
 
 from live.loaded_model import ModelSource
 from live.memory import check_memory
@@ -26,7 +23,7 @@ from live.topologies.membership import Address, Membership, listen_at
 from live.topologies.pools.deployment import PoolsDeployment
 from live.topologies.pools.layout import PoolsLayout
 from live.topologies.pools.planned import kv_bytes, pools_layout
-from live.topologies.processes import LocalWorkers, TimeLimits, WorkerProcesses, run_worker
+from live.topologies.processes import LocalWorkers, TimeLimits, WorkerProcesses, run_worker, visible_gpus
 from live.topologies.transport import TransportError
 from scenarios.afd import AfdScenario, check_scenario, parse_ratios
 from scenarios.live_engines import engine_pools
@@ -118,7 +115,7 @@ def _serve_front(
             command = [sys.executable, "-m", "live.server", *worker_options, "--rendezvous", str(members.meeting_point)]
             places = {rank: names[rank].split() for rank in range(1, len(names))}
             commands = {rank: [*command, "--role", role, "--rank", number] for rank, (role, number) in places.items()}
-            workers = LocalWorkers(commands, names, _gpus(commands) if deployment.device != "cpu" else {})
+            workers = LocalWorkers(commands, names, visible_gpus(commands) if deployment.device != "cpu" else {})
             stack.callback(workers.close)
             members.watch = workers.check
             members.extend(limits.join * len(names))  # workers of one machine share its processors to start
@@ -128,17 +125,6 @@ def _serve_front(
         backend = TopologyBackend(deployment, WorkerProcesses(deployment, members, workers, limits))
         stack.callback(backend.close)
         return serve(backend)
-
-
-def _gpus(ranks: Iterable[int]) -> dict[int, str]:
-    """A GPU of this machine for each worker, by rank."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
-    workers = list(ranks)
-    if len(names) < len(workers):
-        expected = f"expected {len(workers)} GPUs, one for each worker, found {len(names)}: --in-process needs only one"
-        raise BadInput(expected, field="--device", value="cuda")
-    return dict(zip(workers, names, strict=False))
 
 
 def _rank(options: TopologyOptions, names: list[str]) -> int:

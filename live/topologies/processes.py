@@ -7,18 +7,20 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Protocol
+
+import torch
 
 from live.loaded_model import Models
 from live.memory import freeze_loaded_objects
-from live.topologies.deployment import Deployment
+from live.topologies.deployment import Deployment, MakeRole
 from live.topologies.device_link import MakeGroup, device_link, group_store
 from live.topologies.membership import Address, Membership
 from live.topologies.sockets import SocketTransport
-from live.topologies.transport import Transport, TransportError
-from workloads.errors import TwinError
+from live.topologies.transport import Forms, Transport, TransportError
+from workloads.errors import BadInput, TwinError
 
 END_SECONDS = 5.0
 """Grace period for workers that have been told to end."""
@@ -39,8 +41,25 @@ class TimeLimits:
     answer: float = 6.0
 
 
+class Ranks(Protocol):
+    """What the processes of a topology agree on, and the role of each rank; see `Deployment`."""
+
+    @property
+    def names(self) -> list[str]: ...
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def forms(self) -> Forms: ...
+
+    def load(self, rank: int, models: Models) -> MakeRole: ...
+
+
 def run_worker(
-    deployment: Deployment, rank: int, address: Address, limits: TimeLimits, make_group: MakeGroup | None = None
+    deployment: Ranks, rank: int, address: Address, limits: TimeLimits, make_group: MakeGroup | None = None
 ) -> None:
     """Run one worker of a topology until the topology ends.
 
@@ -165,6 +184,21 @@ class LocalWorkers:
         self._errors[rank].seek(0)
         lines = self._errors[rank].read().splitlines()
         return lines[-1] if lines else ""
+
+
+def visible_gpus(ranks: Iterable[int]) -> dict[int, str]:
+    """A GPU of this machine for each of several ranks.
+
+    Raises:
+        BadInput: there are fewer.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+    workers = list(ranks)
+    if len(names) < len(workers):
+        expected = f"expected {len(workers)} GPUs, one for each rank that computes, found {len(names)}"
+        raise BadInput(expected, field="--device", value="cuda")
+    return dict(zip(workers, names, strict=False))
 
 
 def _visible(gpu: str | None) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import math
 import secrets
 import select
 import socket
@@ -261,7 +262,7 @@ class SocketTransport:
 
     def wake(self) -> None:
         """Resume the role if it is idle, or waits for a message of any source. May be called from any thread."""
-        with contextlib.suppress(BlockingIOError):  # it has been woken often enough
+        with contextlib.suppress(OSError):  # it has been woken often enough, or is closed
             self._wakes.send(b"1")
 
     def run(self, role: Role) -> None:
@@ -282,6 +283,8 @@ class SocketTransport:
         """Close the connections: the others notice it at once. Messages that have not been read are lost."""
         for connection in self._connections.values():
             connection.close()
+        self._woken.close()
+        self._wakes.close()
 
     def _await(self, wait: Wait) -> Message | None:
         if isinstance(wait, Receive):
@@ -292,7 +295,8 @@ class SocketTransport:
             return None  # there is no other role to go on, and the step waits for its output itself
         if not wait.wait:
             return self._next(wait.sources, 0.0)
-        return self._next(wait.sources, KEEP_ALIVE_SECONDS if self._is_front else self._limit)
+        limit = math.inf if wait.patient else self._limit
+        return self._next(wait.sources, KEEP_ALIVE_SECONDS if self._is_front else limit)
 
     def _next(self, sources: tuple[int, ...], seconds: float) -> Message | None:
         """A message of any of the sources; None if the role is woken, or for none in time.

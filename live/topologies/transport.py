@@ -186,11 +186,13 @@ class ReceiveAny:
     """A role takes the message that has come first from any of several sources.
 
     `wait`: for one to come; otherwise the role gets None if there is none yet. Rank 0 may get None even so: something
-    has reached it from outside, or it should show that it is alive.
+    has reached it from outside, or it should show that it is alive. `patient`: without a time limit, for sources that
+    may have nothing to say as long as they are alive.
     """
 
     sources: tuple[int, ...]
     wait: bool
+    patient: bool = False
 
 
 @dataclass(frozen=True, slots=True)
