@@ -8,8 +8,8 @@ from statistics import mean, stdev
 from string import Formatter
 from typing import Any
 
-from reports.blocks import Table, Text
-from reports.layout import Document, bullets, table
+from reports.blocks import Document, Table, Text
+from reports.layout import bullets, table
 
 MARKS = {"*": ("", "*"), "* ": (" ", "*"), "yes": ("no", "yes")}
 """Format specs of booleans, with what stands for false and true."""

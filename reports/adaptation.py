@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reports.layout import Document, render
+from reports.blocks import Document
+from reports.layout import render
 
 
 def loss_figure(document: Document) -> str:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from reports.blocks import Block, Chart, Column, Curve, Report, Table, Text
+from reports.blocks import Block, Chart, Column, Curve, Document, Report, Table, Text
 from reports.fields import SPAN_OF_LOG
-
-Document = dict[str, Any]
 
 Draw = Callable[[list[Any], Document], None]
 """Draws a document on the given axes, one for each panel."""

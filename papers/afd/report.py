@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from papers.layout import claim, claims_table, disagreements, rows_table
-from reports.blocks import Report, Table
-from reports.layout import Document, render, sections
+from reports.blocks import Document, Report, Table
+from reports.layout import render, sections
 
 
 def tables(document: Document) -> Report:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from papers.layout import claims_table, rows_table
-from reports.blocks import Report, Table
-from reports.layout import Document, Section, bullets, percent, render, sections, table
+from reports.blocks import Document, Report, Table
+from reports.layout import Section, bullets, percent, render, sections, table
 
 
 def tables(document: Document) -> Report:

@@ -6,8 +6,8 @@ from typing import Any
 
 from papers.layout import claims_table, disagreements, percent_range, rows_table, step_shares
 from reports.adaptation import draw_damage
-from reports.blocks import Report, Table
-from reports.layout import Document, Section, bullets, render, sections, table
+from reports.blocks import Document, Report, Table
+from reports.layout import Section, bullets, render, sections, table
 
 NAMES = {
     "spear": "SPEAR",

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from papers.layout import disagreements, rows_table
-from reports.blocks import Report, Table
+from reports.blocks import Document, Report, Table
 from reports.layout import (
-    Document,
     Section,
     bullets,
     percent,

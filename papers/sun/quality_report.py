@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from papers.layout import claims_table, disagreements, percent_range, step_shares
-from reports.blocks import Report, Table
-from reports.layout import Document, Section, bullets, render, sections, table
+from reports.blocks import Document, Report, Table
+from reports.layout import Section, bullets, render, sections, table
 
 NAMES = {
     "base": "base",

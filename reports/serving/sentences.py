@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from reports.blocks import Shown
-
-Document = dict[str, Any]
+from reports.blocks import Document, Shown
 
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
 POINTS = ("mean", "p50", "p90", "p95", "p99")

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from reports.blocks import Block, Chart, Curve, Figure, Report, Table, Text
+from reports.blocks import Block, Chart, Curve, Document, Figure, Report, Table, Text
 from reports.layout import percent, table, timeline
 from reports.pages.theme import MEASURED, PREDICTED, SOFT, WAITING
 from reports.validation.verdict import SIDES, contention_line, verdict_blocks
-
-Document = dict[str, Any]
 
 METRICS = {
     "throughput": ("throughput, tokens/s per instance", 1.0, 1),

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from reports.blocks import Block, Curve, Figure, Report, Table, Text
+from reports.blocks import Block, Curve, Document, Figure, Report, Table, Text
 from reports.fields import LATENCIES
 from reports.layout import distribution, milliseconds, percent, table, timeline
 from reports.validation.verdict import SIDES, contention_line, verdict_blocks
-
-Document = dict[str, Any]
 
 METRICS = (
     "ttft.mean", "ttft.p50", "ttft.p99", "tpot.mean", "tpot.p99", "itl.p99", "e2e.mean", "e2e.p99",

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from reports.blocks import Block, Text
+from reports.blocks import Block, Document, Text
 from reports.layout import bullets
 from reports.pages.theme import MEASURED, PREDICTED
-
-Document = dict[str, Any]
 
 SIDES = {"live": ("measured", MEASURED, "solid"), "twin": ("forecast", PREDICTED, "dashed")}
 """Label, colour and line of each side."""

@@ -35,17 +35,12 @@ def base(
     The directory also gets the losses (`training.json`, `loss.svg`) and the state of the training: the same command
     goes on where it was stopped.
 
-    Parameters
-    ----------
-    directory
-        The model directory; made if need be.
-    size
-        reduced: 2 layers of width 64, prompts of 4 digits (half a minute on an idle core). full: 4 layers of width
-        128, 8 digits (some minutes).
-    family
-        The architecture.
-    steps
-        Training steps, in place of the size's.
+    Args:
+        directory: The model directory; made if need be.
+        size: reduced: 2 layers of width 64, prompts of 4 digits (half a minute on an idle core). full: 4 layers of
+            width 128, 8 digits (some minutes).
+        family: The architecture.
+        steps: Training steps, in place of the size's.
     """
     options.start(steps=(steps, 1))
     from live.adaptation.runs import run_base
@@ -82,31 +77,21 @@ def prefill(
 
     The same command goes on where it was stopped.
 
-    Parameters
-    ----------
-    model
-        Directory of the base model, which is the decode module: any dense Llama or Qwen3 with a tokenizer for --data,
-        one that `twin adapt base` has written for --task.
-    directory
-        Directory of the tuned module; made if need be.
-    task
-        The operation to learn: reverse_add_one, sort_add_three, running_sum, negate_rotate, or one of the base's own.
-    data
-        JSONL file with a `prompt` and an `answer` on each line; one prompt in sixteen is held out.
-    method
-        sun: tune the prefill module only. full: full fine-tuning, in which prefill and decode are the tuned weights.
-    scope
-        sun: what is tuned. attention: its matrices and norms. low_rank: a term of --rank for each linear layer.
-    rank
-        The rank of low_rank.
-    bits
-        sun: round the decode module to 4 or 3 bits first (QSUN).
-    start
-        Directory of a tuned prefill module to begin with, as QSUN's re-tuning does; default: the base model.
-    steps
-        Training steps, in place of the size's; with --data 200 of 8 pairs.
-    learning_rate
-        The highest learning rate, in place of the size's; with --data 5e-5.
+    Args:
+        model: Directory of the base model, which is the decode module: any dense Llama or Qwen3 with a tokenizer for
+            --data, one that `twin adapt base` has written for --task.
+        directory: Directory of the tuned module; made if need be.
+        task: The operation to learn: reverse_add_one, sort_add_three, running_sum, negate_rotate, or one of the base's
+            own.
+        data: JSONL file with a `prompt` and an `answer` on each line; one prompt in sixteen is held out.
+        method: sun: tune the prefill module only. full: full fine-tuning, in which prefill and decode are the tuned
+            weights.
+        scope: sun: what is tuned. attention: its matrices and norms. low_rank: a term of --rank for each linear layer.
+        rank: The rank of low_rank.
+        bits: sun: round the decode module to 4 or 3 bits first (QSUN).
+        start: Directory of a tuned prefill module to begin with, as QSUN's re-tuning does; default: the base model.
+        steps: Training steps, in place of the size's; with --data 200 of 8 pairs.
+        learning_rate: The highest learning rate, in place of the size's; with --data 5e-5.
     """
     if method == "full" and (bits is not None or scope != "all"):
         field, value = ("--bits", str(bits)) if bits is not None else ("--scope", scope)
@@ -138,20 +123,14 @@ def evaluate(
 ) -> int:
     """Measure the exact answers of a prefill module with a decode module, on prompts that no training draws.
 
-    Parameters
-    ----------
-    prefill
-        Directory of the prefill module.
-    decode
-        Directory of the decode module: the base model for SUN and naive sharing, the same as --prefill for one model.
-    task
-        The operation.
-    data
-        JSONL file as of `twin adapt prefill`, of which the held-out prompts are measured.
-    bits
-        Round the decode module to 4 or 3 bits first.
-    prompts
-        The number of prompts, at most.
+    Args:
+        prefill: Directory of the prefill module.
+        decode: Directory of the decode module: the base model for SUN and naive sharing, the same as --prefill for one
+            model.
+        task: The operation.
+        data: JSONL file as of `twin adapt prefill`, of which the held-out prompts are measured.
+        bits: Round the decode module to 4 or 3 bits first.
+        prompts: The number of prompts, at most.
     """
     options.start(prompts=(prompts, 1))
     from live.adaptation.runs import evaluate as measure
@@ -179,22 +158,14 @@ def serve(
     A server starts with a prefill engine for each module and one decode engine for all. The prompts of all tasks are
     sent to it at once. Answers are compared with those of the training code.
 
-    Parameters
-    ----------
-    model
-        Directory of the base model, which is the decode module.
-    module
-        TASK=DIRECTORY, once for each tuned module; TASK is an operation, or the `.jsonl` file of `--data`.
-    bits
-        Round the shared decode module to 4 or 3 bits.
-    isolated
-        Each module decodes, too, on an engine of its own: for full fine-tuning.
-    prompts
-        Prompts of each task.
-    concurrency
-        Requests at a time.
-    seed
-        Seed of the prompts.
+    Args:
+        model: Directory of the base model, which is the decode module.
+        module: TASK=DIRECTORY, once for each tuned module; TASK is an operation, or the `.jsonl` file of `--data`.
+        bits: Round the shared decode module to 4 or 3 bits.
+        isolated: Each module decodes, too, on an engine of its own: for full fine-tuning.
+        prompts: Prompts of each task.
+        concurrency: Requests at a time.
+        seed: Seed of the prompts.
     """
     if isolated and bits is not None:
         raise BadInput("expected none beside --isolated", field="--bits", value=bits)

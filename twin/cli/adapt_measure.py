@@ -46,22 +46,14 @@ def measure(
     engine's own computation, on one thread. The twin's prediction is made beforehand, from a profile of the engine:
     each run folder has the whole comparison, as of `twin validate`.
 
-    Parameters
-    ----------
-    models
-        Model directories; divergence is from the first.
-    load
-        Requests per second, as a share of the engine's predicted capacity.
-    requests
-        Requests of each of two repeats, at a load of 1.
-    concurrency
-        Sequences of a batch, at most.
-    rounds
-        Rounds of profiling.
-    seed
-        Seed of the requests.
-    runs
-        Parent of the run folders.
+    Args:
+        models: Model directories; divergence is from the first.
+        load: Requests per second, as a share of the engine's predicted capacity.
+        requests: Requests of each of two repeats, at a load of 1.
+        concurrency: Sequences of a batch, at most.
+        rounds: Rounds of profiling.
+        seed: Seed of the requests.
+        runs: Parent of the run folders.
     """
     if not 0 < load < 1:
         raise BadInput("expected a number between 0 and 1", field="--load", value=load)

@@ -33,17 +33,12 @@ def text(
 
     One file in sixteen is held out. The same command goes on where it was stopped.
 
-    Parameters
-    ----------
-    directory
-        The model directory; made if need be.
-    size
-        reduced: 0.6 million parameters, a token for each byte (two minutes on an idle core). full: 4 million, 2048 byte
-        pairs.
-    family
-        The architecture.
-    steps
-        Training steps, in place of the size's.
+    Args:
+        directory: The model directory; made if need be.
+        size: reduced: 0.6 million parameters, a token for each byte (two minutes on an idle core). full: 4 million,
+            2048 byte pairs.
+        family: The architecture.
+        steps: Training steps, in place of the size's.
     """
     options.start(steps=(steps, 1))
     from live.adaptation.sizes import TEXT_SIZES
@@ -70,12 +65,9 @@ def quantise(
 ) -> int:
     """Quantise a model, and write it to a directory that `twin serve-live` loads.
 
-    Parameters
-    ----------
-    model
-        Directory of a dense model with its tokenizer.
-    directory
-        Directory of the quantised model; made if need be.
+    Args:
+        model: Directory of a dense model with its tokenizer.
+        directory: Directory of the quantised model; made if need be.
     """
     options.start(sequences=(quantiser.sequences, 4))
     from live.adaptation.compensation import runs
@@ -95,12 +87,9 @@ def diagnose(
 ) -> int:
     """Measure by CKA which modules quantisation damages, and where error compensators would be placed (SPEAR).
 
-    Parameters
-    ----------
-    model
-        Directory of a dense model with its tokenizer.
-    figure
-        File for the map of the damage, SVG.
+    Args:
+        model: Directory of a dense model with its tokenizer.
+        figure: File for the map of the damage, SVG.
     """
     options.start(sequences=(quantiser.sequences, 4), full_rank=(compensators.full_rank, 1))
     from live.adaptation.compensation import runs
@@ -131,18 +120,12 @@ def compensate(
 ) -> int:
     """Quantise a model and train error compensators for it (SPEAR), in a directory that `twin serve-live` loads.
 
-    Parameters
-    ----------
-    model
-        Directory of a dense model with its tokenizer.
-    directory
-        Directory of the compensated model; made if need be.
-    placement
-        cka: on the modules that `twin adapt diagnose` finds. all: on every module, with twice the memory.
-    steps
-        Steps that train the factors A and B.
-    gate_steps
-        Steps that train the gate after that.
+    Args:
+        model: Directory of a dense model with its tokenizer.
+        directory: Directory of the compensated model; made if need be.
+        placement: cka: on the modules that `twin adapt diagnose` finds. all: on every module, with twice the memory.
+        steps: Steps that train the factors A and B.
+        gate_steps: Steps that train the gate after that.
     """
     counts = {"steps": steps, "gate_steps": gate_steps, "full_rank": compensators.full_rank}
     options.start(**{name: (value, 1) for name, value in counts.items()}, sequences=(quantiser.sequences, 4))

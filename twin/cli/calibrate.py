@@ -31,16 +31,13 @@ def roofline(
 ) -> int:
     """Derive α and β from a hardware and a model file (AFD appendix B). The file says that they are not measured.
 
-    Parameters
-    ----------
-    hardware
-        Built-in name (a100-sxm-80gb, ascend-910c, b200-sxm, gb200, h100-sxm, h200-sxm, l40s, mi300x, rtx-pro-6000) or a
-        file.
-    model
-        Built-in name (such as llama-3.1-70b, qwen3-235b-a22b, deepseek-v3; an unknown name lists all) or a file.
-    set_
-        Deployment field, key=value: ffn_cards, experts_per_card, precision, kv_bytes, activation_bytes, mtp_depth,
-        link, shared_experts, overhead.attention, overhead.ffn, overhead.communication, memory_efficiency, …
+    Args:
+        hardware: Built-in name (a100-sxm-80gb, ascend-910c, b200-sxm, gb200, h100-sxm, h200-sxm, l40s, mi300x,
+            rtx-pro-6000) or a file.
+        model: Built-in name (such as llama-3.1-70b, qwen3-235b-a22b, deepseek-v3; an unknown name lists all) or a file.
+        set_: Deployment field, key=value: ffn_cards, experts_per_card, precision, kv_bytes, activation_bytes,
+            mtp_depth, link, shared_experts, overhead.attention, overhead.ffn, overhead.communication,
+            memory_efficiency, …
     """
     from latency_models.deployment.hardware import load_hardware
     from latency_models.deployment.models import load_model
@@ -80,35 +77,25 @@ def import_(
     records GPU, engine, model and tensor parallelism as far as the tables state them; flags state the rest, and must
     not contradict the tables.
 
-    Parameters
-    ----------
-    tables
-        Folder of tables (Parquet or CSV, gzipped or not), or of aiconfigurator's systems. Default, with
-        --aiconfigurator: those of the installed package.
-    aiconfigurator
-        Take the tables of an installed aiconfigurator-core.
-    system
-        Its name of the GPU, such as h200_sxm, where there are tables of several.
-    model
-        Model whose kernels to take from aiconfigurator's tables: built-in name (with -fp8 for its checkpoint in FP8), a
-        model file or a config.json. Else the measured model.
-    tensor_parallel
-        Ranks that share each layer. Default: 1, or as the name of an LLMServingSim folder ends (kernels_tp2).
-    every_degree
-        Write a file for each tensor parallelism (1, 2, 4, 8, 16) that the tables have; --output is their folder.
-    collectives
-        Take the measured all-reduces of aiconfigurator's tables alone, as a link file for kernel_tables.
-    weights
-        Format of the weights as the tables name it: float16, fp8, fp8_block, … Default: the model's (aiconfigurator).
-    cache
-        Format of the KV cache as the tables name it (aiconfigurator).
-    gpu
-        GPU that was measured, if the tables do not state it.
-    engine
-        Engine whose kernels to take where there are several (default vllm), or that was measured, if the tables do not
-        state it.
-    engine_version
-        Its version; where there are several, the newest by default.
+    Args:
+        tables: Folder of tables (Parquet or CSV, gzipped or not), or of aiconfigurator's systems. Default, with
+            --aiconfigurator: those of the installed package.
+        aiconfigurator: Take the tables of an installed aiconfigurator-core.
+        system: Its name of the GPU, such as h200_sxm, where there are tables of several.
+        model: Model whose kernels to take from aiconfigurator's tables: built-in name (with -fp8 for its checkpoint in
+            FP8), a model file or a config.json. Else the measured model.
+        tensor_parallel: Ranks that share each layer. Default: 1, or as the name of an LLMServingSim folder ends
+            (kernels_tp2).
+        every_degree: Write a file for each tensor parallelism (1, 2, 4, 8, 16) that the tables have; --output is their
+            folder.
+        collectives: Take the measured all-reduces of aiconfigurator's tables alone, as a link file for kernel_tables.
+        weights: Format of the weights as the tables name it: float16, fp8, fp8_block, … Default: the model's
+            (aiconfigurator).
+        cache: Format of the KV cache as the tables name it (aiconfigurator).
+        gpu: GPU that was measured, if the tables do not state it.
+        engine: Engine whose kernels to take where there are several (default vllm), or that was measured, if the tables
+            do not state it.
+        engine_version: Its version; where there are several, the newest by default.
     """
     from latency_models.io.config_io import write_yaml
     from latency_models.origin import Origin
@@ -165,22 +152,16 @@ def fit(
 ) -> int:
     """Fit α and β by regression on measured times, with intervals, R² and held-out error.
 
-    Parameters
-    ----------
-    measurements
-        CSV with the columns component (attention, ffn or communication), size and time. Size is the token load of an
-        instance, the requests at one FFN instance, or the requests of one attention instance; communication is timed
-        there and back.
-    name
-        Name of the calibration.
-    device, model
-        The measured device and model, for the record.
-    time_unit
-        seconds or cycles.
-    layers
-        Number of the model's layers, if the times are of one layer.
-    relative
-        Weigh errors in proportion to the time.
+    Args:
+        measurements: CSV with the columns component (attention, ffn or communication), size and time. Size is the token
+            load of an instance, the requests at one FFN instance, or the requests of one attention instance;
+            communication is timed there and back.
+        name: Name of the calibration.
+        device: The measured device, for the record.
+        model: The measured model, for the record.
+        time_unit: seconds or cycles.
+        layers: Number of the model's layers, if the times are of one layer.
+        relative: Weigh errors in proportion to the time.
     """
     from latency_models.calibration.fitting import fit_calibration, read_measurements
     from twin.cli.console import write_or_print
@@ -220,27 +201,18 @@ def run_(
     communication was measured. The same command continues a run that was killed. Exit code 4 if an operation's
     held-out median error is above its limit (5 %, or 10 % where repeats on the machine differ by more than 5 %).
 
-    Parameters
-    ----------
-    device
-        cpu or cuda.
-    model
-        Hugging Face config.json of a dense model with grouped queries; weights are random.
-    output
-        File to write. Beside it, OUTPUT.measurements.jsonl keeps every measurement, and a folder has the figures.
-    ops
-        Comma-separated: layers, attention, head, quantised, overhead, communication. Default: all but the last.
-    dtype
-        float32, bfloat16 or float16. Default: float32 on cpu, bfloat16 on cuda.
-    threads
-        CPU threads to compute with. One (the default) is timed by its own processor time, which other programs on the
-        machine disturb less.
-    coarse
-        Measure the most important points, once: about three minutes on a GPU.
-    quick
-        Measure a few points, as a smoke test.
-    no_figures
-        Leave out the figures.
+    Args:
+        device: cpu or cuda.
+        model: Hugging Face config.json of a dense model with grouped queries; weights are random.
+        output: File to write. Beside it, OUTPUT.measurements.jsonl keeps every measurement, and a folder has the
+            figures.
+        ops: Comma-separated: layers, attention, head, quantised, overhead, communication. Default: all but the last.
+        dtype: float32, bfloat16 or float16. Default: float32 on cpu, bfloat16 on cuda.
+        threads: CPU threads to compute with. One (the default) is timed by its own processor time, which other programs
+            on the machine disturb less.
+        coarse: Measure the most important points, once: about three minutes on a GPU.
+        quick: Measure a few points, as a smoke test.
+        no_figures: Leave out the figures.
     """
     from reports.calibration import operations_report
     from twin.api.arguments import require_at_least

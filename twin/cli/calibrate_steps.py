@@ -14,12 +14,9 @@ def steps(run: Path, /, *, output: Output, json: Json = False) -> int:
 
     The file is for step_time: {source: engine_regression, path: FILE}. Every fifth stretch of 60 steps is held out.
 
-    Parameters
-    ----------
-    run
-        Folder that twin observe --vllm-log wrote, or a step log of a scheduler class of live.vllm.
-    output
-        File to write.
+    Args:
+        run: Folder that twin observe --vllm-log wrote, or a step log of a scheduler class of live.vllm.
+        output: File to write.
     """
     configure_libraries()
     import numpy as np

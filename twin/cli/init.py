@@ -18,16 +18,12 @@ def init(
     Step times are computed from data sheets (source roofline), so that nothing needs to be measured. A file that is
     there already is not overwritten.
 
-    Parameters
-    ----------
-    model
-        Built-in name, Hugging Face id, a model file or a config.json.
-    gpu
-        Built-in name of a device or the begin of it (h200), or a hardware file.
-    weights
-        Format of the weights: bf16, fp8, int8, fp4, or mxfp4 for experts alone. Default: as the model is published.
-    rate
-        Requests a second. Default: about half of what one engine bears.
+    Args:
+        model: Built-in name, Hugging Face id, a model file or a config.json.
+        gpu: Built-in name of a device or the begin of it (h200), or a hardware file.
+        weights: Format of the weights: bf16, fp8, int8, fp4, or mxfp4 for experts alone. Default: as the model is
+            published.
+        rate: Requests a second. Default: about half of what one engine bears.
     """
     from twin.api.arguments import require_above_0
     from twin.api.starting_scenario import starting_scenario

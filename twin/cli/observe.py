@@ -31,31 +31,20 @@ def observe(
     written to requests.jsonl as they end, with the time of arrival, lengths, first and last token, for twin calibrate
     refine, twin replay and simulations. Ctrl-C ends it.
 
-    Parameters
-    ----------
-    upstream
-        URL of the server, such as http://127.0.0.1:8000.
-    spans
-        In place of a proxy: file of vLLM's OpenTelemetry spans, in OTLP-JSON, whose requests are written.
-    metrics
-        In place of a proxy: URL of a server whose /metrics (vLLM's, for Prometheus) is read again and again. Means
-        alone can be learned from it.
-    vllm_log
-        In place of a proxy: step log of a vLLM that runs a scheduler class of live.vllm, for twin calibrate steps.
-    every
-        With --metrics: seconds from one page to the next.
-    duration
-        With --metrics: seconds until the last page. Default: until Ctrl-C.
-    output
-        Folder for requests.jsonl and meta.json, or for pages of metrics, which must be empty.
-    host
-        Address to listen on. Others than loopback let other machines use the server through the proxy.
-    port
-        Port to listen on; 0: a free one.
-    keep_text
-        Store the bodies of requests in bodies.jsonl. Otherwise no text is stored.
-    untouched
-        Do not request counts of tokens of the server. Requests whose clients do not either are skipped.
+    Args:
+        upstream: URL of the server, such as http://127.0.0.1:8000.
+        spans: In place of a proxy: file of vLLM's OpenTelemetry spans, in OTLP-JSON, whose requests are written.
+        metrics: In place of a proxy: URL of a server whose /metrics (vLLM's, for Prometheus) is read again and again.
+            Means alone can be learned from it.
+        vllm_log: In place of a proxy: step log of a vLLM that runs a scheduler class of live.vllm, for twin calibrate
+            steps.
+        every: With --metrics: seconds from one page to the next.
+        duration: With --metrics: seconds until the last page. Default: until Ctrl-C.
+        output: Folder for requests.jsonl and meta.json, or for pages of metrics, which must be empty.
+        host: Address to listen on. Others than loopback let other machines use the server through the proxy.
+        port: Port to listen on; 0: a free one.
+        keep_text: Store the bodies of requests in bodies.jsonl. Otherwise no text is stored.
+        untouched: Do not request counts of tokens of the server. Requests whose clients do not either are skipped.
     """
     from twin.cli.console import note
     from workloads.errors import BadInput

@@ -28,22 +28,14 @@ def page(
     slider moves. The address restores what was chosen, and the scenario can be saved. The page is served to this
     machine alone, until Ctrl-C.
 
-    Parameters
-    ----------
-    scenario
-        Scenario file (YAML) of kind serving. Without one, that of twin init for --model and --gpu.
-    set_
-        Change any field, key=value. Example: --set workload.arrivals.rate=8
-    model
-        Without a scenario: built-in name, Hugging Face id, a model file or a config.json.
-    gpu
-        Without a scenario: built-in name of a device or the begin of it (h200), or a hardware file.
-    requests
-        The most requests that an answer simulates.
-    port
-        Of this machine; 0 takes a free one.
-    no_browser
-        Only print the address.
+    Args:
+        scenario: Scenario file (YAML) of kind serving. Without one, that of twin init for --model and --gpu.
+        set_: Change any field, key=value. Example: --set workload.arrivals.rate=8
+        model: Without a scenario: built-in name, Hugging Face id, a model file or a config.json.
+        gpu: Without a scenario: built-in name of a device or the begin of it (h200), or a hardware file.
+        requests: The most requests that an answer simulates.
+        port: Of this machine; 0 takes a free one.
+        no_browser: Only print the address.
     """
     from scenarios.overrides import apply, single_settings
     from scenarios.reading import read_scenario

@@ -42,11 +42,10 @@ def plan(
     folder with manifest, windows, summary, figures and an HTML report. The same command resumes a killed plan. Exit
     code 3 if no candidate meets the goals; the nearest miss is shown then.
 
-    Parameters
-    ----------
-    scenario
-        Scenario file (YAML) of kind serving with a section plan, for example examples/plan-tiny.yaml. Without one,
-        --model, --gpu, --rate, --slo and --trace make the question, and step times are computed from data sheets.
+    Args:
+        scenario: Scenario file (YAML) of kind serving with a section plan, for example examples/plan-tiny.yaml. Without
+            one, --model, --gpu, --rate, --slo and --trace make the question, and step times are computed from data
+            sheets.
     """
     from scenarios.overrides import goals_of_texts, single_settings
     from twin.api.arguments import require_at_least

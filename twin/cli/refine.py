@@ -25,23 +25,17 @@ def refine(
     Learns what the step-time source does not know of itself: host time, kernels in an engine, attention, links. Says
     what the run cannot tell apart. The file is for step_time: {source: refined, path: FILE}; its draws are narrower.
 
-    Parameters
-    ----------
-    scenario
-        Scenario file (YAML) of kind serving that describes the engine.
-    run
-        Measured run: a folder with requests.jsonl and meta.json (vLLM's times of each request, or those that twin
-        observe and twin replay write), the result of vllm bench serve --save-detailed, a CSV log of vLLM's steps, or a
-        folder of metrics pages (twin observe --metrics), which tell one factor.
-    output
-        File to write.
-    first
-        Requests to learn from, in order of arrival; the rest are predicted. Default: a fifth (a tenth of logged steps).
-    factors
-        Comma-separated names of what to learn. Default: all, with the deviation that the run leaves of each. Those that
-        are named are refused if the run cannot tell them apart.
-    set_
-        Change any field of the scenario, key=value.
+    Args:
+        scenario: Scenario file (YAML) of kind serving that describes the engine.
+        run: Measured run: a folder with requests.jsonl and meta.json (vLLM's times of each request, or those that twin
+            observe and twin replay write), the result of vllm bench serve --save-detailed, a CSV log of vLLM's steps,
+            or a folder of metrics pages (twin observe --metrics), which tell one factor.
+        output: File to write.
+        first: Requests to learn from, in order of arrival; the rest are predicted. Default: a fifth (a tenth of logged
+            steps).
+        factors: Comma-separated names of what to learn. Default: all, with the deviation that the run leaves of each.
+            Those that are named are refused if the run cannot tell them apart.
+        set_: Change any field of the scenario, key=value.
     """
     configure_libraries()
     from latency_models.io.config_io import write_yaml

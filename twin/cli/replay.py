@@ -25,22 +25,14 @@ def replay(
     Prompts are made up, of the recorded lengths and with the recorded common prefixes; answers have the recorded
     lengths (ignore_eos). The output is what twin observe writes, for twin calibrate refine.
 
-    Parameters
-    ----------
-    trace
-        Any trace with arrival times, a run's folder, or its requests.jsonl.
-    url
-        URL of the server, such as http://127.0.0.1:8000. A key in OPENAI_API_KEY is sent.
-    output
-        Folder for requests.jsonl and meta.json, which must be empty.
-    model
-        Name of the model; default: the one that the server offers.
-    requests
-        Send the first ones only.
-    speed
-        2 sends them twice as fast.
-    vocabulary
-        Prompts have token ids below this number.
+    Args:
+        trace: Any trace with arrival times, a run's folder, or its requests.jsonl.
+        url: URL of the server, such as http://127.0.0.1:8000. A key in OPENAI_API_KEY is sent.
+        output: Folder for requests.jsonl and meta.json, which must be empty.
+        model: Name of the model; default: the one that the server offers.
+        requests: Send the first ones only.
+        speed: 2 sends them twice as fast.
+        vocabulary: Prompts have token ids below this number.
     """
     from twin.api.arguments import require_at_least
     from twin.cli.console import note, progress

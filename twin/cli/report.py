@@ -11,10 +11,8 @@ def report(run: Path, /) -> int:
 
     It takes any run: a sweep or simulation of a serving system or an AFD bundle, or a reproduced paper.
 
-    Parameters
-    ----------
-    run
-        Run folder, for example runs/20260101T120000-sweep-0123456789.
+    Args:
+        run: Run folder, for example runs/20260101T120000-sweep-0123456789.
     """
     from reports.records.run_directory import write_text
     from twin.api.drawing import draw

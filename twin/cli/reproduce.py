@@ -35,34 +35,22 @@ def reproduce(
     ShareGPT's lengths, one without). sun: decode fitted on concurrency 1 and 4 predicts 16, smaller decode pools, and
     skew (half a minute). Disagreements are listed.
 
-    Parameters
-    ----------
-    paper
-        The paper: afd, fastafd, prelude, spear or sun.
-    trace
-        afd: any trace, whose answers are tested for geometric lengths. spear: lengths of ShareGPT's conversations, turn
-        by turn, to draw requests from; default: log-normal lengths of the same moments.
-    quality
-        sun, spear: train small models here, and compare the paper's claims about accuracy with them (decode modules
-        that are shared and quantised; error compensators); needs the extra [live].
-    full
-        --quality at full size (hours), not the reduced one (about ten minutes on two idle cores). sun: models of 0.67
-        million parameters and prompts of 8 digits. spear: language models of 4 million parameters.
-    seeds
-        --quality: seeds, each with a base model of its own; default: 3.
-    data
-        fastafd: folder with the measured ratio_sweep.csv and, if at hand, systems.csv.
-    fit
-        fastafd: ratios whose measured steps are fitted, such as 4,8,12,16 or 3:16; default: every second one of each
-        curve.
-    fit_prompts
-        fastafd: prompt lengths whose steps are fitted, such as 16384,65536; default: all.
-    fit_data
-        fastafd: folder whose ratio_sweep.csv is fitted instead, so that everything in --data is predicted.
-    runs
-        Parent of the run folders.
-    jobs
-        Processes; default: one for each core.
+    Args:
+        paper: The paper: afd, fastafd, prelude, spear or sun.
+        trace: afd: any trace, whose answers are tested for geometric lengths. spear: lengths of ShareGPT's
+            conversations, turn by turn, to draw requests from; default: log-normal lengths of the same moments.
+        quality: sun, spear: train small models here, and compare the paper's claims about accuracy with them (decode
+            modules that are shared and quantised; error compensators); needs the extra [live].
+        full: --quality at full size (hours), not the reduced one (about ten minutes on two idle cores). sun: models of
+            0.67 million parameters and prompts of 8 digits. spear: language models of 4 million parameters.
+        seeds: --quality: seeds, each with a base model of its own; default: 3.
+        data: fastafd: folder with the measured ratio_sweep.csv and, if at hand, systems.csv.
+        fit: fastafd: ratios whose measured steps are fitted, such as 4,8,12,16 or 3:16; default: every second one of
+            each curve.
+        fit_prompts: fastafd: prompt lengths whose steps are fitted, such as 16384,65536; default: all.
+        fit_data: fastafd: folder whose ratio_sweep.csv is fitted instead, so that everything in --data is predicted.
+        runs: Parent of the run folders.
+        jobs: Processes; default: one for each core.
     """
     from twin.api.arguments import require_at_least
 

@@ -33,16 +33,11 @@ def simulate(
     the scenario names is set beside the prediction. With replications or draws, the same command resumes a killed one,
     and an executor makes the runs after the first. A single run has several processes if its engines are independent.
 
-    Parameters
-    ----------
-    scenario
-        Scenario file (YAML) of kind serving, for example examples/vllm-rtxpro6000-llama31-8b.yaml.
-    set_
-        Change any field, key=value. Example: --set engine.max_num_seqs=256 --set workload.arrivals.rate=12
-    trace
-        Trace to play: lengths, and arrivals where the scenario replays.
-    events
-        Write trace-events.json.gz too: the steps of each engine, for Perfetto or chrome://tracing.
+    Args:
+        scenario: Scenario file (YAML) of kind serving, for example examples/vllm-rtxpro6000-llama31-8b.yaml.
+        set_: Change any field, key=value. Example: --set engine.max_num_seqs=256 --set workload.arrivals.rate=12
+        trace: Trace to play: lengths, and arrivals where the scenario replays.
+        events: Write trace-events.json.gz too: the steps of each engine, for Perfetto or chrome://tracing.
     """
     configure_libraries()
     with making_what_stays():

@@ -37,22 +37,17 @@ def sweep(
     TPOT and r*. A serving system is simulated with every combination of the values given by --set. Leaves a run folder
     with manifest, points, summary, figures and an HTML report. The same command resumes a killed sweep.
 
-    Parameters
-    ----------
-    scenario
-        Scenario file (YAML), for example examples/afd-deepseek-v3.yaml.
-    ratio
-        A/F ratios: 8, 1,2,4,8 or 1:32 or 1:32:4 or 7/2 (a 7A-2F bundle), or a list of these. Default: the scenario's.
-    set_
-        Change any field, key=value, or sweep it, key=v1,v2 or key=start:stop:step (several keys: every combination).
-        Example: --set batch_size=128,256 --set workload.decode.mean=100
-    zip_
-        Fields that vary together, key=v1,v2 with as many values each: the first values make one configuration, the
-        second another. Example: --zip system.replicas=1,2,4 workload.arrivals.rate=5,10,20
-    trace
-        Trace whose lengths to use: Azure LLM CSV, Mooncake JSONL, a length-only CSV, or plain CSV/JSONL; .gz too.
-    requests
-        Keep every request's times too, in Parquet files under requests/ in the run folder (AFD bundles).
+    Args:
+        scenario: Scenario file (YAML), for example examples/afd-deepseek-v3.yaml.
+        ratio: A/F ratios: 8, 1,2,4,8 or 1:32 or 1:32:4 or 7/2 (a 7A-2F bundle), or a list of these. Default: the
+            scenario's.
+        set_: Change any field, key=value, or sweep it, key=v1,v2 or key=start:stop:step (several keys: every
+            combination). Example: --set batch_size=128,256 --set workload.decode.mean=100
+        zip_: Fields that vary together, key=v1,v2 with as many values each: the first values make one configuration,
+            the second another. Example: --zip system.replicas=1,2,4 workload.arrivals.rate=5,10,20
+        trace: Trace whose lengths to use: Azure LLM CSV, Mooncake JSONL, a length-only CSV, or plain CSV/JSONL; .gz
+            too.
+        requests: Keep every request's times too, in Parquet files under requests/ in the run folder (AFD bundles).
     """
     configure_libraries()
     from scenarios.overrides import combinations, parse_overrides, parse_zipped

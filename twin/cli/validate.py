@@ -50,31 +50,21 @@ def validate(
     The same command resumes a validation that was killed.
     Exit code 4: an error of the forecast exceeds its goal. 5: one does, but other programs disturbed the measurement.
 
-    Parameters
-    ----------
-    scenario
-        A scenario of kind validation.
-    backend
-        Device of the model.
-    engine
-        `live`, this project's own engine, or `vllm`, the installed one, in place of the scenario's engine.backend.
-    calibration
-        Engine steps that an earlier validation measured (`engine-steps.yaml` in its run folder); default: the
-        scenario's, or else profile the engine.
-    clock
-        `wall` time, or `direct`: the CPU time of one thread, with jumps to the next arrival. Default: the scenario's,
-        or else direct on a CPU with one thread.
-    repeats
-        Repeats of each load or ratio, in place of the scenario's.
-    ratio
-        Ratios of attention to FFN instances of a bundle, in place of the scenario's: `4`, `1,2,4` or `1:8`.
-    tolerance
-        A factor on all goals.
-    measure_only
-        Only profile and replay one engine; the same command without it then predicts from the run folder, on any
-        machine.
-    set_
-        A field of the scenario, key=value.
+    Args:
+        scenario: A scenario of kind validation.
+        backend: Device of the model.
+        engine: `live`, this project's own engine, or `vllm`, the installed one, in place of the scenario's
+            engine.backend.
+        calibration: Engine steps that an earlier validation measured (`engine-steps.yaml` in its run folder); default:
+            the scenario's, or else profile the engine.
+        clock: `wall` time, or `direct`: the CPU time of one thread, with jumps to the next arrival. Default: the
+            scenario's, or else direct on a CPU with one thread.
+        repeats: Repeats of each load or ratio, in place of the scenario's.
+        ratio: Ratios of attention to FFN instances of a bundle, in place of the scenario's: `4`, `1,2,4` or `1:8`.
+        tolerance: A factor on all goals.
+        measure_only: Only profile and replay one engine; the same command without it then predicts from the run folder,
+            on any machine.
+        set_: A field of the scenario, key=value.
     """
     from scenarios.overrides import single_settings
     from scenarios.reading import read_scenario

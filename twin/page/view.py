@@ -21,7 +21,7 @@ from bokeh.models import (
     Widget,
 )  # fmt: skip
 
-from reports.blocks import Chart, Column, Curve
+from reports.blocks import Chart, Column, Curve, Document
 from reports.fields import POINTS as MEANINGS
 from reports.pages.charts import bokeh_chart
 from reports.pages.html import html_cell, html_table
@@ -29,7 +29,6 @@ from reports.pages.theme import PREDICTED, SERIES, WAITING, WIDGETS
 from reports.serving.sentences import LATENCIES, POINTS, headline, warnings
 from twin.page.knobs import Choices, Knob
 
-Document = dict[str, Any]
 Changed = Callable[[Choices], None]
 
 TITLED = """
