@@ -16,6 +16,7 @@ from schedulers.model_slots import ModelSlots
 from schedulers.preemption import PREEMPTION_POLICIES
 from schedulers.prefill_interval import UNLIMITED_TOKENS, PrefillInterval
 from schedulers.sequence import Sequence
+from schedulers.vllm_versions import NULL_BLOCKS
 from schedulers.waiting_queue import SCHEDULING_POLICIES, WaitingQueue
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class CoreState:
         self.prompt_limit = UNLIMITED_TOKENS
         self._limits_prompts = config.long_prefill_token_threshold > 0 or interval > 1
         self.max_running = min(config.max_num_active_seqs or config.max_num_seqs, config.max_num_seqs)
-        self.watermark_blocks = int(config.watermark * (config.num_gpu_blocks + 1))
+        self.watermark_blocks = int(config.watermark * (config.num_gpu_blocks + NULL_BLOCKS))
         self.kv_cache.reuse_unhashed_first = config.rules.reuse_unhashed_first
         self._num_ahead = 0  # steps that were in flight when the latest one began
         self._num_submitted = self._num_ended = self.num_admitted = 0
@@ -238,9 +239,10 @@ class CoreState:
         """Blocks that the next token of a decode starts."""
         return int(self.decode_set.needs_block(sequence))
 
-    def allocate_to_decode(self, sequence: Sequence, new_blocks: int) -> None:
-        """Allocate the blocks that the next token of a decode starts."""
+    def allocate_to_decode(self, sequence: Sequence, new_blocks: int) -> int:
+        """Allocate the blocks that the next token of a decode starts. Returns those that it does not count yet."""
         self.kv_cache.allocate_unassigned(new_blocks)
+        return new_blocks
 
     def _check_fits(self, sequence: Sequence) -> None:
         """Raise ValueError for a request without a prompt, or one whose tokens exceed the whole cache."""

@@ -131,14 +131,12 @@ class EngineCore(Lifecycle):
         if self.admission_control is not None:
             self.admission_control.scheduled(chunks, now)
         if not decodes and not chunks:
-            for sequence in paused:
-                decode_set.add(sequence)
+            self._resume(paused)
             return None
         self._num_ahead = decode_set.step_index - self._num_ended
         decode_set.advance(1)
         kv_tokens, longest = decode_set.kv_tokens, decode_set.longest()
-        for sequence in paused:
-            decode_set.add(sequence)
+        self._resume(paused)
         finishing = decode_set.pop_finishing()
         if finishing:
             for sequence in finishing:
@@ -241,33 +239,35 @@ class EngineCore(Lifecycle):
 
         Decodes are counted, not walked, where blocks and tokens suffice for all running sequences.
         """
-        decode_set, prompt_budget = self.decode_set, self.config.max_num_batched_tokens
         if self._only_decodes():
-            self.kv_cache.allocate_unassigned(decode_set.num_new_blocks())
+            self.kv_cache.allocate_unassigned(self.decode_set.num_new_blocks())
             return ()
-        new_blocks, budget = decode_set.num_new_blocks(), prompt_budget - decode_set.size
-        if self.chunk_policy is not None:
-            prompt_budget = self._chunk_limit(self.chunk_policy, decode_set.size)
-            budget = min(budget, prompt_budget)
         if self._limits_prompts:
             self._limit_prompts()
         was_prefilling, preemptions = len(self._prefilling) > 0, self.preemptions
-        paused: list[Sequence] | tuple[()] = ()
-        planned = self._plan_chunks(budget, self.kv_cache.num_free_blocks - new_blocks)
-        if planned is not None:
-            budget -= self._schedule_planned(chunks, planned, new_blocks)
-        else:
-            running_pass = RunningPass(self, chunks, prompt_budget)
-            paused = self._pause(running_pass.run())
-            budget = running_pass.num_tokens_left()
+        paused, budget = self._schedule_admitted(chunks)
         if self.preemptions == preemptions and self._has_queued() and (was_prefilling or not self._admission_blocked):
             self._admit_waiting(chunks, budget)
         if self.prefill_interval is not None:
             admitted = any(chunk.context < chunk.sequence.num_tokens_to_compute - 1 for chunk in chunks)
             left_waiting = self._has_queued() if self.preemptions == preemptions else None
-            runs = len(chunks) > 0 or decode_set.size > 0
+            runs = len(chunks) > 0 or self.decode_set.size > 0
             self.prefill_interval.end_step(len(chunks) > 0 and (was_prefilling or admitted), runs, left_waiting)
         return paused
+
+    def _schedule_admitted(self, chunks: list[Chunk]) -> tuple[list[Sequence] | tuple[()], int]:
+        """Schedule decodes and prompts under way. Returns the decodes that pause, and the prompt tokens left."""
+        decode_set, prompt_budget = self.decode_set, self.config.max_num_batched_tokens
+        new_blocks, budget = decode_set.num_new_blocks(), prompt_budget - decode_set.size
+        if self.chunk_policy is not None:
+            prompt_budget = self._chunk_limit(self.chunk_policy, decode_set.size)
+            budget = min(budget, prompt_budget)
+        planned = self._plan_chunks(budget, self.kv_cache.num_free_blocks - new_blocks)
+        if planned is not None:
+            return (), budget - self._schedule_planned(chunks, planned, new_blocks)
+        running_pass = RunningPass(self, chunks, prompt_budget)
+        paused = self._pause(running_pass.run())
+        return paused, running_pass.num_tokens_left()
 
     def _limit_prompts(self) -> None:
         """Set the most prompt tokens of a sequence in this step, and whether it has any."""
@@ -298,9 +298,14 @@ class EngineCore(Lifecycle):
         for sequence in paused:
             self.decode_set.remove(sequence)
             self._sync_blocks(sequence)
-        if self._sharing:
-            self._cache_growing_answers(1)
+        if self._sharing and self._cache_growing_answers(1):
+            self._admission_blocked = False
         return paused
+
+    def _resume(self, paused: list[Sequence] | tuple[()]) -> None:
+        """Put decodes that pause back into the set."""
+        for sequence in paused:
+            self.decode_set.add(sequence)
 
     def _plan_chunks(self, budget: int, free_blocks: int) -> list[tuple[Sequence, int, int]] | tuple[()] | None:
         """The next chunk of each prompt under way, with its tokens and new blocks, within `budget` tokens.

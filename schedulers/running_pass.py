@@ -32,7 +32,7 @@ class PreemptingCore(Protocol):
     def num_blocks_to_decode(self, sequence: Sequence) -> int: ...
     def num_chunk_tokens(self, sequence: Sequence, budget: int) -> int: ...
     def num_missing_blocks(self, sequence: Sequence, num_tokens: int) -> int: ...
-    def allocate_to_decode(self, sequence: Sequence, new_blocks: int) -> None: ...
+    def allocate_to_decode(self, sequence: Sequence, new_blocks: int) -> int: ...
     def schedule_chunk(self, chunks: list[Chunk], sequence: Sequence, num_tokens: int) -> int: ...
     def preemption_victim(self, running: list[Sequence]) -> Sequence: ...
     def preempt(self, sequence: Sequence, num_scheduled: int = 0, new_blocks: int = 0) -> None: ...
@@ -43,15 +43,19 @@ class RunningPass:
 
     Attributes:
         budget: tokens of the step that are left. prompt_budget: of them, those that prompts may have.
-        chunks: prompt chunks of the step. decodes: the decodes that get a token, and the blocks that this takes.
+        chunks: prompt chunks of the step. decodes: the decodes that get a token, and the blocks that this takes which
+            they do not count yet. drafts: tokens that decodes verify beside theirs, as far as the budget allows.
         preempted: whether a sequence was preempted.
     """
 
-    def __init__(self, core: PreemptingCore, chunks: list[Chunk], prompt_budget: int) -> None:
+    def __init__(
+        self, core: PreemptingCore, chunks: list[Chunk], prompt_budget: int, drafts: dict[Sequence, int] | None = None
+    ) -> None:
         self._core, self._rules = core, core.config.rules
         self.budget, self.prompt_budget = core.config.max_num_batched_tokens, prompt_budget
         self.chunks = chunks
         self.decodes: dict[Sequence, int] = {}
+        self.drafts = {} if drafts is None else drafts
         self.preempted = False
         self._order = list(core.running)
         self._index = 0
@@ -94,8 +98,10 @@ class RunningPass:
                 return False
         self.budget -= num_tokens
         if decodes:
-            core.allocate_to_decode(sequence, new_blocks)
-            self.decodes[sequence] = new_blocks
+            self.decodes[sequence] = core.allocate_to_decode(sequence, new_blocks)
+            if sequence in self.drafts:
+                self.drafts[sequence] = min(self.drafts[sequence], self.budget)
+                self.budget -= self.drafts[sequence]
         else:
             core.kv_cache.allocate(sequence.blocks, max(new_blocks, 0))
             self.prompt_budget -= core.schedule_chunk(self.chunks, sequence, num_tokens)
@@ -106,7 +112,7 @@ class RunningPass:
         core = self._core
         self.preempted = True
         if sequence in self.decodes:
-            self.budget += 1
+            self.budget += 1 + self.drafts.pop(sequence, 0)
             core.preempt(sequence, 1, self.decodes.pop(sequence))
             was_scheduled = True
         else:

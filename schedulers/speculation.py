@@ -5,8 +5,8 @@ drafts, and the token that the model puts after them (Leviathan et al., arXiv:22
 the step has run, so a backend calls `record_outputs` before `end_step`, and a step cannot begin before the one before
 it has ended.
 
-A draft is an offer, never a duty: sequences get their one token first, and drafts what then is left of the token budget
-and of the blocks.
+A draft is an offer, never a duty: it takes no token of the step from another decode's next one, and no block that
+another sequence needs. Prompts get the tokens that drafts leave.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
 from schedulers.kv_cache import KVCache
 from schedulers.remote_prefills import admit_transferred
-from schedulers.sequence import DECODING, PREFILLING, Sequence
+from schedulers.running_pass import RunningPass
+from schedulers.sequence import DECODING, Sequence
 
 Propose: TypeAlias = Callable[[Sequence, int], int]
 """Proposes draft tokens for the next step of a decode, at most the given number, and returns how many it has."""
@@ -177,6 +178,7 @@ class SpeculativeEngineCore(EngineCore):
         self.propose: Propose = as_many_as_may_be
         self.stats = SpeculationStats(num_speculative_tokens)
         self.foreseen: DraftedSteps | None = None
+        self._drafts: dict[Sequence, int] = {}  # of the step being scheduled
         self._drafts_are_fixed = not getattr(drafts, "learns", True)
 
     # -- called by the backend ---------------------------------------------------------------------------------------
@@ -187,18 +189,15 @@ class SpeculativeEngineCore(EngineCore):
         if slots is not None:
             slots.begin_step(now)
         transferred = self._transferred = admit_transferred(self) if self.waiting_for_remote_kv else ()
-        preempted = self._allocate_next_tokens()
-        decodes = tuple(decode_set.sequences)
-        draft_tokens = self._schedule_drafts(decodes)
-        num_rows = len(decodes) + sum(draft_tokens)
         chunks: list[Chunk] = []
-        if self._sharing and (self._prefilling or self._has_queued()) and self._cache_growing_answers(1):
-            self._admission_blocked = False
-        if self._prefilling or (not self._admission_blocked and self._has_queued()):
-            self._schedule_prefills(chunks, num_rows, preempted)
+        paused = self._schedule_running(chunks)
+        decodes = tuple(decode_set.sequences)
+        draft_tokens = [self._drafts.get(sequence, 0) for sequence in decodes]
+        num_rows = len(decodes) + sum(draft_tokens)
         if self.admission_control is not None:
             self.admission_control.scheduled(chunks, now)
         if not decodes and not chunks:
+            self._resume(paused)
             return None
         kv_tokens, longest = decode_set.kv_tokens + num_rows, 0
         drafted_kv = longest_undrafted = 0
@@ -210,12 +209,14 @@ class SpeculativeEngineCore(EngineCore):
             else:
                 longest_undrafted = max(longest_undrafted, cached)
         decode_set.begin_step()
+        self._resume(paused)
         finishing: list[Sequence] = []
         kind = self._complete_prefills(chunks, decodes, finishing) if chunks else DecodeBatch
         step = decode_set.step_index
         batch = kind(chunks, decodes, kv_tokens, longest, transferred, finishing, step, draft_tokens)
         batch.drafted_kv = drafted_kv
         batch.longest_undrafted = longest_undrafted
+        batch.paused = paused
         if slots is not None:
             batch.loads = slots.take_loads()
         return batch
@@ -305,68 +306,60 @@ class SpeculativeEngineCore(EngineCore):
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
-    def _allocate_next_tokens(self) -> bool:
-        """Allocate the blocks that the decodes' next tokens start; if blocks run out, preempt sequences.
+    def _only_decodes(self) -> bool:
+        """False: decodes have blocks of their own, and drafts."""
+        return False
 
-        Returns whether a sequence was preempted.
-        """
-        kv_cache, preempted = self.kv_cache, False
-        for sequence in tuple(self.decode_set.sequences):
-            while sequence.state == DECODING:
-                missing = self.num_missing_blocks(sequence, sequence.num_computed_tokens + 1)
-                if missing <= kv_cache.num_free_blocks:
-                    if missing > 0:
-                        kv_cache.allocate(sequence.blocks, missing)
-                    break
-                self.preempt(self.preemption_victim(list(self.running)))
-                preempted = True
-        return preempted
-
-    def _schedule_prefills(self, chunks: list[Chunk], num_rows: int, preempted: bool) -> None:
-        """Append the prompt chunks of this step: first prompts under way, then newly admitted ones."""
-        budget = self.config.max_num_batched_tokens - num_rows
+    def _schedule_admitted(self, chunks: list[Chunk]) -> tuple[list[Sequence] | tuple[()], int]:
+        """See `EngineCore._schedule_admitted`. Drafts get the tokens of the step before prompts behind them do."""
+        self._drafts = self._propose_drafts()
+        prompt_budget = self.config.max_num_batched_tokens
         if self.chunk_policy is not None:
-            budget = min(budget, self._chunk_limit(self.chunk_policy, num_rows))
-        if self._limits_prompts:
-            self._limit_prompts()
-        for sequence in tuple(self._prefilling):
-            if budget <= 0:
-                break
-            if sequence.state != PREFILLING:
-                continue
-            num_tokens = self.num_chunk_tokens(sequence, budget)
-            new_blocks = self.num_missing_blocks(sequence, sequence.num_computed_tokens + num_tokens)
-            if new_blocks > self.kv_cache.num_free_blocks:
-                self.preempt(sequence)
-                preempted = True
-                continue
-            if new_blocks > 0:
-                self.kv_cache.allocate(sequence.blocks, new_blocks)
-            budget -= self.schedule_chunk(chunks, sequence, num_tokens)
-        if not preempted and self._has_queued():
-            self._admit_waiting(chunks, budget)
+            prompt_budget = self._chunk_limit(self.chunk_policy, self.decode_set.size + sum(self._drafts.values()))
+        running_pass = RunningPass(self, chunks, prompt_budget, self._drafts)
+        paused = self._pause(running_pass.run())
+        for sequence in running_pass.decodes:
+            if sequence in self._drafts:
+                running_pass.budget += self._allocate_drafts(sequence)
+        return paused, running_pass.num_tokens_left()
+
+    def num_blocks_to_decode(self, sequence: Sequence) -> int:
+        """Blocks that a sequence lacks for its next token; its drafts may have left it some."""
+        return max(self.num_missing_blocks(sequence, sequence.num_computed_tokens + 1), 0)
+
+    def allocate_to_decode(self, sequence: Sequence, new_blocks: int) -> int:
+        """See `EngineCore.allocate_to_decode`. A decode counts its blocks at once."""
+        self.kv_cache.allocate(sequence.blocks, new_blocks)
+        return 0
 
     def num_in_flight_outputs(self, sequence: Sequence, num_scheduled: int = 0) -> int:
         """0: steps do not overlap."""
         return 0
 
-    def _schedule_drafts(self, decodes: tuple[Sequence, ...]) -> list[int]:
-        """Draft tokens of each decode, within the policy, the token budget, `max_tokens` and the free blocks."""
+    def _propose_drafts(self) -> dict[Sequence, int]:
+        """Draft tokens of decodes that have some, within the policy, the token budget and `max_tokens`."""
+        decodes = self.decode_set.sequences
         max_tokens = self.draft_policy.num_draft_tokens(len(decodes))
         budget = self.config.max_num_batched_tokens - len(decodes)
-        draft_tokens: list[int] = []
+        drafts: dict[Sequence, int] = {}
         for sequence in decodes:
             limit = min(max_tokens, budget, sequence.max_tokens - sequence.num_output_tokens - 1)
-            if limit > 0:
-                limit = min(limit, self._num_tokens_within_blocks(sequence) - 1)
             drafted = self.propose(sequence, limit) if limit > 0 else 0
             if drafted:
                 budget -= drafted
-                missing = self.num_missing_blocks(sequence, sequence.num_computed_tokens + 1 + drafted)
-                if missing > 0:
-                    self.kv_cache.allocate(sequence.blocks, missing)
-            draft_tokens.append(drafted)
-        return draft_tokens
+                drafts[sequence] = drafted
+        return drafts
+
+    def _allocate_drafts(self, sequence: Sequence) -> int:
+        """Allocate the blocks of a draft, which is proposed anew if less of it fits. Returns the tokens taken back."""
+        drafted = self._drafts[sequence]
+        fitting = min(drafted, self._num_tokens_within_blocks(sequence) - 1)
+        if fitting < drafted:
+            fitting = self._drafts[sequence] = self.propose(sequence, fitting) if fitting > 0 else 0
+        missing = self.num_missing_blocks(sequence, sequence.num_computed_tokens + 1 + fitting)
+        if missing > 0:
+            self.kv_cache.allocate(sequence.blocks, missing)
+        return drafted - fitting
 
     def _num_tokens_within_blocks(self, sequence: Sequence) -> int:
         """Further tokens for which a sequence's own blocks and the free ones suffice."""

@@ -32,4 +32,7 @@ SCHEDULER_VERSIONS: Final = {
 }
 """Versions whose decisions `EngineCore` repeats step by step (`tests/vllm_parity/`)."""
 
+NULL_BLOCKS: Final = 1
+"""Blocks in vLLM's own `num_gpu_blocks` that no request gets: its placeholder."""
+
 DEFAULT_SCHEDULER: Final = "vllm-0.33"

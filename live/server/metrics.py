@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from live.backend import Backend, BackendState
 from schedulers.speculation import SpeculationStats
+from schedulers.vllm_versions import NULL_BLOCKS
 from workloads.request import Request
 
 FinishedReason: TypeAlias = Literal["stop", "length", "abort", "error"]
@@ -176,7 +177,7 @@ class PrometheusExporter(Collector):
         ):
             yield self._family(GaugeMetricFamily, f"vllm:{name}", text, [(value,)])
         limits = self.backend.limits
-        row = (str(limits.block_size), str(limits.num_gpu_blocks), 1)
+        row = (str(limits.block_size), str(limits.num_gpu_blocks + NULL_BLOCKS), 1)
         text, labels = "The KV cache's settings, as labels.", "block_size num_gpu_blocks"
         yield self._family(GaugeMetricFamily, "vllm:cache_config_info", text, [row], labels)
 

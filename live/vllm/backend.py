@@ -28,12 +28,10 @@ from scenarios.validation import ProfilingSpec, ValidationScenario
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 from schedulers.speculation import AnswerDrafts
+from schedulers.vllm_versions import NULL_BLOCKS
 from workloads.errors import BadInput
 from workloads.json_files import read_json_object
 from workloads.request import Request
-
-NULL_BLOCKS = 1
-"""Blocks of vLLM's KV cache that no request gets."""
 
 
 class VllmBackend:

@@ -11,6 +11,7 @@ from typing import Any
 from live.vllm.scheduled import ScheduledStep, scheduled_step
 from live.vllm.settings import read_settings, vllm_config_of
 from live.vllm.step_log import LoggedEngine, StepLogWriter
+from schedulers.vllm_versions import NULL_BLOCKS
 
 CLOCKS = {"wall": time.perf_counter, "direct": time.process_time}
 """Clocks by name; `direct` is the CPU time of the scheduler's process, where that runs the model, too."""
@@ -47,7 +48,7 @@ class RecordsSteps:
             experiment = settings.experiment or time.strftime("%Y-%m-%dT%H:%M:%S")
             engine = LoggedEngine(
                 experiment, settings.workload, config.model_config.model, settings.clock, parallel.tensor_parallel_size,
-                cache.num_gpu_blocks, cache.block_size,
+                cache.num_gpu_blocks - NULL_BLOCKS, cache.block_size,
             )  # fmt: skip
             self._step_log = StepLogWriter(path, engine)
 

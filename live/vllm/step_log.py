@@ -26,7 +26,7 @@ class LoggedEngine(NamedTuple):
     Attributes:
         experiment, workload: names of the run and of what clients send. model: its path or name.
         clock: of the durations, `wall` or `direct`. tensor_parallel: ranks that share a layer.
-        num_gpu_blocks, block_size: of the KV cache.
+        num_gpu_blocks, block_size: of the KV cache, without the placeholder block.
     """
 
     experiment: str

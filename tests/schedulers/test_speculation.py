@@ -31,6 +31,7 @@ class Visit:
     ids: tuple[int, ...] = ()
     abort: int | None = None
     in_step: bool = False
+    priority: int = 0
 
 
 def visits() -> st.SearchStrategy[list[Visit]]:
@@ -43,6 +44,7 @@ def visits() -> st.SearchStrategy[list[Visit]]:
         ids=st.lists(st.integers(0, 2), max_size=4).map(tuple),
         abort=st.none() | st.integers(0, 12),
         in_step=st.booleans(),
+        priority=st.integers(0, 2),
     )
     return st.lists(visit, min_size=1, max_size=8)
 
@@ -57,6 +59,11 @@ CONFIGS = st.builds(
     enable_prefix_caching=st.booleans(),
     cache_blocks_on=st.sampled_from(["scheduled", "computed"]),
     kv_reservation=st.sampled_from(["chunk", "prompt", "max_tokens"]),
+    scheduling_policy=st.sampled_from(["fcfs", "priority"]),
+    scheduler_reserve_full_isl=st.booleans(),
+    long_prefill_token_threshold=st.sampled_from([0, 3]),
+    prefill_schedule_interval=st.sampled_from([1, 3]),
+    scheduler=st.sampled_from(["vllm-0.19", "vllm-0.32", "vllm-0.33"]),
 )
 
 Accept = Callable[[int, int], int]
@@ -72,7 +79,9 @@ def run(core: EngineCore, story: list[Visit], accept: Accept) -> tuple[list[str]
     while step <= 12 or core.sequences:
         for number, visit in enumerate(story):
             if visit.at == step:
-                core.submit(Request(number, 0.0, visit.prompt, visit.max_tokens, prefix_blocks=visit.ids), 0.0)
+                prompt, ids, priority = visit.prompt, visit.ids, visit.priority
+                request = Request(number, 0.0, prompt, visit.max_tokens, prefix_blocks=ids, priority=priority)
+                core.submit(request, 0.0)
         _abort(core, story, step, finished_ids, in_step=False)
         batch = core.begin_step(0.0)
         if batch is not None:
@@ -142,6 +151,14 @@ def _end(
     [Visit(0, 1, 0, 1), Visit(0, 1, 4, 4, (0,)), Visit(3, 5, 0, 1, (0,))],  # an answer is found while it grows
     None,
 )
+@example(
+    EngineConfig(
+        13, block_size=4, max_num_batched_tokens=8, max_num_seqs=2, prefix_id_tokens=4, scheduling_policy="priority",
+        scheduler_reserve_full_isl=False,
+    ),
+    [Visit(0, 28, 20, 20, priority=1), Visit(5, 30, 1, 1)],  # a chunk without blocks preempts the lower priority
+    None,
+)  # fmt: skip
 def test_without_drafts_it_decides_as_the_plain_scheduler(
     config: EngineConfig, story: list[Visit], limit: int | None
 ) -> None:

@@ -13,6 +13,7 @@ from latency_models.io.builtin_files import is_path
 from latency_models.io.config_io import write_yaml
 from reports.records.run_directory import naming, write_text
 from scenarios.engine import EngineSpec
+from schedulers.vllm_versions import NULL_BLOCKS
 from twin.planning.given import moved
 from twin.planning.nodes import node_size as known_node_size
 from twin.planning.nodes import nodes_of, place
@@ -258,7 +259,7 @@ def _flags(pool: Document, formats: Formats | None) -> list[str]:
     for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
         words += [f"--{name.replace('_', '-')}", str(engine.get(name, EngineSpec.model_fields[name].default))]
     if engine.get("num_gpu_blocks") is not None:
-        words += ["--num-gpu-blocks-override", str(engine["num_gpu_blocks"])]
+        words += ["--num-gpu-blocks-override", str(engine["num_gpu_blocks"] + NULL_BLOCKS)]
     else:
         words += ["--gpu-memory-utilization", str(memory.get("gpu_memory_utilization", 0.9))]
     eight_bits = memory.get("cache_bytes") == 1 or step_time.get("cache") == "fp8"

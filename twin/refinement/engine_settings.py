@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from schedulers.vllm_versions import NULL_BLOCKS
+
 ENGINE = {
     "max_num_seqs": "max_num_seqs",
     "max_num_batched_tokens": "max_num_batched_tokens",
@@ -16,7 +18,7 @@ ENGINE = {
     "scheduling_policy": "scheduling_policy",
     "data_parallel_size": "data_parallel_size",
 }
-"""Fields of `engine` by vLLM's names."""
+"""Fields of `engine` by vLLM's names. vLLM's `num_gpu_blocks` counts its placeholder block."""
 
 STEP_TIME = {
     "tensor_parallel_size": "tensor_parallel",
@@ -44,6 +46,8 @@ def engine_settings(meta: Mapping[str, Any], document: Mapping[str, Any], step_t
         for name, field in ENGINE.items():
             if _plain(section.get(name)):
                 settings[f"engine.{field}"] = section[name]
+                if field == "num_gpu_blocks" and isinstance(section[name], int):
+                    settings["engine.num_gpu_blocks"] -= NULL_BLOCKS
         for name, field in STEP_TIME.items():
             if field in step_time_fields and _plain(section.get(name)):
                 settings[f"step_time.{field}"] = section[name]

@@ -114,7 +114,7 @@ def check_flags(engine: dict[str, Any]) -> None:
         ({"max_num_seqs": 77}, "--max-num-seqs", "77"),
         ({"max_num_batched_tokens": 4096}, "--max-num-batched-tokens", "4096"),
         ({"block_size": 32}, "--block-size", "32"),
-        ({"num_gpu_blocks": 5000}, "--num-gpu-blocks-override", "5000"),
+        ({"num_gpu_blocks": 5000}, "--num-gpu-blocks-override", "5001"),
         ({}, "--gpu-memory-utilization", "0.9"),  # vLLM 0.32 has 0.92
         ({"kv_memory": {"gpu_memory_utilization": 0.8}}, "--gpu-memory-utilization", "0.8"),
         ({"enable_prefix_caching": False}, "--no-enable-prefix-caching", ""),

@@ -90,7 +90,7 @@ def test_one_factor_is_found_and_the_rest_predicted(folder: Path, capsys: pytest
     assert refine(folder, "--factors", "whole_step", "--json") == 0
     output = capsys.readouterr()
     document = json.loads(output.out)
-    assert "engine.num_gpu_blocks: 9000, as the metrics page says" in output.err
+    assert "engine.num_gpu_blocks: 8999, as the metrics page says" in output.err
     assert (document["kind"], document["learned_from"], document["fitted"]) == ("means", "itl.mean", 240)
     assert (document["held_out"], document["pages"]) == (240, 3)
     (unknown,) = document["unknowns"]
