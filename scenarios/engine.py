@@ -21,6 +21,7 @@ from schedulers.model_slots import SlotsConfig
 from schedulers.pipeline import PipelinedEngineCore
 from schedulers.preemption import PREEMPTION_POLICIES
 from schedulers.speculation import SpeculativeEngineCore
+from schedulers.vllm_versions import INSTALLED_VLLM
 from schedulers.waiting_queue import SCHEDULING_POLICIES
 from workloads.errors import BadInput
 
@@ -58,6 +59,14 @@ else:
 ONE_STAGE = "expected 1: a live engine has all layers on one device"
 
 
+BEYOND_VLLM = (
+    "max_table_blocks", "cache_blocks_on", "in_batch_prefix_caching", "preemption_policy", "kv_reservation",
+    "data_parallel_size", "pipeline_parallel_size", "chunking", "one_shot", "speculative_config", "kv_offloading",
+    "lora_config", "weight_swapping", "admission_control",
+)  # fmt: skip
+"""Fields that `installed-vllm` must leave at their defaults: vLLM, or its scheduler alone, lacks them."""
+
+
 class OneShotSpec(Strict):
     """Budgets of one-shot work a step (Prelude 3): prompt tokens, prompts, and bytes of activations (default: any)."""
 
@@ -91,7 +100,14 @@ class SchedulerPlan:
         return self.chunking.build(self.step_time) if self.chunking else None
 
     def make_core(self, make_cache: type[KVCache] = KVCache) -> EngineCore:
-        """A new scheduler. `make_cache` makes its KV cache."""
+        """A new scheduler. `make_cache` makes its KV cache.
+
+        Raises:
+            BadInput: vLLM's own scheduler, which only the simulator runs.
+        """
+        if self.config.scheduler == INSTALLED_VLLM:
+            expected = "expected rules of a version: only the simulator runs vLLM's own scheduler"
+            raise BadInput(expected, field="engine.scheduler", value=INSTALLED_VLLM)
         if self.stages is not None:
             return PipelinedEngineCore(self.config, len(self.stages.layers), self.chunk_policy(), make_cache)
         if self.speculation is None:
@@ -139,7 +155,7 @@ class EngineSpec(Strict):
     long_prefill_token_threshold: int = Field(default=0, ge=0)
     max_num_active_seqs: int = Field(default=0, ge=0)
     prefill_schedule_interval: int = Field(default=1, ge=1)
-    scheduler: Literal["vllm-0.19", "vllm-0.32", "vllm-0.33"] = "vllm-0.33"
+    scheduler: Literal["vllm-0.19", "vllm-0.32", "vllm-0.33", "installed-vllm"] = "vllm-0.33"
     data_parallel_size: Engines = 1
     pipeline_parallel_size: PipelineStages = 1
     pipeline: PipelineSpec | None = None
@@ -180,6 +196,17 @@ class EngineSpec(Strict):
         for is_refused, expected in refusals:
             if is_refused:
                 raise ValueError(f"expected {expected}")
+        return self
+
+    @model_validator(mode="after")
+    def _vllm_has_it(self) -> EngineSpec:
+        """Refuse settings of ours that vLLM's own scheduler lacks."""
+        if self.scheduler == INSTALLED_VLLM:
+            for name in BEYOND_VLLM:
+                if getattr(self, name) != EngineSpec.model_fields[name].default:
+                    raise ValueError(f"expected no {name} with scheduler {INSTALLED_VLLM}")
+            if self.scheduling_policy not in ("fcfs", "priority"):
+                raise ValueError(f"expected scheduling_policy fcfs or priority with scheduler {INSTALLED_VLLM}")
         return self
 
     @property

@@ -146,7 +146,7 @@ def _try_admit(core: AdmittingCore, chunks: list[Chunk], budget: int, sequence: 
         kv_cache.reclaim(sequence.blocks, reclaimable)
     kv_cache.allocate(sequence.blocks, new_blocks)
     sequence.blocks_reserved = config.kv_reservation == "max_tokens"
-    _start_prefill(core, sequence, num_cached)
+    start_prefill(core, sequence, num_cached)
     core.running[sequence] = None
     return core.schedule_chunk(chunks, sequence, num_tokens)
 
@@ -261,7 +261,7 @@ def _block_table_is_full(core: AdmittingCore, new_entries: int) -> bool:
     return bool(core.running) and entries + new_entries > core.config.max_table_blocks
 
 
-def _start_prefill(core: AdmittingCore, sequence: Sequence, num_cached: int) -> None:
+def start_prefill(core: AdmittingCore, sequence: Sequence, num_cached: int) -> None:
     """Mark a sequence as prefilling after the tokens that the cache supplies."""
     sequence.state = PREFILLING
     core.num_admitted += 1
@@ -339,7 +339,7 @@ def _try_admit_one_shot(
     kv_cache.reclaim(sequence.blocks, reclaimable)
     kv_cache.allocate(sequence.blocks, new_blocks)
     step.spend(sequence, num_tokens)
-    _start_prefill(core, sequence, num_cached)
+    start_prefill(core, sequence, num_cached)
     core.one_shot_running[sequence] = None
     return core.schedule_chunk(chunks, sequence, num_tokens)
 

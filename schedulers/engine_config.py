@@ -11,7 +11,7 @@ from schedulers.admission_control import AdmissionLimits
 from schedulers.model_slots import SlotsConfig
 from schedulers.preemption import PREEMPTION_POLICIES
 from schedulers.tier_eviction import EVICTION_POLICIES
-from schedulers.vllm_versions import DEFAULT_SCHEDULER, SCHEDULER_VERSIONS, VersionRules
+from schedulers.vllm_versions import DEFAULT_SCHEDULER, INSTALLED_VLLM, SCHEDULER_VERSIONS, VersionRules
 from schedulers.waiting_queue import SCHEDULING_POLICIES
 
 KVReservation = Literal["chunk", "prompt", "max_tokens"]
@@ -162,7 +162,7 @@ class EngineConfig:
             "preemption_policy": (*PREEMPTION_POLICIES, None),
             "cache_blocks_on": get_args(CacheBlocksOn),
             "kv_reservation": get_args(KVReservation),
-            "scheduler": tuple(SCHEDULER_VERSIONS),
+            "scheduler": (*SCHEDULER_VERSIONS, INSTALLED_VLLM),
         }
         for name, choices in allowed.items():
             if getattr(self, name) not in choices:
@@ -206,7 +206,7 @@ class EngineConfig:
     @property
     def rules(self) -> VersionRules:
         """The rules of the scheduler's version."""
-        return SCHEDULER_VERSIONS[self.scheduler]
+        return SCHEDULER_VERSIONS.get(self.scheduler, VersionRules())
 
     @property
     def resolved_preemption_policy(self) -> str:

@@ -35,4 +35,7 @@ SCHEDULER_VERSIONS: Final = {
 NULL_BLOCKS: Final = 1
 """Blocks in vLLM's own `num_gpu_blocks` that no request gets: its placeholder."""
 
+INSTALLED_VLLM: Final = "installed-vllm"
+"""In place of a version: the simulator runs the scheduler of the vLLM in its environment (`schedulers.hosted_core`)."""
+
 DEFAULT_SCHEDULER: Final = "vllm-0.33"

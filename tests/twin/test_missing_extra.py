@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+LLAMA = str(EXAMPLES / "tiny-llama-cpu.yaml")
 MODEL = str(EXAMPLES / "models" / "tiny-llama.json")
 
 VLLM_BLOCKS = "engine.block_size=32"
@@ -17,6 +18,7 @@ COMMANDS = {
     "calibrate": ("live.calibration", ["calibrate", "run", "--device", "cpu", "--model", MODEL, "-o", "measured.yaml"]),
     "engine": ("live.validation.backend", ["validate", str(EXAMPLES / "validate-cpu.yaml")]),
     "vllm": ("vllm", ["validate", str(EXAMPLES / "validate-cpu.yaml"), "--engine", "vllm", "--set", VLLM_BLOCKS]),
+    "scheduler": ("vllm", ["simulate", LLAMA, "--set", "engine.scheduler=installed-vllm", "--no-figures"]),
     "bundle": ("live.validation.bundle_backend", ["validate", str(EXAMPLES / "validate-afd-cpu.yaml")]),
     "server": ("live.device", ["serve-live", "--model", MODEL, "--random-weights"]),
     "training": ("live.device", ["adapt", "base", "base", "--steps", "3"]),
@@ -34,5 +36,5 @@ def test_the_extra_and_its_command_are_said(name: str, tmp_path: Path) -> None:
     completed = subprocess.run(process, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert completed.returncode == 2
     (line,) = completed.stderr.splitlines()
-    extra = "vllm" if name == "vllm" else "live"
+    extra = "vllm" if module == "vllm" else "live"
     assert f"expected the extra [{extra}] to be installed: pip install '.[{extra}]' in a checkout (" in line

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from schedulers.vllm_versions import SCHEDULER_VERSIONS
 from tests.vllm_parity import recorded
-from tests.vllm_parity.installed import vllm_version
 from tests.vllm_parity.replay import OurScheduler, VllmScheduler, decisions, difference
 from tests.vllm_parity.workloads import FAMILIES, make_workload
+from twin.serving.engine.installed_vllm import vllm_version
 
 
 def scheduler_for(version: str) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 from zlib import crc32
 
 from schedulers.batches import Batch
+from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
+from schedulers.hosted_core import ScheduledRequest
 from schedulers.sequence import FINISHED
 from tests.vllm_parity.workloads import Visit, Workload
+from twin.serving.engine.installed_vllm import InstalledScheduler
 from workloads.request import Request
 
 
@@ -92,21 +95,23 @@ def difference(expected: list[Decision], found: list[Decision]) -> str | None:
     return None
 
 
+def request_of(number: int, visit: Visit, now: int) -> Request:
+    """The request of a visit that comes now."""
+    arrival = now + number / 1000
+    return Request(number, arrival, visit.prompt, visit.max_tokens, prefix_blocks=visit.ids, priority=visit.priority)
+
+
 class OurScheduler:
     """`EngineCore` under test."""
 
-    def __init__(self, workload: Workload) -> None:
-        self.core = EngineCore(workload.config)
+    def __init__(self, workload: Workload, core: EngineCore | None = None) -> None:
+        self.core = core or EngineCore(workload.config)
         self.visits = workload.visits
         self.in_flight: deque[Batch] = deque()
         self.delivered: Counter[int] = Counter()
 
     def submit(self, number: int, visit: Visit, now: int) -> None:
-        arrival = now + number / 1000
-        request = Request(
-            number, arrival, visit.prompt, visit.max_tokens, prefix_blocks=visit.ids, priority=visit.priority
-        )
-        self.core.submit(request, now)
+        self.core.submit(request_of(number, visit, now), now)
 
     def abort(self, number: int, now: int) -> None:
         self.core.abort(number, now)
@@ -148,86 +153,82 @@ class OurScheduler:
         return bool(self.core.sequences)
 
 
+class HostedByOurs:
+    """`HostedScheduler` by an `EngineCore`, in place of vLLM's scheduler."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.core = EngineCore(config)
+        self.in_flight: deque[Batch] = deque()
+        self.preemptions: dict[int, int] = {}
+
+    def add(self, request: Request, max_tokens: int) -> None:
+        self.core.submit(request, 0.0, max_tokens=max_tokens)
+
+    def schedule(self) -> tuple[list[int], list[ScheduledRequest]]:
+        batch, before = self.core.begin_step(0.0), self.preemptions
+        self.preemptions = {number: sequence.preemptions for number, sequence in self.core.sequences.items()}
+        preempted = [number for number, count in self.preemptions.items() if count > before.get(number, 0)]
+        if batch is None:
+            return preempted, []
+        self.in_flight.append(batch)
+        decodes = [ScheduledRequest(sequence.request.id, 1, -1) for sequence in batch.decodes]
+        chunks = [ScheduledRequest(chunk.sequence.request.id, chunk.tokens, chunk.context) for chunk in batch.chunks]
+        return preempted, decodes + chunks
+
+    def end_step(self, stopped: set[int]) -> None:
+        sequences = [self.core.sequences[number] for number in sorted(stopped)]
+        self.core.end_step(self.in_flight.popleft(), sequences, 0.0)
+
+    def abort(self, request_id: int) -> None:
+        self.core.abort(request_id, 0.0)
+
+    def cached_prefix_tokens(self, request: Request) -> int:
+        return self.core.cached_prefix_tokens(request)
+
+    def num_free_blocks(self) -> int:
+        return self.core.kv_cache.num_free_blocks
+
+    def num_unfinished(self) -> int:
+        return len(self.core.sequences)
+
+
 class VllmScheduler:
     """The scheduler of the installed vLLM under test."""
 
     def __init__(self, workload: Workload) -> None:
-        from vllm.v1.outputs import ModelRunnerOutput
-        from vllm.v1.request import RequestStatus
-
-        from tests.vllm_parity import installed
-
-        self.installed, self.make_output, self.aborted = installed, ModelRunnerOutput, RequestStatus.FINISHED_ABORTED
-        self.block_size = workload.config.block_size
-        self.scheduler: Any = installed.make_scheduler(workload.config, workload.depth > 1)
-        caching = workload.config.enable_prefix_caching
-        self.hash_blocks = installed.block_hasher(self.block_size) if caching else None
+        self.host = InstalledScheduler(workload.config, workload.depth > 1)
+        self.scheduler = self.host.scheduler
         self.visits = workload.visits
-        self.in_flight: deque[tuple[Any, list[str]]] = deque()
-
-    def token(self, number: int, position: int) -> int:
-        """The token at a position of a request: its blocks have the same tokens wherever their ids are the same."""
-        visit = self.visits[number]
-        block, offset = divmod(position, self.block_size)
-        if position == visit.prompt + visit.answer - 1 and visit.answer < visit.max_tokens:
-            return int(self.installed.STOP_TOKEN)
-        if block < len(visit.ids):
-            return 10 + visit.ids[block] * self.block_size + offset
-        return 10**6 + number * 10**4 + position
 
     def submit(self, number: int, visit: Visit, now: int) -> None:
-        prompt = [self.token(number, position) for position in range(visit.prompt)]
-        request = self.installed.make_request(
-            number,
-            prompt,
-            visit.max_tokens,
-            arrival=now + number / 1000,
-            priority=visit.priority,
-            hash_blocks=self.hash_blocks,
-        )
-        self.scheduler.add_request(request)
+        self.host.add(request_of(number, visit, now), visit.max_tokens)
 
     def abort(self, number: int, now: int) -> None:
-        self.scheduler.finish_requests(str(number), self.aborted)
+        if str(number) in self.scheduler.requests:
+            self.host.abort(number)
 
     def reset_prefix_cache(self) -> None:
         self.scheduler.reset_prefix_cache()
 
     def begin(self, now: int) -> Decision | None:
-        scheduler = self.scheduler
-        before = {request.request_id for request in scheduler.running}
-        output = scheduler.schedule()
-        if not output.total_num_scheduled_tokens:
+        before = {request.request_id for request in self.scheduler.running}
+        _, scheduled = self.host.schedule()
+        if not scheduled:
             return None
-        requests = scheduler.requests
-        sampled = [id for id in output.num_scheduled_tokens if not requests[id].is_prefill_chunk]
-        self.in_flight.append((output, sampled))
-        admitted = []
-        for request in scheduler.running:
-            if request.request_id not in before:
-                cached = request.num_computed_tokens - output.num_scheduled_tokens[request.request_id]
-                admitted.append((int(request.request_id), cached))
-        preempted = [(int(id), request.num_preemptions) for id, request in requests.items() if request.num_preemptions]
+        running = tuple(int(request.request_id) for request in self.scheduler.running)
+        requests = self.scheduler.requests.items()
         return Decision(
-            tuple(sorted((int(id), count) for id, count in output.num_scheduled_tokens.items())),
-            tuple(int(request.request_id) for request in scheduler.running),
-            tuple(sorted(preempted)),
-            scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
-            tuple(sorted(admitted)),
+            tuple(sorted((number, tokens) for number, tokens, _ in scheduled)),
+            running,
+            tuple(sorted((int(id), request.num_preemptions) for id, request in requests if request.num_preemptions)),
+            self.host.num_free_blocks(),
+            tuple(sorted((n, cached) for n, _, cached in scheduled if str(n) not in before and n in running)),
         )
 
     def end(self, now: int) -> None:
-        output, sampled = self.in_flight.popleft()
-        ids = list(output.num_scheduled_tokens)
-        tokens: list[list[int]] = []
-        for id in ids:
-            request = self.scheduler.requests.get(id)
-            deliver = id in sampled and request is not None
-            tokens.append([self.token(int(id), request.num_tokens)] if deliver else [])
-        result = self.make_output(
-            req_ids=ids, req_id_to_index={id: index for index, id in enumerate(ids)}, sampled_token_ids=tokens
-        )
-        self.scheduler.update_from_output(output, result)
+        lengths = {int(id): request.num_tokens + 1 for id, request in self.scheduler.requests.items()}
+        visits = self.visits
+        self.host.end_step({n for n, tokens in lengths.items() if tokens == visits[n].prompt + visits[n].answer})
 
     def unfinished(self) -> bool:
         return bool(self.scheduler.requests)

@@ -6,9 +6,10 @@ from importlib.util import find_spec
 
 import pytest
 
+from schedulers.hosted_core import HostedCore
 from schedulers.vllm_versions import SCHEDULER_VERSIONS
 from tests.vllm_parity.recorded import first_difference, read
-from tests.vllm_parity.replay import OurScheduler, VllmScheduler, decisions, difference
+from tests.vllm_parity.replay import HostedByOurs, OurScheduler, VllmScheduler, decisions, difference
 from tests.vllm_parity.workloads import FAMILIES, make_workload
 
 
@@ -39,11 +40,22 @@ def test_another_rule_is_noticed(seed: int) -> None:
     assert different
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_hosted_scheduler_shows_what_its_host_decides(family: str) -> None:
+    for seed in range(20):
+        workload = make_workload(family, seed)
+        if workload.reset_at:
+            continue  # a host is asked for no empty cache
+        hosted = HostedCore(workload.config, HostedByOurs(workload.config))
+        expected = decisions(workload, OurScheduler(workload))
+        assert difference(expected, decisions(workload, OurScheduler(workload, hosted))) is None
+
+
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_installed_version_decides_alike(family: str) -> None:
     from tests.vllm_parity.compare import scheduler_for
-    from tests.vllm_parity.installed import vllm_version
+    from twin.serving.engine.installed_vllm import vllm_version
 
     for seed in range(200, 220):
         workload = make_workload(family, seed).for_version(scheduler_for(vllm_version()))

@@ -20,6 +20,8 @@ from scenarios.serving import ServingScenario
 from schedulers.engine_core import EngineCore
 from schedulers.lockstep import LockstepGroup
 from schedulers.pipeline import PipelinedEngineCore
+from schedulers.vllm_versions import INSTALLED_VLLM
+from twin.serving.engine.installed_vllm import installed_core
 from twin.serving.engine.speculation import Acceptance, SimulatedSpeculation
 from twin.serving.plan.deployment import check_deployment, check_device, describe_origin
 from workloads.errors import BadInput
@@ -77,6 +79,12 @@ class PlannedPool:
 
     def make_core(self) -> EngineCore | LockstepGroup:
         """The scheduler of a new engine: one for each data-parallel rank."""
+        config = self.scheduler.config
+        if config.scheduler == INSTALLED_VLLM:
+            if self.spec.role != "both":
+                expected = f"expected both with engine.scheduler {INSTALLED_VLLM}"
+                raise BadInput(expected, field="system.pools.role", value=self.spec.role)
+            return installed_core(config, self.scheduler.depth > 1)
         ranks = self.spec.engine.data_parallel_size
         return LockstepGroup(self.scheduler.make_core, ranks) if ranks > 1 else self.scheduler.make_core()
 

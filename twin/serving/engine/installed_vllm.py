@@ -1,4 +1,4 @@
-"""Constructs vLLM's scheduler and its requests from the twin's own settings.
+"""The installed vLLM's own scheduler in a simulated engine (`engine.scheduler: installed-vllm`).
 
 The class needs few of vLLM's settings, and none of a model's but its length limit. A whole `VllmConfig` inspects the
 model's code in another process, which takes 40 s; here its sections keep their defaults, and its checks are not run.
@@ -7,6 +7,8 @@ model's code in another process, which takes 40 s; here its sections keep their 
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections import deque
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -14,12 +16,114 @@ from types import SimpleNamespace
 from typing import Any
 
 from schedulers.engine_config import EngineConfig
+from schedulers.hosted_core import HostedCore, ScheduledRequest
+from schedulers.vllm_versions import INSTALLED_VLLM, NULL_BLOCKS
+from workloads.errors import missing_extra
+from workloads.request import Request
 
 STOP_TOKEN = 1
 """The token that ends an answer before its limit."""
 
+SHARED_TOKENS = 10
+"""The first token id of shared prefixes; other tokens are negative."""
+
 MAX_MODEL_LEN = 1 << 24
 """More tokens than any request has: lengths are limited by the workload."""
+
+
+class InstalledScheduler:
+    """`schedulers.hosted_core.HostedScheduler` by vLLM's `Scheduler`, or its `AsyncScheduler`.
+
+    Tokens are invented: those of a prefix id are the same in all requests, others in none.
+    """
+
+    def __init__(self, config: EngineConfig, async_scheduling: bool) -> None:
+        self.scheduler: Any = make_scheduler(config, async_scheduling)
+        self._hash_blocks = block_hasher(config.block_size) if config.enable_prefix_caching else None
+        self._id_tokens = config.prefix_id_tokens
+        self._prefixes: dict[str, tuple[int, ...]] = {}
+        self._num_added = 0
+        self._in_flight = deque[tuple[list[str], Any]]()  # requests that get a token, and vLLM's output
+        self._make_output = import_module("vllm.v1.outputs").ModelRunnerOutput
+        self._aborted = import_module("vllm.v1.request").RequestStatus.FINISHED_ABORTED
+
+    def add(self, request: Request, max_tokens: int) -> None:
+        """See `HostedScheduler.add`."""
+        self._num_added += 1
+        self.scheduler.add_request(self._request(request, max_tokens))
+        self._prefixes[str(request.id)] = request.prefix_blocks
+
+    def schedule(self) -> tuple[list[int], list[ScheduledRequest]]:
+        """See `HostedScheduler.schedule`."""
+        output, requests = self.scheduler.schedule(), self.scheduler.requests
+        tokens = output.num_scheduled_tokens
+        if tokens:
+            self._in_flight.append(([id for id in tokens if not requests[id].is_prefill_chunk], output))
+        computed = ((id, count, requests[id].num_computed_tokens - count) for id, count in tokens.items())
+        scheduled = [ScheduledRequest(int(id), count, before) for id, count, before in computed]
+        return sorted(int(id) for id in output.preempted_req_ids or ()), scheduled
+
+    def end_step(self, stopped: set[int]) -> None:
+        """See `HostedScheduler.end_step`."""
+        sampled, output = self._in_flight.popleft()
+        requests, ids = self.scheduler.requests, list(output.num_scheduled_tokens)
+        tokens: dict[str, list[int]] = {id: [] for id in ids}
+        for id in sampled:
+            if id in requests:
+                position = requests[id].num_tokens
+                tokens[id] = [STOP_TOKEN] if int(id) in stopped else self._tokens(int(id), position, position + 1)
+        indices = {id: index for index, id in enumerate(ids)}
+        sampled_tokens = [tokens[id] for id in ids]
+        result = self._make_output(req_ids=ids, req_id_to_index=indices, sampled_token_ids=sampled_tokens)
+        self.scheduler.update_from_output(output, result)
+        for id in sampled:
+            if id not in requests:
+                self._prefixes.pop(id, None)
+
+    def abort(self, request_id: int) -> None:
+        """See `HostedScheduler.abort`."""
+        self.scheduler.finish_requests(str(request_id), self._aborted)
+        self._prefixes.pop(str(request_id))
+
+    def cached_prefix_tokens(self, request: Request) -> int:
+        """See `HostedScheduler.cached_prefix_tokens`."""
+        return int(self.scheduler.kv_cache_manager.get_computed_blocks(self._request(request, 1))[1])
+
+    def num_free_blocks(self) -> int:
+        """Blocks that requests can have."""
+        return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    def num_unfinished(self) -> int:
+        """Requests that wait or run."""
+        return len(self.scheduler.requests)
+
+    def _request(self, request: Request, max_tokens: int) -> Any:
+        prompt = self._tokens(request.id, 0, request.prompt_tokens, request.prefix_blocks)
+        arrival = request.arrival, self._num_added  # vLLM compares them; its own clock knows no equal ones
+        return make_request(
+            request.id, prompt, max_tokens, arrival=arrival, priority=request.priority, hash_blocks=self._hash_blocks
+        )
+
+    def _tokens(self, number: int, first: int, end: int, ids: tuple[int, ...] | None = None) -> list[int]:
+        """Token ids of a request at the positions from `first` to before `end`."""
+        ids, size = self._prefixes[str(number)] if ids is None else ids, self._id_tokens
+        named = len(ids) * size
+        shared = [SHARED_TOKENS + ids[at // size] * size + at % size for at in range(first, min(end, named))]
+        return shared + [-(number << 32) - at - 2 for at in range(max(first, named), end)]
+
+
+def installed_core(config: EngineConfig, async_scheduling: bool) -> HostedCore:
+    """An engine's scheduler that is the installed vLLM's.
+
+    Raises:
+        BadInput: there is no vLLM.
+    """
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    try:
+        vllm_version()
+    except ImportError as error:
+        raise missing_extra("vllm", error, field="engine.scheduler", value=INSTALLED_VLLM) from None
+    return HostedCore(config, InstalledScheduler(config, async_scheduling))
 
 
 def vllm_version() -> str:
@@ -40,7 +144,7 @@ def make_request(
     prompt: list[int],
     max_tokens: int,
     *,
-    arrival: float,
+    arrival: Any,
     priority: int,
     hash_blocks: Callable[[Any], list[Any]] | None,
 ) -> Any:
@@ -93,7 +197,7 @@ def _vllm_config(config: EngineConfig, async_scheduling: bool) -> Any:
     vllm_config.cache_config = settings.CacheConfig(
         block_size=config.block_size, enable_prefix_caching=config.enable_prefix_caching
     )
-    vllm_config.cache_config.num_gpu_blocks = config.num_gpu_blocks + 1
+    vllm_config.cache_config.num_gpu_blocks = config.num_gpu_blocks + NULL_BLOCKS
     return vllm_config
 
 
@@ -127,7 +231,9 @@ def _kv_cache_config(config: EngineConfig) -> Any:
     dtype = import_module("torch").float16
     spec = interface.FullAttentionSpec(block_size=config.block_size, num_kv_heads=1, head_size=1, dtype=dtype)
     group = interface.KVCacheGroupSpec(["layer"], spec)
-    return interface.KVCacheConfig(num_blocks=config.num_gpu_blocks + 1, kv_cache_tensors=[], kv_cache_groups=[group])
+    return interface.KVCacheConfig(
+        num_blocks=config.num_gpu_blocks + NULL_BLOCKS, kv_cache_tensors=[], kv_cache_groups=[group]
+    )
 
 
 def _accept(*_: Any) -> bool:
