@@ -11,8 +11,10 @@ from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parents[1]
 
-# Each of pytest-xdist's workers has one core, and inherits this. More threads of OpenBLAS would spin while they wait.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Each of pytest-xdist's workers has one core, and inherits this. More threads of OpenBLAS and PyTorch would spin while
+# they wait.
+for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
 
 # A machine that is busy with other work makes no test fail. `.ci/run --all` takes the second profile.
 for profile, examples in (("suite", 60), ("all", 600)):

@@ -43,7 +43,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
     """By name of `MODELS`: the directory, and transformers' own model in float32."""
     transformers = pytest.importorskip("transformers", reason="checkpoints are written by transformers")
-    torch.set_num_threads(1)  # the models are tiny, and tests run in several processes
     checkpoints: dict[str, tuple[Path, Any]] = {}
 
     def make(name: str) -> tuple[Path, Any]:

@@ -31,7 +31,6 @@ BLOCK = 4
 
 @pytest.fixture(scope="module")
 def decoder() -> Decoder:
-    torch.set_num_threads(1)
     return Decoder(CONFIG, random_weights(CONFIG, torch.float64, "cpu"))
 
 

@@ -132,6 +132,7 @@ def smallest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow  # SPEAR's study is trained, stopped and drawn by the same code
 @pytest.mark.usefixtures("smallest")
 def test_the_whole_run_is_taken_up_where_it_was_stopped_and_drawn(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

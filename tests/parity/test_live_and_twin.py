@@ -191,7 +191,6 @@ def by_the_second(
     name: str, make: type[Executor], depth: int, arrivals: dict[Generation, float]
 ) -> list[tuple[object, ...]]:
     """Decisions of a live engine whose every step takes a second."""
-    torch.set_num_threads(1)
     config, chunks = CASES[name]
     decoder = Decoder(CONFIG, random_weights(CONFIG, torch.float32, "cpu"))
     engine = Engine(decoder, config, chunks, make_executor=make, depth=depth)

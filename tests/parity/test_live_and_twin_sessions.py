@@ -104,7 +104,6 @@ def planned(engine: dict[str, Any]) -> ServingPlan:
 
 
 def lived(plan: ServingPlan) -> tuple[ReplayResult, list[tuple[object, ...]], Engine]:
-    torch.set_num_threads(1)
     decoder = Decoder(CONFIG, random_weights(CONFIG, torch.float64, "cpu"))
     engine = SteppingEngine(decoder, plan.scheduler.config)
     result = noted(engine)

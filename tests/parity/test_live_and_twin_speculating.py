@@ -54,7 +54,6 @@ def planned(blocks: int) -> SchedulerPlan:
 
 
 def engine_of(scheduler: SchedulerPlan) -> SpeculativeEngine:
-    torch.set_num_threads(1)
     config = replace(CONFIG, shape=replace(CONFIG.shape, vocabulary=VOCABULARY))
     decoder = Decoder(config, random_weights(config, torch.float32, "cpu"))
     return SpeculativeEngine(

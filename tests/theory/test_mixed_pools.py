@@ -75,7 +75,7 @@ def check_mean_time(routing: str, rate: float, expected: float) -> None:
     assert estimate.half_width < 0.2 * expected, "an interval this wide shows nothing"
 
 
-@pytest.mark.parametrize("load", [0.4, 0.7])
+@pytest.mark.parametrize("load", [pytest.param(0.4, marks=pytest.mark.slow), 0.7])
 def test_a_split_in_proportion_to_speed(load: float) -> None:
     """Each is an M/M/1 queue with its share of the arrivals: T = Σ p / (μ - p λ)."""
     total = sum(RATE.values())

@@ -80,7 +80,7 @@ def between(waits: list[float]) -> float:
     return math.sqrt(waits[0] * waits[1])
 
 
-@pytest.mark.parametrize(("load", "servers"), [(0.6, 2), (2.5, 4)])
+@pytest.mark.parametrize(("load", "servers"), [pytest.param(0.6, 2, marks=pytest.mark.slow), (2.5, 4)])
 def test_exponential_services_and_a_mean_wait(load: float, servers: int) -> None:
     # At least one server more than the load keeps the queue without a goal; more is what the goal asks.
     waits = [mmc_wait(load / SERVICE, SERVICE, c) for c in (servers - 1, servers)]
@@ -102,7 +102,7 @@ def test_exponential_services_and_a_percentile_of_the_wait() -> None:
     assert fewest(load, "geometric", {"ttft_p90": limit}) == servers
 
 
-@pytest.mark.parametrize(("load", "servers"), [(0.6, 2), (2.5, 4)])
+@pytest.mark.parametrize(("load", "servers"), [(0.6, 2), pytest.param(2.5, 4, marks=pytest.mark.slow)])
 def test_fixed_services(load: float, servers: int) -> None:
     waits = [mdc_wait(load / SERVICE, SERVICE, c) for c in (servers - 1, servers)]
     limit = STEP + between(waits)

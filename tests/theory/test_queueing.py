@@ -39,7 +39,7 @@ def replicate(decode: Lengths, load: float, requests: int, seed: int) -> tuple[f
 
 
 @pytest.mark.parametrize("decode", [Fixed(4), Geometric(4.0)], ids=["M/D/1", "M/Geo/1"])
-@pytest.mark.parametrize("load", [0.5, 0.8])
+@pytest.mark.parametrize("load", [pytest.param(0.5, marks=pytest.mark.slow), 0.8])
 def test_waiting_time_of_pollaczek_and_khinchine(decode: Lengths, load: float) -> None:
     service = STEP * decode.mean
     second_moment = STEP**2 * (decode.variance + decode.mean**2)

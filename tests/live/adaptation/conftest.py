@@ -1,19 +1,14 @@
-"""Small models for the tests of trainings; one thread, as the trainings have."""
+"""Small models for the tests of trainings."""
 
 from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="trainings need the extra [live]")
+pytest.importorskip("torch", reason="trainings need the extra [live]")
 
-from kernels.shapes import Shape  # noqa: E402
-from live.adaptation.tasks import VOCABULARY  # noqa: E402
-from live.models.config import ModelConfig  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
+from kernels.shapes import Shape
+from live.adaptation.tasks import VOCABULARY
+from live.models.config import ModelConfig
 
 
 @pytest.fixture

@@ -87,7 +87,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def decoder(folder: Path) -> Decoder:
     """The model itself."""
-    torch.set_num_threads(1)
     config = read_config(folder)
     return Decoder(config, random_weights(config, torch.float32, "cpu", seed=3))
 

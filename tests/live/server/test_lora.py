@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from kernels.sampling import SamplingParams
 from live.generation import make_generation
@@ -55,7 +54,6 @@ def test_each_name_has_its_own_answers(parts: tuple[Path, list[str]]) -> None:
     assert len({tuple(row) for row in expected.values()}) == 3
     backend = build(parts, 2)
     engine = backend.engine
-    torch.set_num_threads(1)
     with running(engine.executor.decoder, None, backend=backend) as server:
         for model in ("one", "tiny", "two", "one", None):  # the second time, one finds its own prompt in the cache
             fields = {} if model is None else {"model": model}

@@ -35,7 +35,6 @@ CONFIGS = {
 
 def make_decoder(name: str, seed: int = 3) -> Decoder:
     """A tiny model with random weights."""
-    torch.set_num_threads(1)
     return Decoder(CONFIGS[name], random_weights(CONFIGS[name], torch.float32, "cpu", seed))
 
 

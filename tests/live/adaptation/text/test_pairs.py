@@ -57,6 +57,7 @@ def write(file: str, *rows: object) -> None:
     Path(file).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
+@pytest.mark.parametrize("model", ["Qwen3"], indirect=True)
 def test_a_tuned_module_suits_the_frozen_decode_module_better_than_naive_sharing(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
