@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from kernels.decode_attention import decode_attention, latent_decode_attention
+from kernels.decode_attention import decode_attention
 from kernels.microbenchmark import Case
 from kernels.shapes import Shape
 
@@ -39,38 +39,6 @@ def cases(
             )
 
 
-def latent_cases(
-    device: str,
-    dtype: torch.dtype,
-    batches: Sequence[int],
-    contexts: Sequence[int],
-    *,
-    heads: int = 128,
-    latent: int = 512,
-    rope: int = 64,
-    block_size: int = 64,
-) -> Iterator[Case]:
-    """The latent form; by default at the shapes of DeepSeek-V3."""
-    width = latent + rope
-    for batch in batches:
-        for context in contexts:
-            size = (batch * context * width + batch * heads * (width + latent)) * dtype.itemsize
-            yield Case(
-                operation="decode_attention/latent",
-                sizes={
-                    "batch": batch,
-                    "context": context,
-                    "heads": heads,
-                    "latent": latent,
-                    "rope": rope,
-                    "block_size": block_size,
-                },
-                prepare=partial(_prepare_latent, heads, latent, width, batch, context, block_size, device, dtype),
-                moved=size,
-                flops=2 * batch * context * heads * (width + latent),
-            )
-
-
 def _pages(batch: int, context: int, block_size: int, device: str) -> tuple[int, torch.Tensor, torch.Tensor]:
     pages = -(-context // block_size)
     tables = torch.randperm(batch * pages, device=device).view(batch, pages).to(torch.int32)
@@ -92,12 +60,3 @@ def _prepare(
     k, v = (torch.randn(size, device=device, dtype=dtype) for _ in range(2))
     q = torch.randn(batch, shape.heads, shape.head_dim, device=device, dtype=dtype)
     return lambda: decode_attention(q, k, v, tables, lengths, shape.head_dim**-0.5)
-
-
-def _prepare_latent(
-    heads: int, latent: int, width: int, batch: int, context: int, block_size: int, device: str, dtype: torch.dtype
-) -> Callable[[], object]:
-    blocks, tables, lengths = _pages(batch, context, block_size, device)
-    cache = torch.randn(blocks, block_size, width, device=device, dtype=dtype)
-    q = torch.randn(batch, heads, width, device=device, dtype=dtype)
-    return lambda: latent_decode_attention(q, cache, tables, lengths, 0.1, latent, longest=context)

@@ -6,8 +6,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from latency_models.calibration.file_format import (
     COMPONENTS,
     SIZES,
@@ -41,27 +39,6 @@ def to_line(fitted: LinearLatency, component: Component, time_unit: str) -> Line
     )
     unit = f"{time_unit}/{SIZES[component][0]}"
     return Line(alpha=fitted.alpha_, beta=fitted.beta_, alpha_unit=unit, beta_unit=time_unit, fit=report)
-
-
-def to_estimator(line: Line) -> LinearLatency:
-    """A line as an estimator for arrays. A line with a fit report has its intervals."""
-    estimator = LinearLatency.from_coefficients(line.alpha, line.beta)
-    report = line.fit
-    if report is None:
-        return estimator
-    estimator.set_params(relative=report.relative, confidence=report.confidence)
-    estimator.covariance_ = np.array(report.covariance)
-    estimator.noise_variance_ = report.noise_variance
-    estimator.degrees_ = report.degrees
-    estimator.through_origin_ = report.degrees == report.points - 1
-    estimator.alpha_interval_ = report.alpha_interval
-    estimator.beta_interval_ = report.beta_interval
-    estimator.range_ = report.range
-    estimator.points_ = report.points
-    estimator.r_squared_ = report.r_squared
-    error = report.heldout_median_error
-    estimator.heldout_median_error_ = math.nan if error is None else error
-    return estimator
 
 
 Measurements = dict[Component, tuple[list[float], list[float]]]

@@ -142,20 +142,6 @@ def test_caches_that_leave_with_chunks(
     assert sum(check(document)["output_tokens"]) == sum(answers(document))
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_failures(asynchronous: bool) -> None:
-    document = scenario(
-        engine={"async_scheduling": asynchronous},
-        workload={"requests": 120},
-        system={"layout": "colocated", "replicas": 2},
-        failures=[
-            {"engine": "engine-0", "at": 0.5, "duration": 0.8},
-            {"engine": "engine-1", "at": 1.0, "duration": 0.8},
-        ],
-    )
-    assert max(check(document)["attempts"]) > 0
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     method=st.sampled_from(["draft_model", "ngram"]),

@@ -24,7 +24,9 @@ from schedulers.routing import (
     ShortestExpectedDelay,
     WeightedLeastLoaded,
     WeightedRandom,
+    draws,
     own_method,
+    reads_caches,
 )
 from workloads.request import Request
 
@@ -136,6 +138,8 @@ def test_routers_by_name() -> None:
         "weighted_random": WeightedRandom,
     }  # fmt: skip
     assert {name: type(make(draw)) for name, make in ROUTERS.items()} == kinds
+    assert {name for name in kinds if draws(name)} == {"power_of_two", "weighted_random"}
+    assert {name for name in kinds if reads_caches(name)} == {"prefix_aware"}
     with pytest.raises(ValueError, match=r"expected one of least_loaded, power_of_two, .*, found 'random'"):
         ROUTERS.select("random")
 

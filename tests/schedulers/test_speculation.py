@@ -240,3 +240,9 @@ def test_goodput_learns_the_acceptance_and_drafts_less_the_more_a_row_costs(acce
     for decodes in (1, 8, 40, 400):
         best = max(range(7), key=lambda drafts: rate(drafts, decodes))
         assert policy.num_draft_tokens(decodes) == best
+
+
+@pytest.mark.parametrize(("explore", "drafts"), [(0, [0] * 7), (3, [0, 0, 1, 0, 0, 1, 0])])
+def test_goodput_tries_one_draft_now_and_then_where_none_pays(explore: int, drafts: list[int]) -> None:
+    policy = GoodputDrafts(6, [1, 100], [1.0, 100.0], acceptance=0.2, explore=explore)
+    assert [policy.num_draft_tokens(10) for _ in range(7)] == drafts

@@ -78,6 +78,7 @@ def test_more_cards_in_an_ffn_instance_ask_for_more_attention_instances() -> Non
     model = CycleModel(PassLatency((0.0, 1.0), (0.25, 100.0), (0.0, 1.0)), 16, 2, [constant_load(0.0)])
     assert model.best_ratio() == pytest.approx(5, rel=2e-3)  # r_peak = sqrt(100 / (0.25 * 16)), the published optimum
     assert model.best_ratio(attention_cards=4, ffn_cards=36) == pytest.approx(15, rel=2e-3)
+    assert (model.best_ratio(high=3.0), model.best_ratio(low=8.0)) == (3.0, 8.0)  # where the search begins and ends
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 3, 4])

@@ -50,7 +50,9 @@ def agrees(measured: np.ndarray, expected: float) -> None:
     assert half_width < 0.15 * expected, "an interval this wide shows nothing"
 
 
-@pytest.mark.parametrize("keep_alive", [0.0, 0.1, pytest.param(0.5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "keep_alive", [0.1, *(pytest.param(seconds, marks=pytest.mark.slow) for seconds in (0.0, 0.5))]
+)
 def test_one_model_that_leaves_when_idle(keep_alive: float) -> None:
     rate = 5.0
     rho, asleep = rate * SERVICE, math.exp(-rate * keep_alive)

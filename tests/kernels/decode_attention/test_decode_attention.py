@@ -10,7 +10,7 @@ import torch
 
 from kernels import decode_attention as dispatch
 from kernels.decode_attention import reference, triton
-from kernels.decode_attention.cases import cases, latent_cases
+from kernels.decode_attention.cases import cases
 from kernels.shapes import Shape
 
 ROUNDING = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}
@@ -212,6 +212,3 @@ def test_cases_run_and_count_bytes(device: str) -> None:
     (case,) = cases(shape, device, torch.float32, [3], [20])
     assert case.moved == 4 * (2 * 3 * 20 * 2 * 16 + 2 * 3 * 4 * 16)
     assert case.prepare()().shape == (3, 4, 16)
-    (case,) = latent_cases(device, torch.float32, [3], [20], heads=4, latent=32, rope=16)
-    assert case.moved == 4 * (3 * 20 * 48 + 3 * 4 * 48 + 3 * 4 * 32)
-    assert case.prepare()().shape == (3, 4, 32)

@@ -65,9 +65,10 @@ def records(result: Run) -> dict[str, Any]:
 
 
 def run_both_ways(document: dict[str, Any]) -> tuple[Run, Run]:
-    """Simulate with and without fast-forwarding; records, scaling and documents are equal to the last bit."""
+    """Simulate with and without fast-forwarding; records, shedding, scaling and documents are equal to the last bit."""
     fast, slow = (run({**document, "fast_forward": mode}) for mode in (True, False))
     assert records(fast) == records(slow)
+    assert (fast.shed and vars(fast.shed)) == (slow.shed and vars(slow.shed))
     assert [log.changes for log in fast.scaling or ()] == [log.changes for log in slow.scaling or ()]
     assert reported(fast, document) == reported(slow, document)
     return fast, slow

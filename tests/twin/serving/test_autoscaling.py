@@ -227,26 +227,6 @@ def check(document: dict[str, Any]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from(POLICIES), outages([f"engine-{i}" for i in range(3)]), st.sampled_from([0.0, 0.05, 0.7]),
-    st.booleans(), st.sampled_from([20, 60, 400]), st.sampled_from(["least_loaded", "session_affinity"]),
-)  # fmt: skip
-def test_colocated_engines_that_are_scaled_and_fail(
-    policy: dict[str, Any], failures: list[dict[str, Any]], warm_up: float, asynchronous: bool, blocks: int,
-    routing: str,
-) -> None:  # fmt: skip
-    section = {"max_replicas": 3, "sync_period": 0.1, "start_up": {"warm_up": warm_up}, **QUICK, **policy}
-    check(
-        scenario(
-            workload={"arrivals": {"process": "poisson", "rate": 40, **DAY}},
-            engine={"num_gpu_blocks": blocks, "async_scheduling": asynchronous, "max_num_seqs": 6},
-            system={"replicas": 2, "routing": routing, "autoscaling": {"engine": section}},
-            failures=failures,
-        )
-    )
-
-
-@settings(max_examples=60, deadline=None)
-@given(
     st.sampled_from(POLICIES), st.sampled_from(POLICIES), outages(["prefill-0", "prefill-1", "decode-0", "decode-2"]),
     st.sampled_from([0.0, 0.3]), st.sampled_from([2e4, 1e9]), st.sampled_from([20, 60, 400]), st.booleans(),
 )  # fmt: skip

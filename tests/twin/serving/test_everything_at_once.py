@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.twin.serving.scenarios import records, reported, run
+from tests.twin.serving.scenarios import records, reported, run, run_both_ways
 from tests.twin.serving.test_autoscaling import DAY, POLICIES, QUICK, check_seconds
 from tests.twin.serving.test_failures import outages
 from tests.twin.serving.test_service_classes import tenants
@@ -24,10 +24,11 @@ TIERS = st.sampled_from([
     {"host": {"capacity": 2e4, "bandwidth": 1e6}, "write_policy": "write_back"},
 ])  # fmt: skip
 
-DRAFTS = st.sampled_from([
-    None,
-    {"method": "ngram", "num_speculative_tokens": 3, "acceptance": 0.6, "proposed": 0.5},
-    {"method": "draft_model", "num_speculative_tokens": 2, "acceptance": 0.8},
+STEPS: st.SearchStrategy[dict[str, Any]] = st.sampled_from([
+    {},
+    {"async_scheduling": True},
+    {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "acceptance": 0.6, "proposed": 0.5}},
+    {"speculative_config": {"method": "draft_model", "num_speculative_tokens": 2, "acceptance": 0.8}},
 ])  # fmt: skip
 
 LIMITS = st.sampled_from([None, {"max_waiting": 3}, {"max_waiting_tokens": 300}, {"predicted_ttft": 2.0}])
@@ -76,16 +77,16 @@ def scaled(policy: dict[str, Any]) -> dict[str, Any]:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from(POLICIES), outages(ENGINES), TIERS, DRAFTS, LIMITS, ROUTERS, ORDERS,
+    st.sampled_from(POLICIES), outages(ENGINES), TIERS, STEPS, LIMITS, ROUTERS, ORDERS,
     st.sampled_from([16, 40, 200]), st.sampled_from([None, 0.02]), st.booleans(),
 )  # fmt: skip
 def test_every_request_ends_once_and_every_block_comes_back(
-    policy: dict[str, Any], failures: list[dict[str, Any]], tiers: dict[str, Any] | None, drafts: dict[str, Any] | None,
+    policy: dict[str, Any], failures: list[dict[str, Any]], tiers: dict[str, Any] | None, steps: dict[str, Any],
     limits: dict[str, Any] | None, router: str, order: str, blocks: int, delay: float | None, retries: bool,
 ) -> None:  # fmt: skip
     document = everything(
-        num_gpu_blocks=blocks, scheduling_policy=order, admission_control=limits, speculative_config=drafts,
-        kv_offloading=tiers and {"bytes_per_token": 100.0, **tiers},
+        num_gpu_blocks=blocks, scheduling_policy=order, admission_control=limits,
+        kv_offloading=tiers and {"bytes_per_token": 100.0, **tiers}, **steps,
     )  # fmt: skip
     if retries and limits:
         document["workload"]["retries"] = {"attempts": 2}
@@ -93,14 +94,13 @@ def test_every_request_ends_once_and_every_block_comes_back(
     if delay is not None:
         document["system"]["kv_events"] = {"delay": delay}
     document["failures"] = failures
-    result = run(document)
+    result, _ = run_both_ways(document)
     shed = [] if result.shed is None else result.shed.ended
     ids = records(result)["id"]
     assert len(ids) == len(set(ids))
     assert len(ids) + len(shed) == REQUESTS
     check_blocks(result)
     check_seconds(result)
-    assert records(run({**document, "fast_forward": False})) == records(result)
 
 
 def test_each_part_has_something_to_do() -> None:

@@ -44,15 +44,6 @@ PLAIN = {"workload": {"requests": 9, **LENGTHS, "arrivals": {"process": "poisson
 """A workload without classes and tenants."""
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("policy", ["deadline", "fair", "priority"])
-def test_fast_forwarding_changes_nothing(policy: str, asynchronous: bool) -> None:
-    engine = {"scheduling_policy": policy, "max_num_seqs": 4, "async_scheduling": asynchronous}
-    fast, slow = (run(tenants(engine=engine, fast_forward=mode)) for mode in (True, False))
-    assert records(fast) == records(slow)
-    assert fast.columns.client == slow.columns.client
-
-
 def test_fast_forwarding_passes_over_steps_while_tenants_wait_for_slots() -> None:
     engine = {"scheduling_policy": "fair", "max_num_seqs": 4}
     fast, slow = (run(tenants(engine=engine, fast_forward=mode)) for mode in (True, False))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from reports.statistics import controlled_mean
-from tests.twin.serving.scenarios import records, reported, run, run_both_ways, scenario
+from tests.twin.serving.scenarios import records, reported, run, scenario
 from tests.twin.serving.test_service_classes import tenants
 from twin.serving.results.client_summary import summarise_clients
 from twin.serving.run.simulation import Simulation
@@ -20,28 +20,10 @@ from workloads.errors import BadInput
 STEP, STEPS = 1e-3, 200
 SERVICE = STEP * STEPS
 
-LIMITS: list[dict[str, Any]] = [
-    {"max_waiting": 3},
-    {"max_waiting_per_tenant": 4, "max_waiting_tokens": 400},
-    {"predicted_ttft": 1.0, "classes": {"batch": {"max_waiting": 5}}},
-]
-
 
 def sheds(limits: dict[str, Any], policy: str = "fair", **sections: Any) -> dict[str, Any]:
     engine = {"scheduling_policy": policy, "max_num_seqs": 3, "admission_control": limits}
     return tenants(engine=engine, **sections)
-
-
-@pytest.mark.parametrize("retries", [None, {"attempts": 2}])
-@pytest.mark.parametrize("limits", LIMITS)
-def test_fast_forwarding_changes_nothing(limits: dict[str, Any], retries: dict[str, Any] | None) -> None:
-    document = sheds(limits, system={"layout": "colocated", "replicas": 2}, workload={"retries": retries})
-    fast, slow = run_both_ways(document)
-    assert fast.shed is not None
-    assert slow.shed is not None
-    assert vars(fast.shed) == vars(slow.shed)
-    assert len(fast.shed.ended) > 5
-    assert (fast.shed.retries > 0) is (retries is not None)
 
 
 @pytest.mark.parametrize(
@@ -73,17 +55,7 @@ def test_fair_limits_shed_the_flood_alone() -> None:
     assert apart["modest"] == 0 < apart["flood"]
 
 
-def test_failures_and_shedding_lose_nothing() -> None:
-    """A request that an engine has accepted is not shed when that engine fails."""
-    failures = [{"engine": "engine-0", "at": 0.4, "duration": 0.3}]
-    document = sheds({"max_waiting": 2}, system={"layout": "colocated", "replicas": 2}, failures=failures)
-    result = run(document)
-    assert result.shed is not None
-    assert len(result.shed.ended) + len(result.columns.arrival) == 200
-    assert max(result.columns.attempts) > 0
-
-
-@pytest.mark.parametrize("places", [2, 4])
+@pytest.mark.parametrize("places", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_a_queue_with_few_places_is_m_m_1_k(places: int) -> None:
     """An engine of one sequence with K - 1 places to wait loses (1 - ρ) ρ^K / (1 - ρ^(K+1)) of the requests."""
     load = 0.9
