@@ -10,12 +10,13 @@ import datetime
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from latency_models.fitting.estimator import CannotFit
+from latency_models.fitting.estimator import CannotFit, Floats
 from latency_models.fitting.statistics import deviation_between
 from latency_models.io.config_io import write_yaml
 from latency_models.sources.engine_regression import EngineRegression, Step
@@ -27,6 +28,9 @@ from twin.validation.contention import ContentionMeter
 from twin.validation.recordings import ProfilingRecording
 
 PROFILING_SEED = 1
+SPEED_PASSES = 5
+"""Fits of the machine's speeds: further ones change a replay's time by less than 0.1 %."""
+
 HELD_OUT_EVERY = 5
 """Every fifth profiling round is held out for evaluation."""
 
@@ -98,8 +102,10 @@ class ProfiledStepModel:
         `in_turns`: to what was profiled in turns with the repeats.
         """
         backend = description(self._backend, self._run)
+        speeds = self.speeds() if in_turns else {}
+        repeats = [at_common_speed(part, speeds.get(repeat, 1.0)) for repeat, part in self._in_turns.items()]
         document = fitted_document(
-            list(self._in_turns.values()) if in_turns else self._parts,
+            repeats if in_turns else self._parts,
             self._scenario.attention_block,
             self._scenario.clock or "wall",
             {
@@ -168,19 +174,36 @@ def fitted_document(
 def machine_speeds(parts: Mapping[str, ProfilingRecording], block_size: int) -> dict[str, float]:
     """Factors of step times while each repeat ran: seconds of the steps profiled with it over those of a common fit.
 
-    Only the part by which repeats differ more than their rounds explain is believed (empirical Bayes): on a machine
-    whose speed does not change, all factors are 1.
+    The fit and the factors take turns: a fit to steps at several speeds takes them for properties of the batches that
+    each repeat happened to have. Only the part by which repeats differ more than their rounds explain is believed
+    (empirical Bayes): on a machine whose speed does not change, all factors are 1.
     """
-    rounds = {name: [[step for _, step in steps] for steps in part.rounds] for name, part in parts.items()}
-    model = EngineRegression(block_size).fit([step for part in rounds.values() for steps in part for step in steps])
-    errors = {
-        name: np.array([-np.log1p(model.errors(steps)).mean() for steps in part]) for name, part in rounds.items()
-    }
+    speeds = dict.fromkeys(parts, 1.0)
+    for _ in range(SPEED_PASSES):
+        alike = [at_common_speed(part, speeds[name]) for name, part in parts.items()]
+        model = EngineRegression(block_size).fit([step for part in alike for steps in part.rounds for _, step in steps])
+        errors = {
+            name: np.array([-np.log1p(model.errors([step for _, step in steps])).mean() for steps in part.rounds])
+            for name, part in parts.items()
+        }
+        speeds = _believed_speeds(errors)
+    return speeds
+
+
+def _believed_speeds(errors: Mapping[str, Floats]) -> dict[str, float]:
+    """Factors from the mean log errors of each repeat's rounds."""
     between = deviation_between(list(errors.values())) ** 2
     several = [error for error in errors.values() if len(error) > 1]
     within = float(np.mean([error.var(ddof=1) for error in several])) if several else 0.0
     shares = {name: between / (between + within / len(error)) if between else 0.0 for name, error in errors.items()}
-    return {name: math.exp(shares[name] * error.mean()) for name, error in errors.items()}
+    common = float(np.mean(np.concatenate(list(errors.values()))))
+    return {name: math.exp(shares[name] * (error.mean() - common)) for name, error in errors.items()}
+
+
+def at_common_speed(part: ProfilingRecording, speed: float) -> ProfilingRecording:
+    """A part as if its steps, which took `speed` times as long as in the common fit, had taken as long."""
+    rounds = [[(begin, replace(step, seconds=step.seconds / speed)) for begin, step in steps] for steps in part.rounds]
+    return replace(part, rounds=rounds)
 
 
 def mean_times(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

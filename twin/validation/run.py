@@ -24,7 +24,16 @@ from twin.serving.results.timeseries import curve
 from twin.serving.run.simulation import Run, Simulation, realisation, realised_sessions
 from twin.sweeps.serving_sweep import prepare
 from twin.validation.backend import Backend, Requests, description
-from twin.validation.compare import GOALS, StepTimes, compare_load, compare_steps, curves, summary, timeline
+from twin.validation.compare import (
+    GOALS,
+    StepTimes,
+    compare_load,
+    compare_steps,
+    curves,
+    refit_error,
+    summary,
+    timeline,
+)  # fmt: skip
 from twin.validation.contention import ContentionMeter
 from twin.validation.coverage import coverage, drawn_summaries, forecast_intervals, summaries_of_drafts
 from twin.validation.drafting import measured_drafts
@@ -283,7 +292,8 @@ def _load(
         "predicted": predicted,
         "steps": compare_steps(
             [StepTimes.of(recording.steps, model) for recording, model in zip(recordings, models, strict=True)]
-        ),
+        )
+        | {"refit_median": refit_error([recording.steps for recording in recordings], file.block_size)},
         "curves": {"live": curves(columns), "twin": _simulated_curves(plan, simulated)},
         "timeline": over_time,
         "speeds": list(speeds),

@@ -99,6 +99,19 @@ def test_the_speed_of_each_repeat_is_found() -> None:
     assert list(machine_speeds(parts, 16).values()) == pytest.approx(factors, abs=0.03)
 
 
+def test_a_speed_is_not_taken_for_a_property_of_the_batches_that_a_repeat_had() -> None:
+    """Each repeat has numbers of decodes of its own, but for a few steps: the fit has a level for each number."""
+    rng = np.random.default_rng(7)
+    factors = [0.85, 1.0, 1.15]
+    parts = {}
+    for i, factor in enumerate(factors):
+        all_rounds = rounds(rng, 0.01, 24)
+        decodes = range(1 + 5 * i, 6 + 5 * i)
+        kept = [[step for n, step in enumerate(row) if step.decodes in decodes or n < 4] for row in all_rounds]
+        parts[str(i)] = at_speed(kept, factor)
+    assert list(machine_speeds(parts, 16).values()) == pytest.approx(factors, abs=0.03)
+
+
 def test_scatter_of_rounds_is_no_speed() -> None:
     """Estimates are nearer to 1 than the mean of the rounds with a repeat."""
     rng = np.random.default_rng(4)

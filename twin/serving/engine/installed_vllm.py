@@ -18,7 +18,7 @@ from typing import Any
 from schedulers.engine_config import EngineConfig
 from schedulers.hosted_core import HostedCore, ScheduledRequest
 from schedulers.vllm_versions import INSTALLED_VLLM, NULL_BLOCKS
-from workloads.errors import missing_extra
+from workloads.errors import BadInput, missing_extra
 from workloads.request import Request
 
 STOP_TOKEN = 1
@@ -190,8 +190,12 @@ def _vllm_config(config: EngineConfig, async_scheduling: bool) -> Any:
     }
     names = {field.name for field in dataclasses.fields(settings.SchedulerConfig)}
     scheduler_config = settings.SchedulerConfig(max_model_len=MAX_MODEL_LEN, is_encoder_decoder=False)
-    for name in names & limits.keys():  # set one by one: an older version lacks some
-        setattr(scheduler_config, name, limits[name])
+    for name, value in limits.items():  # set one by one: an older version lacks some
+        if name in names:
+            setattr(scheduler_config, name, value)
+        elif value not in (None, 0, 1):  # what means off
+            expected = f"expected a setting that vLLM {vllm_version()} has"
+            raise BadInput(expected, field=f"engine.{name}", value=value)
     scheduler_config.async_scheduling = async_scheduling
     vllm_config.scheduler_config = scheduler_config
     vllm_config.cache_config = settings.CacheConfig(
