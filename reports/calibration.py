@@ -78,7 +78,8 @@ TITLES = {
 def refinement_report(document: Document) -> Report:
     """Unknowns with the verdict on each, then the errors of what was fitted and of what was held out."""
     fitted, held_out, kind = document["fitted"], document["held_out"], document["kind"]
-    basis = f"the first {fitted} {kind}, {held_out} held out"
+    learned = f"{fitted} of {fitted + held_out}" if document.get("spread") else f"the first {fitted}"
+    basis = f"{learned} {kind}, {held_out} held out"
     if kind == "means":
         basis = f"the mean of {document['learned_from'].partition('.')[0].upper()} of {fitted} requests"
         basis += f", {held_out} held out" if held_out else ""
@@ -89,7 +90,7 @@ def refinement_report(document: Document) -> Report:
     if kind == "steps":
         blocks += [_steps(document)]
     else:
-        for name, title in (("fit", f"the first {fitted}"), ("rest", f"the other {held_out}")):
+        for name, title in (("fit", learned), ("rest", f"the other {held_out}")):
             if document[name]:
                 blocks += [Text(f"\n{title}, means"), _errors(document[name])]
     if kind == "means":

@@ -43,6 +43,11 @@ class Goal:
         """True for latencies, which must not exceed the limit; the others must reach it."""
         return self.metric in ("ttft", "tpot", "itl", "e2e")
 
+    @property
+    def of_whole_requests(self) -> bool:
+        """True for goals that a client's times of its requests decide: no single tokens, tasks or goodput."""
+        return self.of is None and (self.metric in ("ttft", "tpot", "e2e") or self.metric in THROUGHPUTS)
+
     def ratio(self, value: float) -> float:
         """The value relative to the limit, such that 1 is the limit and more is a miss."""
         if self.at_most:

@@ -27,6 +27,10 @@ COMMANDS = {
         "Train prefill modules that a frozen decode module serves (SUN), and error compensators of models in few bits"
         " (SPEAR). Needs the extra [live].",
     ),
+    "adopt": Command(
+        "twin.cli.adopt:adopt",
+        "Measure a running vLLM or SGLang server, and write a scenario of it and the question of a plan.",
+    ),
     "calibrate": Command(
         "twin.cli.calibrate:calibrate",
         "Make a calibration file: by measuring this machine, from a run of an engine, or from specifications.",

@@ -34,6 +34,14 @@ HISTOGRAMS = {
 PROMPTS, OUTPUTS, FINISHED = "vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:request_success_total"
 RUNNING, WAITING, CACHE = "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
 
+SGLANG = {
+    "sglang:num_requests_total": FINISHED,
+    "sglang:num_running_reqs": RUNNING,
+    "sglang:num_queue_reqs": WAITING,
+    "sglang:token_usage": CACHE,
+}
+"""vLLM's names of SGLang's metrics that are called otherwise there; the others differ in what is before the colon."""
+
 QUANTILES = {"p50": 0.5, "p99": 0.99}
 
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*")
@@ -46,7 +54,7 @@ class Scrape:
 
     Attributes:
         source: the file. at: seconds since 1970. text: the page.
-        values: samples by name, summed over labels: engines, models and reasons.
+        values: samples by vLLM's names, summed over labels: engines, models and reasons.
         buckets: of each histogram, cumulative counts by upper bound, summed likewise.
     """
 
@@ -67,6 +75,7 @@ class Scrape:
             match = _SAMPLE.fullmatch(line)
             try:
                 name, labels, value = match[1], dict(_LABEL.findall(match[2] or "")), float(match[3])  # type: ignore[index]
+                name = SGLANG.get(name) or name.replace("sglang:", "vllm:", 1)
                 if name.endswith("_bucket"):
                     counts = buckets.setdefault(name.removesuffix("_bucket"), {})
                     edge = float(labels["le"])

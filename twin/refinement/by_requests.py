@@ -55,8 +55,12 @@ DRAWS = 12
 """Draws of the refined model for its intervals of the held-out requests."""
 
 
+GROUP = 10
+"""Successive requests that are fitted together where these are spread over the run."""
+
+
 class RequestEvidence(Evidence):
-    """The first requests of a run; the rest is predicted."""
+    """The first requests of a run, or groups of them spread over it; the rest is predicted."""
 
     kind = "requests"
     noise_kinds = ("ttft", "decoding")
@@ -74,17 +78,21 @@ class RequestEvidence(Evidence):
             raise BadInput(expected, field="--first", value=self._fitted)
         self._warm_up = min(WARM_UP, self._fitted // 4)
         self.notes.append(f"the first {self._warm_up} requests are left out as the engine's warm-up")
-        first = self._fitted
+        self._rows = np.arange(self._fitted)
+        self._spread = question.spread
+        if self._spread:
+            groups = np.arange(len(run)) // GROUP
+            self._rows = np.flatnonzero(groups % max(round(len(run) / self._fitted), 1) == 0)[: self._fitted]
         # Durations are those to the first token, then those from the first to the last.
-        self._several = np.flatnonzero((run.answers[:first] > 1) & (run.decoding[:first] > 0))
-        self._compared = np.concatenate([np.arange(first), self._several]) >= self._warm_up
+        self._several = self._rows[(run.answers[self._rows] > 1) & (run.decoding[self._rows] > 0)]
+        self._compared = np.concatenate([self._rows, self._several]) >= self._warm_up
         if (count := int(self._compared.sum())) > MAX_FITTED:
             expected = f"expected fewer requests to fit: {count} durations, at most {MAX_FITTED}"
-            raise BadInput(expected, field="--first", value=first)
+            raise BadInput(expected, field="--first", value=self._fitted)
 
     def estimate(self, names: Sequence[str]) -> Posterior:
         # Later requests cannot change those that were answered before they came.
-        count = max(int((self._run.start <= self._run.last[: self._fitted].max()).sum()), self._fitted)
+        count = max(int((self._run.start <= self._run.last[self._rows].max()).sum()), int(self._rows[-1]) + 1)
 
         def linearise(scores: Floats) -> tuple[Floats, Floats]:
             self._advance("simulating")
@@ -101,11 +109,11 @@ class RequestEvidence(Evidence):
 
     def _intervals(self, times: RequestTimes | MeasuredRun) -> tuple[Floats, Floats, NDArray[np.str_]]:
         """Begin and end of each duration, and the engine of simulated ones."""
-        first, several = slice(self._fitted), self._several
-        begin = np.concatenate([times.start[first], times.first[several]])
-        end = np.concatenate([times.first[first], times.last[several]])
+        rows, several = self._rows, self._several
+        begin = np.concatenate([times.start[rows], times.first[several]])
+        end = np.concatenate([times.first[rows], times.last[several]])
         engines = times.engine if isinstance(times, RequestTimes) else np.zeros(len(times), dtype=np.str_)
-        return begin, end, np.concatenate([engines[first], engines[several]])
+        return begin, end, np.concatenate([engines[rows], engines[several]])
 
     def _observe(self) -> Observations:
         """The measured durations.
@@ -113,13 +121,13 @@ class RequestEvidence(Evidence):
         A request waits for the end of a step, which the model knows only as well as all steps before: half a step's
         length is below what it can say.
         """
-        run, first = self._run, self._fitted
-        several = np.flatnonzero(run.answers[:first] > 1)
-        gaps = run.decoding[:first][several] / (run.answers[:first][several] - 1)
+        run, rows = self._run, self._rows
+        several = rows[run.answers[rows] > 1]
+        gaps = run.decoding[several] / (run.answers[several] - 1)
         phase = 0.5 * (float(np.median(gaps)) if len(gaps) else 0.0)
         begin, end, _ = self._intervals(run)
-        durations = np.concatenate([run.ttft[:first], run.decoding[self._several]])
-        kinds = np.repeat([TTFT, DECODING], [first, len(self._several)])
+        durations = np.concatenate([run.ttft[rows], run.decoding[self._several]])
+        kinds = np.repeat([TTFT, DECODING], [len(rows), len(self._several)])
         return Observations(np.log(durations), kinds, begin, end, phase / durations)
 
     def errors(self, refined: RefinedStepTime) -> dict[str, Any]:
@@ -132,14 +140,14 @@ class RequestEvidence(Evidence):
             model = refined.draw(np.random.default_rng([plan.scenario.seed, i, 2]))
             draws.append(simulate_requests(plan.with_step_time(model), {}, len(run)))
 
-        def part(rows: slice) -> dict[str, Any]:
+        def part(rows: NDArray[np.int64]) -> dict[str, Any]:
             def means(times: RequestTimes | MeasuredRun) -> dict[str, Any]:
                 return _summary(times.start[rows], times.first[rows], times.last[rows], run.answers[rows])
 
             return prediction_errors(means(run), [means(before)], [means(after)], [means(draw) for draw in draws])
 
-        held_out = part(slice(self._fitted, None)) if self._fitted < len(run) else None
-        return {"fit": part(slice(self._warm_up, self._fitted)), "rest": held_out}
+        others = np.setdiff1d(np.arange(len(run)), self._rows)
+        return {"fit": part(self._rows[self._rows >= self._warm_up]), "rest": part(others) if len(others) else None}
 
     def drift(self, errors: Mapping[str, Any]) -> float:
         """The error of the mean TPOT of the other requests."""
@@ -149,9 +157,9 @@ class RequestEvidence(Evidence):
         )
 
     def fields(self) -> dict[str, Any]:
-        held_out = len(self._run) - self._fitted
-        counts = {"fitted": self._fitted, "warm_up": self._warm_up, "held_out": held_out}
-        return {**counts, "settings": self._settings}
+        fitted = len(self._rows)
+        counts = {"fitted": fitted, "warm_up": self._warm_up, "held_out": len(self._run) - fitted}
+        return {**counts, "spread": self._spread, "settings": self._settings}
 
 
 def _plan(question: Question, run: MeasuredRun) -> tuple[ServingPlan, Settings, list[str]]:

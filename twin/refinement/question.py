@@ -39,6 +39,8 @@ class Question:
         run: file or folder of the measured run.
         first: requests or steps to fit; None: `SHARE` of them.
         factors: names of the unknowns to learn; empty: all.
+        spread: requests to fit are spread over the run in place of the first ones, so that a drift of the machine is
+            in both parts.
     """
 
     path: Path
@@ -47,6 +49,7 @@ class Question:
     run: Path
     first: int | None = None
     factors: tuple[str, ...] = ()
+    spread: bool = False
 
 
 class Evidence(ABC):

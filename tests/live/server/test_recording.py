@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from latency_models.io.config_io import write_yaml
+from latency_models.io.config_io import read_yaml, write_yaml
 from tests.live.server.conftest import Setting
 from tests.twin.recording.server import serving
 from twin import cli
@@ -91,3 +91,21 @@ def test_metrics_pages_teach_one_factor(server: Setting, tmp_path: Path, capsys:
     fit = json.loads(output.out)["fit"]["itl.mean"]
     assert fit["measured"] == pytest.approx(values.means["itl.mean"])
     assert abs(fit["after_error"]) < 0.05 < abs(fit["before_error"])
+
+
+def test_a_server_is_adopted(server: Setting, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One command: the cache's settings from the metrics page, and a line of step times from seconds of requests."""
+    words = ["--gpu", "cpu", "--vocabulary", "250", "--replay", "3", "--rate", "12", "--prompt-tokens", "24"]
+    words += ["--answer-tokens", "12", "--set", "engine.max_num_seqs=32", "--json"]
+    assert cli.run(["adopt", server.client.base, "--into", str(tmp_path / "own"), *words]) == 0
+    output, notes = capsys.readouterr()
+    document = json.loads(output)
+    assert document["server"]["engine"] == "serving-twin"
+    assert document["server"]["max_model_len"] == 256
+    assert "taken to be vLLM's defaults" in notes
+    engine = read_yaml(tmp_path / "own" / "scenario.yaml")["engine"]
+    assert engine.items() >= {"block_size": 4, "num_gpu_blocks": 400, "max_num_seqs": 32}.items()
+    verdicts = {unknown["name"]: unknown["verdict"] for unknown in document["refinement"]["unknowns"]}
+    assert "learned" in verdicts.values()
+    row = document["refinement"]["fit"]["tpot.mean"]
+    assert abs(row["after_error"]) < 0.5  # of 18 requests on a machine that others may use

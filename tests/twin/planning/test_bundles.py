@@ -57,8 +57,12 @@ def test_a_plan_of_bundles_and_the_scenario_that_it_leaves(
     again = twin.simulate("out/scenario.yaml", replications=best["windows"], jobs=1)
     assert again.document["summary"]["tpot"] == best["summary"]["tpot"]
     launch = (tmp_path / "out" / "launch.sh").read_text()
-    assert "vLLM has no command for a bundle of 1 attention and 1 FFN instances" in launch
+    assert "There is no command for a bundle of 1 attention and 1 FFN instances" in launch
     assert launch.count("vllm serve") == 1
+    for name in ("compose", "llm-d", "dynamo"):
+        text = (tmp_path / "out" / f"{name}.yaml").read_text()
+        assert "there is no command for AFD bundles" in text
+        assert "router:" not in text
 
 
 def test_slots_are_those_whose_caches_fit() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +17,21 @@ import twin
 from tests.twin.planning.scenarios import document, kind
 from twin.cli import run
 from twin.planning.given import moved
-from twin.planning.launch import launch_commands
+from twin.planning.launch import SGLANG, deployment_of, launch_commands
+from twin.planning.manifests import compose, dynamo, llm_d
 
-# Flags of `vllm serve` in vLLM 0.32.0 that concern the model, parallelism, the KV cache, the scheduler, LoRA and the
-# address. Those with a star are true or false, and have a form that begins with --no-.
-FLAGS = """
---additional-config --all2all-backend --async-scheduling* --attention-backend --attention-config --block-size
---compilation-config --cp-kv-cache-interleave-size --cpu-offload-gb --cudagraph-capture-sizes --data-parallel-address
---data-parallel-backend --data-parallel-external-lb* --data-parallel-hybrid-lb* --data-parallel-rank
---data-parallel-rpc-port --data-parallel-size --data-parallel-size-local --data-parallel-start-rank
---decode-context-parallel-size --default-mm-loras --device-ids --disable-cascade-attn* --disable-chunked-mm-input*
---disable-custom-all-reduce* --disable-hybrid-kv-cache-manager* --disable-log-stats* --disable-sliding-window*
---distributed-executor-backend --dtype --ec-transfer-config --enable-chunked-prefill* --enable-dbo* --enable-eplb*
---enable-expert-parallel* --enable-lora* --enable-prefix-caching* --enable-prompt-embeds* --enable-sleep-mode*
---enforce-eager* --eplb-config --expert-placement-strategy --fully-sharded-loras* --generation-config
---gpu-memory-utilization --hf-config-path --hf-overrides --host --kv-cache-dtype --kv-cache-memory-bytes
---kv-events-config --kv-offloading-backend --kv-offloading-size --kv-sharing-fast-prefill* --kv-transfer-config
---load-format --long-prefill-token-threshold --lora-dtype --master-addr --master-port --max-cpu-loras
---max-cudagraph-capture-size --max-logprobs --max-lora-rank --max-loras --max-model-len --max-num-active-seqs
---max-num-batched-tokens --max-num-queued-reqs --max-num-queued-tokens --max-num-scheduled-tokens --max-num-seqs
---model --model-impl --moe-backend --nnodes --node-rank --num-gpu-blocks-override --optimization-level
---override-generation-config --pipeline-parallel-size --port --prefill-context-parallel-size
---prefill-schedule-interval --prefix-caching-hash-algo --quantization --quantization-config --revision --runner
---scheduler-cls --scheduler-reserve-full-isl* --scheduling-policy --seed --served-model-name --spec-method --spec-model
---spec-tokens --speculative-config --stream-interval --structured-outputs-config --tensor-parallel-size --tokenizer
---tokenizer-mode --trust-remote-code* --watermark
-"""
-KNOWN = {flag.rstrip("*") for flag in FLAGS.split()}
-SWITCHES = {flag.rstrip("*") for flag in FLAGS.split() if flag.endswith("*")}
+FLAGS = Path(__file__).parent / "flags"
+
+
+def recorded(name: str) -> tuple[set[str], set[str]]:
+    """The flags of a program, and those of them that are true or false and have a form that begins with --no-."""
+    words = [
+        word for line in (FLAGS / f"{name}.txt").read_text().splitlines() if line[0] != "#" for word in line.split()
+    ]
+    return {word.rstrip("*") for word in words}, {word.rstrip("*") for word in words if word.endswith("*")}
+
+
+KNOWN = {name: recorded(name) for name in ("vllm-0.32", "sglang-0.5.23", "vllm-router-0.1.17", "sglang-router-0.3.2")}
 QUANTIZATIONS = {"fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "modelopt", "compressed-tensors"}
 
 STAND_IN = """\
@@ -62,7 +50,7 @@ def launched(script: str, folder: Path, **environment: str) -> list[dict[str, An
     records.mkdir(exist_ok=True)
     for old in records.iterdir():
         old.unlink()
-    for name in ("vllm", "python"):
+    for name in ("vllm", "python", "vllm-router"):
         (folder / name).write_text(STAND_IN)
         (folder / name).chmod(0o755)
     (folder / "launch.sh").write_text(script)
@@ -101,11 +89,10 @@ def pool(name: str, step_time: dict[str, Any], count: int, replicas: int = 1, **
     }
 
 
-def check_flags(engine: dict[str, Any]) -> None:
-    for flag in engine["flags"]:
-        positive = flag.replace("--no-", "--")
-        assert flag in KNOWN or positive in SWITCHES, flag
-    assert engine["flags"].get("--quantization", "fp8") in QUANTIZATIONS
+def check_flags(flags: Iterable[str], name: str = "vllm-0.32") -> None:
+    known, switches = KNOWN[name]
+    for flag in flags:
+        assert flag in known or flag.replace("--no-", "--") in switches, flag
 
 
 @pytest.mark.parametrize(
@@ -137,7 +124,8 @@ def check_flags(engine: dict[str, Any]) -> None:
 def test_each_setting_is_a_flag_that_vllm_has(engine: dict[str, Any], flag: str, value: str, tmp_path: Path) -> None:
     system = {"pools": [pool("engine", roofline("llama-3.3-70b", 2), 4, **engine)]}
     (started,) = launched(launch_commands(system, tmp_path), tmp_path)
-    check_flags(started)
+    check_flags(started["flags"])
+    assert started["flags"].get("--quantization", "fp8") in QUANTIZATIONS
     assert started["flags"][flag] == value
     assert started["flags"]["--tensor-parallel-size"] == "2"
 
@@ -184,21 +172,19 @@ def test_a_folder_of_weights_is_its_own_name(tmp_path: Path) -> None:
     assert started["words"][1] == "mine"
 
 
-def test_prefill_and_decode_apart_have_a_proxy_in_front(tmp_path: Path) -> None:
+def test_prefill_and_decode_apart_have_a_router_in_front(tmp_path: Path) -> None:
     prefill, decode = roofline("qwen3-14b", 2), roofline("qwen3-14b", 4, cache="fp8")
     system = {"pools": [pool("prefill", prefill, 2, 2), pool("decode", decode, 4, 3)]}
     script = launch_commands(system, tmp_path)
     hosts = {"HOST_1": "one", "HOST_2": "two"}
     first, second = (launched(script, tmp_path, MACHINE=str(i), **hosts) for i in (1, 2))
-    proxy, *engines = first[0], *first[1:], *second
-    assert proxy["program"] == "python"
-    assert proxy["flags"] == {
-        "--port": "8000",
-        "--prefiller-hosts": "one one",
-        "--prefiller-ports": "8100 8101",
-        "--decoder-hosts": "one two two",
-        "--decoder-ports": "8102 8103 8104",
-    }
+    router, *engines = first[0], *first[1:], *second
+    assert router["program"] == "vllm-router"
+    assert router["words"][-11:] == [
+        "--vllm-pd-disaggregation", "--prefill", "http://one:8100", "--prefill", "http://one:8101",
+        "--decode", "http://one:8102", "--decode", "http://two:8103", "--decode", "http://two:8104",
+    ]  # fmt: skip
+    check_flags(router["flags"], "vllm-router-0.1.17")
     assert [record["flags"]["--port"] for record in engines] == ["8100", "8101", "8102", "8103", "8104"]
     assert [record["environment"]["CUDA_VISIBLE_DEVICES"] for record in engines] == [
         "0,1",
@@ -210,9 +196,123 @@ def test_prefill_and_decode_apart_have_a_proxy_in_front(tmp_path: Path) -> None:
     assert [record["environment"]["VLLM_NIXL_SIDE_CHANNEL_HOST"] for record in engines] == ["one"] * 3 + ["two"] * 2
     assert len({record["environment"]["VLLM_NIXL_SIDE_CHANNEL_PORT"] for record in engines}) == 5
     for record in engines:
-        check_flags(record)
+        check_flags(record["flags"])
         assert json.loads(record["flags"]["--kv-transfer-config"])["kv_connector"] == "NixlConnector"
     assert {record["flags"]["--kv-cache-dtype"] for record in engines} == {"auto", "fp8"}
+
+
+EVERYTHING = {
+    "max_num_seqs": 77, "max_num_batched_tokens": 4096, "num_gpu_blocks": 5000, "scheduling_policy": "priority",
+    "enable_prefix_caching": False, "data_parallel_size": 2,
+    "lora_config": {"max_loras": 3, "max_lora_rank": 32, "max_cpu_loras": 9},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "on"), [(True, True), (8, True), (1, False), (False, False), (None, False)])
+def test_experts_that_are_spread_are_in_the_command(value: bool | int | None, on: bool, tmp_path: Path) -> None:
+    """Sources say it by true, or by the number of devices that have them."""
+    step_time = roofline("deepseek-ai/DeepSeek-R1", 8, expert_parallel=value)
+    assert ("--enable-expert-parallel" in launch_commands({"pools": [pool("engine", step_time, 8)]}, tmp_path)) == on
+
+
+def test_sglang_starts_what_was_planned(tmp_path: Path) -> None:
+    sparse = roofline("deepseek-ai/DeepSeek-R1", 4, expert_parallel=True, data_parallel=2, cache="fp8")
+    (engine,) = launched(
+        launch_commands({"pools": [pool("engine", sparse, 8, **EVERYTHING)]}, tmp_path, program=SGLANG), tmp_path
+    )
+    assert engine["words"][:6] == [
+        "-m", "sglang.launch_server", "--host", "0.0.0.0", "--model-path", "deepseek-ai/DeepSeek-R1",
+    ]  # fmt: skip
+    check_flags(engine["flags"], "sglang-0.5.23")
+    assert engine["flags"].items() >= {
+        "--tp-size": "8", "--attn-dp-size": "2", "--ep-size": "8", "--max-running-requests": "77",
+        "--chunked-prefill-size": "4096", "--page-size": "16", "--max-total-tokens": "80000",
+        "--kv-cache-dtype": "fp8_e4m3", "--enable-priority-scheduling": "", "--disable-radix-cache": "",
+        "--disable-overlap-schedule": "", "--enable-mixed-chunk": "", "--max-loaded-loras": "9",
+    }.items()  # fmt: skip
+    pools = [pool(role, roofline("qwen3-14b", 2), 2, 2, watermark=0.01) for role in ("prefill", "decode")]
+    script = launch_commands({"pools": pools}, tmp_path, program=SGLANG)
+    assert "# SGLang has no flag, or another form, for watermark.\n" in script
+    router, *engines = launched(script, tmp_path)
+    assert router["words"][-11:] == [
+        "--pd-disaggregation", "--prefill", "http://localhost:8100", "5600", "--prefill", "http://localhost:8101",
+        "5601", "--decode", "http://localhost:8102", "--decode", "http://localhost:8103",
+    ]  # fmt: skip
+    check_flags(router["flags"], "sglang-router-0.3.2")
+    sides = ("--disaggregation-mode", "--disaggregation-bootstrap-port")
+    assert [tuple(record["flags"].get(side) for side in sides) for record in engines] == [
+        ("prefill", "5600"), ("prefill", "5601"), ("decode", None), ("decode", None),
+    ]  # fmt: skip
+    for record in engines:
+        check_flags(record["flags"], "sglang-0.5.23")
+
+
+@pytest.mark.parametrize(
+    ("routing", "policy"), [("least_loaded", "power_of_two"), ("round_robin", "round_robin"),
+                            ({"policy": "prefix_aware", "load_factor": 2}, "cache_aware")]
+)  # fmt: skip
+def test_engines_together_have_a_router_with_the_policy(routing: Any, policy: str, tmp_path: Path) -> None:
+    system = {"routing": routing, "pools": [pool("engine", roofline("qwen3-14b", 2), 2, 3)]}
+    router, *engines = launched(launch_commands(system, tmp_path), tmp_path)
+    assert len(engines) == 3
+    assert router["words"] == [
+        "--host", "0.0.0.0", "--port", "8000", "--policy", policy, "--worker-urls",
+        *(f"http://localhost:{port}" for port in (8100, 8101, 8102)),
+    ]  # fmt: skip
+
+
+def flags_of(words: list[str]) -> list[str]:
+    return [word for word in words if word.startswith("--")]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_manifests_start_the_same_engines(apart: bool, tmp_path: Path) -> None:
+    roles = ("prefill", "decode") if apart else ("engine",)
+    pools = [pool(role, roofline("llama-3.2-1b", 2, weights="int8"), 2, 2, watermark=0.01) for role in roles]
+    deployment = deployment_of({"pools": pools}, tmp_path)
+    texts = {write: write(deployment) for write in (compose, llm_d, dynamo)}
+    for text in texts.values():
+        assert "# Replace MODEL by the weights" in text
+    services = yaml.safe_load(texts[compose])["services"]
+    router = services.pop("router")["command"][2].partition("exec ")[2].split()
+    check_flags(flags_of(router), "vllm-router-0.1.17")
+    assert [word for word in router if word.startswith("http")] == [
+        f"http://localhost:{8100 + i}" for i in range(len(services))
+    ]
+    pods = list(yaml.safe_load_all(texts[llm_d]))
+    components = yaml.safe_load(texts[dynamo])["spec"]["components"][1:]
+    assert [part["replicas"] for part in (*(pod["spec"] for pod in pods), *components)] == [2] * 2 * len(roles)
+    servers = [pod["spec"]["template"]["spec"]["containers"][0] for pod in pods]
+    workers = [part["podTemplate"]["spec"]["containers"][0] for part in components]
+    commands = [service["command"] for service in services.values()]
+    for words in (*commands, *(server["args"] for server in servers)):
+        assert words[1:3] == ["--tensor-parallel-size", "2"]
+        check_flags(flags_of(words))
+    assert [server["resources"]["limits"] for server in (*servers, *workers)] == [{"nvidia.com/gpu": "2"}] * 2 * len(
+        roles
+    )
+    for component, worker in zip(components, workers, strict=True):
+        check_flags(set(flags_of(worker["args"])) - {"--disaggregation-mode"})
+        assert component["type"] == (component["name"] if apart else "worker")
+    if apart:
+        assert [service["environment"]["VLLM_NIXL_SIDE_CHANNEL_PORT"] for service in services.values()] == [
+            "5600", "5601", "5602", "5603",
+        ]  # fmt: skip
+        assert "initContainers" in pods[1]["spec"]["template"]["spec"]
+        assert all("--kv-transfer-config" in server["args"] for server in servers)
+
+
+def test_a_refined_engine_is_the_one_that_was_measured(tmp_path: Path) -> None:
+    refined = {"schema": "twin.refined-step-time/1", "step_time": roofline("llama-3.3-70b", 4, cache="fp8"),
+               "unknowns": [], "estimate": [], "covariance": [], "drift": 0.01}  # fmt: skip
+    (tmp_path / "refined.yaml").write_text(yaml.safe_dump(refined))
+    cases = [({"source": "refined", "path": "refined.yaml"}, "meta-llama/Llama-3.3-70B-Instruct", "fp8"),
+             ({"source": "linear", "overhead": 0.01}, "MINE", "auto")]  # fmt: skip
+    for step_time, model, cache in cases:
+        system = {"pools": [pool("engine", step_time, 4)]}
+        (started,) = launched(launch_commands(system, tmp_path), tmp_path, MODEL="MINE")
+        assert started["words"][1:4] == [model, "--tensor-parallel-size", "4"]
+        assert started["flags"]["--kv-cache-dtype"] == cache
 
 
 def test_settings_that_vllm_has_no_flag_for_are_named(tmp_path: Path) -> None:

@@ -171,6 +171,10 @@ def test_settings_in_metrics() -> None:
         (["observe", "--upstream", "x:1", "-o", "run", "--port", "70000"], "--port: got 70000, expected a port"),
         (["replay", "t.csv", "--url", "127.0.0.1:1", "-o", "run"], "--url: got '127.0.0.1:1', expected a server that"),
         (["replay", "t.csv", "--url", "127.0.0.1:1", "-o", "run", "--speed", "0"], "--speed: got 0.0, expected"),
+        (
+            ["replay", "t.csv", "--url", "127.0.0.1:1", "-o", "run", "--slo", "itl_p99=9ms"],
+            "--slo: got 'itl_p99', expec",
+        ),
         (["replay", "n.csv", "--url", "127.0.0.1:1", "-o", "run"], "n.csv: expected a trace with arrival times"),
     ],
 )
@@ -186,3 +190,29 @@ def test_bad_input_is_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_scenarios_workload_gets_a_verdict_on_each_goal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = {"distribution": "uniform", "low": 4, "high": 9}
+    scenario = {
+        "schema": "twin.scenario/1", "kind": "serving", "name": "small",
+        "workload": {"requests": 8, "prefill": lengths, "decode": lengths,
+                     "arrivals": {"process": "poisson", "rate": 40}},
+        "engine": {"num_gpu_blocks": 100}, "step_time": {"source": "linear", "overhead": 0.004},
+    }  # fmt: skip
+    (tmp_path / "small.yaml").write_text(json.dumps(scenario))
+    goals = ["ttft_p90=5s", "e2e_mean=10s", "output_throughput=1"]
+    with answering() as (port, requests):
+        words = ["replay", str(tmp_path / "small.yaml"), "--url", f"127.0.0.1:{port}"]
+        words += [word for goal in goals for word in ("--slo", goal)]
+        assert cli.run([*words, "-o", str(tmp_path / "met")]) == 0
+        output = capsys.readouterr().out
+        assert "8 requests: all goals are met" in output
+        assert output.count("%  met\n") == 3
+        assert cli.run([*words, "--slo", "tpot_mean=3ms", "-o", str(tmp_path / "missed")]) == 3
+    output = capsys.readouterr().out
+    assert "8 requests: not all goals are met" in output
+    assert "tpot_mean" in next(line for line in output.splitlines() if "missed" in line)
+    first, second = (lines(tmp_path / name / "requests.jsonl") for name in ("met", "missed"))
+    assert [row["input_toks"] for row in first] == [row["input_toks"] for row in second]
+    assert len(requests) == 16

@@ -17,6 +17,8 @@ from scenarios.reading import read_scenario
 from twin import cli
 from twin.refinement.by_requests import simulate_requests
 from twin.refinement.posterior import Posterior, estimate
+from twin.refinement.question import Question
+from twin.refinement.refine import refine as refinement
 from twin.serving.run.simulation import realisation
 from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
@@ -106,6 +108,24 @@ def test_the_engines_warm_up_is_not_learned(folder: Path, capsys: pytest.Capture
     assert document["warm_up"] == 7
     for name in ("ttft.mean", "tpot.mean"):
         assert abs(document["rest"][name]["after_error"]) < 0.03, name
+
+
+def test_requests_spread_over_the_run_have_its_drift_in_both_parts(folder: Path) -> None:
+    """An engine whose answers take a quarter longer in the second half of its run."""
+    file = folder / late(folder, "drift", 0.0, range(0)) / "requests.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for row in rows[50:]:
+        row["last_token_ts"] += 0.25 * (row["last_token_ts"] - row["first_token_ts"])
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = folder / "scenario.yaml"
+    errors = {}
+    for spread in (False, True):
+        question = Question(source, read_scenario(source, "serving"), {}, folder / "drift", 50, spread=spread)
+        document = refinement(question).document
+        assert (document["fitted"], document["held_out"]) == (50, 50)
+        errors[spread] = abs(document["rest"]["tpot.mean"]["after_error"])
+    assert errors[False] > 0.15
+    assert errors[True] < 0.6 * errors[False]
 
 
 def test_a_fit_further_from_its_own_means_than_before_is_dropped(
