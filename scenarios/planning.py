@@ -83,6 +83,13 @@ class PlanLimits(Strict):
     engines: Engines | None = None
 
 
+class ApiPrice(Strict):
+    """The price of an API for a million tokens of prompts, and of answers."""
+
+    input: NonNegativeFloat
+    output: NonNegativeFloat
+
+
 class PlanSpec(Strict):
     """The choices that `twin plan` has, and the goals that it must reach.
 
@@ -95,7 +102,8 @@ class PlanSpec(Strict):
         layouts: prefill and decode together, or apart with a `link`: on engines, or with AFD bundles that decode.
         decode: with several models, decode engines for each of them, or one pool for all.
         vary: values of fields of `engine`, in every combination. routing: routers.
-        prices: of one device per hour, by type.
+        prices: of one device per hour, by type. commitments: shares of these prices, by what they are called (`1y`).
+        api: what the same tokens would cost elsewhere.
         node_size: devices of a node; None: as hardware files say.
         confidence: how sure it must be that all goals hold, given the error of the step times: a share of its draws.
         reliability: the share of time spans like this one in which a deployment must meet all goals, at the best
@@ -115,6 +123,8 @@ class PlanSpec(Strict):
     routing: list[RouterName] = Field(default_factory=lambda: ["least_loaded"], min_length=1)
     limits: PlanLimits = Field(default_factory=PlanLimits)
     prices: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+    commitments: dict[str, Annotated[float, Field(gt=0, le=1)]] = Field(default_factory=dict)
+    api: ApiPrice | None = None
     node_size: PositiveInt | None = None
     confidence: float = Field(default=0.9, gt=0.5, lt=1)
     reliability: float = Field(default=0.95, gt=0.5, lt=1)

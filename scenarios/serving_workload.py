@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from scenarios.overload import RetriesSpec
     from scenarios.requests import ClientSpec, PrefixesSpec, ServiceClassSpec, TaskSpec, TraceSpec
     from scenarios.sessions import BurstsSpec, ProfileSpec, RecordedSessionsSpec, SessionsSpec
+    from workloads.prefixes import SharedPrefixes
     from workloads.recorded_sessions import RecordedSessions
     from workloads.sessions import DrawnSessions
     from workloads.trace import Trace
@@ -34,6 +35,10 @@ else:
     ClientSpec, PrefixesSpec, ServiceClassSpec, TaskSpec, TraceSpec = late_sections(
         "scenarios.requests", "ClientSpec", "PrefixesSpec", "ServiceClassSpec", "TaskSpec", "TraceSpec"
     )
+
+
+HIT_RATE_SAMPLE = 4000
+"""Prompts by whose lengths a common beginning is sized."""
 
 
 class ClosedLoopSpec(Strict):
@@ -133,6 +138,8 @@ class ServingWorkloadSpec(Strict):
         prefill, decode: lengths of prompts and answers, or `tasks` with lengths of their own, or a `trace`.
         clients: tenants and classes of requests that have the same lengths; `tasks` have theirs of their own.
         service_classes: priorities and goals that `tasks` and `clients` name.
+        hit_rate: share of prompt tokens that warm prefix caches supply, by a common beginning of all prompts; of a
+            trace with prefix ids as many prompts share nothing as leave this share.
         sessions: requests in turns. Arrivals are then those of sessions, and `concurrency` is the number of users.
         max_tokens: the limit that clients set; left out, each request's limit is the length of its own answer.
         retries: what clients do with a request that is shed; left out, they give up.
@@ -148,6 +155,7 @@ class ServingWorkloadSpec(Strict):
     arrivals: Annotated[ClosedLoopSpec | OpenLoopSpec | ReplaySpec, Field(discriminator="process")]
     models: ModelsSpec = Field(default_factory=ModelsSpec)
     prefixes: PrefixesSpec | None = None
+    hit_rate: float | None = Field(default=None, ge=0, lt=1)
     sessions: SessionsSpec | None = None
     max_tokens: PositiveTokens | None = None
     retries: RetriesSpec | None = None
@@ -173,6 +181,13 @@ class ServingWorkloadSpec(Strict):
             for spec in (*([self.prefill] if self.prefill else []), *(task.prefill for task in self.tasks or [])):
                 low, high = (spec.low, spec.high) if isinstance(spec, UniformLengths) else (spec.mean, spec.mean)
                 self.prefixes.check_prompts(high, (low + high) / 2)
+        return self
+
+    @model_validator(mode="after")
+    def _one_sharing(self) -> ServingWorkloadSpec:
+        if self.hit_rate is not None and (self.prefixes is not None or self.sessions is not None):
+            expected = "expected none beside prefixes or sessions, from which hits follow"
+            raise BadInput(expected, field="hit_rate", value=self.hit_rate)
         return self
 
     @model_validator(mode="after")
@@ -220,7 +235,7 @@ class ServingWorkloadSpec(Strict):
         models = None if self.models.count == 1 else ModelMix.zipf(self.models.names, self.models.zipf)
         if trace is not None and self.prefixes is not None:
             self.prefixes.check_prompts(int(trace.prefill_tokens.max()), float(trace.prefill_tokens.mean()))
-        prefixes = self.prefixes.build() if self.prefixes else None
+        trace, prefixes = self._sharing(trace)
         arrivals, limit = self.arrivals, self.max_tokens
         process: Arrivals = arrivals.build() if isinstance(arrivals, OpenLoopSpec) else ClosedLoop()
         if self.sessions is not None and self.sessions.source != "drawn":
@@ -236,6 +251,19 @@ class ServingWorkloadSpec(Strict):
             lengths = self.prefill.build(), self.decode.build()
             return self.sessions.build(*lengths, arrivals=process, models=models, prefixes=prefixes, max_tokens=limit)
         return Workload(self._content(trace), process, models, prefixes, limit)
+
+    def _sharing(self, trace: Trace | None) -> tuple[Trace | None, SharedPrefixes | None]:
+        """The trace and the common beginnings of prompts, such that caches supply `hit_rate` where it is stated."""
+        if self.hit_rate is None:
+            return trace, self.prefixes.build() if self.prefixes else None
+        from workloads.hit_rates import common_beginning, thinned
+
+        if trace is not None:
+            if trace.prefix_blocks is not None:
+                return thinned(trace, self.hit_rate), None
+            return trace, common_beginning(trace.prefill_tokens, self.hit_rate)
+        requests = Workload(self._content(None)).requests(np.random.default_rng(0), HIT_RATE_SAMPLE)
+        return None, common_beginning(np.array([request.prompt_tokens for request, _ in requests]), self.hit_rate)
 
     def count(self, trace: Trace | None) -> int:
         """Number of requests."""

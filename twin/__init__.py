@@ -6,7 +6,8 @@
     print(result.summary)
     print(result.requests.describe())
 
-`load` reads a scenario file, `simulate` runs it, `sweep` runs many configurations of it. Bad input raises `BadInput`,
+`load` reads a scenario file, `simulate` runs it, `sweep` runs many configurations of it, `plan` finds the deployment
+that meets goals, `compare` puts two results side by side. Bad input raises `BadInput`,
 which names the file, the field, the value and what was expected.
 
 This package has the SimPy processes of serving systems and AFD bundles, closed forms that predict them, sweeps and the
@@ -18,6 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from twin.api.plan import PlanResult, compare, plan
     from twin.api.scenario import Scenario, load
     from twin.api.simulation import Result, simulate
     from twin.api.sweep import SweepResult, sweep
@@ -25,14 +27,20 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["BadInput", "Result", "Scenario", "SweepResult", "__version__", "load", "simulate", "sweep"]
+__all__ = [
+    "BadInput", "PlanResult", "Result", "Scenario", "SweepResult", "__version__", "compare", "load", "plan", "simulate",
+    "sweep",
+]  # fmt: skip
 
 _MODULES = {
     "BadInput": "workloads.errors",
+    "PlanResult": "twin.api.plan",
     "Result": "twin.api.simulation",
     "Scenario": "twin.api.scenario",
     "SweepResult": "twin.api.sweep",
+    "compare": "twin.api.plan",
     "load": "twin.api.scenario",
+    "plan": "twin.api.plan",
     "simulate": "twin.api.simulation",
     "sweep": "twin.api.sweep",
 }

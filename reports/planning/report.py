@@ -42,13 +42,15 @@ def plan_report(document: Document) -> Report:
         blocks.append(_nearest(document))
     if rows:
         blocks += [Text("Deployments", "heading", detail=True), *_deployments(document, rows), *_explorer(document),
-                   _pareto(document)]  # fmt: skip
+                   _pareto(document), *_capacity(document)]  # fmt: skip
     blocks += _confidence(document)
     if headroom:
         margin = "" if headroom["factor"] is None else f" ({100 * (headroom['factor'] - 1):+.0f} %)"
         blocks.append(
             Text(f"\nMax load: {headroom['rate']:.4g} requests/s{margin}. A little above: {headroom['beyond']}.")
         )
+    if len(document.get("costs") or ()) > 1:  # more than the price that the table has
+        blocks += costs_blocks(document["costs"])
     if document.get("what_if"):
         blocks += [Text("What if", "heading"), _what_if(document)]
     if document["changes"]:
@@ -213,6 +215,21 @@ def _what_if(document: Document) -> Table:
     return Table(columns, rows, fits=True)
 
 
+def costs_blocks(costs: Sequence[Document]) -> list[Block]:
+    """Blocks on the cost by commitment and beside an API; none without prices."""
+    if not costs:
+        return []
+    columns = [Column("", left=True), Column("$/h"), Column("$/month", help="730 hours"),
+               Column("whole nodes, $/h"), Column("an API costs as much at", help="Requests per second")]  # fmt: skip
+    rows: list[Row] = [
+        [row["commitment"], *(Shown("–" if row[key] is None else f"{row[key]:,.{digits}f}", row[key])
+         for key, digits in (("per_hour", 2), ("per_month", 0), ("nodes_per_hour", 2))),
+         "–" if row["break_even_rate"] is None else f"{row['break_even_rate']:.3g}/s"]
+        for row in costs
+    ]  # fmt: skip
+    return [Text("Cost", "heading"), Table(columns, rows)]
+
+
 def _nearest(document: Document) -> Text:
     miss = document["nearest_miss"]
     if miss is None:
@@ -278,6 +295,25 @@ def _pareto(document: Document) -> Figure:
     )  # fmt: skip
     title = f"{document['name']}: deployments at the given rate"
     return Figure("pareto", [chart], title, size=(6.4, 4.6), on_page=False)
+
+
+def _capacity(document: Document) -> list[Block]:
+    """The estimated rate at the goals over GPUs, and the simulated one; runs of earlier versions have none."""
+    points, best, headroom = document.get("capacity") or [], document["recommendation"], document["headroom"]
+    families: dict[str, list[Document]] = {}
+    for point in points:
+        families.setdefault(point["family"], []).append(point)
+    curves = [
+        Curve(f"{group[0]['layout']}, {group[0]['parallelism']}", [point["gpus"] for point in group],
+              [point["rate"] for point in group], None, "steps")
+        for group in families.values()
+    ]  # fmt: skip
+    if not curves:
+        return []
+    if best is not None and headroom is not None:
+        curves.append(Curve("recommended, simulated", [best["gpus"]], [headroom["rate"]], None, "points"))
+    chart = Chart("", curves, "GPUs", "requests/s at the goals, estimated")
+    return [Figure("capacity", [chart], f"{document['name']}: rate over GPUs", size=(6.4, 4.6))]
 
 
 def _places(label: str, rows: Sequence[Document], kind: str) -> Curve:

@@ -35,14 +35,18 @@ def signature(function: Callable[..., Any]) -> str:
     return str(inspect.Signature([parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]))
 
 
-@pytest.mark.parametrize("function", [twin.load, twin.simulate, twin.sweep], ids=lambda function: function.__name__)
+FUNCTIONS = [twin.load, twin.simulate, twin.sweep, twin.plan, twin.compare]
+KINDS = [twin.Scenario, twin.Result, twin.SweepResult, twin.PlanResult]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_functions_and_their_arguments(function: Callable[..., Any]) -> None:
     name = f"twin.{function.__name__}"
     assert f"`{name}{signature(function)}`" in TEXT
     assert list(table(name)) == list(inspect.signature(function).parameters)
 
 
-@pytest.mark.parametrize("kind", [twin.Scenario, twin.Result, twin.SweepResult], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_attributes_and_methods(kind: type) -> None:
     public = {name for name in {*vars(kind), *kind.__annotations__} if not name.startswith("_")} - INTERNAL
     methods = {name: vars(kind)[name] for name in public if inspect.isfunction(vars(kind).get(name))}

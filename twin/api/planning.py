@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +17,17 @@ from twin.planning.question import Question, read_question
 from twin.planning.space import Candidate
 
 if TYPE_CHECKING:
+    from latency_models.deployment.models import Weights
     from scenarios.overrides import Settings
     from twin.executors.executor import ExecutorChoice
     from twin.planning.catalogue import CatalogueQuestion
+    from twin.planning.inventory import Combination, Demand, Inventory
     from twin.planning.result import MaxLoad, Plan
 
 Document = dict[str, Any]
+
+REPLICATIONS = 8
+"""Windows that decide on a rate of an inventory, at most: many rates are compared."""
 
 
 def scenario_question(scenario: Path, settings: Settings, trace: Path | None = None) -> Question:
@@ -28,12 +35,60 @@ def scenario_question(scenario: Path, settings: Settings, trace: Path | None = N
     return read_question(read_scenario(scenario, "serving"), settings, scenario, trace)
 
 
-def catalogue_question(catalogue: CatalogueQuestion, settings: Settings) -> Question:
-    """The question of a model on GPUs of the hardware catalogue."""
+def catalogue_question(catalogue: CatalogueQuestion, settings: Settings, changes: Document | None = None) -> Question:
+    """The question of a model on GPUs of the hardware catalogue; `changes` are of fields of its document."""
     from twin.planning.catalogue import of_every_engine, scenario_of
 
-    document = scenario_of(catalogue)
+    document = scenario_of(catalogue) | (changes or {})
     return read_question(document, of_every_engine(settings, document), Path("plan"))
+
+
+def inventory_questions(
+    template: CatalogueQuestion, have: Mapping[str, int], demands: Sequence[Demand], settings: Settings
+) -> tuple[dict[str, int], list[Combination]]:
+    """The GPUs that there are by the names of their hardware files, and a question of each model and format on each.
+
+    Args:
+        template: of which model, GPUs and rate do not count. Formats of weights are those that it states, else all in
+            which the model is published.
+    """
+    from latency_models.io.builtin_files import name_on_command_line
+    from twin.planning.inventory import Combination
+
+    keys = {name: name_on_command_line("hardware", "--have", name) for name in have}
+    prices = {keys.get(name, name): price for name, price in template.prices.items()}
+    combinations = []
+    for demand in demands:
+        for name, number in have.items():
+            for published, weights, label in _formats(demand.model, template.weights):
+                part = replace(
+                    template,
+                    model=published,
+                    gpus=[keys[name]],
+                    weights=(weights,),
+                    prices={keys[name]: prices[keys[name]]} if keys[name] in prices else {},
+                    max_gpus=number,
+                    objective="throughput",
+                )
+                title = re.sub(r"[^\w.-]+", "-", f"{demand.model}-in-{label}-on-{keys[name]}")
+                question = catalogue_question(part, {"plan.replications": REPLICATIONS, **settings}, {"name": title})
+                combinations.append(Combination(demand.model, label, keys[name], question))
+    return {keys[name]: number for name, number in have.items()}, combinations
+
+
+def _formats(model: str, stated: Sequence[Weights | None]) -> list[tuple[str, Weights | None, str]]:
+    """Formats of a model's weights: the name that means one, what to state beside it, and how it is called."""
+    from latency_models.deployment.hugging_face import any_model
+    from latency_models.io.builtin_files import name_on_command_line
+
+    name = name_on_command_line("models", "--model", model)
+    described = any_model(name)
+    if any(stated):
+        return [(name, weights, str(weights or described.formats())) for weights in stated]
+    formats = {str(described.formats()): name}
+    for checkpoint in described.checkpoints:
+        formats.setdefault(str(checkpoint.formats), checkpoint.repository or name)
+    return [(published, None, label) for label, published in formats.items()]
 
 
 def deployment_question(
@@ -67,8 +122,13 @@ def planning_run(
     *,
     fresh: bool,
     kind: str = "plan",
+    inputs: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[RunDirectory, Simulations]]:
-    """A run folder that keeps windows as they are simulated, or the unfinished one of the same question."""
+    """A run folder that keeps windows as they are simulated, or the unfinished one of the same question.
+
+    Args:
+        inputs: what the result depends on beside the question.
+    """
     inputs = {
         "scenario_file": str(question.path),
         "scenario": question.document,
@@ -80,6 +140,7 @@ def planning_run(
             for candidate in candidates
             if candidate.family.given
         ],
+        **(inputs or {}),
     }
     content = manifest(inputs)
     identity = fingerprint([content["version"], inputs, str(question.path.parent)])
@@ -87,6 +148,6 @@ def planning_run(
         yield run, Simulations(run.points(), run.add_point, started)
 
 
-def save(run: RunDirectory, result: Plan | MaxLoad, *, figures: bool = False) -> Document:
+def save(run: RunDirectory, result: Plan | MaxLoad | Inventory, *, figures: bool = False) -> Document:
     """Write the document of a result, and its figures and page; the run is complete then."""
     return complete(run, result.document(), figures=figures)

@@ -58,6 +58,11 @@ class Result:
     _inputs: Document
     _first: one_run.Result
 
+    def __repr__(self) -> str:
+        from reports.serving.sentences import headline
+
+        return f"<{self.scenario.name}: {headline(self.document)}>"
+
     @cached_property
     def summary(self) -> pd.DataFrame:
         """One row for each metric (`ttft.p99`, `output_throughput`): value, unit, and, of several runs, intervals."""

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from twin.cli.options import ExecutorOptions, Fresh, RunOptions
 from twin.cli.plan_options import AnswerOptions, CatalogueOptions, ObjectiveOptions, QuestionOptions
+from twin.cli.plan_values import (
+    api_price_of_text,
+    by_name,
+    commitments_of_texts,
+    counts_by_name,
+    rate_of_text,
+    required,
+    single,
+    whole_numbers,
+)
 
 if TYPE_CHECKING:
     from scenarios.overrides import Settings
@@ -16,7 +26,6 @@ if TYPE_CHECKING:
     from twin.planning.question import Question
     from twin.planning.trial import Trial
 
-Value = TypeVar("Value")
 Goals = dict[str, float | str]
 
 INFEASIBLE = 3
@@ -56,12 +65,21 @@ def plan(
     settings: Settings = single_settings(question.set_ or [])
     goals = goals_of_texts(question.slo or [])
     settings |= _set("plan.confidence", target.confidence)
+    settings |= _set("plan.commitments", commitments_of_texts(target.commitment))
+    settings |= _set("plan.api", api_price_of_text(target.api_price))
+    if catalogue.have:
+        flags = {"SCENARIO": scenario, "--gpu": catalogue.gpu, "--max-gpus": target.max_gpus}
+        flags |= {"--objective": target.objective, "--candidate": answer.candidate, "--what": answer.what}
+        _refuse({**flags, "--write": answer.write}, "with --have, which asks what these GPUs serve")
+        return _inventory(settings, goals, question, catalogue, target, answer, run, executor, fresh=fresh)
     if answer.max_load:
         flags = {"--candidate": answer.candidate, "--objective": target.objective, "--max-gpus": target.max_gpus}
         unused = {**catalogue.flags, **flags, "--write": answer.write, "--what": answer.what}
         _refuse(unused, "with --max-load, which asks about the scenario's own deployment")
-        settings |= _set("workload.arrivals.rate", question.rate) | _set("plan.node_size", target.node_size)
-        return _max_load(_required("SCENARIO", scenario), settings, goals, question.trace, run, executor, fresh=fresh)
+        settings |= _set("workload.arrivals.rate", rate_of_text(question.rate)) | _set(
+            "plan.node_size", target.node_size
+        )
+        return _max_load(required("SCENARIO", scenario), settings, goals, question.trace, run, executor, fresh=fresh)
     return _plan(_question(scenario, settings, goals, question, catalogue, target), run, answer, executor, fresh=fresh)
 
 
@@ -78,7 +96,7 @@ def _question(
     if scenario is None:
         return catalogue_question(_catalogue_question(goals, options, catalogue, target), settings)
     _refuse(catalogue.flags, "beside a scenario, whose section plan says it")
-    settings |= _set("plan.goals", goals or None) | _set("workload.arrivals.rate", options.rate)
+    settings |= _set("plan.goals", goals or None) | _set("workload.arrivals.rate", rate_of_text(options.rate))
     settings |= _set("plan.limits.gpus", target.max_gpus) | _set("plan.objective", target.objective)
     settings |= _set("plan.node_size", target.node_size)
     return scenario_question(scenario, settings, options.trace)
@@ -87,23 +105,40 @@ def _question(
 def _catalogue_question(
     goals: Goals, options: QuestionOptions, catalogue: CatalogueOptions, target: ObjectiveOptions
 ) -> CatalogueQuestion:
+    model = required("--model", single("--model", catalogue.model, "with --have"))
+    gpus, rate = required("--gpu", catalogue.gpu), rate_of_text(options.rate)
+    if options.trace is None:
+        required("--rate", rate)
+    return _of_flags(model, gpus, rate, goals, options, catalogue, target)
+
+
+def _of_flags(
+    model: str,
+    gpus: list[str],
+    rate: float | None,
+    goals: Goals,
+    options: QuestionOptions,
+    catalogue: CatalogueOptions,
+    target: ObjectiveOptions,
+) -> CatalogueQuestion:
     from twin.planning.catalogue import CatalogueQuestion
 
     return CatalogueQuestion(
-        model=_required("--model", catalogue.model),
-        gpus=_required("--gpu", catalogue.gpu),
-        goals=_required("--slo", goals or None),
-        rate=_required("--rate", options.rate),
+        model=model,
+        gpus=gpus,
+        goals=required("--slo", goals or None),
+        rate=rate,
         trace=options.trace,
         prompt_tokens=catalogue.prompt_tokens,
         answer_tokens=catalogue.answer_tokens,
-        degrees=_whole_numbers("--tensor-parallel", catalogue.tensor_parallel or "1,2,4,8"),
-        stages=_whole_numbers("--pipeline-parallel", catalogue.pipeline_parallel or "1"),
+        hit_rate=catalogue.hit_rate,
+        degrees=whole_numbers("--tensor-parallel", catalogue.tensor_parallel or "1,2,4,8"),
+        stages=whole_numbers("--pipeline-parallel", catalogue.pipeline_parallel or "1"),
         layouts=(catalogue.layout or "colocated,disaggregated").split(","),
         weights=catalogue.weights.split(",") if catalogue.weights else (None,),
         cache=catalogue.cache or "bf16",
-        chunks=_whole_numbers("--chunk", catalogue.chunk or "512,1024,2048,4096,8192"),
-        prices=_prices(catalogue.price or [], catalogue.gpu or []),
+        chunks=whole_numbers("--chunk", catalogue.chunk or "512,1024,2048,4096,8192"),
+        prices=by_name("--price", catalogue.price or [], "a price, or GPU=PRICE", gpus),
         max_gpus=target.max_gpus,
         node_size=target.node_size,
         objective=target.objective,
@@ -129,6 +164,38 @@ def _plan(question: Question, run: RunOptions, answer: AnswerOptions, executor: 
             )
         if answer.write is not None:
             _write(planner, answer.write)
+        document = save(folder, result, figures=not run.no_figures)
+    return _print(document, as_json=run.json)
+
+
+def _inventory(
+    settings: Settings,
+    goals: Goals,
+    options: QuestionOptions,
+    catalogue: CatalogueOptions,
+    target: ObjectiveOptions,
+    answer: AnswerOptions,
+    run: RunOptions,
+    executor: ExecutorChoice,
+    *,
+    fresh: bool,
+) -> int:
+    from twin.api.planning import inventory_questions, planning_run, save
+    from twin.cli.console import progress
+    from twin.planning.inventory import Option, demands_of, divide
+
+    have = counts_by_name("--have", catalogue.have or [], "GPU=NUMBER, as h100=2")
+    demands = demands_of(required("--model", catalogue.model), options.rate or [])
+    template = _of_flags(demands[0].model, list(have), 1.0, goals, options, catalogue, target)
+    have, entries = inventory_questions(template, have, demands, settings)
+    wanted = {"have": have, "demands": [[demand.model, demand.rate] for demand in demands]}
+    opened = planning_run(entries[0].question, [], run.runs, executor, fresh=fresh, kind="inventory", inputs=wanted)
+    with opened as (folder, simulations):
+        _note_resumed(folder.path, len(simulations.store))
+        with progress("evaluating", None, 0) as advance:
+            simulations.advance = lambda key: advance("")
+            parts = [Option(entry, simulations) for entry in entries]
+            result = divide(have, demands, parts, brief=answer.brief)
         document = save(folder, result, figures=not run.no_figures)
     return _print(document, as_json=run.json)
 
@@ -169,45 +236,12 @@ def _set(field: str, value: Any) -> dict[str, Any]:
     return {} if value is None else {field: value}
 
 
-def _required(flag: str, value: Value | None) -> Value:
-    """The value of a flag that a question without a scenario needs."""
-    if value is None:
-        from workloads.errors import BadInput
-
-        raise BadInput("expected a scenario file, or --model, --gpu, --rate, --slo and --trace", field=flag)
-    return value
-
-
 def _refuse(flags: dict[str, Any], why: str) -> None:
     for flag, value in flags.items():
         if value is not None:
             from workloads.errors import BadInput
 
             raise BadInput(f"expected none {why}", field=flag, value=value)
-
-
-def _whole_numbers(flag: str, text: str) -> list[int]:
-    from workloads.errors import BadInput
-
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise BadInput("expected whole numbers with commas between", field=flag, value=text)
-    return [int(part) for part in parts]
-
-
-def _prices(texts: list[str], gpus: list[str]) -> dict[str, float]:
-    """Prices by GPU; one without a name is that of all."""
-    from workloads.errors import BadInput
-
-    prices: dict[str, float] = {}
-    for text in texts:
-        name, equals, number = text.rpartition("=")
-        try:
-            value = float(number)
-        except ValueError:
-            raise BadInput("expected a price, or GPU=PRICE", field="--price", value=text) from None
-        prices |= {name: value} if equals else dict.fromkeys(gpus, value)
-    return prices
 
 
 def _note_resumed(folder: Path, count: int) -> None:

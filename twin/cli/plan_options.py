@@ -24,8 +24,8 @@ class QuestionOptions:
     slo: Texts = None
     """Goal, in place of those in the file: --slo ttft_p99=1s --slo tpot_p99=40ms --slo classify.e2e_p95=200ms"""
 
-    rate: float | None = None
-    """Requests per second."""
+    rate: Texts = None
+    """Requests per second; with --have and several models MODEL=RATE of each. Without it, a --trace's own times."""
 
     trace: Path | None = None
     """Trace whose lengths to use, and whose arrivals where the scenario replays."""
@@ -36,8 +36,12 @@ class QuestionOptions:
 class CatalogueOptions:
     """A question without a scenario; None where a flag is not given."""
 
-    model: str | None = None
-    """Without a scenario: a built-in name, Hugging Face id, a model file or a config.json."""
+    model: Texts = None
+    """Without a scenario: a built-in name, Hugging Face id, a model file or a config.json; with --have several."""
+
+    have: Texts = None
+    """GPUs that there are, in place of --gpu, several kinds in turn: --have h100=2 --have l40s=4. What do they serve?
+Without --rate as much as they can."""
 
     gpu: Texts = None
     """Without a scenario: a GPU of the hardware catalogue or the begin of its name (h200), or a file; several are
@@ -51,6 +55,9 @@ tried one by one."""
 
     answer_tokens: float | None = None
     """Without a trace: mean tokens of answers, log-normal."""
+
+    hit_rate: float | None = None
+    """Share of prompt tokens that prefix caches supply. Default: as the ids of the trace have it, else 0."""
 
     tensor_parallel: str | None = None
     """Without a scenario: GPUs that share each layer, to try. Default: 1,2,4,8."""
@@ -90,6 +97,12 @@ class ObjectiveOptions:
 
     confidence: float | None = None
     """Confidence of the plan, given the error of the step times: a share of their draws, 0.5 to 1. Default: 0.9."""
+
+    commitment: Texts = None
+    """Beside the price: a lower one for a commitment, --commitment 1y=-30% --commitment 3y=-55%."""
+
+    api_price: str | None = None
+    """Beside the price: an API's for a million tokens, in=0.5,out=1.5, and the rate at which both cost the same."""
 
     objective: str | None = None
     """gpus, cost_per_hour, cost_per_million_tokens, or throughput: the highest rate on --max-gpus."""

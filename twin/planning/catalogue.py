@@ -31,19 +31,20 @@ class CatalogueQuestion:
 
     Attributes:
         model: a name, a model file or a config.json. gpus: names of the hardware catalogue, or hardware files.
-        goals: as in `plan.goals`. rate: requests per second. trace: file of the lengths; or
+        goals: as in `plan.goals`. rate: requests per second; None: the trace's own times. trace: file of lengths; or
         prompt_tokens, answer_tokens: their means, log-normal with a coefficient of variation of 1.
         degrees: tensor parallelism. stages: pipeline parallelism.
         weights: formats; None: as the model is published. cache: its format.
         chunks: values of `max_num_batched_tokens`.
         prices: of a GPU per hour, by its name as given.
         node_size: GPUs of a node, the largest engine; None: as the hardware files say.
+        hit_rate: share of prompt tokens that prefix caches supply; None: as the trace's ids have it, else 0.
     """
 
     model: str
     gpus: Sequence[str]
     goals: Mapping[str, float | str]
-    rate: float
+    rate: float | None
     trace: Path | None = None
     prompt_tokens: float | None = None
     answer_tokens: float | None = None
@@ -57,6 +58,7 @@ class CatalogueQuestion:
     max_gpus: int | None = None
     node_size: int | None = None
     objective: str | None = None
+    hit_rate: float | None = None
 
 
 def scenario_of(question: CatalogueQuestion) -> Document:
@@ -100,7 +102,11 @@ def scenario_of(question: CatalogueQuestion) -> Document:
         "kind": "serving",
         "name": f"plan-{model.name.rsplit('/', 1)[-1].lower()}",
         "workload": _workload(question),
-        "engine": {"max_num_seqs": MAX_NUM_SEQS, "enable_prefix_caching": False, "async_scheduling": True},
+        "engine": {
+            "max_num_seqs": MAX_NUM_SEQS,
+            "enable_prefix_caching": question.trace is not None or bool(question.hit_rate),
+            "async_scheduling": True,
+        },
         "plan": plan,
     }
 
@@ -157,13 +163,17 @@ def _bundle(question: CatalogueQuestion, key: str, weights: str | None) -> Docum
 
 
 def _workload(question: CatalogueQuestion) -> Document:
-    arrivals = {"process": "poisson", "rate": question.rate}
+    arrivals: Document = {"arrivals": {"process": "poisson", "rate": question.rate}}
+    if question.rate is None:
+        arrivals = {"arrivals": {"process": "replay"}}
+    if question.hit_rate is not None:
+        arrivals["hit_rate"] = question.hit_rate
     if question.trace is not None:
-        return {"trace": {"path": str(question.trace.absolute())}, "arrivals": arrivals}
+        return {"trace": {"path": str(question.trace.absolute())}, **arrivals}
     if question.prompt_tokens is None or question.answer_tokens is None:
         raise BadInput("expected --trace FILE, or --prompt-tokens and --answer-tokens", field="--trace")
     return {
         "prefill": {"distribution": "lognormal", "mean": question.prompt_tokens},
         "decode": {"distribution": "lognormal", "mean": question.answer_tokens},
-        "arrivals": arrivals,
+        **arrivals,
     }

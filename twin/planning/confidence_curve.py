@@ -74,7 +74,7 @@ def confidence_curve(
             start = top
             continue
         low, end = start, top if best is not None and confidence < plan_confidence else len(rungs)
-        high = end
+        high = low if low < end and rungs[low].name in trials and reaches(low, confidence) else end
         while low < high:
             middle = (low + high) // 2
             low, high = (low, middle) if reaches(middle, confidence) else (middle + 1, high)

@@ -42,11 +42,13 @@ class Confirmer:
 
     Args:
         evaluator: of the question with another seed. attempts: deployments that were tested before.
+        looks: at one candidate, at most; None: as many as `REQUESTS` allow.
     """
 
-    def __init__(self, evaluator: Evaluator, attempts: int = 0) -> None:
+    def __init__(self, evaluator: Evaluator, attempts: int = 0, looks: int | None = None) -> None:
         self.evaluator = evaluator
         self._attempts = attempts
+        self._looks = looks
 
     def confirm(self, trial: Trial) -> Trial:
         """The trial of a candidate by new windows.
@@ -59,7 +61,7 @@ class Confirmer:
         if not self.evaluator.is_random([candidate]):
             return trial
         self._attempts += 1
-        looks = max_looks(spec.replications, self.evaluator.horizon.long)
+        looks = self._looks or max_looks(spec.replications, self.evaluator.horizon.long)
         for look in range(1, looks + 1):
             (trial,) = self.evaluator.evaluate([candidate], spec.replications * 2 ** (look - 1))
             claim = trial.probability * (1 - self._p_value(trial, looks))

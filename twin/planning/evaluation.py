@@ -62,8 +62,12 @@ class Evaluator:
         self._advance = advance
         self._requests: dict[str, int] = {}  # by window
         self._severity: dict[int, float] = {}  # of draws, for the candidate that ranked them
+        self._severities: list[list[float]] = []  # the same of each goal, shape (draws, goals)
         self._plans: dict[tuple[str, int], ServingPlan] = {}
-        self._identity = fingerprint([question.document["workload"], question.seed, question.change, horizon.warmup])
+        name = question.document.get("name")  # several questions may share a store
+        self._identity = fingerprint(
+            [name, question.document["workload"], question.seed, question.change, horizon.warmup]
+        )
 
     @property
     def simulated(self) -> int:
@@ -112,16 +116,19 @@ class Evaluator:
 
         Args:
             limit: draws to simulate; the candidate is taken to meet its goals under the others.
-            every: simulate all of them, also where some suffice to reject it.
+            every: simulate all of them, also where some suffice to reject it; only the worst for each goal, once these
+                are ranked, where none of them speaks against it.
         """
         if not trial.windows or trial.saturated or not self.can_draw(trial.candidate):
             return trial
-        spec, order, sure = self.question.spec, self._draws(), 1.0
+        spec, order, sure = self.question.spec, self._draws_of_goals() if every else self._draws(), 1.0
         shifts: list[list[float]] = []
         while len(shifts) < limit and (every or sure >= spec.confidence - 1e-9):
             batch = order[len(shifts) : min(max(2 * len(shifts), len(self.worst_draws)), limit)]
             shifts += self._shifts(trial, batch)
             sure = (DRAWS - int((~met_under_draws(trial.excess, np.array(shifts))).sum())) / DRAWS
+            if every and self._severities and sure == 1.0 and len(shifts) >= SEARCH_DRAWS:
+                break
         meets = trial.meets and sure >= spec.confidence - 1e-9
         unsure = f"its goals hold under at most {100 * sure:.0f} % of the draws of the step times"
         reason = "" if meets else trial.reason or unsure
@@ -165,7 +172,25 @@ class Evaluator:
         Scores go by the names of unknowns, so a draw that is bad for one deployment is bad for most.
         """
         windows = [self._window(candidate, self.horizon.short, 0, draw) for draw in range(DRAWS)]
-        self._severity = dict(enumerate(map(_severity, self._simulate(windows))))
+        self._severities = list(map(_severities, self._simulate(windows)))
+        self._severity = {draw: max(severities) for draw, severities in enumerate(self._severities)}
+
+    @property
+    def is_ranked(self) -> bool:
+        """True once draws of the step times are ranked."""
+        return bool(self._severities)
+
+    def rank_as(self, evaluator: Evaluator) -> None:
+        """Take over the ranks of the same draws of the step times from another evaluator."""
+        self._severity, self._severities = evaluator._severity, evaluator._severities
+
+    def _draws_of_goals(self) -> list[int]:
+        """Draws of the step-time model, in turn the worst of those left for each goal, once they are ranked."""
+        orders = [
+            sorted(range(DRAWS), key=lambda draw: (-self._severities[draw][goal], draw))
+            for goal in range(len(self.goals) if self._severities else 0)
+        ]
+        return list(dict.fromkeys(draw for place in zip(*orders, strict=True) for draw in place)) or self._draws()
 
     def _draws(self) -> list[int]:
         """Draws of the step-time model, the worst first, once they are ranked."""
@@ -322,10 +347,15 @@ def _misses(result: Document, beyond: float) -> bool:
 
 def _severity(result: Document) -> float:
     """The largest excess of a window, in deviations of that of a deployment that just meets the goal."""
+    return max(_severities(result))
+
+
+def _severities(result: Document) -> list[float]:
+    """The same of each goal; infinite for all where a queue grows."""
     if "refused" in result or result["overload"]:
-        return math.inf
+        return [math.inf] * max(len(result.get("excess", ())), 1)
     pairs = zip(result["excess"], result["variance"], strict=True)
-    return max(float(excess / math.sqrt(variance) if variance > 0 else excess) for excess, variance in pairs)
+    return [float(excess / math.sqrt(variance) if variance > 0 else excess) for excess, variance in pairs]
 
 
 def _shift(result: Document, base: Document) -> list[float]:

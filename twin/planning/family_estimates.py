@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -65,6 +65,7 @@ class FamilyEstimate:
     prefill: EngineEstimate
     decode: EngineEstimate
     candidates: list[Candidate]
+    _engine_rates: dict[tuple[Goal, ...], tuple[float, float]] = field(default_factory=dict, init=False, compare=False)
 
     def rates(self, candidate: Candidate, rate: float) -> tuple[float, float]:
         """Requests per second and engine, of prefill and of decode."""
@@ -76,6 +77,21 @@ class FamilyEstimate:
         rates = self.rates(candidate, rate)
         return max((estimate(goal, self.prefill, self.decode, rates) for goal in goals), default=0.0)
 
+    def engine_rates(self, goals: Sequence[Goal]) -> tuple[float, float]:
+        """Requests per second and engine, of prefill and of decode, at which goals are estimated to be just met."""
+        key = tuple(goals)
+        if key not in self._engine_rates:
+            self._engine_rates[key] = self._highest_rates(goals)
+        return self._engine_rates[key]
+
+    def _highest_rates(self, goals: Sequence[Goal]) -> tuple[float, float]:
+        if self.prefill is self.decode:
+            rate = _highest(lambda rate: (rate, rate), self.prefill.capacity, self, goals)
+            return rate, rate
+        idle = 1e-6 * min(self.prefill.capacity, self.decode.capacity)
+        first = _highest(lambda rate: (rate, idle), self.prefill.capacity, self, goals)
+        return first, _highest(lambda rate: (idle, rate), self.decode.capacity, self, goals)
+
     def saturated(self, candidate: Candidate, rate: float) -> str | None:
         """The reason why a candidate is far beyond its capacity; None if it is not."""
         sides = zip(("", "decode "), (self.prefill, self.decode), self.rates(candidate, rate), strict=True)
@@ -86,6 +102,18 @@ class FamilyEstimate:
                     f"saturated: {load:.3g} requests/s at each {side}engine, which is estimated to bear {capacity:.3g}"
                 )
         return None
+
+
+def _highest(
+    rates: Callable[[float], tuple[float, float]], capacity: float, family: FamilyEstimate, goals: Sequence[Goal]
+) -> float:
+    """The highest rate of an engine, up to its capacity, at which all goals are estimated to be met."""
+    low, high = 0.0, capacity
+    for _ in range(10):
+        middle = (low + high) / 2
+        misses = any(estimate(goal, family.prefill, family.decode, rates(middle)) > 1.0 for goal in goals)
+        low, high = (low, middle) if misses else (middle, high)
+    return low
 
 
 def estimate_families(
@@ -207,8 +235,8 @@ def _unreachable(
 
 def _largest(engines: list[EngineEstimate], question: Question) -> tuple[int, ...]:
     """The largest pools that are tried: `LARGEST` times the estimated need of the load and then the goals."""
-    rate = question.rate
-    if rate is None:
+    rate = question.load
+    if rate is None or question.spec.aim == "throughput":
         return (64,) * len(engines)
     loads = [rate / engine.floor.capacity for engine in engines]
     prefill, decode = engines[0].floor, engines[-1].floor

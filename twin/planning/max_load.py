@@ -6,13 +6,14 @@ within limits (objective `throughput`), and for a given deployment, with an inte
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from scenarios.goals import Goal
 from twin.planning.confirming import Confirmer
-from twin.planning.evaluation import SHORT, Evaluator
-from twin.planning.family_estimates import FamilyEstimate
+from twin.planning.evaluation import DRAWS, SHORT, Evaluator
+from twin.planning.family_estimates import FamilyEstimate, under_draw
 from twin.planning.question import Document, Question
 from twin.planning.space import Candidate, candidate, document, without_prefix_cache
 from twin.planning.trial import Trial
@@ -27,7 +28,10 @@ GROWTH, FINE_STEPS = 1.1, 30
 """The same for an interval, and their factor."""
 
 CORRECTIONS = 5
-"""Rates that new windows are asked about, each lower than the one before by twice as much."""
+"""Rates that new windows are asked about, each lower than the one before by twice as much: 2 to 49 % in all."""
+
+CONTENDERS = 10
+"""Deployments of which the one of the highest rate is searched by simulation."""
 
 TAIL = 0.025
 """Probability beyond each end of the interval."""
@@ -148,19 +152,38 @@ def _binding(trial: Trial, question: Question) -> Goal | None:
     return None if trial.saturated or not trial.windows else trial.worst(question.goals)[1]
 
 
-def confirmed(confirmer_of: Callable[[Question, int], Confirmer], question: Question, load: Load) -> Load | None:
-    """The load by windows that had no part in finding it: its rate, or the first lower one that they confirm.
+def confirmed(
+    confirmer_of: Callable[[Question, int], Confirmer], question: Question, load: Load, share: float
+) -> Load | None:
+    """The load by windows that had no part in finding it: the first lower rate that they confirm.
+
+    The rate itself just meets the goals, so that many windows would be spent on it in vain.
 
     Args:
         confirmer_of: makes a confirmer of a question, after a number of attempts.
+        share: of the rate that is estimated to remain with the error of the step times.
     """
-    rate = load.rate
+    rate = load.rate * share
     for attempt in range(CORRECTIONS):
+        rate = rounded(rate * (1 - PRECISION * 2**attempt))
         trial = confirmer_of(question.at_rate(rate), attempt).confirm(load.trial)
         if trial.meets:
             return replace(load, rate=rate, trial=trial)
-        rate = rounded(rate * (1 - PRECISION * 2**attempt))
     return None
+
+
+def share_under_draws(question: Question, estimate: FamilyEstimate, deployment: Candidate) -> float:
+    """The highest rate with the error of the step times, relative to that without, by estimates."""
+    draws = [under_draw({"": estimate}, question.seed, draw)[""] for draw in range(DRAWS)]
+    rates = sorted(highest_estimate(drawn, deployment, question.goals) for drawn in draws)
+    num_allowed = math.floor((1 - question.spec.confidence) * DRAWS + 1e-9)
+    return min(rates[num_allowed] / max(highest_estimate(estimate, deployment, question.goals), 1e-9), 1.0)
+
+
+def highest_estimate(estimate: FamilyEstimate, deployment: Candidate, goals: Sequence[Goal]) -> float:
+    """The rate at which a deployment is estimated to just meet its goals, requests per second."""
+    engines, (first, later) = deployment.family.engines(deployment.sizes), estimate.engine_rates(goals)
+    return min(engines[0] * first, engines[-1] * later)
 
 
 def rounded(rate: float) -> float:
@@ -184,25 +207,25 @@ def highest_throughput(
 ) -> tuple[Load | None, list[Trial]]:
     """The deployment of the highest rate within the limits, as for objective `throughput`, and all trials.
 
-    Every family is tried at its largest sizes. One that fails above the highest rate of the families before is out.
+    The `CONTENDERS` deployments of the highest estimates are tried. One that fails above the highest rate of those
+    before is out.
     """
     best: Load | None = None
     trials = []
-    largest = [
-        (estimate, deployment)
+    likely = [
+        (rounded(highest_estimate(estimate, deployment, question.goals)), deployment)
         for estimate in estimates
         for deployment in estimate.candidates
-        if not any(larger is not deployment and deployment.within(larger) for larger in estimate.candidates)
     ]
-    for estimate, deployment in sorted(largest, key=lambda pair: -estimated_rate(*pair)):
-        start = estimated_rate(estimate, deployment)
+    likely.sort(key=lambda pair: (-pair[0], pair[1].gpus, pair[1].complexity))
+    for start, deployment in likely[:CONTENDERS]:
         if best is not None:
             start = rounded(best.rate * (1 + PRECISION))
             trial = _at(evaluators, question, deployment, start)
             if not trial.meets:
                 trials.append(trial)
                 continue
-        load = highest_rate(evaluators, question, deployment, start)
+        load = highest_rate(evaluators, question, deployment, start) if start else None
         if load is not None:
             trials.append(load.trial)
             best = load

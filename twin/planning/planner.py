@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,9 +17,11 @@ from twin.planning.max_load import (
     changes,
     confirmed,
     estimated_rate,
+    highest_estimate,
     highest_rate,
     highest_throughput,
     load_with_interval,
+    share_under_draws,
 )
 from twin.planning.question import Document, Question
 from twin.planning.result import LedgerEntry, MaxLoad, Plan
@@ -29,6 +32,9 @@ from workloads.errors import BadInput
 
 ALTERNATIVES, CLOSEST = 8, 3
 """Rows of the table: the recommendation and the best of other layouts and kinds of engines; those without one."""
+
+RATE_REQUESTS = 20_000
+"""Requests by which a rate can be confirmed: their misses are enough for a small p-value."""
 
 TRIALS_AFTER = 24
 """Trials after the search, at most: on rates between which the highest is, and on changes."""
@@ -113,8 +119,17 @@ class Planner:
         """An evaluator by the windows and draws that confirm a recommendation."""
         return self.evaluator(question.at_seed(question.seed + OTHER_SEED))
 
-    def _confirmer(self, question: Question, attempts: int = 0) -> Confirmer:
-        return Confirmer(self.confirming(question), attempts)
+    def _confirming_ranked(self, question: Question) -> Evaluator:
+        return self._ranked(self.confirming(question))
+
+    def _confirmer(self, question: Question) -> Confirmer:
+        return Confirmer(self.confirming(question))
+
+    def _rate_confirmer(self, question: Question, attempts: int) -> Confirmer:
+        """A confirmer that takes no more looks than a p-value needs, since a lower rate is tried next."""
+        requests = question.spec.replications * self.horizon.long
+        looks = 1 + math.ceil(math.log2(max(RATE_REQUESTS / requests, 1.0)))
+        return Confirmer(self.confirming(question), attempts, looks)
 
     def _highest_throughput(self) -> Load | None:
         if self.question.rate is None:
@@ -123,7 +138,12 @@ class Planner:
         best, trials = highest_throughput(self.evaluator, self.question, self.families)
         for trial in trials:
             self.search.record(trial)
-        load = None if best is None else confirmed(self._confirmer, self.question, best)
+        load = None
+        if best is not None:
+            deployment = best.trial.candidate
+            estimate = next(family for family in self.families if family.family is deployment.family)
+            share = share_under_draws(self.question, estimate, deployment)
+            load = confirmed(self._rate_confirmer, self.question, best, share)
         if load is not None:
             self.search.best = load.trial
             self.question = self.search.question = self.question.at_rate(load.rate)
@@ -132,13 +152,21 @@ class Planner:
 
     def _confirming_trial(self, trial: Trial) -> Trial:
         """The trial of an alternative by the windows and draws that confirm a recommendation, so that rows compare."""
-        evaluator, candidate = self.search.confirmer.evaluator, trial.candidate
+        evaluator, candidate = self._ranked(self.search.confirmer.evaluator), trial.candidate
         evaluate = evaluator.settle if candidate.family.given is not None else evaluator.evaluate
         (trial,) = evaluate([candidate])
         trial = replace(evaluator.add_draws(trial, every=True), seed=evaluator.question.seed)
         status, reason = self.search.statuses.get(candidate.name, ("", ""))
         refused = trial.meets and status == "infeasible"  # by more windows than these
         return replace(trial, meets=False, reason=reason) if refused else trial
+
+    def _ranked(self, evaluator: Evaluator) -> Evaluator:
+        """An evaluator by the draws that confirm, which are ranked by the recommendation, once for all of them."""
+        first, best = self.search.confirmer.evaluator, self.search.best
+        if best is not None and not first.is_ranked and first.can_draw(best.candidate):
+            first.rank_draws(best.candidate)
+        evaluator.rank_as(first)
+        return evaluator
 
     def _rows(self) -> list[tuple[str, Trial]]:
         """Deployments of the table by their roles."""
@@ -169,7 +197,7 @@ class Planner:
         rows = self._rows()
         trials = [trial for _, trial in rows]
         missed = self._nearest_miss(trials) if best is None else None
-        effects = [] if best is None or self.brief else changes(self.confirming, question, best.candidate)
+        effects = [] if best is None or self.brief else changes(self._confirming_ranked, question, best.candidate)
         by_estimate, unknowns = search.by_estimate, []
         if by_estimate is not None:
             candidate = by_estimate.candidate
@@ -177,7 +205,7 @@ class Planner:
             unknowns = search.evaluator.costliest_unknowns(candidate)
         return Plan(
             question, self.horizon, best, rows, by_estimate, unknowns, missed, load, effects, self._ledger(),
-            curve=self._curve(by_estimate), alternatives=self._alternatives(trials),
+            curve=self._curve(by_estimate), alternatives=self._alternatives(trials), capacity=self._capacity(trials),
             evaluated=len(search.trials), simulated_requests=self.simulations.requests,
         )  # fmt: skip
 
@@ -193,6 +221,21 @@ class Planner:
             return self._confirming_trial(Trial(candidate))
 
         return confidence_curve(self.question, by_estimate, self.best, rungs, trial_of)
+
+    def _capacity(self, trials: Sequence[Trial]) -> list[Document]:
+        """Estimates of the highest rate at the goals over GPUs, of each family in the table."""
+        named = {trial.candidate.family.name for trial in trials}
+        points = []
+        for estimate in (family for family in self.families if family.family.name in named):
+            best = 0.0
+            for candidate in sorted(estimate.candidates, key=lambda candidate: candidate.gpus):
+                rate = highest_estimate(estimate, candidate, self.question.goals)
+                if rate > best:
+                    best = rate
+                    family = estimate.family
+                    named = {"family": family.name, "layout": family.layout, "parallelism": family.parallelism}
+                    points.append({**named, "gpus": candidate.gpus, "rate": rate})
+        return points
 
     def _alternatives(self, trials: Sequence[Trial]) -> list[Document]:
         reasons: dict[str, Counter[str]] = {}

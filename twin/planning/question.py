@@ -77,6 +77,15 @@ class Question:
         return float(arrivals["rate"]) if "rate" in arrivals else None
 
     @property
+    def load(self) -> float | None:
+        """Requests per second on average, also of a replayed trace; None where arrivals wait for answers."""
+        arrivals = self.document["workload"].get("arrivals", {})
+        times = None if self.trace is None else self.trace.arrivals
+        if arrivals.get("process") == "replay" and times is not None and len(times) > 1 and times[-1] > 0:
+            return float(arrivals.get("speed", 1.0) * len(times) / times[-1])
+        return self.rate
+
+    @property
     def seed(self) -> int:
         """The seed of the scenario."""
         return int(self.document.get("seed", 0))
@@ -122,16 +131,16 @@ class Question:
         name = "lengths" if len(sides) > 1 else sides[0]
         return replace(self._with_workload(workload, f"{name} x {factor:g}"), trace=trace)
 
-    def with_shared_beginning(self, tokens: int, block_tokens: int) -> Question:
-        """The same question whose prompts all begin with the same tokens, and whose engines keep prefixes."""
+    def with_hit_rate(self, share: float) -> Question:
+        """The same question of which prefix caches supply a share of the prompt tokens, and whose engines have some."""
         workload = {name: value for name, value in self.document["workload"].items() if name != "prefixes"}
-        if tokens:
-            workload["prefixes"] = {"groups": 1, "tokens": tokens, "block_tokens": block_tokens}
         caches = {"enable_prefix_caching": True}
         kinds = [kind.model_copy(update={"engine": kind.engine | caches}) for kind in self.spec.engines]
         document = {**self.document, "engine": {**(self.document.get("engine") or {}), **caches}}
         shared = replace(self, document=document, spec=self.spec.model_copy(update={"engines": kinds}))
-        return shared._with_workload(workload, f"{tokens} shared tokens")
+        shared = shared._with_workload({**workload, "hit_rate": share}, f"hit rate {share:g}")
+        checked(ServingWorkloadSpec, shared.document["workload"], self.path).build(self.trace)
+        return shared
 
     def lengths(self) -> Lengths:
         """Lengths of some requests, which do not depend on the engine."""
@@ -143,7 +152,7 @@ class Question:
         """True if prompts may begin as earlier ones did, so that a prefix cache has an effect."""
         workload = self.document["workload"]
         recorded = self.trace is not None and self.trace.prefix_blocks is not None
-        return recorded or bool(workload.get("prefixes") or workload.get("sessions"))
+        return recorded or any(workload.get(field) for field in ("prefixes", "sessions", "hit_rate"))
 
     def with_prefixes(self, factor: float) -> Question | None:
         """The same question with longer or shorter shared beginnings of the prompts.
@@ -151,10 +160,13 @@ class Question:
         None where a trace has them, or where they would be longer than the prompts.
         """
         workload = self.document["workload"]
-        if not workload.get("prefixes"):
+        if share := workload.get("hit_rate"):
+            changed = {**workload, "hit_rate": min(factor * share, 0.999)}
+        elif prefixes := workload.get("prefixes"):
+            longer = {"tokens": max(round(factor * prefixes["tokens"]), 1)}
+            changed = {**workload, "prefixes": prefixes | longer}
+        else:
             return None
-        prefixes = workload["prefixes"] | {"tokens": max(round(factor * workload["prefixes"]["tokens"]), 1)}
-        changed = {**workload, "prefixes": prefixes}
         try:
             checked(ServingWorkloadSpec, changed, self.path).build(self.trace)
         except BadInput:

@@ -15,6 +15,7 @@ from latency_models.unknowns import Unknown
 from scenarios.goals import Goal
 from scenarios.planning import EngineKindSpec
 from twin.planning.confidence_curve import Level
+from twin.planning.cost import cost_of_nodes, costs
 from twin.planning.max_load import Load
 from twin.planning.nodes import nodes_of
 from twin.planning.question import Document, Question
@@ -52,6 +53,7 @@ class Plan:
         nearest_miss: the closest candidate, where there is no recommendation.
         headroom: None where it was not looked for. changes: trials of the recommendation where something differs.
         curve: the cheapest deployment at each confidence. alternatives: why they lose.
+        capacity: estimated rates over GPUs.
         evaluated: candidates that were simulated. simulated_requests: in all windows.
         what_if: plans of changed questions, by the change.
     """
@@ -68,6 +70,7 @@ class Plan:
     ledger: Sequence[LedgerEntry]
     curve: Sequence[Level]
     alternatives: Sequence[Document]
+    capacity: Sequence[Document]
     evaluated: int
     simulated_requests: int
     what_if: Sequence[tuple[str, Plan]] = ()
@@ -104,6 +107,8 @@ class Plan:
             "confidence_curve": [level.document() for level in self.curve],
             "narrowing": [_narrowing(*entry) for entry in self.costliest_unknowns],
             "alternatives": self.alternatives,
+            "capacity": self.capacity,
+            "costs": [] if self.best is None else costs(question, [(question, self.best.candidate)], question.rate),
             "headroom": None if self.headroom is None else self.headroom.document(question.rate),
             "changes": self.changes,
             "what_if": [plan._as_variant(text) for text, plan in self.what_if],
@@ -247,6 +252,7 @@ def row(question: Question, trial: Trial, role: str = "recommended") -> Document
         "devices": candidate.devices,
         "nodes": [asdict(group) for group in nodes],
         "gpus_of_nodes": sum(group.count * group.size for group in nodes) or None,
+        "nodes_cost_per_hour": cost_of_nodes(question, candidate),
         "cost_per_million_output_tokens": per_million,
         "output_throughput": output,
         "tokens_per_second_per_gpu": None if output is None else output / candidate.gpus,

@@ -111,7 +111,7 @@ class Search:
 
     def _prune(self, estimates: Sequence[Mapping[str, FamilyEstimate]]) -> None:
         """Drop candidates that are far beyond their capacity by all of some estimates."""
-        rate = self.question.rate
+        rate = self.question.load
         if rate is None:
             return
         for name, candidates in self._open.items():
@@ -123,7 +123,7 @@ class Search:
 
     def _find_feasible(self) -> None:
         """Find some feasible candidate soon, by the estimates."""
-        rate = self.question.rate
+        rate = self.question.load
         if rate is None:
             return
         goals, likely = self.question.goals, []
@@ -204,6 +204,9 @@ class Search:
                 if rejected := self.evaluator.reject(level, long=True):
                     self._update_all(rejected)
                     continue
+            else:  # simpler ones win at equal prices, so the others are simulated only if these fail
+                simplest = min(candidate.complexity for candidate in level)
+                level = [candidate for candidate in level if candidate.complexity == simplest]
             trials = self.evaluator.evaluate(level)
             self._update_all(trials)
             finalists = self._simplest(trial for trial in trials if not trial.failed)[:FINALISTS]
@@ -321,7 +324,7 @@ class Search:
     def _ratio(self, candidate: Candidate) -> float:
         """The estimate of a candidate's worst goal relative to its limit, under a bad draw of the step times."""
         if candidate.name not in self._ratios:
-            estimate, rate = self._estimates[candidate.family.name], self.question.rate or 1.0
+            estimate, rate = self._estimates[candidate.family.name], self.question.load or 1.0
             self._ratios[candidate.name] = estimate.ratio(candidate, rate, self.question.goals)
         return self._ratios[candidate.name]
 
@@ -398,7 +401,7 @@ class Search:
 
     def _next_likely(self, candidates: Sequence[Candidate]) -> Trial | None:
         """The cheapest of some expensive candidates that a short window does not speak against; else the last one."""
-        goals, rate = self.question.goals, self.question.rate or 1.0
+        goals, rate = self.question.goals, self.question.load or 1.0
         order = [candidate for candidate in candidates if self._status(candidate) not in ("infeasible", "saturated")]
         order.sort(
             key=lambda candidate: (

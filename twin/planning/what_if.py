@@ -5,14 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from twin.planning.question import Question
 from workloads.errors import BadInput
-
-BLOCK = 16
-"""Tokens of a block, as of an engine's default."""
 
 EXPECTED = "expected rate, prompts or answers with a factor (2x), a change (+50%) or a rate; or hit_rate with a share"
 
@@ -73,28 +67,10 @@ def _hit_rate(question: Question, amount: str, part: str) -> Question:
         share = -1.0
     if not 0 <= share < 1:
         raise BadInput("expected a share of prompt tokens, 0 to below 1", field="--what", value=part)
-    trace = question.trace
-    if question.document["workload"].get("sessions") or (trace is not None and trace.prefix_blocks is not None):
-        expected = "expected a workload without sessions or recorded prefixes, from which its hits follow"
-        raise BadInput(expected, field="--what", value=part)
-    block_tokens = (question.document.get("engine") or {}).get("block_size", BLOCK)
-    tokens, highest = _shared_tokens(question.lengths().prompts, share, block_tokens)
-    if tokens is None:
-        expected = f"expected at most {highest:.2f}: prompts share a beginning no longer than the mean prompt"
-        raise BadInput(expected, field="--what", value=part)
-    return question.with_shared_beginning(tokens, block_tokens)
-
-
-def _shared_tokens(prompts: NDArray[np.int64], share: float, block: int) -> tuple[int | None, float]:
-    """Tokens of a common beginning of which caches supply a share of all prompt tokens; the highest share.
-
-    None where a beginning no longer than the mean prompt supplies less.
-    """
-    beginnings = np.arange(0, int(prompts.mean()) + 1, block)
-    shares = [float((np.minimum(tokens, prompts - 1) // block * block).sum() / prompts.sum()) for tokens in beginnings]
-    if share > shares[-1]:
-        return None, shares[-1]
-    return int(beginnings[int(np.argmin(np.abs(np.array(shares) - share)))]), shares[-1]
+    try:
+        return question.with_hit_rate(share)
+    except BadInput as error:
+        raise BadInput(error.expected, field="--what", value=part) from None
 
 
 CHANGES: dict[str, Callable[[Question, str, str], Question]] = {

@@ -47,6 +47,9 @@ PUBLISHED = {
 ROUNDED = {
     "gpt-oss-20b": 20.91e9, "gpt-oss-120b": 116.83e9, "minimax-m2.5": 230e9, "kimi-k2": 1.04e12,
     "qwen3.5-397b-a17b": 397e9, "glm-5": 744e9, "nemotron-3-nano-30b-a3b": 31.6e9,
+    "glm-4.5": 355e9, "glm-4.5-air": 106e9, "glm-5.2": 744e9, "nemotron-3-super-120b-a12b": 120e9,
+    "nemotron-3-ultra-550b-a55b": 550e9, "nemotron-h-56b": 56e9, "qwen2.5-7b": 7.61e9, "qwen2.5-32b": 32.5e9,
+    "qwen2.5-72b": 72.7e9, "qwen3.5-27b": 27e9, "qwen3.5-35b-a3b": 35e9, "qwen3.5-122b-a10b": 122e9,
 }  # fmt: skip
 
 FURTHER = {"kimi-k2": 0.014}

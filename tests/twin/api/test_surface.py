@@ -15,7 +15,8 @@ from twin import BadInput
 
 
 def test_the_public_names() -> None:
-    assert twin.__all__ == ["BadInput", "Result", "Scenario", "SweepResult", "__version__", "load", "simulate", "sweep"]
+    classes = ["BadInput", "PlanResult", "Result", "Scenario", "SweepResult"]
+    assert twin.__all__ == [*classes, "__version__", "compare", "load", "plan", "simulate", "sweep"]
     assert set(twin.__all__) <= set(dir(twin))
     with pytest.raises(AttributeError, match="no attribute 'simulat'"):
         _ = twin.simulat  # type: ignore[attr-defined]

@@ -9,9 +9,16 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.twin.planning.scenarios import document, kind, plan, question
+from tests.twin.planning.scenarios import document, kind, plan, question, simulations
+from tests.twin.serving.scenarios import reported
+from tests.twin.serving.scenarios import run as run_serving
 from twin.cli import run
+from twin.planning.planner import Planner
 from twin.planning.what_if import with_changes
+from workloads.block_reuse import BlockStream
+from workloads.errors import BadInput
+from workloads.hit_rates import thinned
+from workloads.trace import IdLists, Trace
 
 SCENARIO = document(vary={}, engines=[kind("one", 1, 2.0, 1.0)], limits={"engines": 4})
 
@@ -83,3 +90,49 @@ def test_the_lengths_of_a_trace_are_scaled_on_the_side_that_is_named(tmp_path: P
     np.testing.assert_array_equal(longer.trace.prefill_tokens, 2 * base.trace.prefill_tokens)
     np.testing.assert_array_equal(longer.trace.decode_tokens, base.trace.decode_tokens)
     assert with_changes(base, "hit_rate=0.5").lengths().hits is not None
+
+
+def test_a_hit_rate_is_that_of_simulated_caches() -> None:
+    """A field of any workload: a warm engine's cache supplies this share of the prompt tokens."""
+    scenario = {**SCENARIO, "workload": {**SCENARIO["workload"], "hit_rate": 0.3, "requests": 2000}}
+    scenario["engine"] = scenario["engine"] | {"enable_prefix_caching": True}
+    stated = {**scenario, "step_time": scenario["plan"]["engines"][0]["step_time"]}
+    summary = reported(run_serving(stated), stated)["summary"]
+    prompts = summary["prefill_tokens"] + summary["cached_tokens"]
+    assert summary["cached_tokens"] / prompts == pytest.approx(0.3, abs=0.03)
+
+
+def test_the_prefixes_of_a_trace_are_thinned_to_a_hit_rate() -> None:
+    prompts = np.full(400, 64)
+    ids = [(7, 8, 100 + i) if i % 2 else (1000 + 3 * i, 1001 + 3 * i, 1002 + 3 * i) for i in range(400)]
+    trace = Trace("t", None, prompts, np.full(400, 4), IdLists.of(ids), 16)
+    highest = 199 * 2 * 16 / (400 * 64)
+    for share in (highest, 0.1, 0.0):
+        stream = BlockStream()
+        for blocks in thinned(trace, share).prompt_blocks(slice(None)):
+            stream.add(blocks, 3)
+        assert stream.infinite_hits() * 16 / (400 * 64) == pytest.approx(share, abs=0.005)
+    with pytest.raises(BadInput, match=r"expected at most 0\.249"):
+        thinned(trace, 0.3)
+
+
+def test_a_hit_rate_is_refused_beside_prefixes() -> None:
+    shared = {"prefixes": {"groups": 2, "tokens": 64}, "hit_rate": 0.1}
+    with pytest.raises(BadInput, match="beside prefixes or sessions"):
+        question({**SCENARIO, "workload": {**SCENARIO["workload"], **shared}})
+
+
+def test_a_replayed_trace_is_planned_at_its_own_times(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    times = np.cumsum(rng.exponential(1 / 60, 600))
+    rows = "".join(f"2023-11-16 18:00:{t:010.7f},200,16\n" for t in times if t < 59)
+    path = tmp_path / "trace.csv"
+    path.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
+    unlimited = document(vary={}, engines=[kind("one", 1, 2.0, 1.0)], layouts=["colocated"])
+    replayed = question({**unlimited, "workload": {"trace": {"path": str(path)}, "arrivals": {"process": "replay"}}})
+    assert replayed.rate is None
+    assert replayed.load == pytest.approx(60, rel=0.15)
+    answer = Planner(replayed, simulations(), brief=True).run().document()
+    assert answer["feasible"]
+    assert answer["question"]["rate"] is None
+    assert len(answer["ledger"]) <= 12  # pools as large as the mean load needs, not all up to 64

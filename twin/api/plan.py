@@ -1,0 +1,201 @@
+"""`twin.plan`: the deployment that meets goals, and `twin.compare`: two results side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twin.api.arguments import Overrides, check_counts, errors_name_arguments, path_of, settings_of
+from twin.api.planning import catalogue_question, deployments_of_file, scenario_question
+from twin.api.run_folder import complete, new_run
+from twin.api.simulation import Result
+from twin.executors.executor import choose_executor
+from twin.planning.catalogue import CatalogueQuestion
+from twin.planning.planner import Planner, Simulations
+from twin.planning.what_if import with_changes
+from workloads.errors import BadInput
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from twin.planning.question import Question
+
+Document = dict[str, Any]
+
+OF_ROWS = ("summary", "intervals", "goals", "settings", "nodes")
+"""Fields of a row that a DataFrame has as columns of their own, or not."""
+
+
+@dataclass(frozen=True)
+class PlanResult:
+    """The answer of a plan. Columns and units stand in docs/reference/python.md.
+
+    Attributes:
+        document: everything that is reported, as `twin plan --json` prints it (schema `twin.plan/1`).
+    """
+
+    document: Document
+    _path: Path
+    _inputs: Document
+
+    def __repr__(self) -> str:
+        return f"<{self.document['name']}: {self.answer}>"
+
+    @property
+    def answer(self) -> str:
+        """The recommendation in a sentence, or that there is none."""
+        return str(self.document["answer"])
+
+    @property
+    def feasible(self) -> bool:
+        """True if some deployment meets the goals."""
+        return bool(self.document["feasible"])
+
+    @cached_property
+    def deployments(self) -> pd.DataFrame:
+        """One row for each deployment of the table, the recommendation first; a column for each goal and setting."""
+        import pandas as pd
+
+        return pd.DataFrame([_row(row) for row in self.document["rows"]])
+
+    @cached_property
+    def confidence(self) -> pd.DataFrame:
+        """What confidence costs: one row for each confidence; the best estimate has none."""
+        import pandas as pd
+
+        return pd.DataFrame(self.document["confidence_curve"])
+
+    @cached_property
+    def candidates(self) -> pd.DataFrame:
+        """One row for each candidate, with its status and the reason of it."""
+        import pandas as pd
+
+        return pd.DataFrame([_row(entry) for entry in self.document["ledger"]])
+
+    def plot(self, kind: str = "pareto") -> Figure:
+        """A matplotlib figure, `pareto`, `capacity` or `confidence`, which `savefig` writes as SVG, PDF or PNG.
+
+        Raises:
+            BadInput: there is no such figure.
+        """
+        from twin.api.drawing import figure
+
+        return figure(self.document, kind)
+
+    def save(self, folder: str | Path, *, figures: bool = True) -> Path:
+        """Write a run folder like that of `twin plan`; returns its path.
+
+        Raises:
+            BadInput: the folder is not empty. OSError: it cannot be written.
+        """
+        with new_run(folder, self._path, self._inputs, "twin.plan(…).save(…)") as run:
+            complete(run, self.document, figures=figures)
+        return run.path
+
+    def _repr_html_(self) -> str:
+        """The answer and the deployments, for notebooks."""
+        from html import escape
+
+        html: str = self.deployments.to_html(na_rep="–")
+        return f"<p>{escape(self.answer)}</p>{html}"
+
+
+def plan(
+    scenario: str | Path | None = None,
+    overrides: Overrides | None = None,
+    *,
+    model: str | None = None,
+    gpu: str | Sequence[str] | None = None,
+    rate: float | None = None,
+    slo: Mapping[str, float | str] | None = None,
+    trace: str | Path | None = None,
+    prompt_tokens: float | None = None,
+    answer_tokens: float | None = None,
+    prices: Mapping[str, float] | None = None,
+    what: Iterable[str] = (),
+    candidates: Iterable[str | Path] = (),
+    brief: bool = False,
+    jobs: int | None = None,
+    executor: str = "local",
+) -> PlanResult:
+    """Find the deployment that meets goals at the least cost. Prints nothing and writes nothing.
+
+    Args:
+        scenario: a file of kind `serving` with a section `plan`; None: `model` and what follows make the question.
+        overrides: changed fields, as a mapping of dotted keys or as texts `key=value`.
+        model, gpu, rate, prompt_tokens, answer_tokens: as the flags of `twin plan`; several GPUs as a list.
+        slo: limits by goal, as `{"ttft_p99": "1s"}`. prices: of a GPU per hour, by its name.
+        trace: file of the lengths. what: changed questions, as after `--what`.
+        candidates: files whose deployments compete. brief: leave out headroom and what would change the answer.
+        jobs, executor: as for `simulate`.
+
+    Raises:
+        BadInput: naming the file, the field or argument, the value and what was expected.
+    """
+    with errors_name_arguments():
+        check_counts(jobs=jobs, replications=1, draws=None)
+        choice = choose_executor(executor, jobs)
+        settings, file = settings_of(overrides), None if trace is None else path_of("trace", trace)
+        if scenario is not None:
+            settings |= {} if slo is None else {"plan.goals": dict(slo)}
+            settings |= {} if rate is None else {"workload.arrivals.rate": rate}
+            question = scenario_question(path_of("scenario", scenario), settings, file)
+        else:
+            if model is None or gpu is None or slo is None:
+                raise BadInput("expected a scenario, or model, gpu and slo", field="scenario")
+            names = [gpu] if isinstance(gpu, str) else list(gpu)
+            stated = CatalogueQuestion(
+                model, names, dict(slo), rate, file, prompt_tokens, answer_tokens, prices=prices or {}
+            )
+            question = catalogue_question(stated, settings)
+        given = [deployment for path in candidates for deployment in deployments_of_file(Path(path), question)]
+        variants = [(text, with_changes(question, text)) for text in what]
+        with choice.start() as started:
+            simulations = Simulations({}, lambda key, window: None, started)
+            answer = Planner(question, simulations, brief=brief, given=given).run()
+            answer = answer.beside(
+                (text, Planner(v, simulations, brief=True, given=given).run()) for text, v in variants
+            )
+        return PlanResult(answer.document(), question.path, _inputs(question))
+
+
+def compare(first: Result | PlanResult, second: Result | PlanResult) -> pd.DataFrame:
+    """Metrics of two simulations, or of what two plans recommend, side by side.
+
+    Returns:
+        One row for each metric that both have, with `first`, `second`, and `change`: second over first, less 1.
+
+    Raises:
+        BadInput: a plan recommends nothing.
+    """
+    import pandas as pd
+
+    pair = pd.DataFrame({"first": _metrics("first", first), "second": _metrics("second", second)}).dropna()
+    return pair.assign(change=pair["second"] / pair["first"] - 1).rename_axis("metric")
+
+
+def _metrics(name: str, result: Result | PlanResult) -> dict[str, float | None]:
+    from twin.api.frames import metrics
+
+    if isinstance(result, Result):
+        return metrics(result.document["summary"])
+    row = result.document["recommendation"]
+    if row is None:
+        raise BadInput("expected a plan that recommends a deployment", field=name, value=result.document["name"])
+    return {key: row[key] for key in ("gpus", "cost_per_hour", "sure")} | metrics(row["summary"])
+
+
+def _row(row: Document) -> Document:
+    """A row of a plan's document as one of a DataFrame."""
+    plain = {name: value for name, value in row.items() if name not in OF_ROWS}
+    goals = {goal["name"]: goal["value"] for goal in row.get("goals", ())}
+    return {**plain, **row["settings"], **goals}
+
+
+def _inputs(question: Question) -> Document:
+    spec = question.spec.model_dump(mode="json")
+    return {"scenario": question.document, "plan": spec, "seed": question.seed}
