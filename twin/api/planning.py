@@ -17,7 +17,6 @@ from twin.planning.question import Question, read_question
 from twin.planning.space import Candidate
 
 if TYPE_CHECKING:
-    from latency_models.deployment.models import Weights
     from scenarios.overrides import Settings
     from twin.executors.executor import ExecutorChoice
     from twin.planning.catalogue import CatalogueQuestion
@@ -76,7 +75,7 @@ def inventory_questions(
     return {keys[name]: number for name, number in have.items()}, combinations
 
 
-def _formats(model: str, stated: Sequence[Weights | None]) -> list[tuple[str, Weights | None, str]]:
+def _formats(model: str, stated: Sequence[str | None]) -> list[tuple[str, str | None, str]]:
     """Formats of a model's weights: the name that means one, what to state beside it, and how it is called."""
     from latency_models.deployment.hugging_face import any_model
     from latency_models.io.builtin_files import name_on_command_line

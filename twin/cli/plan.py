@@ -68,17 +68,17 @@ def plan(
     settings |= _set("plan.commitments", commitments_of_texts(target.commitment))
     settings |= _set("plan.api", api_price_of_text(target.api_price))
     if catalogue.have:
-        flags = {"SCENARIO": scenario, "--gpu": catalogue.gpu, "--max-gpus": target.max_gpus}
-        flags |= {"--objective": target.objective, "--candidate": answer.candidate, "--what": answer.what}
-        _refuse({**flags, "--write": answer.write}, "with --have, which asks what these GPUs serve")
+        limits = {"--gpu": catalogue.gpu, "--max-gpus": target.max_gpus, "--objective": target.objective}
+        files = {"SCENARIO": scenario, "--candidate": answer.candidate, "--write": answer.write}
+        unused = {**files, **limits, "--what": answer.what}
+        _refuse(unused, "with --have, which asks what these GPUs serve")
         return _inventory(settings, goals, question, catalogue, target, answer, run, executor, fresh=fresh)
     if answer.max_load:
         flags = {"--candidate": answer.candidate, "--objective": target.objective, "--max-gpus": target.max_gpus}
         unused = {**catalogue.flags, **flags, "--write": answer.write, "--what": answer.what}
         _refuse(unused, "with --max-load, which asks about the scenario's own deployment")
-        settings |= _set("workload.arrivals.rate", rate_of_text(question.rate)) | _set(
-            "plan.node_size", target.node_size
-        )
+        settings |= _set("workload.arrivals.rate", rate_of_text(question.rate))
+        settings |= _set("plan.node_size", target.node_size)
         return _max_load(required("SCENARIO", scenario), settings, goals, question.trace, run, executor, fresh=fresh)
     return _plan(_question(scenario, settings, goals, question, catalogue, target), run, answer, executor, fresh=fresh)
 

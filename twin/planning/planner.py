@@ -224,17 +224,17 @@ class Planner:
 
     def _capacity(self, trials: Sequence[Trial]) -> list[Document]:
         """Estimates of the highest rate at the goals over GPUs, of each family in the table."""
-        named = {trial.candidate.family.name for trial in trials}
+        names = {trial.candidate.family.name for trial in trials}
         points = []
-        for estimate in (family for family in self.families if family.family.name in named):
+        for estimate in (family for family in self.families if family.family.name in names):
             best = 0.0
             for candidate in sorted(estimate.candidates, key=lambda candidate: candidate.gpus):
                 rate = highest_estimate(estimate, candidate, self.question.goals)
                 if rate > best:
                     best = rate
                     family = estimate.family
-                    named = {"family": family.name, "layout": family.layout, "parallelism": family.parallelism}
-                    points.append({**named, "gpus": candidate.gpus, "rate": rate})
+                    identity = {"family": family.name, "layout": family.layout, "parallelism": family.parallelism}
+                    points.append({**identity, "gpus": candidate.gpus, "rate": rate})
         return points
 
     def _alternatives(self, trials: Sequence[Trial]) -> list[Document]:
