@@ -90,8 +90,7 @@ def test_the_table_leads_with_cards_where_there_are_several(
 
 
 def test_the_figure_is_by_card_where_there_are_several(scenario: Path) -> None:
-    arguments = ["sweep", str(scenario), "--jobs", "1", "--ratio", "2,4,32"]
-    for number, (setting, unit) in enumerate({"instances.ffn_cards=8": "card", "seed=7": "instance"}.items()):
-        assert run([*arguments, "--set", setting, "--runs", f"runs{number}"]) == 0
-        (figure,) = (scenario.parent / f"runs{number}").glob("*/figures/throughput.svg")
-        assert f"output tokens per cycle and {unit}" in figure.read_text()
+    setting = "instances.ffn_cards=8"
+    assert run(["sweep", str(scenario), "--jobs", "1", "--ratio", "2,4,32", "--set", setting]) == 0
+    (figure,) = scenario.parent.glob("runs/*/figures/throughput.svg")
+    assert "output tokens per cycle and card" in figure.read_text()

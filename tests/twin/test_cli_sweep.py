@@ -67,10 +67,6 @@ def test_a_point_does_not_depend_on_its_company_nor_on_processes(sweep) -> None:
     assert single == among
 
 
-def test_fast_forward_changes_nothing(sweep) -> None:
-    assert sweep()["points"] == sweep("--set", "fast_forward=false")["points"]
-
-
 def test_several_values_make_several_configurations(sweep) -> None:
     document = sweep("--set", "batch_size=8,16", "--set", "workload.decode.mean=10,20", "--ratio", "1,2")
     assert [configuration["settings"] for configuration in document["configurations"]] == [
@@ -142,18 +138,6 @@ def test_requests_are_kept_on_demand(scenario: Path, sweep) -> None:
     rows = zip(table["finish"], table["first_token"], table["decode_tokens"], strict=True)
     tpot = sum((finish - first) / tokens for finish, first, tokens in rows) / 600
     assert tpot == pytest.approx(document["points"][1]["tpot"], rel=1e-9)
-
-
-def test_report_draws_the_same_page_again(scenario: Path) -> None:
-    run(["sweep", str(scenario), "--jobs", "1"])
-    (folder,) = (scenario.parent / "runs").iterdir()
-    page = folder / "report.html"
-    before = page.read_text()
-    page.unlink()
-    assert run(["report", str(folder)]) == 0
-    after = page.read_text()
-    assert after[: after.index("<h2>How")] == before[: before.index("<h2>How")]
-    assert columns(after) == columns(before)
 
 
 def start(scenario: Path, *arguments: str, **options: object) -> subprocess.Popen[str]:
@@ -298,25 +282,6 @@ def test_time_units_are_not_mixed(scenario: Path, capsys: pytest.CaptureFixture[
     assert "cycles and seconds" in line
 
 
-def test_a_trace_counts_by_its_content_not_its_place(scenario: Path, sweep) -> None:
-    first, second = scenario.parent / "a.csv", scenario.parent / "b.csv"
-    first.write_text("prompt_tokens,output_tokens\n" + "10,20\n300,40\n" * 20)
-    second.write_text(first.read_text())
-    assert sweep("--trace", str(first))["points"] == sweep("--trace", str(second))["points"]
-
-
-def test_an_interrupted_sweep_says_how_to_go_on(scenario: Path) -> None:
-    process = start(scenario, "--ratio", "1:12", "--jobs", "1", "--set", "requests_per_instance=20000")
-    while not any("\n" in file.read_text() for file in scenario.parent.glob("runs/*/points.jsonl")):
-        time.sleep(0.005)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate()
-    assert process.returncode == 130
-    assert "kept in runs/" in error
-    (manifest,) = scenario.parent.glob("runs/*/manifest.json")
-    assert json.loads(manifest.read_text())["complete"] is False
-
-
 def test_a_trace_replaces_the_synthetic_lengths(scenario: Path, sweep, capsys: pytest.CaptureFixture[str]) -> None:
     trace = scenario.parent / "trace.csv"
     trace.write_text("prompt_tokens,output_tokens\n" + "10,20\n300,40\n" * 20)
@@ -344,14 +309,6 @@ def test_replay_plays_the_trace_at_its_own_times(scenario: Path, sweep, capsys: 
     assert point["requests"] == 60
     # The last request comes at 29.5 s, played twice as fast.
     assert 14.75 < point["simulated_time"] < 20
-
-
-def test_runs_that_cannot_be_reported(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "run folder" in fault(capsys, "report", str(scenario.parent))
-    folder = scenario.parent / "half"
-    folder.mkdir()
-    (folder / "manifest.json").write_text('{"status": "running", "command": "twin sweep x"}')
-    assert "twin sweep x" in fault(capsys, "report", str(folder))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from reports.records.run_directory import open_run
-from twin.cli import run
 from twin.executors.processes import each_as_done
 
 PATIENCE = 60.0
@@ -72,7 +71,9 @@ def run_until_points(process: subprocess.Popen[str], folder: Path, points: int) 
 
 
 @LINUX
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_workers_end_with_a_sweep_and_its_points_are_taken_up(scenario: Path, sweep, number: signal.Signals) -> None:
     with started("sweep", str(scenario), "--no-figures", *LONG) as process:
         points, workers = run_until_points(process, scenario.parent, 2)
@@ -141,14 +142,3 @@ def test_an_error_in_the_block_or_in_a_task_ends_the_others_at_once() -> None:
     with pytest.raises(KeyboardInterrupt), each_as_done(sleep, [PATIENCE, PATIENCE], 2):
         raise KeyboardInterrupt
     assert time.monotonic() - begin < PATIENCE
-
-
-def test_an_interruption_before_anything_is_simulated_promises_nothing(
-    scenario: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("twin.sweeps.ratio_sweep.make_plan", interrupt)
-    assert run(["sweep", str(scenario)]) == 130
-    assert capsys.readouterr().err == "twin: interrupted; nothing was finished that could be kept\n"

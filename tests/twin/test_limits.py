@@ -158,13 +158,6 @@ def test_what_is_at_the_limit_is_accepted() -> None:
     assert sweep.cases[0].plan.requests == 10_000_000
 
 
-def test_a_refusal_is_one_line_with_exit_code_2(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["sweep", str(scenario), "--set", "microbatches=1001"]) == 2
-    assert capsys.readouterr().err == (
-        f"twin: {scenario}: microbatches: got 1001, expected at most 1,000 microbatches\n"
-    )
-
-
 CLOSED = {"process": "closed_loop", "concurrency": 4, "think": 0.01}
 
 
@@ -206,8 +199,7 @@ def test_a_request_that_fits_no_engine_names_the_file(
 def test_requests_so_rare_that_autoscaling_decides_for_ever() -> None:
     scaled = {"autoscaling": {"engine": {"policy": "scheduled", "schedule": [[0, 1]], "max_replicas": 2}}}
     arrivals = {"process": "poisson", "rate": 1e-9}
-    document = scenario(system={"layout": "colocated", **scaled})
-    document["workload"]["arrivals"] = arrivals
+    document = scenario(workload={"arrivals": arrivals}, system={"layout": "colocated", **scaled})
     expected = "workload.arrivals.rate: got 1e-09, expected at most 10,000,000 decisions of autoscaling: at this rate"
     with pytest.raises(BadInput, match=expected):
         prepare(document, FILE)

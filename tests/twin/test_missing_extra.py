@@ -29,7 +29,11 @@ WITHOUT = "import sys; sys.modules[sys.argv[1]] = None; from twin.cli import run
 """Runs a command as without torch, which the named module imports; in a process that has imported nothing else."""
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+ALIKE = ("bundle", "quality")
+"""Commands that say it by the same code as others, and take seconds to come to it."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in COMMANDS])
 def test_the_extra_and_its_command_are_said(name: str, tmp_path: Path) -> None:
     module, command = COMMANDS[name]
     process = [sys.executable, "-c", WITHOUT, module, *command]

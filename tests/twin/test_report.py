@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from latency_models.io.config_io import write_yaml
+from tests.twin.conftest import SMALL
 from tests.twin.serving.scenarios import scenario
 from twin.cli import run
 
@@ -20,6 +21,7 @@ LINK = {"bandwidth": 2e9, "latency": 1e-3, "bytes_per_token": 131072}
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.yaml").write_text(write_yaml(scenario()))
+    (tmp_path / "afd.yaml").write_text(SMALL)
     return tmp_path
 
 
@@ -70,9 +72,10 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
         (["sweep", "s.yaml", "--jobs", "1", "--set", "engine.max_num_seqs=2,16"], {"sweep.svg"}),
         (["sweep", "s.yaml", "--jobs", "1", "--set", "engine.scheduling_policy=fcfs,priority"], {"sweep.svg"}),
         (["sweep", "s.yaml", "--jobs", "1"], set()),
+        (["sweep", "afd.yaml", "--jobs", "1"], {"idle.svg", "regimes.svg", "throughput.svg"}),
     ],
 )
-def test_what_a_serving_run_showed_is_drawn_again(
+def test_what_a_run_showed_is_drawn_again(
     here: Path, capsys: pytest.CaptureFixture[str], command: list[str], figures: set[str]
 ) -> None:
     folder = finished_run(here, *command)

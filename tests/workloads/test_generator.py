@@ -86,14 +86,6 @@ def test_the_block_size_changes_nothing(workload: Workload, count: int, seed: in
     assert drawn_requests(workload, count // 2, seed) == at_once[: count // 2], "nor does how many are asked for"
 
 
-@pytest.mark.parametrize("content", [CHATS, DAY, JointEmpirical([1, 2], [3, 4])], ids=["pairs", "tasks", "joint"])
-def test_blocks_of_1_of_7_and_of_4096_give_the_same_10000(content) -> None:
-    workload = Workload(content, Gamma(3.0, 2.0), MODELS, RUBRICS, 500)
-    at_once = drawn_requests(workload, 10_000)
-    assert drawn_requests(workload, 10_000, block=1) == drawn_requests(workload, 10_000, block=7) == at_once
-    assert len({request for request, _ in at_once}) == 10_000
-
-
 @given(workload=WORKLOADS, count=st.integers(0, 60), seed=st.integers(0, 2**32))
 def test_every_request_is_whole(workload: Workload, count: int, seed: int) -> None:
     rows = drawn_requests(workload, count, seed)
@@ -140,11 +132,6 @@ def test_lengths_are_those_described(assert_mean_and_cv) -> None:
     assert_mean_and_cv(np.array([answer for _, answer in rows]), 40.0, CHATS.decode.cv)
 
 
-def test_measured_prompts_keep_their_answers() -> None:
-    rows = drawn_requests(Workload(JointEmpirical([10, 2000, 30], [300, 2, 7])), 1000)
-    assert {(request.prompt_tokens, answer) for request, answer in rows} == {(10, 300), (2000, 2), (30, 7)}
-
-
 def test_models_and_tasks_come_in_their_proportions(p_value) -> None:
     rows = drawn_requests(Workload(DAY, models=MODELS), 60_000)
     models = np.array([MODELS.models.index(request.model) for request, _ in rows])
@@ -187,18 +174,6 @@ def test_a_limit_cuts_the_answer_and_is_the_same_for_all() -> None:
     assert {request.max_tokens for request, _ in limited} == {30}
     assert [answer for _, answer in limited] == [min(answer, 30) for _, answer in free]
     assert sum(answer > 30 for _, answer in free) > 500
-
-
-def test_a_task_without_output_has_no_limit_either() -> None:
-    limits = {(request.task, request.max_tokens) for request in requests(Workload(DAY, max_tokens=30), 500)}
-    assert limits == {("generate", 30), ("classify", 0), ("prompt_logprobs", 0)}
-
-
-def test_the_scheduler_is_told_the_limit_only() -> None:
-    """With one limit for all, requests of equal prompts are equal whatever their answers will be."""
-    rows = drawn_requests(Workload(Independent(Fixed(9), Geometric(10)), max_tokens=1000), 50)
-    assert len({replace(request, id=0) for request, _ in rows}) == 1
-    assert len({answer for _, answer in rows}) > 5
 
 
 CHANGED = {

@@ -35,11 +35,6 @@ FAMILIES: st.SearchStrategy[Lengths] = st.one_of(
 )
 
 
-@pytest.mark.parametrize("lengths", VARYING, ids=repr)
-def test_draws_have_the_stated_mean_and_cv(lengths: Lengths, assert_mean_and_cv) -> None:
-    assert_mean_and_cv(lengths.sample(np.random.default_rng(1), DRAWS), lengths.mean, lengths.cv)
-
-
 @pytest.mark.parametrize(
     ("lengths", "mean", "cv"),
     [

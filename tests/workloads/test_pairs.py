@@ -124,12 +124,6 @@ def test_draws_repeat_from_a_seed(pairs: LengthPairs) -> None:
     assert pairs.sample(rng, 300)[0].tolist() != prefill.tolist()
 
 
-def test_the_two_lengths_of_an_independent_pair_are_drawn_apart() -> None:
-    prefill, decode = Independent(Geometric(50), Geometric(50)).sample(np.random.default_rng(3), 100_000)
-    correlation = np.corrcoef(prefill, decode)[0, 1]
-    assert abs(correlation) < 5 / math.sqrt(100_000)
-
-
 @given(rows=MEASURED, seed=st.integers(0, 1000))
 def test_measured_pairs_stay_together(rows: list[tuple[int, int]], seed: int) -> None:
     prefill, decode = joint(rows).sample(np.random.default_rng(seed), 50)

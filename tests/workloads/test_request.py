@@ -72,10 +72,6 @@ def test_it_is_frozen_slotted_and_hashable() -> None:
     assert {request: "seen"}[Request(0, 0.0, 1, 1)] == "seen"
 
 
-def test_nothing_to_read_and_nothing_to_write_is_allowed() -> None:
-    assert Request(0, 0.0, 0, 0).max_tokens == 0
-
-
 @pytest.mark.parametrize("arrival", [-1e-9, math.inf, -math.inf, math.nan])
 def test_an_arrival_is_a_finite_time(arrival: float) -> None:
     with pytest.raises(BadInput, match=r"request 3: arrival: got .*expected a finite time"):

@@ -109,7 +109,6 @@ CHUNKS, CONTEXTS, PADDING = [63, 0, 1, 40], [0, 7, 500, 90], 9
     [
         ((4, 2, 64), 16, 64, torch.float32),
         ((4, 2, 64), 16, 64, torch.bfloat16),
-        ((4, 2, 64), 16, 64, torch.float16),
         ((7, 1, 128), 32, 128, torch.float32),
         ((7, 1, 128), 32, 128, torch.bfloat16),
         ((1, 1, 63), 1, 16, torch.float16),
@@ -133,7 +132,7 @@ def test_nothing_but_padding(device: str) -> None:
     assert triton.prefill_attention(*inputs.arguments(), 1.0).eq(0).all()
 
 
-@pytest.mark.parametrize("dtype", [*ROUNDING, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_reference_equals_a_loop(dtype: torch.dtype) -> None:
     inputs = sample(CHUNKS, CONTEXTS, PADDING, (6, 2, 64), 16, dtype, "cpu")
     result = dispatch.prefill_attention(*inputs.arguments(), 0.2)

@@ -117,6 +117,7 @@ def test_low_rank_trains_terms_of_that_rank(tiny: ModelConfig) -> None:
             assert not change.any(), name
 
 
+@pytest.mark.slow  # on tasks of text, `text/test_pairs.py` shows the same by the command
 def test_sun_learns_a_task_that_naive_sharing_does_not() -> None:
     """Reverse then add one, unseen by the base model: full fine-tuning and SUN learn it, naive sharing fails."""
     shape = Shape(2, 48, 96, 4, 2, 12, VOCABULARY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ PLAIN: dict[str, Any] = {
 
 def scenario(**sections: Any) -> dict[str, Any]:
     """`PLAIN` with sections changed: dictionaries are merged, anything else replaces."""
-    document = dict(PLAIN)
+    document = deepcopy(PLAIN)  # tests change the parts of their documents
     for name, value in sections.items():
         old = document.get(name)
         document[name] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value

@@ -107,14 +107,6 @@ def test_the_table_says_what_it_costs(workspace: Path, capsys: pytest.CaptureFix
     assert "at most 8 × L40S: at most 7.20 an hour" in out
 
 
-def test_a_sweep_compares_policies(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sets = "system.autoscaling.l40s.schedule=[[0, 2]],[[0, 4]]"
-    assert run(["sweep", "s.yaml", "--set", sets, "--no-figures", "--json"]) == 0
-    two, four = (point["summary"]["autoscaling"] for point in json.loads(capsys.readouterr().out)["points"])
-    assert four["gpu_hours"] > 1.5 * two["gpu_hours"]
-    assert four["missed_minutes"] <= two["missed_minutes"]
-
-
 def test_runs_without_autoscaling_have_none_of_it(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         run(

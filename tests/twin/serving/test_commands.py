@@ -30,21 +30,6 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_one_run_leaves_everything(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["simulate", "s.yaml", "--json", "--events"]) == 0
-    document = printed(capsys)
-    folder = workspace / document["run"]["directory"]
-    retained = {file.name for file in folder.iterdir()}
-    assert {"manifest.json", "summary.json", "requests.parquet", "report.html", "trace-events.json.gz"} <= retained
-    assert json.loads((folder / "summary.json").read_text()) == document
-    summary, table = document["summary"], parquet.read_table(folder / "requests.parquet").to_pydict()
-    first = [a - b for a, b in zip(table["first_token"], table["arrival"], strict=True)]
-    assert summary["ttft"]["mean"] == pytest.approx(sum(first) / len(first))
-    assert summary["output_tokens"] == sum(table["output_tokens"])
-    assert json.loads((folder / "manifest.json").read_text())["complete"]
-    spans_do_not_overlap(json.loads(gzip.decompress((folder / "trace-events.json.gz").read_bytes())))
-
-
 def test_requests_alone_may_be_kept(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = []
     for detail in ("true", "requests", "false"):
@@ -102,24 +87,6 @@ def spans_do_not_overlap(events: list[dict[str, Any]]) -> None:
     assert len(spans) == 4 * 60
 
 
-def test_a_table_for_people(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["simulate", "s.yaml", "--no-figures", "--replications", "3"]) == 0
-    output = capsys.readouterr().out
-    assert "another run" in output
-    assert "Simulated" in output
-
-
-def test_replications_give_intervals_around_the_mean(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["simulate", "s.yaml", "--json", "--no-figures", "--replications", "4"]) == 0
-    document = printed(capsys)
-    for name in ("ttft.mean", "ttft.p99", "itl.p95", "output_throughput"):
-        group, *point = name.split(".")
-        value = document["summary"][group][point[0]] if point else document["summary"][group]
-        low, high = document["intervals"][name]["confidence"]
-        wide = document["intervals"][name]["prediction"]
-        assert wide[0] < low < value < high < wide[1]
-
-
 def test_overload_is_said_in_the_table_the_document_and_the_report(
     workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,14 +135,6 @@ def test_a_sweep_of_which_nothing_can_run_is_refused(
     assert run(["sweep", "s.yaml", "--set", values]) == 2
     message = capsys.readouterr().err.strip().splitlines()
     assert values.partition("=")[0] in message[-1]
-
-
-def test_a_sweep_has_a_point_for_each_combination(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = ["sweep", "s.yaml", "--json", "--set", "engine.max_num_seqs=2,16", "--set", "workload.arrivals.rate=5,40"]
-    assert run(line) == 0
-    points = printed(capsys)["points"]
-    assert [tuple(point["settings"].values()) for point in points] == [(2, 5), (2, 40), (16, 5), (16, 40)]
-    assert points[1]["summary"]["ttft"]["mean"] > points[3]["summary"]["ttft"]["mean"]
 
 
 @pytest.mark.parametrize(
