@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
+from scenarios.engine import EngineSpec
 from schedulers.hosted_core import HostedCore
 from schedulers.vllm_versions import SCHEDULER_VERSIONS
 from tests.vllm_parity.recorded import first_difference, read
@@ -49,6 +51,19 @@ def test_a_hosted_scheduler_shows_what_its_host_decides(family: str) -> None:
         hosted = HostedCore(workload.config, HostedByOurs(workload.config))
         expected = decisions(workload, OurScheduler(workload))
         assert difference(expected, decisions(workload, OurScheduler(workload, hosted))) is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ({"max_table_blocks": 10}, "expected no max_table_blocks with scheduler installed-vllm"),
+        ({"one_shot": {}}, "expected no one_shot with scheduler installed-vllm"),
+        ({"scheduling_policy": "deadline"}, "expected scheduling_policy fcfs or priority"),
+    ],
+)
+def test_settings_that_vllm_lacks_are_refused_with_its_scheduler(setting: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        EngineSpec(num_gpu_blocks=100, scheduler="installed-vllm", **setting)
 
 
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
