@@ -105,6 +105,13 @@ class BlockPool(KVCache):
         for i in range(before, len(blocks.nodes)):
             blocks.nodes[i].payload = self.table(blocks)[i * size : (i + 1) * size]
 
+    def _merge(self, blocks: SequenceBlocks, node: PrefixNode) -> None:
+        table, begin = self.table(blocks), len(blocks.nodes) * self.blocks_per_node
+        self._leaving, rest = table[begin : begin + self.blocks_per_node], table[begin + self.blocks_per_node :]
+        del table[begin:]
+        super()._merge(blocks, node)
+        table.extend(rest)
+
     def free(self, blocks: SequenceBlocks, num_hashed: int = 0, *, preempted: bool = False) -> None:
         """See `KVCache.free`."""
         private = self.table(blocks)[len(blocks.nodes) * self.blocks_per_node :]

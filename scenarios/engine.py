@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
@@ -20,6 +20,7 @@ from schedulers.kv_cache import KVCache
 from schedulers.model_slots import SlotsConfig
 from schedulers.pipeline import PipelinedEngineCore
 from schedulers.preemption import PREEMPTION_POLICIES
+from schedulers.presets import with_preset
 from schedulers.speculation import SpeculativeEngineCore
 from schedulers.vllm_versions import INSTALLED_VLLM
 from schedulers.waiting_queue import SCHEDULING_POLICIES
@@ -62,7 +63,8 @@ ONE_STAGE = "expected 1: a live engine has all layers on one device"
 BEYOND_VLLM = (
     "max_table_blocks", "cache_blocks_on", "in_batch_prefix_caching", "preemption_policy", "kv_reservation",
     "data_parallel_size", "pipeline_parallel_size", "chunking", "one_shot", "speculative_config", "kv_offloading",
-    "lora_config", "weight_swapping", "admission_control",
+    "lora_config", "weight_swapping", "admission_control", "enable_mixed_chunk", "max_prefill_tokens",
+    "prefill_max_requests", "chunk_unit_size", "context_chunking_policy", "capacity_scheduler_policy",
 )  # fmt: skip
 """Fields that `installed-vllm` must leave at their defaults: vLLM, or its scheduler alone, lacks them."""
 
@@ -120,6 +122,7 @@ class EngineSpec(Strict):
     """One engine; names and defaults are vLLM's. `schedulers.engine_config` explains the other fields.
 
     Attributes:
+        scheduler: a version of vLLM, or another engine with its own defaults (`schedulers.presets`).
         num_gpu_blocks, kv_memory: KV memory, as a number of blocks or from bytes; one of the two. Both may be left out
             if the step times know model and memory (roofline).
         data_parallel_size: ranks that step together, each with these settings and memory of its own: replicas of the
@@ -155,7 +158,18 @@ class EngineSpec(Strict):
     long_prefill_token_threshold: int = Field(default=0, ge=0)
     max_num_active_seqs: int = Field(default=0, ge=0)
     prefill_schedule_interval: int = Field(default=1, ge=1)
-    scheduler: Literal["vllm-0.19", "vllm-0.32", "vllm-0.33", "installed-vllm"] = "vllm-0.33"
+    enable_mixed_chunk: bool = True
+    max_prefill_tokens: int = Field(default=0, ge=0)
+    prefill_max_requests: int = Field(default=0, ge=0)
+    chunk_unit_size: int = Field(default=1, ge=1)
+    context_chunking_policy: Literal["first_come_first_served", "equal_progress"] | None = None
+    capacity_scheduler_policy: Literal["max_utilization", "guaranteed_no_evict", "static_batch", "new_token_ratio"] = (
+        "max_utilization"
+    )
+    schedule_conservativeness: NonNegativeFloat = 1.0
+    attention_dp_timeout_iters: int = Field(default=0, ge=0)
+    attention_dp_batching_wait_iters: int = Field(default=0, ge=0)
+    scheduler: Literal["vllm-0.19", "vllm-0.32", "vllm-0.33", "sglang", "tensorrt-llm", "installed-vllm"] = "vllm-0.33"
     data_parallel_size: Engines = 1
     pipeline_parallel_size: PipelineStages = 1
     pipeline: PipelineSpec | None = None
@@ -168,6 +182,11 @@ class EngineSpec(Strict):
     weight_swapping: WeightSwappingSpec | None = None
     admission_control: AdmissionControlSpec | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_preset(cls, stated: Any) -> Any:
+        return with_preset(stated) if isinstance(stated, dict) else stated
+
     @model_validator(mode="after")
     def _features_agree(self) -> EngineSpec:
         slots = [name for name in ("lora_config", "weight_swapping") if getattr(self, name) is not None]
@@ -178,8 +197,14 @@ class EngineSpec(Strict):
             for field in ("async_scheduling", "speculative_config", "kv_offloading", "max_table_blocks")
             if (value := getattr(self, field))
         }
+        vllm_order = self.enable_mixed_chunk and not (self.context_chunking_policy and self.enable_chunked_prefill)
         refusals = [
             (len(slots) > 1, "either lora_config or weight_swapping"),
+            (not vllm_order and (drafts or stages > 1),
+             "enable_mixed_chunk true and no context_chunking_policy with speculative_config or stages"),
+            (self.attention_dp_timeout_iters and ranks == 1,
+             "attention_dp_timeout_iters 0 without data_parallel_size: there are no ranks to wait for"),
+            (self.chunking and self.chunk_unit_size > 1, "chunk_unit_size 1 with chunking, which has a granularity"),
             (slots and ranks > 1, f"data_parallel_size 1 with {name}: ranks load models for themselves"),
             (slots and stages > 1, f"pipeline_parallel_size 1 with {name}: steps of several stages overlap"),
             (drafts and self.async_scheduling,

@@ -87,13 +87,15 @@ class LiveEngineSpec(EngineSpec):
         refuse_first([
             (policy not in ("fcfs", "priority"), "engine.scheduling_policy", policy, "expected fcfs or priority"),
             (self.kv_reservation == "max_tokens", "engine.kv_reservation", "max_tokens", "expected chunk or prompt"),
+            (not self.scheduler.startswith("vllm"), "engine.scheduler", self.scheduler, "expected a version of vLLM"),
             *((bool(getattr(self, field)), f"engine.{field}", None, only) for field in NOT_IN_VLLM),
         ])  # fmt: skip
 
 
 NOT_IN_VLLM = (
     "max_table_blocks", "in_batch_prefix_caching", "preemption_policy", "speculative_config", "kv_offloading",
-    "lora_config", "weight_swapping", "admission_control",
+    "lora_config", "weight_swapping", "admission_control", "max_prefill_tokens", "prefill_max_requests",
+    "context_chunking_policy",
 )  # fmt: skip
 """Settings of an engine that a validation of vLLM does not pass on."""
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from schedulers.batches import Chunk
+from schedulers.lifecycle import Lifecycle, in_units, whole_units
 from schedulers.model_slots import OTHERS_MAY
-from schedulers.sequence import PREFILLING, Sequence
+from schedulers.prefill_interval import UNLIMITED_TOKENS
+from schedulers.sequence import PREFILLING, Sequence, uncached_prefix_key
 
 if TYPE_CHECKING:
-    from schedulers.decode_set import DecodeSet
-    from schedulers.engine_config import EngineConfig, OneShotBudget
-    from schedulers.kv_cache import KVCache, PrefixNode
+    from schedulers.engine_config import OneShotBudget
+    from schedulers.kv_cache import PrefixNode
     from schedulers.kv_tiers import KVTiers
-    from schedulers.model_slots import ModelSlots
-    from schedulers.prefill_interval import PrefillInterval
     from schedulers.waiting_queue import WaitingQueue
 
 NO_BUDGET: Final = 0
@@ -31,6 +30,9 @@ DEFERRED: Final = -2
 LOADING: Final = -3
 """The first sequence of a queue has left it, since its prefix is being loaded from a tier below the device."""
 
+ADMITTED: Final = -6
+"""The first sequence of a queue has been admitted, and shares the step's tokens with other prompts."""
+
 AWAITS_LOAD: Final = -4
 """The first sequence of a queue waits, since a part of its prefix is being loaded for another one."""
 
@@ -38,36 +40,7 @@ NO_SLOT: Final = -5
 """The first sequence of a queue waits until a slot for its model is free; those behind it may have other models."""
 
 
-class AdmittingCore(Protocol):
-    """The part of `EngineCore` that admission reads and changes; see there for the attributes."""
-
-    config: EngineConfig
-    kv_cache: KVCache
-    kv_tiers: KVTiers | None
-    model_slots: ModelSlots | None
-    gates_admission: bool
-    decode_set: DecodeSet
-    prefill_interval: PrefillInterval | None
-    prompt_limit: int
-    max_running: int
-    watermark_blocks: int
-    queues: list[WaitingQueue]
-    running: dict[Sequence, None]
-    one_shot_running: dict[Sequence, None]
-    prefix_leaders: dict[int, None]
-    cached_tokens: int
-    num_admitted: int
-
-    def schedule_chunk(self, chunks: list[Chunk], sequence: Sequence, num_tokens: int) -> int: ...
-
-
-def uncached_prefix_key(sequence: Sequence, num_cached_nodes: int) -> int:
-    """The first prefix id that is not cached: a leader computes it, and its followers wait for it."""
-    ids = sequence.request.prefix_blocks
-    return ids[num_cached_nodes] if num_cached_nodes < len(ids) else -1 - sequence.seq_id
-
-
-def admit(core: AdmittingCore, chunks: list[Chunk], budget: int) -> bool:
+def admit(core: Lifecycle, chunks: list[Chunk], budget: int) -> bool:
     """Admit waiting sequences within the token, slot and block limits, and append their chunks to `chunks`.
 
     Queues are served in the common order of their policy. A full queue does not block the other queue. A one-shot
@@ -80,7 +53,8 @@ def admit(core: AdmittingCore, chunks: list[Chunk], budget: int) -> bool:
     open_queues = [queue for queue in core.queues if queue.count]
     lacks_space = True
     deferred: list[Sequence] = []
-    one_shot = OneShotStepBudget(core.config.one_shot, chunks, budget) if core.config.one_shot else None
+    limits = core.config.one_shot if len(core.queues) > 1 else None
+    one_shot = OneShotStepBudget(limits, chunks, budget) if limits else None
     while open_queues:
         queue = _next_queue(open_queues) if len(open_queues) > 1 else open_queues[0]
         sequence = queue.peek()
@@ -92,13 +66,16 @@ def admit(core: AdmittingCore, chunks: list[Chunk], budget: int) -> bool:
         else:
             num_tokens = _try_admit(core, chunks, budget, sequence, one_shot is not None and one_shot.prompt_deferred)
         if num_tokens > 0:
-            budget -= num_tokens
+            budget -= in_units(num_tokens, core.chunk_unit)
+            if core.capacity is not None and (budget <= 0 or _prefill_tokens_left(core, chunks) <= 0):
+                lacks_space = False
+                break
         elif num_tokens == DEFERRED:
             deferred.append(queue.pop())
             lacks_space = False
         elif num_tokens in (AWAITS_LOAD, NO_SLOT):
             deferred.append(queue.pop())
-        elif num_tokens != LOADING:
+        elif num_tokens not in (LOADING, ADMITTED):
             open_queues.remove(queue)
             lacks_space = lacks_space and num_tokens == NO_SPACE
     for sequence in deferred:
@@ -114,23 +91,24 @@ def _next_queue(queues: list[WaitingQueue]) -> WaitingQueue:
     return min(queues, key=lambda queue: queue.peek_key())
 
 
-def _try_admit(core: AdmittingCore, chunks: list[Chunk], budget: int, sequence: Sequence, whole_only: bool) -> int:
+def _try_admit(core: Lifecycle, chunks: list[Chunk], budget: int, sequence: Sequence, whole_only: bool) -> int:
     """Admit the first sequence of the ordinary queue: the tokens of its first chunk, or the reason for none.
 
     `whole_only`: the chunk must complete the prompt.
     """
-    config, kv_cache = core.config, core.kv_cache
+    kv_cache = core.kv_cache
     if len(core.running) >= core.max_running:
         return NO_SPACE
-    if budget <= 0:
+    if _lacks_budget(core, chunks, budget):
         return NO_BUDGET
     nodes, num_cached, reclaimable = _get_computed_blocks(core, sequence)
-    if core.prefix_leaders or core.gates_admission:
-        reason = _awaits_slot_or_prefix(core, sequence, nodes, reclaimable)
+    if core.prefix_leaders or core.gates_admission or core.capacity is not None:
+        reason = _awaits_slot_prefix_or_room(core, sequence, nodes, num_cached, reclaimable)
         if reason:
             return reason
-    num_tokens = _first_chunk(core, sequence.num_tokens_to_compute - num_cached, budget)
-    if not num_tokens or (whole_only and num_cached + num_tokens < sequence.num_tokens_to_compute):
+    num_tokens = _first_chunk(core, chunks, sequence.num_tokens_to_compute - num_cached, budget)
+    part = num_cached + num_tokens < sequence.num_tokens_to_compute
+    if not core.shares_tokens and (not num_tokens or (whole_only and part)):
         return NO_BUDGET
     reserved_blocks = kv_cache.blocks_for(_reserved_tokens(core, sequence, num_cached + num_tokens))
     supplied = len(nodes) * kv_cache.blocks_per_node + reclaimable
@@ -138,52 +116,82 @@ def _try_admit(core: AdmittingCore, chunks: list[Chunk], budget: int, sequence: 
     required = reclaimable + _blocks_that_must_be_free(core, sequence, supplied, new_blocks)
     if (kv_cache.free_blocks_needed(nodes, required) if nodes else required) > kv_cache.num_free_blocks:
         return _too_few_blocks(core, nodes)
-    if config.max_table_blocks and _block_table_is_full(core, reserved_blocks):
+    if core.max_table_blocks and _block_table_is_full(core, reserved_blocks):
         return NO_SPACE
     core.queues[0].pop()
     if num_cached or sequence.blocks.freed_run is not None:
         kv_cache.attach(sequence.blocks, nodes)
         kv_cache.reclaim(sequence.blocks, reclaimable)
     kv_cache.allocate(sequence.blocks, new_blocks)
-    sequence.blocks_reserved = config.kv_reservation == "max_tokens"
+    sequence.blocks_reserved = core.reserves_output
     start_prefill(core, sequence, num_cached)
     core.running[sequence] = None
-    return core.schedule_chunk(chunks, sequence, num_tokens)
+    if core.capacity is not None:
+        core.capacity.admitted(sequence, not part)
+    return core.schedule_chunk(chunks, sequence, num_tokens) if not core.shares_tokens else _share(core, sequence)
 
 
-def _first_chunk(core: AdmittingCore, remaining: int, budget: int) -> int:
+def _share(core: Lifecycle, sequence: Sequence) -> int:
+    """Let a sequence that has just been admitted share the step's tokens."""
+    core.start_sharing(sequence)
+    return ADMITTED
+
+
+def _lacks_budget(core: Lifecycle, chunks: Many[Chunk], budget: int) -> bool:
+    """Tell whether no further prompt may begin in this step.
+
+    Where capacity is counted, that there is none for a sequence is found out even if there are no tokens, either.
+    """
+    if budget <= 0 and core.capacity is None and not core.shares_tokens:
+        return True
+    return core.limits_prefills and len(chunks) >= (core.config.prefill_max_requests or UNLIMITED_TOKENS)
+
+
+def _first_chunk(core: Lifecycle, chunks: Many[Chunk], remaining: int, budget: int) -> int:
     """Tokens of the first chunk of a prompt that has `remaining` tokens to compute; 0 if it has none in this step."""
     if core.prefill_interval is not None and core.prefill_interval.holds and remaining > 1:
         return 0
-    num_tokens = min(remaining, core.prompt_limit)
-    if num_tokens > budget and not core.config.enable_chunked_prefill:
+    num_tokens, unit = min(remaining, core.prompt_limit), core.chunk_unit
+    if num_tokens > budget and not core.chunks_prompts:
         return 0
-    return min(num_tokens, budget)
+    if core.limits_prefills and chunks and in_units(remaining, unit) >= _prefill_tokens_left(core, chunks):
+        return 0
+    if unit == 1:
+        return max(min(num_tokens, budget), 0)
+    return whole_units(remaining, max(min(budget, core.prompt_limit), 0), unit)
 
 
-def _blocks_that_must_be_free(core: AdmittingCore, sequence: Sequence, supplied: int, new_blocks: int) -> int:
+def _prefill_tokens_left(core: Lifecycle, chunks: Many[Chunk]) -> int:
+    """Prompt tokens below which a further prompt may begin in this step."""
+    if not core.config.max_prefill_tokens:
+        return UNLIMITED_TOKENS
+    decodes = core.decode_set.size if core.config.enable_mixed_chunk else 0
+    return core.config.max_prefill_tokens - decodes - sum(in_units(chunk.tokens, core.chunk_unit) for chunk in chunks)
+
+
+def _blocks_that_must_be_free(core: Lifecycle, sequence: Sequence, supplied: int, new_blocks: int) -> int:
     """Free blocks without which a sequence is not admitted, though it takes only `new_blocks` of them at first.
 
     `supplied`: blocks that the prefix cache supplies. A part of a prompt in the cache would only be preempted for it.
     """
     required = new_blocks
-    if core.config.scheduler_reserve_full_isl:
+    if core.reserves_full_isl:
         required = max(required, core.kv_cache.blocks_for(sequence.num_tokens_to_compute) - supplied)
     if core.running:
         required += core.watermark_blocks
     return required
 
 
-def _reserved_tokens(core: AdmittingCore, sequence: Sequence, computed: int) -> int:
+def _reserved_tokens(core: Lifecycle, sequence: Sequence, computed: int) -> int:
     """Tokens that get blocks at admission, if the first chunk makes it `computed` tokens."""
-    if core.config.kv_reservation == "chunk":
+    if core.reserves_chunk:
         return computed
-    if core.config.kv_reservation == "prompt":
-        return sequence.num_tokens_to_compute
-    return sequence.request.prompt_tokens + sequence.max_tokens - 1
+    if core.reserves_output:
+        return sequence.request.prompt_tokens + sequence.max_tokens - 1
+    return sequence.num_tokens_to_compute
 
 
-def _get_computed_blocks(core: AdmittingCore, sequence: Sequence) -> tuple[list[PrefixNode], int, int]:
+def _get_computed_blocks(core: Lifecycle, sequence: Sequence) -> tuple[list[PrefixNode], int, int]:
     """Prefix nodes and tokens that the cache supplies, and the blocks among them that a preempted sequence reclaims.
 
     The last token is always computed, since its output is needed.
@@ -199,23 +207,27 @@ def _get_computed_blocks(core: AdmittingCore, sequence: Sequence) -> tuple[list[
     return nodes, num_cached + reclaimable * kv_cache.block_size, reclaimable
 
 
-def _awaits_slot_or_prefix(core: AdmittingCore, sequence: Sequence, nodes: Many[PrefixNode], reclaimable: int) -> int:
-    """The reason why a sequence waits for a slot for its model or the rest of its prefix, or 0."""
+def _awaits_slot_prefix_or_room(
+    core: Lifecycle, sequence: Sequence, nodes: Many[PrefixNode], num_cached: int, reclaimable: int
+) -> int:
+    """The reason why a sequence waits for a slot for its model, the rest of its prefix, or room beside others; or 0."""
     if core.model_slots is not None and (waits := core.model_slots.admission(sequence)):
         return NO_SLOT if waits == OTHERS_MAY else NO_SPACE
-    return _awaits_prefix(core, sequence, nodes, reclaimable)
+    reason = _awaits_prefix(core, sequence, nodes, reclaimable)
+    if not reason and core.capacity is not None:
+        free_blocks = core.kv_cache.num_free_blocks - core.kv_cache.free_blocks_needed(nodes, reclaimable)
+        return 0 if core.capacity.admits(sequence, num_cached, free_blocks) else NO_SPACE
+    return reason
 
 
-def _awaits_prefix(core: AdmittingCore, sequence: Sequence, nodes: Many[PrefixNode], reclaimable: int) -> int:
+def _awaits_prefix(core: Lifecycle, sequence: Sequence, nodes: Many[PrefixNode], reclaimable: int) -> int:
     """The reason why a sequence waits for the rest of its prefix, or 0."""
     if core.prefix_leaders and _follows_leader(core, sequence, nodes):
         return DEFERRED
     return _load_prefix(core, core.kv_tiers, sequence, nodes, reclaimable) if core.kv_tiers is not None else 0
 
 
-def _load_prefix(
-    core: AdmittingCore, tiers: KVTiers, sequence: Sequence, nodes: Many[PrefixNode], reclaimable: int
-) -> int:
+def _load_prefix(core: Lifecycle, tiers: KVTiers, sequence: Sequence, nodes: Many[PrefixNode], reclaimable: int) -> int:
     """Begin to load the prefix of the first sequence of a queue, as far as tiers continue what the device has.
 
     Returns why it is not admitted now: LOADING, AWAITS_LOAD, or NO_SPACE; 0 if there is nothing to load.
@@ -237,7 +249,7 @@ def _load_prefix(
     return LOADING
 
 
-def _too_few_blocks(core: AdmittingCore, nodes: Many[PrefixNode]) -> int:
+def _too_few_blocks(core: Lifecycle, nodes: Many[PrefixNode]) -> int:
     """The reason when blocks are short: permanent until a sequence leaves, unless eviction can change the need.
 
     A node of several blocks is evicted whole when one of its blocks is allocated. A sequence that finds less of its
@@ -246,22 +258,22 @@ def _too_few_blocks(core: AdmittingCore, nodes: Many[PrefixNode]) -> int:
     return NO_BUDGET if nodes and core.kv_cache.blocks_per_node > 1 else NO_SPACE
 
 
-def _follows_leader(core: AdmittingCore, sequence: Sequence, nodes: Many[PrefixNode]) -> bool:
+def _follows_leader(core: Lifecycle, sequence: Sequence, nodes: Many[PrefixNode]) -> bool:
     """Tell whether a prompt under way computes the first prefix block that this sequence misses."""
     return bool(core.prefix_leaders) and uncached_prefix_key(sequence, len(nodes)) in core.prefix_leaders
 
 
-def _block_table_is_full(core: AdmittingCore, new_entries: int) -> bool:
+def _block_table_is_full(core: Lifecycle, new_entries: int) -> bool:
     """Tell whether `new_entries` more block-table entries exceed `max_table_blocks`."""
     entries = 0
     for sequence in core.running:
         decoding = sequence in core.decode_set.sequences
         cached = core.decode_set.num_computed_tokens(sequence) if decoding else sequence.num_computed_tokens
         entries += core.kv_cache.blocks_for(cached)
-    return bool(core.running) and entries + new_entries > core.config.max_table_blocks
+    return bool(core.running) and entries + new_entries > core.max_table_blocks
 
 
-def start_prefill(core: AdmittingCore, sequence: Sequence, num_cached: int) -> None:
+def start_prefill(core: Lifecycle, sequence: Sequence, num_cached: int) -> None:
     """Mark a sequence as prefilling after the tokens that the cache supplies."""
     sequence.state = PREFILLING
     core.num_admitted += 1
@@ -303,7 +315,7 @@ class OneShotStepBudget:
 
 
 def _try_admit_one_shot(
-    core: AdmittingCore, chunks: list[Chunk], budget: int, sequence: Sequence, step: OneShotStepBudget
+    core: Lifecycle, chunks: list[Chunk], budget: int, sequence: Sequence, step: OneShotStepBudget
 ) -> int:
     """Admit the first sequence of the one-shot queue: the rest of its prompt in one pass, or the reason for none.
 
@@ -344,7 +356,7 @@ def _try_admit_one_shot(
     return core.schedule_chunk(chunks, sequence, num_tokens)
 
 
-def _blocks_worth_caching(core: AdmittingCore, sequence: Sequence, nodes: Many[PrefixNode], reclaimable: int) -> int:
+def _blocks_worth_caching(core: Lifecycle, sequence: Sequence, nodes: Many[PrefixNode], reclaimable: int) -> int:
     """Blocks that keep the shareable part of a one-shot prompt for other sequences; 0 where blocks are short.
 
     `reclaimable`: blocks of its own that it takes back, which serve as well.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from schedulers.admission_control import AdmissionControl
 from schedulers.batches import Batch, DecodeBatch
+from schedulers.capacity import make_capacity, make_full_batch
 from schedulers.chunking import ChunkPolicy
 from schedulers.decode_set import UNLIMITED_STEPS, DecodeSet
 from schedulers.engine_config import EngineConfig
@@ -15,6 +16,7 @@ from schedulers.kv_tiers import KVTiers
 from schedulers.model_slots import ModelSlots
 from schedulers.preemption import PREEMPTION_POLICIES
 from schedulers.prefill_interval import UNLIMITED_TOKENS, PrefillInterval
+from schedulers.prefix_order import PrefixQueue
 from schedulers.sequence import Sequence
 from schedulers.vllm_versions import NULL_BLOCKS
 from schedulers.waiting_queue import SCHEDULING_POLICIES, WaitingQueue
@@ -40,6 +42,9 @@ class CoreState:
         prefill_interval: holds prompts back in some steps, None without. prompt_limit: prompt tokens of one sequence in
             the present step. max_running: sequences that may hold a slot. watermark_blocks: blocks that an admission
             leaves free while other sequences run.
+        capacity: counts what running sequences may still take, None where that does not matter. full_batch: remembers a
+            batch without room, None where that is found anew. chunk_unit: parts of prompts are multiples of it.
+            shares_tokens: all admitted prompts share a step's tokens. holds_prompts: the next step computes none.
         awaiting_transfer: finished sequences that keep their blocks until `release`.
         kv_tiers: tiers below the device, None without.
         model_slots: the models that the engine holds, None where it holds one or all.
@@ -88,7 +93,16 @@ class CoreState:
         self._limits_prompts = config.long_prefill_token_threshold > 0 or interval > 1
         self.max_running = min(config.max_num_active_seqs or config.max_num_seqs, config.max_num_seqs)
         self.watermark_blocks = int(config.watermark * (config.num_gpu_blocks + NULL_BLOCKS))
-        self.kv_cache.reuse_unhashed_first = config.rules.reuse_unhashed_first
+        rules = config.rules
+        self.kv_cache.reuse_unhashed_first = rules.reuse_unhashed_first
+        self.kv_cache.merges_equal = rules.merges_equal_blocks
+        self.capacity = make_capacity(config.capacity_scheduler_policy, self.kv_cache, config.schedule_conservativeness)
+        self._prompts_first = not config.enable_mixed_chunk
+        self.full_batch = make_full_batch(rules.full_until_smaller and self._prompts_first, self.capacity)
+        self.chunk_unit = config.chunk_unit_size
+        self.shares_tokens = config.shares_tokens
+        self._keep_settings(config)
+        self._prefix_queues = [queue for queue in self.queues if isinstance(queue, PrefixQueue)]
         self._num_ahead = 0  # steps that were in flight when the latest one began
         self._num_submitted = self._num_ended = self.num_admitted = 0
         self.blocks_allocated_ahead = 0
@@ -99,6 +113,18 @@ class CoreState:
         self._shares_growing = not self._cache_when_computed and self.kv_tiers is None
         # Every waiting sequence lacks a slot or blocks, until a change resets this: admission need not be tried.
         self._admission_blocked = False
+
+    def _keep_settings(self, config: EngineConfig) -> None:
+        """Keep what is read for every step or sequence: attributes of a compiled class are read faster."""
+        self.holds_prompts = False
+        self.max_step_tokens = config.max_num_batched_tokens
+        self.leads_prefixes = config.in_batch_prefix_caching
+        self.limits_prefills = config.max_prefill_tokens > 0 or config.prefill_max_requests > 0
+        self.chunks_prompts = config.enable_chunked_prefill
+        self.reserves_full_isl = config.scheduler_reserve_full_isl
+        self.reserves_chunk = config.kv_reservation == "chunk" and not config.shares_tokens
+        self.reserves_output = config.kv_reservation == "max_tokens"
+        self.max_table_blocks = config.max_table_blocks
 
     @property
     def step_index(self) -> int:
@@ -249,6 +275,12 @@ class CoreState:
         request = sequence.request
         if request.prompt_tokens < 1:
             raise ValueError(f"request {request.id}: expected a prompt of at least 1 token, found none")
+        longest = self.config.max_num_batched_tokens
+        if request.prompt_tokens > longest and not self.config.enable_chunked_prefill:
+            raise ValueError(
+                f"request {request.id}: expected at most {longest} prompt tokens (max_num_batched_tokens) without "
+                f"enable_chunked_prefill, found {request.prompt_tokens}"
+            )
         tokens = request.prompt_tokens + (0 if sequence.one_shot else sequence.max_tokens - 1)
         blocks = self.kv_cache.blocks_for(tokens)
         if blocks > self.kv_cache.num_blocks:

@@ -8,7 +8,7 @@ same for 4 sequences and for 400, and k steps cost as much as one.
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import cycle, islice
 
 from schedulers.sequence import DECODING, FINISHING, Sequence
@@ -49,6 +49,11 @@ class DecodeSet:
         last_step = step + sequence.max_tokens - sequence.num_output_tokens
         heappush(self._by_last_step, (last_step, sequence.seq_id, sequence, step))
         heappush(self._by_length, (-sequence.kv_offset, sequence.seq_id, sequence, step))
+        if len(self._by_length) > 8 * self.size + 64:  # decodes that paused or left must not pile up
+            self._by_last_step = [entry for entry in self._by_last_step if entry[2].joined_step == entry[3]]
+            heapify(self._by_last_step)
+            self._by_length = [entry for entry in self._by_length if entry[2].joined_step == entry[3]]
+            heapify(self._by_length)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out and write its own counts back into it."""

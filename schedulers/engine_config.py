@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from schedulers import fair_sharing  # noqa: F401  # which registers its policy
+from schedulers import fair_sharing, prefix_order  # noqa: F401  # which register their policies
 from schedulers.admission_control import AdmissionLimits
+from schedulers.capacity import CAPACITY_POLICIES, MAX_UTILIZATION
 from schedulers.model_slots import SlotsConfig
 from schedulers.preemption import PREEMPTION_POLICIES
 from schedulers.tier_eviction import EVICTION_POLICIES
-from schedulers.vllm_versions import DEFAULT_SCHEDULER, INSTALLED_VLLM, SCHEDULER_VERSIONS, VersionRules
+from schedulers.token_sharing import CHUNKING_POLICIES
+from schedulers.vllm_versions import DEFAULT_SCHEDULER, INSTALLED_VLLM, SCHEDULERS, SchedulerRules
 from schedulers.waiting_queue import SCHEDULING_POLICIES
 
 KVReservation = Literal["chunk", "prompt", "max_tokens"]
@@ -117,7 +119,17 @@ class EngineConfig:
         max_num_active_seqs: sequences that are admitted, if fewer than `max_num_seqs`; 0 for as many.
         prefill_schedule_interval: steps from one with prompt tokens to the next, as long as sequences decode and no
             request was left waiting by the one before.
-        scheduler: the version of vLLM whose rules hold (`schedulers.vllm_versions`).
+        enable_mixed_chunk: whether prompts run in the steps of decodes. Else a step of prompts alone comes first where
+            there are some, and decodes pause for it (SGLang).
+        max_prefill_tokens: prompt tokens a step beyond which no further prompt begins, 0 for no limit.
+            prefill_max_requests: prompts a step, 0 for no limit (both SGLang's).
+        chunk_unit_size: parts of prompts are multiples of it. context_chunking_policy: how prompts share the tokens of
+            a step (`schedulers.token_sharing`); None: in order, and none is admitted without tokens.
+        capacity_scheduler_policy: when blocks suffice for an admission (`schedulers.capacity`).
+            schedule_conservativeness: of `new_token_ratio`, the factor on its first share.
+        attention_dp_timeout_iters, attention_dp_batching_wait_iters: steps for which prompts of ranks in lockstep wait
+            for one another (`schedulers.prefill_interval.PromptBalance`); the former 0: they do not.
+        scheduler: the scheduler whose further rules hold (`schedulers.vllm_versions`).
         one_shot: limits of one-shot work; None runs one-shot requests like all others.
         kv_offloading: tiers below the device's KV cache; None for none.
         model_slots: room for the models of an engine that cannot hold all that it serves; None: no limit.
@@ -144,6 +156,15 @@ class EngineConfig:
     long_prefill_token_threshold: int = 0
     max_num_active_seqs: int = 0
     prefill_schedule_interval: int = 1
+    enable_mixed_chunk: bool = True
+    max_prefill_tokens: int = 0
+    prefill_max_requests: int = 0
+    chunk_unit_size: int = 1
+    context_chunking_policy: str | None = None
+    capacity_scheduler_policy: str = MAX_UTILIZATION
+    schedule_conservativeness: float = 1.0
+    attention_dp_timeout_iters: int = 0
+    attention_dp_batching_wait_iters: int = 0
     scheduler: str = DEFAULT_SCHEDULER
     one_shot: OneShotBudget | None = None
     kv_offloading: KVOffloading | None = None
@@ -162,14 +183,16 @@ class EngineConfig:
             "preemption_policy": (*PREEMPTION_POLICIES, None),
             "cache_blocks_on": get_args(CacheBlocksOn),
             "kv_reservation": get_args(KVReservation),
-            "scheduler": (*SCHEDULER_VERSIONS, INSTALLED_VLLM),
+            "scheduler": (*SCHEDULERS, INSTALLED_VLLM),
+            "capacity_scheduler_policy": CAPACITY_POLICIES,
+            "context_chunking_policy": (*CHUNKING_POLICIES, None),
         }
         for name, choices in allowed.items():
             if getattr(self, name) not in choices:
                 expected = ", ".join(choice for choice in choices if choice)
                 raise ValueError(f"{name}: expected one of {expected}, found {getattr(self, name)!r}")
         self._check_limits()
-        if self.max_num_seqs > self.max_num_batched_tokens:
+        if self.max_num_seqs > self.max_num_batched_tokens and self.enable_mixed_chunk:
             raise ValueError(
                 f"max_num_batched_tokens: expected at least max_num_seqs ({self.max_num_seqs}), since every running "
                 f"sequence gets a token a step, found {self.max_num_batched_tokens}"
@@ -189,10 +212,22 @@ class EngineConfig:
     def _check_limits(self) -> None:
         """Raise ValueError for limits of prompts and admission that are out of range."""
         for name, least in {
-            "long_prefill_token_threshold": 0, "max_num_active_seqs": 0, "prefill_schedule_interval": 1
+            "long_prefill_token_threshold": 0, "max_num_active_seqs": 0, "prefill_schedule_interval": 1,
+            "max_prefill_tokens": 0, "prefill_max_requests": 0, "chunk_unit_size": 1, "schedule_conservativeness": 0,
+            "attention_dp_timeout_iters": 0, "attention_dp_batching_wait_iters": 0,
         }.items():  # fmt: skip
             if getattr(self, name) < least:
                 raise ValueError(f"{name}: expected at least {least}, found {getattr(self, name)}")
+        if self.chunk_unit_size > self.max_num_batched_tokens:
+            raise ValueError(
+                f"chunk_unit_size: expected at most max_num_batched_tokens ({self.max_num_batched_tokens}), "
+                f"found {self.chunk_unit_size}"
+            )
+        if self.prefill_schedule_interval > 1 and (self.shares_tokens or not self.enable_mixed_chunk):
+            raise ValueError(
+                f"prefill_schedule_interval: expected 1 with enable_mixed_chunk false or a context_chunking_policy, "
+                f"found {self.prefill_schedule_interval}"
+            )
         if not 0.0 <= self.watermark < 1.0:
             raise ValueError(f"watermark: expected a share of at least 0 and below 1, found {self.watermark}")
 
@@ -200,13 +235,22 @@ class EngineConfig:
         """Raise ValueError for sections that do not go together."""
         if self.kv_offloading is not None and not self.enable_prefix_caching:
             raise ValueError("kv_offloading: expected enable_prefix_caching, since prefixes are what tiers keep")
+        if self.shares_tokens and self.one_shot is not None:
+            raise ValueError(
+                "one_shot: expected none with a context_chunking_policy, which shares tokens among prompts"
+            )
         if self.model_slots is not None and self.one_shot is not None:
             raise ValueError("one_shot: expected none, since one-shot work would run beside the models in slots")
 
     @property
-    def rules(self) -> VersionRules:
-        """The rules of the scheduler's version."""
-        return SCHEDULER_VERSIONS.get(self.scheduler, VersionRules())
+    def rules(self) -> SchedulerRules:
+        """The rules of the scheduler that are no settings."""
+        return SCHEDULERS.get(self.scheduler, SchedulerRules())
+
+    @property
+    def shares_tokens(self) -> bool:
+        """Whether all admitted prompts share the tokens of a step."""
+        return self.context_chunking_policy is not None and self.enable_chunked_prefill
 
     @property
     def resolved_preemption_policy(self) -> str:

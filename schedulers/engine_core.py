@@ -15,21 +15,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from schedulers.admission import admit, uncached_prefix_key
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch, OneShotBatch
 from schedulers.kv_tiers import Load
-from schedulers.lifecycle import Lifecycle
-from schedulers.prefill_interval import UNLIMITED_TOKENS
 from schedulers.remote_prefills import admit_transferred, allocate_transferred, blocks_to_admit, complete_reserved
-from schedulers.running_pass import RunningPass
-from schedulers.sequence import FINISHED, FINISHING, WAITING, Sequence
+from schedulers.sequence import FINISHED, FINISHING, WAITING, Sequence, uncached_prefix_key
+from schedulers.step_scheduling import StepScheduling
 
 if TYPE_CHECKING:
-    from schedulers.chunking import ChunkPolicy
     from workloads.request import Request
 
 
-class EngineCore(Lifecycle):
+class EngineCore(StepScheduling):
     """One engine's scheduler. Its attributes are those of `CoreState`, which it changes."""
 
     # -- called by the backend ---------------------------------------------------------------------------------------
@@ -61,7 +57,7 @@ class EngineCore(Lifecycle):
             return complete_reserved(self, self.reserved.pop(request.id))
         if request.id in self.sequences:
             raise ValueError(f"request {request.id}: expected an id that is not being served, found one that is")
-        one_shot = self.config.one_shot is not None and request.one_shot
+        one_shot = request.one_shot and self.config.one_shot is not None
         sequence = Sequence(request, self._num_submitted, one_shot)
         if max_tokens is not None:
             sequence.max_tokens = max_tokens
@@ -131,7 +127,7 @@ class EngineCore(Lifecycle):
         if self.admission_control is not None:
             self.admission_control.scheduled(chunks, now)
         if not decodes and not chunks:
-            self._resume(paused)
+            self._pass_over(paused)
             return None
         self._num_ahead = decode_set.step_index - self._num_ended
         decode_set.advance(1)
@@ -148,6 +144,12 @@ class EngineCore(Lifecycle):
         if slots is not None:
             batch.loads = slots.take_loads()
         return batch
+
+    def _pass_over(self, paused: list[Sequence] | tuple[()]) -> None:
+        """Note that there is nothing to run; decodes that paused are decodes again."""
+        self._resume(paused)
+        if self.capacity is not None and self._num_ended == self.decode_set.step_index:
+            self.capacity.idle()
 
     def end_step(self, batch: Batch, stopped: Iterable[Sequence], now: float) -> list[Sequence]:
         """Record that a step has run; steps end in the order in which they began. Returns the finished sequences.
@@ -212,6 +214,10 @@ class EngineCore(Lifecycle):
             self.kv_cache.allocate_unassigned(new_blocks)
         self.decode_set.advance(steps)
         self._num_ended += steps
+        if self.capacity is not None:
+            self.capacity.ran_decodes(steps)
+            if self.full_batch is not None:
+                self.full_batch.scheduled_decodes()
 
     def run_decode_step(self, stopped: Iterable[Sequence]) -> list[Sequence]:
         """Begin and end at once a decode step in which sequences finish. Returns them, as `end_step`.
@@ -225,168 +231,6 @@ class EngineCore(Lifecycle):
         return self._finish_all(finishing, stopped, self.decode_set.step_index)
 
     # -- one step ----------------------------------------------------------------------------------------------------
-
-    def _only_decodes(self) -> bool:
-        """Tell whether the step gives every decode its token and does nothing else."""
-        if self._prefilling or self._sharing or self._limits_prompts:
-            return False
-        if not self._admission_blocked and self._has_queued():
-            return False
-        return self.decode_set.num_new_blocks() <= self.kv_cache.num_free_blocks
-
-    def _schedule_running(self, chunks: list[Chunk]) -> list[Sequence] | tuple[()]:
-        """Schedule running sequences, then waiting ones unless one was preempted. Returns the decodes that pause.
-
-        Decodes are counted, not walked, where blocks and tokens suffice for all running sequences.
-        """
-        if self._only_decodes():
-            self.kv_cache.allocate_unassigned(self.decode_set.num_new_blocks())
-            return ()
-        if self._limits_prompts:
-            self._limit_prompts()
-        was_prefilling, preemptions = len(self._prefilling) > 0, self.preemptions
-        paused, budget = self._schedule_admitted(chunks)
-        if self.preemptions == preemptions and self._has_queued() and (was_prefilling or not self._admission_blocked):
-            self._admit_waiting(chunks, budget)
-        if self.prefill_interval is not None:
-            admitted = any(chunk.context < chunk.sequence.num_tokens_to_compute - 1 for chunk in chunks)
-            left_waiting = self._has_queued() if self.preemptions == preemptions else None
-            runs = len(chunks) > 0 or self.decode_set.size > 0
-            self.prefill_interval.end_step(len(chunks) > 0 and (was_prefilling or admitted), runs, left_waiting)
-        return paused
-
-    def _schedule_admitted(self, chunks: list[Chunk]) -> tuple[list[Sequence] | tuple[()], int]:
-        """Schedule decodes and prompts under way. Returns the decodes that pause, and the prompt tokens left."""
-        decode_set, prompt_budget = self.decode_set, self.config.max_num_batched_tokens
-        new_blocks, budget = decode_set.num_new_blocks(), prompt_budget - decode_set.size
-        if self.chunk_policy is not None:
-            prompt_budget = self._chunk_limit(self.chunk_policy, decode_set.size)
-            budget = min(budget, prompt_budget)
-        planned = self._plan_chunks(budget, self.kv_cache.num_free_blocks - new_blocks)
-        if planned is not None:
-            return (), budget - self._schedule_planned(chunks, planned, new_blocks)
-        running_pass = RunningPass(self, chunks, prompt_budget)
-        paused = self._pause(running_pass.run())
-        return paused, running_pass.num_tokens_left()
-
-    def _limit_prompts(self) -> None:
-        """Set the most prompt tokens of a sequence in this step, and whether it has any."""
-        threshold, rules = self.config.long_prefill_token_threshold, self.config.rules
-        if threshold:  # the only request has nobody to make room for
-            alone = len(self.sequences) < 2 and rules.lone_prompt_ignores_threshold
-            self.prompt_limit = UNLIMITED_TOKENS if alone else threshold
-        if self.prefill_interval is not None:
-            self.prefill_interval.begin_step(len(self.running) > len(self._prefilling))
-
-    def _schedule_planned(
-        self, chunks: list[Chunk], planned: list[tuple[Sequence, int, int]] | tuple[()], decode_blocks: int
-    ) -> int:
-        """Give decodes their `decode_blocks` blocks and prompts the chunks `planned`. Returns the prompt tokens."""
-        if decode_blocks:
-            self.kv_cache.allocate_unassigned(decode_blocks)
-        if self._sharing and (planned or self._has_queued()) and self._cache_growing_answers(1):
-            self._admission_blocked = False
-        total = 0
-        for sequence, num_tokens, new_blocks in planned:
-            if new_blocks > 0:
-                self.kv_cache.allocate(sequence.blocks, new_blocks)
-            total += self.schedule_chunk(chunks, sequence, num_tokens)
-        return total
-
-    def _pause(self, paused: list[Sequence]) -> list[Sequence]:
-        """Take decodes that pause out of the set for this step. Returns them."""
-        for sequence in paused:
-            self.decode_set.remove(sequence)
-            self._sync_blocks(sequence)
-        if self._sharing and self._cache_growing_answers(1):
-            self._admission_blocked = False
-        return paused
-
-    def _resume(self, paused: list[Sequence] | tuple[()]) -> None:
-        """Put decodes that pause back into the set."""
-        for sequence in paused:
-            self.decode_set.add(sequence)
-
-    def _plan_chunks(self, budget: int, free_blocks: int) -> list[tuple[Sequence, int, int]] | tuple[()] | None:
-        """The next chunk of each prompt under way, with its tokens and new blocks, within `budget` tokens.
-
-        None if blocks are short, or if tokens are and prompts compete for them with the decodes behind them.
-        """
-        if free_blocks < 0:
-            return None
-        if not self._prefilling or (self.prefill_interval is not None and self.prefill_interval.holds):
-            return ()
-        planned: list[tuple[Sequence, int, int]] = []
-        competes = self.config.long_prefill_token_threshold > 0
-        for sequence in self._prefilling:
-            if budget <= 0:
-                return None if competes else planned
-            num_tokens = self.num_chunk_tokens(sequence, budget)
-            if competes and num_tokens == budget:
-                return None
-            new_blocks = self.num_missing_blocks(sequence, sequence.num_computed_tokens + num_tokens)
-            if new_blocks > 0:
-                free_blocks -= new_blocks
-                if free_blocks < 0:
-                    return None
-            budget -= num_tokens
-            planned.append((sequence, num_tokens, new_blocks))
-        return planned
-
-    def num_chunk_tokens(self, sequence: Sequence, budget: int) -> int:
-        """Tokens of the next chunk of a prompt under way, at most `budget`."""
-        if self.prefill_interval is not None and self.prefill_interval.holds:
-            return 0
-        num_tokens = min(sequence.num_tokens_to_compute - sequence.num_computed_tokens, budget, self.prompt_limit)
-        if sequence.one_shot and self.config.one_shot:
-            num_tokens = min(num_tokens, self.config.one_shot.max_step_tokens())
-        return num_tokens
-
-    def _admit_waiting(self, chunks: list[Chunk], budget: int) -> None:
-        """Admit waiting sequences to the step."""
-        follows_service = self.scheduling_policy.follows_service
-        if follows_service:
-            self._note_outputs()
-        # Another order may put a sequence first that needs fewer blocks, and none that needs no slot.
-        lacks_space = admit(self, chunks, budget) and (not follows_service or self._all_lack_slots())
-        # These prompts become decodes, beside which a policy may allow smaller chunks that need fewer blocks.
-        self._admission_blocked = lacks_space and (self.chunk_policy is None or not chunks)
-
-    def _chunk_limit(self, policy: ChunkPolicy, num_decodes: int) -> int:
-        """Prompt tokens that the policy allows beside these decodes, each of which attends to its new token, too."""
-        decode_set = self.decode_set
-        decode_kv = decode_set.kv_tokens + num_decodes
-        longest = decode_set.longest() + 1 if num_decodes else 0
-        context = next((sequence.num_computed_tokens for sequence in self._prefilling), 0)
-        return policy.max_prefill_tokens(num_decodes, decode_kv, longest, context)
-
-    def _note_outputs(self) -> None:
-        """Tell the policy how many output tokens each decode has."""
-        for sequence in self.decode_set.sequences:
-            self.scheduling_policy.on_output(sequence, self.decode_set.num_output_tokens(sequence))
-
-    def schedule_chunk(self, chunks: list[Chunk], sequence: Sequence, num_tokens: int) -> int:
-        """Append a chunk of `num_tokens` prompt tokens, whose blocks are allocated. Called by `schedulers.admission`.
-
-        Returns `num_tokens`.
-        """
-        context = sequence.num_computed_tokens
-        last = context + num_tokens == sequence.num_tokens_to_compute
-        chunk = Chunk(sequence, num_tokens, context, last)
-        chunks.append(chunk)
-        sequence.num_computed_tokens += num_tokens
-        if last:
-            self._prefilling.pop(sequence, None)
-        else:
-            self._prefilling[sequence] = None
-        if self.config.in_batch_prefix_caching:
-            self.prefix_leaders[uncached_prefix_key(sequence, context // self.kv_cache.node_tokens)] = None
-        if not self._cache_when_computed and sequence.request.prefix_blocks:
-            self._cache_prompt_blocks(sequence, sequence.num_computed_tokens)
-        if self.scheduling_policy.follows_service:
-            self.scheduling_policy.on_scheduled(sequence, num_tokens)
-        self.prefill_tokens += num_tokens
-        return num_tokens
 
     def _complete_prefills(
         self, chunks: list[Chunk], decodes: tuple[Sequence, ...], finishing: list[Sequence]
@@ -412,7 +256,7 @@ class EngineCore(Lifecycle):
     def _cache_computed_chunk(self, chunk: Chunk) -> None:
         """Put the blocks of a computed chunk into the prefix cache."""
         sequence = chunk.sequence
-        if self.config.in_batch_prefix_caching:
+        if self.leads_prefixes:
             self.prefix_leaders.pop(uncached_prefix_key(sequence, chunk.context // self.kv_cache.node_tokens), None)
         if sequence.state not in (WAITING, FINISHED) and sequence not in self.preempted_finishing:
             self._cache_prompt_blocks(sequence, chunk.context + chunk.tokens)

@@ -146,6 +146,8 @@ class KVCache:
         observers: told of every node that is cached or evicted. To be set before the first is.
         reuse_unhashed_first: whether freed blocks that no prompt can find are allocated before all others, as in vLLM
             since 0.27; before, after those that were freed earlier.
+        merges_equal: whether a sequence whose blocks equal cached ones gives up its own for these, as in SGLang's radix
+            cache; else its blocks become copies.
 
     Raises:
         ValueError: a size below 1.
@@ -162,6 +164,7 @@ class KVCache:
         self.root = PrefixNode(-1, None)
         self.observers: list[CacheObserver] = []
         self.reuse_unhashed_first = True
+        self.merges_equal = False
         self._free_queue = RecencyList()  # of prefix nodes and free runs
         self._free_queue.append(FreeRun(num_blocks))
 
@@ -281,6 +284,10 @@ class KVCache:
             if blocks.num_private < self.blocks_per_node:
                 return
             first = parent.children.get(key)
+            if first is not None and self.merges_equal:
+                self._merge(blocks, first)
+                parent = first
+                continue
             node = PrefixNode(key, parent)
             node.ref_count = 1
             blocks.num_private -= self.blocks_per_node
@@ -298,6 +305,13 @@ class KVCache:
                 for observer in self.observers:
                     observer.on_cached(node)
             parent = node
+
+    def _merge(self, blocks: SequenceBlocks, node: PrefixNode) -> None:
+        """Let a sequence share `node` in place of its next blocks, which become free."""
+        blocks.num_private -= self.blocks_per_node
+        self.attach(blocks, (node,))
+        self._free_unhashed(self.blocks_per_node)
+        self.num_free_blocks += self.blocks_per_node
 
     def free(self, blocks: SequenceBlocks, num_hashed: int = 0, *, preempted: bool = False) -> None:
         """Free all blocks of a sequence, its last blocks first.

@@ -1,4 +1,4 @@
-"""How sequences leave an engine's running set: preempted, finished or aborted, and what becomes of their blocks.
+"""How sequences get prompt tokens and leave an engine's running set: preempted, finished or aborted.
 
 A block is *hashed*, in vLLM's word, when the tokens that fill it are computed and known, so that a prompt can find it.
 Freed blocks are evicted in the order in which they were freed if they are hashed, and before all others if not.
@@ -8,12 +8,58 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from schedulers.batches import Chunk
 from schedulers.core_state import CoreState
-from schedulers.sequence import DECODING, FINISHED, FINISHING, PREFILLING, WAITING, Sequence
+from schedulers.sequence import DECODING, FINISHED, FINISHING, PREFILLING, WAITING, Sequence, uncached_prefix_key
 
 
 class Lifecycle(CoreState):
-    """The part of `EngineCore` that takes sequences out of their queues and sets."""
+    """The part of `EngineCore` that schedules chunks, and takes sequences out of their queues and sets."""
+
+    def num_chunk_tokens(self, sequence: Sequence, budget: int) -> int:
+        """Tokens of the next chunk of a prompt under way, at most `budget`."""
+        if self.prefill_interval is not None and self.prefill_interval.holds:
+            return 0
+        remaining = sequence.num_tokens_to_compute - sequence.num_computed_tokens
+        num_tokens = min(remaining, budget, self.prompt_limit)
+        if self.chunk_unit > 1:
+            num_tokens = whole_units(remaining, min(budget, self.prompt_limit), self.chunk_unit)
+        if sequence.one_shot and self.config.one_shot:
+            num_tokens = min(num_tokens, self.config.one_shot.max_step_tokens())
+        return num_tokens
+
+    def schedule_chunk(self, chunks: list[Chunk], sequence: Sequence, num_tokens: int) -> int:
+        """Append a chunk of `num_tokens` prompt tokens, whose blocks are allocated. Called by `schedulers.admission`.
+
+        Returns `num_tokens`.
+        """
+        context = sequence.num_computed_tokens
+        last = context + num_tokens == sequence.num_tokens_to_compute
+        chunk = Chunk(sequence, num_tokens, context, last)
+        chunks.append(chunk)
+        sequence.num_computed_tokens += num_tokens
+        if last:
+            self._prefilling.pop(sequence, None)
+        else:
+            self._prefilling[sequence] = None
+        if self.leads_prefixes:
+            self._lead(sequence, context)
+        if not self._cache_when_computed and sequence.request.prefix_blocks:
+            self._cache_prompt_blocks(sequence, sequence.num_computed_tokens)
+        if self.scheduling_policy.follows_service:
+            self.scheduling_policy.on_scheduled(sequence, num_tokens)
+        self.prefill_tokens += num_tokens
+        return num_tokens
+
+    def start_sharing(self, sequence: Sequence) -> None:
+        """Let an admitted sequence share the tokens of steps from now on. Called by `schedulers.admission`."""
+        self._prefilling[sequence] = None
+        if self.leads_prefixes:
+            self._lead(sequence, sequence.num_computed_tokens)
+
+    def _lead(self, sequence: Sequence, context: int) -> None:
+        """Note the first prefix id that a sequence is going to compute, after `context` tokens."""
+        self.prefix_leaders[uncached_prefix_key(sequence, context // self.kv_cache.node_tokens)] = None
 
     def preempt(self, sequence: Sequence, num_scheduled: int = 0, new_blocks: int = 0) -> None:
         """Free a sequence's blocks and queue it; it will compute its prompt and its generated tokens again.
@@ -34,7 +80,10 @@ class Lifecycle(CoreState):
             num_hashed = 0
         if self._shares_growing:
             self._cache_answer_blocks(sequence, num_hashed)
-        kv_cache.free(blocks, kv_cache.num_full_private(blocks, num_hashed), preempted=True)
+        if self.config.rules.keeps_preempted_blocks:
+            kv_cache.free(blocks, kv_cache.num_full_private(blocks, num_hashed), preempted=True)
+        else:
+            kv_cache.free(blocks)
         self._admission_blocked = False
         sequence.blocks_reserved = sequence.prefix_loaded = False
         sequence.preemptions += 1
@@ -100,9 +149,10 @@ class Lifecycle(CoreState):
         """
         was_decoding = sequence.state in (DECODING, FINISHING)
         num_in_flight = self.num_in_flight_outputs(sequence) if sequence.state == DECODING else 0
+        joined_step = sequence.joined_step  # it has no token of a step in which it paused
         self._remove(sequence)
         if last_step is not None:
-            sequence.num_output_tokens -= max(sequence.left_step - last_step, 0)
+            sequence.num_output_tokens -= max(sequence.left_step - max(last_step, joined_step), 0)
             num_in_flight = 0
         if was_decoding:  # the last token was never an input, so that its cache is not computed
             known = self._num_hashed_tokens(sequence, -num_in_flight)
@@ -127,7 +177,12 @@ class Lifecycle(CoreState):
 
     def _requeue(self, sequence: Sequence) -> None:
         """Queue a preempted sequence again."""
-        self._queue_of(sequence).requeue(sequence)
+        if self.config.rules.requeues_behind:
+            sequence.queue_index = self._num_submitted
+            self._num_submitted += 1
+            self._queue_of(sequence).push(sequence)
+        else:
+            self._queue_of(sequence).requeue(sequence)
 
     def _remove(self, sequence: Sequence) -> None:
         """Take a sequence out of its queue or set, and write its counts and blocks back into it."""
@@ -137,19 +192,28 @@ class Lifecycle(CoreState):
             self.decode_set.remove(sequence)
             self._sync_blocks(sequence)
         elif sequence.state == PREFILLING:
-            self._prefilling.pop(sequence, None)
+            self._remove_prefilling(sequence)
         if self._sharing:
             self._sharing.pop(sequence, None)
         if self.scheduling_policy.follows_service:
             self.scheduling_policy.on_output(sequence, sequence.num_output_tokens)
         if sequence in self.running:
             del self.running[sequence]
+            if self.full_batch is not None:
+                self.full_batch.left(self._num_ended == self.decode_set.step_index)
             if self.model_slots is not None:
                 self.model_slots.leave(sequence)
         elif sequence in self.preempted_finishing:
             del self.preempted_finishing[sequence]
         else:
             self.one_shot_running.pop(sequence, None)
+
+    def _remove_prefilling(self, sequence: Sequence) -> None:
+        """Take a sequence out of the prompts under way."""
+        self._prefilling.pop(sequence, None)
+        if self.shares_tokens:  # it may have led others without any tokens yet
+            context = sequence.num_computed_tokens // self.kv_cache.node_tokens
+            self.prefix_leaders.pop(uncached_prefix_key(sequence, context), None)
 
     def _remove_waiting(self, sequence: Sequence) -> None:
         """Take a sequence out of where it waits."""
@@ -163,6 +227,16 @@ class Lifecycle(CoreState):
             self.waiting_for_remote_kv.remove(sequence)
         else:
             self._queue_of(sequence).remove(sequence)
+
+
+def in_units(num_tokens: int, unit: int) -> int:
+    """The tokens that a chunk counts as: whole units."""
+    return num_tokens if unit == 1 else -(-num_tokens // unit) * unit
+
+
+def whole_units(remaining: int, num_tokens: int, unit: int) -> int:
+    """The tokens of a chunk of at most `num_tokens`: whole units, or all that remains if its units are as few."""
+    return remaining if in_units(remaining, unit) <= num_tokens else num_tokens // unit * unit
 
 
 def admission_order(sequence: Sequence) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from schedulers.batches import Batch
 from schedulers.engine_core import EngineCore
+from schedulers.prefill_interval import PromptBalance
 from schedulers.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ class LockstepGroup:
         self.ranks = [make_core() for _ in range(ranks)]
         self._rank_of: dict[int, EngineCore] = {}
         self._turn = 0
+        config = self.ranks[0].config
+        timeout, batching_wait = config.attention_dp_timeout_iters, config.attention_dp_batching_wait_iters
+        self._balance = PromptBalance(timeout, batching_wait) if timeout else None
 
     # -- called by the backend ---------------------------------------------------------------------------------------
 
@@ -91,6 +95,8 @@ class LockstepGroup:
 
     def begin_step(self, now: float) -> GroupBatch | None:
         """See `EngineCore.begin_step`, on every rank; idle ranks advance too."""
+        if self._balance is not None:
+            self._hold_prompts(self._balance)
         batches = [rank.begin_step(now) for rank in self.ranks]
         if not any(batch is not None for batch in batches):
             return None
@@ -98,6 +104,17 @@ class LockstepGroup:
             if batch is None:
                 rank.decode_set.advance(1)
         return GroupBatch(batches, self.step_index)
+
+    def _hold_prompts(self, balance: PromptBalance) -> None:
+        """Have all ranks compute prompts in the next step, or none."""
+        with_prompts = with_decodes = with_room = 0
+        for rank in self.ranks:
+            with_prompts += rank.has_prompts()
+            with_decodes += rank.num_decodes > 0
+            with_room += rank.num_decodes < rank.max_running
+        holds = balance.holds(with_prompts, with_decodes, with_room, len(self.ranks))
+        for rank in self.ranks:
+            rank.holds_prompts = holds
 
     def end_step(self, batch: Batch, stopped: Iterable[Sequence], now: float) -> list[Sequence]:
         assert isinstance(batch, GroupBatch)

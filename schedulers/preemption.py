@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from schedulers.registry import Registry
-from schedulers.sequence import Sequence
+from schedulers.sequence import DECODING, Sequence
 from schedulers.waiting_queue import priority
 
 PreemptionPolicy = Callable[[Iterable[Sequence]], list[Sequence]]
@@ -22,4 +22,21 @@ def lowest_priority(running: Iterable[Sequence]) -> list[Sequence]:
     return sorted(running, key=priority)
 
 
-PREEMPTION_POLICIES: Registry[PreemptionPolicy] = Registry(newest=newest, lowest_priority=lowest_priority)
+def fewest_outputs(running: Iterable[Sequence]) -> list[Sequence]:
+    """Preempt the decode with the fewest output tokens first, and the longest prompt among equals.
+
+    As SGLang retracts decodes (0.5.9 `ScheduleBatch.retract_decode`). Prompts under way go last.
+    """
+    return sorted(running, key=_outputs_and_prompt)
+
+
+def _outputs_and_prompt(sequence: Sequence) -> tuple[bool, int, int]:
+    """Sorts decodes by what they have computed: all of them got a token in each step since they joined."""
+    if sequence.state != DECODING:
+        return False, 0, 0
+    return True, sequence.joined_step - sequence.num_output_tokens, sequence.request.prompt_tokens
+
+
+PREEMPTION_POLICIES: Registry[PreemptionPolicy] = Registry(
+    newest=newest, lowest_priority=lowest_priority, fewest_outputs=fewest_outputs
+)

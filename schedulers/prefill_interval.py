@@ -40,3 +40,40 @@ class PrefillInterval:
             self._last_prefill = self._step
         if not self.holds and left_waiting is not None:
             self._left_waiting = left_waiting
+
+
+class PromptBalance:
+    """Holds prompts back until all ranks of a group have some, so that a step is not long for the sake of one.
+
+    TensorRT-LLM's `attention_dp_config` (1.2 `_torch/pyexecutor/py_executor.py`, `_balance_adp_requests`). Prompts wait
+    for other ranks' for at most `timeout_iters` steps. Once all ranks have some, they wait for more for
+    `batching_wait_iters` steps. They do not wait where a rank has nothing to decode. Steps count in which a rank has
+    prompts.
+    """
+
+    def __init__(self, timeout_iters: int, batching_wait_iters: int) -> None:
+        self._timeout_iters = timeout_iters
+        self._batching_wait_iters = batching_wait_iters
+        self._waited = self._batched = 0
+
+    def holds(self, with_prompts: int, with_decodes: int, with_room: int, ranks: int) -> bool:
+        """Tell whether the next step computes no prompts.
+
+        Args:
+            with_prompts, with_decodes, with_room: of the `ranks` ranks, those with prompts to compute, with decodes,
+                and with fewer decodes than may run.
+        """
+        if not with_prompts:
+            return False
+        if with_prompts == with_room == ranks:
+            self._waited = 0
+            if with_decodes == ranks and self._batched < self._batching_wait_iters:
+                self._batched += 1
+                return True
+            self._batched = 0 if with_decodes == ranks else self._batched
+            return False
+        self._waited += 1
+        if self._waited >= self._timeout_iters or with_decodes < ranks:
+            self._waited = 0
+            return False
+        return True

@@ -8,34 +8,9 @@ Decodes for which no tokens remain pause for the step.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
 from schedulers.batches import Chunk
+from schedulers.lifecycle import Lifecycle
 from schedulers.sequence import DECODING, PREFILLING, Sequence
-
-if TYPE_CHECKING:
-    from schedulers.decode_set import DecodeSet
-    from schedulers.engine_config import EngineConfig
-    from schedulers.kv_cache import KVCache
-
-
-class PreemptingCore(Protocol):
-    """The part of `EngineCore` that the pass reads and changes; see there for the attributes."""
-
-    config: EngineConfig
-    kv_cache: KVCache
-    decode_set: DecodeSet
-    running: dict[Sequence, None]
-    one_shot_running: dict[Sequence, None]
-    prefill_tokens: int
-
-    def num_blocks_to_decode(self, sequence: Sequence) -> int: ...
-    def num_chunk_tokens(self, sequence: Sequence, budget: int) -> int: ...
-    def num_missing_blocks(self, sequence: Sequence, num_tokens: int) -> int: ...
-    def allocate_to_decode(self, sequence: Sequence, new_blocks: int) -> int: ...
-    def schedule_chunk(self, chunks: list[Chunk], sequence: Sequence, num_tokens: int) -> int: ...
-    def preemption_victim(self, running: list[Sequence]) -> Sequence: ...
-    def preempt(self, sequence: Sequence, num_scheduled: int = 0, new_blocks: int = 0) -> None: ...
 
 
 class RunningPass:
@@ -49,7 +24,7 @@ class RunningPass:
     """
 
     def __init__(
-        self, core: PreemptingCore, chunks: list[Chunk], prompt_budget: int, drafts: dict[Sequence, int] | None = None
+        self, core: Lifecycle, chunks: list[Chunk], prompt_budget: int, drafts: dict[Sequence, int] | None = None
     ) -> None:
         self._core, self._rules = core, core.config.rules
         self.budget, self.prompt_budget = core.config.max_num_batched_tokens, prompt_budget

@@ -21,7 +21,8 @@ class Sequence:
     """One request in one engine. `EngineCore` owns and changes it; a backend reads it and may set `payload`.
 
     Attributes:
-        seq_id: position in the order of submission; breaks ties in every order.
+        seq_id: position in the order of submission; breaks ties in every order. queue_index: the same at first; a
+            scheduler that queues preempted sequences behind others gives them new ones.
         num_tokens_to_compute: tokens that its prefill computes: the prompt, and after a preemption the generated tokens
             as well.
         num_computed_tokens: tokens in the KV cache. Not updated while the sequence decodes: ask the `DecodeSet`.
@@ -43,13 +44,13 @@ class Sequence:
     __slots__ = (
         "admission_index", "blocks", "blocks_reserved", "charged_output_tokens", "hold_blocks", "joined_step",
         "kv_offset", "left_step", "max_tokens", "num_cached_tokens", "num_computed_tokens", "num_output_tokens",
-        "num_tokens_to_compute", "one_shot", "payload", "preempted_step", "preemptions", "prefix_loaded", "request",
-        "seq_id", "state",
+        "num_tokens_to_compute", "one_shot", "payload", "preempted_step", "preemptions", "prefix_loaded", "queue_index",
+        "request", "seq_id", "state",
     )  # fmt: skip
 
     def __init__(self, request: Request, seq_id: int, one_shot: bool) -> None:
         self.request = request
-        self.seq_id = seq_id
+        self.seq_id = self.queue_index = seq_id
         self.one_shot = one_shot
         self.state = WAITING
         self.num_tokens_to_compute = request.prompt_tokens
@@ -67,3 +68,9 @@ class Sequence:
         state = ("waiting", "prefilling", "decoding", "finishing", "finished")[self.state]
         computed = f"{self.num_computed_tokens}/{self.num_tokens_to_compute} computed"
         return f"Sequence({self.request.id}, {state}, {computed}, {self.num_output_tokens} generated)"
+
+
+def uncached_prefix_key(sequence: Sequence, num_cached_nodes: int) -> int:
+    """The first prefix id that is not cached: a leader computes it, and its followers wait for it."""
+    ids = sequence.request.prefix_blocks
+    return ids[num_cached_nodes] if num_cached_nodes < len(ids) else -1 - sequence.seq_id

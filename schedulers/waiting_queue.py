@@ -80,8 +80,8 @@ class SchedulingPolicy(Protocol):
 
 
 def fcfs(sequence: Sequence) -> tuple[int, int]:
-    """First come, first served. A preempted sequence precedes all that were submitted after it."""
-    return 0, sequence.seq_id
+    """First come, first served. A preempted sequence precedes all that were submitted after it, but see its rules."""
+    return 0, sequence.queue_index
 
 
 def priority(sequence: Sequence) -> tuple[float, float, int]:

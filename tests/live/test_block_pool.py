@@ -71,9 +71,10 @@ class Plant:
     caching=st.booleans(),
     share=st.sampled_from(["scheduled", "computed"]),
     depth=st.integers(1, 2),
+    sglang=st.booleans(),
 )
 def test_everybody_reads_their_own_context(
-    seed: int, blocks: int, node_blocks: int, caching: bool, share: str, depth: int
+    seed: int, blocks: int, node_blocks: int, caching: bool, share: str, depth: int, sglang: bool
 ) -> None:
     random = Random(seed)
     config = EngineConfig(
@@ -84,6 +85,9 @@ def test_everybody_reads_their_own_context(
         cache_blocks_on=share,  # type: ignore[arg-type]
         max_num_seqs=(seats := random.randint(1, 6)),
         max_num_batched_tokens=seats + random.randint(1, 10),
+        enable_mixed_chunk=not sglang,
+        preemption_policy="fewest_outputs" if sglang else None,
+        scheduler="sglang" if sglang else "vllm-0.33",  # whose equal blocks are held once
     )
     core = EngineCore(config, make_cache=BlockPool)
     plant, in_flight = Plant(core), deque[Batch]()

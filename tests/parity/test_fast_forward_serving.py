@@ -62,6 +62,28 @@ def test_one_engine(
     assert sum(check(document)["output_tokens"]) == sum(answers(document))
 
 
+@settings(max_examples=20, deadline=None)
+@given(
+    scheduler=st.sampled_from(["sglang", "sglang", "tensorrt-llm"]),
+    rate=st.sampled_from([15.0, 40.0, 200.0]),
+    asynchronous=st.booleans(),
+    limit=st.sampled_from([None, 12, 200]),
+    blocks=st.sampled_from([20, 40, 400]),
+    policy=st.sampled_from(["fcfs", "lpm"]),
+    seed=st.integers(0, 10**6),
+)
+def test_other_schedulers(
+    scheduler: str, rate: float, asynchronous: bool, limit: int | None, blocks: int, policy: str, seed: int
+) -> None:
+    """Decodes pause for prompts, and room that running sequences may need decides on admissions."""
+    engine = {
+        "scheduler": scheduler, "num_gpu_blocks": blocks, "max_num_seqs": 16, "block_size": 16,
+        "async_scheduling": asynchronous, "scheduling_policy": policy, "enable_chunked_prefill": True,
+    }  # fmt: skip
+    document = scenario(seed=seed, workload=shared_prefixes(rate, limit), engine=engine)
+    assert sum(check(document)["output_tokens"]) == sum(answers(document))
+
+
 TIES = {  # ties must not depend on the mode
     "workload": {"prefill": {"distribution": "fixed", "mean": 32}, "decode": {"distribution": "fixed", "mean": 16}},
     "step_time": {"per_token": 0.0, "per_kv_token": 0.0},

@@ -8,6 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schedulers.capacity import CAPACITY_POLICIES
 from schedulers.chunking import ChunkPolicy, SloChunks, StaticChunks
 from schedulers.engine_config import EngineConfig, KVOffloading, OneShotBudget, TierConfig
 from tests.schedulers.plant import NEVER, Plant, Visit, check_ends
@@ -72,6 +73,8 @@ def configs(draw: st.DrawFn) -> EngineConfig:
     seats = draw(st.integers(1, 8))
     share = draw(st.sampled_from(["scheduled", "computed"]))
     caching = draw(st.sampled_from([True, True, True, False]))
+    one_shot = draw(st.one_of(st.none(), budgets))
+    sharing = None if one_shot else draw(st.sampled_from([None, None, "first_come_first_served", "equal_progress"]))
     return EngineConfig(
         num_gpu_blocks=draw(st.integers(12, 48)) // block + 3,
         block_size=block,
@@ -82,9 +85,14 @@ def configs(draw: st.DrawFn) -> EngineConfig:
         prefix_id_tokens=block * draw(st.sampled_from([1, 1, 2])),
         cache_blocks_on=share,
         in_batch_prefix_caching=share == "computed" and draw(st.booleans()),
-        scheduling_policy=draw(st.sampled_from(["fcfs", "priority", "shortest_prompt", "deadline", "fair"])),
+        scheduling_policy=draw(st.sampled_from(["fcfs", "priority", "shortest_prompt", "deadline", "fair", "lpm"])),
+        preemption_policy=draw(st.sampled_from([None, None, "fewest_outputs"])),
+        enable_mixed_chunk=draw(st.sampled_from([True, True, False])),
+        context_chunking_policy=sharing,
+        capacity_scheduler_policy=draw(st.sampled_from([*CAPACITY_POLICIES, "max_utilization"])),
+        scheduler=draw(st.sampled_from(["vllm-0.33", "vllm-0.33", "sglang"])),
         kv_reservation=draw(st.sampled_from(["chunk", "prompt", "max_tokens"])),
-        one_shot=draw(st.one_of(st.none(), budgets)),
+        one_shot=one_shot,
         kv_offloading=draw(st.one_of(st.none(), offloading)) if caching else None,
     )
 

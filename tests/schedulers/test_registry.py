@@ -27,5 +27,5 @@ def test_a_name_is_given_once() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"^expected one of newest, lowest_priority, found 'oldest'$"):
+    with pytest.raises(ValueError, match=r"^expected one of newest, lowest_priority, fewest_outputs, found 'oldest'$"):
         PREEMPTION_POLICIES.select("oldest")

@@ -291,8 +291,9 @@ class Engine(EngineState):
     def _abort(self, sequence: Sequence, now: float) -> RequestRecord:
         """Take a sequence out of the scheduler, with the tokens of the steps that have ended."""
         steps_ended = self.core.step_index - len(self._running)
+        joined_step = sequence.joined_step  # it has no token of a step in which it paused
         self.core.abort(sequence.request.id, now)
-        discarded = max(sequence.left_step - steps_ended, 0)
+        discarded = max(sequence.left_step - max(steps_ended, joined_step), 0)
         return self.step_records.abort(sequence, sequence.num_output_tokens - discarded)
 
     # -- at a step end -----------------------------------------------------------------------------------------------
@@ -330,7 +331,7 @@ class Engine(EngineState):
         running, free_places = self._running, self._depth - len(self._running)
         seconds = self._seconds  # Python 3.11 is slow to call an instance's attribute
         while free_places:
-            if free_places == 1 and self._fast_forward is not None:
+            if free_places == 1 and self._fast_forward is not None and not self.step_records.notes_pauses:
                 self._window = self._fast_forward.open(self.core, now)
                 if self._window is not None:
                     return
@@ -342,7 +343,7 @@ class Engine(EngineState):
             running.append((batch, start, end))
             if self._watch is not None:
                 self._watch(self, batch, start, end)
-            if batch.chunks or batch.transferred or batch.paused:
+            if batch.chunks or batch.transferred or batch.paused or self.step_records.notes_pauses:
                 self.step_records.begin(batch, now)
             free_places -= 1
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 from schedulers.batches import Batch, OneShotBatch
@@ -25,6 +25,7 @@ class AnswerEnds:
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Sequence, int]] = []  # step index, tie-breaker, sequence, its joined_step
+        self._longest = 64  # entries from which on those of decodes that have paused since are dropped
 
     def expect(self, sequence: Sequence, step_index: int) -> None:
         """Add a sequence that decodes from the step after `step_index` on."""
@@ -33,6 +34,10 @@ class AnswerEnds:
         if answer < sequence.max_tokens and sequence.state == DECODING:
             last_step = step_index + answer - sequence.num_output_tokens
             heappush(self._heap, (last_step, sequence.seq_id, sequence, sequence.joined_step))
+            if len(self._heap) > self._longest:
+                self._heap = [entry for entry in self._heap if entry[2].joined_step in (entry[3], -1)]
+                heapify(self._heap)
+                self._longest = 2 * len(self._heap) + 64
 
     def next_step(self) -> int:
         """The next step index at which an answer ends; `NEVER` if there is none."""
@@ -97,9 +102,17 @@ class StepRecords:
         # Of prompts that are computed again: the step of the token before. They may be preempted once more meanwhile.
         self._step_before: dict[Sequence, int] = {}
         self._paused: dict[Sequence, int] = {}  # and the step of the token before
+        self._resumed: dict[int, list[int]] = {}  # by the step that goes on with decodes, their steps before it
+
+    @property
+    def notes_pauses(self) -> bool:
+        """Whether steps of decodes alone are to be noted one by one, since some of them have paused."""
+        return len(self._paused) > 0 or len(self._resumed) > 0
 
     def begin(self, batch: Batch, now: float) -> None:
-        """Note the sequences whose first step or first decode begins."""
+        """Note the sequences whose first step or first decode begins, and those that pause or go on."""
+        if self._paused or batch.paused:
+            self._pause_and_resume(batch)
         for chunk in batch.chunks:
             sequence = chunk.sequence
             record: RequestRecord = sequence.payload  # type: ignore[assignment]
@@ -115,36 +128,29 @@ class StepRecords:
                 self.answer_ends.expect(sequence, batch.step_index)
             if self.on_chunk is not None and not chunk.last:
                 self.on_chunk(sequence, -1)
-        if batch.paused:
-            self._pause(batch)
         for sequence in batch.transferred:
             self.backlog.start(now)
             if self.expects_ends:
                 self.answer_ends.expect(sequence, batch.step_index - 1)
 
-    def _pause(self, batch: Batch) -> None:
-        """Note decodes that a step passes over: their answers end later, and their next token comes after two steps."""
+    def _pause_and_resume(self, batch: Batch) -> None:
+        """Note decodes that go on after a pause, and those that a step passes over, whose answers end later."""
+        steps = [self._paused.pop(sequence) for sequence in batch.decodes if sequence in self._paused]
+        if steps:
+            self._resumed[batch.step_index] = steps
         for sequence in batch.paused:
             self._paused.setdefault(sequence, batch.step_index - 1)
             if sequence.state == DECODING and self.expects_ends:
                 self.answer_ends.expect(sequence, batch.step_index)
 
-    def _resume(self, batch: Batch, end: float) -> int:
-        """Note the first tokens of decodes after a pause. Returns their number."""
-        paused, resumed = self._paused, 0
-        for sequence in batch.decodes:
-            before = paused.pop(sequence, 0)
-            if before:
-                self.log.odd_gaps.append(end - self.end_of_step(before))
-                resumed += 1
-        return resumed
-
     def end(self, batch: Batch, start: float, end: float) -> None:
         """Note a step that has run, and the tokens that it has computed."""
         log = self.log
         log.ran(start, end)
-        resumed = self._resume(batch, end) if self._paused else 0
-        log.step(end, batch.n_decodes - len(batch.transferred) - resumed)
+        resumed = self._resumed.pop(batch.step_index, ()) if self._resumed else ()
+        for step in resumed:
+            log.odd_gaps.append(end - self.end_of_step(step))
+        log.step(end, batch.n_decodes - len(batch.transferred) - len(resumed))
         if log.detail:
             kind = DECODE_STEP if not batch.chunks else ONE_SHOT_STEP if isinstance(batch, OneShotBatch) else MIXED_STEP
             log.step_details(kind, batch.prefill_tokens, start)
@@ -192,6 +198,7 @@ class StepRecords:
         self.answer_ends.clear()
         self._step_before.clear()
         self._paused.clear()
+        self._resumed.clear()
         self.backlog.lose_all(now)
 
     def restart(self) -> None:

@@ -1,0 +1,226 @@
+"""The rules of SGLang and TensorRT-LLM one by one, on examples that are worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from scenarios.engine import EngineSpec
+from schedulers.capacity import NewTokenRatio
+from schedulers.engine_config import EngineConfig
+from schedulers.engine_core import EngineCore
+from schedulers.lockstep import LockstepGroup
+from schedulers.token_sharing import share_tokens
+from tests.schedulers.test_running_pass import run
+from workloads.errors import BadInput
+from workloads.request import Request
+
+
+def core_of(**settings: object) -> EngineCore:
+    """An engine whose pages have one token, as SGLang's."""
+    limits = {
+        "num_gpu_blocks": 1000, "block_size": 1, "prefix_id_tokens": 1, "max_num_seqs": 8, "max_num_batched_tokens": 8,
+        "cache_blocks_on": "computed", **settings,
+    }  # fmt: skip
+    return EngineCore(EngineConfig(**limits))  # type: ignore[arg-type]
+
+
+def submit(core: EngineCore, *requests: tuple[int, int], ids: tuple[int, ...] = ()) -> None:
+    """Submit requests of (prompt, max_tokens), numbered on."""
+    for prompt, max_tokens in requests:
+        core.submit(Request(core._num_submitted, 0.0, prompt, max_tokens, prefix_blocks=ids), 0)
+
+
+def test_prompts_run_before_decodes_and_alone() -> None:
+    for mixed, steps in ((False, [{1: 4}, {0: 1, 1: 1}]), (True, [{0: 1, 1: 4}, {0: 1, 1: 1}])):
+        core = core_of(enable_mixed_chunk=mixed)
+        submit(core, (4, 9))
+        assert run(core, 2) == [{0: 4}, {0: 1}]
+        submit(core, (4, 9))
+        assert run(core, 2) == steps
+
+
+def test_one_prompt_is_cut_and_goes_first_in_the_next_step() -> None:
+    core = core_of(enable_mixed_chunk=False)
+    submit(core, (6, 2), (7, 2), (3, 2))
+    assert run(core, 4) == [{0: 6, 1: 2}, {1: 5, 2: 3}, {0: 1, 1: 1, 2: 1}, {}]
+
+
+def test_a_step_takes_no_further_prompt_beyond_its_prompt_tokens_or_its_number_of_prompts() -> None:
+    core = core_of(max_num_batched_tokens=100, max_prefill_tokens=10)
+    submit(core, (20, 1), (4, 1), (5, 1), (2, 1))
+    assert run(core, 3) == [{0: 20}, {1: 4, 2: 5}, {3: 2}]  # the first of a step may be longer
+    core = core_of(max_num_batched_tokens=100, prefill_max_requests=2)
+    submit(core, (1, 1), (1, 1), (1, 1))
+    assert run(core, 2) == [{0: 1, 1: 1}, {2: 1}]
+
+
+def test_the_new_token_ratio_reserves_a_share_of_what_decodes_may_still_say() -> None:
+    """Of 100 tokens the first has 11 now, and may say 39 more after its first: 0.7 of that is 27.3, 61.7 are left."""
+    for prompt, admitted in ((41, True), (42, False)):
+        core = core_of(num_gpu_blocks=100, max_num_batched_tokens=64, capacity_scheduler_policy="new_token_ratio")
+        submit(core, (10, 40))
+        run(core, 1)
+        submit(core, (prompt, 20))
+        assert run(core, 1) == [{0: 1, 1: prompt} if admitted else {0: 1}]
+
+
+def test_the_ratio_falls_with_decode_steps_and_starts_anew_when_idle() -> None:
+    core = core_of(capacity_scheduler_policy="new_token_ratio")
+    assert isinstance(core.capacity, NewTokenRatio)
+    submit(core, (4, 500))
+    run(core, 11)
+    decay = (0.7 - 0.098) / 600
+    assert core.capacity.ratio == pytest.approx(0.7 - 10 * decay)
+    core.advance(400)
+    assert core.capacity.ratio == pytest.approx(0.7 - 410 * decay)
+    core.abort(0, 0)
+    assert core.begin_step(0) is None
+    assert core.capacity.ratio == 0.7
+
+
+def test_decodes_with_the_fewest_tokens_are_retracted_and_wait_behind_those_that_came_meanwhile() -> None:
+    """40 tokens are cached when the first has 11 outputs and two have 9: of these the one with the longer prompt goes.
+
+    Nothing is reserved for the first (a ratio of 0), so that they were admitted.
+    """
+    core = core_of(
+        num_gpu_blocks=40, max_num_batched_tokens=20, enable_mixed_chunk=False, preemption_policy="fewest_outputs",
+        capacity_scheduler_policy="new_token_ratio", schedule_conservativeness=0.0, scheduler="sglang",
+    )  # fmt: skip
+    submit(core, (1, 39))
+    run(core, 3)
+    submit(core, (6, 11), (7, 11))
+    assert run(core, 9) == [{1: 6, 2: 7}, *[{0: 1, 1: 1, 2: 1}] * 8]
+    submit(core, (1, 1))
+    assert run(core, 1) == [{0: 1, 1: 1}]
+    waiting = []
+    for _ in range(2):
+        assert core.queues[0].peek()
+        waiting.append(core.queues[0].pop().request.id)
+    assert waiting == [3, 2]
+
+
+def test_a_retraction_estimates_the_ratio_anew() -> None:
+    """From the outputs so far and 20 more of each decode, over all that they may have."""
+    core = core_of(capacity_scheduler_policy="new_token_ratio")
+    submit(core, (4, 400), (4, 400))
+    run(core, 3)
+    assert isinstance(core.capacity, NewTokenRatio)
+    core.capacity.preempted(core.decode_set)
+    assert core.capacity.ratio == (3 + 3 + 20 + 20) / 801
+
+
+def test_a_full_batch_is_full_until_a_decode_step_has_seen_it_smaller() -> None:
+    for scheduler, steps in (("sglang", [{0: 1}, {2: 4}]), ("vllm-0.33", [{2: 4}, {0: 1, 2: 1}])):
+        core = core_of(
+            max_num_seqs=2, enable_mixed_chunk=False, capacity_scheduler_policy="new_token_ratio", scheduler=scheduler
+        )
+        submit(core, (2, 9), (2, 2), (4, 9))
+        assert run(core, 2) == [{0: 2, 1: 2}, {0: 1, 1: 1}]
+        assert run(core, 2) == steps
+
+
+def test_the_longest_cached_prefix_goes_first_but_not_in_a_long_queue() -> None:
+    for waiting, first in ((1, 1 + 1), (128, 1)):
+        core = core_of(scheduling_policy="lpm", enable_mixed_chunk=False)
+        submit(core, (8, 1), ids=(1, 2, 3, 4, 5, 6, 7, 8))
+        run(core, 1)
+        for _ in range(waiting):
+            submit(core, (8, 1))
+        submit(core, (8, 1), ids=(1, 2, 3, 4, 5, 6, 7, 8))
+        batch = core.begin_step(0)
+        assert batch is not None
+        assert batch.chunks[0].sequence.request.id == first
+
+
+def test_of_prompts_that_begin_alike_one_goes_first() -> None:
+    core = core_of(scheduling_policy="lpm", enable_mixed_chunk=False, max_num_batched_tokens=90, prefix_id_tokens=16)
+    for ids in ((1, 2), (1, 2), (3, 4)):
+        submit(core, (40, 1), ids=ids)
+    assert run(core, 2) == [{0: 40, 2: 40, 1: 10}, {1: 30}]
+
+
+def test_equal_blocks_are_held_once() -> None:
+    for scheduler, free in (("sglang", 1000 - 4), ("vllm-0.33", 1000 - 8)):
+        core = core_of(scheduler=scheduler)
+        submit(core, (4, 9), (4, 9), ids=(1, 2, 3, 4))
+        assert run(core, 1) == [{0: 4, 1: 4}]
+        assert core.kv_cache.num_free_blocks == free
+
+
+@pytest.mark.parametrize(
+    ("policy", "steps"),
+    [
+        ("max_utilization", [{0: 1, 1: 8}, {0: 1, 1: 1, 2: 7}]),
+        ("guaranteed_no_evict", [{0: 1, 1: 8}, {0: 1, 1: 1}]),
+        ("static_batch", [{0: 1}, {0: 1}]),
+    ],
+)
+def test_capacity(policy: str, steps: list[dict[int, int]]) -> None:
+    """Of 40 tokens the first may take 20 in all, the second 16: the third, of 10, waits unless nothing is reserved."""
+    core = core_of(num_gpu_blocks=40, max_num_batched_tokens=9, capacity_scheduler_policy=policy)
+    submit(core, (8, 12))
+    assert run(core, 1) == [{0: 8}]
+    submit(core, (8, 8), (8, 2))
+    assert run(core, 2) == steps
+
+
+def test_prompts_share_the_tokens_of_a_step_in_whole_units() -> None:
+    assert share_tokens("first_come_first_served", [20, 50, 9], 60, 16) == [20, 32, 0]
+    assert share_tokens("first_come_first_served", [20, 50, 8], 60, 16) == [20, 32, 8]  # it fits behind the cut one
+    assert share_tokens("equal_progress", [20, 50, 8], 60, 16) == [20, 32, 8]
+    assert share_tokens("equal_progress", [100, 100], 70, 16) == [32, 32]
+    assert share_tokens("equal_progress", [30, 30], 60, 16) == [30, 30]
+
+
+def test_prompts_that_fit_begin_together_where_they_progress_equally() -> None:
+    for policy, steps in (
+        ("equal_progress", [{0: 4, 1: 4}, {0: 4, 1: 4}]),
+        ("first_come_first_served", [{0: 8}, {0: 4, 1: 4}]),
+    ):
+        core = core_of(
+            block_size=4, prefix_id_tokens=4, chunk_unit_size=4, context_chunking_policy=policy,
+            kv_reservation="prompt",
+        )  # fmt: skip
+        submit(core, (12, 2), (12, 2))
+        assert run(core, 2) == steps
+
+
+def test_prompts_of_ranks_wait_for_one_another() -> None:
+    """Both ranks decode, and one has a prompt: it waits for two steps, or until the other has one, and one for more."""
+    for other, steps in ((False, [0, 0, 7, 0]), (True, [0, 0, 0, 14])):
+        group = LockstepGroup(lambda: core_of(attention_dp_timeout_iters=3, attention_dp_batching_wait_iters=2), 2)
+        for number in range(2):
+            group.submit(Request(number, 0.0, 2, 90), 0)
+        prompts = []
+        for step in range(6):
+            if step == 2:
+                group.submit(Request(2, 0.0, 7, 90), 0)
+            if step == 3 and other:
+                group.submit(Request(3, 0.0, 7, 90), 0)
+            batch = group.begin_step(step)
+            assert batch is not None
+            prompts.append(batch.prefill_tokens)
+            group.end_step(batch, (), step)
+        assert prompts == [4, 0, *steps], other
+
+
+def test_a_scheduler_brings_settings_that_a_scenario_may_replace() -> None:
+    spec = EngineSpec(num_gpu_blocks=100, scheduler="sglang")
+    assert (spec.block_size, spec.enable_mixed_chunk, spec.capacity_scheduler_policy) == (1, False, "new_token_ratio")
+    assert spec.async_scheduling
+    spec = EngineSpec(num_gpu_blocks=100, scheduler="sglang", block_size=64, enable_mixed_chunk=True)
+    assert (spec.chunk_unit_size, spec.enable_mixed_chunk, spec.max_num_batched_tokens) == (64, True, 8192)
+    spec = EngineSpec(num_gpu_blocks=100, scheduler="tensorrt-llm")
+    assert (spec.block_size, spec.capacity_scheduler_policy) == (32, "guaranteed_no_evict")
+    assert EngineSpec(num_gpu_blocks=100).block_size == 16
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    with pytest.raises((ValueError, BadInput), match="enable_mixed_chunk true"):
+        EngineSpec(num_gpu_blocks=100, enable_mixed_chunk=False, pipeline_parallel_size=2)
+    with pytest.raises(ValueError, match="chunk_unit_size: expected at most"):
+        core_of(chunk_unit_size=16)
+    core = core_of(enable_chunked_prefill=False)
+    with pytest.raises(ValueError, match="expected at most 8 prompt tokens"):
+        submit(core, (9, 1))
