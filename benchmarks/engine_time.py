@@ -9,21 +9,18 @@ configuration that lies elsewhere as a whole does not move the others. The error
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from benchmarks.kernel_fits import SAME_CHIP, chip
 from benchmarks.silicon import SiliconRow
 from latency_models.deployment.hardware import Hardware
-from latency_models.deployment.models import Formats, Model, Weights, load_model
+from latency_models.deployment.models import Formats, Model, load_model
 from latency_models.fitting.estimator import Floats
 from latency_models.sources.aiconfigurator.closed_loop import ClosedLoop, closed_loop
-from latency_models.sources.roofline.efficiency import Efficiency, EngineTime, Family, ServedGroup
+from latency_models.sources.roofline.efficiency import Efficiency, EngineTime
 from latency_models.sources.roofline.placement import Placement, device_memory
 from latency_models.sources.roofline.step_time import RooflineStepTime
-from latency_models.sources.roofline.work import family
 
 MAX_BATCHED_TOKENS = 8192
 
@@ -111,33 +108,4 @@ def fit_engine_time(rows: Sequence[SiliconRow], hardware: Sequence[Hardware], ef
         spread=float(f"{np.sqrt(np.mean(residuals**2)):.3g}"),
         error=float(f"{np.median(np.abs(np.expm1(residuals))):.3g}"),
         rows=len(rows),
-        groups=served_groups(rows, hardware, residuals),
     )
-
-
-def served_groups(rows: Sequence[SiliconRow], hardware: Sequence[Hardware], errors: Floats) -> list[ServedGroup]:
-    """The errors of TPOT by chip, format and family. One configuration alone may lie anywhere: it is no group.
-
-    Args:
-        errors: logarithms of predicted over measured TPOT.
-    """
-    groups: dict[tuple[str, Weights, Family], list[tuple[str, float]]] = defaultdict(list)
-    for row, device, error in zip(rows, hardware, errors.tolist(), strict=True):
-        model = load_model(row.model)
-        key = chip(device.name), formats_of(row, model).experts, family(model)
-        groups[key].append((f"{row.backend} {row.model}", error))
-    groups_served = []
-    for (name, weights, models), members in sorted(groups.items()):
-        configurations = len({configuration for configuration, _ in members})
-        if configurations > 1:
-            # Another configuration is as far from these as they are from each other, and so is their own level.
-            mean_square = sum(error**2 for _, error in members) / len(members)
-            spread = math.sqrt(mean_square * (1 + 1 / configurations))
-            devices = [name, *(device for device, one in SAME_CHIP.items() if one == name)]
-            groups_served.append(
-                ServedGroup(
-                    devices=devices, weights=weights, family=models, spread=float(f"{spread:.3g}"),
-                    configurations=configurations, rows=len(members),
-                )
-            )  # fmt: skip
-    return groups_served

@@ -25,8 +25,15 @@ FORMATS: dict[str, Weights] = {
 """Formats of linear layers as the tables name them. Block-wise FP8 is left out: on several devices its timings contain
 the time to choose a kernel."""
 
-EXPERT_FORMATS: dict[str, Weights] = {**FORMATS, "fp8": "bf16", "fp8_block": "fp8"}
-"""Formats of experts: published checkpoints in FP8 are scaled block by block, so that these timings stand for FP8."""
+EXPERT_FORMATS: dict[Weights, tuple[str, ...]] = {
+    "bf16": ("bfloat16", "float16"),
+    "fp8": ("fp8_block",),
+    "fp4": ("nvfp4",),
+    "mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4"),
+    "int4": ("int4_wo",),
+}
+"""Names in the tables by formats of experts, of which the first that a table has counts: engines multiply MXFP4 by FP8
+where they can. Published checkpoints in FP8 are scaled block by block, so that these timings stand for FP8."""
 
 LEAST_ROWS, MOST_ROWS = 1, 16384
 LEAST_SIZE = 512
@@ -170,30 +177,36 @@ def _linear(table: Columns, hardware: Hardware) -> list[Timings]:
 
 
 def _experts(table: Columns, hardware: Hardware) -> list[Timings]:
+    """Experts whose use is almost even, each by the fastest kernel of its shape and rows, as engines choose it.
+
+    Few rows reach fewer experts than evenly chosen ones would, and seem faster than the memory: all timings are kept.
+    """
     names = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
-    tokens, hidden, inner, top_k, experts, split, spread = _numbers(table, *names)
+    sizes = np.stack(_numbers(table, *names), axis=1)
     formats, seconds, results = np.array(table.text("moe_dtype")), _seconds(table), []
     even = np.array(table.text("distribution")) == "power_law_1.01"
-    for name, weights in EXPERT_FORMATS.items():
+    for weights, names_of in EXPERT_FORMATS.items():
+        name = next((name for name in names_of if name in formats), "")
         here = even & (formats == name)
-        if name == "fp8" or COMPUTED_IN[weights] not in hardware.peak_flops or not here.any():
+        if COMPUTED_IN[weights] not in hardware.peak_flops or not here.any():
             continue
-        kind: Kind = f"experts_{weights}"  # type: ignore[assignment]
-        t, h, i, k, e, tp, ep = (column[here] for column in (tokens, hidden, inner, top_k, experts, split, spread))
+        kernels, at = np.unique(sizes[here], axis=0, return_inverse=True)
+        fastest = np.full(len(kernels), np.inf)
+        np.minimum.at(fastest, at.reshape(-1), seconds[here])
+        t, h, i, k, e, tp, ep = kernels.T
         one = 3 * h * i / tp
         touched = e / ep * (1 - (1 - k / e) ** t)
-        size = touched * one * WEIGHT_BYTES[weights] + 4 * t * h
-        shape = number_shapes(h, i, k, e, tp, ep)
         results.append(
             make_timings(
-                kind,
+                f"experts_{weights}",  # type: ignore[arg-type]  # names of formats
                 hardware,
                 source_of(table),
                 2 * t * k / ep * one,
-                size,
-                seconds[here],
-                shape=shape,
+                touched * one * WEIGHT_BYTES[weights] + 4 * t * h,
+                fastest,
+                shape=number_shapes(h, i, k, e, tp, ep),
                 weights=weights,
+                cached=True,
             )
         )
     return results

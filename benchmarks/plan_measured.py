@@ -59,7 +59,7 @@ def rate_of(row: SiliconRow) -> float:
 def question_of(row: SiliconRow) -> dict[str, Any]:
     """The question that eight engines like a measured one just answer."""
     section: dict[str, Any] = {"source": "roofline", "model": row.model, "hardware": DEVICES[row.system]}
-    section |= {"tensor_parallel": row.tensor_parallel}
+    section |= {"tensor_parallel": row.tensor_parallel, "backend": row.backend}
     section |= {"weights": row.precision} if row.precision in ("bf16", "fp8") else {}
     device = {"type": DEVICES[row.system], "count": row.tensor_parallel}
     return {

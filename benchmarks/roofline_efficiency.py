@@ -1,12 +1,14 @@
 """Efficiencies of kernels against data sheets: makes the file that source `roofline` reads, and reports its errors.
 
     python -m benchmarks.roofline_efficiency --data ../shared/data [--tables DATA] [--out FILE]
+    python -m benchmarks.roofline_efficiency --tables DATA --backend trtllm [--kinds PATTERN] [--out FILE]
 
 Tables are those in the data folder, and with `--tables` those that aiconfigurator-core installs (its `systems/data`).
 The file in the package was made with the tables of aiconfigurator-core 0.12.0. The engine's own time is fitted to the
 measured rows marked calib; the errors printed last are those of the rows marked dev and of later ones, which enter
 nothing. With `--kinds PATTERN` (and `--tables`) only kinds that match are fitted, and everything else is kept as it is
-in the package; with `--further DEVICE`, fits of one more device are added to the kinds there are.
+in the package; with `--further DEVICE`, fits of one more device are added to the kinds there are. With `--backend`,
+kinds that match are fitted to the tables of one engine alone, and others are those of vLLM.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
@@ -29,9 +32,9 @@ from latency_models.deployment.models import load_model
 from latency_models.io.config_io import write_yaml
 from latency_models.io.tables import read_columns
 from latency_models.sources.aiconfigurator.layout import TableFiles, flat_tables, packaged_tables, systems
-from latency_models.sources.roofline.efficiency import Efficiency, built_in_efficiency
+from latency_models.sources.roofline.efficiency import Backend, Efficiency, Kind, built_in_efficiency
+from latency_models.sources.roofline.error_board import family
 from latency_models.sources.roofline.step_time import RooflineStepTime
-from latency_models.sources.roofline.work import family
 from workloads.errors import BadInput
 
 DEVICES = {
@@ -46,10 +49,6 @@ DEVICES = {
     "rtx_pro_6000_server": "rtx-pro-6000",
 }
 """Hardware files by the systems of the tables."""
-
-FALLBACKS = {("experts_mxfp4", device) for device in ("b200-sxm", "gb200", "b300-sxm", "gb300")}
-"""Kinds and devices whose tables time a kernel that engines use only without another. On Blackwell, that of MXFP4
-experts reaches half the bandwidth that those of other devices reach, and computes more slowly than bf16."""
 
 LATER_DEVICES = ("b300-sxm", "gb300")
 """Devices whose fits were added with `--further`, as were those of latent attention on B200 and GB200: they are in no
@@ -84,8 +83,7 @@ def all_timings(data: Path, tables: Path | None) -> dict[str, list[Timings]]:
     by_kind: dict[str, list[Timings]] = defaultdict(list)
     for files, hardware in folders(data, tables):
         for timings in table_timings(files, hardware):
-            if (timings.kind, timings.device) not in FALLBACKS:
-                by_kind[timings.kind].append(timings)
+            by_kind[timings.kind].append(timings)
     small = elementwise_timings(data / PROFILE, load_model("llama-3.1-8b"), load_hardware("rtx-pro-6000"))
     by_kind[small.kind].append(small)
     return dict(sorted(by_kind.items()))
@@ -116,7 +114,7 @@ def extended(tables: Path, kinds: str, devices: Sequence[str]) -> Efficiency:
         for files, hardware in installed(tables, backend, devices):
             for part in table_timings(files, hardware):
                 of_backend = part.kind.endswith("_latent") == (backend == "trtllm")  # vLLM's tables have none of it
-                if of_backend and (part.kind, part.device) not in FALLBACKS:
+                if of_backend:
                     timings.setdefault(part.kind, []).append(part)
     kernels, sources = dict(efficiency.kernels), set(efficiency.sources)
     for kind, parts in timings.items():
@@ -129,6 +127,30 @@ def extended(tables: Path, kinds: str, devices: Sequence[str]) -> Efficiency:
         kernels[kind] = fit  # type: ignore[index]
         sources |= {f"{part.device}: {part.source}" for part in parts}
     return efficiency.model_copy(update={"kernels": dict(sorted(kernels.items())), "sources": sorted(sources)})
+
+
+def of_backend(tables: Path, backend: Backend, kinds: str) -> Efficiency:
+    """The fits of vLLM's kernels, with those of one engine's tables in their place where there are any."""
+    by_kind: dict[Kind, list[Timings]] = defaultdict(list)
+    for files, hardware in installed(tables, backend, tuple(DEVICES.values())):
+        recurrent = files.path("gdn")
+        states = linear_attention(read_columns(recurrent), hardware) if recurrent else []
+        for timings in (*table_timings(files, hardware), *states):
+            if fnmatch(timings.kind, kinds):
+                by_kind[timings.kind].append(timings)
+    base = built_in_efficiency()
+    kernels = dict(base.kernels)
+    for kind, timings in by_kind.items():
+        fit, others = fit_kind(timings), base.kernels[kind].devices if kind in base.kernels else {}
+        kernels[kind] = fit.model_copy(update={"devices": others | fit.devices})
+    sources = {f"{part.device}: {part.source}" for timings in by_kind.values() for part in timings}
+    return base.model_copy(
+        update={
+            "backend": backend,
+            "kernels": dict(sorted(kernels.items())),
+            "sources": sorted(sources | set(base.sources)),
+        }
+    )
 
 
 def print_fits(efficiency: Efficiency, kinds: str = "*", devices: Sequence[str] = ()) -> None:
@@ -160,19 +182,18 @@ def print_errors(name: str, rows: Sequence[SiliconRow], tpot: Sequence[float]) -
 
 
 def print_coverage(
-    name: str, rows: Sequence[SiliconRow], device: Mapping[str, Hardware], efficiency: Efficiency
+    name: str, rows: Sequence[SiliconRow], device: Mapping[str, Hardware], fits: Mapping[str, Efficiency]
 ) -> None:
     """Share of rows within their 90 % intervals, and the width of these, by chip, format and family of models."""
     groups: dict[str, list[tuple[bool, float]]] = defaultdict(list)
     for row in rows:
-        hardware, model = device[row.system], load_model(row.model)
+        hardware, model, efficiency = device[row.system], load_model(row.model), fits[row.backend]
         tpot = predict(row, hardware, efficiency).tpot
         unknowns = RooflineStepTime(model, hardware, placement_of(row), efficiency).unknowns()
         effects = [np.log(predict(row, hardware, efficiency, {one.name: 1.0}).tpot / tpot) for one in unknowns]
         reach = 1.645 * float(np.sqrt(np.sum(np.square(effects))))
         weights = formats_of(row, model).experts
-        served = efficiency.engine.group(hardware.name, weights, family(model)) is not None
-        for group in (f"{hardware.name} {weights} {family(model)}", "~ served" if served else "~ not served", "~ all"):
+        for group in (f"{hardware.name} {weights} {family(model)}", "~ all"):
             groups[group].append((abs(np.log(row.tpot / tpot)) <= reach, 2 * reach))
     for group, intervals in sorted(groups.items()):
         coverage, width = np.mean(intervals, axis=0)
@@ -188,12 +209,17 @@ def main() -> int:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--kinds", default="*", help="kinds to fit, such as *_gdn; with --tables, without --data")
     parser.add_argument("--further", nargs="+", default=[], metavar="DEVICE", help="devices to add")
+    parser.add_argument("--backend", choices=get_args(Backend), help="with --tables alone")
     parser.add_argument("--tables", type=Path)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.data is None:
         if options.tables is None:
-            parser.error("expected --data, or --tables alone with --kinds or --further")
+            parser.error("expected --data, or --tables alone with --kinds, --further or --backend")
+        if options.backend:
+            efficiency = of_backend(options.tables, options.backend, options.kinds)
+            print_fits(efficiency, options.kinds)
+            return write(efficiency, options.out)
         efficiency = extended(options.tables, options.kinds, options.further)
         print_fits(efficiency, options.kinds, options.further)
         return write(efficiency, options.out)
@@ -216,9 +242,12 @@ def main() -> int:
     efficiency = efficiency.model_copy(update={"engine": engine})
     print_fits(efficiency)
     print(engine)
+    by_engine = {backend: built_in_efficiency(backend) for backend in get_args(Backend)} | {"vllm": efficiency}
     for name, measured in (("dev", dev), ("later", later)):
-        print_errors(name, measured, [predict(row, device[row.system], efficiency).tpot for row in measured])
-        print_coverage(name, measured, device, efficiency)
+        print_errors(
+            name, measured, [predict(row, device[row.system], by_engine[row.backend]).tpot for row in measured]
+        )
+        print_coverage(name, measured, device, by_engine)
     return write(efficiency, options.out)
 
 

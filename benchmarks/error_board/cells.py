@@ -151,7 +151,9 @@ def summary_cells(rows: Sequence[Judged]) -> list[dict[str, Any]]:
     for key in keys:
         for values, members in grouped(shared, key).items():
             stated = {name: value for name, value in zip(names, values, strict=True) if value}
-            cells.append({**stated, **errors([judged.plain["tpot"] for judged in members])})
+            logs = [judged.plain["tpot"] for judged in members]
+            spread = float(f"{np.sqrt(np.mean(np.square(logs))):.3g}")
+            cells.append({**stated, **errors(logs), "spread": spread})
     return cells
 
 

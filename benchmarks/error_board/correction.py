@@ -11,8 +11,9 @@ of rows that are left out together has (Rasmussen and Williams 2006, section 5.4
 
     mean = y_g − [K⁻¹]_gg⁻¹ [K⁻¹ y]_g        covariance = [K⁻¹]_gg⁻¹
 
-so that one inverse serves every configuration, model and system. Rows whose error is unlike that of their neighbours
-count little for others (`damped`): a second pass gives them the noise that the first found.
+so that one factor serves many blocks. Rows whose error is unlike what other configurations predict count little for
+others (`damped`). Nothing that is left out has a say in that: it is decided for each model, system, or tenth of the
+configurations by the rows outside.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ LENGTH = 1.5
 NEIGHBOURLY = 2.5
 """Deviations from its neighbours' prediction up to which a row counts fully."""
 
+ASSUMED_ALIKE = ("engine", "cell")
+"""Levels at which rows share what was assumed of them."""
+
 LEVELS = ("all", "engine", "format", "family", "model", "served", "release", "cell", "configuration")
 
 
@@ -52,7 +56,7 @@ class Prior:
     """Deviations by level, and of rows of one configuration around all of it.
 
     Attributes:
-        assumed: what rows of one cell share whose workers are not stated, and assumed alike; None: nothing.
+        assumed: what rows share whose workers are not stated, at each of ASSUMED_ALIKE; None: nothing.
     """
 
     levels: Mapping[str, Deviations]
@@ -100,15 +104,60 @@ def left_out(cases: Sequence[Case], prior: Prior, groups: Sequence[str]) -> dict
     """Errors of each case, predicted by the cases that do not share a group with it; groups are levels, or `system`."""
     signal, errors = covariance(cases, prior), np.array([case.error for case in cases])
     noise = np.full(len(cases), prior.scatter**2)
-    members = {group: _members([case.level(group) for case in cases]) for group in (*groups, "configuration")}
-    first = _leave_out(np.linalg.inv(signal + np.diag(noise)), errors, members["configuration"], noise)
-    inverse = np.linalg.inv(signal + np.diag(damped(noise, errors, first)))
-    weights = damped(noise, errors, first)
-    found = {}
+    inverse = np.linalg.inv(signal + np.diag(noise))
+    configurations = np.array([case.level("configuration") for case in cases])
+    results = {}
     for group in groups:
-        mean, variance = _leave_out(inverse, errors, members[group], weights)
-        found[group] = LeftOut(mean, np.sqrt(variance + prior.scatter**2))
-    return found
+        mean, variance = np.empty(len(cases)), np.empty(len(cases))
+        for members in _folds([case.level(group) for case in cases]):
+            inside = np.concatenate(members)
+            weights = noise.copy()
+            outside = np.setdiff1d(np.arange(len(cases)), inside)
+            weights[outside] = _weights(inverse, errors, noise, inside, outside, configurations)
+            mean[inside], variance[inside] = _predicted(signal + np.diag(weights), errors, members)
+        results[group] = LeftOut(mean, np.sqrt(variance))
+    return results
+
+
+FOLDS = 10
+"""Parts of many groups that are left out together where it is decided how much the rest counts."""
+
+
+def _folds(names: Sequence[str]) -> list[list[NDArray[np.int64]]]:
+    """Groups by the part that they are in: all alone if they are few."""
+    members = _members(names)
+    return [members[start::FOLDS] for start in range(FOLDS)] if len(members) > 2 * FOLDS else [[one] for one in members]
+
+
+def _weights(
+    inverse: Floats,
+    errors: Floats,
+    noise: Floats,
+    inside: NDArray[np.int64],
+    outside: NDArray[np.int64],
+    configurations: NDArray[np.str_],
+) -> Floats:
+    """Noise of the cases outside a fold, damped by what those of other configurations outside predict."""
+    across = inverse[np.ix_(outside, inside)]
+    rest = inverse[np.ix_(outside, outside)] - across @ np.linalg.solve(inverse[np.ix_(inside, inside)], across.T)
+    parts = _members(configurations[outside].tolist())
+    first = _leave_out(rest, rest @ errors[outside], errors[outside], parts, noise[outside])
+    return damped(noise[outside], errors[outside], first)
+
+
+def _predicted(total: Floats, errors: Floats, members: Sequence[NDArray[np.int64]]) -> tuple[Floats, Floats]:
+    """Means, and variances with a row's own noise, of groups, by all others; `total` is the covariance with noise."""
+    from scipy.linalg import cho_factor, cho_solve  # slow to import, and only the board needs it
+
+    inside = np.concatenate(members)
+    factor = cho_factor(total, lower=True, overwrite_a=False, check_finite=False)
+    units = np.zeros((len(errors), len(inside)))
+    units[inside, np.arange(len(inside))] = 1.0
+    columns = cho_solve(factor, units, overwrite_b=True, check_finite=False)
+    weighted = cho_solve(factor, errors, check_finite=False)
+    ends = np.cumsum([len(group) for group in members])
+    parts = [np.arange(end - len(group), end) for group, end in zip(members, ends, strict=True)]
+    return _leave_out(columns[inside], weighted[inside], errors[inside], parts, np.zeros(len(inside)))
 
 
 def half_intervals(errors: Floats, deviation: Floats, groups: Sequence[str]) -> Floats:
@@ -152,10 +201,11 @@ def covariance(cases: Sequence[Case], prior: Prior) -> Floats:
         same = names_of[:, None] == names_of[None, :]
         total += np.where(same, _shared(deviations, smooth, parts), 0.0)
     if prior.assumed is not None:
-        cells = np.array([f"{case.level('cell')} {case.row.assumption}" for case in cases])
         assumed = np.array([bool(case.row.assumption) for case in cases])
-        same = (cells[:, None] == cells[None, :]) & assumed[:, None] & assumed[None, :]
-        total += np.where(same, _shared(prior.assumed, smooth, parts), 0.0)
+        for level in ASSUMED_ALIKE:
+            names_of = np.array([case.level(level) for case in cases])
+            same = (names_of[:, None] == names_of[None, :]) & assumed[:, None] & assumed[None, :]
+            total += np.where(same, _shared(prior.assumed, smooth, parts), 0.0)
     return total
 
 
@@ -171,13 +221,16 @@ def _members(names: Sequence[str]) -> list[NDArray[np.int64]]:
 
 
 def _leave_out(
-    inverse: Floats, errors: Floats, groups: Sequence[NDArray[np.int64]], noise: Floats
+    inverse: Floats, weighted: Floats, errors: Floats, groups: Sequence[NDArray[np.int64]], noise: Floats
 ) -> tuple[Floats, Floats]:
-    """Means and variances, without the noise of the row itself, of groups that are left out one after another."""
-    weights = inverse @ errors
+    """Means and variances, without `noise` of the row itself, of groups that are left out one after another.
+
+    Args:
+        weighted: K⁻¹ y of the same rows as `inverse`.
+    """
     mean, variance = np.empty(len(errors)), np.empty(len(errors))
     for group in groups:
         block = np.linalg.inv(inverse[np.ix_(group, group)])
-        mean[group] = errors[group] - block @ weights[group]
+        mean[group] = errors[group] - block @ weighted[group]
         variance[group] = np.maximum(np.diag(block) - noise[group], 0.0)
     return mean, variance

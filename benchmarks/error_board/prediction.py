@@ -3,7 +3,7 @@
 An aggregated row is the steady state of `closed_loop`. In a disaggregated one, prefill workers compute prompts alone,
 their caches cross the network between nodes, and decode workers take them into steps without prompts:
 
-    TTFT = OVERHEAD + prompt + cache + D + waiting        TPOT = D of the requests in flight at one decode worker
+    TTFT = OVERHEAD_APART + prompt + cache + D + waiting        TPOT = D of the requests in flight at one decode worker
 
 A prompt is computed in steps of at most MAX_BATCHED_TOKENS. Where the client keeps more in flight than prefill workers
 can feed, requests wait for them: with K in flight, L = TTFT + (osl − 1)·TPOT, the workers limit the rate to
@@ -26,7 +26,7 @@ from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import ExpertFFN, Formats, Model, Weights, load_model
 from latency_models.io.builtin_files import builtin_names
 from latency_models.sources.aiconfigurator.closed_loop import closed_loop, prompt_alone, step_and_prompt
-from latency_models.sources.roofline.efficiency import built_in_efficiency
+from latency_models.sources.roofline.efficiency import Backend, built_in_efficiency
 from latency_models.sources.roofline.error_board import family
 from latency_models.sources.roofline.placement import Cache, Placement, check_placement, device_memory
 from latency_models.sources.roofline.step_time import RooflineStepTime
@@ -49,6 +49,9 @@ ROUNDS = 10
 
 OVERHEAD = 0.03
 """Seconds of a request outside the engine: HTTP, tokenizer, the way to the first byte. Assumed."""
+
+OVERHEAD_APART = 0.13
+"""The same with prefill and decode engines: the router asks two engines, which agree on blocks to send. Assumed."""
 
 AHEAD = (1.0, 0.07)
 """Prompts computed before one, of a closed loop: a constant, and a slope over the requests in flight."""
@@ -110,8 +113,8 @@ def formats(model: Model, precision: str) -> Formats:
 
 
 @cache
-def _engine(name: str, model_name: str, system: str, precision: str, tp: int, dp: int, spread: bool) -> _Engine:
-    """The engine of a placement; `name` decides on the format of its cache."""
+def _engine(name: Backend, model_name: str, system: str, precision: str, tp: int, dp: int, spread: bool) -> _Engine:
+    """The engine of a placement; `name` decides on its kernels and on the format of its cache."""
     model, hardware = load_model(model_name), load_hardware(SYSTEMS[system])
     weights = formats(model, precision)
     latent = family(model) == "latent"
@@ -119,7 +122,7 @@ def _engine(name: str, model_name: str, system: str, precision: str, tp: int, dp
     cache: Cache = "fp8" if small else "bf16"
     placement = Placement(tp, 1, dp, spread, weights.linear, weights.experts, cache)
     check_placement(model, hardware, placement)
-    efficiency = built_in_efficiency()
+    efficiency = built_in_efficiency(name)
     stretched = {
         name.removesuffix("_kernels"): RooflineStepTime(model, hardware, placement, efficiency, scales={name: STRETCH})
         for name in ABOUT
@@ -195,7 +198,7 @@ def _disaggregated_wait(
     """
     streams = row.decode.count * row.decode.data_parallel
     first = (row.in_flight / lines + 1) / 2 * prompt / ROUNDS
-    ttft = {"overhead": OVERHEAD, "own prompt": prompt, "transfer": cache, "first wave": first, "waiting": 0.0}
+    ttft = {"overhead": OVERHEAD_APART, "own prompt": prompt, "transfer": cache, "first wave": first, "waiting": 0.0}
     for _ in range(LIMITS):
         step = _decode_step(decode.step_time, batch, row)
         ttft["decodes"] = 1.5 * step

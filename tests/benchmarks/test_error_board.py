@@ -94,17 +94,23 @@ def test_rows_without_any_that_states_workers_are_refused(tmp_path: Path) -> Non
         predict(row)
 
 
-def row_of(model: str, layout: int, in_flight: float) -> Row:
+def row_of(model: str, layout: int, in_flight: float, system: str = "h100_sxm") -> Row:
     return Row(
-        f"{model} {layout} {in_flight}", "vllm", "1", "h100_sxm", model, "fp8", 1000.0, 200.0, False, in_flight,
+        f"{model} {layout} {in_flight}", "vllm", "1", system, model, "fp8", 1000.0, 200.0, False, in_flight,
         Workers(layout), None, 0.1, 0.01,
     )  # fmt: skip
 
 
-def cases() -> list[Case]:
+def cases(*systems: str) -> list[Case]:
+    """Three models in three layouts, each of which ran on one of the systems."""
     rng = np.random.default_rng(0)
     models = ("llama-3.1-8b", "llama-3.1-70b", "qwen3-32b")
-    rows = [row_of(model, layout, in_flight) for model in models for layout in (1, 2, 4) for in_flight in (4.0, 16.0)]
+    rows = [
+        row_of(model, layout, in_flight, system)
+        for model in models
+        for layout, system in zip((1, 2, 4), systems or ("h100_sxm",) * 3, strict=True)
+        for in_flight in (4.0, 16.0)
+    ]
     return [Case(row, predict(row), float(rng.normal(0.1, 0.1)), predict(row).tpot_shares) for row in rows]
 
 
@@ -126,6 +132,20 @@ def test_what_is_left_out_is_predicted_as_without_it(group: str) -> None:
         variance = np.diag(signal[np.ix_(inside, inside)] - gain @ signal[np.ix_(rest, inside)])
         assert result.mean[inside] == pytest.approx(gain @ errors[rest])
         assert result.deviation[inside] ** 2 == pytest.approx(variance + PRIOR.scatter**2)
+
+
+@pytest.mark.parametrize("group", ["configuration", "model", "system"])
+def test_the_truth_of_what_is_left_out_moves_no_prediction_of_it(group: str) -> None:
+    known = cases("h100_sxm", "h100_sxm", "h200_sxm")
+    name = known[0].level(group)
+    told = [
+        Case(case.row, case.prediction, case.error + (2.0 if case.level(group) == name else 0.0), case.shares)
+        for case in known
+    ]
+    before, after = (left_out(some, PRIOR, [group])[group] for some in (known, told))
+    inside = [case.level(group) == name for case in known]
+    assert after.mean[inside] == pytest.approx(before.mean[inside], abs=1e-9)
+    assert after.deviation[inside] == pytest.approx(before.deviation[inside], abs=1e-9)
 
 
 def test_an_unusual_row_moves_its_neighbours_little() -> None:

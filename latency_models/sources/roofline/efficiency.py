@@ -2,8 +2,9 @@
 
 A kernel takes launch + max(FLOPs / (peak · compute), bytes / (bandwidth · memory)).
 
-The built-in file is fitted by `python -m benchmarks.roofline_efficiency` to tables of measured kernels. It has, for
-each kind of kernel, a fit for each device that was measured, and one for any other, which is their geometric mean.
+The built-in files, one for each engine, are fitted by `python -m benchmarks.roofline_efficiency` to tables of measured
+kernels. They have, for each kind of kernel, a fit for each device that was measured, and one for any other, which is
+their geometric mean. Kinds that the tables of SGLang and TensorRT-LLM lack are vLLM's.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from typing import Literal, TypeAlias
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from latency_models.deployment.hardware import Hardware
-from latency_models.deployment.models import Weights
 from latency_models.io.builtin_files import FOLDER
 from latency_models.io.config_io import Strict, checked, read_yaml
 
-BUILT_IN = FOLDER / "efficiency" / "kernels.yaml"
+Backend: TypeAlias = Literal["vllm", "sglang", "trtllm"]
+"""Engines, as aiconfigurator names them."""
 
 Kind: TypeAlias = Literal[
     "linear_bf16", "linear_fp8", "linear_fp4",
-    "experts_bf16", "experts_fp8", "experts_fp4", "experts_mxfp4",
+    "experts_bf16", "experts_fp8", "experts_fp4", "experts_mxfp4", "experts_int4",
     "prompt_attention_bf16", "prompt_attention_fp8", "decode_attention_bf16", "decode_attention_fp8",
     "prompt_latent", "decode_latent", "prompt_index", "decode_index",
     "prompt_gdn", "decode_gdn", "prompt_kda", "decode_kda",
@@ -31,9 +32,6 @@ Kind: TypeAlias = Literal[
 ]  # fmt: skip
 """Kinds of kernels, by the format of their weights or of the KV cache; all-reduces over a fabric or over PCIe. Those of
 an index score cached tokens and choose among them (DSA); those of linear attention have its name."""
-
-Family: TypeAlias = Literal["dense", "experts", "latent"]
-"""Models with dense FFNs, with experts, and with latent attention."""
 
 PCIE = 1e11
 """Bytes/s below which the network in a node is PCIe: 16 lanes of generation 5 have 64 GB/s in one direction."""
@@ -87,22 +85,6 @@ class KindOfKernel(Strict):
         return self.devices.get(device, self.any)
 
 
-class ServedGroup(Strict):
-    """Served TPOT of models of one family and format on devices with one chip.
-
-    Attributes:
-        spread: root mean square of the logarithm of measured over predicted TPOT, of a further configuration (engine
-            and model) if this many `configurations` were measured.
-    """
-
-    devices: list[str]
-    weights: Weights
-    family: Family
-    spread: NonNegativeFloat
-    configurations: PositiveInt
-    rows: PositiveInt
-
-
 class EngineTime(Strict):
     """Time of a step that no kernel table has, fitted to served TPOT.
 
@@ -111,7 +93,6 @@ class EngineTime(Strict):
         per_sequence: seconds of the host for each output token.
         prompt_layer: seconds more of each layer in a step with prompts, which runs without a full CUDA graph.
         spread: standard deviation of the logarithm of measured over predicted TPOT. rows: number of measurements.
-        groups: the same of those that several configurations were measured of.
     """
 
     layer: NonNegativeFloat
@@ -120,30 +101,22 @@ class EngineTime(Strict):
     spread: NonNegativeFloat
     error: NonNegativeFloat
     rows: PositiveInt
-    groups: list[ServedGroup] = Field(default_factory=list)
-
-    def group(self, device: str, weights: Weights, family: Family) -> ServedGroup | None:
-        """The measured group of a deployment; None for one that was not measured."""
-        kind = (weights, family)
-        return next(
-            (served for served in self.groups if device in served.devices and (served.weights, served.family) == kind),
-            None,
-        )
 
 
 class Efficiency(Strict):
-    """The file."""
+    """The file. `backend`: the engine whose kernels these are."""
 
     schema_: Literal["twin.kernel-efficiency/1"] = Field(alias="schema")
+    backend: Backend = "vllm"
     sources: list[str]
     kernels: dict[Kind, KindOfKernel]
     engine: EngineTime
 
 
 @cache
-def built_in_efficiency() -> Efficiency:
-    """The fits that come with the package."""
-    return load_efficiency(BUILT_IN)
+def built_in_efficiency(backend: Backend = "vllm") -> Efficiency:
+    """The fits of an engine's kernels that come with the package."""
+    return load_efficiency(FOLDER / "efficiency" / f"{backend}.yaml")
 
 
 def load_efficiency(path: Path) -> Efficiency:

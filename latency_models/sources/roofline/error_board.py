@@ -29,7 +29,8 @@ class Cell(Strict):
     Attributes:
         model: name of a model file; "" for all models of the `family`. engine: "" for all engines.
         hardware: name of a hardware file. precision: bf16, fp8, fp4 or int4.
-        rows: of the file. bias, median, p90: of the errors of TPOT.
+        rows: of the file. bias, median, p90: of the errors of TPOT. spread: root mean square of the logarithms of
+            predicted over measured TPOT.
     """
 
     family: Literal["dense", "experts", "latent"]
@@ -41,6 +42,12 @@ class Cell(Strict):
     bias: float
     median: NonNegativeFloat
     p90: NonNegativeFloat
+    spread: NonNegativeFloat
+
+    @property
+    def own(self) -> bool:
+        """True if these are rows of the model itself, on one engine."""
+        return bool(self.model and self.engine)
 
     def sentence(self) -> str:
         """The error of rows like these, in a sentence without a full stop."""

@@ -10,6 +10,7 @@ from pydantic import PositiveInt
 from latency_models.deployment.expert_load import ExpertLoad
 from latency_models.io.builtin_files import FilePath, NameOrFile
 from latency_models.sources.registry import SourceSpec, register
+from latency_models.sources.roofline.efficiency import Backend
 from latency_models.sources.roofline.placement import Cache, Placement, Weights
 from latency_models.step_time import StepTime
 from workloads.errors import BadInput
@@ -33,6 +34,7 @@ class RooflineSpec(SourceSpec):
         cache: format of the KV cache.
         expert_load: popularity of experts, and EPLB; default: all are used evenly.
         link: network that all-reduces cross; default: intra_node while a stage's devices fit in a node.
+        backend: the engine whose kernels run: vllm, sglang or trtllm.
         efficiency: a file of fits in place of the built-in one.
     """
 
@@ -48,6 +50,7 @@ class RooflineSpec(SourceSpec):
     cache: Cache = "bf16"
     expert_load: ExpertLoad | None = None
     link: Literal["intra_node", "inter_node"] | None = None
+    backend: Backend = "vllm"
     efficiency: FilePath | None = None
 
     def placement(self, model: Model) -> Placement:
@@ -78,7 +81,7 @@ class RooflineSpec(SourceSpec):
         except BadInput as error:
             raise BadInput(error.expected, value=error.value, field=f"step_time.{error.field}") from None
         load = expert_rows(model, placement, self.expert_load, base)
-        efficiency = built_in_efficiency()
+        efficiency = built_in_efficiency(self.backend)
         if self.efficiency:
             path = base / self.efficiency
             efficiency = load_efficiency(path)

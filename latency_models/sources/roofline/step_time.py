@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from latency_models.deployment.hardware import Hardware, Precision
-from latency_models.deployment.models import ExpertFFN, GroupedQueryAttention, Model
+from latency_models.deployment.models import GroupedQueryAttention, Model
 from latency_models.origin import MeasuredDeployment, Origin
 from latency_models.sources.roofline.efficiency import ONE_SHOT, Efficiency, Kind, Reached, at_the_peaks
-from latency_models.sources.roofline.error_board import board_cell
+from latency_models.sources.roofline.error_board import Cell, board_cell
 from latency_models.sources.roofline.placement import (
     CACHE_BYTES,
     COMPUTED_IN,
@@ -31,7 +31,6 @@ from latency_models.sources.roofline.work import (
     attended_pairs,
     attention_shape,
     elementwise_bytes,
-    family,
     head,
     kinds_of_parts,
     linear_kind,
@@ -100,7 +99,7 @@ class RooflineStepTime(StepTime):
     # -- the protocol ------------------------------------------------------------------------------------------------
 
     def seconds(self, batch: Batch) -> float:
-        """Duration of one step, seconds. Of attention replicas that share experts, all have as large a batch."""
+        """Seconds of one step. Of attention replicas that share experts, all have as large a batch."""
         return self.rank_seconds(batch, batch.tokens * self.placement.data_parallel)
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
@@ -166,25 +165,23 @@ class RooflineStepTime(StepTime):
         """A factor for each kind of kernel, and one for the whole step.
 
         The error of served TPOT contains that of kernels which were measured on the device: `STEP_SHARE` of its
-        variance is the whole step's, and the rest, at most, that of each part. It is known of devices, formats and
-        families of models that were served; for others it is the error over all.
+        variance is the whole step's, and the rest, at most, that of each part. It is that of the error board's rows of
+        this model, device, engine and format; without them, that over all models.
         """
-        factors = []
-        model, placement, engine = self.model, self.placement, self.efficiency.engine
-        weights = placement.experts if isinstance(model.ffn, ExpertFFN) else placement.weights
-        group = engine.group(self.hardware.name, weights, family(model))
-        total = engine.spread if group is None else group.spread
+        factors, cell = [], self._board_cell()
+        served = cell is not None and cell.own
+        total = cell.spread if cell and served else self.efficiency.engine.spread
         part_most = math.sqrt(1 - STEP_SHARE) * total
         for part, kind in self.kinds.items():
             fitted = self.efficiency.kernels[kind]
             measured = self.hardware.name in fitted.devices
             about = f"{ABOUT[part]} on {self.hardware.name}" + ("" if measured else ", by those of other devices")
-            spread = fitted.of(self.hardware.name).spread
-            spread = min(spread, part_most) if measured else spread
+            most = part_most if measured or served else math.inf
+            spread = min(fitted.of(self.hardware.name).spread, most)
             factors.append(
                 Unknown(part, about, "fitted" if measured else "held out", spread, "kernel tables of the device")
             )
-        basis: Basis = "held out" if group is None else "fitted"
+        basis: Basis = "fitted" if served else "held out"
         about, spread = "steps of an engine against kernels alone", math.sqrt(STEP_SHARE) * total
         return (*factors, Unknown(WHOLE_STEP, about, basis, spread, "TPOT"))
 
@@ -220,8 +217,11 @@ class RooflineStepTime(StepTime):
     def notes(self) -> list[str]:
         """Notes on the parts of the step that are extrapolated."""
         notes = notes_on(self.model, self.hardware, self.placement, self.efficiency)
-        cell = board_cell(self.model, self.hardware.name, self.placement)
+        cell = self._board_cell()
         return notes if cell is None else [*notes, cell.sentence()]
+
+    def _board_cell(self) -> Cell | None:
+        return board_cell(self.model, self.hardware.name, self.placement, self.efficiency.backend)
 
     # -- kernels -----------------------------------------------------------------------------------------------------
 

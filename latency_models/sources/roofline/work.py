@@ -17,7 +17,7 @@ from latency_models.deployment.models import (
     LinearAttention,
     Model,
 )
-from latency_models.sources.roofline.efficiency import Efficiency, Family, Kind, all_reduce_kind
+from latency_models.sources.roofline.efficiency import Efficiency, Kind, all_reduce_kind
 from latency_models.sources.roofline.placement import Placement, Weights
 from workloads.errors import BadInput
 
@@ -38,9 +38,8 @@ ABOUT = {
 WHOLE_STEP = "whole_step"
 """The name of the error of all parts together."""
 
-_FITTED_AS: dict[Weights, Weights] = {"int8": "fp8", "int4": "mxfp4"}
-"""Formats that were not measured, and those whose kernels stand for them: the peaks of INT8 and FP8 are the same, and
-kernels unpack INT4 and MXFP4 to bf16."""
+_FITTED_AS: dict[Weights, Weights] = {"int8": "fp8"}
+"""Formats that were not measured, and those whose kernels stand for them: the peaks of INT8 and FP8 are the same."""
 
 
 STATES_FITTED_AS = {"gdn": "gdn", "kda": "kda", "mamba2": "gdn"}
@@ -56,13 +55,6 @@ MORE_PRECISE: dict[Kind, tuple[tuple[Kind, Precision], ...]] = {
 }
 """Kinds whose kernels an engine can use after unpacking the weights, and what these compute in. The fastest is taken,
 so that a less precise format is never slower."""
-
-
-def family(model: Model) -> Family:
-    """The family of a model, by which errors of served steps are known."""
-    if isinstance(model.attention, LatentAttention):
-        return "latent"
-    return "experts" if isinstance(model.ffn, ExpertFFN) else "dense"
 
 
 def linear_kind(weights: Weights) -> Kind:
@@ -100,8 +92,6 @@ def notes_on(model: Model, hardware: Hardware, placement: Placement, efficiency:
         notes.append(f"kernels of {name} were not measured, others' efficiencies are used: {', '.join(foreign)}")
     if "int8" in (placement.weights, placement.experts):
         notes.append("INT8 kernels are taken to reach the shares of their peak that FP8 kernels reach")
-    if placement.experts == "int4":
-        notes.append("INT4 experts are taken to reach the shares of the peaks that MXFP4 experts reach")
     linear = model.linear_attention
     if linear is not None and (measured := STATES_FITTED_AS[linear.kind]) != linear.kind:
         notes.append(f"kernels of {linear.kind} were not measured, {measured}'s efficiencies are used")

@@ -31,7 +31,7 @@ def test_the_most_alike_rows_answer() -> None:
 
 
 def test_a_sentence_says_error_rows_and_bias() -> None:
-    numbers = {"rows": 54, "bias": -0.2, "median": 0.08, "p90": 0.3}
+    numbers = {"rows": 54, "bias": -0.2, "median": 0.08, "p90": 0.3, "spread": 0.1}
     cell = Cell.model_validate({"family": "dense", "model": "a", "hardware": "b", "precision": "fp8", **numbers})
     off = "were 8 % off in the median of TPOT (54 rows, 20 % too fast on the whole)"
     assert cell.sentence() == f"measured rows like this one (a in fp8 on b) {off}"
