@@ -24,8 +24,6 @@ from schedulers.autoscaling import (
     replicas_at_target,
 )
 
-FREE = ScalingRules()
-
 
 def nothing(engines: int) -> dict[str, float]:
     return {}

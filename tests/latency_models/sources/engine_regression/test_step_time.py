@@ -185,16 +185,6 @@ def test_a_line_that_is_none_is_refused(tmp_path: Path, wrong: dict[str, list[fl
     assert "\n" not in str(error.value)
 
 
-def test_a_file_of_an_earlier_kind_is_refused(tmp_path: Path) -> None:
-    # Its rows were grouped by four.
-    model = EngineRegression().fit(random_steps(500, 6, 0.05))
-    document = model.document(errors=np.zeros(1), repeat_spread=0.05, provenance=PROVENANCE)
-    file = tmp_path / "steps.yaml"
-    file.write_text(write_yaml({**document, "schema": "twin.engine-steps/1"}))
-    with pytest.raises(BadInput, match=r"twin\.engine-steps/2"):
-        read_engine_regression(file)
-
-
 def test_what_cannot_be_fitted_is_refused() -> None:
     with pytest.raises(CannotFit, match="at least 16 steps"):
         EngineRegression().fit(random_steps(15, 8, 0.0))
