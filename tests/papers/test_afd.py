@@ -10,6 +10,7 @@ import pytest
 
 from papers.afd import lengths
 from papers.afd import reproduction as afd
+from papers.afd.report import tables
 from tests.reports.rendering import lines_of
 from twin.cli import run
 from workloads.pairs import JointEmpirical
@@ -40,7 +41,7 @@ def test_the_whole_reproduction_on_short_runs(
     assert idle["found"] == f"{100 * base[-1]['idle_attention']:.1f} %"
     assert idle["agrees"] == (base[-1]["idle_attention"] > 0.6)
     assert claims["figures 6, 7", "simulation-optimal r, μ_D = 100"]["agrees"] is False
-    output = "\n".join(lines_of(summary))
+    output = "\n".join(lines_of(tables(summary)))
     assert "What disagrees" in output
     assert "no rounding of Table 4 explains it" in output
 

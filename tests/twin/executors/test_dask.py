@@ -64,6 +64,7 @@ def local_results(*arguments: str) -> dict[str, Any]:
 AFD = f"{ROOT}/examples/afd-tiny-cpu.yaml"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -79,6 +80,7 @@ def test_a_cluster_gives_the_bytes_of_one_process(address: str, serving: Path, a
     assert results(Path("there")) == local_results(*arguments)
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_the_middle_changes_nothing(address: str, serving: Path) -> None:
     arguments = ("sweep", str(serving), *LONG)
     with client(address) as dask_client:
@@ -94,6 +96,7 @@ def test_a_worker_killed_in_the_middle_changes_nothing(address: str, serving: Pa
     assert results(Path("there")) == local_results(*arguments)
 
 
+@pytest.mark.slow
 def test_a_killed_client_is_started_again_and_finishes_anywhere(address: str, serving: Path) -> None:
     arguments = ("sweep", str(serving), *LONG)
     points = 0
@@ -108,6 +111,7 @@ def test_a_killed_client_is_started_again_and_finishes_anywhere(address: str, se
     assert results(Path("there")) == local_results(*arguments)
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_is_gone_ends_the_command_and_its_points_are_taken_up(serving: Path) -> None:
     arguments = ("sweep", str(serving), *LONG)
     with cluster() as (address, process):
@@ -127,6 +131,7 @@ def test_a_scheduler_that_is_gone_ends_the_command_and_its_points_are_taken_up(s
     assert results(Path("there")) == local_results(*arguments)
 
 
+@pytest.mark.slow
 def test_a_worker_of_another_version_is_refused(
     address: str, serving: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,7 +46,7 @@ def test_a_plan_of_bundles_and_the_scenario_that_it_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(bundled()))
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(bundled(bundles={"ratios": "1,2"}, window=300)))
     assert run(["plan", "plan.yaml", "--write", "out", "--json", "--no-figures", "--brief", "--jobs", "1"]) == 0
     answer = json.loads(capsys.readouterr().out)
     best = answer["recommendation"]
@@ -100,7 +100,7 @@ def test_bundles_that_do_not_fit_are_out_of_memory_with_the_reason() -> None:
 
 
 def test_models_without_stages_are_unsupported() -> None:
-    scenario = bundled(bundles={"model": "gpt-oss-20b", "ffn_gpus": [1]}, layouts=["colocated", "afd"])
+    scenario = bundled(bundles={"model": "gpt-oss-20b", "ffn_gpus": [1]}, layouts=["colocated", "afd"], window=200)
     answer = plan(scenario)
     bundles = [entry for entry in answer["ledger"] if entry["layout"] == "afd"]
     assert {entry["status"] for entry in bundles} == {"unsupported"}

@@ -103,8 +103,9 @@ def test_a_given_deployment_is_simulated_as_its_file_says(system: dict[str, Any]
     """The windows of a given candidate are those of `simulate`, with the same requests."""
     scenario = deployment(**system)
     path = Path("scenario.yaml")
-    candidate = given_candidate(scenario, path, question(document()), "mine")
-    search = planner(document(), deployments=[candidate])
+    base = document(layouts=["colocated"], vary={})
+    candidate = given_candidate(scenario, path, question(base), "mine")
+    search = planner(base, deployments=[candidate])
     answer = search.run().document()
     (row,) = [row for row in answer["rows"] if row["name"].startswith("given mine")]
     assert row["sizes"] == ([2] if len(candidate.sizes) == 1 else [2, 1])
@@ -119,7 +120,7 @@ def test_a_given_deployment_is_simulated_as_its_file_says(system: dict[str, Any]
 def test_a_given_deployment_that_is_cheaper_is_recommended() -> None:
     cheaper = deployment(layout="pools", pools=[{"name": "mine", "replicas": 2}])
     cheaper["system"]["pools"][0]["device"] = {"type": "X", "price_per_hour": 0.5}
-    scenario = document(layouts=["colocated"], replications=8)
+    scenario = document(layouts=["colocated"], vary={}, replications=8)
     candidate = given_candidate(cheaper, Path("scenario.yaml"), question(scenario), "mine")
     best = plan(scenario, deployments=[candidate])["recommendation"]
     assert (best["name"], best["cost_per_hour"]) == ("given mine 2", 1.0)
@@ -153,7 +154,9 @@ def test_other_pools_than_one_of_each_role_are_refused() -> None:
 
 def test_hit_rates_of_the_prefix_cache_are_among_the_changes() -> None:
     """Prompts of which four fifths are shared: without hits the engine has many times the work."""
-    scenario = document(layouts=["colocated"], engines=[kind("one", 1, 2.0, 1.0)], vary={}, limits={"engines": 2})
+    scenario = document(
+        layouts=["colocated"], engines=[kind("one", 1, 2.0, 1.0)], vary={}, limits={"engines": 2}, window=200
+    )
     workload = {**SMALL["workload"], "prefill": {"distribution": "fixed", "mean": 2000}}
     prefixes = {"groups": 4, "tokens": 1600}
     scenario |= {"workload": workload | {"prefixes": prefixes}, "engine": {"num_gpu_blocks": 8000, "max_num_seqs": 64}}

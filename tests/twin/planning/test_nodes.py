@@ -61,15 +61,15 @@ def test_nodes_are_in_the_answer_and_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    scenario = document(layouts=["colocated"], node_size=3)
-    answer, without = plan(scenario), plan(document(layouts=["colocated"]))
+    unsized = document(layouts=["colocated"], vary={})
+    answer, without = plan(document(layouts=["colocated"], vary={}, node_size=3)), plan(unsized)
     best = answer["recommendation"]
     assert best["gpus_of_nodes"] == 3 * best["nodes"][0]["count"] >= best["gpus"]
     assert f"Take {best['gpus']} GPUs on {Nodes(**best['nodes'][0])} (" in answer["answer"]
     assert without["recommendation"]["nodes"] == []
     same = {key: value for key, value in best.items() if "nodes" not in key}
     assert same == {key: without["recommendation"][key] for key in same}
-    Path("plan.yaml").write_text(yaml.safe_dump(document(layouts=["colocated"])))
+    Path("plan.yaml").write_text(yaml.safe_dump(unsized))
     assert run(["plan", "plan.yaml", "--node-size", "3", "--jobs", "1", "--brief", "--write", "files"]) == 0
     assert f" {best['nodes'][0]['count']} of 3 " in capsys.readouterr().out
     header = Path("files/scenario.yaml").read_text()

@@ -72,13 +72,13 @@ def test_a_growing_queue_is_never_feasible_whatever_its_finished_requests_say() 
 
 
 def test_processes_change_nothing() -> None:
-    one, two = (plan(busy(limits={"engines": 4}), jobs=jobs) for jobs in (1, 2))
+    one, two = (plan(busy(vary={}, limits={"engines": 3}), jobs=jobs) for jobs in (1, 2))
     assert one == two
 
 
 def test_the_written_scenario_gives_the_same_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(busy()))
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(busy(vary={})))
     assert run(["plan", "plan.yaml", "--write", "out", "--no-figures", "--brief", "--jobs", "1"]) == 0
     (folder,) = (tmp_path / "runs").iterdir()
     best = json.loads((folder / "summary.json").read_text())["recommendation"]
@@ -120,7 +120,7 @@ def test_a_goal_that_no_engine_reaches_needs_no_simulation() -> None:
 
 
 def test_a_killed_plan_takes_up_its_windows() -> None:
-    first, second = planner(busy()), planner(busy())
+    first, second = (planner(busy(layouts=["colocated"], vary={})) for _ in range(2))
     document = first.run().document()
     windows = list(first.simulations.store.items())
     new: dict[str, Any] = {}
@@ -173,7 +173,7 @@ def test_no_more_windows_come_than_the_bound_says() -> None:
 
 
 def test_the_most_throughput_on_given_devices() -> None:
-    answer = plan(busy(objective="throughput", limits={"gpus": 2}, layouts=["colocated"]))
+    answer = plan(busy(objective="throughput", limits={"gpus": 2}, layouts=["colocated"], vary={}))
     assert answer["feasible"]
     assert answer["recommendation"]["gpus"] <= 2
     assert answer["question"]["rate"] > 40
@@ -212,7 +212,8 @@ def test_a_closed_loop_is_planned_by_whole_runs() -> None:
 def test_a_rate_that_changes_is_planned_for_at_its_peaks() -> None:
     """The mean rate stays, but the goals bind while it is three times as high."""
     profile = {"points": [[0, 1], [30, 6], [40, 1]], "between": "steps"}
-    swinging = busy(layouts=["colocated"], replications=8, window=400, goals={"ttft_p99": "300ms"})
+    one = {"layouts": ["colocated"], "vary": {}, "engines": [kind("one", 1, 2.0, 1.0)]}
+    swinging = busy(**one, replications=8, window=400, goals={"ttft_p99": "300ms"})
     constant = plan(swinging)["recommendation"]
     swinging["workload"]["arrivals"] |= {"profile": profile}
     search = planner(swinging)
