@@ -361,6 +361,7 @@ def _write(document: Document, path: Path, run: Path, gpu: str, section: Documen
     workload = {**document["workload"], "arrivals": {"process": "poisson", "rate": higher}}
     workload.pop("requests", None)
     question = {**scenario, "name": f"plan-{document['name']}", "workload": workload, "plan": plan}
+    question.pop("system", None)  # which the plan chooses
     path.with_name("plan.yaml").write_text(write_yaml(question), encoding="utf-8")
     return higher
 

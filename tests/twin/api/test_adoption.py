@@ -17,6 +17,7 @@ from latency_models.io.config_io import read_yaml
 from tests.twin.recording.server import Answering, serving
 from tests.twin.recording.test_server_settings import SGLANG, VLLM, pages_served
 from twin import cli
+from twin.api.planning import scenario_question
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 H100 = {"nvidia_gpu_models": "GPU 0: NVIDIA H100 80GB HBM3"}
@@ -81,9 +82,9 @@ def test_a_server_becomes_a_scenario_and_a_question(tmp_path: Path, capsys: pyte
     simulated = twin.simulate(tmp_path / "own" / "scenario.yaml", jobs=1).document["summary"]
     # The same requests as in the run, half of which the row is about.
     assert simulated["tpot"]["mean"] == pytest.approx(refinement["rest"]["tpot.mean"]["after"], rel=0.1)
-    question = read_yaml(tmp_path / "own" / "plan.yaml")
-    assert question["plan"]["goals"].keys() == {"ttft_p99", "tpot_p99"}
-    assert question["workload"]["arrivals"]["rate"] == pytest.approx(48, rel=0.3)
+    question = scenario_question(tmp_path / "own" / "plan.yaml", {})
+    assert [goal.name for goal in question.goals] == ["ttft_p99", "tpot_p99"]
+    assert question.document["workload"]["arrivals"]["rate"] == pytest.approx(48, rel=0.3)
 
 
 def test_observed_means_of_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
