@@ -184,16 +184,24 @@ def test_clients_and_turns_beyond_the_requests_cost_nothing(
     assert many == few
 
 
-@pytest.mark.parametrize("command", ["simulate", "sweep"])
+@pytest.mark.parametrize(
+    ("command", "setting", "expected"),
+    [
+        ("simulate", "mean: 100000}", "engine.num_gpu_blocks: request 0: expected at most 400 KV blocks"),
+        ("sweep", "mean: 100000}", "engine.num_gpu_blocks: request 0: expected at most 400 KV blocks"),
+        ("simulate", "mean: 70}", "engine.max_num_batched_tokens: request 0: expected at most 64 prompt tokens"),
+    ],
+)
 def test_a_request_that_fits_no_engine_names_the_file(
-    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command: str, setting: str, expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "s.yaml"
-    file.write_text(yaml.safe_dump(scenario()))
-    setting = "workload.prefill={distribution: fixed, mean: 100000}"
-    assert run([command, str(file), "--set", setting, "--runs", str(tmp_path / "runs"), "--no-figures"]) == 2
+    chunked = "64 prompt tokens" not in expected
+    file.write_text(yaml.safe_dump(scenario(engine={"enable_chunked_prefill": chunked})))
+    overrides = ["--set", f"workload.prefill={{distribution: fixed, {setting}"]
+    assert run([command, str(file), *overrides, "--runs", str(tmp_path / "runs"), "--no-figures"]) == 2
     message = capsys.readouterr().err
-    assert f"{file}: engine.num_gpu_blocks: request 0: expected at most 400 KV blocks" in message
+    assert f"{file}: {expected}" in message
 
 
 def test_requests_so_rare_that_autoscaling_decides_for_ever() -> None:

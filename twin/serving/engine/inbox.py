@@ -69,7 +69,8 @@ class Inbox:
                 on_shed(record, shed)
                 continue
             except ValueError as error:
-                raise BadInput(str(error), field="engine.num_gpu_blocks") from None
+                field = "max_num_batched_tokens" if "max_num_batched_tokens" in str(error) else "num_gpu_blocks"
+                raise BadInput(str(error), field=f"engine.{field}") from None
             sequence.payload = record
             if record.queued < 0:
                 record.queued = now
