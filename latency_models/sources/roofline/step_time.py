@@ -90,6 +90,7 @@ class RooflineStepTime(StepTime):
         self._experts = routed_experts(model, placement, load)
         self._small_bytes = elementwise_bytes(model, placement)
         self.kinds = kinds_of_parts(model, hardware, placement)
+        self._ways: dict[tuple[Kind, Precision], list[tuple[float, float, float]]] = {}
         self._prepare_attention()
         self._by_rows: dict[int, float] = {}
         self._by_outputs: dict[int, float] = {}
@@ -230,14 +231,21 @@ class RooflineStepTime(StepTime):
 
     def _kernel(self, kind: Kind, flops: float, size: float, precision: Precision) -> float:
         """Seconds of one kernel, by the fastest way to compute it (`MORE_PRECISE`)."""
-        ways = ((kind, precision), *MORE_PRECISE.get(kind, ()))
-        return min(self._one_way(way, flops, size, by) for way, by in ways if by in self.hardware.peak_flops)
+        ways = self._ways.get((kind, precision))
+        if ways is None:
+            ways = self._ways[kind, precision] = self._ways_of(kind, precision)
+        return min([launch + max(flops / compute, size / memory) for launch, compute, memory in ways])
 
-    def _one_way(self, kind: Kind, flops: float, size: float, precision: Precision) -> float:
-        efficiency, hardware = self._reached(kind), self.hardware
-        assert efficiency.compute is not None
-        transfer = size / (hardware.memory_bandwidth * efficiency.memory)
-        return efficiency.launch + max(flops / (hardware.flops(precision) * efficiency.compute), transfer)
+    def _ways_of(self, kind: Kind, precision: Precision) -> list[tuple[float, float, float]]:
+        """Seconds of a launch, FLOP/s and bytes/s that are reached in each way that the hardware has."""
+        hardware, ways = self.hardware, []
+        for way, by in ((kind, precision), *MORE_PRECISE.get(kind, ())):
+            if by in hardware.peak_flops:
+                reached = self._reached(way)
+                assert reached.compute is not None
+                compute, memory = hardware.flops(by) * reached.compute, hardware.memory_bandwidth * reached.memory
+                ways.append((reached.launch, compute, memory))
+        return ways
 
     def _linear(self, matrix: Matrix, rows: int) -> float:
         weights = matrix.columns * matrix.inner
