@@ -41,6 +41,10 @@ SECTIONS = ("model_config", "cache_config", "parallel_config", "scheduler_config
 """Sections of vLLM's configuration whose fields are settings here."""
 
 
+SECONDS = 60.0
+"""Time limit for a page: vLLM collects its environment when `/server_info` is asked for, by programs that it runs."""
+
+
 @dataclass(frozen=True)
 class LiveServer:
     """What a server says of itself.
@@ -151,7 +155,7 @@ def _card(server: Upstream, headers: dict[str, str], model: str | None) -> Mappi
 def _json(server: Upstream, path: str, headers: dict[str, str]) -> dict[str, Any]:
     """A JSON object of the server; empty where it has no such page."""
     try:
-        document = json.loads(server.get(path, headers))
+        document = json.loads(server.get(path, headers, SECONDS))
     except (OSError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}
