@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from benchmarks import humming_peer
+from benchmarks import humming_peer, unfused
 from benchmarks.provenance import provenance
 from kernels.decode_attention.cases import cases as decode_cases
-from kernels.error_compensator import compensated_gemm, unfused
+from kernels.error_compensator import compensated_gemm
 from kernels.error_compensator.cases import random_layer
 from kernels.microbenchmark import Case, Timing, measure
 from kernels.prefill_attention.cases import cases as prefill_cases

@@ -19,11 +19,11 @@ import torch
 
 from benchmarks.kernels import LLAMA_31_8B, SMALL
 from benchmarks.provenance import provenance
+from benchmarks.w4_cases import cases as w4_cases
 from kernels.decode_attention import triton as decode_kernels
 from kernels.decode_attention.cases import cases as decode_cases
 from kernels.microbenchmark import Case, measure
 from kernels.w4_gemm import triton as w4_kernels
-from kernels.w4_gemm.cases import cases as w4_cases
 from live.device import device_name, versions
 
 Variant = tuple[str, list[AbstractContextManager[Any]], list[Case]]

@@ -39,12 +39,6 @@ def cases(
             )
 
 
-def _pages(batch: int, context: int, block_size: int, device: str) -> tuple[int, torch.Tensor, torch.Tensor]:
-    pages = -(-context // block_size)
-    tables = torch.randperm(batch * pages, device=device).view(batch, pages).to(torch.int32)
-    return batch * pages, tables, torch.full((batch,), context, dtype=torch.int32, device=device)
-
-
 def _prepare(
     shape: Shape,
     batch: int,
@@ -54,7 +48,10 @@ def _prepare(
     device: str,
     dtype: torch.dtype,
 ) -> Callable[[], object]:
-    blocks, tables, lengths = _pages(batch, context, block_size, device)
+    pages = -(-context // block_size)
+    blocks = batch * pages
+    tables = torch.randperm(blocks, device=device).view(batch, pages).to(torch.int32)
+    lengths = torch.full((batch,), context, dtype=torch.int32, device=device)
     tables = torch.nn.functional.pad(tables, (0, padded(tables.shape[1]) - tables.shape[1]))
     size = (blocks, block_size, shape.kv_heads, shape.head_dim)
     k, v = (torch.randn(size, device=device, dtype=dtype) for _ in range(2))

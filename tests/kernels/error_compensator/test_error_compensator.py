@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from kernels.error_compensator import Compensator, compensator, from_int8, reference, to_int8, triton, unfused
+from benchmarks import unfused
+from kernels.error_compensator import Compensator, compensator, from_int8, reference, to_int8, triton
 from kernels.w4_gemm import PackedWeight, dequantise, quantise
 
 ROUNDING = {torch.float32: 2**-24, torch.bfloat16: 2**-7, torch.float16: 2**-10}

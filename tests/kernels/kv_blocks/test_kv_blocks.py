@@ -7,8 +7,6 @@ import torch
 
 from kernels import kv_blocks as dispatch
 from kernels.kv_blocks import reference, triton
-from kernels.kv_blocks.cases import cases
-from kernels.shapes import Shape
 
 SHAPES = [((9, 16, 2, 64), 0), ((3, 9, 16, 2, 63), 1), ((2, 12, 500), 1), ((9, 1, 1, 1), 0), ((2, 9, 2, 3000), 1)]
 
@@ -68,11 +66,3 @@ def test_reference_by_hand() -> None:
     dispatch.scatter_blocks(cache, blocks, -buffer, 1)
     assert cache.tolist() == [[[0, -1], [2, 3], [-4, -5]], [[-6, -7], [8, 9], [-10, -11]]]
     assert reference.gather_blocks(cache, torch.tensor([1], dtype=torch.int32)).tolist() == [cache[1].tolist()]
-
-
-def test_cases_run_and_count_bytes(device: str) -> None:
-    shape = Shape(1, 64, 64, heads=4, kv_heads=2, head_dim=16, vocabulary=1)
-    gather, scatter = cases(shape, device, torch.float32, [3], layers=2)
-    assert gather.moved == scatter.moved == 2 * 2 * 3 * 16 * 2 * 16 * 4
-    assert gather.prepare()().shape == (2, 3, 16, 2, 16)
-    assert scatter.prepare()() is None
