@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.error_board import cells, page
-from benchmarks.error_board.correction import Case, half_intervals, left_out
+from benchmarks.error_board.correction import Case, LeftOut, half_intervals, left_out
 from benchmarks.error_board.prediction import Prediction, predict
-from benchmarks.error_board.priors import PRIORS
+from benchmarks.error_board.priors import PRIORS, UNFAMILIAR
 from benchmarks.error_board.rows import Row, read_rows
 from benchmarks.provenance import provenance
 from latency_models.sources.roofline.error_board import SUMMARY
@@ -66,14 +66,18 @@ def solve(task: tuple[str, str, list[Case], Path | None]) -> dict[str, list[tupl
     """Errors and half intervals of cases by what is left out; those that an earlier run has stored are read."""
     kind, quantity, known, folder = task
     prior = PRIORS[kind, quantity]
-    digest = hashlib.sha256(repr((prior, known)).encode()).hexdigest()[:16]
+    apart = UNFAMILIAR.get((kind, quantity), prior)
+    priors = (prior,) if apart is prior else (prior, apart)
+    digest = hashlib.sha256(repr((*priors, known)).encode()).hexdigest()[:16]
     path = folder and folder / f"{kind}-{quantity}-{digest}.json"
     if path and path.exists():
         return dict(json.loads(path.read_text()))
     measured = np.array([case.error for case in known])
     solved = {}
+    results: dict[str, LeftOut] = {}
     levels = {group: "sizes" if kind == "assumed" and group == "configuration" else group for group in GROUPS}
-    results = left_out(known, prior, list(levels.values()))
+    for belief, some in ((prior, [levels["configuration"]]), (apart, ["model", "system"])):
+        results |= left_out(known, belief, some)
     for group, level in levels.items():
         errors = results[level].mean - measured
         half = half_intervals(errors, results[level].deviation, [case.level(level) for case in known])
@@ -128,6 +132,7 @@ def board(rows: Sequence[Row], folder: Path | None, jobs: int) -> tuple[dict[str
         "measurements": len({row.measurement for row in rows}),
         "refused": cells.refused(reasons),
         **{kind: cells.judged_errors([one for one in judged if kind_of(one.row) == kind]) for kind in KINDS},
+        "own cell": cells.in_own_cell([one for one in judged if one.row.prefill is None]),
         "shares": cells.shares([one for one in judged if one.row.prefill is None]),
         "worst": cells.worst(judged),
         "cells": cells.table(judged),

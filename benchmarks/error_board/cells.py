@@ -113,6 +113,22 @@ def table(rows: Sequence[Judged]) -> list[dict[str, Any]]:
     ]
 
 
+def in_own_cell(rows: Sequence[Judged]) -> dict[str, float | int]:
+    """Errors of TPOT by the source alone, in a plan's 90 % interval, by their cell's rows of other layouts."""
+    errors_of, half = [], []
+    for members in grouped(rows, lambda row: (row.model, row.system, row.engine, row.precision)).values():
+        for judged in members:
+            others = [other.plain["tpot"] for other in members if other.row.layout != judged.row.layout]
+            if len(others) >= FEWEST:
+                errors_of.append(judged.plain["tpot"])
+                half.append(NINE_TENTHS * float(np.sqrt(np.mean(np.square(others)))))
+    return errors(errors_of, half)
+
+
+NINE_TENTHS = 1.645
+"""Half of the interval that holds nine tenths of a normal distribution, in its deviations."""
+
+
 def worst(rows: Sequence[Judged]) -> list[dict[str, Any]]:
     """The cells with the largest median error of TPOT, configuration left out, and the cause where it is known."""
     cells = [

@@ -58,6 +58,8 @@ def _overall(document: Mapping[str, Any]) -> str:
                     continue  # in board.json
                 stated = group if group == "source alone" else f"{group} left out"
                 lines.append([f"{title}, {name}: {stated}", f"{summary['rows']:,}", *_numbers(summary)])
+    own = document["own cell"]
+    lines.append(["TPOT, aggregated: source alone, in the interval of its cell", f"{own['rows']:,}", *_numbers(own)])
     return _markdown("what | rows | bias | median error | P90 | in 90 % | width", lines)
 
 

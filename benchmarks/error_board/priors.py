@@ -77,3 +77,21 @@ PRIORS: dict[tuple[str, str], Prior] = {
     **{("assumed", quantity): replace(prior, assumed=_ALIKE[quantity]) for quantity, prior in _APART.items()},
 }
 """By kind of rows and quantity."""
+
+UNFAMILIAR: dict[tuple[str, str], Prior] = {
+    ("aggregated", "tpot"): Prior(
+        {
+            "all": Deviations(0.002, 0.002, 0.003),
+            "engine": Deviations(0.001, 0.002, 0.003),
+            "format": Deviations(0.001, 0.001, 0.003),
+            "family": Deviations(0.005, 0.003, 0.012),
+            "model": Deviations(0.01, 0.005, 0.015),
+            "served": Deviations(0.01, 0.005, 0.015),
+            "release": Deviations(0.004, 0.003, 0.039),
+            "cell": Deviations(0.15, 0.045, 0.3),
+            "configuration": Deviations(0.006, 0.006, 0.01),
+        },
+        scatter=0.024,
+    ),
+}
+"""Of a model or GPU that is left out, where what others share says less of it than of their own further layouts."""

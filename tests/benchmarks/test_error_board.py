@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.error_board.cells import Judged, in_own_cell
 from benchmarks.error_board.correction import LEVELS, Case, Deviations, Prior, covariance, left_out
 from benchmarks.error_board.prediction import predict
 from benchmarks.error_board.rows import ASSUMED, Row, Workers, read_rows
@@ -154,6 +155,17 @@ def test_an_unusual_row_moves_its_neighbours_little() -> None:
     means = [left_out([Case(error=value, **error), *known[1:]], PRIOR, ["configuration"]) for value in (0.1, 3.0)]  # type: ignore[arg-type]
     usual, unusual = (result["configuration"].mean[2] for result in means)
     assert abs(unusual - usual) < 0.2
+
+
+def test_the_interval_of_a_cell_is_that_of_its_other_layouts() -> None:
+    judged = [
+        Judged(row := row_of("qwen3-32b", layout, in_flight), predict(row), {"tpot": error}, {})
+        for layout, error in ((1, 0.1), (2, -0.2))
+        for in_flight in (1.0, 2.0, 3.0, 4.0)
+    ]
+    summary = in_own_cell(judged)
+    assert summary["coverage"] == 0.5  # errors of 0.1 within 1.645 times 0.2, and not the other way round
+    assert summary["width"] == pytest.approx(2 * 1.645 * 0.15, rel=1e-2)
 
 
 def test_shares_add_up() -> None:
