@@ -148,6 +148,9 @@ class ServingScenario(ScenarioFile):
     def _autoscaled_pools(self) -> ServingScenario:
         if not self.system.autoscaling:
             return self
+        if (duration := getattr(self.workload.arrivals, "duration", None)) is not None:
+            expected = "expected none with autoscaling, which ends with the last of a number of requests"
+            raise BadInput(expected, field="workload.arrivals.duration", value=duration)
         pools = {pool.name: pool for pool in self._expanded()}
         for name, spec in self.system.autoscaling.items():
             if name not in pools:

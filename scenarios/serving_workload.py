@@ -45,13 +45,14 @@ class ClosedLoopSpec(Strict):
     """A closed loop: each of `concurrency` clients sends its next request `think` seconds after its last answer.
 
     `think_cv`: coefficient of variation of those seconds, gamma-distributed. With 0 they never vary, and clients that
-    are answered together stay in step.
+    are answered together stay in step. `duration`: seconds after which users of sessions send no more.
     """
 
     process: Literal["closed_loop"]
     concurrency: Clients
     think: Annotated[float, Field(ge=0, le=LONGEST)] = 0.0
     think_cv: float = Field(default=0.0, ge=0, le=100)
+    duration: PositiveFloat | None = None
 
     @model_validator(mode="after")
     def _can_vary(self) -> ClosedLoopSpec:
@@ -168,6 +169,9 @@ class ServingWorkloadSpec(Strict):
             raise ValueError("expected prefill and decode, or tasks, or a trace: one of the three")
         if self.trace is None and self.requests is None:
             raise ValueError("expected requests, the number of them, since there is no trace to count")
+        duration = getattr(self.arrivals, "duration", None)
+        if duration is not None and self.sessions is None:
+            raise BadInput("expected none without workload.sessions", field="arrivals.duration", value=duration)
         if self.sessions is not None and self.sessions.source == "drawn" and not has_lengths:
             expected = "expected session_ids or prefix_ids with a trace, and no sessions with tasks"
             raise BadInput(expected, field="sessions.source", value=self.sessions.source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
@@ -164,13 +165,31 @@ class RecordedSessionsSpec(Strict):
     """The sessions of the trace, by its `session_ids`, or recovered from its `prefix_ids`. See `RecordedSessions`.
 
     Attributes:
-        think: between an answer and the next turn; left out, turns are sent at their recorded times.
+        think: between an answer and the next turn, drawn or `recorded`; left out, turns are sent at recorded times.
+        max_pause: the longest recorded pause, seconds; longer ones are cut to it.
         block_tokens: tokens that one prefix id stands for, where the trace has none.
+        shuffle: sessions come in a random order, another one in each replication.
+        max_model_len: a session ends before a request whose prompt and answer would exceed it.
+        advance: [lowest, highest] share of its requests that a session has behind it when it begins.
     """
 
     source: Literal["session_ids", "prefix_ids"]
-    think: PauseSpec | None = None
+    think: PauseSpec | Literal["recorded"] | None = None
+    max_pause: PositiveFloat | None = None
     block_tokens: BlockTokens = 16
+    shuffle: bool = False
+    max_model_len: PositiveTokens | None = None
+    advance: Annotated[list[Share], Field(min_length=2, max_length=2)] | None = None
+
+    @model_validator(mode="after")
+    def _cuts_recorded_pauses(self) -> RecordedSessionsSpec:
+        if self.max_pause is not None and self.think != "recorded":
+            raise BadInput("expected none without think: recorded", field="max_pause", value=self.max_pause)
+        if self.advance is not None and self.advance[0] > self.advance[1]:
+            raise BadInput("expected the lower share first", field="advance", value=self.advance)
+        if self.advance is not None and self.think is None:
+            raise BadInput("expected none for requests at recorded times", field="advance", value=self.advance)
+        return self
 
     def build(
         self, trace: Trace, speed: float, *, arrivals: Arrivals, models: ModelMix | None, max_tokens: int | None
@@ -178,8 +197,20 @@ class RecordedSessionsSpec(Strict):
         """The sessions of a trace; `speed` 2 sends turns at recorded times twice as fast."""
         from workloads.recorded_sessions import RecordedSessions
 
-        think, size = self.think.build() if self.think else None, self.block_tokens
-        return RecordedSessions(trace, self.source, think, speed, arrivals, models, max_tokens, size)
+        return RecordedSessions(
+            trace,
+            self.source,
+            self.think.build() if isinstance(self.think, PauseSpec) else self.think,
+            speed,
+            arrivals,
+            models,
+            max_tokens,
+            self.block_tokens,
+            inf if self.max_pause is None else self.max_pause,
+            self.shuffle,
+            self.max_model_len,
+            (0.0, 0.0) if self.advance is None else (self.advance[0], self.advance[1]),
+        )
 
 
 SessionsSpec = Annotated[DrawnSessionsSpec | RecordedSessionsSpec, Field(discriminator="source")]

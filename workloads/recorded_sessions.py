@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
+from math import inf
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -26,22 +28,31 @@ class RecordedSessions:
     its own; or by `sessions_by_prefix`.
 
     Without `think`, a request is sent at its recorded time, at `speed`, or when the answer before it in its session is
-    complete, if that is later. With `think`, it follows that answer by a pause, and sessions begin by `arrivals`.
+    complete, if that is later. With `think`, it follows that answer by a pause, and sessions begin by `arrivals`; the
+    pauses are drawn, or the trace's own, of at most `max_pause` seconds. Sub-agents of a trace run side by side, and
+    their session goes on when all have ended.
 
     A prompt that is at least as long as the earlier prompt and its answer repeats them, as far as block ids do not say
     otherwise; a shorter one begins a new context. Without block ids in the trace, blocks of `block_tokens` get ids.
 
-    Raises `BadInput` for a trace that lacks session ids, prefix ids or times where they are needed.
+    With `shuffle`, sessions come in a random order. An agent ends before a request whose prompt and answer would exceed
+    `max_model_len`, and a session whose first one does is left out. A session begins after a share of its main agent's
+    requests, drawn uniformly from `advance`. Raises `BadInput` for a trace that lacks session ids, prefix ids,
+    times or pauses where they are needed.
     """
 
     trace: Trace
     source: Source
-    think: Pauses | None = None
+    think: Pauses | Literal["recorded"] | None = None
     speed: float = 1.0
     arrivals: Arrivals = field(default_factory=ClosedLoop)
     models: ModelMix | None = None
     max_tokens: int | None = None
     block_tokens: int = 16
+    max_pause: float = inf
+    shuffle: bool = False
+    max_model_len: int | None = None
+    advance: tuple[float, float] = (0.0, 0.0)
 
     def __post_init__(self) -> None:
         trace = self.trace
@@ -51,6 +62,8 @@ class RecordedSessions:
             raise BadInput("expected a trace with session ids", field="sessions.source", value=self.source)
         if self.source == "prefix_ids" and trace.prefix_blocks is None:
             raise BadInput("expected a trace with prefix ids", field="sessions.source", value=self.source)
+        if self.think == "recorded" and trace.pauses is None:
+            raise BadInput("expected a trace with pauses", field="sessions.think", value=self.think)
         if self.think is None:
             if trace.arrivals is None:
                 raise BadInput("expected a trace with arrival times", field="trace", value=trace.name)
@@ -71,25 +84,30 @@ class RecordedSessions:
     def random(self) -> tuple[str, ...]:
         """Those of think times, arrivals and models that depend on the generator that `sessions` gets."""
         parts = {
-            "think_times": self.think is not None and not self.think.is_constant,
+            "think_times": isinstance(self.think, Pauses) and not self.think.is_constant,
+            "order": self.shuffle,
+            "starts": self.advance[0] < self.advance[1],
             "arrivals": self.arrivals.is_random,
             "models": self.models is not None and len(self.models.models) > 1,
         }
         return tuple(name for name, is_random in parts.items() if is_random)
 
     def sessions(self, rng: np.random.Generator, count: int) -> Iterator[Session]:
-        """The sessions of the first `count` rows, in the order of their first requests.
+        """The sessions of the first `count` rows, in the order of their first requests unless they are shuffled.
 
         Raises `BadInput` for a count above `recorded`.
         """
         whole(count, "count", low=0)
         if count > self.recorded:
             raise BadInput(f"expected at most the {self.recorded} recorded requests", field="count", value=count)
-        for_think, for_arrivals, for_models = rng.spawn(3)
-        pause = (self.think or Pauses(0.0)).stream(for_think)
+        for_think, for_arrivals, for_models, for_order, for_starts = rng.spawn(5)
+        pause = self.think.stream(for_think) if isinstance(self.think, Pauses) else None
         times = None if self.think is None else self.arrivals.stream(for_arrivals)
         first_id = 0
-        for index, rows in enumerate(self._rows(count)):
+        sessions = self._rows(count)
+        order = for_order.permutation(len(sessions)).tolist() if self.shuffle else range(len(sessions))
+        starts = for_starts.uniform(*self.advance, len(sessions)).tolist()
+        for index, rows in enumerate(self._advanced(sessions[i], starts[i]) for i in order):
             recorded = 0.0 if times is not None else self._time(rows[0])
             arrival = recorded if times is None else float(times(1)[0])
             model = "default"
@@ -104,13 +122,65 @@ class RecordedSessions:
         sessions: dict[int, list[int]] = {}
         for row, session in enumerate(numbers[:count].tolist()):
             sessions.setdefault(session if session >= 0 else -1 - row, []).append(row)
-        return list(sessions.values())
+        if self.max_model_len is None:
+            return list(sessions.values())
+        fitting = (self._fitting(rows, self.max_model_len) for rows in sessions.values())
+        return [rows for rows in fitting if rows]
 
-    def _rounds(self, rows: list[int], pause: Callable[[], float], first_id: int) -> Iterator[Round]:
+    def _advanced(self, rows: list[int], share: float) -> list[int]:
+        """The rows of a session from a request of its main agent on, which `share` of the others precede."""
+        main, _ = self._by_agent(rows)
+        return rows[rows.index(main[int(share * (len(main) - 1))]) :]
+
+    def _fitting(self, rows: list[int], max_model_len: int) -> list[int]:
+        """The rows of a session up to the first that exceeds the model's length; of a sub-agent, its own first."""
+        ended: set[int] = set()
+        fitting: list[int] = []
+        for row in rows:
+            agent = 0 if self.trace.agents is None else int(self.trace.agents[row])
+            tokens, _, limit = self._lengths(row)
+            if tokens + limit > max_model_len:
+                ended.add(agent)
+            if 0 in ended:
+                break
+            if agent not in ended:
+                fitting.append(row)
+        return fitting
+
+    def _rounds(self, rows: list[int], pause: Callable[[], float] | None, first_id: int) -> Iterator[Round]:
+        """The rounds of a session, with those of the sub-agents that each starts."""
+        main, sub_agents = self._by_agent(rows)
+        fresh = first_id + sum(self._blocks(row) for row in main)
+        for row, round in zip(main, self._chain(main, pause, first_id), strict=True):
+            chains = sub_agents.get(row, [])
+            starts = list(accumulate((sum(map(self._blocks, chain)) for chain in chains), initial=fresh))
+            fresh = starts[-1]
+            agents = tuple(self._chain(chain, pause, start) for chain, start in zip(chains, starts, strict=False))
+            yield round._replace(agents=agents)
+
+    def _by_agent(self, rows: list[int]) -> tuple[list[int], dict[int, list[list[int]]]]:
+        """The rows of the main agent, and by those that start sub-agents, the rows of each of them."""
+        if self.trace.agents is None:
+            return rows, {}
+        main: list[int] = []
+        chains: dict[int, dict[int, list[int]]] = {}
+        for row in rows:
+            agent = int(self.trace.agents[row])
+            if agent == 0:
+                main.append(row)
+            else:
+                chains.setdefault(main[-1], {}).setdefault(agent, []).append(row)
+        return main, {row: list(agents.values()) for row, agents in chains.items()}
+
+    def _chain(self, rows: list[int], pause: Callable[[], float] | None, first_id: int) -> Iterator[Round]:
+        """The rounds of one agent."""
         prompts = self._named(rows) if self.trace.prefix_blocks is not None else self._grown(rows, first_id)
         for row, prompt in zip(rows, prompts, strict=True):
             not_before = 0.0 if self.think is not None else self._time(row)
-            yield Round((prompt,), pause(), not_before)
+            yield Round((prompt,), self._recorded_pause(row) if pause is None else pause(), not_before)
+
+    def _recorded_pause(self, row: int) -> float:
+        return 0.0 if self.think is None else min(float(self.trace.pauses[row]), self.max_pause)  # type: ignore[index]
 
     def _named(self, rows: list[int]) -> Iterator[Prompt]:
         """Prompts whose blocks the trace names. The ids behind a prompt name the blocks of its answer."""

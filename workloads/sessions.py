@@ -44,11 +44,14 @@ class Round(NamedTuple):
     """Requests that are sent together; more than one are branches, and the conversation goes on from the first.
 
     They are sent `pause` seconds after the last answer of the round before, and not before the time `not_before`.
+    `agents` are the rounds of sub-agents that start at this round's last answer and run side by side; the next round
+    follows all of theirs.
     """
 
     prompts: tuple[Prompt, ...]
     pause: float = 0.0
     not_before: float = 0.0
+    agents: tuple[Iterator[Round], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

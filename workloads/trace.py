@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from itertools import repeat
+from itertools import chain, repeat
 from typing import overload
 
 import numpy as np
@@ -66,6 +66,40 @@ class IdLists(Sequence[tuple[int, ...]]):
         return f"<{len(self)} lists of {len(self._ids)} ids>"
 
 
+class IdRanges(Sequence[tuple[int, ...]]):
+    """A read-only sequence of tuples of ids that are made of ranges: long prompts of growing contexts are few ranges.
+
+    Args:
+        counts: number of ranges of each tuple, shape (n,). starts, ends: of all ranges in order; ends are included.
+    """
+
+    def __init__(self, counts: IntArray, starts: IntArray, ends: IntArray) -> None:
+        self._bounds = np.concatenate(([0], np.cumsum(counts)))
+        self._starts = starts
+        self._ends = ends
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[int, ...]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[int, ...]]: ...
+    def __getitem__(self, index: int | slice) -> tuple[int, ...] | list[tuple[int, ...]]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        row = index % len(self)
+        ranges = slice(self._bounds[row], self._bounds[row + 1])
+        pairs = zip(self._starts[ranges].tolist(), self._ends[ranges].tolist(), strict=True)
+        return tuple(chain.from_iterable(range(start, end + 1) for start, end in pairs))
+
+    def tobytes(self) -> bytes:
+        """The ranges as bytes, for a digest."""
+        return self._bounds.tobytes() + self._starts.tobytes() + self._ends.tobytes()
+
+
 @dataclass(frozen=True, eq=False)
 class Trace:
     """A recorded workload, column by column; row i of each column is request i.
@@ -74,6 +108,9 @@ class Trace:
     `prefill_tokens` and `decode_tokens` are int64 with decode >= 1. `prefix_blocks` names each prompt's
     leading blocks of `prefix_block_tokens` tokens, or is None. `sessions` is int64, the number of each request's
     session in the order of their first requests, -1 for a request of none; or None where the source has no sessions.
+    `pauses` is float64, the seconds between the answers that a request of a session follows and its sending, or None.
+    `agents` is int64, the agent of each request within its session, or None. 0 is the main one; the rows of a sub-agent
+    come behind the request that starts it, and the main agent's next request follows all of them.
     All arrays have shape (n,) with n >= 1 and are read-only.
 
     Raises `BadInput` for columns of unequal length and for values outside these ranges.
@@ -86,6 +123,8 @@ class Trace:
     prefix_blocks: Sequence[tuple[int, ...]] | None = None
     prefix_block_tokens: int | None = None
     sessions: IntArray | None = None
+    pauses: FloatArray | None = None
+    agents: IntArray | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prefill_tokens", token_counts(self.prefill_tokens, "prefill_tokens"))
@@ -96,7 +135,9 @@ class Trace:
             raise BadInput("expected both of prefix_blocks and prefix_block_tokens, or neither", field="Trace")
         if self.sessions is not None:
             object.__setattr__(self, "sessions", token_counts(self.sessions, "sessions", low=-1))
-        for field in ("arrivals", "decode_tokens", "prefix_blocks", "sessions"):
+        if self.agents is not None:
+            object.__setattr__(self, "agents", token_counts(self.agents, "agents"))
+        for field in ("arrivals", "decode_tokens", "prefix_blocks", "sessions", "pauses", "agents"):
             column = getattr(self, field)
             if column is not None and len(column) != len(self):
                 expected = f"expected {len(self)} rows, as prefill_tokens has"
@@ -122,9 +163,11 @@ class Trace:
         if self.arrivals is not None:
             content.update(self.arrivals.tobytes())
         if self.prefix_blocks is not None:
-            content.update(IdLists.of(self.prefix_blocks).tobytes())
-        if self.sessions is not None:
-            content.update(self.sessions.tobytes())
+            blocks = self.prefix_blocks
+            content.update((blocks if isinstance(blocks, IdRanges) else IdLists.of(blocks)).tobytes())
+        for column in (self.sessions, self.pauses, self.agents):
+            if column is not None:
+                content.update(column.tobytes())
         return content.hexdigest()
 
     def pairs(self) -> JointEmpirical:

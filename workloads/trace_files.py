@@ -1,7 +1,7 @@
 """Reads a file into tables of cells that know the line of each row.
 
-Two kinds of text are read, each plain or gzipped: CSV with a header, and JSON Lines with one object a line. Files that
-are broken outside their cells are refused here, by a `BadInput` with the file and the line.
+Two kinds of text are read, each plain or packed by gzip or xz: CSV with a header, and JSON Lines with one object a
+line. Files that are broken outside their cells are refused here, by a `BadInput` with the file and the line.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import gzip
 import io
 import itertools
 import json
+import lzma
 import math
 import re
 import zlib
@@ -26,6 +27,7 @@ from workloads.checks import MAX_TOKENS, FloatArray, IntArray, frozen
 from workloads.errors import BadInput
 
 _GZIP_MAGIC = b"\x1f\x8b"
+_XZ_MAGIC = b"\xfd7zXZ\x00"
 MAX_LINE = 1 << 24
 """Bytes of one line: room for the block ids of a prompt of about ten million tokens."""
 MAX_BLANK_LINES = 100_000
@@ -45,7 +47,7 @@ _Row: TypeAlias = tuple[int, Any]
 
 def name_of(file: Path) -> str:
     """A trace's name: that of its file, without endings."""
-    name = file.name.removesuffix(".gz")
+    name = file.name.removesuffix(".gz").removesuffix(".xz")
     return name.removesuffix(".csv").removesuffix(".jsonl").removesuffix(".json")
 
 
@@ -224,13 +226,20 @@ def _lines(path: Path) -> Iterator[str]:
     """The lines of a file with their endings, unpacked and decoded lazily."""
     try:
         with path.open("rb") as file:
-            packed = path.suffix == ".gz" or file.peek(2).startswith(_GZIP_MAGIC)
-            yield from _bounded_lines(path, gzip.GzipFile(fileobj=file) if packed else file)
+            start = file.peek(6)
+            if start.startswith(_XZ_MAGIC):
+                with lzma.LZMAFile(file) as unpacked:
+                    yield from _bounded_lines(path, unpacked)
+            else:
+                packed = path.suffix == ".gz" or start.startswith(_GZIP_MAGIC)
+                yield from _bounded_lines(path, gzip.GzipFile(fileobj=file) if packed else file)
         return
     except BadInput:
         raise
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         expected = f"expected a whole gzip file ({error})"
+    except lzma.LZMAError as error:
+        expected = f"expected a whole xz file ({error})"
     except FileNotFoundError:
         expected = "expected a file, found nothing there"
     except IsADirectoryError:
@@ -242,7 +251,7 @@ def _lines(path: Path) -> Iterator[str]:
     raise BadInput(expected, file=path)
 
 
-def _bounded_lines(path: Path, file: BinaryIO | gzip.GzipFile) -> Iterator[str]:
+def _bounded_lines(path: Path, file: BinaryIO | gzip.GzipFile | lzma.LZMAFile) -> Iterator[str]:
     """See `_lines`; refuses what no trace has, before it fills the memory: a few packed bytes can be gigabytes."""
     blank = rows = 0
     for number in itertools.count(1):

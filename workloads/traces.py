@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from workloads.agent_traces import read_agent_sessions, read_agents, read_otlp
 from workloads.checks import MAX_TOKENS, FloatArray, IntArray
 from workloads.errors import BadInput
 from workloads.registry import Registry
@@ -330,6 +331,7 @@ TraceReader: TypeAlias = Callable[[Path], Trace]
 TRACE_FORMATS: Registry[TraceReader] = Registry(
     {name: partial(_read, schema) for name, schema in _SCHEMAS.items()}
     | {"vllm-serve": read_vllm_serve, "guidellm": read_guidellm}
+    | {"agents": read_agents, "agent-sessions": read_agent_sessions, "otlp": read_otlp}
 )
 """Readers of traces by the name of their format. A plug-in registers others; `auto` tells those of rows apart."""
 

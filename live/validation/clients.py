@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from kernels.sampling import SamplingParams
 from live.generation import Contract, Generation, make_generation
+from workloads.errors import BadInput
 from workloads.request import Request
 from workloads.sessions import Prompt, Round, Session
 
@@ -162,6 +163,8 @@ class Sessions:
 
     def _send(self, state: _SessionState, time: float) -> list[Generation]:
         """The requests of a session's round."""
+        if state.round.agents:
+            raise BadInput("expected sessions without sub-agents, which only a simulation runs", field="workload.trace")
         generations = []
         for branch, prompt in enumerate(state.round.prompts):
             number = next(self._ids)

@@ -344,3 +344,47 @@ def test_sessions_of_a_trace_that_cannot_be_used(tmp_path: Path, changes: dict[s
     }
     with pytest.raises(BadInput, match=message):
         prepare(document, tmp_path / "s.yaml")
+
+
+AGENTS = """\
+trace,agent,t,in,out,api_time,think_time,block_ids
+a,0,0.0,64,1,1.0,0.0,1
+a,1,0.0,64,1,1.0,,90
+a,1,3.0,64,3,1.0,2.0,90
+a,2,0.0,64,1,1.0,,80
+a,0,9.0,64,1,1.0,,1
+b,0,0.0,64,1,1.0,0.0,1
+"""
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_sub_agents_run_side_by_side_and_their_session_follows_them(tmp_path: Path, fast: bool) -> None:
+    """The main agent goes on 8 s after its answer, of which the longer sub-agent takes 4: the pause is 4 s."""
+    path = tmp_path / "agents.csv"
+    path.write_text(AGENTS)
+    document = scenario(step_time=STEP, fast_forward=fast)
+    document["workload"] = {
+        "trace": {"path": str(path), "format": "agents"},
+        "sessions": {"source": "session_ids", "think": "recorded"},
+        "arrivals": {"process": "closed_loop", "concurrency": 1},
+    }
+    table = by_id(run(document))
+    # requests by id: main, then 1 and 2 at once, the second of 1, the last of main, session b
+    sent, ended = table["arrival"], table["last_token"]
+    assert sent[1] == sent[2] == ended[0]
+    pause = 2.0 / TICK
+    assert sent[3] == pytest.approx(ended[1] + pause)
+    assert sent[4] == pytest.approx(max(ended[2], ended[3]) + (9.0 - 1.0 - 4.0) / TICK)
+    assert sent[5] == pytest.approx(ended[4])
+    assert table["session"] == [0, 0, 0, 0, 0, 1]
+
+
+def test_users_send_no_more_when_their_time_is_over(tmp_path: Path) -> None:
+    changed = workload(requests=30, arrivals={"process": "closed_loop", "concurrency": 2, "duration": 100 * TICK})
+    result = run(scenario(workload=changed, step_time=STEP))
+    table = by_id(result)
+    assert 0 < len(table["arrival"]) < 30
+    assert max(table["arrival"]) < 100 <= max(table["last_token"]) + 100
+    endless = workload(requests=30, arrivals={"process": "closed_loop", "concurrency": 2})
+    whole = by_id(run(scenario(workload=endless, step_time=STEP)))
+    assert table["last_token"] == whole["last_token"][: len(table["arrival"])]

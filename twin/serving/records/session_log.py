@@ -51,6 +51,13 @@ class SessionRecord:
             self.waited += now - self.sent
         return not self.unanswered
 
+    def add_sub_agent(self, record: SessionRecord) -> None:
+        """Count the requests of a sub-agent that has ended. Its turns and waits are not those of the session."""
+        self.requests += record.requests
+        self.prompt_tokens += record.prompt_tokens
+        self.resent_tokens += record.resent_tokens
+        self.resent_cached_tokens += record.resent_cached_tokens
+
 
 class SessionLog:
     """Columns of the finished sessions, in the order in which they ended, and of all requests by id.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -232,8 +233,11 @@ class Simulation:
 
     def _check(self) -> None:
         finished, shed = len(self.columns.arrival), 0 if self.shed is None else len(self.shed.ended)
-        if finished + shed != self.plan.requests:
-            expected = f"expected {self.plan.requests} finished or shed requests"
+        requests = self.plan.requests
+        if isinstance(self.clients, ClosedSessions) and self.clients.until < inf:
+            requests = self.clients.sent
+        if finished + shed != requests:
+            expected = f"expected {requests} finished or shed requests"
             raise AssertionError(f"{expected}, found {finished} and {shed}")
         check_engines(self.system.engines())
 
@@ -290,7 +294,8 @@ def _clients(
     sessions, log = workload.sessions(for_workload, plan.requests), SessionLog(detail=bool(plan.scenario.detail))
     if isinstance(spec, ClosedLoopSpec):
         users = min(spec.concurrency, plan.requests)
-        return ClosedSessions(env, system, sessions, log, users, spec.pauses(for_clients))
+        until = inf if spec.duration is None else spec.duration
+        return ClosedSessions(env, system, sessions, log, users, spec.pauses(for_clients), until)
     return OpenSessions(env, system, sessions, log)
 
 
