@@ -151,6 +151,10 @@ def test_a_guide_can_be_followed_from_top_to_bottom(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n"
         + "".join(f"2023-11-16 18:{n:02}:00.0000000,{90 * n + 50},{20 + n}\n" for n in range(60))
     )
+    (workplace / "agents.csv").write_text(
+        "trace,agent,t,in,out,api_time,think_time,block_ids\n"
+        + "".join(f"s{n % 4},0,{n}.0,{640 + n},20,1.0,2.0,1-{10 + n // 64}\n" for n in range(40))
+    )
     tried = 0
     for block in blocks(page):
         save(block, smaller=True)
