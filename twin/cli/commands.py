@@ -22,6 +22,10 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "ablate": Command(
+        "twin.cli.ablate:ablate",
+        "Switch each feature of a serving system on and off, on the same requests: which pay, and which cost.",
+    ),
     "adapt": Command(
         "twin.cli.adapt:adapt",
         "Train prefill modules that a frozen decode module serves (SUN), and error compensators of models in few bits"

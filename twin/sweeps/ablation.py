@@ -1,0 +1,361 @@
+"""Ablation: each feature of a serving system on and off, on the same requests, alone and with the others on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scenarios.overrides import Settings
+from twin.serving.results.report import NOTE
+from twin.serving.results.uncertainty import combine, flatten
+from twin.sweeps.serving_sweep import ServingSweep, Task, prepare
+from twin.sweeps.sweep import Document
+from workloads.errors import BadInput
+
+SCHEMA = "twin.ablation/1"
+
+HOST: Document = {"capacity": 400e9, "bandwidth": 50e9, "latency": 50e-6}
+"""Host memory of one engine where a scenario has none: bytes, and bytes/s of PCIe 5 x16."""
+
+DRAFTS = (1, 3, 5, 7)
+"""Draft tokens that are compared where a scenario speculates."""
+
+HIGHER_IS_BETTER = {"output_throughput": True, "goodput": True, "e2e.mean": False}
+"""Objectives: the metric by which a feature pays, and its direction."""
+
+SHOWN = ("output_throughput", "goodput", "ttft.mean", "ttft.p99", "tpot.mean", "tpot.p99", "e2e.mean")
+"""Metrics whose changes are reported, as far as both runs have them."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One value of a feature: fields with it, and the same fields without it."""
+
+    feature: str
+    value: str
+    on: Settings
+    off: Settings
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A change in one context, as two configurations: their settings with it and without it.
+
+    `context` is `alone` (the rest as in the scenario) or `others on`.
+    """
+
+    change: Change
+    context: str
+    on: Settings
+    off: Settings
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """Comparisons, and the sweep of all their configurations.
+
+    Attributes:
+        objective: a name in `HIGHER_IS_BETTER`.
+        skipped: features that the scenario cannot have, with the reason.
+    """
+
+    sweep: ServingSweep
+    comparisons: Sequence[Comparison]
+    objective: str
+    skipped: Mapping[str, str]
+
+    def summarise(self, documents: Mapping[str, Document]) -> Document:
+        """The document `twin.ablation/1`: of each comparison the relative changes with 95 % intervals, and a verdict.
+
+        `pays` and `costs` say that the whole interval of the objective's change lies on one side of zero.
+        """
+        return {
+            "schema": SCHEMA,
+            "name": self.sweep.cases[0].plan.scenario.name,
+            "simulated": True,
+            "note": NOTE,
+            "objective": self.objective,
+            "rows": [self._row(comparison, documents) for comparison in self.comparisons],
+            "skipped": dict(self.skipped),
+        }
+
+    def _row(self, comparison: Comparison, documents: Mapping[str, Document]) -> Document:
+        row = {
+            "feature": comparison.change.feature,
+            "value": comparison.change.value,
+            "context": comparison.context,
+            "settings": {"on": comparison.on, "off": comparison.off},
+        }
+        try:
+            pairs = self._pairs(comparison, documents)
+        except BadInput as error:
+            return row | {"verdict": "not possible", "reason": str(error), "changes": {}}
+        changes = _changes(*pairs)
+        return row | {"verdict": self._verdict(changes.get(self.objective)), "changes": changes}
+
+    def _pairs(
+        self, comparison: Comparison, documents: Mapping[str, Document]
+    ) -> tuple[list[dict[str, float | None]], list[dict[str, float | None]]]:
+        """Ratios of metrics with to without the change: of each replication, and of each draw of what is not known."""
+        runs: list[list[dict[Any, Document]]] = []
+        for settings in (comparison.on, comparison.off):
+            reason = next((refusal.reason for refusal in self.sweep.infeasible if refusal.settings == settings), None)
+            if reason is not None:
+                raise BadInput(reason)
+            case = next(index for index, case in enumerate(self.sweep.cases) if case.settings == settings)
+            reports = {(task.draw, task.replication): documents[task.key] for task in self.sweep.tasks_of(case)}
+            if refused := next((report["refused"] for report in reports.values() if "refused" in report), ""):
+                raise BadInput(refused)
+            runs.append([{key: flatten(report["summary"]) for key, report in reports.items()}])
+        (on,), (off,) = runs
+        both = [key for key in on if key in off]
+        ratios = {key: _ratios(on[key], off[key]) for key in both}
+        replications = [ratio for (draw, _), ratio in ratios.items() if draw is None]
+        return replications, [ratio for (draw, _), ratio in ratios.items() if isinstance(draw, int)]
+
+    def _verdict(self, change: Document | None) -> str:
+        if change is None:
+            return "undecided"
+        low, high = change["low"], change["high"]
+        if low == high == 0:
+            return "no effect"
+        if low <= 0 <= high:
+            return "undecided"
+        return "pays" if (low > 0) == HIGHER_IS_BETTER[self.objective] else "costs"
+
+
+class PairedSweep(ServingSweep):
+    """A sweep whose configurations are compared run by run: no unknown is varied alone."""
+
+    def tasks_of(self, index: int) -> list[Task]:
+        return [task for task in super().tasks_of(index) if not isinstance(task.draw, tuple)]
+
+    def label(self, task: Task) -> str:
+        return f"configuration {task.case + 1} of {len(self.cases)}"
+
+
+def _ratios(on: Mapping[str, float | None], off: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Metrics with a feature over those without it."""
+    ratios = {}
+    for name in SHOWN:
+        above, below = on.get(name), off.get(name)
+        ratios[name] = above / below if above and below else None
+    return ratios
+
+
+def _changes(replications: Sequence[Document], draws: Sequence[Document]) -> dict[str, Document]:
+    """The mean relative change of each metric with the ends of its interval; ends are None for a single run."""
+    means, intervals = combine(replications, draws)
+    changes = {}
+    for name, mean in means.items():
+        if mean is None:
+            continue
+        ends = intervals[name]["confidence"] if name in intervals else (math.nan, math.nan)
+        changes[name] = {"change": mean - 1, "low": ends[0] - 1, "high": ends[1] - 1}
+    return changes
+
+
+def prepare_ablation(
+    document: Document,
+    path: Path,
+    *,
+    names: Iterable[str] | None = None,
+    more: Mapping[str, Sequence[Any]] | None = None,
+    objective: str | None = None,
+    trace: Path | None = None,
+    replications: int = 5,
+    draws: int | None = None,
+) -> Ablation:
+    """Check all configurations of an ablation.
+
+    Args:
+        document: a scenario of kind serving, settings applied.
+        names: features of `FEATURES`; None: all that the scenario can have.
+        more: further features: values of fields, compared with the scenario's own.
+        objective: None: goodput where the scenario has goals; output_throughput in a closed loop; else e2e.mean.
+
+    Raises:
+        BadInput: naming the field or argument, when the scenario, a feature or the trace cannot be used, and where
+            there is nothing to compare.
+    """
+    requested = list(FEATURES) if names is None else list(names)
+    if unknown := [name for name in requested if name not in FEATURES]:
+        raise BadInput(f"expected of {', '.join(FEATURES)}", field="--features", value=unknown[0])
+    objective = objective or _objective(document)
+    if objective not in HIGHER_IS_BETTER:
+        raise BadInput(f"expected one of {', '.join(HIGHER_IS_BETTER)}", field="--objective", value=objective)
+    changes: dict[str, list[Change]] = {}
+    skipped: dict[str, str] = {}
+    for name in requested:
+        values = FEATURES[name](document)
+        if isinstance(values, str):
+            skipped[name] = values
+        else:
+            changes[name] = [Change(name, value, on, off) for value, on, off in values]
+    for field, field_values in (more or {}).items():
+        own = {} if (value := _get(document, field)) is None else {field: value}
+        changes[field] = [Change(field, str(value), {field: value}, own) for value in field_values]
+    if not changes:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
+        raise BadInput(f"expected a feature that the scenario can have ({reasons})", field="--features", file=path)
+    alone = [Comparison(change, "alone", change.on, change.off) for values in changes.values() for change in values]
+    infeasible = [refusal.settings for refusal in prepare(document, path, _settings(alone), trace).infeasible]
+    feasible = [comparison.change for comparison in alone if comparison.on not in infeasible]
+    together = [Comparison(change, "others on", *_with_others(change, feasible)) for change in feasible]
+    comparisons = [*alone, *(pair for pair in together if (pair.on, pair.off) != (pair.change.on, pair.change.off))]
+    sweep = prepare(document, path, _settings(comparisons), trace, replications, draws)
+    paired = PairedSweep(sweep.cases, sweep.replications, sweep.draws, sweep.infeasible)
+    return Ablation(paired, comparisons, objective, skipped)
+
+
+def _settings(comparisons: Iterable[Comparison]) -> list[Settings]:
+    """The configurations of comparisons, each once."""
+    distinct: list[Settings] = []
+    for comparison in comparisons:
+        distinct += [settings for settings in (comparison.on, comparison.off) if settings not in distinct]
+    return distinct
+
+
+def _with_others(change: Change, feasible: Iterable[Change]) -> tuple[Settings, Settings]:
+    """The settings with and without a change, with the first feasible value of each other feature on.
+
+    A feature whose fields an earlier one or the change sets is left as it is.
+    """
+    others: Settings = {}
+    seen = {change.feature}
+    for other in feasible:
+        if other.feature not in seen and not _overlap([*others, *change.on], other.on):
+            others |= other.on
+            seen.add(other.feature)
+    return others | change.on, others | change.off
+
+
+def _overlap(fields: Iterable[str], settings: Settings) -> bool:
+    """True if a setting is of one of these fields, or of a part of one."""
+    return any(
+        f"{field}.".startswith(f"{key}.") or f"{key}.".startswith(f"{field}.") for field in fields for key in settings
+    )
+
+
+def _objective(document: Document) -> str:
+    if document.get("measure", {}).get("slo"):
+        return "goodput"
+    closed = document["workload"]["arrivals"]["process"] == "closed_loop"
+    return "output_throughput" if closed else "e2e.mean"
+
+
+def _get(document: Document, field: str) -> Any:
+    """The value of a dotted field; None where it is left out."""
+    value: Any = document
+    for key in field.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+Values = list[tuple[str, Settings, Settings]] | str
+"""Values of a feature with the fields that have it and that do not; or the reason why a scenario cannot have it."""
+
+
+def _shares_prompts(document: Document) -> bool:
+    return bool({"sessions", "prefixes", "trace"} & document["workload"].keys())
+
+
+def _kv_bytes(document: Document) -> float | None:
+    """Bytes of KV cache a token of one device, as far as the step times name a model."""
+    step_time = document["step_time"]
+    if step_time.get("source") != "roofline" or "model" not in step_time:
+        return None
+    from latency_models.deployment.hugging_face import any_model
+
+    wide = {"fp8": 1.0}.get(step_time.get("cache", ""), 2.0)
+    return any_model(step_time["model"], Path()).kv_bytes_per_token(wide)
+
+
+def _prefix_caching(document: Document) -> Values:
+    if not _shares_prompts(document):
+        return "prompts share nothing"
+    field = "engine.enable_prefix_caching"
+    return [("on", {field: True}, {field: False})]
+
+
+def _async_scheduling(document: Document) -> Values:
+    field = "engine.async_scheduling"
+    return [("on", {field: True}, {field: False})]
+
+
+def _speculation(document: Document) -> Values:
+    section = document["engine"].get("speculative_config")
+    if not section:
+        return "engine.speculative_config says how often drafts are right"
+    field = "engine.speculative_config"
+    return [(f"{n} drafts", {field: section | {"num_speculative_tokens": n}}, {field: None}) for n in DRAFTS]
+
+
+def _offload(document: Document) -> Values:
+    field, section = "engine.kv_offloading", document["engine"].get("kv_offloading")
+    if not section:
+        bytes_per_token = _kv_bytes(document)
+        if bytes_per_token is None:
+            return "engine.kv_offloading says how many bytes a token has"
+        if not _shares_prompts(document):
+            return "prompts share nothing"
+        section = {"bytes_per_token": bytes_per_token, "host": HOST}
+    return [("on", {field: section}, {field: None})]
+
+
+def _routing(document: Document) -> Values:
+    system = document.get("system", {})
+    if system.get("replicas", 1) < 2 or system.get("layout", "colocated") != "colocated":
+        return "there is one engine"
+    if not _shares_prompts(document):
+        return "prompts share nothing"
+    values = ["prefix_aware", *(["session_affinity"] if "sessions" in document["workload"] else [])]
+    return [(value, {"system.routing": value}, {"system.routing": "least_loaded"}) for value in values]
+
+
+def _parallelism(document: Document) -> Values:
+    """Twice the tensor parallelism on half the engines, and the reverse, on the same devices."""
+    step_time, system = document["step_time"], document.get("system", {})
+    if step_time.get("source") != "roofline" or system.get("layout", "colocated") != "colocated":
+        return "step times of other parallelism need source roofline, and one pool of engines"
+    if "pools" in system or system.get("autoscaling"):
+        return "engines are in pools of their own, or autoscaled"
+    ranks, replicas = step_time.get("tensor_parallel", 1), system.get("replicas", 1)
+    fields = ("step_time.tensor_parallel", "system.replicas")
+    own = dict(zip(fields, (ranks, replicas), strict=True))
+    shapes = [(ranks * 2, replicas // 2)] * (replicas % 2 == 0) + [(ranks // 2, replicas * 2)] * (ranks % 2 == 0)
+    if not shapes:
+        return "there is one device"
+    return [(f"{n} x TP {tp}", dict(zip(fields, (tp, n), strict=True)), own) for tp, n in shapes]
+
+
+def _disaggregate(document: Document) -> Values:
+    system = document.get("system", {})
+    replicas, bytes_per_token = system.get("replicas", 1), _kv_bytes(document)
+    if replicas < 2 or {"layout", "pools", "autoscaling"} & system.keys():
+        return "prefill and decode need two engines of one pool"
+    if bytes_per_token is None:
+        return "the size of a cache is known where step times are of source roofline"
+    link = {"bandwidth": HOST["bandwidth"], "bytes_per_token": bytes_per_token}
+    plain = {"system": system}
+    return [
+        (f"{n}P {replicas - n}D", {"system": {
+            "layout": "disaggregated", "prefill_replicas": n, "decode_replicas": replicas - n, "link": link,
+        }}, plain)
+        for n in range(1, replicas)
+    ]  # fmt: skip
+
+
+FEATURES = {
+    "prefix_caching": _prefix_caching,
+    "offload": _offload,
+    "routing": _routing,
+    "speculation": _speculation,
+    "async_scheduling": _async_scheduling,
+    "parallelism": _parallelism,
+    "disaggregate": _disaggregate,
+}
+"""Features by name: functions of a scenario that say which values it can have."""
