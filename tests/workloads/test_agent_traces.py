@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workloads import read_trace
+from workloads.traces import read_trace
 from workloads.errors import BadInput
 from workloads.recorded_sessions import RecordedSessions
 from workloads.trace import IdRanges, Trace
