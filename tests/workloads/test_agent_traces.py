@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workloads.traces import read_trace
 from workloads.errors import BadInput
 from workloads.recorded_sessions import RecordedSessions
 from workloads.trace import IdRanges, Trace
+from workloads.traces import read_trace
 
 HEADER = "trace,agent,parent_agent,t,type,in,out,stop,api_time,think_time,block_ids"
 ROWS = """\
