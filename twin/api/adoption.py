@@ -173,8 +173,7 @@ def _engine(live: LiveServer, gpu: str, note: Note) -> Document:
     if engine.get("scheduling_policy", "fcfs") not in ("fcfs", "priority"):
         engine.pop("scheduling_policy")
     if live.engine == "SGLang":
-        note("SGLang schedules prompts before decodes; the twin's scheduler is vLLM's, which mixes them")
-        return engine
+        return engine | {"scheduler": "sglang"}
     if "max_num_seqs" not in engine:
         memory = 0.0 if gpu == CPU else load_hardware(gpu).memory_capacity
         sizes = CPU_DEFAULTS if gpu == CPU else next(sizes for least, sizes in DEFAULTS if memory >= least)
