@@ -136,6 +136,10 @@ class StepTime(ABC):
         """Durations by token count alone, for schedulers that size chunks by an SLO; None where context matters."""
         return None
 
+    def scatter(self) -> float:
+        """Relative deviation of single steps about their predictions; 0 where it is not known."""
+        return 0.0
+
     def measured_deployment(self) -> MeasuredDeployment | None:
         """The model and devices that the times were measured for; None where the source does not say."""
         return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
+from statistics import NormalDist
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -43,7 +45,9 @@ class SloChunksSpec(Strict):
     """The largest chunk c with T(d) + T(c) ≤ `slo_seconds` and `min_tokens` ≤ c ≤ `max_tokens` (SPEAR 4.3).
 
     Chunks are multiples of `granularity`. T is the table `seconds` over `tokens`. Without one it is the table of the
-    step-time model (ec_tables), or else the model predicts the step of d decodes and c prompt tokens itself.
+    step-time model (ec_tables), or else the model predicts the step of d decodes and c prompt tokens itself, and
+    `quantile` is the share of steps that should keep the goal: where the model knows how much single steps scatter,
+    their means stay so far below it. 0.5: the mean may take all of the goal.
     """
 
     policy: Literal["slo"]
@@ -51,20 +55,22 @@ class SloChunksSpec(Strict):
     min_tokens: PositiveInt = 16
     max_tokens: PositiveInt = 2048
     granularity: PositiveInt = 1
+    quantile: float = Field(default=0.99, ge=0.5, lt=1)
     tokens: list[PositiveInt] | None = None
     seconds: list[PositiveFloat] | None = None
 
     def build(self, step_time: StepTime | None) -> ChunkPolicy:
-        limits = self.slo_seconds, self.min_tokens, self.max_tokens, self.granularity
+        limits = self.min_tokens, self.max_tokens, self.granularity
         table = (self.tokens, self.seconds)
         if table == (None, None) and step_time is not None:
             table = step_time.chunk_table() or table
         tokens, seconds = table
         try:
             if tokens is not None and seconds is not None:
-                return SloChunks(tokens, seconds, *limits)
+                return SloChunks(tokens, seconds, self.slo_seconds, *limits)
             if table == (None, None) and step_time is not None:
-                return PredictedSloChunks(step_time.mixed_seconds, *limits)
+                margin = math.exp(NormalDist().inv_cdf(self.quantile) * step_time.scatter())
+                return PredictedSloChunks(step_time.mixed_seconds, self.slo_seconds / margin, *limits)
             raise ValueError("expected tokens and seconds, a latency table, or step times to predict steps by")
         except ValueError as error:
             raise BadInput(str(error), field="engine.chunking") from None

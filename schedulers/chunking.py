@@ -69,21 +69,43 @@ class StaticChunks:
         return self.tokens if self.exclude_decodes else max(self.tokens - num_decodes, 0)
 
 
-class SloChunks:
-    """The largest chunk c with T(d) + T(c) ≤ T_SLO and c_min ≤ c ≤ c_max (SPEAR 4.3).
-
-    T is the iteration latency of the current selection S of error compensators: a table over token counts, linear
-    between its points and extrapolated with its last slope; T(0) = 0. Where not even c_min fits, c_min is used, since
-    prompts must progress. The SLO can then be missed, when decodes alone take nearly all of it.
+class _GoalChunks:
+    """The limits that policies with a latency goal have in common.
 
     Args:
-        tokens, seconds: the table, both increasing.
         slo_seconds: T_SLO.
-        min_tokens, max_tokens: c_min and c_max.
+        min_tokens, max_tokens: c_min and c_max. Where not even c_min fits, c_min is used, since prompts must progress.
+            The SLO can then be missed, when decodes alone take nearly all of it.
         granularity: chunks are rounded down to multiples of it, but not below c_min.
 
     Raises:
-        ValueError: a table that is empty or does not increase, limits in the wrong order, or a granularity below 1.
+        ValueError: limits in the wrong order, or a granularity below 1.
+    """
+
+    def __init__(self, slo_seconds: float, min_tokens: int, max_tokens: int, granularity: int) -> None:
+        check_limits(min_tokens, max_tokens, granularity)
+        self.slo_seconds = slo_seconds
+        self.granularity = granularity
+        self.min_tokens = min_tokens
+        self.max_tokens = max_tokens
+
+    def rounded(self, chunk: int) -> int:
+        """A chunk as a multiple of the granularity."""
+        return max(chunk - chunk % self.granularity, self.min_tokens)
+
+
+class SloChunks(_GoalChunks):
+    """The largest chunk c with T(d) + T(c) ≤ T_SLO and c_min ≤ c ≤ c_max (SPEAR 4.3).
+
+    T is the iteration latency of the current selection S of error compensators: a table over token counts, linear
+    between its points and extrapolated with its last slope; T(0) = 0.
+
+    Args:
+        tokens, seconds: the table, both increasing.
+        slo_seconds, min_tokens, max_tokens, granularity: T_SLO, c_min and c_max, and what chunks are multiples of.
+
+    Raises:
+        ValueError: a table that is empty or does not increase, or limits as of all policies with a goal.
     """
 
     def __init__(
@@ -96,11 +118,7 @@ class SloChunks:
         granularity: int = 1,
     ) -> None:
         check_table(tokens, seconds)
-        check_limits(min_tokens, max_tokens, granularity)
-        self.slo_seconds = slo_seconds
-        self.granularity = granularity
-        self.min_tokens = min_tokens
-        self.max_tokens = max_tokens
+        super().__init__(slo_seconds, min_tokens, max_tokens, granularity)
         self._tokens = list(tokens)
         self._seconds = list(seconds)
 
@@ -112,8 +130,7 @@ class SloChunks:
         self, num_decodes: int, decode_kv: int = 0, longest_decode: int = 0, context: int = 0
     ) -> int:
         """See `ChunkPolicy.max_prefill_tokens`: bisection over the rows of the table, then the line between two."""
-        chunk = self._largest_within_slo(num_decodes)
-        return max(chunk - chunk % self.granularity, self.min_tokens)
+        return self.rounded(self._largest_within_slo(num_decodes))
 
     def _largest_within_slo(self, num_decodes: int) -> int:
         seconds = self.slo_seconds - self.seconds(num_decodes)
@@ -135,11 +152,11 @@ StepSeconds: TypeAlias = Callable[[int, int, int, int, int], float]
 """Predicts the seconds of a step from the arguments of `max_prefill_tokens` and the tokens of its chunk."""
 
 
-class PredictedSloChunks:
+class PredictedSloChunks(_GoalChunks):
     """The largest chunk whose step is predicted to take at most T_SLO (SPEAR 4.3, for any step-time model).
 
     SPEAR's T(d) + T(c) counts tokens alone and two passes. Here the model predicts the step itself, with its one pass
-    and its cached tokens. Where not even c_min fits, c_min is used, since prompts must progress.
+    and its cached tokens.
 
     Args:
         step_seconds: the prediction, which should not fall as the chunk grows.
@@ -157,12 +174,8 @@ class PredictedSloChunks:
         max_tokens: int = 2048,
         granularity: int = 1,
     ) -> None:
-        check_limits(min_tokens, max_tokens, granularity)
+        super().__init__(slo_seconds, min_tokens, max_tokens, granularity)
         self.step_seconds = step_seconds
-        self.slo_seconds = slo_seconds
-        self.granularity = granularity
-        self.min_tokens = min_tokens
-        self.max_tokens = max_tokens
 
     def max_prefill_tokens(
         self, num_decodes: int, decode_kv: int = 0, longest_decode: int = 0, context: int = 0
@@ -187,7 +200,7 @@ class PredictedSloChunks:
                 low = middle
             else:
                 high = middle
-        return max(low - low % self.granularity, self.min_tokens)
+        return self.rounded(low)
 
 
 CHUNK_POLICIES: Registry[Callable[..., ChunkPolicy]] = Registry(static=StaticChunks, slo=SloChunks)

@@ -166,8 +166,8 @@ class EngineRegression(Estimator, StepTime):
         points_: number of steps.
 
     `from_file` sets, too:
-        heldout_error_, repeat_spread_, round_spread_: the median error of held-out steps, and the deviations among
-            equal steps and among rounds.
+        heldout_error_, heldout_p90_, repeat_spread_, round_spread_: median and 90th percentile of the errors of
+            held-out steps, and the deviations among equal steps and among rounds.
 
     Args:
         block_size: tokens of a KV block, to which attention pads decodes; 0 where it pads none, as vLLM's.
@@ -178,6 +178,7 @@ class EngineRegression(Estimator, StepTime):
     overhead_: float
     slopes_: dict[str, float]
     heldout_error_: float | None = None
+    heldout_p90_: float = 0.0
     repeat_spread_: float = 0.0
     round_spread_: float = 0.0
     lines_: dict[str, BrokenLine]
@@ -254,6 +255,10 @@ class EngineRegression(Estimator, StepTime):
             *(Unknown(name, f"time by {name.replace('_', ' ')}", "held out", part, MORE_STEPS) for name in LINES),
             Unknown("beyond", "slopes beyond the largest steps", "extrapolated", BEYOND, "larger steps"),
         )
+
+    def scatter(self) -> float:
+        """That of held-out steps, of whose normal errors 90 % are below 1.645 deviations, and of the machine since."""
+        return math.hypot(self.heldout_p90_ / 1.645, MACHINE) if self.heldout_p90_ else 0.0
 
     def vary(self, scores: Mapping[str, float]) -> EngineRegression:
         self._require_fit()
@@ -344,6 +349,7 @@ class EngineRegression(Estimator, StepTime):
         model.largest_ = dict(file.largest)
         model.points_ = file.points
         model.heldout_error_ = file.heldout_median_error
+        model.heldout_p90_ = file.heldout_p90_error
         model.repeat_spread_ = file.repeat_spread
         model.round_spread_ = file.round_spread
         return model
