@@ -52,8 +52,7 @@ class Clock:
         finally:
             self._offset -= self() - now
 
-    @staticmethod
-    def elapsed() -> float:
+    def elapsed(self) -> float:
         """Seconds from an arbitrary zero."""
         raise NotImplementedError
 
@@ -67,8 +66,7 @@ class WallClock(Clock):
 
     name = "wall"
 
-    @staticmethod
-    def elapsed() -> float:
+    def elapsed(self) -> float:
         """Seconds of wall time."""
         return time.perf_counter()
 
@@ -92,14 +90,28 @@ class DirectClock(Clock):
 
     name = "direct"
 
-    @staticmethod
-    def elapsed() -> float:
+    def elapsed(self) -> float:
         """Seconds of CPU time of the calling thread."""
         return time.thread_time()
 
     def wait_until(self, moment: float) -> None:
         """Jump to `moment`."""
         self._offset += max(moment - self(), 0.0)
+
+
+class RanksClock(DirectClock):
+    """`DirectClock` of the first of several ranks that compute a step together.
+
+    `behind`: seconds, so far, in which this rank has waited for others. They count as if all ranks had a core each.
+    """
+
+    def __init__(self, behind: Callable[[], float]) -> None:
+        self._behind = behind
+        super().__init__()
+
+    def elapsed(self) -> float:
+        """Seconds of CPU time of the calling thread, and of what it has waited for."""
+        return super().elapsed() + self._behind()
 
 
 CLOCKS: Mapping[ClockName, Callable[[], Clock]] = MappingProxyType({"wall": WallClock, "direct": DirectClock})

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -164,6 +164,23 @@ class SharedModels(Models):
         return ffns_of(self.decoder(source).weights)
 
 
+class ModelRanks(Protocol):
+    """The processes that compute a model together (`live.topologies.tensor_parallel`), of which this is the first."""
+
+    @property
+    def decoder(self) -> Decoder:
+        """This process's part, which runs each step on all ranks."""
+
+    def refuse(self, config: EngineConfig) -> None:
+        """Raise BadInput for settings that ranks do not have."""
+
+    def on_failure(self, action: Callable[[str], None]) -> None:
+        """Let something be called, from any thread, with the reason when a rank has failed."""
+
+    def close(self) -> None:
+        """End the other processes."""
+
+
 class LoadedModel:
     """One model, loaded once; on a GPU its CUDA graphs are captured once for all engines of the same settings.
 
@@ -172,9 +189,11 @@ class LoadedModel:
         threads: CPU threads that one operation may use.
         quantise: fields of `Rounding`, to round linear layers; None for none.
         async_scheduling: engines schedule a step while the one before still runs.
+        start_ranks: starts the processes of a tensor-parallel model; None: this process computes it alone.
 
     Attributes:
         decoder: the model. device, dtype: by name. uses_graphs: whether engines replay CUDA graphs.
+        ranks: the processes of a tensor-parallel model.
 
     Raises:
         BadInput: a model that cannot be read or does not fit, a missing device, or too many threads.
@@ -191,12 +210,15 @@ class LoadedModel:
         seed: int = 0,
         quantise: Mapping[str, Any] | None = None,
         async_scheduling: bool = False,
+        start_ranks: Callable[[ModelSource], ModelRanks] | None = None,
     ) -> None:
         rounding = None if quantise is None else Rounding(**quantise)
-        self.decoder = ModelSource(path, random, dtype, device, threads, seed, rounding).load()
+        source = ModelSource(path, random, dtype, device, threads, seed, rounding)
+        self.ranks = None if start_ranks is None else start_ranks(source)
+        self.decoder = source.load() if self.ranks is None else self.ranks.decoder
         self.device = device
         self.dtype = dtype
-        self.uses_graphs = device != "cpu"
+        self.uses_graphs = device != "cpu" and self.ranks is None
         self._depth = 2 if async_scheduling else 1
         self._executors: dict[EngineConfig, GraphExecutor] = {}
 
@@ -244,8 +266,10 @@ class LoadedModel:
         """An engine with the scheduler of a plan. One that speculates runs its steps kernel by kernel.
 
         Raises:
-            BadInput: a way to draft that the live engine does not have.
+            BadInput: a way to draft, or settings of tensor-parallel ranks, that the live engine does not have.
         """
+        if self.ranks is not None:
+            self.ranks.refuse(scheduler.config)
         spec = scheduler.speculation
         if spec is None:
             return self.engine(scheduler.config, scheduler.chunk_policy())
@@ -260,6 +284,11 @@ class LoadedModel:
     def lora_engine(self, config: EngineConfig, adapters: Sequence[Adapter]) -> Engine:
         """An engine whose requests may name one of several adapters; it runs its steps kernel by kernel."""
         return Engine(self.decoder, config, make_executor=partial(LoRAExecutor, adapters=adapters))
+
+    def close(self) -> None:
+        """End the other ranks."""
+        if self.ranks is not None:
+            self.ranks.close()
 
     def _graph_executor(self, decoder: Decoder, pool: BlockPool, config: EngineConfig) -> GraphExecutor:
         """An executor with captured decode steps, reused by the next engine of the same settings."""

@@ -40,6 +40,13 @@ def single_engine(document: dict[str, Any], settings: Settings, path: Path) -> S
     return engine.build(base, workload.prefix_block_tokens, step_time)
 
 
+def tensor_parallel_size(pool: PoolSpec) -> int:
+    """The devices that share each layer of a pool's engines, as its step times or its memory say."""
+    memory = pool.engine.kv_memory
+    stated = 1 if memory is None else memory.tensor_parallel_size
+    return max(stated, int(getattr(pool.step_time, "tensor_parallel", 1)))
+
+
 def _refuse_sections(engine: EngineSpec, section: str, path: Path, *, single: bool) -> None:
     """Refuse what a live engine does not have.
 

@@ -13,7 +13,17 @@ from latency_models.io.config_io import Strict
 from latency_models.message_link import MessageLink
 from scenarios.afd import Topology, WorkloadSpec, parse_ratios, ratio_text
 from scenarios.engine import ONE_STAGE, EngineSpec
-from scenarios.limits import Microbatches, PositiveTokens, Probes, Repeats, Requests, Slots, Threads, refuse_first
+from scenarios.limits import (
+    Microbatches,
+    PositiveTokens,
+    Probes,
+    Ranks,
+    Repeats,
+    Requests,
+    Slots,
+    Threads,
+    refuse_first,
+)
 from scenarios.overload import check_fixed
 from scenarios.overrides import Settings
 from scenarios.policies import named, registered
@@ -73,9 +83,11 @@ class LiveEngineSpec(EngineSpec):
 
     Attributes:
         backend: `live`, this project's own engine; or `vllm`, the installed one, in this process on a CPU.
+        tensor_parallel_size: processes that share each layer of the live engine's model.
     """
 
     backend: Literal["live", "vllm"] = "live"
+    tensor_parallel_size: Ranks = 1
 
     def refuse_in_vllm(self) -> None:
         """Refuse settings that vLLM does not have.
@@ -85,6 +97,8 @@ class LiveEngineSpec(EngineSpec):
         """
         only, policy = "expected none with engine.backend: vllm", named(self.scheduling_policy)[0]
         refuse_first([
+            (self.tensor_parallel_size > 1, "engine.tensor_parallel_size", self.tensor_parallel_size,
+             "expected 1 with engine.backend: vllm"),
             (policy not in ("fcfs", "priority"), "engine.scheduling_policy", policy, "expected fcfs or priority"),
             (self.kv_reservation == "max_tokens", "engine.kv_reservation", "max_tokens", "expected chunk or prompt"),
             (not self.scheduler.startswith("vllm"), "engine.scheduler", self.scheduler, "expected a version of vLLM"),
@@ -193,6 +207,8 @@ class ValidationScenario(ScenarioFile):
         if isinstance(system, DisaggregatedSpec):
             several = "expected none with layout: disaggregated"
             refuse_first([
+                (self.engine.tensor_parallel_size > 1, "engine.tensor_parallel_size", self.engine.tensor_parallel_size,
+                 "expected 1 with layout: disaggregated"),
                 (system.decode_step_time is not None, "system.decode_step_time", None, several),
                 (system.link.shared, "system.link.shared", None, several),
             ])  # fmt: skip
@@ -274,7 +290,7 @@ class ValidationScenario(ScenarioFile):
             "plugins": self.plugins,
             "seed": self.seed,
             "workload": workload | {"arrivals": arrivals},
-            "engine": self.engine.model_dump(mode="json", by_alias=True, exclude={"backend"}),
+            "engine": self.engine.model_dump(mode="json", by_alias=True, exclude={"backend", "tensor_parallel_size"}),
             "system": self.system.model_dump(mode="json"),
             "step_time": step_time,
             "measure": {"slo": self.slo},

@@ -6,6 +6,8 @@ Heavy modules are imported only when the command runs.
 from __future__ import annotations
 
 import os
+import sys
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -44,6 +46,7 @@ def serve_live(
         from live.server.launcher import run
         from live.server.loading import ServedScenario, build_text, engine_of_flags, engine_of_scenario
         from live.server.topology import plan_topology, refuse, serve_topology
+        from live.topologies.transport import TransportError
     except ImportError as error:
         raise missing_extra("live", error) from None
     use_threads(model.threads, "--threads")
@@ -57,9 +60,16 @@ def serve_live(
         serve = partial(run, config=config, tokenizer=text[0], template=text[1], ends_on_failure=True)
         return serve_topology(deployment, source, engine, topology, serve)
     refuse(topology)
-    if scenario is None:
-        return run(engine_of_flags(source, engine, model.name), config, *text)
-    return run(engine_of_scenario(source, engine, scenario), config, *text)
+    try:
+        if scenario is None:
+            backend = engine_of_flags(source, engine, model.name)
+        else:
+            backend = engine_of_scenario(source, engine, scenario)
+    except TransportError as error:
+        print(f"serve-live: {error}", file=sys.stderr, flush=True)
+        return 1
+    with closing(backend):
+        return run(backend, config, *text, ends_on_failure=backend.ranks is not None)
 
 
 def _server_config(name: str, options: ServerOptions, classes: Mapping[str, ServiceClass]) -> ServerConfig:

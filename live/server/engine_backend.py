@@ -14,7 +14,9 @@ from collections.abc import Callable
 from live.backend import BackendLimits, BackendState
 from live.engine import Engine, Progress
 from live.generation import Generation
+from live.loaded_model import ModelRanks
 from live.models.config import ModelConfig
+from live.topologies.transport import TransportError
 from schedulers.speculation import SpeculativeEngineCore
 
 log = logging.getLogger("live.server")
@@ -25,13 +27,15 @@ class EngineBackend:
 
     Args:
         models: the name of the base model and of its adapters; empty without adapters.
+        ranks: the processes of a tensor-parallel model; None without.
 
     Attributes:
-        engine: to be looked at only.
+        engine, ranks: to be looked at only.
     """
 
-    def __init__(self, engine: Engine, models: tuple[str, ...] = ()) -> None:
+    def __init__(self, engine: Engine, models: tuple[str, ...] = (), ranks: ModelRanks | None = None) -> None:
         self.engine = engine
+        self.ranks = ranks
         self._models = models
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deliver: Callable[[Progress], None] = lambda progress: None
@@ -61,6 +65,8 @@ class EngineBackend:
         self._loop = asyncio.get_running_loop()
         self._deliver = deliver
         self._fail = fail
+        if self.ranks is not None:
+            self.ranks.on_failure(self._report_from_any_thread)
 
     def submit(self, generation: Generation) -> None:
         self.engine.submit(generation)
@@ -84,6 +90,20 @@ class EngineBackend:
             speculation=core.stats if isinstance(core, SpeculativeEngineCore) else None,
         )
 
+    def close(self) -> None:
+        """End the other ranks of a model."""
+        if self.ranks is not None:
+            self.ranks.close()
+
+    def _report(self, reason: str) -> None:
+        """Say that the backend cannot go on, unless that has been said."""
+        fail, self._fail = self._fail, lambda reason: None
+        fail(reason)
+
+    def _report_from_any_thread(self, reason: str) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._report, reason)
+
     def _step(self) -> None:
         """Run a step, deliver its output, and schedule the next step behind what that leads to."""
         assert self._loop is not None
@@ -92,9 +112,10 @@ class EngineBackend:
             if result is None and self.engine.core.sequences:
                 raise RuntimeError(f"{len(self.engine.core.sequences)} requests are left and none of them can run")
         except Exception as error:
+            if isinstance(error, TransportError):
+                return self._report(str(error))
             log.exception("the engine has failed")
-            self._fail(f"the engine has failed: {type(error).__name__}: {error}")
-            return
+            return self._report(f"the engine has failed: {type(error).__name__}: {error}")
         self._stepping = result is not None
         if result is not None:
             self._deliver(result.progress)

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,8 +21,9 @@ from live.server.engine_backend import EngineBackend
 from live.server.options import EngineOptions, at_least_one, flag
 from live.text.chat import ChatTemplate
 from live.text.tokenizer import Tokenizer
+from live.topologies.tensor_parallel import TensorParallelModel
 from scenarios.engine import EngineSpec, SchedulerPlan
-from scenarios.live_engines import single_engine
+from scenarios.live_engines import single_engine, tensor_parallel_size
 from scenarios.overrides import Settings, single_settings
 from scenarios.reading import read_scenario
 from scenarios.serving import ServingScenario, check_scenario
@@ -111,7 +113,7 @@ def engine_of_flags(source: ModelSource, options: EngineOptions, name: str) -> E
         raise BadInput("expected it beside --lora-modules", field="--max-loras", value=options.max_loras)
     speculation = None if options.speculative_config is None else _parse_speculation(options.speculative_config)
     ahead = source.device == "cuda" and speculation is None
-    model = _load(source, ahead=ahead)
+    model = _load(source, ahead=ahead, ranks=_ranks(options, 1))
     settings: dict[str, Any] = {
         "num_gpu_blocks": _blocks(options, model, source, sequences, tokens),
         "block_size": BLOCK,
@@ -121,13 +123,14 @@ def engine_of_flags(source: ModelSource, options: EngineOptions, name: str) -> E
         "async_scheduling": ahead,
         "speculative_config": speculation,
     }
-    return EngineBackend(model.planned_engine(checked(EngineSpec, settings, None, "engine").build(Path())))
+    engine = model.planned_engine(checked(EngineSpec, settings, None, "engine").build(Path()))
+    return EngineBackend(engine, ranks=model.ranks)
 
 
 def _engine_with_adapters(
     source: ModelSource, options: EngineOptions, name: str, sequences: int, tokens: int
 ) -> EngineBackend:
-    for field in ("one_shot", "speculative_config"):
+    for field in ("one_shot", "speculative_config", "tensor_parallel_size"):
         if value := getattr(options, field):
             raise BadInput("expected none beside --lora-modules", field=flag(field), value=value)
     slots = at_least_one("max_loras", 1 if options.max_loras is None else options.max_loras)
@@ -144,18 +147,26 @@ def engine_of_scenario(source: ModelSource, options: EngineOptions, scenario: Se
     """An engine with the model loaded, whose scheduler a scenario describes."""
     expected = "expected none beside --scenario, which has the engine's settings: change them by --set engine.…"
     options.refuse_settings(expected)
-    return engine_of_plan(source, single_engine(scenario.document, scenario.settings, scenario.path))
+    assert scenario.serving is not None, "one engine"
+    ranks = _ranks(options, tensor_parallel_size(scenario.serving.pools[0]))
+    return engine_of_plan(source, single_engine(scenario.document, scenario.settings, scenario.path), ranks)
 
 
-def engine_of_plan(source: ModelSource, scheduler: SchedulerPlan) -> EngineBackend:
-    """An engine with the model loaded and this scheduler."""
-    model = _load(source, ahead=scheduler.depth > 1)
+def _ranks(options: EngineOptions, default: int) -> int:
+    """The processes that share each layer."""
+    size = options.tensor_parallel_size
+    return default if size is None else at_least_one("tensor_parallel_size", size)
+
+
+def engine_of_plan(source: ModelSource, scheduler: SchedulerPlan, ranks: int = 1) -> EngineBackend:
+    """An engine with the model loaded by several ranks, and with this scheduler."""
+    model = _load(source, ahead=scheduler.depth > 1, ranks=ranks)
     settings = scheduler.config
     _expect_blocks(
         model.decoder.config, source, settings.block_size, settings.num_gpu_blocks, settings.max_num_seqs,
         "engine.num_gpu_blocks or engine.kv_memory", settings.num_gpu_blocks, "engine.max_num_seqs",
     )  # fmt: skip
-    return EngineBackend(model.planned_engine(scheduler))
+    return EngineBackend(model.planned_engine(scheduler), ranks=model.ranks)
 
 
 def _parse_speculation(text: str) -> dict[str, Any]:
@@ -169,7 +180,7 @@ def _parse_speculation(text: str) -> dict[str, Any]:
     return parsed
 
 
-def _load(source: ModelSource, *, ahead: bool) -> LoadedModel:
+def _load(source: ModelSource, *, ahead: bool, ranks: int = 1) -> LoadedModel:
     return LoadedModel(
         source.path,
         random=source.random,
@@ -177,6 +188,7 @@ def _load(source: ModelSource, *, ahead: bool) -> LoadedModel:
         device=source.device,
         threads=source.threads,
         async_scheduling=ahead,
+        start_ranks=partial(TensorParallelModel, size=ranks) if ranks > 1 else None,
     )
 
 

@@ -66,6 +66,9 @@ class EngineOptions:
     kv_cache_memory_bytes: str | None = None
     """Memory of the KV cache, instead of blocks: bytes, 4G or 512M. Default: 1G, or less if contexts need less."""
 
+    tensor_parallel_size: int | None = None
+    """Processes (on a GPU with one each) that share each layer; default: as the scenario says, or 1."""
+
     speculative_config: str | None = None
     """Speculative decoding as vLLM's JSON: {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}."""
 

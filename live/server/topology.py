@@ -58,6 +58,10 @@ def plan_topology(
     scenario: ServedScenario, model: ModelSource, engine: EngineOptions, options: TopologyOptions
 ) -> Deployment:
     """The pools of engines or the bundle that a scenario describes."""
+    if (ranks := engine.tensor_parallel_size) not in (None, 1):
+        raise BadInput(
+            "expected 1: a topology's workers have one rank each", field="--tensor-parallel-size", value=ranks
+        )
     plan = _plan_bundle if scenario.serving is None else _plan_pools
     deployment = plan(scenario, model, engine, options)
     if deployment.config.labels:

@@ -158,6 +158,11 @@ class LocalWorkers:
                 text=True,
             )
 
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process ids by rank."""
+        return {rank: process.pid for rank, process in self._processes.items()}
+
     def check(self) -> None:
         """Raise how one of them has ended, if one has."""
         for rank, process in self._processes.items():

@@ -17,10 +17,10 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import quantiles
 from typing import Any, Protocol
 
 import torch
@@ -49,7 +49,8 @@ from live.topologies.transport import (
     TransportError,
     received,
 )
-from workloads.errors import TwinError
+from schedulers.engine_config import EngineConfig
+from workloads.errors import BadInput, TwinError
 
 CACHE, STEP, SUM, GATHER, MEASURE = range(2, 7)
 """Kinds of messages: a new KV cache, the inputs of a step, parts of a sum, of a compensated product, and timed sums."""
@@ -61,6 +62,9 @@ MAX_INTEGERS = 1 << 22
 """The most numbers of a step's inputs."""
 
 MEASURED_SUMS = 200
+
+LIMITS = TimeLimits(join=30.0, answer=60.0)
+"""The ranks come after they have read the model. Membership notices earlier that one has ended or is stopped."""
 
 
 def forms(config: ModelConfig, dtype: torch.dtype) -> Forms:
@@ -123,13 +127,13 @@ class RankGroup:
         self._since = time.thread_time_ns()
 
     def measure(self, count: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Sum a row several times, to find `latency`."""
+        """Sum a row several times, to find `latency`: the lower quartile, as sums wait for other programs, too."""
         row, waits = torch.zeros(1, width, dtype=dtype, device=device), []
         for _ in range(count):
             wall, cpu = time.perf_counter(), time.thread_time()
             self.sum(row)
             waits.append(time.perf_counter() - wall - (time.thread_time() - cpu))
-        self.latency = max(median(waits), 0.0)
+        self.latency = max(quantiles(waits, n=4)[0], 0.0)
 
     def _exchange(self, kind: int, tensors: tuple[torch.Tensor, ...]) -> list[tuple[torch.Tensor, ...]]:
         """The tensors of all ranks, in their order."""
@@ -170,11 +174,11 @@ def inputs_of(message: Message, device: torch.device) -> Inputs:
 
 
 class LeadingDecoder(Decoder):
-    """Rank 0's part of a model, which lets the others compute theirs of each step."""
+    """Rank 0's part of a model, which lets the others compute theirs of each step. `group`: rank 0's place."""
 
     def __init__(self, config: ModelConfig, weights: Weights, group: RankGroup) -> None:
         super().__init__(config, weights)
-        self._group = group
+        self.group = group
         self._caches: list[weakref.ref[PagedCache]] = []
 
     def forward(self, inputs: Inputs, cache: PagedCache) -> torch.Tensor:
@@ -184,15 +188,15 @@ class LeadingDecoder(Decoder):
             TransportError: another rank has failed; the message names it.
         """
         self._send(step_message(self._number(cache), inputs))
-        self._group.start_segment()
+        self.group.start_segment()
         return super().forward(inputs, cache)
 
     def measure_latency(self) -> float:
         """Measure the latency of sums, seconds, which counts as time from now on."""
         self._send(Message(MEASURE, (MEASURED_SUMS,)))
         norm = self.weights.norm
-        self._group.measure(MEASURED_SUMS, len(norm), norm.dtype, norm.device)
-        return self._group.latency
+        self.group.measure(MEASURED_SUMS, len(norm), norm.dtype, norm.device)
+        return self.group.latency
 
     def _number(self, cache: PagedCache) -> int:
         """The number of a cache among the ranks; a new one gets that of one that is no longer used."""
@@ -206,8 +210,8 @@ class LeadingDecoder(Decoder):
         return number
 
     def _send(self, message: Message) -> None:
-        for rank in range(1, self._group.size):
-            self._group.transport.send(rank, message)
+        for rank in range(1, self.group.size):
+            self.group.transport.send(rank, message)
 
 
 def follow(decoder: Decoder, group: RankGroup) -> Role:
@@ -215,6 +219,7 @@ def follow(decoder: Decoder, group: RankGroup) -> Role:
     caches: dict[int, PagedCache] = {}
     norm = decoder.weights.norm
     while True:
+        group.start_segment()
         message = received((yield ReceiveAny((0,), wait=True, patient=True)))
         if message.kind == STOP:
             return
@@ -226,7 +231,6 @@ def follow(decoder: Decoder, group: RankGroup) -> Role:
             group.measure(message.fields[0], len(norm), norm.dtype, norm.device)
         else:
             decoder.forward(inputs_of(message, norm.device), caches[message.fields[0]])
-            group.start_segment()
 
 
 @dataclass(frozen=True)
@@ -249,7 +253,7 @@ class RankedModel:
     @property
     def fingerprint(self) -> str:
         """Changes with everything that all processes must agree on."""
-        return repr((self, self.model.config()))
+        return repr((self.size, replace(self.model, path=Path()), self.model.config()))
 
     def forms(self) -> Forms:
         """The forms of the messages."""
@@ -275,18 +279,17 @@ class RankedModel:
 
 
 class TensorParallelModel:
-    """A model whose ranks are started on this machine: rank 0 is this process.
+    """A model whose ranks are started on this machine, as `ModelRanks`: rank 0 is this process.
 
     Attributes:
-        decoder: rank 0's part, which runs steps on all ranks. group: rank 0's place among them.
+        decoder: rank 0's part, which runs steps on all ranks. group: rank 0's place among them. workers: the others.
 
     Raises:
         BadInput: a model that cannot be read, does not fit or cannot be divided.
         TransportError: a rank that has failed; the message names it.
     """
 
-    def __init__(self, model: ModelSource, size: int, limits: TimeLimits | None = None) -> None:
-        limits = limits or TimeLimits()
+    def __init__(self, model: ModelSource, size: int, limits: TimeLimits = LIMITS) -> None:
         config_of_rank(model.config(), size)
         ranked, self.group = RankedModel(model, size), RankGroup(0, size)
         gpus = visible_gpus(range(size)) if model.device != "cpu" else {}
@@ -298,7 +301,9 @@ class TensorParallelModel:
             )
             stack.callback(members.close)
             commands = {rank: ranked.worker_options(rank, address, limits) for rank in range(1, size)}
-            workers = LocalWorkers(commands, ranked.names, {rank: gpu for rank, gpu in gpus.items() if rank})
+            self.workers = workers = LocalWorkers(
+                commands, ranked.names, {rank: gpu for rank, gpu in gpus.items() if rank}
+            )
             stack.callback(workers.close)
             members.watch = workers.check
             members.extend(limits.join * size)  # ranks of one machine share its processors to start
@@ -322,8 +327,19 @@ class TensorParallelModel:
 
         self._members.on_failure(tell)
 
+    def refuse(self, config: EngineConfig) -> None:
+        """See `ModelRanks.refuse`: no host tier, and no steps beyond the messages."""
+        if config.kv_offloading is not None:
+            raise BadInput("expected none with tensor_parallel_size", field="engine.kv_offloading")
+        if config.max_num_batched_tokens > MAX_ROWS:
+            expected = f"expected at most {MAX_ROWS} with tensor_parallel_size"
+            raise BadInput(expected, field="engine.max_num_batched_tokens", value=config.max_num_batched_tokens)
+
     def close(self) -> None:
-        """End all ranks."""
+        """End the other ranks. A second call changes nothing."""
+        with suppress(TransportError):
+            for rank in range(1, self.group.size):
+                self.group.transport.send(rank, Message(STOP))
         self._closing.pop_all().close()
 
 

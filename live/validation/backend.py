@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from live.clock import CLOCKS, ClockName
+from live.clock import CLOCKS, Clock, ClockName, RanksClock
 from live.engine import Engine
 from live.generation import Generation
 from live.loaded_model import LoadedModel
 from live.speculation import NgramLookup, num_right
+from live.topologies.tensor_parallel import TensorParallelModel
 from live.validation.clients import Sessions, materialise
 from live.validation.profiling import EngineProfile, ProfilingLimits, ProfilingResult, profile
 from live.validation.replay import ReplayResult, replay
@@ -40,22 +42,36 @@ class LiveBackend(LoadedModel):
         async_scheduling: engines schedule a step while the step before it still runs.
         clock: the clock of timed runs (`live.clock`).
         in_turns: profile an engine in turns with each replay, too, with these limits; None: not.
+        tensor_parallel_size: processes that share each layer. By the direct clock a step takes the longest of their CPU
+            times between any two sums, and for each sum the latency that is measured here.
     """
 
     def __init__(
         self, path: Path, *, random: bool, dtype: str, device: str, threads: int, seed: int,
         quantise: Mapping[str, Any] | None = None, async_scheduling: bool = False,
-        clock: ClockName = "wall", in_turns: ProfilingSpec | None = None,
+        clock: ClockName = "wall", in_turns: ProfilingSpec | None = None, tensor_parallel_size: int = 1,
     ) -> None:  # fmt: skip
+        start = partial(TensorParallelModel, size=tensor_parallel_size) if tensor_parallel_size > 1 else None
         super().__init__(
             path, random=random, dtype=dtype, device=device, threads=threads, seed=seed, quantise=quantise,
-            async_scheduling=async_scheduling,
+            async_scheduling=async_scheduling, start_ranks=start,
         )  # fmt: skip
         assert clock == "wall" or (device == "cpu" and threads == 1), "CPU time is elapsed time on one thread only"
         assert in_turns is None or device == "cpu", "two engines cannot share captured graphs"
-        self._clock = CLOCKS[clock]
+        self._clock: Callable[[], Clock] = CLOCKS[clock]
+        self._description: dict[str, Any] = {}
+        if isinstance(self.ranks, TensorParallelModel):
+            self._description = {"tensor_parallel_size": tensor_parallel_size}
+            if clock == "direct":
+                group = self.ranks.group
+                self._description["sum_latency"] = self.ranks.decoder.measure_latency()
+                self._clock = partial(RanksClock, lambda: group.behind)
         self._in_turns = in_turns
         self._profile_in_turns: EngineProfile | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """Also the ranks, and the latency of their sums, seconds."""
+        return super().describe() | self._description
 
     def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfilingResult:
         """Time steps of random requests (`live.validation.profiling`). On a GPU the same steps run untimed first."""

@@ -89,6 +89,9 @@ class VllmBackend:
             "versions": versions() | {"vllm": vllm.__version__},
         }  # fmt: skip
 
+    def close(self) -> None:
+        """Nothing: the engine is in this process."""
+
     def _clock(self) -> Clock:
         """A clock of timed runs."""
         return ProcessClock() if self._scenario.clock == "direct" else WallClock()

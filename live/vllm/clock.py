@@ -10,7 +10,6 @@ from live.clock import DirectClock
 class ProcessClock(DirectClock):
     """`DirectClock` over the CPU time of all threads, for an engine that computes on one but has others beside it."""
 
-    @staticmethod
-    def elapsed() -> float:
+    def elapsed(self) -> float:
         """Seconds of CPU time of the process."""
         return time.process_time()

@@ -82,6 +82,16 @@ def test_chunks_follow_a_goal_by_the_engines_own_step_times(scenario: Path, tmp_
         assert fewest <= len(kinds) - kinds.count("decode") <= most
 
 
+@pytest.mark.slow
+def test_a_validation_of_two_ranks(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--clock", "direct", "--set", "profiling.in_turns=true", "--set", "engine.tensor_parallel_size=2"]
+    assert run(["validate", str(scenario), "--json", "--runs", str(tmp_path), "--tolerance", "1000", *options]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["profiled"] == "in turns"
+    assert document["backend"]["tensor_parallel_size"] == 2
+    assert 0 <= document["backend"]["sum_latency"] < 0.01
+
+
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [

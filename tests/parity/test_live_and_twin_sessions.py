@@ -80,8 +80,7 @@ class StepClock(Clock):
     def __call__(self) -> float:
         return self.now
 
-    @staticmethod
-    def elapsed() -> float:
+    def elapsed(self) -> float:
         return 0.0
 
     def wait_until(self, moment: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -83,7 +84,9 @@ def validate(
     validation = _bundle(source) if source.layout == "afd" else _engine(source)
     if measure_only:
         source.refuse_unless_engine("--measure-only")
-    with _run_folder(validation, source, run.runs, fresh=fresh) as folder:
+    with ExitStack() as stack:
+        stack.callback(validation.close)
+        folder = stack.enter_context(_run_folder(validation, source, run.runs, fresh=fresh))
         if measure_only:
             validation.measure(folder, note)
             note(f"measured in {folder.path}; the same command without --measure-only predicts")
@@ -136,7 +139,8 @@ class _Validation:
 
     Attributes:
         scenario: checked. document: runs it. measure: runs what comes before its prediction. missed: its lines for
-            goals, times a tolerance, that the prediction misses. steps: the file of an earlier calibration.
+            goals, times a tolerance, that the prediction misses. steps: the file of an earlier calibration. close: ends
+            processes of the backend.
     """
 
     scenario: ValidationScenario | BundleValidationScenario
@@ -144,6 +148,7 @@ class _Validation:
     measure: Callable[[RunDirectory, Callable[[str], None]], object]
     missed: Callable[[Document, float], list[str]]
     steps: Path | None = None
+    close: Callable[[], None] = lambda: None
 
 
 def _engine(source: _Source) -> _Validation:
@@ -165,6 +170,7 @@ def _engine(source: _Source) -> _Validation:
         lambda run, note: EngineValidation(engine, checked, base, steps, run, note).measure(),
         lambda document, tolerance: missed(document["loads"], tolerance),
         steps,
+        engine.close,
     )
 
 
@@ -208,6 +214,7 @@ def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> Back
             **model_arguments(scenario.model, base, scenario.seed), device=device,
             async_scheduling=scenario.engine.async_scheduling, clock=scenario.clock or "wall",
             in_turns=scenario.profiling if scenario.profiling.in_turns else None,
+            tensor_parallel_size=scenario.engine.tensor_parallel_size,
         )  # fmt: skip
     except BadInput as error:
         if error.field != "device":

@@ -257,7 +257,7 @@ def serve_live_commands(system: Document) -> str:
         ': "${MODEL:?expected the folder of a Hugging Face model}"',
     ]
     if any(pool.get("device", {}).get("count", 1) > 1 for pool in pools):
-        lines.append("# A live engine runs on one device: the parallelism of the plan is left out.")
+        lines.append("# Live engines have the plan's tensor parallelism; those of several pools have one device each.")
     if len(pools) > 1:
         engines = ", ".join(f"{pool['replicas']} of pool {pool['name']}" for pool in pools)
         lines += ["", f"# One server in front, and a process for each engine: {engines}.", _serve_live(8000)]

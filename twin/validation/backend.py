@@ -87,6 +87,9 @@ class Backend(Protocol):
     def describe(self) -> dict[str, Any]:
         """The device, the dtype and the versions of the packages."""
 
+    def close(self) -> None:
+        """End the processes that it has started, if any."""
+
 
 class AbsentBackend:
     """A backend whose device this machine does not have: it serves a validation that has been measured on another.

@@ -81,6 +81,9 @@ def test_settings_beyond_the_machine_or_the_range(flags: str, message: str, fold
         (["--host", "192.0.2.1"], "--host, --port"),
         (["--port", "99999"], "--host, --port"),
         (["--host", ""], "--host: "),
+        (["--tensor-parallel-size", "0"], "--tensor-parallel-size: got 0, expected a whole number from 1 up"),
+        (["--tensor-parallel-size", "7"], "tensor_parallel_size: got 7, expected a divisor of the model's"),
+        (["--tensor-parallel-size", "2", "--lora-modules", "a=b"], "--tensor-parallel-size: got 2, expected none"),
     ],
     ids=" ".join,
 )

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import json
+import os
+import signal
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -17,17 +23,20 @@ from kernels.error_compensator.cases import random_layer
 from kernels.w4_gemm import PackedWeight, dequantise, part, quantise
 from live.engine import Engine
 from live.generation import Generation
+from live.loaded_model import ModelSource
 from live.models.compensated import Compensated
-from live.models.decoder import Decoder
+from live.models.decoder import Decoder, Inputs
 from live.models.linear import Rounding
 from live.models.tensor_parallel import config_of_rank, layer_of_rank
 from live.models.weights import DenseFFN, Layer, random_weights
+from live.server.engine_backend import EngineBackend
 from live.topologies.membership import Address, Membership, listen_at
 from live.topologies.sockets import SocketTransport
-from live.topologies.tensor_parallel import LeadingDecoder, RankGroup, follow, forms
-from live.topologies.transport import STOP, Message
+from live.topologies.tensor_parallel import LeadingDecoder, RankGroup, TensorParallelModel, follow, forms
+from live.topologies.transport import STOP, Message, TransportError
 from schedulers.chunking import StaticChunks
-from tests.live.topologies.answers import CONFIGS, requests, settings
+from tests.live.topologies.answers import CONFIGS, colocated, outputs, requests, settings
+from tests.live.topologies.test_processes import TINY
 from workloads.errors import BadInput
 
 MODELS = CONFIGS | {"compensated": CONFIGS["qwen3"]}
@@ -60,8 +69,11 @@ def make_decoder(name: str, ranks: RankGroup | None = None, group: int = -1) -> 
 
 
 @contextmanager
-def ranks(name: str, size: int) -> Iterator[LeadingDecoder]:
-    """Ranks in threads of this process, over the connections that processes have; yields rank 0's decoder."""
+def ranks(name: str, size: int, slower: float = 0.0) -> Iterator[LeadingDecoder]:
+    """Ranks in threads of this process, over the connections that processes have; yields rank 0's decoder.
+
+    `slower`: CPU seconds that the others work beside each step.
+    """
     torch.set_num_threads(1)
     groups = [RankGroup(rank, size) for rank in range(size)]
     decoders = [make_decoder(name, group) for group in groups]
@@ -78,6 +90,15 @@ def ranks(name: str, size: int) -> Iterator[LeadingDecoder]:
 
     def run(rank: int) -> None:
         members, transport = connect(rank)
+        embed = decoders[rank].embed
+
+        def work_and_embed(inputs: Inputs) -> torch.Tensor:
+            end = time.thread_time() + slower
+            while time.thread_time() < end:
+                pass
+            return embed(inputs)
+
+        decoders[rank].embed = work_and_embed  # type: ignore[method-assign]
         transport.run(follow(decoders[rank], groups[rank]))
         transport.close()
         members.close()
@@ -142,3 +163,44 @@ def test_parts_of_a_packed_weight_have_its_codes(bits: int, symmetric: bool) -> 
 def test_what_cannot_be_divided_is_refused(name: str, size: int, reason: str) -> None:
     with pytest.raises(BadInput, match=reason):
         make_decoder(name, RankGroup(0, size), group=128)
+
+
+def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
+    """Rank 1 works 4 ms more in each step; the clock of rank 0 counts them, and the latency of the sums."""
+    with ranks("llama", 2, slower=0.004) as decoder:
+        latency = decoder.measure_latency()
+        before = decoder.group.behind
+        engine, (generation, *_) = Engine(decoder, settings()), requests(1)
+        engine.submit(generation)
+        steps = 0
+        while engine.step() is not None:
+            steps += 1
+    waited = decoder.group.behind - before - 4 * steps * latency  # two sums a layer
+    assert steps > 3
+    assert 0.9 * 0.004 < waited / steps < 2 * 0.004
+
+
+def test_a_killed_rank_is_named_and_the_backend_does_not_hang(tmp_path: Path) -> None:
+    """Two processes serve; the answers are those of one, and clients get an error when rank 1 is killed."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    source = ModelSource(tmp_path / "config.json", True, "float32", "cpu", 1)
+    with closing(TensorParallelModel(source, 2)) as model:
+        backend = EngineBackend(Engine(model.decoder, settings(8)), ranks=model)
+
+        async def serve() -> str:
+            failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            finished = asyncio.Event()
+            generations = requests(6)
+            backend.start(lambda progress: finished.set() if progress.finished else None, failed.set_result)
+            for generation in generations:
+                backend.submit(generation)
+            while not all(generation.finish_reason for generation in generations):
+                await finished.wait()
+                finished.clear()
+            assert outputs(generations) == colocated(source.load(), generations)
+            os.kill(model.workers.pids[1], signal.SIGKILL)
+            return await asyncio.wait_for(failed, 5)
+
+        assert asyncio.run(serve()) == "rank 1 (tensor parallel 1) has ended"
+        with pytest.raises(TransportError, match=r"rank 1 \(tensor parallel 1\) has ended"):
+            model.decoder.measure_latency()
