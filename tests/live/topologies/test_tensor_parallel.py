@@ -170,9 +170,9 @@ def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
     with ranks("llama", 2, slower=0.004) as decoder:
         latency = decoder.measure_latency()
         before = decoder.group.behind
-        engine, (generation, *_) = Engine(decoder, settings()), requests(1)
-        engine.submit(generation)
-        steps = 0
+        engine, steps = Engine(decoder, settings()), 0
+        for generation in requests(6):
+            engine.submit(generation)
         while engine.step() is not None:
             steps += 1
     waited = decoder.group.behind - before - 4 * steps * latency  # two sums a layer
