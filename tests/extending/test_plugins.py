@@ -84,7 +84,7 @@ def test_serve_live(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     from live.server import launcher
 
     backends: list[Any] = []
-    monkeypatch.setattr(launcher, "run", lambda backend, *rest: backends.append(backend) or 0)
+    monkeypatch.setattr(launcher, "run", lambda backend, *rest, **options: backends.append(backend) or 0)
     print_note.cache_clear()
     model = ["--model", str(folder / "config.json"), "--random-weights"]
     assert run(["serve-live", *model, "--scenario", str(serving(folder, 1))]) == 0

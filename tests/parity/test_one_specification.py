@@ -130,7 +130,7 @@ def test_the_command_serves_the_engine_of_the_scenario(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engines: list[Engine] = []
-    monkeypatch.setattr(launcher, "run", lambda backend, *arguments: engines.append(backend.engine) or 0)
+    monkeypatch.setattr(launcher, "run", lambda backend, *rest, **options: engines.append(backend.engine) or 0)
     command = ["serve-live", "--model", str(file.parent / "config.json"), "--random-weights", "--scenario", str(file)]
     assert run([*command, "--set", "engine.max_num_seqs=3"]) == 0
     (engine,) = engines

@@ -71,7 +71,8 @@ def test_two_blocks_have_one_id_exactly_when_they_hold_the_same_text(
     requests = 0
     for session in workload.sessions(np.random.default_rng(seed), count):
         context: list[object] = []
-        for turn, (prompts, _, _) in enumerate(session.rounds):
+        for turn, round in enumerate(session.rounds):
+            prompts = round.prompts
             requests += len(prompts)
             texts_of_turn = []
             for prompt in prompts:

@@ -94,11 +94,14 @@ class Backend(Protocol):
 class AbsentBackend:
     """A backend whose device this machine does not have: it serves a validation that has been measured on another.
 
-    Every method raises `reason`.
+    Every other method than `close` raises `reason`.
     """
 
     def __init__(self, reason: BadInput) -> None:
         self._reason = reason
+
+    def close(self) -> None:
+        """Do nothing: there are no processes."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise self._reason

@@ -290,10 +290,8 @@ class Engine(EngineState):
 
     def _abort(self, sequence: Sequence, now: float) -> RequestRecord:
         """Take a sequence out of the scheduler, with the tokens of the steps that have ended."""
-        steps_ended = self.core.step_index - len(self._running)
-        joined_step = sequence.joined_step  # it has no token of a step in which it paused
         self.core.abort(sequence.request.id, now)
-        discarded = max(sequence.left_step - max(steps_ended, joined_step), 0)
+        discarded = sum(_has_output(batch, sequence) for batch, _, _ in self._running)
         return self.step_records.abort(sequence, sequence.num_output_tokens - discarded)
 
     # -- at a step end -----------------------------------------------------------------------------------------------
@@ -350,3 +348,8 @@ class Engine(EngineState):
     def _group_seconds(self, batch: Batch) -> float:
         assert isinstance(batch, GroupBatch)
         return self._step_time.group_seconds(batch)
+
+
+def _has_output(batch: Batch, sequence: Sequence) -> bool:
+    """Tell whether a step computes an output token of a sequence, as a decode or by its last prompt chunk."""
+    return sequence in batch.decodes or any(chunk.last and chunk.sequence is sequence for chunk in batch.chunks)
