@@ -219,10 +219,10 @@ class StepScheduling(Lifecycle):
     def _note_decodes(self, all_fit: bool) -> None:
         """Note a step of decodes without prompts, and whether all of them had their blocks."""
         assert self.capacity is not None, "nothing else counts them"
-        if all_fit:
-            self.capacity.ran_decodes(1)
-        else:
+        if not all_fit:
             self.capacity.preempted(self.decode_set)
+        elif self.decode_set.size:  # after the last answer there is no step of decodes, only room
+            self.capacity.ran_decodes(1)
         if self.full_batch is not None:
             self.full_batch.scheduled_decodes()
 

@@ -78,6 +78,17 @@ def test_the_ratio_falls_with_decode_steps_and_starts_anew_when_idle() -> None:
     assert core.capacity.ratio == 0.7
 
 
+def test_a_step_that_only_makes_room_is_no_decode_step() -> None:
+    """The second prompt has its turn after the last answer, and the ratio falls by the first's two decodes alone."""
+    core = core_of(
+        max_num_seqs=1, capacity_scheduler_policy="new_token_ratio", enable_mixed_chunk=False, scheduler="sglang",
+    )  # fmt: skip
+    assert isinstance(core.capacity, NewTokenRatio)
+    submit(core, (4, 3), (5, 3))
+    assert run(core, 4) == [{0: 4}, {0: 1}, {0: 1}, {1: 5}]
+    assert core.capacity.ratio == pytest.approx(0.7 - 2 * (0.7 - 0.098) / 600)
+
+
 def test_decodes_with_the_fewest_tokens_are_retracted_and_wait_behind_those_that_came_meanwhile() -> None:
     """40 tokens are cached when the first has 11 outputs and two have 9: of these the one with the longer prompt goes.
 
