@@ -38,6 +38,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
         "--runs", "swept",
     ),
     ("report",),
+    ("ablate", "examples/chat-sessions.yaml", "--set", "workload.requests=100", "--replications", "2"),
     ("init", "-o", "scenario.yaml"),
     ("simulate", "scenario.yaml", "--set", "workload.requests=50"),
     ("sweep", "examples/afd-deepseek-v3.yaml", "--ratio", "1,2", "--set", "batch_size=64"),
@@ -70,6 +71,7 @@ def main() -> None:
             runs.server("observe", "--upstream", engine, "--port", "0", "-o", "observed") as proxy,
         ):
             runs.check("replay", "trace.csv", "--url", proxy, "-o", "replayed", "--vocabulary", "500")
+            runs.check("adopt", engine, "--into", "adopted", *ADOPTED)
         (place / "requests.jsonl").write_text(recorded_requests())
         scenario = "examples/roofline-h200-llama-70b.yaml"
         runs.check("calibrate", "refine", scenario, "--run", "requests.jsonl", "--first", "6", "-o", "refined.yaml")
@@ -78,6 +80,11 @@ def main() -> None:
         print(f"FAILED {name}: a command of README that is not run here")
     sys.exit(1 if runs.failed or missing else 0)
 
+
+ADOPTED = (
+    "--gpu", "cpu", "--replay", "5", "--rate", "8", "--prompt-tokens", "24", "--answer-tokens", "12",
+    "--vocabulary", "500", "--set", "engine.max_num_seqs=32",
+)  # fmt: skip
 
 TRACE = "arrival,prompt_tokens,output_tokens\n" + "".join(f"{0.1 * i:.1f},{24 + i},{8 + i % 5}\n" for i in range(40))
 
