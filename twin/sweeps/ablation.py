@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scenarios.overrides import Settings
+from twin.serving.plan.plan import Draw
 from twin.serving.results.report import NOTE
 from twin.serving.results.uncertainty import combine, flatten
 from twin.sweeps.serving_sweep import ServingSweep, Task, prepare
@@ -100,21 +100,27 @@ class Ablation:
         self, comparison: Comparison, documents: Mapping[str, Document]
     ) -> tuple[list[dict[str, float | None]], list[dict[str, float | None]]]:
         """Ratios of metrics with to without the change: of each replication, and of each draw of what is not known."""
-        runs: list[list[dict[Any, Document]]] = []
-        for settings in (comparison.on, comparison.off):
-            reason = next((refusal.reason for refusal in self.sweep.infeasible if refusal.settings == settings), None)
-            if reason is not None:
-                raise BadInput(reason)
-            case = next(index for index, case in enumerate(self.sweep.cases) if case.settings == settings)
-            reports = {(task.draw, task.replication): documents[task.key] for task in self.sweep.tasks_of(case)}
-            if refused := next((report["refused"] for report in reports.values() if "refused" in report), ""):
-                raise BadInput(refused)
-            runs.append([{key: flatten(report["summary"]) for key, report in reports.items()}])
-        (on,), (off,) = runs
-        both = [key for key in on if key in off]
-        ratios = {key: _ratios(on[key], off[key]) for key in both}
+        on, off = (self._metrics(settings, documents) for settings in (comparison.on, comparison.off))
+        ratios = {key: _ratios(on[key], off[key]) for key in on if key in off}
         replications = [ratio for (draw, _), ratio in ratios.items() if draw is None]
-        return replications, [ratio for (draw, _), ratio in ratios.items() if isinstance(draw, int)]
+        return replications, [ratio for (draw, _), ratio in ratios.items() if draw is not None]
+
+    def _metrics(
+        self, settings: Settings, documents: Mapping[str, Document]
+    ) -> dict[tuple[Draw, int], dict[str, float | None]]:
+        """The metrics of a configuration's runs, by draw and replication.
+
+        Raises:
+            BadInput: it cannot run.
+        """
+        reason = next((refusal.reason for refusal in self.sweep.infeasible if refusal.settings == settings), "")
+        if not reason:
+            index = next(index for index, case in enumerate(self.sweep.cases) if case.settings == settings)
+            reason = self.sweep.refused(index, documents)
+        if reason:
+            raise BadInput(reason)
+        tasks = self.sweep.tasks_of(index)
+        return {(task.draw, task.replication): flatten(documents[task.key]["summary"]) for task in tasks}
 
     def _verdict(self, change: Document | None) -> str:
         if change is None:
@@ -147,13 +153,16 @@ def _ratios(on: Mapping[str, float | None], off: Mapping[str, float | None]) -> 
 
 
 def _changes(replications: Sequence[Document], draws: Sequence[Document]) -> dict[str, Document]:
-    """The mean relative change of each metric with the ends of its interval; ends are None for a single run."""
+    """The mean relative change of each metric with the ends of its interval, which has no width for a single run.
+
+    Configurations have a single run if nothing in them is random or unknown.
+    """
     means, intervals = combine(replications, draws)
     changes = {}
     for name, mean in means.items():
         if mean is None:
             continue
-        ends = intervals[name]["confidence"] if name in intervals else (math.nan, math.nan)
+        ends = intervals[name]["confidence"] if name in intervals else (mean, mean)
         changes[name] = {"change": mean - 1, "low": ends[0] - 1, "high": ends[1] - 1}
     return changes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -162,7 +162,7 @@ class ServingSweep(Sweep[Task, Document]):
 
     def summarise(self, documents: dict[str, Document]) -> Document:
         """The document `twin.serving-sweep/1`."""
-        refused = {index: reason for index in range(len(self.cases)) if (reason := self._refused(index, documents))}
+        refused = {index: reason for index in range(len(self.cases)) if (reason := self.refused(index, documents))}
         if len(refused) == len(self.cases):
             raise BadInput(f"expected a configuration that can run: {refused[0]}")
         infeasible = [*self.infeasible, *(Infeasible(self.cases[i].settings, why) for i, why in refused.items())]
@@ -175,7 +175,7 @@ class ServingSweep(Sweep[Task, Document]):
             "infeasible": [asdict(refusal) for refusal in infeasible],
         }
 
-    def _refused(self, index: int, documents: dict[str, Document]) -> str:
+    def refused(self, index: int, documents: Mapping[str, Document]) -> str:
         """The reason why a configuration could not run; empty if it could."""
         reasons = (documents[task.key].get("refused", "") for task in self.tasks_of(index))
         return next(filter(None, reasons), "")

@@ -81,6 +81,17 @@ def test_what_changes_nothing_has_no_effect() -> None:
     assert row["verdict"] == "no effect"
 
 
+def test_a_single_run_that_nothing_varies_is_certain() -> None:
+    fixed = {"distribution": "fixed", "mean": 40}
+    document = SHARING | {"workload": {"requests": 20, "prefill": fixed, "decode": fixed,
+                                       "arrivals": {"process": "deterministic", "rate": 20.0}}}  # fmt: skip
+    ablation = prepare_ablation(document, HERE, names=[], more={"engine.max_num_seqs": [1]}, replications=2)
+    (row,) = rows(ablation).values()
+    change = row["changes"]["e2e.mean"]
+    assert change["low"] == change["change"] == change["high"] > 0
+    assert row["verdict"] == "costs"
+
+
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
