@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from workloads.checks import MAX_TOKENS, IntArray
+from workloads.checks import MAX_TOKENS
 from workloads.errors import BadInput
-from workloads.trace import IdRanges, Trace
+from workloads.trace import IdRanges, Trace, whole_column
 from workloads.trace_files import Table, json_lines, name_of, read_tables, session_names, whole_numbers
 
 SESSION_IDS = 1 << 40
@@ -194,15 +194,11 @@ def _trace(name: str, sessions: Iterable[Sequence[_Row]], block_tokens: int | No
             for start, end in row.ranges or ():
                 starts.append(number * SESSION_IDS + start)
                 ends.append(number * SESSION_IDS + end)
-    blocks = None if block_tokens is None else IdRanges(_whole(counts), _whole(starts), _whole(ends))
+    blocks = None if block_tokens is None else IdRanges(whole_column(counts), whole_column(starts), whole_column(ends))
     return Trace(
-        name, None, _whole(prompts), _whole(answers), blocks, block_tokens, _whole(numbers),
-        np.frombuffer(pauses, dtype=np.float64), _whole(agents),
+        name, None, whole_column(prompts), whole_column(answers), blocks, block_tokens, whole_column(numbers),
+        np.frombuffer(pauses, dtype=np.float64), whole_column(agents),
     )  # fmt: skip
-
-
-def _whole(column: array[int]) -> IntArray:
-    return np.frombuffer(column, dtype=np.int64) if len(column) else np.empty(0, dtype=np.int64)
 
 
 def _optional(table: Table, name: str) -> list[float]:

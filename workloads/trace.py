@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,64 +20,19 @@ from workloads.pairs import JointEmpirical
 from workloads.request import Request
 
 
-class IdLists(Sequence[tuple[int, ...]]):
-    """A read-only sequence of tuples of whole numbers below 2^64, eight bytes each. Equal to a tuple of tuples."""
-
-    def __init__(self, counts: IntArray, ids: npt.NDArray[np.uint64]) -> None:
-        """`counts` are the lengths of the tuples, shape (n,); `ids` all their numbers, shape (Σ counts,)."""
-        self._ends = np.concatenate(([0], np.cumsum(counts)))
-        self._ids = ids
-
-    @classmethod
-    def of(cls, lists: Iterable[Sequence[int]]) -> IdLists:
-        """These lists. Raises OverflowError for a number outside 0 to 2^64 - 1."""
-        counts, ids = array("q"), array("Q")
-        for ids_of_row in lists:
-            counts.append(len(ids_of_row))
-            ids.extend(ids_of_row)
-        return cls(np.array(counts, dtype=np.int64), np.array(ids, dtype=np.uint64))
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    @overload
-    def __getitem__(self, index: int) -> tuple[int, ...]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[tuple[int, ...]]: ...
-    def __getitem__(self, index: int | slice) -> tuple[int, ...] | list[tuple[int, ...]]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        i = index % len(self)
-        return tuple(self._ids[self._ends[i] : self._ends[i + 1]].tolist())
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, IdLists):
-            return np.array_equal(self._ends, other._ends) and np.array_equal(self._ids, other._ids)
-        return isinstance(other, tuple) and len(other) == len(self) and all(map(tuple.__eq__, self, other))
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def tobytes(self) -> bytes:
-        """The lengths and numbers as bytes, for a digest."""
-        return self._ends.tobytes() + self._ids.tobytes()
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} lists of {len(self._ids)} ids>"
-
-
-class IdRanges(Sequence[tuple[int, ...]]):
-    """A read-only sequence of tuples of ids that are made of ranges: long prompts of growing contexts are few ranges.
+class _Rows(Sequence[tuple[int, ...]]):
+    """Read-only tuples of ids, the entries of which stand in columns one behind the other.
 
     Args:
-        counts: number of ranges of each tuple, shape (n,). starts, ends: of all ranges in order; ends are included.
+        counts: entries of each tuple, shape (n,).
     """
 
-    def __init__(self, counts: IntArray, starts: IntArray, ends: IntArray) -> None:
+    def __init__(self, counts: IntArray) -> None:
         self._bounds = np.concatenate(([0], np.cumsum(counts)))
-        self._starts = starts
-        self._ends = ends
+
+    @abstractmethod
+    def _row(self, entries: slice) -> tuple[int, ...]:
+        """The ids of these entries."""
 
     def __len__(self) -> int:
         return len(self._bounds) - 1
@@ -91,13 +47,68 @@ class IdRanges(Sequence[tuple[int, ...]]):
         if not -len(self) <= index < len(self):
             raise IndexError(index)
         row = index % len(self)
-        ranges = slice(self._bounds[row], self._bounds[row + 1])
-        pairs = zip(self._starts[ranges].tolist(), self._ends[ranges].tolist(), strict=True)
+        return self._row(slice(self._bounds[row], self._bounds[row + 1]))
+
+
+class IdLists(_Rows):
+    """A read-only sequence of tuples of whole numbers below 2^64, eight bytes each. Equal to a tuple of tuples."""
+
+    def __init__(self, counts: IntArray, ids: npt.NDArray[np.uint64]) -> None:
+        """`counts` are the lengths of the tuples, shape (n,); `ids` all their numbers, shape (Σ counts,)."""
+        super().__init__(counts)
+        self._ids = ids
+
+    @classmethod
+    def of(cls, lists: Iterable[Sequence[int]]) -> IdLists:
+        """These lists. Raises OverflowError for a number outside 0 to 2^64 - 1."""
+        counts, ids = array("q"), array("Q")
+        for ids_of_row in lists:
+            counts.append(len(ids_of_row))
+            ids.extend(ids_of_row)
+        return cls(np.array(counts, dtype=np.int64), np.array(ids, dtype=np.uint64))
+
+    def _row(self, entries: slice) -> tuple[int, ...]:
+        return tuple(self._ids[entries].tolist())
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, IdLists):
+            return np.array_equal(self._bounds, other._bounds) and np.array_equal(self._ids, other._ids)
+        return isinstance(other, tuple) and len(other) == len(self) and all(map(tuple.__eq__, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def tobytes(self) -> bytes:
+        """The lengths and numbers as bytes, for a digest."""
+        return self._bounds.tobytes() + self._ids.tobytes()
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} lists of {len(self._ids)} ids>"
+
+
+class IdRanges(_Rows):
+    """A read-only sequence of tuples of ids that are made of ranges: long prompts of growing contexts are few ranges.
+
+    Args:
+        counts: number of ranges of each tuple, shape (n,). starts, ends: of all ranges in order; ends are included.
+    """
+
+    def __init__(self, counts: IntArray, starts: IntArray, ends: IntArray) -> None:
+        super().__init__(counts)
+        self._starts = starts
+        self._ends = ends
+
+    def _row(self, entries: slice) -> tuple[int, ...]:
+        pairs = zip(self._starts[entries].tolist(), self._ends[entries].tolist(), strict=True)
         return tuple(chain.from_iterable(range(start, end + 1) for start, end in pairs))
 
     def tobytes(self) -> bytes:
         """The ranges as bytes, for a digest."""
         return self._bounds.tobytes() + self._starts.tobytes() + self._ends.tobytes()
+
+
+def whole_column(numbers: array[int]) -> IntArray:
+    """A column that shares the memory of an array of type `q`, shape (n,)."""
+    return np.frombuffer(numbers, dtype=np.int64) if len(numbers) else np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)

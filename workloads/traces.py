@@ -20,7 +20,7 @@ from workloads.agent_traces import read_agent_sessions, read_agents, read_otlp
 from workloads.checks import MAX_TOKENS, FloatArray, IntArray
 from workloads.errors import BadInput
 from workloads.registry import Registry
-from workloads.trace import IdLists, Trace
+from workloads.trace import IdLists, Trace, whole_column
 from workloads.trace_files import (
     Table,
     block_ids,
@@ -240,15 +240,17 @@ class _Columns:
 
     def trace(self, name: str) -> Trace:
         schema = self._schema
-        blocks = IdLists(_whole(self._counts), np.frombuffer(self._ids, dtype=np.uint64)) if self._has_blocks else None
+        blocks = (
+            IdLists(whole_column(self._counts), np.frombuffer(self._ids, dtype=np.uint64)) if self._has_blocks else None
+        )
         return Trace(
             name,
             np.frombuffer(self._times, dtype=np.float64) if self._has_times else None,
-            _whole(self._prompts),
-            _whole(self._outputs),
+            whole_column(self._prompts),
+            whole_column(self._outputs),
             blocks,
             schema.block_tokens if self._has_blocks else None,
-            _whole(self._sessions) if self._has_sessions else None,
+            whole_column(self._sessions) if self._has_sessions else None,
         )
 
     def _add_times(self, table: Table, name: str) -> None:
@@ -269,10 +271,6 @@ class _Columns:
             if request is not None:
                 self._numbers[request] = number
             self._sessions.append(number)
-
-
-def _whole(column: array[int]) -> IntArray:
-    return np.frombuffer(column, dtype=np.int64) if len(column) else np.empty(0, dtype=np.int64)
 
 
 __all__ = ["AUTO", "TRACE_FORMATS", "Trace", "TraceFormat", "TraceReader", "read_trace"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tests.schedulers.naive_engine import NaiveBatch
+
 Path = tuple[int, ...]
 
 
@@ -29,16 +31,6 @@ class NaiveRequest:
     @property
     def tokens(self) -> int:
         return self.prompt + self.generated
-
-
-@dataclass
-class NaiveBatch:
-    """As `naive_engine.NaiveBatch`."""
-
-    number: int
-    chunks: list[tuple[int, int, int]] = field(default_factory=list)
-    decodes: list[tuple[int, int]] = field(default_factory=list)
-    ending: list[int] = field(default_factory=list)
 
 
 def give_tokens(batch: NaiveBatch, requests: dict[int, NaiveRequest]) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.schedulers.naive_radix import NaiveBatch, NaiveRadix, NaiveRequest, give_tokens
+from tests.schedulers.naive_engine import NaiveBatch
+from tests.schedulers.naive_radix import NaiveRadix, NaiveRequest, give_tokens
 
 
 @dataclass(frozen=True)
