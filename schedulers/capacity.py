@@ -1,4 +1,4 @@
-"""Whether blocks suffice to admit a sequence, given what running ones may still take.
+"""Capacity policies: admit a sequence if blocks suffice, given what running ones may still take.
 
 The policies are those of TensorRT-LLM's capacity scheduler and of SGLang's prefill adder, under the setting
 `capacity_scheduler_policy`:
@@ -237,5 +237,5 @@ class FullBatch:
 
 
 def make_full_batch(remembers: bool, capacity: Capacity | None) -> FullBatch | None:
-    """What remembers that a batch is full, if the scheduler does and counts capacity."""
+    """A memory of full batches, for a scheduler that has one and counts capacity."""
     return FullBatch() if remembers and capacity is not None else None

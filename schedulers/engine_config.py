@@ -249,7 +249,7 @@ class EngineConfig:
 
     @property
     def shares_tokens(self) -> bool:
-        """Whether all admitted prompts share the tokens of a step."""
+        """True if all admitted prompts share the tokens of a step."""
         return self.context_chunking_policy is not None and self.enable_chunked_prefill
 
     @property

@@ -257,7 +257,7 @@ class EngineRegression(Estimator, StepTime):
         )
 
     def scatter(self) -> float:
-        """That of held-out steps, of whose normal errors 90 % are below 1.645 deviations, and of the machine since."""
+        """The deviation of steps, from the P90 error of held-out ones (taken as normal) and the machine's drift."""
         return math.hypot(self.heldout_p90_ / 1.645, MACHINE) if self.heldout_p90_ else 0.0
 
     def vary(self, scores: Mapping[str, float]) -> EngineRegression:

@@ -198,7 +198,7 @@ def _add_rms_norm(
 
 
 def _ffn_product(ffn: FFN, rows: FFNRows) -> Product:
-    """As `ffn_stage`, for a process that computes the next norm, too."""
+    """The FFN's product, before it is added to the residual and normalised."""
     if isinstance(ffn, DenseFFN) and isinstance(ffn.down, CompensatedRowParallel):
         return ffn.down.stage(silu_mul(linear(rows.hidden, ffn.gate_up)))
     return ffn_stage(ffn, rows)

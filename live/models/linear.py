@@ -41,7 +41,7 @@ class Group(Protocol):
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' parts, the same bits on each rank."""

@@ -29,7 +29,7 @@ class PromptUsage(TypedDict):
 
 
 class Listing(TypedDict):
-    """What responses with a list have in common; the list is `data`."""
+    """The common fields of responses with a list; the list is `data`."""
 
     id: str
     object: Literal["list"]
