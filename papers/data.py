@@ -17,12 +17,7 @@ def published(paper: str, name: str) -> list[dict[str, str]]:
 
 
 def records(kind: type[T], paper: str, name: str, **columns: str) -> list[T]:
-    """The rows of a published table as dataclasses.
-
-    Args:
-        columns: by fields whose column has another name; one that ends in `_ms` is read as seconds. An empty cell of an
-            optional field is None.
-    """
+    """The rows of a published table as dataclasses, by `columns` where names differ; `…_ms` is read as seconds."""
     types = get_type_hints(kind)
     fields = [(field, columns.get(field, field)) for field in types]
     return [

@@ -16,9 +16,8 @@ MARKS = {"*": ("", "*"), "* ": (" ", "*"), "yes": ("no", "yes")}
 
 
 class Cells(Formatter):
-    """Format strings whose specs may begin with a factor: `{ttft:1e3 .1f}` shows seconds as milliseconds.
-
-    `±` before the digits shows an interval by its middle and half its width; `MARKS` are for booleans.
+    """Format strings whose specs may begin with a factor (`{ttft:1e3 .1f}`) or `±`: an interval's middle and half
+    width.
     """
 
     def format_field(self, value: Any, format_spec: str) -> str:

@@ -33,12 +33,7 @@ def language_model_row(kind: str, seed: int, document: Mapping[str, Any]) -> Row
 
 
 class Recipe(NamedTuple):
-    """A model of each seed, and what is compared on it.
-
-    Attributes:
-        name: of the model's points. folder: of the models, below `models/`. train: trains a model into its folder,
-            which may hold one that is finished or half done. compare: by the names of points.
-    """
+    """A model of each seed, trained into its folder (or taken up there), and what is compared on it."""
 
     name: str
     folder: str
@@ -54,12 +49,7 @@ class Models(NamedTuple):
 
 
 class Study(NamedTuple):
-    """A paper's study on small models.
-
-    Attributes:
-        sizes: by name, reduced and full. recipes: of a size. summarise: the document of a size and the rows of models
-            and of what is compared on them.
-    """
+    """A paper's study on small models: sizes by name, recipes of a size, and the document of the resulting rows."""
 
     sizes: Mapping[str, Any]
     recipes: Callable[[str], Sequence[Recipe]]
@@ -102,7 +92,6 @@ def waves(models: Sequence[Models], jobs: int) -> list[list[Task]]:
 def _run_missing(
     run: RunDirectory, tasks: Iterable[Task], rows: dict[str, Any], jobs: int, advance: Callable[[str], None]
 ) -> None:
-    """Run the tasks that are not done; every result is kept at once."""
     missing = [task for task in tasks if task.name not in rows]
     with each_as_done(Task.run, missing, jobs) as results:
         for task, row in results:

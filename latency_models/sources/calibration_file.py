@@ -34,12 +34,9 @@ SCHEMA = "twin.measured-calibration/1"
 
 
 class FittedPiece(Strict):
-    """A line t = alpha·x + beta, seconds, and its range.
+    """A line t = alpha·x + beta in seconds over a range, and its relative residuals.
 
-    Attributes:
-        where: other sizes, which were held fixed: "batch 4"; empty if there are none.
-        median_residual, worst_residual: of |line - measured| / measured.
-        fit: absent where times do not grow with x; the line is then their mean.
+    `where`: sizes held fixed ("batch 4"). `fit`: absent where times do not grow with x; the line is then their mean.
     """
 
     where: str = ""
@@ -52,18 +49,11 @@ class FittedPiece(Strict):
 
 
 class Operation(Strict):
-    """Accuracy of one operation's predictions.
+    """Accuracy of one operation's predictions, by `via`: "triton", or "reference" or "torch" without a kernel.
 
-    Attributes:
-        via: the implementation that ran: "triton", or "reference" or "torch" where there was no kernel.
-        axis: x of the lines.
-        points: number of measured points, including `held_out.points`, which enter neither tables nor lines.
-        repeat_spread: variation of the same point between rounds: the median over points of (longest - shortest) /
-            median.
-        held_out: errors of interpolation between the other points, as a simulation predicts.
-        allowed: limit of the median error: 0.05, or 0.1 where `repeat_spread` is above 0.05.
-        holds: whether the median error is within the limit.
-        lines: fitted lines, with knees between them where there are several.
+    `points` include `held_out.points`, which enter neither tables nor lines. `repeat_spread`: the median of (longest -
+    shortest) / median of a point's repeats. `allowed`: limit of the median error: 0.05, or 0.1 where that is above
+    0.05.
     """
 
     via: str
@@ -79,12 +69,7 @@ class Operation(Strict):
 class StepOverhead(Strict):
     """Duration of a whole step in terms of its operations timed one by one: seconds + factor · their sum.
 
-    The factor covers what operations lose among others: caches, branch predictors, fresh memory.
-
-    Attributes:
-        seconds, factor: fitted to composed steps; 0 and 1 where none were measured.
-        steps: those steps: chunk, decodes and context of each, and measured and predicted seconds.
-        median_error: of |predicted - measured| / measured.
+    Fitted to composed `steps`; 0 and 1 where none were measured. The factor covers caches and branch predictors.
     """
 
     seconds: NonNegativeFloat
@@ -94,18 +79,7 @@ class StepOverhead(Strict):
 
 
 class MeasuredCalibration(Strict):
-    """The file `twin.measured-calibration/1`.
-
-    Attributes:
-        overhead: of a whole step.
-        row_tile: rows that linear layers compute at once, as in `KernelTableSettings`.
-        attention, ffn: lines of a whole decode step.
-        communication: line of the round trip of `requests`.
-        operations: accuracy of each.
-        skipped: operations that were not measured, with the reason.
-        ec: tables of compensated layers; None if they were not measured.
-        tables: kernel tables; None if the run left out operations that they need.
-    """
+    """The file `twin.measured-calibration/1`; docs/reference/calibration-file.md describes every field."""
 
     schema_: Literal["twin.measured-calibration/1"] = Field(alias="schema")
     name: Annotated[str, Field(min_length=1)]

@@ -33,12 +33,7 @@ LAYER_TYPES: tuple[LayerType, ...] = get_args(LayerType)
 
 
 class Selection(Strict):
-    """The set S of modules that carry an error compensator. Exactly one of the two fields is given.
-
-    Attributes:
-        density: share of the modules of every layer type.
-        layers: numbers of the layers, from 0, by layer type; a type that is left out has none.
-    """
+    """The set S of modules with a compensator: a share of every layer type, or numbers of layers by type."""
 
     density: float | None = Field(default=None, ge=0, le=1)
     layers: dict[LayerType, list[NonNegativeInt]] | None = None
@@ -64,15 +59,7 @@ class Selection(Strict):
 
 
 class LayerTables(Strict):
-    """Latencies of one layer's kernels: the file `twin.ec-tables/1`. Times are in seconds.
-
-    Attributes:
-        layers: how many such layers the model has.
-        tokens: M, increasing from 1. Every table has one entry for each.
-        w4, ec: by layer type, the 4-bit kernel alone and with an error compensator attached.
-        attention: of one layer.
-        source: where the figures come from.
-    """
+    """Latencies of one layer's kernels, seconds by token counts M from 1: the file `twin.ec-tables/1`."""
 
     schema_: Literal["twin.ec-tables/1"] = Field(alias="schema")
     layers: PositiveInt
@@ -130,14 +117,9 @@ Passes: TypeAlias = Literal["separate", "joint"]
 class EcTables(StepTime):
     """Step times of a compensated model, and the latency table that the SLO scheduler uses.
 
-    Context lengths have no influence: the paper profiles attention by tokens, like the rest.
-
-    Args:
-        tables: latencies of one layer's kernels.
-        selection: S.
-        passes: whether prompt tokens run in a pass of their own beside a step's decodes.
-        pad_to: tokens to which a pass with prompt tokens is padded ("regular chunked prefill", SPEAR 4.3); 0: none.
-        spread: relative uncertainty of T_S; None: unknown.
+    Context lengths have no influence: the paper profiles attention by tokens, like the rest. `passes`: prompt tokens
+    run in a pass of their own, padded to `pad_to` tokens ("regular chunked prefill", SPEAR 4.3). `spread`: relative
+    uncertainty of T_S.
     """
 
     def __init__(
@@ -204,13 +186,7 @@ class EcTables(StepTime):
 
 @register
 class EcTablesSpec(SourceSpec):
-    """A 4-bit model with error compensators (SPEAR 4.3).
-
-    Attributes:
-        path, tables: the latency tables, in a file or in the scenario; one of the two.
-        selection: which modules carry a compensator.
-        passes, pad_to, spread: as for `EcTables`.
-    """
+    """A 4-bit model with error compensators (SPEAR 4.3): `path` or `tables`, and the fields of `EcTables`."""
 
     source: Literal["ec_tables"]
     path: FilePath | None = None

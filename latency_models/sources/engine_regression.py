@@ -41,16 +41,11 @@ from schedulers.batches import Batch
 class Step:
     """Features of one step, and its duration.
 
-    Attributes:
-        rows: prompt tokens, decodes and their draft tokens.
-        decode_attention: decodes × tokens of the longest, in whole blocks; of decodes that verify no drafts. Where
-            attention pads nothing, the tokens of all decodes.
-        chunk_attention: Σ tokens · (context + tokens) over prompt chunks.
-        decodes, chunks: numbers of them.
-        outputs: rows of the LM head.
-        seconds: the measured duration; 0 where it is to be predicted.
-        transfers: decodes that were admitted with a cache from a prefill engine. received: prompt tokens of them.
-        drafted: decodes that verify drafts. drafted_kv: tokens that these attend to.
+    `rows`: prompt tokens, decodes and their drafts. `decode_attention`: decodes without drafts × tokens of the longest,
+    in whole blocks; where attention pads nothing, the tokens of all. `chunk_attention`: Σ tokens · (context + tokens).
+    `outputs`: rows of the LM head. `seconds`: measured; 0 in a prediction. `transfers`: decodes admitted with a cache
+    from a prefill engine, `received` their prompt tokens. `drafted`: decodes that verify drafts, `drafted_kv` their
+    tokens.
     """
 
     rows: int
@@ -107,16 +102,9 @@ SCHEMA = "twin.engine-steps/2"
 class EngineRegressionFile(Strict):
     """The file `twin.engine-steps/2`. Times are in seconds.
 
-    Attributes:
-        block_size: tokens of a KV block, to which attention pads decodes; 0 where it pads none.
-        overhead, slopes, lines: β, then δ κ ω by name, then the broken lines by name.
-        largest: the largest measured value of each feature.
-        points: number of steps in the fit.
-        heldout_median_error, heldout_p90_error: |predicted / measured − 1| of held-out steps.
-        repeat_spread: relative deviation among equal steps, which no model can explain.
-        round_spread: relative deviation among rounds of the profile; 0 in files of earlier versions.
-        clock: of the timing (`wall`, or `direct`: CPU time of one thread).
-        frontend: work between steps, where several engines were measured: fields of `system.frontend`, seconds.
+    `block_size`: tokens to which attention pads decodes; 0: none. `overhead`, `slopes`, `lines`: β, then δ κ ω and the
+    broken lines by name. `repeat_spread`, `round_spread`: relative deviation among equal steps, and among rounds of the
+    profile. `clock`: `wall`, or `direct`: CPU time of one thread. `frontend`: fields of `system.frontend`.
     """
 
     schema_: Literal["twin.engine-steps/2"] = Field(alias="schema")
@@ -160,19 +148,9 @@ MORE_STEPS = "more profiling rounds"
 class EngineRegression(Estimator, StepTime):
     """The regression above: least squares of relative errors, with no coefficient below 0.
 
-    `fit` sets:
-        overhead_, slopes_, lines_: β, then δ κ ω by name, then the broken lines by name.
-        largest_: the largest measured value of each feature.
-        points_: number of steps.
-
-    `from_file` sets, too:
-        heldout_error_, heldout_p90_, repeat_spread_, round_spread_: median and 90th percentile of the errors of
-            held-out steps, and the deviations among equal steps and among rounds.
-
-    Args:
-        block_size: tokens of a KV block, to which attention pads decodes; 0 where it pads none, as vLLM's.
-        support: minimum number of steps for each piece of a broken line.
-        huber: steps further than this many deviations off count by their distance, not by its square.
+    `fit` sets `overhead_`, `slopes_`, `lines_`, `largest_` (of each feature) and `points_`; `from_file` also the errors
+    of held-out steps and the deviations of the file. `support`: minimum number of steps for each piece of a broken
+    line. `huber`: steps further than this many deviations off count by their distance, not by its square.
     """
 
     overhead_: float
@@ -314,12 +292,7 @@ class EngineRegression(Estimator, StepTime):
         clock: Literal["wall", "direct"] = "wall",
         frontend: Mapping[str, float] | None = None,
     ) -> dict[str, Any]:
-        """Content of the file, for `config_io.write_yaml`. `read_engine_regression` reads it as an equal model.
-
-        Args:
-            errors: predicted / measured − 1 of held-out steps, shape (n,).
-            repeat_spread, round_spread, clock, frontend: as in the file.
-        """
+        """Content of the file, for `config_io.write_yaml`. `errors`: predicted / measured − 1 of held-out steps, (n,)."""
         self._require_fit()
         size = np.abs(errors)
         return {

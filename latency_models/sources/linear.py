@@ -22,14 +22,9 @@ COEFFICIENTS = {
 
 
 class LinearStepTime(StepTime):
-    """t = β + α_token · (prompt tokens + decodes' tokens) + α_kv · KV tokens read.
+    """t = β + α_token · (prompt tokens + decodes' tokens) + α_kv · KV tokens read: `overhead` is β, seconds of a step.
 
-    Args:
-        overhead: β, seconds of every step: reading the weights, and the host's share.
-        per_token: α_token, seconds a row of the linear layers.
-        per_kv_token: α_kv, seconds a cached token that a decode attends to.
-        per_prefill_kv_token: seconds a cached token that one prompt token attends to; makes long prompts quadratic.
-        spread: relative uncertainty of each coefficient; None: unknown.
+    `per_prefill_kv_token`: seconds a cached token that one prompt token attends to; makes long prompts quadratic.
     """
 
     def __init__(
@@ -88,15 +83,7 @@ def attended(batch: Batch) -> float:
 
 @register
 class LinearSpec(SourceSpec):
-    """Coefficients of a line, stated in the scenario.
-
-    Attributes:
-        overhead: seconds of every step.
-        per_token: seconds a row (a prompt token or a decode).
-        per_kv_token: seconds a cached token that a decode attends to.
-        per_prefill_kv_token: seconds a cached token that a prompt token attends to.
-        spread: relative uncertainty of each coefficient, from which `--draws` draws. Without it the error is unknown.
-    """
+    """Coefficients of a line, stated in the scenario; `spread`: relative uncertainty of each, None: unknown."""
 
     source: Literal["linear"]
     overhead: NonNegativeFloat

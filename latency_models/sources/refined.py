@@ -32,13 +32,8 @@ SCHEMA: Literal["twin.refined-step-time/1"] = "twin.refined-step-time/1"
 class RefinedFile(Strict):
     """The file `twin.refined-step-time/1`.
 
-    Attributes:
-        folder: relative paths in `step_time` start from here; itself relative to this file.
-        step_time: the section that was refined.
-        unknowns: their names. estimate: their scores, in that order. covariance: of the scores. Before the run scores
-            have an estimate of 0 and the identity as covariance.
-        drift: deviation of a factor on all step times, from the requests that entered no fit.
-        evidence: the run, what it was fitted to, and its errors, for the record.
+    `folder`: relative paths in `step_time` start from here; itself relative to this file. `estimate`, `covariance`: of
+    the scores, in the order of `unknowns`. `drift`: deviation of a factor on all step times.
     """
 
     schema_: Literal["twin.refined-step-time/1"] = Field(alias="schema")
@@ -68,13 +63,7 @@ DRIFT = "refined"
 
 
 class RefinedStepTime(ScaledStepTime):
-    """Step times of a model whose unknowns a run has narrowed.
-
-    Args:
-        prior: the model before the run.
-        names: unknowns that the run was compared with. estimate: their scores, shape (n,). covariance: shape (n, n).
-        drift: deviation of a factor on all step times.
-    """
+    """Step times of a model whose unknowns `names` a run has narrowed to an estimate, (n,), and a covariance, (n, n)."""
 
     def __init__(
         self, prior: StepTime, names: Sequence[str], estimate: Floats, covariance: Floats, drift: float

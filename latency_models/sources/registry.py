@@ -21,40 +21,22 @@ from workloads.errors import BadInput
 
 
 class SourceSpec(Strict):
-    """Base class of the `step_time` sections of a scenario.
-
-    A subclass has a field `source: Literal["its name"]`, fields for its settings, and is registered with `register`.
-    """
+    """Base class of `step_time` sections: a subclass has `source: Literal["its name"]`, and is registered (`register`)."""
 
     @abstractmethod
     def build(self, base: Path) -> StepTime:
-        """The model; relative paths start from `base`.
-
-        Raises:
-            BadInput: settings or files that no model can be built from.
-        """
+        """The model; relative paths start from `base`. Raises `BadInput` if it cannot be built."""
 
     def provenance(self) -> dict[str, Any]:
-        """The source's name, and the origin of its figures, for the documents of a run.
-
-        The default takes the fields `path`, `model` and `hardware`, as far as the section has them.
-        """
+        """The source's name and its fields `path`, `model` and `hardware`, for the documents of a run."""
         names = (name for name in ("path", "model", "hardware") if getattr(self, name, None) is not None)
         return {"source": self.name(), **{name: getattr(self, name) for name in names}}
 
     def check_ranks(self, data_parallel: int) -> None:
-        """Compare settings with the engine's data-parallel ranks. The default accepts any number.
-
-        Raises:
-            BadInput: settings for another number of ranks.
-        """
+        """Refuse another number of data-parallel ranks than the settings' (`BadInput`); by default none."""
 
     def check_stages(self, pipeline_parallel: int) -> None:
-        """Compare settings with the engine's pipeline stages. The default accepts any number.
-
-        Raises:
-            BadInput: settings for another number of stages.
-        """
+        """Refuse another number of pipeline stages than the settings' (`BadInput`); by default none."""
 
     @classmethod
     def name(cls) -> str:
@@ -68,11 +50,7 @@ SOURCES: dict[str, type[SourceSpec]] = {}
 
 
 def register(spec: type[SourceSpec]) -> type[SourceSpec]:
-    """Class decorator: let scenarios use a source by its name.
-
-    Raises:
-        ValueError: another class has the same name.
-    """
+    """Class decorator: let scenarios use a source by its name; `ValueError` if another class has it."""
     name = spec.name()
     if SOURCES.setdefault(name, spec) is not spec:
         raise ValueError(f"expected a name that is not taken, found {name}")
@@ -99,7 +77,6 @@ def find_source(name: str) -> type[SourceSpec]:
 
 
 def _check(section: Any, check_fields: ValidatorFunctionWrapHandler) -> SourceSpec:
-    """The section as an instance of the source that it names."""
     if isinstance(section, SourceSpec):
         return section
     if not isinstance(section, dict):

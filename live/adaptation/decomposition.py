@@ -24,14 +24,7 @@ class Modules:
     decode: Weights
 
     def answer_logits(self, prompts: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
-        """Logits at all positions of answers, each given the answer's tokens before it.
-
-        Args:
-            prompts: (batch, p). answers: (batch, n).
-
-        Returns:
-            (batch, n, vocabulary): the first position is θ_p's, the others are θ_d's (eq. 2 and 3).
-        """
+        """Logits of answers (batch, n, vocabulary) after prompts: θ_p's first, then θ_d's (eq. 2 and 3)."""
         first, cache = self.forward(self.prefill, prompts)
         if answers.shape[1] == 1:
             return first[:, -1:]
@@ -39,10 +32,7 @@ class Modules:
         return torch.cat([first[:, -1:], logits], dim=1)
 
     def loss(self, prompts: torch.Tensor, answers: torch.Tensor, counted: torch.Tensor | None = None) -> torch.Tensor:
-        """The mean negative log-likelihood of answers' tokens (eq. 6), a scalar.
-
-        Args:
-            counted: (batch, n), False for tokens of `answers` that are only there to fill it up; None: all count.
+        """The mean negative log-likelihood of answers' tokens (eq. 6), where `counted`, (batch, n).
 
         A frozen θ_d passes gradients on to θ_p through the prompt's keys and values only.
         """

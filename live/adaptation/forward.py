@@ -51,14 +51,7 @@ class ForwardPass:
     def __call__(
         self, weights: Weights, tokens: torch.Tensor, cache: KVCache | None = None
     ) -> tuple[torch.Tensor, KVCache]:
-        """Compute new tokens of each sequence, which attend to the cache and to each other causally.
-
-        Args:
-            tokens: (batch, n). cache: of the tokens before them; None: there are none.
-
-        Returns:
-            logits (batch, n, vocabulary), and the cache with the new tokens.
-        """
+        """Logits (batch, n, vocabulary) of new tokens (batch, n) behind a cache, and the cache with them."""
         assert weights.head is not None
         hidden, layers = self.hidden(weights, tokens, cache)
         return linear(hidden, weights.head), layers

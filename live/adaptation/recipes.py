@@ -23,11 +23,7 @@ def quiet(text: str) -> None:
 
 
 class Teacher(Protocol):
-    """The data of a training.
-
-    Attributes:
-        seed: of everything that is drawn.
-    """
+    """The data of a training, all of it drawn from a seed."""
 
     @property
     def seed(self) -> int: ...
@@ -39,11 +35,7 @@ class Teacher(Protocol):
 
 @dataclass(frozen=True)
 class Lesson:
-    """The data of a training: prompts of operations with their answers, drawn from a seed.
-
-    Attributes:
-        operations: one is chosen at random for each prompt. digits: of a prompt.
-    """
+    """Prompts of some digits with their answers, each by one of the operations, drawn from a seed."""
 
     operations: tuple[str, ...]
     digits: int
@@ -109,8 +101,6 @@ def _train(
     forward: ForwardPass, tuned: TunedWeights, decode: Weights | None, lesson: Teacher, settings: TrainingSettings,
     state: SavedState | None, advance: Advance,
 ) -> Trained:  # fmt: skip
-    """Train `tuned` as a prefill module; `decode` None: as decode module, too."""
-
     def loss(step: int) -> torch.Tensor:
         weights = tuned.weights()
         return lesson.loss(Modules(forward, weights, weights if decode is None else decode), settings.batch_size, step)

@@ -76,10 +76,8 @@ def run_base(directory: Path, size: Size, family: Family, seed: int, advance: Ad
 class Adaptation:
     """One fine-tuning, as `twin adapt prefill` describes it.
 
-    Attributes:
-        model: directory of the base model. task: an operation, or a file of pairs. bits: of the decode module; None: as
-            it is. start: directory of the module to begin with; None: the base model. steps, learning_rate: None: those
-            of the base model's size, for a first tuning or for one that begins with `start`; of `PAIR_TRAINING`.
+    `task`: an operation, or a file of pairs. `bits`: of the decode module. `start`: directory to begin with; None: the
+    base model. `steps`, `learning_rate`: None: those of the base model's size, or of `PAIR_TRAINING`.
     """
 
     model: Path
@@ -112,11 +110,7 @@ class Adaptation:
 
 
 def run_adaptation(directory: Path, adaptation: Adaptation, advance: Advance = quiet) -> Document:
-    """Tune a module and write it to a directory; goes on where it was stopped.
-
-    Returns:
-        The document of `training.json`, with `exact_match`.
-    """
+    """Tune a module into a directory, also from where it was stopped; returns `training.json` and `exact_match`."""
     config, base = read_model(adaptation.model)
     if config.quantisation is not None:
         raise BadInput("expected dense weights", field="quantization_config", file=adaptation.model)
@@ -148,10 +142,7 @@ def run_adaptation(directory: Path, adaptation: Adaptation, advance: Advance = q
 
 
 def evaluate(prefill: Path, decode: Path, task: Task, bits: int | None, prompts: int, seed: int) -> Document:
-    """Exact match of a prefill module with a decode module, which is rounded to `bits` first.
-
-    With a file of pairs also the share of right tokens, and the perplexity of a token.
-    """
+    """Exact match of a prefill with a rounded decode module; of pairs also right tokens and perplexity."""
     config, decoder = read_model(decode)
     first = _same_shape(prefill, decode)
     if bits is not None:

@@ -59,14 +59,7 @@ TIMEOUT = 60.0
 
 @dataclass(frozen=True)
 class ServedModules:
-    """Modules to serve.
-
-    Attributes:
-        base: directory of the decode module that all share. modules: directory of each task's module, by task: an
-            operation, or a `.jsonl` file of pairs, whose held-out part is sent.
-        bits: of the shared decode module, which is rounded; None: it stays as it is.
-        isolated: each task's module decodes, too, on an engine of its own.
-    """
+    """The base, which all share, rounded to `bits`, and each task's module; `isolated`: they decode by themselves."""
 
     base: Path
     modules: Mapping[str, Path]
@@ -84,15 +77,11 @@ class Answer:
 
 
 def measure_served(served: ServedModules, prompts: int, concurrency: int, seed: int) -> Document:
-    """Serve modules, and ask for the answers to prompts that no training draws.
+    """Serve modules, and ask for the answers to `prompts` of each task that no training draws.
 
-    Args:
-        prompts: of each task. concurrency: requests at a time.
-
-    Returns:
-        By task, exact match of the served and of the training code's answers, and the share of equal answers; of all
-        together tokens a second, seconds to the first token and per further token, the decode modules' bytes, and
-        decode steps by the number of tasks in them.
+    By task, exact match of the served and of the training code's answers, and the share of equal answers; of all
+    together tokens a second, seconds to the first token and per further token, the decode modules' bytes, and decode
+    steps by the number of tasks in them.
     """
     if len(served.modules) < 2:
         raise BadInput("expected two modules or more", field="--module", value=len(served.modules))
@@ -160,7 +149,6 @@ def _share(answers: Sequence[list[int]], expected: Sequence[list[int]]) -> float
 
 
 def _decoder_bytes(served: ServedModules) -> int:
-    """Memory of all decode modules in float32, or rounded."""
     rounding = None if served.bits is None else Rounding(served.bits)
     single = model_bytes(read_config(served.base), torch.float32, rounding)
     return single * (len(served.modules) if served.isolated else 1)
@@ -222,7 +210,6 @@ def _ask(port: int, model: str, pair: Pair) -> Answer:
 
 
 def _events(reply: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    """The documents of a stream of server-sent events."""
     for line in reply:
         text = line.decode().strip()
         if text.startswith("data: ") and text != "data: [DONE]":

@@ -32,12 +32,10 @@ def small_config(layers: int, hidden: int, vocabulary: int, max_positions: int, 
 
 @dataclass(frozen=True)
 class Size:
-    """A base model with its training, and the trainings that adapt it.
+    """A base model with prompts of some digits, and its trainings; `hard`: for a task that no base operation helps
+    with.
 
-    Attributes:
-        digits: of a prompt. base: the base model's training. adaptation: of each fine-tuning. hard: of one for a task
-            that no base operation helps with. retuning, hard_retuning: of a module that is tuned already, for a decode
-            module in few bits. prompts: of an evaluation.
+    `retuning`: of a tuned module, for a decode module in few bits. `prompts`: of an evaluation.
     """
 
     layers: int
@@ -87,12 +85,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class TextSize:
-    """A language model with its training.
-
-    Attributes:
-        vocabulary: tokens; 256 for bytes. window: tokens of a training sequence. training: of the model.
-        windows: held-out windows of an evaluation.
-    """
+    """A language model of so many tokens (256: bytes), its training by windows, and windows of an evaluation."""
 
     layers: int
     hidden: int

@@ -56,14 +56,9 @@ _STREAMS: dict[Part, int] = {"training": 0, "evaluation": 1}
 def draw(
     operations: Sequence[str], digits: int, count: int, seed: int, step: int, part: Part = "training"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw prompts of operations and their answers; equal arguments draw the same.
+    """Draw prompts (count, 1 + digits) and answers (count, digits), int64; equal arguments draw the same.
 
-    Args:
-        operations: one is chosen at random for each prompt. digits: of a prompt. seed, step: the batch.
-        part: training prompts and evaluation prompts have no digits in common.
-
-    Returns:
-        prompts (count, 1 + digits) and answers (count, digits), int64.
+    Training prompts and evaluation prompts (`part`) have no digits in common.
     """
     for name in operations:
         if name not in OPERATIONS:

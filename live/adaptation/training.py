@@ -27,11 +27,7 @@ CURVE_POINTS = 50
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Steps and optimizer (appendix A.1: AdamW, a linear schedule with a warmup ratio of 0.1).
-
-    Attributes:
-        learning_rate: at the end of the warmup. clip: the largest norm of a step's gradient.
-    """
+    """Steps and optimizer (appendix A.1: AdamW, a linear schedule with a warmup ratio of 0.1); `clip`: a step's norm."""
 
     steps: int
     batch_size: int
@@ -50,11 +46,7 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class SavedState:
-    """A training's state in a safetensors file, with its identity: what it may be resumed by.
-
-    Attributes:
-        file: written every `SAVE_EVERY` steps and at the end. identity: everything that the training depends on.
-    """
+    """A training's state in a file, and all that the training depends on: what it may be resumed by."""
 
     file: Path
     identity: Mapping[str, object] = field(default_factory=dict)
@@ -102,15 +94,7 @@ def train(
     state: SavedState | None = None,
     advance: Callable[[str], None] = lambda text: None,
 ) -> list[float]:
-    """Minimise `loss`, a function of the step, over `trained`, in place.
-
-    Args:
-        trained: leaves of autograd's graph by name. state: where to resume from and to save to; None: nowhere.
-        advance: called after each step with a line about it.
-
-    Returns:
-        The loss of every step.
-    """
+    """Minimise `loss`, a function of the step, over leaves of autograd's graph, in place; returns every step's loss."""
     parameters = list(trained.values())
     optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
     losses = state.load(trained, optimizer) if state else []

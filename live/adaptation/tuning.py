@@ -17,15 +17,10 @@ ATTENTION = ("qkv", "o", "q_norm", "k_norm")
 
 
 class TunedWeights:
-    """Weights of which a part is trained; the rest is shared with the `start`, which is never written to.
+    """Weights of which `trained`, by name, is a part; the rest is shared with `start`, which is never written to.
 
-    Args:
-        start: the weights before training. scope: all tensors; attention's matrices and norms; or W + B · A for each
-            linear layer, where W stays and A, B of `rank` are trained (LoRA, Hu et al. 2021, section 4.1).
-        seed: of the initial A; B begins with zeros.
-
-    Attributes:
-        trained: the trained tensors by name, leaves of autograd's graph.
+    `scope`: all tensors; attention's matrices and norms; or W + B · A for each linear layer, where W stays and A, B of
+    `rank` are trained (LoRA, Hu et al. 2021, section 4.1). B begins with zeros.
     """
 
     def __init__(self, config: ModelConfig, start: Weights, scope: Scope = "all", rank: int = 8, seed: int = 0) -> None:

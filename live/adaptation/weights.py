@@ -105,11 +105,7 @@ def replaced(weights: Weights, modules: Mapping[str, Matrix]) -> Weights:
 
 
 def rounded(config: ModelConfig, weights: Weights, rounding: Rounding) -> Weights:
-    """Linear layers rounded to nearest as the live engine rounds them, then unpacked to dense tensors (QSUN, 3.3).
-
-    Embedding, head and norms stay as they are (appendix A.1). The values are those that `kernels/w4_gemm` multiplies
-    with; dense, they are unpacked once and not in every step of a training.
-    """
+    """Linear layers rounded as `kernels/w4_gemm` rounds them, then unpacked to dense tensors (QSUN, 3.3)."""
     tensors = to_named(weights)
     with torch.no_grad():
         for name, tensor in tensors.items():

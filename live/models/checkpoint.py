@@ -19,12 +19,7 @@ SINGLE = "model.safetensors"
 
 
 class Checkpoint:
-    """The tensors of a directory, to be used in a `with` block. Files are mapped; a tensor is read when it is
-    requested.
-
-    Raises:
-        BadInput: no safetensors in the directory, an index that cannot be read, or a shard that is missing or broken.
-    """
+    """The tensors of a directory, mapped, to be used in a `with` block; `BadInput` for missing or broken files."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -51,11 +46,7 @@ class Checkpoint:
     def tensor(
         self, name: str, shape: tuple[int, ...] | None = None, types: tuple[torch.dtype, ...] = ()
     ) -> torch.Tensor:
-        """One tensor, on the CPU, in the type of the file.
-
-        Raises:
-            BadInput: the tensor is missing, has another shape than the config says, or none of the allowed `types`.
-        """
+        """One tensor, on the CPU, in the type of the file; `BadInput` if its shape or type is not as expected."""
         if name not in self._home:
             raise BadInput("expected this tensor, which is missing", field=name, file=self.directory)
         tensor: torch.Tensor = self._home[name].get_tensor(name)
@@ -81,11 +72,7 @@ class Checkpoint:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a directory's model; compensators and the states of trainings are none of them.
-
-    Raises:
-        BadInput: neither a single file nor an index of shards that are all there.
-    """
+    """The safetensors files of a directory's model alone; `BadInput` if any is missing."""
     index = directory / INDEX
     if not index.exists():
         single = directory / SINGLE

@@ -38,11 +38,7 @@ class Compensated:
 
 
 def read_compensators(directory: Path, shape: Shape, device: str) -> dict[str, Compensator]:
-    """The compensators of a directory by layer and type, such as 0.qkv; none if it has no such file.
-
-    Raises:
-        BadInput: no safetensors, a module that the model does not have, or a part that is missing or does not fit.
-    """
+    """The compensators by layer and type, such as 0.qkv; `BadInput` for parts that do not fit the model."""
     file = directory / COMPENSATORS
     if not file.exists():
         return {}
@@ -63,11 +59,7 @@ def read_compensators(directory: Path, shape: Shape, device: str) -> dict[str, C
 
 
 def compensated(weight: Matrix, compensator: Compensator | None, field: str, directory: Path) -> Matrix:
-    """The weight with its compensator, if it has one.
-
-    Raises:
-        BadInput: a compensator of a weight that is not packed in 3 or 4 bits as a whole.
-    """
+    """The weight with its compensator, if any; `BadInput` for one that is not packed in 3 or 4 bits as a whole."""
     if compensator is None:
         return weight
     if not isinstance(weight, PackedWeight):

@@ -37,11 +37,9 @@ ROPE_FIELDS = {
 class Quantisation:
     """The packing of a checkpoint's linear weights.
 
-    Attributes:
-        method: "awq" or "gptq". group: inputs that share a scale; -1 for a whole row.
-        symmetric: all zero points are the middle of the range. act_order: inputs were quantised in the order of their
-            activations, so that the inputs of a group are spread over the row (GPTQ's desc_act).
-        zero_offset: added to stored zero points: GPTQ's first format subtracts 1.
+    `group`: inputs that share a scale; -1: a row. `act_order`: inputs were quantised in the order of their activations,
+    so that a group's are spread over the row (GPTQ's desc_act). `zero_offset`: added to stored zero points: GPTQ's
+    first format subtracts 1.
     """
 
     method: Literal["awq", "gptq"]
@@ -56,12 +54,8 @@ class Quantisation:
 class ModelConfig:
     """The settings of a model's forward pass.
 
-    Attributes:
-        shape: sizes that kernels are called with. max_position_embeddings: the model's longest context.
-        tied: the LM head is the embedding. normalised_routing: the weights of the selected experts are scaled to sum to
-            1.
-        end_tokens: token ids that end an output.
-        labels: names of the classes of a classification model (`…ForSequenceClassification`), which has no LM head.
+    `tied`: the LM head is the embedding. `normalised_routing`: weights of the selected experts sum to 1. `labels`: of a
+    classification model (`…ForSequenceClassification`), which has no LM head.
     """
 
     family: Family
@@ -76,12 +70,7 @@ class ModelConfig:
 
 
 def read_config(path: Path) -> ModelConfig:
-    """The config.json in a directory, or a file of that kind.
-
-    Raises:
-        BadInput: no such file, no JSON, an unsupported family, or a field that is missing, invalid, or that selects an
-            unsupported variant of the model.
-    """
+    """The config.json in a directory, or a file of that kind; `BadInput` for an unsupported family or variant."""
     file = path / "config.json" if path.is_dir() else path
     fields = read_config_fields(file, get_args(Family))
     family: Any = fields.document["model_type"]

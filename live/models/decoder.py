@@ -82,12 +82,7 @@ class PagedCache:
 
 
 class FFNRows(NamedTuple):
-    """The input of the FFN stage of a layer.
-
-    Attributes:
-        hidden: (n, hidden), normalised.
-        weights, experts: (n, chosen) float32 and int32, as of `kernels.expert_gemm.route`; None for a dense FFN.
-    """
+    """The FFN's input (n, hidden), normalised; weights and experts (n, chosen) float32, int32; None if dense."""
 
     hidden: torch.Tensor
     weights: torch.Tensor | None = None
@@ -132,11 +127,9 @@ class Decoder:
     def attention_stage(
         self, index: int, hidden: Product, residual: torch.Tensor | None, inputs: Inputs, cache: PagedCache
     ) -> tuple[FFNRows, torch.Tensor]:
-        """The first stage of a layer: what its FFN computes with, and the residual that its output is added to.
+        """A layer's first stage: what its FFN computes with, and the residual that its output is added to.
 
-        Args:
-            index: of the layer. hidden: (n, hidden), the output of the FFN before, or of `embed`.
-            residual: the one before; None in the first layer.
+        `hidden`: (n, hidden), the output of the FFN before, or of `embed`. `residual`: None in the first layer.
         """
         layer, epsilon = self.weights.layers[index], self.config.shape.epsilon
         if residual is None:

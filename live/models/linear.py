@@ -15,11 +15,7 @@ from workloads.errors import BadInput
 
 @dataclass(frozen=True)
 class Reordered:
-    """A packed weight whose inputs are sorted, so that the inputs of a group are neighbours.
-
-    Attributes:
-        order: (inputs,) int64; column i of `weight` multiplies input order[i].
-    """
+    """A packed weight whose inputs are sorted by group: column i multiplies input order[i], (inputs,) int64."""
 
     weight: PackedWeight
     order: torch.Tensor
@@ -77,13 +73,9 @@ def linear(x: torch.Tensor, weight: Matrix) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Rounding:
-    """Rounding to nearest, of linear layers that are dense in the checkpoint.
+    """Rounding of linear layers that are dense in the checkpoint; `BadInput` for what kernels do not support.
 
-    Attributes:
-        bits: 3 or 4. group: inputs that share a scale: 128, or -1 for a whole row. symmetric: no zero points.
-
-    Raises:
-        BadInput: a width or a group that the kernels do not support.
+    `bits`: 3 or 4. `group`: inputs that share a scale: 128, or -1 for a whole row. `symmetric`: no zero points.
     """
 
     bits: int = 4

@@ -115,11 +115,10 @@ def _adapted_layer(index: int, layer: Layer, active: ActiveAdapters) -> Layer:
 
 
 def load_adapter(name: str, directory: Path, config: ModelConfig, dtype: torch.dtype) -> Adapter:
-    """The adapter in a PEFT directory (adapter_config.json and adapter_model.safetensors), on the CPU.
+    """The adapter in a PEFT directory, on the CPU.
 
-    Raises:
-        BadInput: files that cannot be read, or an adapter of other layers or of a kind that is not served: biases,
-            DoRA, ranks or alphas by pattern, modules saved whole, embeddings, experts.
+    `BadInput` for other layers or kinds that are not served: biases, DoRA, ranks or alphas by pattern, whole modules,
+    embeddings, experts.
     """
     path = directory / CONFIG_FILE
     settings = read_json_object(path)
@@ -170,11 +169,7 @@ def _take_part(
 
 
 def load_adapters(modules: Iterable[str], config: ModelConfig, dtype: torch.dtype) -> list[Adapter]:
-    """The adapters of `--lora-modules`, each NAME=PATH.
-
-    Raises:
-        BadInput: text of another form, a name that comes twice, or an adapter that cannot be used.
-    """
+    """The adapters of `--lora-modules`, each NAME=PATH; `BadInput` for a name that comes twice, or a bad adapter."""
     adapters: dict[str, Adapter] = {}
     for module in modules:
         name, equals, path = module.partition("=")

@@ -33,11 +33,9 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 @dataclass(frozen=True)
 class Codes:
-    """A quantised weight: Ŵ[n, order[i]] = scales[n, i // group] · (codes[n, i] − zeros[n, i // group]).
+    """Ŵ[n, order[i]] = scales[n, i // group] · (codes[n, i] − zeros[n, i // group]); codes (outputs, inputs) uint8,
 
-    Attributes:
-        codes: (outputs, inputs) uint8. scales: (outputs, groups) float16. zeros: (outputs, groups) uint8.
-        order: (inputs,) int64; None if the inputs keep their order.
+    scales (outputs, groups) float16, zeros uint8, order (inputs,) int64 or None.
     """
 
     codes: torch.Tensor
@@ -61,10 +59,8 @@ def read_joined(
 ) -> Matrix:
     """Modules with the same inputs, concatenated along their outputs: one product as far as they can be combined.
 
-    Modules in full precision stay dense. Modules with different input orders become separate products.
-
-    Raises:
-        BadInput: a tensor that is missing, or of another shape or type than the format defines.
+    Modules in full precision stay dense. Modules with different input orders become separate products. Raises
+    `BadInput` for a tensor that is missing, or of another shape or type than the format defines.
     """
     parts = [
         _read(checkpoint, name, shape, kind, device)

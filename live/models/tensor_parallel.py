@@ -42,11 +42,7 @@ class RowParallel:
 
 @dataclass(frozen=True)
 class StagedProduct:
-    """All ranks' parts of a compensated product, which are not added up yet.
-
-    Attributes:
-        outputs: (ranks, n, hidden). latents: (ranks, n, rank of the compensator) float32.
-    """
+    """All ranks' parts of a compensated product before the sum: (ranks, n, hidden), latents (ranks, n, rank) float32."""
 
     outputs: torch.Tensor
     latents: torch.Tensor
@@ -83,13 +79,7 @@ class CompensatedRowParallel:
 
 
 def config_of_rank(config: ModelConfig, ranks: int) -> ModelConfig:
-    """The config of one rank's part: as many heads and columns as it computes.
-
-    Where there are fewer KV heads than ranks, several ranks have the same one.
-
-    Raises:
-        BadInput: sizes that cannot be divided by the ranks.
-    """
+    """The config of one rank's part, where several ranks may have one KV head; `BadInput` if it cannot be divided."""
     shape = config.shape
     for name in ("heads", "intermediate", "expert_intermediate"):
         if name == "intermediate" and shape.experts:
@@ -107,11 +97,7 @@ def config_of_rank(config: ModelConfig, ranks: int) -> ModelConfig:
 
 
 def layer_of_rank(layer: Layer, shape: Shape, group: Group) -> Layer:
-    """One rank's part of a layer of a model with this shape.
-
-    Raises:
-        BadInput: a packed weight that cannot be cut.
-    """
+    """One rank's part of a layer of a model with this shape; `BadInput` for a packed weight that cannot be cut."""
     rank, ranks = group.rank, group.size
     query, inner = shape.heads * shape.head_dim, shape.expert_intermediate if shape.experts else shape.intermediate
     key_parts = min(shape.kv_heads, ranks)
@@ -185,11 +171,7 @@ def _outputs(matrix: Matrix) -> int:
 
 
 def cut_columns(matrix: Matrix, columns: range, group: Group) -> Matrix:
-    """A rank's columns of a weight.
-
-    Raises:
-        BadInput: a packed weight with groups of inputs that would be cut, or that are spread over the row.
-    """
+    """A rank's columns; `BadInput` for a packed weight whose groups of inputs would be cut, or are spread."""
     if isinstance(matrix, torch.Tensor):
         return RowParallel(matrix[:, columns.start : columns.stop].contiguous(), group)
     compensator = matrix.compensator if isinstance(matrix, Compensated) else None

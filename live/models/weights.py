@@ -22,12 +22,7 @@ from workloads.errors import BadInput
 
 @dataclass(frozen=True)
 class Experts:
-    """The experts of a mixture.
-
-    Attributes:
-        gate_up: (experts, 2 · intermediate, hidden). down: (experts, hidden, intermediate).
-        group: the ranks among which each expert is split; None: it is whole.
-    """
+    """A mixture's gate_up (experts, 2 · intermediate, hidden) and down (experts, hidden, intermediate), by ranks."""
 
     gate_up: torch.Tensor
     down: torch.Tensor
@@ -50,12 +45,9 @@ FFN: TypeAlias = DenseFFN | Experts
 class Layer:
     """One decoder layer: its attention stage, and its FFN unless another process computes it.
 
-    Attributes:
-        qkv: ((heads + 2 · kv_heads) · head_dim, hidden). o: (hidden, heads · head_dim).
-        q_norm, k_norm: (head_dim,), of models that normalise queries and keys.
-        before, after: the norms before attention and before the FFN, (hidden,).
-        router: (experts, hidden), of a mixture of experts; it belongs to the attention stage, which knows the requests.
-        ffn: None in a process that computes attention only.
+    `qkv`: ((heads + 2 · kv_heads) · head_dim, hidden). `o`: (hidden, heads · head_dim). `q_norm`, `k_norm`:
+    (head_dim,). `before`, `after`: norms of attention and FFN, (hidden,). `router`: (experts, hidden), part of the
+    attention stage.
     """
 
     before: torch.Tensor
@@ -70,11 +62,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a whole decoder.
-
-    Attributes:
-        embedding: (vocabulary, hidden). head: the same shape; the same tensor if tied; None for a classification model.
-        score: (labels, hidden), of a classification model.
+    """A whole decoder: embedding and head (vocabulary, hidden), the same if tied; score (labels, hidden) of a
+    classifier.
     """
 
     embedding: torch.Tensor
@@ -106,16 +95,9 @@ def load_weights(
 ) -> Weights:
     """The weights in a Hugging Face directory, converted to a type and moved to a device.
 
-    Linear layers that the checkpoint packs in few bits stay packed, and get the error compensators of the directory, if
-    it has any. Others are rounded if `rounding` is given, except
-    for embedding, head, norms and experts.
-
-    Args:
-        with_ffn, with_head: read the FFNs, and the head or the labels' scores; without, there are none.
-
-    Raises:
-        BadInput: a tensor that is missing or has another shape than the config says, a file that cannot be read,
-            experts in few bits, or rounding of a quantised checkpoint.
+    Packed linear layers stay packed, with the directory's error compensators. Others are rounded if `rounding` is
+    given, except for embedding, head, norms and experts. Raises `BadInput` for tensors that are missing or of another
+    shape, experts in few bits, or rounding of a quantised checkpoint.
     """
     shape = config.shape
     _check_rounding(config, rounding, directory)
@@ -229,10 +211,7 @@ def _tied(checkpoint: Checkpoint, embedding: torch.Tensor) -> torch.Tensor:
 
 
 def model_bytes(config: ModelConfig, dtype: torch.dtype, rounding: Rounding | None = None) -> int:
-    """A lower bound of the bytes that weights take, with the table of rotary positions.
-
-    Packed layers are counted without scales and zero points.
-    """
+    """A lower bound of the bytes that weights take; packed layers without scales and zero points."""
     shape, kind = config.shape, rounding or config.quantisation
     sizes = shape.linear()
     if shape.experts:
@@ -267,10 +246,7 @@ def random_weights(
 ) -> Weights:
     """Random weights of the right shapes: matrices as initialised before training, norms near 1.
 
-    They are rounded as `rounding` says, or else as the config says of the model's own weights.
-
-    Raises:
-        BadInput: experts in few bits, or groups in the config that weights cannot be rounded to.
+    Rounded as `rounding` or the config says; `BadInput` for experts in few bits, or groups that cannot be.
     """
     kind = config.quantisation
     if rounding is None and kind is not None:
@@ -329,11 +305,7 @@ def with_new_counters(part: Part) -> Part:
     """The same weights in the same memory, but for new counters (`arrivals`) of packed weights and compensators.
 
     A kernel counts its programs in them, so one set serves one launch at a time. Workers on CUDA streams of their own,
-    which share weights, need a set each: kernels that share one add up parts that are not written yet, or wait for
-    ever.
-
-    Args:
-        part: weights, a layer, or a list of them; tensors are returned as they are.
+    which share weights, need a set each, or add up parts that are not written yet, or wait for ever.
     """
     if isinstance(part, list | tuple):
         return type(part)(with_new_counters(item) for item in part)

@@ -28,14 +28,10 @@ MakeRole: TypeAlias = Callable[[Transport], Role]
 
 
 class FrontRole(ABC):
-    """The role of rank 0, which takes requests: it queues calls until the role takes them.
+    """The role of rank 0, which queues calls until the role takes them; from any thread, which then wakes the role.
 
-    `submit`, `abort` and `stop` may be called at any time, also from another thread; the role is then to be woken.
-
-    Args:
-        gives: the workers and their verb, for messages ("a bundle gives").
-        max_model_len: tokens of a prompt and its output together, at most.
-        on_progress: called with what each step has changed.
+    `gives`: the workers and their verb, for messages ("a bundle gives"). `max_model_len`: of prompt and output
+    together.
     """
 
     def __init__(self, gives: str, max_model_len: int, transport: Transport, on_progress: OnProgress) -> None:
@@ -57,11 +53,7 @@ class FrontRole(ABC):
         """The role."""
 
     def check(self, generation: Generation) -> None:
-        """Refuse what the workers cannot run.
-
-        Raises:
-            ValueError: a request that is too long, or for something else than tokens and their log-probabilities.
-        """
+        """Raise a `ValueError` for a request that is too long, or for something else than tokens and log-probabilities."""
         request = generation.request
         tokens = request.prompt_tokens + request.max_tokens
         if request.task != "generate" or generation.prompt_logprobs >= 0:
@@ -113,7 +105,6 @@ class FrontRole(ABC):
         """Abort an unfinished request."""
 
     def _send_all(self, ranks: Iterable[int], kind: int) -> None:
-        """Send several ranks a message that is nothing but its kind."""
         for rank in ranks:
             self._transport.send(rank, Message(kind))
 
@@ -137,11 +128,7 @@ class Layout(Protocol):
 
 @dataclass(frozen=True)
 class Deployment(ABC):
-    """One topology with its model, the same in all of its processes.
-
-    Attributes:
-        model: the only model, or the decoder that all models share.
-    """
+    """One topology with its model (the only one, or the decoder that all share), the same in all of its processes."""
 
     model: ModelSource
     layout: Layout
@@ -188,11 +175,7 @@ class Deployment(ABC):
 
     @abstractmethod
     def load(self, rank: int, models: Models) -> MakeRole:
-        """Load the model of another rank; the result makes its role.
-
-        Raises:
-            BadInput: the model cannot be loaded.
-        """
+        """Load the model of another rank (or raise `BadInput`); the result makes its role."""
 
     @abstractmethod
     def _settings(self) -> object:

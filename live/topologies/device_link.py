@@ -32,12 +32,7 @@ MakeGroup: TypeAlias = Callable[[PrefixStore, Membership, timedelta], Any]
 
 @dataclass
 class _Source:
-    """The buffers for messages of one source, two by turns: one is read while the next message arrives.
-
-    Attributes:
-        stream: that receives; None on a CPU. read: an event behind the kernels that were launched before the latest
-            receive: all readers of the other buffers are among them.
-    """
+    """Buffers for messages of one source, by turns; `read`: an event behind all readers of the other buffers."""
 
     buffers: list[dict[int, torch.Tensor]] = field(default_factory=lambda: [{}, {}])
     stream: Any = None
@@ -45,14 +40,10 @@ class _Source:
 
 
 class DeviceLink:
-    """One worker's side.
+    """One worker's side, with a group of all workers for each direction.
 
-    There are two process groups, since a group's operations between two ranks run in the order of their calls: in one
-    group, a send to a peer could wait for a receive that the peer calls only after this one has received.
-
-    Args:
-        upwards, downwards: the groups of all workers for messages to higher and to lower ranks.
-        limit: of any wait of a CPU. device: the worker's.
+    A group's operations run in call order: in a single one, a send could wait for a receive that the peer calls only
+    after this worker has received.
     """
 
     def __init__(self, rank: int, upwards: Any, downwards: Any, limit: timedelta, device: torch.device) -> None:
@@ -108,7 +99,6 @@ class DeviceLink:
             group.abort()
 
     def _buffer(self, buffers: dict[int, torch.Tensor], place: int, payload: Payload, rows: int) -> torch.Tensor:
-        """Memory for the rows of a message's tensor, as large as any message needs."""
         buffer = buffers.get(place)
         if buffer is None or buffer.dtype != payload.dtype or buffer.shape[1:] != payload.row:
             shape = payload.rows, *payload.row
@@ -125,7 +115,6 @@ class DeviceLink:
         return torch.cuda.stream(place.stream)
 
     def _finish(self, work: Any) -> None:
-        """Wait for an operation: on a GPU the current stream waits, and not the host."""
         if self._on_gpu:
             work.wait()
         else:

@@ -21,11 +21,7 @@ from reports.bundle_metrics import Transfers
 
 @dataclass(slots=True)
 class RoleTime:
-    """One role's time, seconds.
-
-    Attributes:
-        now: its clock. busy: CPU time of its work. waiting: for messages, while idle too.
-    """
+    """One role's clock, the CPU time of its work, and its waits for messages, idle ones included; seconds."""
 
     now: float = 0.0
     busy: float = 0.0
@@ -33,22 +29,13 @@ class RoleTime:
 
 
 class DirectTime(Timekeeper):
-    """The virtual clocks of a topology's roles.
+    """The virtual clocks of a topology's roles, which must all compute on one thread.
 
-    A role that is ready goes on at its own time, or when its message arrives if that is later. The role for which this
-    time is lowest goes first: no message can come to it later that would have arrived earlier, since links have no
-    negative latency. So the order in which roles start has no influence.
+    The ready role with the lowest time (its own, or its message's arrival) goes first: nothing can come to it later
+    that would have arrived earlier. So the order in which roles start has no influence.
 
-    Args:
-        cpu: the CPU time of the thread that all roles run on, seconds. Roles must compute on this thread alone
-            (`torch.set_num_threads(1)`).
-        one_at_a_time: a message waits until those from its source to its destination have left, as large ones do on a
-            network. Otherwise each takes its own time alone.
-
-    Attributes:
-        name: of the clock, as results carry it. roles: times by rank. transfers: by source and destination.
-        work: by rank, the CPU seconds of each stretch of work. A stretch ends when the role sends a message, waits, or
-            reads its clock. With the link, stretches are all that the clocks are made of.
+    `one_at_a_time`: a message waits until those before it on its link have left. `work`: CPU seconds, by rank, of each
+    stretch between sends, waits and readings of the clock, of which the clocks are made.
     """
 
     name: ClassVar[ClockName] = "direct"
@@ -125,7 +112,6 @@ class DirectTime(Timekeeper):
         return min(ready, key=lambda rank: (max(self._role(rank).now, ready[rank]), rank))
 
     def _end_stretch(self, rank: int) -> None:
-        """Count the work of the running role since it was resumed, or since its last message."""
         until = self._cpu()
         seconds = until - self._since
         self._since = until

@@ -27,11 +27,7 @@ Rows = list[tuple[int, int, int, tuple[float, TopLogprobs] | None]]
 
 
 class TopologyBackend:
-    """A topology, as `live.backend.Backend`.
-
-    Args:
-        workers: they have loaded their models.
-    """
+    """A topology whose workers have loaded their models, as `live.backend.Backend`."""
 
     def __init__(self, deployment: Deployment, workers: WorkerProcesses | InProcessWorkers) -> None:
         self._deployment = deployment
@@ -100,7 +96,6 @@ class TopologyBackend:
         self._call(lambda: self._fail(reason))
 
     def _note(self, progress: Progress) -> None:
-        """Hand a step's tokens to the event loop."""
         rows: Rows = []
         for generation in progress.advanced:
             wants = generation.logprobs >= 0
@@ -118,7 +113,6 @@ class TopologyBackend:
     # -- on the loop -------------------------------------------------------------------------------------------------
 
     def _take(self, rows: Rows) -> None:
-        """Write a step's tokens to the requests."""
         now = time.perf_counter()
         advanced, finished = [], []
         for request_id, token, code, logprobs in rows:

@@ -19,10 +19,7 @@ from live.topologies.transport import Role, Transport, TransportError
 
 
 class InProcessWorkers:
-    """The workers of a topology in this process and the means to drive the front's role among them.
-
-    Roles of the same model share its weights.
-    """
+    """The workers of a topology in this process, which share weights, and the means to drive the front's role."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._ranks = range(1, len(deployment.names))

@@ -34,10 +34,7 @@ from live.topologies.transport import (
 
 
 class Timekeeper:
-    """The clocks of the roles, by rank, in seconds.
-
-    This one is the clock on the wall: messages arrive at once, and roles take turns.
-    """
+    """The clock on the wall for all roles, by rank, in seconds: messages arrive at once, and roles take turns."""
 
     def now(self, rank: int) -> float:
         """A role's time."""
@@ -60,12 +57,7 @@ class Timekeeper:
         """A role that waits is reached from outside at this time."""
 
     def first(self, ready: Mapping[int, float]) -> int:
-        """Choose which of several roles that can go on does so first: the one that has waited longest.
-
-        Args:
-            ready: when the message arrives that each of them takes, by rank, the role that has waited longest first;
-                minus infinity for one that does not wait.
-        """
+        """The first of the roles that are ready, given by rank with their messages' arrivals (-inf: none)."""
         return next(iter(ready))
 
 
@@ -95,8 +87,6 @@ class PackedMessages(Handover):
 
 
 class _InTransit(NamedTuple):
-    """A message on its way, in the form that the handover gave it."""
-
     arrival: float
     source: int
     content: Any
@@ -117,14 +107,7 @@ class LocalTransport:
 
 
 class LocalNetwork:
-    """Runs roles in turns and carries their messages.
-
-    Args:
-        timekeeper: the clock on the wall by default. handover: the receiver gets the sender's tensors by default.
-
-    Attributes:
-        timekeeper: the roles' clocks.
-    """
+    """Runs roles in turns and carries their messages; without a handover the receiver gets the sender's tensors."""
 
     def __init__(self, forms: Forms, timekeeper: Timekeeper | None = None, handover: Handover | None = None) -> None:
         self.timekeeper = timekeeper or Timekeeper()
@@ -147,10 +130,7 @@ class LocalNetwork:
         self._mail.setdefault((source, destination), deque()).append(_InTransit(arrival, source, content))
 
     def at(self, rank: int, moment: float, action: Callable[[], None]) -> None:
-        """Let something reach a role from outside at a time of its clock; call it in the order of these times.
-
-        The role is resumed with None, as when a client's request wakes it.
-        """
+        """Resume a role with None at a time of its clock, as a request does; call it in the order of these times."""
         self._outside.setdefault(rank, deque()).append((moment, action))
 
     @torch.inference_mode()
@@ -193,7 +173,6 @@ class LocalNetwork:
         return not self._waits
 
     def _go_on(self, rank: int, content: Any) -> None:
-        """Resume a role with a message in the handover's form, or with None."""
         self._waits.pop(rank, None)
         self.timekeeper.resume(rank)
         try:
@@ -230,7 +209,6 @@ class LocalNetwork:
         return {}
 
     def _queues(self, rank: int, wait: Wait) -> list[deque[_InTransit]]:
-        """The messages on their way to a role from the sources that it waits for."""
         sources = (wait.source,) if isinstance(wait, Receive) else getattr(wait, "sources", ())
         return [queue for source in sources if (queue := self._mail.get((source, rank)))]
 
@@ -258,11 +236,7 @@ class LocalNetwork:
 
 
 class LocalTopology:
-    """A topology whose roles all run in this process.
-
-    Attributes:
-        network: runs the roles.
-    """
+    """A topology whose roles all run in this process."""
 
     def __init__(self, network: LocalNetwork, front: FrontRole, workers: Sequence[Role]) -> None:
         self.network = network

@@ -42,11 +42,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, field: str = "--rendezvous") -> Address:
-        """HOST:PORT.
-
-        Raises:
-            BadInput: it is not.
-        """
+        """HOST:PORT, or `BadInput`."""
         host, _, port = text.rpartition(":")
         if not host or not port.isdigit() or not 0 <= int(port) < 65536:
             raise BadInput("expected HOST:PORT", field=field, value=text)
@@ -57,11 +53,7 @@ class Address:
 
 
 def listen_at(address: Address) -> socket.socket:
-    """A socket that listens on this address only; port 0 takes a free one.
-
-    Raises:
-        BadInput: the address is not this machine's, or the port is taken.
-    """
+    """A socket that listens on this address alone; port 0: a free one. `BadInput` if it is taken or not this machine's."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         return socket.create_server((address.host, address.port), family=family, backlog=1024)
@@ -74,14 +66,8 @@ def listen_at(address: Address) -> socket.socket:
 class Membership:
     """One rank's place among the others. Every wait ends with a `TransportError` when a rank has failed or is lost.
 
-    Args:
-        names: of the ranks, for messages to people. fingerprint: of what all ranks must agree on, such as the scenario.
-        listener: of rank 0, from `listen_at`; None for the others.
-        join_seconds: time limit for all ranks to come.
-
-    Attributes:
-        meeting_point: rank 0's address. address: this rank's own, towards the others.
-        watch: called by `check`; raises for what else can fail, such as a process that this one has started.
+    `fingerprint`: of what all ranks must agree on. `listener`: of rank 0, None for others. `watch`: called by `check`,
+    and raises for what else can fail, such as a process that this one has started.
     """
 
     def __init__(
@@ -227,7 +213,6 @@ class Membership:
             action()
 
     def _tell_all(self, *fact: str) -> None:
-        """Send a key and a value, or nothing but a sign of life. `_listen` notices that a peer has ended."""
         with self._changed:
             for peer in self._peers.values():
                 _send(peer, fact)

@@ -31,11 +31,7 @@ QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 @dataclass(frozen=True)
 class TimeLimits:
-    """Time limits, seconds.
-
-    Attributes:
-        join: for all processes to come. answer: for a worker's answer, and so for the longest step.
-    """
+    """Seconds for all processes to come, and for a worker's answer, and so for the longest step."""
 
     join: float = 10.0
     answer: float = 6.0
@@ -61,13 +57,9 @@ class Ranks(Protocol):
 def run_worker(
     deployment: Ranks, rank: int, address: Address, limits: TimeLimits, make_group: MakeGroup | None = None
 ) -> None:
-    """Run one worker of a topology until the topology ends.
+    """Run one worker of a topology until the topology ends; without `make_group`, GPUs are linked by NCCL, CPUs not.
 
-    `make_group`: of the link between the workers' devices. By default GPUs are linked by NCCL, and CPUs are not.
-
-    Raises:
-        TransportError: another process has failed, or this one; the message names the rank that failed first.
-        BadInput: the model cannot be loaded.
+    Raises `TransportError`, which names the rank that failed first, or `BadInput` for a model that cannot be loaded.
     """
     members = Membership(address, rank, deployment.names, deployment.fingerprint, join_seconds=limits.join)
     transport: SocketTransport | None = None
@@ -97,12 +89,7 @@ def run_worker(
 
 
 class WorkerProcesses(SocketTransport):
-    """The workers of a topology in processes of their own, and the means to drive the front's role among them.
-
-    Args:
-        members: rank 0's place among the others, gathered and ready. started: the workers that this process has started
-            on this machine; None if they were started by themselves.
-    """
+    """The workers of a topology in processes of their own, and the means to drive the front's role among them."""
 
     def __init__(
         self, deployment: Deployment, members: Membership, started: LocalWorkers | None, limits: TimeLimits
@@ -133,12 +120,7 @@ class WorkerProcesses(SocketTransport):
 
 
 class LocalWorkers:
-    """Workers in processes of their own on this machine.
-
-    Args:
-        commands: of each worker, by rank. names: of the ranks.
-        gpus: the GPU that each worker is to see, by rank, as in CUDA_VISIBLE_DEVICES; where none is given, all.
-    """
+    """Workers in processes on this machine, each with its command, and the GPU that it sees (all where none is stated)."""
 
     def __init__(
         self, commands: Mapping[int, Sequence[str]], names: Sequence[str], gpus: Mapping[int, str] | None = None
@@ -185,18 +167,13 @@ class LocalWorkers:
             file.close()
 
     def _last_line(self, rank: int) -> str:
-        """The last line that a worker has written to stderr."""
         self._errors[rank].seek(0)
         lines = self._errors[rank].read().splitlines()
         return lines[-1] if lines else ""
 
 
 def visible_gpus(ranks: Iterable[int]) -> dict[int, str]:
-    """A GPU of this machine for each of several ranks.
-
-    Raises:
-        BadInput: there are fewer.
-    """
+    """A GPU of this machine for each of several ranks; `BadInput` if there are fewer."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
     workers = list(ranks)

@@ -116,11 +116,7 @@ MOST_LOGPROBS = 20
 
 
 def token_payloads(sequences: int) -> tuple[Payload, ...]:
-    """The payloads of output tokens, of so many sequences at most, with the log-probabilities that are wanted.
-
-    The last three are of the tokens with log-probabilities: (request id, number of most likely tokens) of each; its
-    log-probability, and theirs; and their ids.
-    """
+    """Payloads of output tokens, then of their log-probabilities: (request id, count), values, and token ids."""
     max_logprobs = sequences * MOST_LOGPROBS
     return (
         Payload(torch.int64, sequences, (TOKEN_COLUMNS,)),
@@ -167,11 +163,7 @@ def read_tokens(message: Message, generations: Mapping[int, Generation]) -> list
 
 
 def append_token(generation: Generation, token: int, code: int, now: float) -> bool:
-    """Append a token that a worker has sampled; returns whether the output has ended.
-
-    Args:
-        code: of the finish reason that the worker knows, 0 for none. now: seconds.
-    """
+    """Append a token that a worker has sampled, with its code of a finish reason; returns whether the output has ended."""
     generation.output.append(token)
     generation.last_token = now
     if generation.first_token < 0:

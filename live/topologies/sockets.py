@@ -55,11 +55,7 @@ GREETING_SECONDS = 1.0
 
 
 class Connection:
-    """One end of the connection between two ranks. Messages are received by one thread, and sent by one.
-
-    Args:
-        limit: seconds that a wait may take.
-    """
+    """One end of the connection between two ranks. Messages are received by one thread, and sent by one."""
 
     def __init__(self, connected: socket.socket, limit: float) -> None:
         self._socket = connected
@@ -90,11 +86,7 @@ class Connection:
             view = view[count:]
 
     def send(self, view: memoryview) -> None:
-        """Send bytes, which must not change from now on.
-
-        Raises:
-            TimeoutError: the peer does not read. OSError: it has ended.
-        """
+        """Send bytes, which must not change from now on; `TimeoutError` if the peer does not read, else `OSError`."""
         with self._changed:
             if not self._pending and self._error is None:
                 with contextlib.suppress(BlockingIOError):
@@ -153,11 +145,7 @@ class Connection:
 
 
 def connect_all(members: Membership, limit: float) -> dict[int, Connection]:
-    """A connection to every other rank, by rank. All ranks call this; each connects to those below it.
-
-    A rank listens at the address that it has towards the others: on one machine at loopback. Callers that do not know
-    the topology's secret, which rank 0 publishes, are turned away.
-    """
+    """A connection to every other rank; each connects to those below it, and turns callers without the secret away."""
     rank, count = members.rank, len(members.names)
     connections: dict[int, Connection] = {}
     if rank == 0:
@@ -199,12 +187,7 @@ def _greeting_rank(caller: socket.socket, secret: bytes) -> int:
 
 
 class SocketTransport:
-    """One role's side, as `Transport`, and what drives the role.
-
-    Args:
-        members: this rank's place among the others, gathered. limit: seconds that any wait may take.
-        link: carries the tensors of the workers' devices; None: they go through the host, too.
-    """
+    """One role's side, as `Transport`, and what drives it; without a link, tensors of devices go through the host, too."""
 
     def __init__(self, members: Membership, forms: Forms, limit: float, link: DeviceLink | None = None) -> None:
         self.rank = members.rank
@@ -299,10 +282,7 @@ class SocketTransport:
         return self._next(wait.sources, KEEP_ALIVE_SECONDS if self._is_front else limit)
 
     def _next(self, sources: tuple[int, ...], seconds: float) -> Message | None:
-        """A message of any of the sources; None if the role is woken, or for none in time.
-
-        Of several sources that have sent something, it is the one that was served least recently.
-        """
+        """A message of the source that was served least recently; None if the role is woken, or for none in time."""
         deadline = time.monotonic() + seconds
         sources = tuple(source for source in sources if source not in self._stopped)
         poll = self._poll(sources)
@@ -330,7 +310,6 @@ class SocketTransport:
         return poll
 
     def _blame(self, peer: int, error: OSError | RuntimeError) -> TransportError:
-        """The fate of a peer, from the error of a wait for it."""
         if isinstance(error, TimeoutError) or "timed out" in str(error).lower():
             return self._members.blame(peer, f"has not answered within {self._limit:g} s")
         text = str(error).lower()

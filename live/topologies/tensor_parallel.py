@@ -90,12 +90,8 @@ class Exchange(Transport, Protocol):
 class RankGroup:
     """One rank's place among those that compute a model, as `live.models.linear.Group`.
 
-    It keeps the time by which ranks wait for the slowest of them, for a clock of CPU time (direct execution): between
-    two sums all ranks compute at once, so that the longest of their CPU times passes.
-
-    Attributes:
-        transport: set before the first step. behind: seconds, so far, in which this rank has waited for slower ones
-            and for messages on their way. latency: seconds of a sum beside the CPU time that it takes.
+    `behind`: seconds of waiting for slower ranks and messages, for direct execution: between two sums all ranks compute
+    at once, so that the longest CPU time passes. `latency`: of a sum beside that time.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -136,7 +132,6 @@ class RankGroup:
         self.latency = max(quantiles(waits, n=4)[0], 0.0)
 
     def _exchange(self, kind: int, tensors: tuple[torch.Tensor, ...]) -> list[tuple[torch.Tensor, ...]]:
-        """The tensors of all ranks, in their order."""
         computed = longest = time.thread_time_ns() - self._since
         self.start_segment()
         message, parts = Message(kind, (computed,), tensors), []
@@ -182,11 +177,7 @@ class LeadingDecoder(Decoder):
         self._caches: list[weakref.ref[PagedCache]] = []
 
     def forward(self, inputs: Inputs, cache: PagedCache) -> torch.Tensor:
-        """See `Decoder.forward`.
-
-        Raises:
-            TransportError: another rank has failed; the message names it.
-        """
+        """See `Decoder.forward`. Raises a `TransportError` that names the rank that has failed."""
         self._send(step_message(self._number(cache), inputs))
         self.group.start_segment()
         return super().forward(inputs, cache)
@@ -281,12 +272,7 @@ class RankedModel:
 class TensorParallelModel:
     """A model whose ranks are started on this machine, as `ModelRanks`: rank 0 is this process.
 
-    Attributes:
-        decoder: rank 0's part, which runs steps on all ranks. group: rank 0's place among them. workers: the others.
-
-    Raises:
-        BadInput: a model that cannot be read, does not fit or cannot be divided.
-        TransportError: a rank that has failed; the message names it.
+    Raises `BadInput` for a model that cannot be divided, and a `TransportError` that names a failed rank.
     """
 
     def __init__(self, model: ModelSource, size: int, limits: TimeLimits = LIMITS) -> None:

@@ -39,11 +39,7 @@ class TransportError(TwinError):
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A tensor of a message: up to `rows` rows of the shape `row`, of one type.
-
-    Attributes:
-        on_device: sender and receiver compute with it on their devices. Otherwise it is on the host.
-    """
+    """A tensor of a message: up to `rows` rows of the shape `row`; on the host, unless both sides have it on a device."""
 
     dtype: torch.dtype
     rows: int
@@ -72,13 +68,7 @@ COMMON_FORMS: Forms = {STOP: Form(), IDLE: Form()}
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message.
-
-    Attributes:
-        kind: a key of the topology's forms. fields: integers, as many as the form has.
-        tensors: as many as the form has, each with a number of rows of its own, which may be 0.
-            Those of a received message are valid until the next message from the same source.
-    """
+    """One message, as its form says. Received tensors are valid until the next message from the same source."""
 
     kind: int
     fields: tuple[int, ...] = ()
@@ -141,13 +131,9 @@ def pack(message: Message, apart: Form | None = None) -> torch.Tensor:
 
 
 def unpack(buffer: torch.Tensor, forms: Forms, apart: ReceiveApart | None = None) -> Message:
-    """The message at the beginning of a buffer; its tensors are views of it.
+    """The message at the beginning of a buffer, as views of it; `apart` receives tensors of devices that are not in it.
 
-    Args:
-        apart: receives the tensors of devices; None if they are in the buffer, too.
-
-    Raises:
-        TransportError: an unknown kind, or more rows than its form allows.
+    Raises a `TransportError` for an unknown kind, or more rows than its form allows.
     """
     kind, *header = buffer[:HEADER_BYTES].view(torch.int64).tolist()
     form: Form | None = forms.get(kind)
@@ -183,11 +169,9 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveAny:
-    """A role takes the message that has come first from any of several sources.
+    """A role takes the first message of several sources, or None if there is none and it does not `wait`.
 
-    `wait`: for one to come; otherwise the role gets None if there is none yet. Rank 0 may get None even so: something
-    has reached it from outside, or it should show that it is alive. `patient`: without a time limit, for sources that
-    may have nothing to say as long as they are alive.
+    Rank 0 may get None even so: it is woken, or should show that it is alive. `patient`: without a time limit.
     """
 
     sources: tuple[int, ...]
@@ -197,19 +181,12 @@ class ReceiveAny:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """A role has nothing to do until something reaches it from outside, such as a client's request.
-
-    It is resumed, with None, when that happens, or to show that it is alive.
-    """
+    """A role has nothing to do until it is resumed, with None: by a client's request, or to show that it is alive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Computing:
-    """A role waits for the kernels that it has launched, while other roles of its process go on. It gets None.
-
-    Attributes:
-        done: tells at once whether they are done. wait: waits for them.
-    """
+    """A role waits for the kernels that it has launched, while other roles of its process go on. It gets None."""
 
     done: Callable[[], bool]
     wait: Callable[[], None]
@@ -230,21 +207,13 @@ Role: TypeAlias = Generator[Wait, Message | None, None]
 
 
 class Transport(Protocol):
-    """The means by which a role sends.
-
-    Attributes:
-        rank: the role's own number.
-    """
+    """The means by which a role of this rank sends."""
 
     @property
     def rank(self) -> int: ...
 
     def send(self, destination: int, message: Message) -> None:
-        """Send a message. Its tensors belong to the transport from now on.
-
-        Raises:
-            TransportError: the message has not its form, or the destination does not read.
-        """
+        """Send a message with its tensors; `TransportError` if its form is wrong or the destination does not read."""
         ...
 
     def clock(self) -> float:

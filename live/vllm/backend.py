@@ -35,14 +35,7 @@ from workloads.request import Request
 
 
 class VllmBackend:
-    """One model in vLLM's engine, which is started when it first runs.
-
-    Args:
-        base: folder that paths in the scenario start from.
-
-    Raises:
-        BadInput: settings that vLLM does not have, or that it refuses.
-    """
+    """One model in vLLM's engine, started when it first runs; `BadInput` for settings that vLLM refuses."""
 
     def __init__(self, scenario: ValidationScenario, base: Path) -> None:
         self._scenario = scenario
@@ -110,11 +103,7 @@ class VllmBackend:
 
 
 def start(scenario: ValidationScenario, config: EngineConfig, base: Path) -> tuple[LLMEngine, int]:
-    """vLLM's engine with a scenario's settings, and its model's number of token ids.
-
-    Raises:
-        BadInput: settings that vLLM refuses.
-    """
+    """vLLM's engine with a scenario's settings, and its number of token ids; `BadInput` if vLLM refuses."""
     model = scenario.model
     engine = scenario.engine
     with tempfile.TemporaryDirectory() as folder:

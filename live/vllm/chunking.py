@@ -11,9 +11,8 @@ from schedulers.chunking import ChunkPolicy
 class SizesChunks:
     """Mixin of vLLM's `Scheduler` and `AsyncScheduler`: a chunk policy limits the prompt tokens of each step.
 
-    vLLM gives a step's tokens to running requests first and to waiting ones next, within `max_num_scheduled_tokens`.
-    Before each step that limit is set to the rows of its decodes and the prompt tokens that the policy allows beside
-    them.
+    Before each step `max_num_scheduled_tokens`, which running requests use up first, is set to the rows of its decodes
+    and the prompt tokens that the policy allows beside them.
     """
 
     running: list[Any]
@@ -44,9 +43,8 @@ class SizesChunks:
 
 
 def decode_rows(request: Any) -> int:
-    """Rows that a running request of vLLM takes in the next step as a decode: its next token and its draft tokens.
-
-    0 for a prompt under way, and with async scheduling for a request whose last token is in flight.
+    """Rows of a running request in the next step as a decode, drafts included; 0 for a prompt, or a last token in
+    flight.
     """
     computed = request.num_computed_tokens
     pending = request.num_output_placeholders

@@ -28,10 +28,9 @@ class StepResult(NamedTuple):
 
 
 class VllmEngine:
-    """One `LLMEngine` of vLLM, whose scheduler is one of `live.vllm.schedulers`. Its attributes are `TimedEngine`'s.
+    """One `LLMEngine` of vLLM, whose scheduler is one of `live.vllm.schedulers`, as a `TimedEngine`.
 
-    A step lasts from the end of the step before, or from the first request that an idle engine takes in, to the end of
-    vLLM's own output processing.
+    A step lasts from the end of the step before, or from the first request of an idle engine, to its output's end.
     """
 
     clock: Clock
@@ -52,10 +51,7 @@ class VllmEngine:
         self._begin: float | None = None  # of the next step; None: the engine is idle
 
     def share_weights(self, engine: VllmEngine) -> None:
-        """Compute with the weights of another engine of the same model, in place of those that it has loaded.
-
-        An engine's steps differ by up to 15 % from those of another one, by where its weights lie in memory.
-        """
+        """Compute with another engine's weights: where these lie in memory, steps differ by up to 15 %."""
         self._model_runner.model = engine._model_runner.model
 
     @property

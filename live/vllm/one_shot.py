@@ -19,11 +19,7 @@ from live.vllm.settings import read_settings, vllm_config_of
 
 
 class OneShotLanes:
-    """A queue of vLLM (`RequestQueue`) with two lanes.
-
-    Args:
-        ordinary, one_shot: empty queues of vLLM. tokens, sequences: of one-shot work a step.
-    """
+    """A queue of vLLM (`RequestQueue`) with two lanes, and so many tokens and sequences of one-shot work a step."""
 
     def __init__(self, ordinary: Any, one_shot: Any, tokens: int, sequences: int) -> None:
         self.ordinary = ordinary

@@ -20,11 +20,8 @@ CLOCKS = {"wall": time.perf_counter, "direct": time.process_time}
 class RecordsSteps:
     """Mixin of vLLM's `Scheduler` and `AsyncScheduler`: writes a step log, if the settings name a file.
 
-    `watch`, if it is set, is called with each step when its output has been processed.
-
     A step lasts from the end of the step before, or from its scheduling if the engine was idle, until its output is
-    processed. So the times of steps that follow each other add up, also where a step is scheduled while the one before
-    still runs (async scheduling).
+    processed: times add up with async scheduling, too. `watch` is called with each step then.
     """
 
     requests: dict[str, Any]

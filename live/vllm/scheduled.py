@@ -7,12 +7,7 @@ from typing import Any, NamedTuple
 
 
 class ScheduledChunk(NamedTuple):
-    """Tokens of one prompt in one step; after a preemption also output tokens that are computed again.
-
-    Attributes:
-        request_id: vLLM's. tokens: that the step computes. context: that are in the cache before it.
-        last: the step also produces the request's next token.
-    """
+    """Tokens of one prompt in one step behind `context` cached ones; `last`: it also gives the request's next token."""
 
     request_id: str
     tokens: int
@@ -21,14 +16,7 @@ class ScheduledChunk(NamedTuple):
 
 
 class ScheduledStep(NamedTuple):
-    """One step.
-
-    Attributes:
-        chunks: of prompts, in the order of vLLM's output.
-        decodes: ids of requests that get their next token. decode_tokens: their rows, draft tokens included.
-        decode_kv: cached tokens that all of them attend to, their new tokens included. longest_decode: the largest
-            share of one.
-    """
+    """One step: chunks in vLLM's order, ids of decodes, their rows, and cached tokens of all and of the longest."""
 
     chunks: list[ScheduledChunk]
     decodes: list[str]
@@ -38,11 +26,7 @@ class ScheduledStep(NamedTuple):
 
 
 def scheduled_step(output: Any, requests: Mapping[str, Any]) -> ScheduledStep:
-    """The step of a `SchedulerOutput`, right after it was scheduled.
-
-    Args:
-        requests: vLLM's requests by id, whose computed tokens already count this step's.
-    """
+    """The step of a `SchedulerOutput`, right after vLLM's requests count it as computed."""
     chunks = []
     decodes = []
     decode_tokens = 0

@@ -21,14 +21,9 @@ SECTION = "serving_twin"
 class SchedulerSettings(Strict):
     """Abilities of a scheduler class beside vLLM's own scheduling; without any field there are none.
 
-    Attributes:
-        step_log: file to append every step to. experiment: name of the run in it; default: the time of its start.
-            workload: name of what clients send.
-        clock: of the log: `wall`, or `direct`: CPU time of the scheduler's process, where that runs the model, too.
-        chunking: a chunk policy, as `engine.chunking` of a scenario. step_time: step times that it predicts by,
-            as in a scenario.
-        one_shot: budgets of one-shot requests a step, as `engine.one_shot` of a scenario.
-        base: folder that paths of tables start from; a step log's starts from the working directory.
+    `step_log`: file to append every step to, as the run `experiment` with a `workload`. `clock`: `wall`, or `direct`:
+    CPU time, where the scheduler's process runs the model. `chunking`, `one_shot`: as in a scenario's engine;
+    `step_time`: predicts for chunks. `base`: folder that paths of tables start from.
     """
 
     step_log: str | None = None
@@ -53,11 +48,7 @@ def vllm_config_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def read_settings(additional_config: Any) -> SchedulerSettings:
-    """The settings in a vLLM configuration: fields, or the path of a YAML file with them.
-
-    Raises:
-        BadInput: settings that cannot be used.
-    """
+    """The settings in a vLLM configuration: fields, or the path of a YAML file; `BadInput` if unusable."""
     section = additional_config.get(SECTION) if isinstance(additional_config, Mapping) else None
     if section is None:
         return SchedulerSettings()

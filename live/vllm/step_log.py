@@ -21,13 +21,7 @@ COLUMNS = (
 
 
 class LoggedEngine(NamedTuple):
-    """The engine that a log is of.
-
-    Attributes:
-        experiment, workload: names of the run and of what clients send. model: its path or name.
-        clock: of the durations, `wall` or `direct`. tensor_parallel: ranks that share a layer.
-        num_gpu_blocks, block_size: of the KV cache, without the placeholder block.
-    """
+    """The engine that a log is of; `clock`: `wall` or `direct`; blocks without the placeholder."""
 
     experiment: str
     workload: str
@@ -39,11 +33,7 @@ class LoggedEngine(NamedTuple):
 
 
 class StepLogWriter:
-    """Appends steps to a file, under a name of its own for each run. A new file begins with the names of the columns.
-
-    Raises:
-        OSError: a file that cannot be written.
-    """
+    """Appends steps to a file (or `OSError`), under a name of its own for each run; a new file begins with columns."""
 
     def __init__(self, path: Path, engine: LoggedEngine) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -46,16 +46,10 @@ def reproduce(trace: Path) -> dict[str, Any]:
 
 
 def geometric_fit(decode: IntArray) -> dict[str, Any]:
-    """The geometric distribution on {1, 2, …} with the mean of these lengths, and how far they are from it.
+    """The geometric distribution on {1, 2, …} with the mean of these lengths, (n,), and how far they are from it.
 
-    Args:
-        decode: answer lengths, tokens, shape (n,), each at least 1.
-
-    Returns:
-        `distance` is Kolmogorov's: the largest difference of the two distribution functions. `p_value` is the share of
-        samples of that geometric distribution, fitted again, that are at least as far from their fit (parametric
-        bootstrap). `cv` of a geometric distribution is sqrt(1 − p). `quantiles` have a row a level; `survival` has
-        P(D ≥ length) on a grid.
+    `distance` is Kolmogorov's. `p_value`: share of samples of that distribution, fitted again, that are at least as far
+    from their fit (parametric bootstrap). `cv` of a geometric one is sqrt(1 − p). `survival`: P(D ≥ length) on a grid.
     """
     p = 1 / float(decode.mean())
     distance = _distance(decode, p)
@@ -89,10 +83,7 @@ def geometric_fit(decode: IntArray) -> dict[str, Any]:
 
 
 def _distance(lengths: IntArray, p: float) -> float:
-    """The largest difference between the distribution function of lengths, shape (n,), and a geometric one.
-
-    Both are steps at whole numbers, and it is largest at a length that occurs, or just before one.
-    """
+    """The largest difference of lengths' distribution function and a geometric one: at a length, or just before."""
     values, counts = np.unique(lengths, return_counts=True)
     cumulative = np.cumsum(counts) / len(lengths)
     before = np.concatenate(([0.0], cumulative[:-1]))
@@ -109,10 +100,7 @@ def _quantile(levels: FloatArray, p: float) -> FloatArray:
 
 
 def ratios(pairs: JointEmpirical) -> list[dict[str, Any]]:
-    """r* of eq. 19 with the latencies and B of section 5.3, for three assumptions about the lengths of the trace.
-
-    `throughput` is eq. 6 at the trace's own load, relative to its own r*, if this r* is built.
-    """
+    """r* of eq. 19 (latencies and B of section 5.3) for three assumptions about lengths; eq. 6 at the trace's own load."""
     plan = make_plan(check_scenario(BASELINE, {}, Path("afd-paper")), Path(), None)
     model = PaperModel(plan.latency, BASELINE["batch_size"], pairs.mean_prefill, pairs.mean_decode)
     loads = {

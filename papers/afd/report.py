@@ -40,7 +40,6 @@ def _ratios(rows: list[Document]) -> Table:
 
 
 def _of_trace(document: Document) -> Report:
-    """Quantiles of the answers beside the geometric ones, and r* for what is assumed about lengths."""
     fit = document["lengths"]
     return sections(
         [
@@ -88,7 +87,6 @@ def _draw_lengths(panels: list[Any], document: Document) -> None:
 
 
 def _draw_latencies(panels: list[Any], document: Document) -> None:
-    """Attention over tokens; FFN and communication over requests."""
     for panel, names, label in zip(
         panels, (["attention"], ["ffn", "communication"]), ("token load T", "requests B"), strict=True
     ):

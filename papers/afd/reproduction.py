@@ -52,10 +52,8 @@ def sweep() -> RatioSweep:
 
 
 def compare_ratios() -> list[dict[str, Any]]:
-    """Compare eq. 19 with every printed r*, and with the range that the rounding of Table 4 allows.
-
-    `within_rounding` asks of each value, together with those that eq. 19 gives to the digit, whether any unrounded α
-    and β that print as Table 4 does would print them all.
+    """Compare eq. 19 with every printed r*, and whether unrounded α and β of Table 4 would print it with the exact
+    ones.
     """
     rows = printed_ratios()
     models = [_model(row) for row in rows]
@@ -81,8 +79,7 @@ def compare_ratios() -> list[dict[str, Any]]:
 def rounding_allows(values: Sequence[tuple[PrintedRatio, PaperModel]]) -> bool:
     """True if some α and β that round to Table 4 give every printed r* to its two digits.
 
-    r_A ∈ [r − ½ digit, r + ½ digit] is linear in (α_A, β_A, α_F, β_F) once multiplied by α_F B, and so is
-    r_peak² B α_F = β_F: a linear programme without an objective.
+    |r_A - r| ≤ ½ digit is linear in the four once multiplied by α_F B, as is r_peak² B α_F = β_F: a linear programme.
     """
     from scipy.optimize import linprog
 

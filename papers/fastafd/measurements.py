@@ -22,14 +22,7 @@ WIDE_EP = "vllm-dp-ep"
 
 @dataclass(frozen=True, slots=True)
 class StepMeasurement:
-    """One measured decode step of a bundle with one FFN tray.
-
-    Attributes:
-        prompt_tokens: context of every sequence.
-        batch_size: sequences of one attention GPU, in both microbatches together.
-        ratio: attention trays for the FFN tray, r.
-        tpot: seconds of one decode step.
-    """
+    """One measured decode step (seconds) of a bundle of one FFN tray and r attention trays, `batch_size` a GPU."""
 
     prompt_tokens: int
     batch_size: int
@@ -44,13 +37,8 @@ class StepMeasurement:
 
 @dataclass(frozen=True, slots=True)
 class SystemMeasurement:
-    """Measured throughput of one system: vLLM with DP = EP over `gpus`, or a bundle with `ratio` attention trays.
-
-    Attributes:
-        batch_size: sequences of one GPU, of an attention GPU in a bundle.
-        ratio: attention trays for the FFN tray; None for wide EP.
-        throughput: output tokens a second and GPU.
-        ceiling: whether the batch is all that the KV cache holds.
+    """Measured output tokens a second and GPU of vLLM with DP = EP (ratio None), or a bundle with `ratio` attention
+    trays.
     """
 
     model: str
@@ -69,10 +57,7 @@ class SystemMeasurement:
 
 
 def read_ratio_sweep(folder: Path) -> list[StepMeasurement]:
-    """The measured steps of `ratio_sweep.csv`, in the order of the file.
-
-    Columns: `prompt_tokens`, `batch_per_attention_gpu`, `attention_trays_per_ffn_tray`, `tpot_ms`; others are ignored.
-    """
+    """The measured steps of `ratio_sweep.csv`, in its order; columns beside those read here are ignored."""
     columns = read_columns(folder / RATIO_SWEEP)
     rows = [
         StepMeasurement(prompt, batch, ratio, milliseconds / 1e3)
@@ -95,11 +80,7 @@ def read_ratio_sweep(folder: Path) -> list[StepMeasurement]:
 
 
 def read_systems(folder: Path) -> list[SystemMeasurement]:
-    """The systems of `systems.csv`; none where the folder lacks that file.
-
-    Columns: `model`, `prompt_tokens`, `system` (`vllm-dp-ep` or `afd-<r>-1`), `gpus`, `batch_per_gpu`,
-    `output_tokens_per_second_per_gpu` and `note`, which says so where the batch is below the KV ceiling.
-    """
+    """The systems of `systems.csv`, if the folder has it; `note` says where a batch is below the KV ceiling."""
     if not (folder / SYSTEMS).is_file():
         return []
     columns = read_columns(folder / SYSTEMS)

@@ -44,12 +44,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True)
 class FitChoice:
-    """The measured steps that are fitted.
-
-    Attributes:
-        ratios: attention trays, as after `--ratio`; None: every second ratio of each curve.
-        prompts: prompt lengths; None: all.
-    """
+    """The measured steps that are fitted; None: every second ratio of each curve, and all prompt lengths."""
 
     ratios: str | None = None
     prompts: str | None = None
@@ -72,10 +67,7 @@ class FitChoice:
 def reproduce(data: Path | None, choice: FitChoice = FitChoice(), fit_data: Path | None = None) -> Document:
     """The document `twin.reproduction-fastafd/1`; takes seconds.
 
-    Args:
-        data: the folder with `ratio_sweep.csv` and, if the systems are to be compared, `systems.csv`.
-        choice: the steps to fit; all others are predicted.
-        fit_data: another folder whose steps are fitted instead, so that all steps in `data` are predicted.
+    All steps in `data` but the fitted ones are predicted: those of `choice`, or all of another folder `fit_data`.
     """
     folder = require_folder(data)
     rows = read_ratio_sweep(folder)
@@ -173,7 +165,6 @@ def _parameters(stages: LayerStages, parameters: BundleParameters) -> list[Docum
 
 
 def _summarise_curves(points: Sequence[Document]) -> list[Document]:
-    """Errors and the predicted ratio of each curve."""
     summaries = []
     for curve in dict.fromkeys(tuple(point[key] for key in CURVE) for point in points):
         curve_points = [point for point in points if tuple(point[key] for key in CURVE) == curve]
@@ -214,7 +205,6 @@ def _leave_one_length_out(stages: LayerStages, rows: Sequence[StepMeasurement]) 
 
 
 def _worst_regret(points: Sequence[Document]) -> Document:
-    """Over the batches that were measured at one length."""
     return max((_regret(curve) for curve in _by_batch(points)), key=lambda regret: float(regret["regret"]))
 
 

@@ -37,14 +37,7 @@ PRECISION: Final = "fp8"
 
 @dataclass(frozen=True, slots=True)
 class BundleParameters:
-    """The fitted numbers of a bundle; seconds are of one layer and microbatch.
-
-    Attributes:
-        sequence_seconds: s, of an attention GPU for each of its sequences, beside reading their KV cache.
-        row_efficiency: η, share of the peak FLOP/s and link rate that the experts' rows reach.
-        tray_seconds: d, of an FFN GPU for each attention tray that it receives from and returns to.
-        exchange_seconds: c, of the way to the FFN and back.
-    """
+    """The fitted numbers of a bundle, s, η, d and c; seconds are of one layer and microbatch."""
 
     sequence_seconds: float
     row_efficiency: float
@@ -117,9 +110,7 @@ def predict_step(
 def layer_periods(attention: Sequence[float], ffn: Sequence[float], exchange: float) -> dict[str, float]:
     """Lower bounds of the time in which every microbatch passes one layer; the largest is exact.
 
-    Attention and FFN each serve one microbatch at a time, in a fixed order, and the exchange is a delay. The period of
-    such a ring is the largest cycle mean of its event graph: all attention, all FFN, or one microbatch that never
-    waits (`docs/explanation/afd-theory.md`).
+    The period of such a ring is the largest cycle mean of its event graph (`docs/explanation/afd-theory.md`).
     """
     return {
         "attention": sum(attention),

@@ -34,11 +34,7 @@ RESERVE = 4e9
 
 @dataclass(frozen=True, slots=True)
 class WideEp:
-    """A wide-EP system, predicted with a bundle's parameters and one number of its own.
-
-    Attributes:
-        overhead: seconds of a layer beside the stages.
-    """
+    """A wide-EP system, predicted with a bundle's parameters and `overhead`, seconds of a layer beside the stages."""
 
     stages: LayerStages
     parameters: BundleParameters

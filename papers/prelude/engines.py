@@ -50,11 +50,7 @@ FITTING, PREDICTING = range(4), range(4, 12)
 
 @dataclass(frozen=True)
 class EngineCosts:
-    """The costs of an engine, seconds.
-
-    `client` lies between an answer and the next request; `host` is of a request, beside other requests' work;
-    `overhead` a step; `per_prompt` of a step for each prompt of it.
-    """
+    """Seconds between an answer and the next request; of a request beside others' work; of a step; of its prompts."""
 
     client: float
     host: float
@@ -83,9 +79,8 @@ def sweep_tasks(fitted: tuple[int, ...] = FITTED, shares: tuple[float, ...] = SH
 
 
 def sweep_rates(one_shot: bool, costs: EngineCosts, concurrency: int, replications: Sequence[int]) -> list[float]:
-    """Throughput (requests/s) of 200 requests of 512 tokens in a closed loop, one entry for each replication.
-
-    `one_shot`: the engine has the class; otherwise it serves such requests like generations.
+    """Throughput (requests/s) of 200 requests of 512 tokens in a closed loop, by replication; `one_shot`: has the
+    class.
     """
     plan = _waiting(_plan(one_shot, 200, PROMPT_TOKENS, 1, concurrency), costs.client + costs.host)
     plan = plan.with_step_time(LinearStepTime(costs.overhead, costs.per_prompt / PROMPT_TOKENS))
@@ -93,10 +88,7 @@ def sweep_rates(one_shot: bool, costs: EngineCosts, concurrency: int, replicatio
 
 
 def split_costs(cycle: float, client: float, per_prompt: float, share: float) -> EngineCosts:
-    """The costs of an engine that answers a lone request every `alone` seconds.
-
-    The time that neither the client nor the prompt takes is fixed, and `share` of it blocks the engine.
-    """
+    """The costs of an engine that answers a lone request every `cycle` seconds; `share` of the rest blocks the engine."""
     fixed = cycle - client - per_prompt
     return EngineCosts(client, (1 - share) * fixed, share * fixed, per_prompt)
 
@@ -104,10 +96,7 @@ def split_costs(cycle: float, client: float, per_prompt: float, share: float) ->
 def fit_share(
     engine: str, rows: Sequence[SweepRow], client: float, floor: float, share: float
 ) -> tuple[EngineCosts, float]:
-    """Costs with the best `per_prompt` for one share, and the root mean square of the relative errors over `rows`.
-
-    The mean of the row with one client is met for any `per_prompt`, which is at least `floor`.
-    """
+    """Costs with the best `per_prompt` for one share, and the root mean square of the relative errors over `rows`."""
     cycle = 1 / next(row.rates[engine] for row in rows if row.concurrency == 1)
     loaded = [row for row in rows if row.concurrency > 1]
 
@@ -130,11 +119,9 @@ def fit_sweep(
     fitted: Sequence[int] = FITTED,
     shares: Sequence[float] = SHARES,
 ) -> dict[str, Any]:
-    """Fit one engine's costs to some rows of Table 5, and predict all rows; the first row has one client.
+    """Fit one engine's costs to some rows of Table 5, the first with one client, and predict all rows.
 
-    `shares` has the best fit for each share of the fixed time that may block the engine. `any_share` of a row is the
-    range of predictions over these fits, which the fitted rows leave open. `switched` is a row's prediction with the
-    one-shot class switched.
+    `any_share`: the range of predictions over all shares of the fixed time that may block the engine.
     """
     model, hardware = load_model("qwen3-4b"), load_hardware("h200-sxm")
     floor = floor_seconds(model, hardware, 1, PROMPT_TOKENS)
@@ -191,9 +178,6 @@ def predict_decode(one_shot: ServingRow, control: ServingRow, blocking: bool) ->
 
     A lone request's TTFT beyond a step is the host's. One client cannot show whether that time overlaps with other
     requests' work or blocks the engine (`held`), so both are tried.
-
-    Args:
-        alone, control: one engine's rows of Tables 4 and 6.
     """
     hardware = load_hardware("h200-sxm")
     line = step_line(load_model("qwen3-0.6b"), hardware)
@@ -281,8 +265,8 @@ def _plan(one_shot: bool, requests: int, prompt: int, output: int, concurrency: 
 
 
 def _waiting(plan: ServingPlan, think: float) -> ServingPlan:
-    """The plan with clients who take `think` seconds in the mean. A host beside the engine delays no one else: for
-    throughput it is the same as a slower client.
+    """The plan with clients who take `think` seconds in the mean; a host beside the engine is the same as a slower
+    client.
     """
     workload = plan.scenario.workload
     arrivals = workload.arrivals.model_copy(update={"think": think})
@@ -307,7 +291,6 @@ def _latencies(run: Run, host: float) -> dict[str, float]:
 
 
 def _interval(rates: Sequence[float]) -> dict[str, Any]:
-    """The mean with its 95 % interval, and the 95 % range of one more run of 200 requests."""
     mean, intervals = combine([{"rate": rate} for rate in rates])
     return {
         "predicted": mean["rate"],

@@ -17,8 +17,7 @@ def weight_bytes(model: Model) -> float:
 def floor_seconds(model: Model, hardware: Hardware, prompts: int, tokens: int) -> float:
     """The shortest time of a forward pass over `prompts` whole prompts of `tokens` tokens on one device.
 
-    The larger of FLOPs over peak and weight bytes over bandwidth: two FLOPs a weight and token in the layers, 4·h·d_h a
-    pair of tokens in causal attention, and the head for the last token of each prompt. No cost of launching anything.
+    FLOPs over peak (causal attention, and the head for last tokens) or weight bytes over bandwidth, without launches.
     """
     pairs = tokens * (tokens + 1) / 2
     attention = 4 * model.attention.heads * _head_dim(model) * model.layers * pairs
@@ -27,9 +26,7 @@ def floor_seconds(model: Model, hardware: Hardware, prompts: int, tokens: int) -
 
 
 def step_line(model: Model, hardware: Hardware) -> dict[str, float]:
-    """Seconds a step, a token, and a cached token that a decode reads: a roofline at the efficiencies that the hardware
-    file assumes. The parts are added up although a device overlaps them, so this is an upper bound.
-    """
+    """Seconds a step, a token, and a cached token: a roofline whose parts are added up, so an upper bound."""
     bandwidth = hardware.memory_bandwidth * hardware.efficiency.memory
     rate = hardware.flops("bf16") * hardware.efficiency.compute
     cached = model.kv_bytes_per_token(CACHE_BYTES)

@@ -90,11 +90,7 @@ def tasks(requests: int = 3000, replications: int = REPLICATIONS) -> list[Task]:
 
 
 def summarise_lifetimes(results: Mapping[tuple[Any, ...], dict[str, Any]]) -> dict[str, Any]:
-    """Means and 95 % intervals of every variant, and of the differences between the variants of each comparison.
-
-    Differences are between runs with the same requests, so that common variation cancels. `results` are by
-    the arguments of `tasks`, in their order.
-    """
+    """Means and 95 % intervals of every variant, and of differences between runs with the same requests."""
     summaries: dict[str, Any] = {}
     for load in LOADS:
         runs = {
@@ -116,14 +112,7 @@ def summarise_lifetimes(results: Mapping[tuple[Any, ...], dict[str, Any]]) -> di
 
 
 class Meter:
-    """Integrates the blocks of judges and of all requests over a run. For one engine, without fast-forwarding.
-
-    Attributes:
-        judges: ids of the judges seen so far.
-        block_seconds, slot_seconds: blocks and slots of judges, integrated over time.
-        all_block_seconds: of all. peak, judge_peak: the most blocks in a step, of all and of judges.
-        blocks: the pool.
-    """
+    """Integrates the blocks and slots of judges, and all blocks, over a run of one engine without fast-forwarding."""
 
     def __init__(self) -> None:
         self.judges: set[int] = set()

@@ -40,10 +40,7 @@ ITEM_TOKENS = 128
 
 
 def simulate(variant: str, peers: int, replication: int, requests: int) -> dict[str, Any]:
-    """One run of steady traffic, or of a cold job of `peers` requests (0: steady).
-
-    The result has tokens computed and spared, TTFT in seconds, requests/s.
-    """
+    """One run of steady traffic, or of a cold job of `peers` requests (0: steady); TTFT in seconds, requests/s."""
     document = cold_job(peers) if peers else scenario()
     document["workload"]["requests"] = requests
     plan = prepare(document, Path("prelude-rubric"), [VARIANTS[variant]]).cases[0].plan
@@ -71,11 +68,8 @@ def scenario() -> dict[str, Any]:
 def cold_tokens(peers: int, rubric: int, item: int, block: int, budget: int, has_leader: bool) -> int:
     """Prompt tokens computed for `peers` requests that wait together with one cold rubric: the closed form.
 
-    A hit spares the rubric's full blocks. Led, the first request computes the whole of its prompt and all others their
-    rest. Not led, every request that fits into the first step's `budget` computes the whole.
-
-    Args:
-        rubric, item: tokens that requests share, and that each adds. block: tokens of a block.
+    Led, the first request computes the whole of its prompt and all others what full blocks of the rubric leave. Not
+    led, every request that fits into the first step's `budget` computes the whole.
     """
     prompt = rubric + item
     spared = rubric // block * block
@@ -104,10 +98,7 @@ def tasks(requests: int = 4000, replications: int = REPLICATIONS) -> list[Task]:
 
 
 def summarise_prefixes(results: Mapping[tuple[Any, ...], dict[str, Any]]) -> dict[str, Any]:
-    """Steady traffic with 95 % intervals, led against each other engine run by run; cold jobs beside the closed form.
-
-    `results` are by the arguments of `tasks`, in their order.
-    """
+    """Steady traffic with 95 % intervals, led against each other engine run by run; cold jobs beside the closed form."""
     runs = {name: [result for arguments, result in results.items() if arguments[:2] == (name, 0)] for name in VARIANTS}
     jobs = {
         peers: {variant: result for (variant, size, *_), result in results.items() if size == peers}

@@ -15,10 +15,7 @@ PROMPT_TOKENS = 512
 
 @dataclass(frozen=True)
 class ServingRow:
-    """One engine's row of Table 4 or 6 (Table 2 prints the same, rounded). Seconds, tokens, requests/s.
-
-    `tpot` is None where answers have one token.
-    """
+    """One engine's row of Table 4 or 6. Seconds, tokens, requests/s; `tpot` is None where answers have one token."""
 
     engine: str
     output_tokens: int
@@ -78,8 +75,7 @@ def arithmetic() -> list[dict[str, Any]]:
     """The implications of the printed numbers, engine by engine; seconds.
 
     `client_*`: between an answer and the next request, at c = 1 (Table 4) and c = 4 (Table 6). `cycle_4b`: from request
-    to request at c = 1 in Table 5. `faster_half`: the most that the faster half of those requests can have averaged, if
-    the slower half took P50 or longer and everything fitted into the cycle, client included.
+    to request at c = 1 in Table 5. `faster_half`: the most that the faster half can have averaged in that cycle.
     """
     one_shot, control, latency = one_shot_rows(), decode_rows(), sweep_latency()
     rates = sweep_rows()[0].rates

@@ -28,12 +28,7 @@ def all_parts() -> Parts:
 
 
 def reproduce(jobs: int, progress: Callable[[str], None], parts: Parts | None = None) -> dict[str, Any]:
-    """The document `twin.reproduction-prelude/1`: predicted beside published values, and the paper's claims
-    beside the results.
-
-    Args:
-        jobs: processes. progress: called with each task that ends. parts: fewer or shorter tasks, for a trial.
-    """
+    """The document `twin.reproduction-prelude/1`: predictions beside published values; `parts`: fewer, for a trial."""
     parts = all_parts() if parts is None else parts
     results = iter(run_tasks([task for tasks in parts.values() for task in tasks], jobs, progress))
     results_by_part = {part: [next(results) for _ in tasks] for part, tasks in parts.items()}
@@ -120,7 +115,6 @@ def _decode_claims(document: dict[str, Any]) -> list[Claim]:
 
 
 def _table_claims(rows: list[dict[str, Any]]) -> list[Claim]:
-    """Consistency of the printed numbers, without a model."""
     result = []
     for row in rows:
         engine, cycle, median = row["engine"], row["cycle_4b"], row["p50_4b"]

@@ -119,7 +119,6 @@ def notes(document: dict[str, Any]) -> list[str]:
 
 
 def _relative_width(column: dict[str, Any]) -> float:
-    """Half of the prediction interval, in parts of the mean."""
     low, high = column["prediction"]
     return float((high - low) / 2 / column["predicted"])
 

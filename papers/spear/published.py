@@ -61,12 +61,7 @@ def published_rows() -> list[Row]:
 
 @dataclass(frozen=True)
 class QualityRow:
-    """A perplexity of Tables 1, 2, 4, 10 to 12, 17 or 18.
-
-    Attributes:
-        quantiser, grain: empty for 16 bits. variant: full (16 bits), quantised, spear, or what it is compared with.
-        text: wikitext2 or c4. memory: of the compensators, MB; None where the table has none.
-    """
+    """A perplexity of Tables 1, 2, 4, 10 to 12, 17 or 18; `memory` of compensators in MB, `variant` full for 16 bits."""
 
     where: str
     model: str

@@ -34,12 +34,7 @@ PRINTED_SHIFT = {"rtn": (0.94, 0.98), "gptq": (0.77, 0.89)}
 
 
 def summarise(size: Document, bases: Sequence[Document], cells: Sequence[Document]) -> Document:
-    """The document `twin.reproduction-spear-quality/1`.
-
-    Args:
-        size: the sizes of model and study. bases: rows of language models, one for each seed. cells: rows of quantised
-            models, one for each seed and cell.
-    """
+    """The document `twin.reproduction-spear-quality/1`, of rows of models, and of quantised ones by seed and cell."""
     published = quality_rows()
     names = list(dict.fromkeys(row["cell"] for row in cells))
     return {
@@ -109,7 +104,6 @@ def _placement_claims(rows: Sequence[Document], bits: int, published: Sequence[Q
 
 
 def _compensator_claims(rows: Sequence[Document], bits: int, published: Sequence[QualityRow]) -> list[Document | None]:
-    """Claims about compensators and static terms, and about the parts of compensators."""
     at = f"at {bits} bits"
     gate = []
     if bits == 4:
@@ -190,7 +184,6 @@ def _of(cells: Sequence[Document], name: str) -> list[Document]:
 
 
 def _values(rows: Sequence[Document]) -> list[float]:
-    """SPEAR's share of the gap, by seed."""
     return [row["variants"]["spear"]["recovered"] for row in rows]
 
 
@@ -232,10 +225,7 @@ def _claim(
     unit: str = "points",
     negated: bool = False,
 ) -> Document | None:
-    """A claim that values, one for each seed, are at least `minimum`; with `strict` their whole interval is above it.
-
-    None where there are no values.
-    """
+    """A claim that values, one a seed, are at least `minimum` (`strict`: their interval is); None without values."""
     if not values:
         return None
     average, span = mean(values), interval(values)

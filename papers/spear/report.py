@@ -40,7 +40,6 @@ def tables(document: Document) -> Report:
 
 
 def _rows(rows: list[Document]) -> Table:
-    """Both columns of Table 3: printed, predicted, error, the range of single runs, and whether it holds the print."""
     column = (
         "{0[published]:1e3 .1f} | {0[predicted]:1e3 .1f} | {0[error]:100 +.1f} %"
         " | [{0[prediction][0]:1e3 .1f}, {0[prediction][1]:1e3 .1f}] | {0[inside]:yes}"

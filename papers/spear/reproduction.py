@@ -47,12 +47,9 @@ rows, so no prediction uses it: it is reported beside them as a possible explana
 class Study:
     """The extent of the simulations. Predictions are made with other random numbers than fits.
 
-    Attributes:
-        readings, samplings: those that are tried.
-        screening: replications and rounds (see `Fit`) of the first fit of each, to the middle density alone.
-        fitting: of the fit of those that come out best. refining: of the best one's tables, from there.
-        predicting: replications of the rows of Table 3 with these. Intervals need at least 2, here and in fitting.
-        alternatives: how many further samplings are fitted under the best reading.
+    `screening`: replications and rounds of the first fit of each reading and sampling; `fitting`: of the best ones',
+    and `refining` of the best tables. `predicting`: replications of Table 3. `alternatives`: further samplings that are
+    fitted.
     """
 
     readings: tuple[Reading, ...] = READINGS
@@ -67,12 +64,8 @@ class Study:
 def reproduce(
     trace: Trace | None, jobs: int, progress: Callable[[str], None], study: Study | None = None
 ) -> dict[str, Any]:
-    """The document `twin.reproduction-spear/1`: Table 3 predicted beside printed, the fit of tables and workload,
-    and the paper's claims beside the results. Two minutes of two cores with a trace, one without.
-
-    Args:
-        trace: ShareGPT's lengths, turn by turn; without, log-normal lengths of the same moments.
-        jobs: processes. progress: called with the task just finished. study: a smaller one for a trial.
+    """The document `twin.reproduction-spear/1`: Table 3 predicted beside printed, two minutes of two cores with a
+    trace.
     """
     study = study or Study()
 
@@ -150,7 +143,6 @@ def _row(setting: Setting, fit: dict[str, Any], row: Row, first: int, replicatio
 
 
 def _misfit(fit: dict[str, Any]) -> float:
-    """Root mean square of ln(simulated / printed) over both columns of the static rows."""
     return float(np.hypot(fit["misfit_p99"], fit["misfit_ttft"]) / np.sqrt(2))
 
 
@@ -203,9 +195,7 @@ def _describe_iteration(iteration: Iteration) -> dict[str, Any]:
 
 
 def _compare_row(row: Row, figures: Sequence[Figures]) -> dict[str, Any]:
-    """Published and predicted, seconds. `prediction` is the 95 % range of one run of 300 requests; `inside` says
-    whether it holds the printed value. `meets` is by goal.
-    """
+    """Published and predicted, seconds; `prediction` is the 95 % range of one run, `inside` whether it holds the print."""
     mean, intervals = combine([{"p99_itl": p99, "ttft": ttft} for p99, ttft in figures])
     columns = {
         name: {
@@ -232,10 +222,9 @@ def _compare_row(row: Row, figures: Sequence[Figures]) -> dict[str, Any]:
 
 
 def _against_static(rows: Sequence[Row], figures: Sequence[Sequence[Figures]]) -> list[dict[str, Any]]:
-    """Mean TTFT of the SLO scheduler less that of the static chunk sizes that meet the same goal, seconds.
+    """Mean TTFT of the SLO scheduler less that of static chunk sizes that meet the same goal, run by run, seconds.
 
-    `published` and `predicted` each have the static size that is quickest by their own figures; `sizes` every size
-    that meets the goal by either, None if it misses it. Predicted differences are between runs of the same requests.
+    Printed and predicted each have the static size that is quickest by their own figures.
     """
     pairs = list(zip(rows, figures, strict=True))
     results = []

@@ -31,12 +31,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class StudySize:
-    """A study of compensation on one model.
+    """A study of compensation on one model, with the windows and sequences that each part takes.
 
-    Attributes:
-        text: the model. windows: held-out windows that everything is measured on. sequences: self-sampled, of
-            `text.window` tokens. rounded: those of them that quantisers are calibrated on. diagnosed: those that CKA is
-            computed on. full_rank: of compensators on all modules; half their bytes are the budget of everything else.
+    `full_rank`: of compensators on all modules; half their bytes are the budget of everything else.
     """
 
     text: TextSize

@@ -69,12 +69,8 @@ Figures = tuple[float, float]
 
 @dataclass(frozen=True)
 class Reading:
-    """An interpretation of a step.
-
-    Attributes:
-        passes: its prompt tokens run in a pass of their own, T(d) + T(c), or with the decodes, T(d + c).
-        beside_decodes: a static chunk size is of prompt tokens, beside the decodes; otherwise decodes are part of it.
-        padded: static chunks are padded to their size, as section 4.3 says of "regular chunked prefill".
+    """An interpretation of a step: passes T(d) + T(c) or T(d + c); chunks beside the decodes or with them; padded or
+    not.
     """
 
     passes: Passes
@@ -133,9 +129,7 @@ def complete(base: Sequence[float], compensators: Sequence[float]) -> Iteration:
 
 
 def on_density(values: Floats, densities: Sequence[str]) -> tuple[Floats, Floats]:
-    """Least squares of values, shape (densities, chunks), as a + b · density: a and b. One density alone leaves the
-    least a and b.
-    """
+    """Least squares of values, (densities, chunks), as a + b · density, with the least b for one density."""
     design = np.array([[1.0, DENSITIES[name]] for name in densities])
     (a, b), *_ = np.linalg.lstsq(design, values, rcond=None)
     return a, b
@@ -154,12 +148,7 @@ def density_misfit(densities: Sequence[str] = tuple(DENSITIES)) -> list[dict[str
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """A reading and the requests that it is tried on.
-
-    Attributes:
-        lengths: what requests are drawn from; None: synthetic. name: of that sampling.
-        step: the SLO scheduler's chunks are multiples of it, tokens.
-    """
+    """A reading and the requests that it is tried on (None: synthetic); the scheduler's chunks are multiples of `step`."""
 
     reading: Reading
     lengths: Trace | None
@@ -200,13 +189,10 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """Fit W and E to the P99 ITL of the static rows of some densities, by simulation.
+    """Fit W and E to the P99 ITL of the static rows of some densities, by simulation, from a first guess `start`.
 
-    The result of `run` has the fitted `iteration`; the `p99` and `ttft` that the last round gave, seconds, shape
-    (densities, chunks); and the misfits of both columns: root mean square of ln(simulated mean / printed).
-
-    Attributes:
-        start: the first guess; None: from P99 ITL.
+    `run` gives the `iteration`, `p99` and `ttft` of the last round, (densities, chunks), and the misfit of both
+    columns.
     """
 
     setting: Setting

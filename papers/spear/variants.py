@@ -44,11 +44,9 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class StudiedModel:
-    """A language model with its texts, and everything that is computed of it once.
+    """A language model with everything that is computed of it once.
 
-    Attributes:
-        texts: `sampled` and `corpus` to calibrate with, `evaluation`; each (sequences, n) int64. `evaluation_states`:
-            the model's final states for the last, (sequences, n − 1, hidden).
+    `texts`: `sampled` and `corpus` to calibrate with, `evaluation`; each (sequences, n) int64, with the model's states.
     """
 
     forward: ForwardPass
@@ -125,10 +123,7 @@ class Compensation:
     def _trained(
         self, modules: Sequence[str], rank: int | None, text: CalibrationText, *, gated: bool, closely: bool
     ) -> Row:
-        """Train compensators of a rank, or of the largest that the budget allows.
-
-        `closely`: also measure them in float32, and by quartiles of the tokens with and without the gate.
-        """
+        """Train compensators of a rank, or the largest in the budget; `closely`: measure float32 and quartiles, too."""
         study = self.study
         if rank is None:
             rank = affordable_rank([study.sizes[name] for name in modules], study.budget, gate=gated)
@@ -154,7 +149,6 @@ class Compensation:
         return self._row(Calibrated(self.model, parts, []), rank, gated=False)
 
     def _row(self, trained: Calibrated, rank: int, *, gated: bool) -> Row:
-        """The measures of compensators in INT8."""
         measures = self.study.evaluation.measure(trained.stored_weights())
         sizes = [self.study.sizes[name] for name in trained.parts]
         full, quantised = self.full.perplexity, self.quantised.perplexity

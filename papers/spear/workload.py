@@ -26,12 +26,10 @@ SYNTHETIC = {
 
 @dataclass(frozen=True)
 class Sampling:
-    """A way of drawing requests from conversations.
+    """A way of drawing requests from conversations, up to `tokens`.
 
-    Attributes:
-        kind: the turns. `new tokens`: all, but of each prompt only the tokens that its turn added (the rest is cached).
-            `vllm`: vLLM's benchmark filter, prompts of at most 1024 tokens and 2048 in total, neither below 4.
-        tokens: the bound of the kinds that have one.
+    `new tokens`: of each prompt only those that its turn added (the rest is cached). `vllm`: its benchmark's filter,
+    prompts of at most 1024 tokens and 2048 in total, neither below 4.
     """
 
     kind: Kind

@@ -51,11 +51,7 @@ def predict_engine(model: str, method: str) -> list[Result]:
 
 
 def simulate_row(row: ConcurrencyRow, fit: DecodeFit, prompt_token: float, prompt_overhead: float) -> ClosedLoop:
-    """Simulate a row's closed loop; only its settings are read.
-
-    Throughput is that of Little's law, which is exact here: a count over a window would depend on the number of the
-    closed loop's rounds in it.
-    """
+    """Simulate a row's closed loop; throughput by Little's law, which is exact here, unlike a count over a window."""
     document = scenario(row, fit, prompt_token, prompt_overhead)
     summary = run_task(prepare(document, Path(document["name"])).tasks[0])["summary"]
     throughput = row.concurrency * row.answer / summary["e2e"]["mean"]
@@ -105,9 +101,7 @@ def fits(rows: Sequence[ConcurrencyRow]) -> list[Result]:
 
 
 def forms(rows: Sequence[ConcurrencyRow]) -> list[Result]:
-    """The influence of the line's form and of the refinements of its fit: misfit of the fitted rows, mean absolute
-    errors of the others, in closed form.
-    """
+    """The influence of the line's form and refinements: misfit of fitted rows, errors of the others, in closed form."""
     return [
         {"form": form, "plain": plain, **_errors_of(rows, form, plain)} for plain in (False, True) for form in FORMS
     ]

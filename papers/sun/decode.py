@@ -36,12 +36,7 @@ ROUNDS = 100
 
 @dataclass(frozen=True)
 class DecodeFit:
-    """The line of one model. Seconds.
-
-    Attributes:
-        weights: β by the bits of the weights. batching: J. per_row: α_n. per_kv_token: α_kv.
-        misfit: mean of |fitted - printed| / printed over the fitted values.
-    """
+    """The line of one model, seconds: β by bits of weights, J, α_n, α_kv; and the mean relative misfit."""
 
     weights: dict[int, float]
     batching: float
@@ -70,9 +65,8 @@ class ClosedLoop:
 def fit_decode(rows: Iterable[ConcurrencyRow], form: Form = "batching", *, plain: bool = False) -> DecodeFit:
     """Non-negative least squares of relative errors over the rows of one model at the concurrencies `FITTED`.
 
-    Each row is read twice, by its TPOT and by its throughput, which is the same time with other digits. The batch that
-    a request sees in its steps is itself and those others that decode just then, not wait for their prompts. `plain`
-    leaves out both refinements: TPOT alone, and the concurrency for the batch.
+    Each row is read by its TPOT and by its throughput, with the batch that a request sees: itself and those others that
+    decode just then. `plain` leaves out both refinements: TPOT alone, and the concurrency for the batch.
     """
     from scipy.optimize import nnls
 
@@ -120,11 +114,7 @@ def all_rows(fit: DecodeFit) -> DecodeFit:
 
 
 def closed_loop(fit: DecodeFit, prompts: LinearLatency, row: ConcurrencyRow) -> ClosedLoop:
-    """TTFT, TPOT and throughput of a row's engines in closed form; only the row's settings are read.
-
-    Prompts do not overlap: clients send in the order in which they were answered, so requests keep the distance that
-    their first prompts gave them.
-    """
+    """A row's engines in closed form. Clients send in the order of their answers, so prompts do not overlap."""
     ttft = prompts.seconds(row.prompt)
     context, batch, tpot = mean_context(row.prompt, row.answer), float(row.concurrency), 0.0
     for _ in range(ROUNDS):

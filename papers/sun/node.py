@@ -68,12 +68,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The results of one run's window.
-
-    Attributes:
-        throughput: output tokens a second, all workers. tpot, ttft: means over requests, seconds.
-        interactivity: mean over requests of 1/TPOT, a second. achieved: answered over offered requests.
-    """
+    """One run's window: output tokens a second, mean TPOT and TTFT, mean 1/TPOT, answered over offered requests."""
 
     throughput: float
     tpot: float

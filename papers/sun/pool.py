@@ -53,8 +53,7 @@ def offered(isolated: PoolRow, answer: int) -> Load:
 def possible_answers(service: Service) -> list[int]:
     """Lengths whose rate the prefill worker of the most popular model can sustain under the strongest skew.
 
-    The paper offers one rate at every length (section 4.1), each model has one prefill worker in every placement,
-    and sharing keeps throughput under every skew (section 4.3): so no prefill worker was overrun.
+    The paper offers one rate at every length (4.1) and keeps throughput (4.3): no prefill worker was overrun.
     """
     isolated = pool_rows()[0]
     share = float(ModelMix.zipf([str(i) for i in range(MODELS)], STRONGEST_SKEW).probabilities[0])

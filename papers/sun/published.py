@@ -15,9 +15,8 @@ Placement = Literal["isolated", "shared"]
 
 @dataclass(frozen=True)
 class ConcurrencyRow:
-    """A row of Table 4: seconds, tokens, output tokens a second of the system; each client has one request at a time.
-
-    `prefill_bits` and `decode_bits` are those of the weights; the KV cache has 16 throughout.
+    """A row of Table 4: seconds, tokens, output tokens a second of all clients. Bits are the weights'; the cache has
+    16.
     """
 
     model: str
@@ -45,9 +44,7 @@ class ConcurrencyRow:
 
 @dataclass(frozen=True)
 class PoolRow:
-    """Decode workers of four models under one offered load (section 4.3): output tokens a second and decode GPU, and by
-    how much interactivity differs from that of isolated workers.
-    """
+    """Decode workers of four models under one load (4.3): tokens a second and GPU, and change of interactivity."""
 
     workers: int
     placement: str
@@ -57,10 +54,7 @@ class PoolRow:
 
 @dataclass(frozen=True)
 class AccuracyRow:
-    """A printed accuracy, in per cent: tables 1 and 3 (of which table 2 is a part), and figure 2 as section 3.2.2 says.
-
-    `variant` has the names of `papers.sun.variants`.
-    """
+    """A printed accuracy, in per cent: tables 1 and 3, and figure 2 as section 3.2.2 says; `papers.sun.variants`."""
 
     where: str
     model: str

@@ -30,12 +30,7 @@ MEASURES = ("exact_match", "token_accuracy", "perplexity")
 
 
 def summarise(size: Document, bases: Sequence[Document], tasks: Sequence[Document]) -> Document:
-    """The document `twin.reproduction-sun-quality/1`.
-
-    Args:
-        size: the sizes of models and trainings. bases: rows of base models, one for each seed; and of language models.
-        tasks: rows of tasks, one for each seed and task, each with the same variants; and of tasks of text.
-    """
+    """The document `twin.reproduction-sun-quality/1`, of rows of models by seed, and of tasks by seed and task."""
     published = accuracy_rows()
     operations, text = _of_kind(tasks, "task"), _of_kind(tasks, "text_task")
     return {
@@ -155,7 +150,6 @@ def _variant(name: str, tasks: Sequence[Document], published: Sequence[AccuracyR
 
 
 def _text_variant(name: str, tasks: Sequence[Document]) -> Document:
-    """A variant's measures by task of text, each with its interval over seeds."""
     by_task: Document = {}
     for task in dict.fromkeys(row["task"] for row in tasks):
         results = [row["variants"][name] for row in tasks if row["task"] == task]
@@ -178,10 +172,9 @@ def _claim(
     maximum: float | None = None,
     strict: bool = False,
 ) -> Document:
-    """A difference of two variants: printed over benchmarks, ours over tasks; it holds within `minimum` and `maximum`.
+    """A difference of two variants, printed and ours, which holds within `minimum` and `maximum` over tasks.
 
-    With `strict` the interval over seeds must lie on one side of the limit, too. The note says on how many tasks the
-    mean over seeds is within the limit.
+    With `strict` the interval over seeds must lie on one side of the limit, too.
     """
 
     def within(low: float, high: float) -> bool:

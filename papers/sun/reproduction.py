@@ -25,11 +25,7 @@ Document = dict[str, Any]
 
 
 def reproduce(jobs: int, progress: Callable[[str], None], replications: int = REPLICATIONS) -> Document:
-    """The document `twin.reproduction-sun/1`: about a minute on two cores.
-
-    Args:
-        jobs: processes. progress: called with what has just been done. replications: fewer for a trial.
-    """
+    """The document `twin.reproduction-sun/1`: about a minute on two cores; fewer replications for a trial."""
     rows, service = concurrency_rows(), fitted_service()
     answers = possible_answers(service)
     engines = dict.fromkeys((row.model, row.method) for row in rows)
@@ -113,9 +109,9 @@ def _concurrency_claims(concurrency: Document) -> list[Claim]:
 
 
 def _pool_claims(pool: Document) -> list[Claim]:
-    """Claims on every shared pool; the row of one worker chose the length of answers and nothing more.
+    """Claims on every shared pool but that of one worker, which chose the length of answers.
 
-    A pool that keeps up has the offered load as its throughput, which the isolated row gives: that is an input.
+    A pool that keeps up has the offered load as its throughput: that is an input.
     """
     result = []
     for row in pool["rows"][1:]:

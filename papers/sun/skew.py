@@ -66,7 +66,6 @@ def _sizes(curves: Mapping[Point, Sequence[Outcome]]) -> list[Result]:
 
 
 def _interval(changes: Floats) -> Result:
-    """Mean change, and the range of one more run of a minute, like the paper's."""
     from scipy.special import stdtrit
 
     mean, count = float(changes.mean()), len(changes)
@@ -84,7 +83,6 @@ def _ratio(curves: Mapping[Point, Sequence[Outcome]], metric: str, over: Point, 
 
 
 def _falls(curves: Mapping[Point, Sequence[Outcome]], metric: str) -> bool:
-    """True if isolated workers get worse, on average, with every step of skew."""
     curve = [np.mean([getattr(run, metric) for run in curves[ISOLATED, zipf]]) for zipf in SKEWS]
     return bool(np.all(np.diff(curve) < 0))
 

@@ -55,10 +55,8 @@ class Task(Teacher, Protocol):
 class Comparison:
     """A base model that is adapted to a task in every way that is compared.
 
-    Attributes:
-        calibration: sequences for quantisers of the base model, (sequences, n) int64. adaptation: of each fine-tuning.
-        retuning: of QSUN's, which begins where SUN's ended. quantised: methods and bits of decode modules.
-        scopes: parts of the prefill module that are tuned alone. prompts: of an evaluation.
+    `calibration`: sequences for quantisers, (sequences, n) int64. `retuning`: QSUN's, from where SUN's ended. `scopes`:
+    parts of the prefill module that are tuned alone.
     """
 
     forward: ForwardPass

@@ -61,10 +61,7 @@ class ReplayedRun(Protocol):
         """The times of each request's output tokens."""
 
     def columns(self) -> Mapping[str, NDArray[np.float64]]:
-        """One entry a request: arrival, noticed (the engine took it in), first_token, last_token, output_tokens.
-
-        Of sessions also session, turn, prompt_tokens, resent_tokens and cached_tokens.
-        """
+        """One entry a request: arrival, noticed (taken in), first_token, last_token, output_tokens; more of sessions."""
 
 
 class Backend(Protocol):
@@ -92,10 +89,7 @@ class Backend(Protocol):
 
 
 class AbsentBackend:
-    """A backend whose device this machine does not have: it serves a validation that has been measured on another.
-
-    Every other method than `close` raises `reason`.
-    """
+    """A backend whose device is not on this machine, for a validation measured on another: methods raise `reason`."""
 
     def __init__(self, reason: BadInput) -> None:
         self._reason = reason
@@ -138,11 +132,7 @@ class BundleBackend(Protocol):
         """Bytes of one request's row, on its way to the FFN and back."""
 
     def run_in_turns(self, instances: int, loads: Sequence[tuple[Integers, Integers, int]]) -> Sequence[BundleRun]:
-        """Run bundles with `instances` attention instances each in turns of some milliseconds, until the first is over.
-
-        Args:
-            loads: of each bundle, prompt and output tokens of its prefilled requests, and how many are to complete.
-        """
+        """Run bundles with `instances` attention instances each in turns of milliseconds, until the first is over."""
 
     def describe(self) -> dict[str, Any]:
         """The device, the dtype and the versions of the packages."""

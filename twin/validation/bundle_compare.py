@@ -28,12 +28,8 @@ def compare_ratios(
     predicted: Mapping[int, Sequence[BundleMetrics]],
     theory: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Metrics and errors of each ratio, and the best ratio of each side with its regret.
-
-    Measured and predicted runs of a repeat have the same requests, so errors are taken repeat by repeat.
-
-    Args:
-        measured, predicted: by ratio, the metrics of each repeat. theory: as of `theory_curves`, over the same ratios.
+    """Metrics and errors of each ratio, repeat by repeat, since both have the same requests, and the best ratios'
+    regret.
     """
     ratios = list(measured)
     entries: list[dict[str, Any]] = [

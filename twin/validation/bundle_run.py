@@ -37,12 +37,7 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class BundleValidation:
-    """A validation under way.
-
-    Attributes:
-        run: keeps each part of the profiling and each live run as soon as it is over; what it holds is not run again.
-        note: called with each line of progress.
-    """
+    """A validation under way; `run` keeps each part as soon as it is over, and what it holds is not run again."""
 
     backend: BundleBackend
     scenario: BundleValidationScenario
@@ -124,10 +119,7 @@ def workload_supply(scenario: BundleValidationScenario, x: int, repeat: int) -> 
 
 
 def profiling_supply(scenario: BundleValidationScenario, x: int, part: int) -> Supply:
-    """Requests whose lengths are spread evenly in their logarithm, up to the limits.
-
-    They have about twice as many tokens as the workload's, so that the profiling does not end before the live run.
-    """
+    """Requests of lengths spread evenly in their logarithm, with twice the workload's tokens, to outlast the live run."""
     spec = scenario.profiling
     rng = np.random.default_rng([scenario.seed, 4, x, part])
     mean = spec.max_output_tokens / max(np.log(spec.max_output_tokens), 1.0)

@@ -24,11 +24,7 @@ SEARCHED = 0.25, 64.0
 
 
 def step_lines(times: RoleTimes, config: RoleBundleConfig, lengths: LengthPairs, largest: int) -> PassLatency:
-    """Lines of a whole decode step.
-
-    Args:
-        largest: number of attention instances at which the coordinator's work is counted.
-    """
+    """Lines of a whole decode step; the coordinator's work is counted at `largest` attention instances."""
     batch, layers, link, mean = config.batch_size, config.layers, config.link, times.mean
     entering = batch / lengths.mean_decode
     stage = mean("attention.stage", (batch, 0))

@@ -50,12 +50,7 @@ TIMELINE_POINTS = 200
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Steps of a live run. Times are in seconds.
-
-    Attributes:
-        kinds, batches: of each step, as in `TimedBatch`.
-        measured, predicted: durations, shape (steps,).
-    """
+    """Kinds and batches of a live run's steps, and their durations in seconds, (steps,)."""
 
     kinds: list[str]
     measured: Floats
@@ -129,11 +124,7 @@ def _latest(groups: NDArray[np.int64], times: Floats) -> Floats:
 
 
 def error_entry(live: Floats, twin: Floats, errors: Floats, repeat_spread: float, goal: float | None) -> dict[str, Any]:
-    """A metric's means, its mean error with a confidence interval, and its goal.
-
-    Args:
-        live, twin, errors: of each repeat. repeat_spread: the deviation among the measured repeats.
-    """
+    """A metric's means, its mean error with a confidence interval, and its goal."""
     n, error = len(errors), float(errors.mean())
     half = student_quantile(CONFIDENCE, n - 1) * float(errors.std(ddof=1)) / math.sqrt(n)
     return {
@@ -151,14 +142,9 @@ def compare_load(
     predicted: Sequence[Mapping[str, Any]],
     alternatives: Mapping[str, Sequence[Mapping[str, Any]]],
 ) -> dict[str, Any]:
-    """Mean, error and goal of each metric over the repeats of a load.
+    """Mean, error and goal of each metric over the repeats of a load; `alternatives`: further predictions.
 
-    Measured and predicted runs of a repeat have the same requests, so errors are taken repeat by repeat: `error` is
-    their mean and `interval` its confidence interval.
-
-    Args:
-        measured, predicted: summaries of each repeat.
-        alternatives: other predictions of the same repeats, by the key of their error.
+    Both runs of a repeat have the same requests, so errors are taken repeat by repeat.
     """
     metrics = {}
     for name in _names([*measured, *predicted]):
@@ -195,10 +181,7 @@ def compare_steps(steps: Sequence[StepTimes]) -> dict[str, Any]:
 
 
 def refit_error(repeats: Sequence[Sequence[TimedBatch]], block_size: int) -> float | None:
-    """Median |predicted / measured − 1| of every second step, by a fit to the others of the same repeat.
-
-    No profile of another run can do better: the rest is the machine's. None for repeats too short for a fit.
-    """
+    """Median relative error of every second step, by a fit to the others; None for repeats too short for one."""
     errors: list[Floats] = []
     for repeat in repeats:
         steps = [row.step for row in repeat]

@@ -32,11 +32,7 @@ PIECES, SIZE = 20, 50_000
 
 
 class ContentionMeter:
-    """Measures contention while its block runs, on the thread that enters it.
-
-    Attributes:
-        document: when the block has ended, seconds and counts of its contention.
-    """
+    """Measures contention on the thread that enters its block; then `document` has its seconds and counts."""
 
     def __init__(self) -> None:
         self._numbers = np.random.default_rng(0).random(SIZE)
@@ -77,11 +73,7 @@ def _counters() -> dict[str, float]:
 
 
 def contention(points: Iterable[Mapping[str, Any]]) -> Document | None:
-    """The contention of all measured parts of a run together, and the reasons to call the machine contended.
-
-    Args:
-        points: of a run folder; those without a `contention` are passed over. None if all are.
-    """
+    """The contention of all measured points together, and the reasons to call the machine contended; None without."""
     parts = [point["contention"] for point in points if "contention" in point]
     if not parts:
         return None

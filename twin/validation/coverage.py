@@ -25,11 +25,7 @@ def drawn_summaries(plan: ServingPlan) -> list[dict[str, Any]]:
 
 
 def summaries_of_drafts(plan: ServingPlan) -> list[dict[str, Any]]:
-    """Summaries of the first repeat whose drafts have other luck; none without speculative decoding.
-
-    They cover what a forecast does not know of the drafts: which answers the requests get, and how the measured profile
-    differs from others that might have been measured.
-    """
+    """Summaries of the first repeat with other luck of the drafts, which a forecast does not know; else none."""
     if plan.scheduler.speculation is None:
         return []
     return [summarise(Simulation(plan, 0, drafts=1 + i).run(), plan.scenario.measure) for i in range(DRAWS)]
@@ -41,18 +37,10 @@ def forecast_intervals(
     draws: Sequence[Mapping[str, Any]],
     of_drafts: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, dict[str, Any]]:
-    """The interval of each metric, and the repeats that it contains.
+    """The interval of each metric, and the number of repeats whose measured value it contains.
 
-    Args:
-        measured, predicted: summaries of each repeat, which have the same requests. drawn: of `drawn_summaries`.
-        of_drafts: of `summaries_of_drafts`.
-
-    Returns:
-        By metric: `forecast_interval`, of one more run with other requests; `parts`, the relative deviations of one run
-        by sampling and by the model; `inside`, the number of repeats whose measured value lies in the model's interval
-        around the forecast for its own requests (sampling is no part of that error), and None without draws. With
-        `of_drafts` there is a part `drafts`, that widens that interval: a forecast for given requests does not
-        know their answers.
+    `forecast_interval` is of one more run with other requests, with its relative `parts` by sampling, model and drafts.
+    `inside` counts by the interval of model and drafts alone around the forecast for a repeat's own requests.
     """
     _, intervals = combine([*map(dict, predicted)], [*map(dict, draws)])
     tables = [(flatten(dict(live)), flatten(dict(twin))) for live, twin in zip(measured, predicted, strict=True)]

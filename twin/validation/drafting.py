@@ -23,10 +23,7 @@ FILE = "draft-outcomes.json"
 def measured_drafts(
     backend: Backend, scenario: ValidationScenario, base: Path, run: RunDirectory, note: Callable[[str], None]
 ) -> Path:
-    """Measure the outcomes of drafts, and write them into the run folder: `twin.draft-outcomes/1`.
-
-    Every answer is as long as the longest that will be replayed. Values in the run folder are not measured again.
-    """
+    """Measure the outcomes of drafts in the longest answers, once a run folder: `twin.draft-outcomes/1`."""
     file, spec = run.path / FILE, scenario.engine.speculative_config
     assert spec is not None
     if "drafts" in run.points():

@@ -36,12 +36,7 @@ HELD_OUT_EVERY = 5
 
 
 class ProfiledStepModel:
-    """A step-time model that is fitted to the engine's own steps, which are profiled before the first repeat.
-
-    Args:
-        base: folder that paths in the scenario start from.
-        run: keeps the profile, which is not made again if it holds one.
-    """
+    """A step-time model that is fitted to the engine's own steps; `run` keeps their profile."""
 
     def __init__(
         self, backend: Backend, scenario: ValidationScenario, base: Path, run: RunDirectory, note: Callable[[str], None]
@@ -97,10 +92,7 @@ class ProfiledStepModel:
         return machine_speeds(self._in_turns, self._scenario.attention_block)
 
     def fitted_file(self, name: str, *, in_turns: bool = False) -> Path:
-        """Fit the model to the profile, and write it into the run folder: `twin.engine-steps/2`.
-
-        `in_turns`: to what was profiled in turns with the repeats.
-        """
+        """Fit the model to the profile (or to what was profiled in turns) into the run folder: `twin.engine-steps/2`."""
         backend = description(self._backend, self._run)
         speeds = self.speeds() if in_turns else {}
         repeats = [at_common_speed(part, speeds.get(repeat, 1.0)) for repeat, part in self._in_turns.items()]
@@ -146,12 +138,7 @@ class FixedStepModel:
 def fitted_document(
     parts: Sequence[ProfilingRecording], block_size: int, clock: ClockName, provenance: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The document `twin.engine-steps/2` of a model that is fitted to profiled steps.
-
-    Args:
-        clock: that the steps were timed with.
-        provenance: added to the method, the source and the date.
-    """
+    """The document `twin.engine-steps/2` of a model that is fitted to profiled steps."""
     rounds = [[step for _, step in steps] for part in parts for steps in part.rounds]
     training = [step for i, steps in enumerate(rounds) if i % HELD_OUT_EVERY for step in steps]
     held_out = [step for i, steps in enumerate(rounds) if not i % HELD_OUT_EVERY for step in steps]
@@ -174,9 +161,8 @@ def fitted_document(
 def machine_speeds(parts: Mapping[str, ProfilingRecording], block_size: int) -> dict[str, float]:
     """Factors of step times while each repeat ran: seconds of the steps profiled with it over those of a common fit.
 
-    The fit and the factors take turns: a fit to steps at several speeds takes them for properties of the batches that
-    each repeat happened to have. Only the part by which repeats differ more than their rounds explain is believed
-    (empirical Bayes): on a machine whose speed does not change, all factors are 1.
+    Fit and factors take turns, since a fit to several speeds takes them for properties of batches. Only the part by
+    which repeats differ more than their rounds explain is believed (empirical Bayes).
     """
     speeds = dict.fromkeys(parts, 1.0)
     for _ in range(SPEED_PASSES):

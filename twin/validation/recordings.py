@@ -43,14 +43,7 @@ BUNDLE_REQUESTS = ("ids", "tokens", "first_token", "finish")
 
 @dataclass(frozen=True)
 class TimedBatch:
-    """A measured step.
-
-    Attributes:
-        kind: decode, mixed (prompts beside decodes), prefill (prompts alone) or one-shot.
-        batch: the batch in words.
-        begin: seconds since the start.
-        step: its features and its duration.
-    """
+    """A measured step: its kind, its batch in words, its begin (seconds since the start), and its features."""
 
     kind: str
     batch: str
@@ -65,14 +58,7 @@ class TimedBatch:
 
 @dataclass(frozen=True)
 class Recording:
-    """One measured repeat of a load. Times are seconds since its start.
-
-    Attributes:
-        requests: one entry a request: arrival, noticed (the engine took it in), first_token, last_token, output_tokens.
-        token_times: of each request, the times of its output tokens.
-        steps: in order.
-        speculation: counters of drafts; None without speculative decoding.
-    """
+    """One measured repeat of a load, seconds since its start; `requests` as of `twin.validation.backend`."""
 
     requests: Mapping[str, Floats]
     token_times: Sequence[Sequence[float]]
@@ -86,10 +72,7 @@ class Recording:
         return cls(replayed.columns(), replayed.token_times, steps, replayed.speculation)
 
     def columns(self) -> dict[str, Floats]:
-        """`requests`, and `gaps`: seconds between successive outputs of a request, for all requests together.
-
-        Tokens that one step has emitted together are one output.
-        """
+        """`requests`, and `gaps`: seconds between successive outputs (what one step emits is one) of all requests."""
         gaps = [np.diff(np.unique(times)) for times in self.token_times if len(times) > 1]
         return {**self.requests, "gaps": np.concatenate(gaps) if gaps else np.empty(0)}
 
@@ -121,12 +104,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class ProfilingRecording:
-    """One measured part of the profiling. Times are seconds since its start.
-
-    Attributes:
-        rounds: of each round, its steps in order, each with the time at which it began.
-        frontend: of several engines, the work between their steps; the run folder keeps it with its points.
-    """
+    """One part of the profiling: of each round, steps with their begins; of several engines, work between steps."""
 
     rounds: Sequence[Sequence[tuple[float, Step]]]
     frontend: Mapping[str, float] = field(default_factory=dict)

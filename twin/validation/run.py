@@ -51,12 +51,7 @@ Note = Callable[[str], None]
 
 
 class Measurements(NamedTuple):
-    """The measured part of a validation.
-
-    Attributes:
-        model: fitted to the profile. beforehand: its file, as of before the first replay. drafts: the file of measured
-            drafts, of an engine that speculates. capacity: predicted. plans, recordings: by load.
-    """
+    """The measured part of a validation; `beforehand`: the model's file as of before the first replay."""
 
     model: StepModel
     beforehand: Path
@@ -70,11 +65,7 @@ class Measurements(NamedTuple):
 class EngineValidation:
     """A validation of engines under way: every load is replayed, predicted, and compared.
 
-    Attributes:
-        base: folder that paths in the scenario start from.
-        calibration: the step-time model to predict with; None: profile the engine.
-        run: keeps each part of the profiling and each repeat as soon as it is over; what it holds is not run again.
-        note: called with each line of progress.
+    `calibration`: step times to predict with; None: profile the engine. `run` keeps each part as soon as it is over.
     """
 
     backend: Backend
@@ -264,10 +255,7 @@ def _load(
 ) -> dict[str, Any]:
     """The document's section of one load: metrics and steps over its repeats, curves, and a timeline of the first.
 
-    Args:
-        plan: built on the step-time model in `file`.
-        speeds: factors of its step times in each repeat, by what was profiled in turns with it.
-        beforehand: built on what was profiled before the first replay, where `plan` is on what was in turns with them.
+    `speeds`: factors of step times by repeat. `beforehand`: on the profile before the first replay, if `plan` is not.
     """
     measure = plan.scenario.measure
     models = [EngineRegression.from_file(file).at_speed(speed) for speed in speeds]

@@ -75,12 +75,7 @@ class Shape:
 
 
 class BundleStepTime(StepTime):
-    """Decode steps of a bundle.
-
-    Args:
-        stages: seconds of one layer. context_cv: standard deviation over mean of the contexts of running sequences.
-        scale: a factor on all steps.
-    """
+    """Decode steps of a bundle: `context_cv` is the deviation over mean of running contexts, `scale` a factor."""
 
     def __init__(
         self,
@@ -236,17 +231,12 @@ def expected_largest(count: int) -> float:
 
 @register
 class AfdBundleSpec(SourceSpec):
-    """An AFD bundle as one decode engine: attention and FFN on separate instances.
+    """An AFD bundle as one decode engine: x attention instances of a GPU, y FFN instances of `ffn_gpus`, m
+    microbatches.
 
-    Attributes:
-        model: a built-in name, a model file, or a config.json. hardware: a built-in name or a hardware file.
-        attention_instances, ffn_instances: x and y, one GPU and `ffn_gpus` GPUs each.
-        microbatches: m in flight.
-        weights: format of all weights; default: as the model is published. cache: format of the KV cache.
-        link: network between instances; default: intra_node while the bundle fits in a node.
-        context_cv: standard deviation over mean of the contexts of running sequences, for the wait at the FFN.
-        max_model_len: tokens that the cache of one attention instance must hold, those of the longest request.
-        calibration: a built-in name or file of α and β lines, in seconds, in place of data sheets.
+    `weights`: format of all weights; default: as published. `link`: default: intra_node while the bundle fits in a
+    node. `max_model_len`: tokens of the longest request. `calibration`: α and β lines, in seconds, in place of data
+    sheets.
     """
 
     source: Literal["afd_bundle"]
@@ -294,7 +284,6 @@ class AfdBundleSpec(SourceSpec):
             raise BadInput(expected, field="engine.data_parallel_size", value=data_parallel)
 
     def _weights(self, model: Model, hardware: Hardware) -> Weights:
-        """The format of all weights."""
         from latency_models.deployment.models import ExpertFFN
         from latency_models.sources.roofline.placement import COMPUTED_IN
 

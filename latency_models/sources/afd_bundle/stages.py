@@ -60,15 +60,7 @@ class Stages(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The numbers that no data sheet has.
-
-    Defaults are fitted to 27 steps of Qwen3-235B-A22B on GB200 (`python -m benchmarks.afd_bundles`).
-
-    Attributes:
-        sequence: s, seconds of an attention instance for each sequence, beside its cache. efficiency: η, share of the
-            peak FLOP/s and link rate that rows reach. source: d, seconds of an FFN GPU for each attention instance that
-            it serves. exchange: e, seconds.
-    """
+    """The numbers that no data sheet has; fitted to 27 steps of a 235B model (`python -m benchmarks.afd_bundles`)."""
 
     sequence: float = 2.6e-7
     efficiency: float = 0.57
@@ -78,12 +70,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class DataSheetStages:
-    """Stages from a model and a hardware file.
-
-    Attributes:
-        ffn_gpus: GPUs of an FFN instance. ratio: attention instances for each FFN instance, x/y.
-        weights, cache: formats. link: bytes/s of one GPU's network to the other instances.
-    """
+    """Stages from a model and a hardware file; `ratio` is x/y, `link` bytes/s of one GPU's network to other instances."""
 
     model: Model
     hardware: Hardware

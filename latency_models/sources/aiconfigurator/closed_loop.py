@@ -23,13 +23,9 @@ ROUNDS = 4
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """A steady state. Times in seconds.
+    """A steady state, mean times in seconds; `decode_step` is D, `prompt` P.
 
-    Attributes:
-        ttft, tpot: means over requests.
-        decode_step: D. prompt: P.
-        residents: N, requests that the KV cache holds at once, of those in flight. decoding: of these, the mean number
-            past their first token, in whole requests.
+    `residents`: requests that the KV cache holds at once. `decoding`: of these, the mean number past their first token.
     """
 
     ttft: float
@@ -52,11 +48,8 @@ def closed_loop(
 ) -> ClosedLoop:
     """Steady state of `concurrency` requests with `isl` prompt and `osl` output tokens each; means are accepted.
 
-    Args:
-        ahead: prompts of others that are prefilled between a request's submission and its first token; limited to the
-            number of others.
-        max_batched_tokens: rows of a step; longer prompts are prefilled in chunks.
-        kv_capacity: tokens that the KV cache holds. Requests beyond it wait, as part of their TTFT.
+    `ahead`: prompts prefilled between a request's submission and its first token. `kv_capacity`: tokens that the KV
+    cache holds; requests beyond it wait, as part of their TTFT.
     """
     for name, value, minimum in (("concurrency", concurrency, 1), ("isl", isl, 1), ("osl", osl, 2)):
         if not value >= minimum:

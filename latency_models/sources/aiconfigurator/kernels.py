@@ -54,14 +54,9 @@ GEMMS, EXPERTS, COLLECTIVES = "gemms", "experts", "collectives"
 class Placement:
     """The placement of a model on the ranks of one engine. Formats have the tables' names.
 
-    Attributes:
-        tensor_parallel: ranks that share each attention layer, and each dense FFN.
-        expert_tensor_parallel, expert_parallel: ranks that share each expert, and ranks over which experts are spread.
-            Their product over `tensor_parallel` is the number of attention replicas that feed one set of experts.
-        weights: format of the projections, FFN and expert weights.
-        cache: format of the KV cache.
-        attention: format in which prompt attention is computed.
-        expert_load: how the tables spread tokens over experts.
+    `expert_tensor_parallel` ranks share each expert, and experts are spread over `expert_parallel`; their product over
+    `tensor_parallel` is the number of attention replicas that feed one set of experts. `attention`: format in which
+    prompt attention is computed. `expert_load`: how the tables spread tokens over experts.
     """
 
     tensor_parallel: int = 1
@@ -82,17 +77,10 @@ class Placement:
 class ModelKernels:
     """Kernel seconds of a whole forward pass on one rank.
 
-    Attributes:
-        layers: transformer layers, for overheads that each of them has.
-        rows: all linear layers, experts and all-reduces, by rows.
-        experts, collectives: the share of `rows` that these take; None for a model or a split without them, and in
-            files of earlier versions.
-        head: the output head, by sequences that sample.
-        context: attention of one prompt by its tokens.
-        generation: attention of decodes, by their number and the cached tokens of each.
-        kv_token: seconds to read one cached token at the memory's bandwidth; 0 where that is not known.
-        notes: on shapes between or beyond the measured ones, and on unknown properties.
-        origin: of the kernels, with the model and its split.
+    `rows`: all linear layers, experts and all-reduces, by rows; `experts`, `collectives`: the share that these take
+    (None without them, and in files of earlier versions). `head`: by sequences that sample. `context`: attention of one
+    prompt by its tokens; `generation`: of decodes, by number and cached tokens of each. `kv_token`: seconds to read one
+    at the memory's bandwidth; 0: not known.
     """
 
     layers: int
@@ -177,10 +165,9 @@ def compose(tables: KernelTables, model: Model, placement: Placement) -> ModelKe
 
 
 def attention_times(tables: KernelTables, model: Model, placement: Placement) -> tuple[Curve, Surface]:
-    """Seconds of attention in all layers: of one prompt by its tokens, and of decodes by number and cached tokens.
+    """Seconds of attention in all layers: of one prompt by its tokens, of decodes by number and cached tokens.
 
-    Latent and sparse attention contain their projections. Linear attention adds what a prompt's tokens and each decode
-    take, whatever the context.
+    Latent and sparse attention contain their projections. Linear attention costs the same whatever the context.
     """
     attention, width = model.attention, placement.tensor_parallel
     if isinstance(attention, GroupedQueryAttention):
@@ -215,7 +202,6 @@ def _grouped_queries(
 
 
 def _heads(attention: GroupedQueryAttention, placement: Placement) -> tuple[int, int]:
-    """Query and KV heads of one rank."""
     width = placement.tensor_parallel
     return attention.heads // width, max(attention.kv_heads // width, 1)
 
@@ -265,7 +251,6 @@ def _check(model: Model, placement: Placement) -> None:
 def _row_parts(
     tables: KernelTables, model: Model, placement: Placement, notes: list[str]
 ) -> Iterator[tuple[str, float, Curve]]:
-    """Parts that depend on rows alone: (kind, times a step, seconds by rows)."""
     ffn, hidden, width = model.ffn, model.hidden_size, placement.tensor_parallel
 
     def gemm(times: int, name: str, n: int, k: int, weights: str = placement.weights) -> tuple[str, float, Curve]:
@@ -362,10 +347,7 @@ def _stretched(name: str, n: int, k: int) -> str:
 
 
 def model_and_format(name: str) -> tuple[Model, str]:
-    """A model and the format of its weights: as it is published, or as its name or `quantization_config` says.
-
-    Mixtures of experts in FP8 are scaled block by block, as they are published.
-    """
+    """A model and the format of its weights: as published, or as its name or `quantization_config` says."""
     model = any_model(name)
     formats = model.formats()
     if str(formats) not in ("bf16", "fp8"):

@@ -47,14 +47,7 @@ PACKAGES = ("aiconfigurator_core", "aiconfigurator")
 
 @dataclass(frozen=True, slots=True)
 class TableFiles:
-    """The tables of one engine on one device.
-
-    Attributes:
-        folder: the folder that was named, or the data of a package.
-        files: by table, of those that are there. notes: tables of another version.
-        system, backend, version: as the folders are named; "" for a folder of tables beside each other.
-        system_file: the device's figures, if there are any.
-    """
+    """The tables of one engine on one device, with the folders' names ("" for tables beside each other) and notes."""
 
     folder: Path
     files: Mapping[str, Path]
@@ -129,7 +122,6 @@ def packaged_tables(data: Path, system: str, backend: str, version: str | None =
 
 
 def _place(system: Path, family: str, backend: str, version: str, table: str) -> tuple[Path, str] | None:
-    """A table's file and its version: the one asked for, else the newest before it."""
     exact = _table(system / backend / version, table)
     if exact is not None:
         return exact, version

@@ -58,12 +58,7 @@ class StateTimes:
 
 @dataclass(frozen=True, slots=True)
 class SequenceTables:
-    """The timings of one folder, seconds.
-
-    Attributes:
-        context, generation: of modules: one prompt by its tokens, and decodes by number and cached tokens of each.
-        states: of linear attention, by its name and the heads and sizes of one rank.
-    """
+    """The timings of one folder, seconds; `states`: of linear attention, by name and the sizes of one rank."""
 
     context: Mapping[ModuleKind, Curve] = field(default_factory=dict)
     generation: Mapping[ModuleKind, Surface] = field(default_factory=dict)
@@ -106,9 +101,9 @@ def read_sequence_tables(paths: Mapping[str, Path]) -> SequenceTables:
 
 
 def recurrent_layers(table: Columns) -> dict[str, dict[tuple[int, int, Shape], float]]:
-    """Seconds by phase, then by sequences, tokens of each and shape: the convolution and the recurrence together.
+    """Seconds by phase, then by sequences, tokens of each and shape: convolution and recurrence together.
 
-    Shapes without a recurrence are left out, which are all of Mamba-2's: its tables time the convolution alone.
+    Shapes without a recurrence are left out: all of Mamba-2's, whose tables time the convolution alone.
     """
     name = table.text("op_name")[0]
     if any(column not in table.names for column in COLUMNS):

@@ -25,16 +25,10 @@ from workloads.errors import BadInput
 class Corrections:
     """Corrections for times that kernels timed one by one leave out.
 
-    Attributes:
-        decode: factor on the kernels of decodes. Below 1 where the engine fuses what the tables time separately; above
-            1 for small kernels missing from the tables, and for caches and clocks that favour a single kernel.
-        prefill: factor on the kernel time that prompts add. Above 1 where sustained GEMMs lower the clock.
-        prompt_step: further seconds of a step with prompts, which runs without a full CUDA graph.
-        per_sequence: seconds of the host for each decode: sampling, detokenising, answering.
-        attention, experts: further factors on these kernels of decodes.
-        collectives: further factor on all-reduces, of prompts too. Tables time them alone, engines overlap and fuse
-            them.
-        step: further seconds of a step with decodes.
+    `decode`: factor on the kernels of decodes, below 1 where the engine fuses what the tables time separately.
+    `prefill`: on the kernel time that prompts add; above 1 where sustained GEMMs lower the clock. `prompt_step`,
+    `step`: further seconds of a step with prompts (no full CUDA graph), or with decodes. `per_sequence`: seconds of the
+    host for each decode. `attention`, `experts`, `collectives`: further factors on these kernels.
     """
 
     decode: float = 1.0
@@ -73,14 +67,10 @@ STEP_PER_LAYER, PROMPT_STEP_PER_LAYER, PER_SEQUENCE = 1e-5, 1e-4, 2e-5
 class AiconfiguratorStepTime(StepTime):
     """The sum of GEMMs and all-reduces by rows, attention by context, and the head by sequences.
 
-    A step takes the time of its decodes plus the time that prompts add. Decodes of uneven lengths count as decodes of
-    their mean length. A later chunk of a prompt costs attention over all tokens so far, less that over earlier tokens.
-    Decode attention is never faster than the memory: some tables were measured with the KV cache in L2.
-
-    Args:
-        kernels: of one rank.
-        corrections: none by default.
-        share: of the deviations of `UNKNOWNS`; by default all of them without corrections, else `STATED`.
+    Decodes of uneven lengths count as decodes of their mean length. A later chunk of a prompt costs attention over all
+    tokens so far, less that over earlier tokens. Decode attention is never faster than the memory: some tables were
+    measured with the KV cache in L2. `share`: of the deviations of `UNKNOWNS`; default: all without corrections, else
+    `STATED`.
     """
 
     def __init__(
@@ -135,7 +125,6 @@ class AiconfiguratorStepTime(StepTime):
         return AiconfiguratorStepTime(self.kernels, replace(centre, **changed))
 
     def _decode(self, decodes: int, kv: int) -> float:
-        """Seconds of a step of decodes alone."""
         parts = self._by_decodes.get(decodes)
         if parts is None:
             linear = self._rows(decodes, self.corrections.experts) + self.kernels.head.at(decodes)
@@ -156,15 +145,11 @@ class AiconfiguratorStepTime(StepTime):
         return seconds
 
     def _drafts(self, batch: Batch) -> float:
-        """Kernel seconds that draft tokens add to decodes: rows of linear layers and of the head.
-
-        Attention reads each sequence's cache once, whatever number of its tokens attend to it.
-        """
+        """Kernel seconds that draft tokens add to decodes: their rows. Attention reads each cache once, for all."""
         decodes, rows, head = batch.n_decodes, batch.decode_tokens, self.kernels.head
         return self._rows(rows) - self._rows(decodes) + head.at(rows) - head.at(decodes)
 
     def _prompts(self, batch: Batch) -> float:
-        """Kernel seconds that the prompts of a batch add to its decodes."""
         kernels, decodes = self.kernels, batch.decode_tokens
         added = self._rows(batch.tokens) - (self._rows(decodes) if decodes else 0.0)
         if batch.outputs > decodes:
@@ -178,16 +163,9 @@ class AiconfiguratorStepTime(StepTime):
 
 @register
 class AiconfiguratorSpec(SourceSpec):
-    """Kernels of one model from aiconfigurator's tables: `path` is the file that `twin calibrate import` made.
+    """Kernels of one model: `path` is the file that `twin calibrate import` made. The other fields are `Corrections`.
 
-    Attributes:
-        decode: factor on the kernels of decodes.
-        prefill: factor on the time that prompts add.
-        prompt_step: further seconds of a step with prompts.
-        per_sequence: seconds of the host for each decode.
-        attention, expert_layers, collectives: further factors on these kernels.
-        step: further seconds of a step with decodes. `benchmarks.silicon_regression` fits all
-            corrections to closed-loop measurements.
+    `benchmarks.silicon_regression` fits all corrections to closed-loop measurements.
     """
 
     source: Literal["aiconfigurator"]

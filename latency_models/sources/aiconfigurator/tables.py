@@ -76,16 +76,10 @@ class ExpertKind:
 class KernelTables:
     """The timings of one folder, seconds.
 
-    Attributes:
-        gemms: by weight format, then by (n, k): seconds by rows m.
-        context: one prompt's attention by its tokens, nothing of it cached.
-        generation: decode attention by sequences, and by the cached tokens of each.
-        experts: a MoE layer's experts on one rank, by the tokens that its ranks serve together.
-        all_reduce: by devices: seconds by elements of two bytes.
-        sequence: layers of other attention than that of grouped queries.
-        device: None where no system file is beside the folder.
-        origin: GPU, engine and its version, as far as the GEMM table says.
-        notes: on tables of another version.
+    `gemms`: by weight format, then by (n, k): seconds by rows m. `context`: one prompt's attention, nothing cached.
+    `generation`: by sequences, and by the cached tokens of each. `experts`: a MoE layer's on one rank, by the tokens
+    that its ranks serve together. `all_reduce`: by devices: seconds by elements of two bytes. `device`: None without a
+    system file.
     """
 
     folder: Path
@@ -100,10 +94,7 @@ class KernelTables:
     notes: tuple[str, ...] = ()
 
     def gemm(self, weights: str, n: int, k: int) -> tuple[Curve, bool]:
-        """Seconds of a GEMM by its rows, and whether its shape was measured or is a straight line between others.
-
-        Beyond the largest shape, time grows in proportion.
-        """
+        """Seconds of a GEMM by its rows, and whether its shape was measured, not a straight line between others."""
         shapes = self._find(self.gemms, weights, "weights", "gemm")
         corners = [
             (n_weight * k_weight, shapes[near_n, near_k])
@@ -202,7 +193,6 @@ def _grouped(keys: Iterator[_Key], points: Iterator[tuple[float, float]]) -> dic
 
 
 def _single(table: Columns, name: str) -> str:
-    """The value of a column that has one value in all rows; "" for other columns, and for a missing one."""
     values = set(table.text(name)) if name in table.names else set()
     return values.pop().strip() if len(values) == 1 else ""
 

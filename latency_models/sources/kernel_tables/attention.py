@@ -32,13 +32,11 @@ from schedulers.batches import Batch
 
 
 class Segments:
-    """A piecewise line as lists: segment i begins at (starts[i], values[i]) and rises by slopes[i].
+    """A piecewise line as lists: segment i begins at (starts[i], values[i]) and rises by slopes[i], the last without
+    end.
 
-    The last segment extends beyond its end. Lookups are written out where they are used, since they run for every
-    simulated step: `i = bisect_right(starts, x) - 1`, then `values[i] + slopes[i] * (x - starts[i])`.
-
-    Args:
-        xs: rising, at least two. ys: the values there.
+    Lookups are written out where they are used, since they run for every simulated step: `i = bisect_right(starts, x) -
+    1`, then `values[i] + slopes[i] * (x - starts[i])`.
     """
 
     __slots__ = ("slopes", "starts", "values")
@@ -51,13 +49,7 @@ class Segments:
 
 
 class DecodeCurve:
-    """Attention for one number of decodes.
-
-    Attributes:
-        line: seconds by history, cached tokens.
-        reach: the longest measured history.
-        alphas: α by skewness.
-    """
+    """Attention for one number of decodes: seconds by history, its longest measured value, and α by skewness."""
 
     __slots__ = ("alphas", "line", "reach")
 
@@ -73,10 +65,8 @@ class DecodeCurve:
 class PromptCells:
     """Prompts alone: seconds within each cell of the grid, as coefficients of its lower corner.
 
-    Attributes:
-        sizes, contexts: lower corners of the cells.
-        cells: (size, context, seconds, rise by tokens, rise by context, rise of that by tokens) of each.
-        within: the largest size and context that need no look at where measurements end.
+    `cells`: (size, context, seconds, rise by tokens, by context, and by tokens of that). `within`: the largest size and
+    context that need no look at where measurements end.
     """
 
     __slots__ = ("cells", "contexts", "sizes", "within")
@@ -102,12 +92,7 @@ class PromptCells:
 
 
 class AttentionTimes:
-    """Seconds of attention in all layers of one step.
-
-    Args:
-        scale: factor from the table's microseconds to seconds of all layers.
-        flag: called for values outside the table.
-    """
+    """Seconds of attention in all layers of one step; `flag` is called for values outside the table."""
 
     def __init__(self, table: AttentionTable, skew: SkewFit | None, scale: float, flag: Flag) -> None:
         regimes = table.regimes
@@ -126,12 +111,7 @@ class AttentionTimes:
     # -- decodes alone -----------------------------------------------------------------------------------------------
 
     def decode(self, decodes: int, kv: int, longest: int) -> float:
-        """Seconds of decodes alone.
-
-        Args:
-            kv: tokens that all decodes attend to.
-            longest: tokens that the longest attends to.
-        """
+        """Seconds of decodes alone; `kv`: tokens that all attend to, `longest`: that the longest attends to."""
         curve = self._curves.get(decodes) or self._curve(decodes)
         line = curve.line
         starts = line.starts
@@ -149,11 +129,7 @@ class AttentionTimes:
         return even + (alphas.values[i] + alphas.slopes[i] * (uneven - alphas.starts[i])) * (worst - even)
 
     def decode_run(self, decodes: int, kv: int, longest: int, steps: int, fixed: float) -> list[float]:
-        """The values of `fixed + decode(…)` for successive steps, bit for bit.
-
-        The mean and the longest history rise from step to step, so that their segments are found by going on from the
-        last ones.
-        """
+        """The values of `fixed + decode(…)` for successive steps, bit for bit: segments are found by going on."""
         curve = self._curves.get(decodes) or self._curve(decodes)
         starts, values, slopes = curve.line.starts, curve.line.values, curve.line.slopes
         knots, levels, rises = curve.alphas.starts, curve.alphas.values, curve.alphas.slopes
@@ -226,7 +202,6 @@ class AttentionTimes:
         return time + max(together - separate[chunks.index(largest)], 0.0)
 
     def _together(self, chunks: list[tuple[int, int]], slowest: float) -> float:
-        """Seconds of several chunks without decodes, of which the slowest alone takes `slowest`."""
         work = 0.0
         tokens = 0
         for count, context in chunks:
@@ -240,7 +215,6 @@ class AttentionTimes:
         return together if together > slowest else slowest
 
     def _prompt(self, tokens: int, context: float) -> float:
-        """Seconds of one chunk without decodes."""
         prompts = self._prompts
         within = prompts.within
         if tokens > within[0] or context > within[1]:
@@ -291,7 +265,6 @@ class AttentionTimes:
         return Segments([0.0, *KNOTS, 2.0], [alphas[0], *alphas, alphas[-1]])
 
     def _report(self, grid: Grid, point: Point, names: tuple[str, ...]) -> None:
-        """Flag the axes on which a point lies outside the measured range."""
         for value, limit, name in zip(point, grid.limits, names, strict=True):
             if value > limit:
                 self._flag(f"attention.{name}", value)
@@ -314,9 +287,7 @@ def _over_planes(
 ) -> tuple[float, float]:
     """Sums over the planes around a chunk, weighted: at the mean history and at the longest.
 
-    Args:
-        k, a, b: intervals of the number of decodes, of the mean and of the longest history.
-        w, f, g: the shares of the way through them.
+    `k`, `a`, `b`: intervals of the number of decodes, of mean and longest history; `w`, `f`, `g`: shares of the way.
     """
     even = worst = 0.0
     for weight, plane in planes:
@@ -330,11 +301,7 @@ def _over_planes(
 def _over_fresh_prompts(
     u: float, low: Plane, high: Plane, k: int, w: float, a: int, f: float, b: int, g: float
 ) -> tuple[float, float]:
-    """The values of `_over_planes` for a chunk without context, written out: most prompts are computed in one step.
-
-    Args:
-        u: the share of the way from the chunk of `low` to that of `high`.
-    """
+    """The values of `_over_planes` for a chunk without context: `u` of the way from the chunk `low` to `high`."""
     low_few, low_many, high_few, high_many = low[k], low[k + 1], high[k], high[k + 1]
     w_low, u_low = 1.0 - w, 1.0 - u
     p, q, r, s = w_low * u_low, w * u_low, w_low * u, w * u

@@ -42,10 +42,9 @@ META = ("meta.yaml", "../meta.yaml", "../kernels_meta.yaml")
 
 
 def read_kernel_tables(path: Path, *, describe: bool = False) -> KernelTables:
-    """Read kernel tables from a profiler's folder, or from a YAML file that `twin calibrate import` wrote.
+    """Kernel tables of a profiler's folder, or of a YAML file that `twin calibrate import` wrote.
 
-    Args:
-        describe: also compute the ranges and held-out errors of a folder, which takes seconds; a file contains them.
+    `describe`: compute a folder's ranges and held-out errors, too, which takes seconds.
     """
     if path.is_dir():
         tables = _read_folder(path, describe=describe)
@@ -155,7 +154,6 @@ def _refuse_repeats(columns: Columns, keys: Sequence[Hashable], name: str) -> No
 
 
 def _meta(folder: Path) -> tuple[dict[str, Any], Path | None]:
-    """The profiler's notes and their file; empty where there are none."""
     path = next((folder / name for name in META if (folder / name).is_file()), None)
     return (read_yaml(path) if path else {}), path
 

@@ -28,14 +28,9 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Grid:
-    """Times at every combination of the axes' values.
+    """Times (nested lists) at every combination of the axes' rising values from 0, and the largest measured ones.
 
-    Attributes:
-        axes: rising values of each axis, from 0.
-        times: nested lists, the first axis outermost.
-        limits: the largest measured value of each axis.
-        reach: nested lists like `times` without the last axis: the largest measured value on the last axis. None where
-            measurements fill the whole grid.
+    `reach`: the largest measured value on the last axis, at the others; None where the grid is full.
     """
 
     axes: tuple[list[float], ...]
@@ -100,10 +95,7 @@ def _half_of_smallest(axis: Floats) -> float:
 
 
 def _between(times: Floats, axes: Sequence[Floats], spans: Sequence[Floats]) -> tuple[Floats, Floats]:
-    """The smallest distance of neighbours around each hole (powers of two), and the value between them.
-
-    Where no axis has a neighbour on either side, they are infinite and NaN.
-    """
+    """The smallest distance of neighbours around each hole (powers of two; infinite without), and the value between."""
     best, values = np.full(times.shape, math.inf), np.full(times.shape, math.nan)
     for i, (axis, span) in enumerate(zip(axes, spans, strict=True)):
         lanes = np.moveaxis(times, i, -1)

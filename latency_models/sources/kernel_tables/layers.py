@@ -29,10 +29,7 @@ class ByCount:
     """Seconds by a whole number of rows or sequences.
 
     Beyond the largest measured count, time continues along the line through that point and the one at half of it. The
-    last two points would be a poor guide where times climb in stairs, since both may lie on one tread.
-
-    Attributes:
-        seconds: from a count of 0 to the largest measured one.
+    last two would be a poor guide where times climb in stairs, since both may lie on one tread.
     """
 
     def __init__(self, seconds: list[float], name: str, flag: Flag) -> None:
@@ -87,11 +84,7 @@ def distinct_experts(experts: int, per_token: int, tokens: int, ranks: int) -> f
 
 
 def kernels_a_step(tables: KernelTables, model: Model) -> int:
-    """Minimum number of kernels that one step launches.
-
-    Each layer in the tables counts one for each occurrence, attention two (the cache write and itself), and an MoE
-    block four (routing, two grouped products, the sum).
-    """
+    """Minimum number of kernels of a step: each layer one, attention two, an MoE block four."""
     return (
         sum(_occurrences(tables, model).values())
         + len(tables.per_sequence)
@@ -101,7 +94,6 @@ def kernels_a_step(tables: KernelTables, model: Model) -> int:
 
 
 def _occurrences(tables: KernelTables, model: Model) -> dict[str, int]:
-    """Number of times that a step runs each row-by-row layer."""
     times = dict.fromkeys(tables.dense, model.layers)
     special = dict.fromkeys(ONCE_A_STEP, 1) | dict.fromkeys(TWICE_A_LAYER, 2 * model.layers)
     special |= dict.fromkeys(FFN, model.layers - moe_layers(model))
@@ -111,11 +103,8 @@ def _occurrences(tables: KernelTables, model: Model) -> dict[str, int]:
 class ExpertTimes:
     """Seconds of all MoE blocks of a step, by the tokens of all ranks that share the experts.
 
-    A table of one rank stands for others that were not measured. There, n tokens are n·k rows for as many experts as
-    get any; a rank of N gets n·k/N rows for its own, as n/N tokens of the table are.
-
-    Attributes:
-        note: on such a table; empty for one of these ranks.
+    A table of one rank stands for others that were not measured, with a `note`. There, n tokens are n·k rows for as
+    many experts as get any; a rank of N gets n·k/N rows for its own, as n/N tokens of the table are.
     """
 
     def __init__(self, tables: KernelTables, settings: KernelTableSettings, model: Model, flag: Flag) -> None:
@@ -172,7 +161,6 @@ class ExpertTimes:
 
 
 def _sum(curves: Mapping[str, Curve], times: Mapping[str, int], settings: KernelTableSettings) -> list[float]:
-    """Seconds by count, from 0: each layer as often as a step has it, up to where all were measured."""
     columns = [
         [times[name] * time for time in _by_count(curve.points(), settings.row_tile)]
         for name, curve in curves.items()

@@ -23,14 +23,10 @@ from workloads.errors import BadInput
 class Communication(Strict):
     """Cost model of ring collectives: a latency, and the bytes that cross a rank's link.
 
-    Attributes:
-        link: a preset (nvlink3, nvlink4, nvlink5, pcie4, pcie5, pcie4-no-peer, pcie5-no-peer), or a file `twin.link/1`
-            such as that of `twin calibrate run --ops communication`, in place of latency, bandwidth and source.
-        latency: seconds of the shortest collective. each_device: seconds more for each rank beyond two.
-        bandwidth: bytes/s that a rank sends while it receives as many.
-        element_bytes: of one activation; 2 for bf16.
-        source: origin of the two figures.
-        spread: their relative uncertainty. 0.35 is what data sheets are off by; a measured link may state less.
+    `link`: a preset (nvlink3, nvlink4, nvlink5, pcie4, pcie5, pcie4-no-peer, pcie5-no-peer) or a file `twin.link/1`, in
+    place of the next. `latency`: seconds of the shortest collective; `each_device`: more for each rank beyond two.
+    `bandwidth`: bytes/s that a rank sends while it receives as many. `spread`: relative uncertainty; data sheets are
+    off by 0.35.
     """
 
     link: NameOrFile | None = None
@@ -80,24 +76,13 @@ def _a_list(value: object) -> object:
 class KernelTableSettings(Strict):
     """The deployment of the measured model.
 
-    Attributes:
-        model: name or path of a model file: layers, sizes, experts. Tables describe one layer.
-        tensor_parallel: ranks that share each layer; must equal that of the measurement.
-        data_parallel: ranks with requests of their own that share their experts; only with `expert_parallel`.
-        expert_parallel: whole experts are spread over all ranks, in place of splitting each.
-        overhead: seconds a step without a kernel, between one step's last kernel and the next one's first. vLLM with
-            async scheduling and CUDA graphs: 150 to 170 µs (vllm-project/vllm pull request 11133); without async
-            scheduling several milliseconds.
-        kernel_gap: seconds between the end of a kernel and the start of the next, which kernel timings leave out. About
-            1.3 µs in a CUDA graph on an H100 (hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles).
-        communication: collectives; required for more than one rank.
-        capture_sizes: batch sizes with captured CUDA graphs. A step of at most the largest runs in the smallest graph
-            that holds it, its linear layers over that many rows. Off by default, since tables with points as close as
-            `row_tile` are read upwards anyway.
-        time_scale: factor on all kernel times, for a device with another clock than the measured one.
-        row_tile: minimum number of rows that linear layers compute at once. Between measured points that are at most
-            this far apart, the upper point's time is used, since times climb in stairs; elsewhere times are
-            interpolated.
+    `tensor_parallel`: as in the measurement. `data_parallel`: ranks with requests of their own that share experts.
+    `overhead`: seconds a step without a kernel; vLLM with async scheduling and CUDA graphs: 150 to 170 µs
+    (vllm-project/vllm pull request 11133), else several milliseconds. `kernel_gap`: seconds between kernels; about 1.3
+    µs in a CUDA graph on an H100 (hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles). `capture_sizes`: batch sizes
+    of CUDA graphs, to which linear layers pad; off by default, since close tables are read upwards anyway.
+    `time_scale`: for a device with another clock. `row_tile`: rows that linear layers compute at once: between points
+    this close, the upper one's time is used.
     """
 
     model: Annotated[NameOrFile, Field(min_length=1)]
@@ -164,13 +149,9 @@ class AllReduces(Strict):
 
 
 class LinkFile(Strict):
-    """The file `twin.link/1`.
+    """The file `twin.link/1`: `measured`, `fitted` to measurements of others, or `assumed`.
 
-    Attributes:
-        kind: `measured` on the machine, `fitted` to measurements of others, or `assumed`.
-        latency: seconds of a collective of nothing among two ranks. each_device: more for each rank beyond two.
-        bandwidth: bytes/s of one rank. all_reduce: measured times, which take the place of these three.
-        spread: relative uncertainty. source: origin of the figures.
+    `latency`, `each_device`, `bandwidth`: as in `Communication`; `all_reduce`: measured times in place of these three.
     """
 
     schema_: Literal["twin.link/1"] = Field(alias="schema")
@@ -185,11 +166,7 @@ class LinkFile(Strict):
 
 
 class MeasuredLink(Communication):
-    """A link with measured all-reduces.
-
-    Attributes:
-        all_reduces: (bytes, seconds) by ranks. factor: on these times.
-    """
+    """A link with measured all-reduces: (bytes, seconds) by ranks, and a factor on them."""
 
     all_reduces: Mapping[int, Points] = Field(default_factory=dict)
     factor: float = 1.0

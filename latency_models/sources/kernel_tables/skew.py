@@ -67,10 +67,7 @@ class SkewLevels(Strict):
 
 
 class SkewFit(Strict):
-    """The fitted α, and relative errors of the times that it predicts, where they were computed.
-
-    Each shot's error comes from a fit without the shots of the same short length (`kvs`).
-    """
+    """The fitted α, and relative errors of times, each from a fit without the shots of the same short length (`kvs`)."""
 
     pure: SkewLevels | None = None
     mixed: SkewLevels | None = None
@@ -124,11 +121,7 @@ class SkewShots:
 
 
 def fit_skew(shots: SkewShots, *, errors: bool = False) -> SkewFit | None:
-    """Fit α to shots; None where no shot has a longest history above its mean.
-
-    Args:
-        errors: compute the errors too, which takes as many fits as there are short lengths.
-    """
+    """Fit α to shots; None where no history is above its mean. `errors`: as many more fits as there are short lengths."""
     shots = shots.where((shots.at_longest > shots.at_mean) & (shots.longest > shots.mean))
     if not len(shots):
         return None
@@ -141,7 +134,6 @@ def fit_skew(shots: SkewShots, *, errors: bool = False) -> SkewFit | None:
 
 
 def _errors(shots: SkewShots) -> dict[str, float]:
-    """The errors of a `SkewFit`, by name."""
     predicted = np.array(shots.at_mean)
     for short in np.unique(shots.short):
         fold = shots.short == short
@@ -183,10 +175,7 @@ def _levels(shots: SkewShots) -> SkewLevels | None:
 
 
 def _smoothed(levels: SkewLevels, shots: SkewShots, decodes: int) -> Alphas:
-    """α of one number of decodes: halfway between its own and its neighbours', shrunk as the neighbours are wrong.
-
-    The share is the one by which the neighbours' α has the least error over these shots, from 0 to 1.
-    """
+    """α of one number of decodes: halfway between its own and its neighbours', shrunk by the share of least error."""
     i = levels.n_decode.index(decodes)
     counts, alpha = levels.n_decode, levels.alpha
     neighbours = SkewLevels(n_decode=counts[:i] + counts[i + 1 :], alpha=alpha[:i] + alpha[i + 1 :])

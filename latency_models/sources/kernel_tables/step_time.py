@@ -24,17 +24,9 @@ from workloads.errors import BadInput
 class KernelTableStepTime(StepTime):
     """The sum of linear layers, attention, LM head and sampler, experts, collectives and overhead.
 
-    The head computes one row for every sequence in the step, including prompts that continue in the next step: vLLM
-    computes their logits too, and drops the token.
-
-    Tables leave out time between kernels and between steps; settings add it. They also leave out two things without a
-    setting: a clock that falls under sustained load, and kernels that a compiled engine fuses or chooses differently.
-
-    Args:
-        tables: kernel timings of one rank.
-        settings: of the deployment.
-        model: the measured model.
-        composed_error: relative error of composed steps on the measured engine; None where there were none.
+    The head computes one row for every sequence in the step, also of prompts that continue: vLLM computes their logits
+    too, and drops the token. Tables leave out a clock that falls under sustained load, and kernels that a compiled
+    engine fuses. `composed_error`: relative error of composed steps on the measured engine; None: there were none.
     """
 
     def __init__(
@@ -115,11 +107,9 @@ class KernelTableStepTime(StepTime):
         return ExpertTimes(self.tables, self.settings, self.model, self._flag) if moe_layers(self.model) else None
 
     def _between_kernels(self) -> float:
-        """Seconds of a step without a kernel."""
         return self.settings.overhead + self.settings.kernel_gap * kernels_a_step(self.tables, self.model)
 
     def _rest(self, rows: int, sequences: int, gathered: int) -> float:
-        """Seconds of everything except attention."""
         try:
             seconds = self._overhead + self._rows.seconds[rows] + self._head.seconds[sequences]
         except IndexError:  # beyond the measurements
@@ -132,12 +122,7 @@ class KernelTableStepTime(StepTime):
 
 
 class VariedKernelTables(KernelTableStepTime):
-    """Another model's tables at other values of its unknowns. It shares the other's record of what lay outside.
-
-    Args:
-        centre: the model at its estimates.
-        scores: of its unknowns, by name.
-    """
+    """The same tables at other scores of the unknowns; shares the other model's record of what lay outside."""
 
     def __init__(self, centre: KernelTableStepTime, scores: Mapping[str, float]) -> None:
         vars(self).update(vars(centre))
@@ -175,7 +160,6 @@ class VariedKernelTables(KernelTableStepTime):
         return [self._step(kernels, factor * seconds, decodes, longest + i) for i, seconds in enumerate(attention)]
 
     def _kernels(self, rows: int, sequences: int, gathered: int) -> float:
-        """Seconds of the kernels except attention."""
         factors = self._factors
         seconds = factors.dense * self._rows.at(rows) + factors.head * self._head.at(sequences)
         return seconds if self._experts is None else seconds + factors.experts * self._experts.at(gathered)
@@ -189,14 +173,7 @@ class VariedKernelTables(KernelTableStepTime):
 def load_kernel_tables(
     path: Path, settings: KernelTableSettings, model: Model | None = None, base: Path = Path()
 ) -> KernelTableStepTime:
-    """Step times from a folder of tables, or from the file that `twin calibrate import` made of one.
-
-    Args:
-        path: the folder or file.
-        settings: of the deployment.
-        model: used in place of the model that the settings name.
-        base: the folder from which relative paths start.
-    """
+    """Step times from a folder of tables, or from the file that `twin calibrate import` made of one."""
     tables = read_kernel_tables(base / path)
     if settings.communication is not None:
         settings = settings.model_copy(update={"communication": resolve(settings.communication, base)})

@@ -30,7 +30,6 @@ from workloads.errors import BadInput
 
 
 def _split(value: object) -> object:
-    """The numbers of a text column. Other values pass through, for pydantic to refuse."""
     if isinstance(value, int | float):
         return (value,)
     if not isinstance(value, str):
@@ -76,11 +75,7 @@ class Regimes(NamedTuple):
 
 
 class AttentionTable(Strict):
-    """Microseconds of one layer's attention on each rank.
-
-    A point is `prefill_chunk` tokens of one prompt after `kv_prefill` cached ones, and `n_decode` decodes after
-    `kv_decode` each.
-    """
+    """Microseconds of one layer's attention on each rank, for `prefill_chunk` tokens beside `n_decode` decodes."""
 
     prefill_chunk: CountsFrom0
     kv_prefill: CountsFrom0
@@ -159,17 +154,7 @@ class TableSource(Provenance):
 
 
 class KernelTables(Strict):
-    """Kernel timings of one model on one device, for one rank of `tensor_parallel`.
-
-    Attributes:
-        provenance: origin of the tables.
-        ranges, held_out: of the axes, in a file that was written with them.
-        dense: layers that run over the tokens of the step, by name.
-        per_sequence: layers that run over sequences, by name.
-        attention: attention of one layer.
-        moe: MoE blocks; None for dense models.
-        skew: cost of uneven decodes; None if it was not measured.
-    """
+    """Kernel timings of one model on one device, for one rank of `tensor_parallel`, layers by name."""
 
     schema_: Literal["twin.step-time/1"] = Field(alias="schema")
     kind: Literal["kernel-tables"]

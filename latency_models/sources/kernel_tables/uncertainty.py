@@ -25,10 +25,7 @@ Points = Mapping[tuple[float, ...], float]
 
 
 def held_out_errors(tables: KernelTables) -> dict[str, HeldOut]:
-    """Errors by table and axis. An axis without three points on any line has none.
-
-    `dense` and `per_sequence` are judged by the sum of their layers, each counted once.
-    """
+    """Errors by table and axis, where lines have three points; `dense`, `per_sequence`: of the sum of layers."""
     regimes = tables.attention.regimes
     errors = {
         "dense.tokens": _along(_sum_of_layers(tables.dense), 0),
@@ -50,7 +47,6 @@ def held_out_errors(tables: KernelTables) -> dict[str, HeldOut]:
 
 
 def _sum_of_layers(curves: Mapping[str, Any]) -> Points:
-    """The sum over layers, at the points where every layer was measured."""
     totals: dict[tuple[float, ...], float] = {}
     counts: dict[tuple[float, ...], int] = {}
     for curve in curves.values():
@@ -125,12 +121,7 @@ synchronous one up to milliseconds."""
 def unknowns_of(
     tables: KernelTables, settings: KernelTableSettings, experts: bool, composed_error: float | None = None
 ) -> tuple[Unknown, ...]:
-    """The unknowns of a model from these tables.
-
-    Args:
-        experts: whether the model has any.
-        composed_error: as in `KernelTableStepTime`. It takes the place of the prior for kernels in an engine.
-    """
+    """The unknowns of a model from these tables; `composed_error` takes the place of the prior for kernels."""
     errors = {name: held_out.median for name, held_out in (tables.held_out or held_out_errors(tables)).items()}
 
     def from_tables(prefix: str, further: float) -> float:

@@ -50,17 +50,11 @@ in which each device reads all messages: 512 KB among four, 256 KB among eight. 
 class Reached(Strict):
     """One fit.
 
-    Attributes:
-        launch: seconds of a kernel that does nothing.
-        each_device: seconds more for each device beyond two (all-reduces).
-        two_shots: seconds more of an all-reduce whose message is too large for one shot.
-        compute, memory: shares of the peak FLOP/s and of the memory's or link's bandwidth. A share may be above 1: the
-            fit is of times, and caches beat the memory.
-        padding: cached tokens that each decode attends to beside its own.
-        spread: standard deviation of the logarithm of measured over fitted time from one shape of kernel to another;
-            for a device that was not measured, also from one device to another.
-        error: median of |fitted − measured| / measured; for `any`, on devices that were left out of its fit.
-        kernels: number of timings.
+    `launch`: seconds of a kernel that does nothing; `each_device`: more for each device beyond two, and `two_shots` for
+    a message too large for one shot (all-reduces). `compute`, `memory`: shares of the peak; above 1 where caches beat
+    the memory. `padding`: cached tokens beside each decode's own. `spread`: deviation of the logarithm of measured over
+    fitted time among shapes, and among devices for one that was not measured. `error`: median of |fitted − measured| /
+    measured.
     """
 
     launch: NonNegativeFloat
@@ -88,11 +82,9 @@ class KindOfKernel(Strict):
 class EngineTime(Strict):
     """Time of a step that no kernel table has, fitted to served TPOT.
 
-    Attributes:
-        layer: seconds of each layer in every step: gaps between kernels, and kernels that no table has.
-        per_sequence: seconds of the host for each output token.
-        prompt_layer: seconds more of each layer in a step with prompts, which runs without a full CUDA graph.
-        spread: standard deviation of the logarithm of measured over predicted TPOT. rows: number of measurements.
+    `layer`: seconds of each layer in every step, `prompt_layer`: more in one with prompts, which has no full CUDA
+    graph. `per_sequence`: of the host for each token. `spread`: deviation of the logarithm of measured over predicted
+    TPOT.
     """
 
     layer: NonNegativeFloat

@@ -18,14 +18,7 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class EngineOption:
-    """One engine that can be had.
-
-    Attributes:
-        devices: that it takes. step_time: the `step_time` section of a scenario.
-        memory: of its fullest device, bytes.
-        num_gpu_blocks: KV blocks of one attention replica, of BLOCK_SIZE tokens.
-        data_parallel: its attention replicas, as `engine.data_parallel_size`.
-    """
+    """One engine that can be had, with its `step_time` section and blocks of one attention replica."""
 
     devices: int
     step_time: dict[str, Any]
@@ -62,12 +55,7 @@ def engine_option(
     max_num_seqs: int = 256,
     max_model_len: int = 0,
 ) -> EngineOption | NoEngine:
-    """The engine of a model on a device, or the reason why there is none.
-
-    Args:
-        model, hardware: names or files, as a scenario has them; relative paths start from `base`.
-        max_model_len: tokens that the KV cache must hold at least, those of the longest request.
-    """
+    """The engine of a model on a device, or why there is none; `max_model_len`: tokens that the cache must hold."""
     shapes, device = any_model(model, base), load_hardware(hardware, base)
     try:
         check_placement(shapes, device, placement)
@@ -115,9 +103,6 @@ def placements(
     """The parallelisms to try for a model, by devices: powers of two. `engine_option` refuses those that do not fit.
 
     Experts are split over all devices (tensor parallel), or spread whole with as many attention replicas.
-
-    Args:
-        weights: their format; None: as the model is published.
     """
     shapes = any_model(model, base)
     sparse, formats = isinstance(shapes.ffn, ExpertFFN), shapes.formats(weights)

@@ -24,13 +24,9 @@ LIKE = {"dense": "dense models", "experts": "mixtures of experts", "latent": "mo
 
 
 class Cell(Strict):
-    """Measured rows that are alike.
+    """Measured rows that are alike; `model` or `engine` "": all of the `family`, or all engines.
 
-    Attributes:
-        model: name of a model file; "" for all models of the `family`. engine: "" for all engines.
-        hardware: name of a hardware file. precision: bf16, fp8, fp4 or int4.
-        rows: of the file. bias, median, p90: of the errors of TPOT. spread: root mean square of the logarithms of
-            predicted over measured TPOT.
+    `bias`, `median`, `p90`: of the errors of TPOT. `spread`: root mean square of their logarithms.
     """
 
     family: Literal["dense", "experts", "latent"]

@@ -27,13 +27,8 @@ COMPUTED_IN: dict[Weights, Precision] = {
 class Placement:
     """A model on the devices of one engine.
 
-    Attributes:
-        tensor_parallel: devices that share each attention layer, and each dense FFN.
-        pipeline_parallel: stages, each with a part of the layers.
-        data_parallel: attention replicas that share one set of experts, as `engine.data_parallel_size`.
-        expert_parallel: experts are spread whole over all devices of a stage; else each is split over all of them.
-        weights: format of projections and dense FFNs. experts: format of expert weights.
-        cache: format of the KV cache.
+    `data_parallel`: attention replicas that share one set of experts, as `engine.data_parallel_size`.
+    `expert_parallel`: experts are spread whole over all devices of a stage; else each is split over all of them.
     """
 
     tensor_parallel: int = 1
@@ -108,15 +103,11 @@ Assumed: engines measure it when they start."""
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Memory of the fullest device of an engine.
+    """Memory of the fullest device of an engine, bytes.
 
-    Attributes:
-        capacity: bytes of the device. weights: bytes of weights on it. reserved: see RESERVED.
-        free: bytes for the KV cache; negative if the weights do not fit.
-        kv_bytes_per_token: bytes of one token in the cache on it, in layers of full attention.
-        state_bytes: bytes of the slots in which sequences keep what does not grow with their tokens: windows, and
-            states of linear attention.
-        kv_tokens: tokens that fit, for one attention replica.
+    `free`: for the KV cache; negative if the weights do not fit. `kv_bytes_per_token`: in layers of full attention.
+    `state_bytes`: of slots for windows and states of linear attention. `kv_tokens`: that fit, for one attention
+    replica.
     """
 
     capacity: float
@@ -141,8 +132,7 @@ def device_memory(
 ) -> DeviceMemory:
     """The memory of the device whose cache holds the fewest tokens: all stages of a pipeline have as many KV blocks.
 
-    Layers with a window cache no more of a sequence than that, and linear attention keeps a state of it: both are set
-    aside for `max_num_seqs` sequences.
+    Windows and the states of linear attention are set aside for `max_num_seqs` sequences.
     """
     stages = range(placement.pipeline_parallel)
     stages_memory = [
@@ -198,7 +188,6 @@ def _layer_bytes(model: Model, placement: Placement) -> float:
 
 
 def _projections(model: Model, placement: Placement) -> float:
-    """Weights of the projections of one layer with a KV cache, on one device."""
     attention, hidden, width = model.attention, model.hidden_size, placement.tensor_parallel
     if isinstance(attention, GroupedQueryAttention):
         kv_heads = max(attention.kv_heads / width, 1.0)

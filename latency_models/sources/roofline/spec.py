@@ -23,19 +23,11 @@ if TYPE_CHECKING:
 class RooflineSpec(SourceSpec):
     """A model on a device, from data sheets and what kernels reach of them: nothing needs to be measured.
 
-    Attributes:
-        model: a built-in name, a model file, or a config.json. hardware: a built-in name or a hardware file.
-        tensor_parallel: devices that share each layer. pipeline_parallel: stages of an engine. One
-            batch is under way at a time unless `engine.pipeline_parallel_size` is as large.
-        data_parallel: attention replicas that share experts, as `engine.data_parallel_size`.
-        expert_parallel: experts are spread whole over all devices of a stage, rather than each split over them.
-        weights: format of linear layers; default: as the model is published. mxfp4 is one of experts alone.
-        experts: format of expert weights; default: that of `weights`.
-        cache: format of the KV cache.
-        expert_load: popularity of experts, and EPLB; default: all are used evenly.
-        link: network that all-reduces cross; default: intra_node while a stage's devices fit in a node.
-        backend: the engine whose kernels run: vllm, sglang or trtllm.
-        efficiency: a file of fits in place of the built-in one.
+    `model`, `hardware`: built-in names or files. `pipeline_parallel`: stages; one batch is under way at a time unless
+    `engine.pipeline_parallel_size` is as large. `expert_parallel`: experts are spread whole over all devices of a
+    stage. `weights`: default: as published; `experts`: as `weights`. `expert_load`: popularity of experts, and EPLB;
+    default: even. `link`: of all-reduces; default: intra_node while a stage fits in a node. `backend`: vllm, sglang or
+    trtllm. `efficiency`: a file of fits in place of the built-in one.
     """
 
     source: Literal["roofline"]

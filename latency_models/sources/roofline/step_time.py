@@ -51,15 +51,9 @@ STEP_SHARE = 0.7
 class RooflineStepTime(StepTime):
     """The sum over the kernels of a step of `launch + max(FLOPs / rate, bytes / bandwidth)`, and the engine's own time.
 
-    A step's kernels are linear layers by rows, routed experts by the experts that its rows reach, attention of prompts
-    and of decodes, elementwise kernels, all-reduces, and the output head by sequences that sample. Decodes of uneven
-    lengths count as decodes of their mean length. Sparse attention (DSA) is attention to at most `top_k` tokens, and an
-    indexer's work on all of them; linear attention works on a state for each sequence, whatever its length.
-
-    Args:
-        scales: factors on the parts of a step and on the whole, by the names of their unknowns; 1 by default. With
-            them, too, no step is faster than its FLOPs and bytes at the device's peaks.
-        load: rows of the fullest device, and what EPLB costs.
+    Decodes of uneven lengths count as decodes of their mean length. Sparse attention (DSA) is attention to at most
+    `top_k` tokens, and an indexer's work on all of them; linear attention works on a state of each sequence. `scales`:
+    factors by unknown; with them, too, no step is faster than its FLOPs and bytes at the device's peaks.
     """
 
     def __init__(
@@ -142,10 +136,7 @@ class RooflineStepTime(StepTime):
         return [scale * (fixed + token * (layers * tokens)) for tokens in run]
 
     def stage_seconds(self, batch: Batch, shares: Sequence[float]) -> list[float]:
-        """With the messages between stages, they sum to `seconds`.
-
-        The last stage has the output head and the host's work on sampled tokens.
-        """
+        """With the messages between stages, they sum to `seconds`; the last has the output head and the host's work."""
         behind = self.placement.pipeline_parallel - 1
         if not behind:
             return split(self.seconds(batch), shares)
@@ -165,9 +156,8 @@ class RooflineStepTime(StepTime):
     def unknowns(self) -> tuple[Unknown, ...]:
         """A factor for each kind of kernel, and one for the whole step.
 
-        The error of served TPOT contains that of kernels which were measured on the device: `STEP_SHARE` of its
-        variance is the whole step's, and the rest, at most, that of each part. It is that of the error board's rows of
-        this model, device, engine and format; without them, that over all models.
+        `STEP_SHARE` of the variance of served TPOT (of the board's rows of this model, device, engine and format, else
+        of all) is the whole step's, and the rest, at most, that of each part.
         """
         factors, cell = [], self._board_cell()
         served = cell is not None and cell.own
@@ -305,7 +295,6 @@ class RooflineStepTime(StepTime):
         return self.scales["experts_kernels"] * compute + self.scales["all_reduce_kernels"] * messages
 
     def _sampled(self, outputs: int) -> float:
-        """Seconds of the output head."""
         cached = self._by_outputs.get(outputs)
         if cached is None:
             seconds = self.scales["linear_kernels"] * self._linear(self._head, outputs) if outputs else 0.0
@@ -313,7 +302,6 @@ class RooflineStepTime(StepTime):
         return cached
 
     def _all_reduce(self, devices: int, elements: float) -> float:
-        """Seconds of one all-reduce of activations."""
         if devices == 1:
             return 0.0
         efficiency = self._reached(self.kinds["all_reduce_kernels"])
@@ -391,7 +379,6 @@ class RooflineStepTime(StepTime):
         return efficiency.launch, token, token * efficiency.padding
 
     def _decode_attention(self, decodes: int, kv: int) -> float:
-        """Seconds of decode attention in all layers."""
         attended = self._decode_token * self._attended(decodes, kv) + self._index_token * kv
         return self._decode_launch + self._decode_row * decodes + attended
 

@@ -117,12 +117,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class ExpertRows:
-    """The use of experts on the fullest device.
-
-    Attributes:
-        fullest: its rows over the mean of all devices. shares: of each expert in the choices of all tokens; None: even.
-        slowdown: factor on whole steps, for EPLB's rebalancing.
-    """
+    """The use of experts on the fullest device: its rows over the mean, each expert's share, and EPLB's slowdown."""
 
     fullest: float = 1.0
     shares: tuple[float, ...] | None = None
@@ -133,11 +128,7 @@ EVEN = ExpertRows()
 
 
 def expert_rows(model: Model, placement: Placement, load: ExpertLoad | None, base: Path = Path()) -> ExpertRows:
-    """The rows of the fullest device. Experts that are split over all devices leave these even.
-
-    Raises:
-        BadInput: a load for a model without experts.
-    """
+    """The rows of the fullest device, even if experts are split; `BadInput` for a load without experts."""
     ffn = model.ffn
     if load is None:
         return EVEN
@@ -150,12 +141,7 @@ def expert_rows(model: Model, placement: Placement, load: ExpertLoad | None, bas
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The routed experts of one layer on one device.
-
-    Attributes:
-        times: layers that have them. resident: experts on the device, of `total`. chosen: experts of a token.
-        columns: weights of one expert's matrices on the device, over `hidden`. use: of them by tokens.
-    """
+    """The routed experts of one layer on one device: `resident` of `total`; of `columns` × `hidden` weights."""
 
     times: int
     resident: float
@@ -181,13 +167,9 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """The attention of one layer on one device.
+    """The attention of one layer on one device: FLOPs of a query for each token that it attends to.
 
-    Attributes:
-        prompt_flops: FLOPs of one query for each token that it attends to, as prompts compute it.
-        decode_flops: the same of a decode. cached: elements of a token in the KV cache. query: elements of a query and
-            of its output, together.
-        latent: keys and values are cached compressed.
+    `cached`: elements of a token in the KV cache; `query`: of a query and its output; `latent`: cached compressed.
     """
 
     prompt_flops: float
@@ -293,13 +275,7 @@ def attention_shape(model: Model, placement: Placement) -> AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """The linear attention of one layer on one device.
-
-    Attributes:
-        prompt_flops, prompt_bytes: of one token of a prompt, computed in tiles of TILE tokens.
-        decode_flops: of one decode. sequence_bytes: of the state and the convolution's inputs of a sequence, read and
-            written.
-    """
+    """The linear attention of one layer on one device; prompts, a token each, are computed in tiles of TILE."""
 
     prompt_flops: float
     prompt_bytes: float
@@ -314,9 +290,8 @@ TILE = 64
 def state_shape(linear: LinearAttention, width: float = 1.0) -> StateShape:
     """The linear attention of one of `width` devices.
 
-    A token multiplies the state three times a value head (the output, and what the update removes and adds), and within
-    its tile it is compared with every other token's key and value. Queries, keys and values are read, written by the
-    convolution and read again; the output is written.
+    A token multiplies the state three times a value head, and within its tile meets every other token's key and value.
+    Queries, keys and values are read, written by the convolution and read again; the output is written.
     """
     update = 6 * linear.key_dim * linear.value_dim
     tile = 2 * TILE * (linear.key_dim + linear.value_dim)
@@ -329,10 +304,7 @@ def state_shape(linear: LinearAttention, width: float = 1.0) -> StateShape:
 
 
 def elementwise_bytes(model: Model, placement: Placement) -> float:
-    """Bytes that one row makes the elementwise kernels of a layer read and write.
-
-    These are norms, rotary positions, and the activation of a dense FFN; that of experts is within their kernel.
-    """
+    """Bytes that one row's elementwise kernels move in a layer: norms, rotary positions, a dense FFN's activation."""
     attention, ffn, width = model.attention, model.ffn, placement.tensor_parallel
     elements = 2.0 * 4 * model.hidden_size  # a norm adds the residual: two in, two out
     if isinstance(attention, GroupedQueryAttention):

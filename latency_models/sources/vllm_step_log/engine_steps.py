@@ -22,12 +22,7 @@ ROUND = 60
 
 @dataclass(frozen=True)
 class LoggedSteps:
-    """The steps of a log.
-
-    Attributes:
-        source: the file. stretches: successive steps of one run each, `ROUND` at most.
-        clock: of their durations. model: of the engine.
-    """
+    """The steps of a log: successive ones of a run in each stretch, `ROUND` at most."""
 
     source: Path
     stretches: list[list[Step]]
@@ -36,11 +31,7 @@ class LoggedSteps:
 
 
 def read_logged_steps(path: Path) -> LoggedSteps:
-    """Read a log, or the one in a run's folder.
-
-    Raises:
-        BadInput: a file that cannot be read, or a log without the columns that tell whole batches.
-    """
+    """Read a log, or the one in a run's folder; `BadInput` without the columns that tell whole batches."""
     file = path / FILE if path.is_dir() else path
     table = read_columns(file)
     if "batch.decode_kv_tokens" not in table.names:

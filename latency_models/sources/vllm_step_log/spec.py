@@ -71,25 +71,13 @@ PROMPT = 0.7
 class StepRegression(Estimator, StepTime):
     """The regression above, with Huber's loss, so that a few stalled steps do not bend the line.
 
-    Coefficients are at least 0: more work never takes less time. A coefficient that the data push below 0 is 0, without
-    variance. Without any prompt token in the log, one costs what one more row costs at the mean batch.
+    Coefficients are at least 0; one that the data push below 0 is 0, without variance. Without any prompt token in the
+    log, one costs what one more row costs at the mean batch. `fit` sets β, γ, π, κ; `covariance_` of these four, (4,
+    4); `prompts_known_`; `scatter_`, the deviation of a step's logarithm in parts that were left out (1.645 of it hold
+    90 %), and `stalls_`, of a run's time; the largest batch; `points_`.
 
-    `fit` sets:
-        overhead_: β, seconds of every step.
-        per_doubling_, per_prompt_token_, per_kv_token_: γ, π, κ in seconds.
-        prompts_known_: whether any step in the log has prompt tokens.
-        covariance_: of the four, in this order, shape (4, 4).
-        scatter_: deviation of the logarithm of one step, from parts of the log that were left out: 1.645 of it hold
-            90 % of their steps, stalls included.
-        stalls_: deviation of the logarithm of a whole run's time, stalls included, which the line does not follow: by
-            the mean error of such parts, and its own deviation.
-        max_rows_, max_kv_tokens_: the largest measured batch.
-        points_: number of steps. origin_: the engine that the log names.
-
-    Args:
-        late: the log is one step late, as `StepLog.executed` describes.
-        graph_sizes: batch sizes to which smaller batches are padded, rising.
-        huber: steps further than this many deviations off count by their distance, not by its square.
+    `late`: the log is one step late, as `StepLog.executed` describes. `graph_sizes`: to which batches are padded.
+    `huber`: deviations beyond which a step counts by its distance, not by its square.
     """
 
     overhead_: float
@@ -138,10 +126,7 @@ class StepRegression(Estimator, StepTime):
         return predicted
 
     def seconds(self, batch: Batch) -> float:
-        """The value of `predict` for one batch, bit for bit.
-
-        Its KV tokens are those of decodes and of prompts up to the end of their chunks.
-        """
+        """The value of `predict` for one batch, bit for bit; its KV tokens are up to the end of its chunks."""
         kv = batch.decode_kv
         for chunk in batch.chunks:
             kv += chunk.context + chunk.tokens
@@ -269,10 +254,7 @@ def _fit_apart(features: Floats, steps: StepLog, tuning: float) -> tuple[Floats,
 
 
 def _price_at_equal_rows(steps: StepLog, tuning: float) -> tuple[float, float] | None:
-    """Seconds of a resident token and their variance, by steps without prompts beside others of as many decodes.
-
-    None if no two steps have as many, or if the steps with more resident tokens are no longer.
-    """
+    """Seconds of a resident token and their variance, by steps of equal decodes without prompts; None if not longer."""
     decode_steps = steps.where(steps.decode_only)
     tokens, seconds, sizes = [], [], 0
     for size in np.unique(decode_steps.decodes):
@@ -293,11 +275,7 @@ def _price_at_equal_rows(steps: StepLog, tuning: float) -> tuple[float, float] |
 
 @register
 class VllmStepLogSpec(SourceSpec):
-    """A regression on the logged steps at `path`, fitted to the first `share` of each experiment.
-
-    `model`, if stated, is the one that the log must be of. The fitted model has a covariance, from which `draw` takes
-    other parameters.
-    """
+    """A regression on the logged steps at `path`, fitted to the first `share` of each experiment; `model`: a check."""
 
     source: Literal["vllm_step_log"]
     path: FilePath

@@ -28,17 +28,9 @@ _Cell = TypeVar("_Cell", str, int)
 class StepLog:
     """Steps of one or more runs, in columns of shape (n,), in the order of each run.
 
-    Attributes:
-        run: the source's name of an experiment.
-        workload: the requests that it sent.
-        step: number of the step in its run, rising; a log may contain a sample of all steps.
-        seconds: start of the next step minus start of this one.
-        prompts: requests with prompt tokens in the step.
-        prompt_tokens: those tokens.
-        decodes: requests that get one token each.
-        kv_tokens: tokens in the KV cache.
-        origin: the engine, as far as the log names it.
-        late: each interval belongs to the batch of the step before, as described above.
+    `run`: the source's name of an experiment. `step`: its number, rising; a log may contain a sample. `seconds`: start
+    of the next step minus start of this one. `prompts`: requests with prompt tokens. `kv_tokens`: in the KV cache.
+    `late`: each interval belongs to the batch of the step before.
     """
 
     run: NDArray[np.str_]
@@ -77,20 +69,11 @@ class StepLog:
         return without
 
     def executed(self, typical_prompt: int | None = None) -> StepLog:
-        """The same intervals beside the batches that ran in them, for the log of an asynchronous scheduler.
+        """The same intervals beside the batches that ran in them; this log itself if it is not late.
 
-        Each interval belongs to the batch of the step before. Where that step was not logged, its batch is taken to be
-        this row's without prompts, since decodes change little from step to step.
-
-        A row with one prompt token per prompt says more. A request counts as prefilling until its first token is known,
-        which is also one step late. So its requests decode in this step, and their prompts ran in the step before, with
-        a length that was not logged.
-
-        Args:
-            typical_prompt: tokens to assume for those prompts; without it, such rows are left out.
-
-        Returns:
-            This log itself if it is not late.
+        Each interval belongs to the batch of the step before; where that was not logged, to this row's without prompts.
+        A row with one prompt token per prompt says more: a request counts as prefilling until its first token is known,
+        also one step late, so its prompt of unknown length (`typical_prompt` tokens) ran in the step before.
         """
         if not self.late:
             return self
@@ -112,13 +95,10 @@ class StepLog:
 
 
 def read_step_log(path: Path, block_tokens: int = 16) -> StepLog:
-    """Steps from a CSV file, gzipped or not, in the columns that the inference-sim project logs from vLLM.
+    """Steps from a CSV file, gzipped or not, as the inference-sim project logs them from vLLM.
 
-    A log of `live.vllm.schedulers` has more: step.late is 0, since each interval is of its own row's batch;
-    kv.block_size replaces `block_tokens`; batch.decode_kv_tokens and batch.prefill_kv_tokens count tokens, not blocks.
-
-    Args:
-        block_tokens: tokens of a KV block; the file counts blocks.
+    A log of `live.vllm.schedulers` has more: step.late is 0; kv.block_size replaces `block_tokens`;
+    batch.decode_kv_tokens and batch.prefill_kv_tokens count tokens, not blocks.
     """
     table = read_columns(path)
     model = _one(table, "model", table.text("model")) if "model" in table.names else ""

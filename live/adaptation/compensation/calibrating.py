@@ -40,12 +40,7 @@ class CalibrationSettings:
 
 @dataclass(frozen=True)
 class CalibrationText:
-    """Text with the distributions that the 16-bit model gives it, and what its linear layers get.
-
-    Attributes:
-        tokens: (sequences, n) int64. states: the model's final states, (sequences, n, hidden). head: its head.
-        inputs: of each module.
-    """
+    """Text with the 16-bit model's final states, (sequences, n, hidden), and what its linear layers get."""
 
     tokens: torch.Tensor
     states: torch.Tensor
@@ -55,12 +50,7 @@ class CalibrationText:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A quantised model with trained compensators.
-
-    Attributes:
-        parts: A, B and the gate of each module, float32; a gate that was not trained is 1 for every token.
-        losses: of all steps of both phases.
-    """
+    """A quantised model with trained A, B and gate of each module, float32, and the losses of both phases."""
 
     model: QuantisedModel
     parts: dict[str, dict[str, torch.Tensor]]
@@ -105,9 +95,6 @@ def calibrate(
 
     A and B begin as the static term with the least error of the module's output. Without a gate the second phase goes
     on with A and B, so that the number of steps is the same.
-
-    Args:
-        text: of `model.reference`. seed: of batches and of the gate's first layer.
     """
     errors = model.errors()
     parts = {}

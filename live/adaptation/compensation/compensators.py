@@ -28,12 +28,7 @@ PARTS = ("down", "up", "first", "first_bias", "second", "second_bias")
 
 @dataclass(frozen=True)
 class TrainedCompensator:
-    """A quantised linear layer with y = Ŵx + B(γ(Ax) ⊙ Ax), in autograd's graph (eq. 3 with α = 1).
-
-    Attributes:
-        weight: Ŵ, (outputs, inputs), frozen. parts: A, B, W₁, b₁, W₂, b₂ by the names of `PARTS`.
-        gated: False holds γ at 1.
-    """
+    """A frozen quantised linear layer Ŵ, (outputs, inputs), with y = Ŵx + B(γ(Ax) ⊙ Ax) in autograd's graph (eq. 3)."""
 
     weight: torch.Tensor
     parts: Mapping[str, torch.Tensor]
@@ -84,11 +79,7 @@ def compensated(
     *,
     gated: bool = True,
 ) -> Weights:
-    """A quantised model with trained compensators on some modules.
-
-    Args:
-        weights: the model with all modules quantised. dense: Ŵ by module. parts: of the compensators, by module.
-    """
+    """A quantised model with trained compensators on some modules; `dense`: Ŵ by module."""
     return replaced(weights, {name: TrainedCompensator(dense[name], tensors, gated) for name, tensors in parts.items()})
 
 
@@ -102,10 +93,7 @@ def with_stored(
 
 
 def svd_factors(error: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A, (rank, inputs), and B, (outputs, rank), with B · A nearest to an error W − Ŵ (LQER, Zhang et al. 2024).
-
-    Singular values are divided evenly between the factors.
-    """
+    """A, (rank, inputs), and B, (outputs, rank), of evenly divided values, with B · A nearest to W − Ŵ (LQER)."""
     left, values, right = torch.linalg.svd(error.double(), full_matrices=False)
     root = values[:rank].sqrt()
     return (root.unsqueeze(1) * right[:rank]).float(), (left[:, :rank] * root).float()
@@ -114,10 +102,7 @@ def svd_factors(error: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Ten
 def whitened_factors(error: torch.Tensor, second_moment: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A and B with the least E‖(W − Ŵ − B · A) x‖² (QERA's exact solution, Zhang et al. 2025; EoRA in its eigenbasis).
 
-    With R = E[x xᵀ], they are the truncated SVD of (W − Ŵ) R^½, and A is multiplied with R^−½.
-
-    Args:
-        error: W − Ŵ, (outputs, inputs). second_moment: R, (inputs, inputs).
+    With R = E[x xᵀ], (inputs, inputs), they are the truncated SVD of (W − Ŵ) R^½, and A is multiplied with R^−½.
     """
     values, vectors = torch.linalg.eigh(second_moment.double())
     values = values.clamp(min=FLOOR * float(values.mean())).sqrt()

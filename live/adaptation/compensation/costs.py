@@ -57,12 +57,7 @@ LLAMA_2_7B = Shape(layers=32, hidden=4096, intermediate=11008, heads=32, kv_head
 
 
 def share_of(shape: Shape, modules: Iterable[str], layers: int, rank: int, bits: int) -> float:
-    """Bytes of compensators over those of a quantised model's linear layers, for the same choice on another shape.
-
-    Args:
-        modules: with compensators, of a model of `layers` layers; a type that has them in half of the layers there has
-            them in half of the layers here.
-    """
+    """Bytes of compensators over those of the quantised layers, for the same share of modules on another shape."""
     sizes = shape.linear()
     per_layer = sum(compensator_bytes(sizes[module_type(name)], rank) for name in modules) / layers
     weights = sum(outputs * inputs for outputs, inputs in sizes.values()) * bits / 8
@@ -70,11 +65,7 @@ def share_of(shape: Shape, modules: Iterable[str], layers: int, rank: int, bits:
 
 
 def deployment_costs(modules: Iterable[str], tables: Path | None = None) -> dict[str, float]:
-    """Seconds that a compensator on each module adds to a step of one token (t_dep of eq. 10).
-
-    Args:
-        tables: a file `twin.ec-tables/1`; None: `MEASURED`.
-    """
+    """Seconds that a compensator on each module adds to a step of one token (eq. 10); None: by `MEASURED`."""
     latencies = read_layer_tables(MEASURED if tables is None else tables)
     added: dict[str, float] = {kind: latencies.ec[kind][0] - latencies.w4[kind][0] for kind in LAYER_TYPES}
     return {name: added[module_type(name)] for name in modules}

@@ -25,12 +25,9 @@ WINDOW, WINDOWS = 128, 128
 
 @dataclass(frozen=True)
 class TokenMeasures:
-    """Measures of each predicted token of the evaluation text, (tokens,) float32.
+    """Measures of each predicted token, (tokens,) float32: loss and KL from the 16-bit model, nats; the deviation
 
-    Attributes:
-        loss: negative log-likelihood, nats. divergence: KL from the 16-bit model's distribution, nats.
-        deviation: 1 − cosine of the final state and the 16-bit model's (appendix A.1). right: 1 where the likeliest
-            token is the text's, else 0.
+    1 − cosine of the final states (appendix A.1); and 1 where the likeliest token is the text's.
     """
 
     loss: torch.Tensor
@@ -53,11 +50,7 @@ class TokenMeasures:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Evaluation text with the final states that the 16-bit model has for it.
-
-    Attributes:
-        tokens: (windows, n). states: (windows, n − 1, hidden), of all tokens but the last. head: the model's.
-    """
+    """Evaluation text (windows, n) with the 16-bit model's final states, (windows, n − 1, hidden)."""
 
     forward: ForwardPass
     tokens: torch.Tensor
@@ -106,14 +99,10 @@ def recovered(full: float, quantised: float, compensated: float) -> float:
 def by_quartile(
     quantised: TokenMeasures, compensated: TokenMeasures, ungated: TokenMeasures | None = None
 ) -> list[dict[str, float]]:
-    """Recovery by quartiles of the quantisation error, the easiest tokens first (figure 10).
+    """Recovery by quartiles of the deviation of the quantised model's final state, the easiest tokens first (figure
+    10).
 
-    Tokens are ordered by the deviation of the quantised model's final state, which knows nothing of the next token; by
-    its loss, the hardest would be those with bad luck.
-
-    Returns:
-        Of each quartile: mean deviation, and how much less loss and divergence a token has, in nats. With `ungated`
-        (the same factors, γ at 1) also how much of that the gate adds.
+    By its loss, the hardest would be those with bad luck. With `ungated` (γ at 1) also what the gate adds.
     """
     rows = []
     for tokens in quantised.deviation.argsort().chunk(QUARTILES):
@@ -135,14 +124,7 @@ def _less(before: torch.Tensor, after: torch.Tensor, tokens: torch.Tensor) -> fl
 
 
 def text_quality(models: Sequence[Path], sources: Path | None = None) -> list[dict[str, Any]]:
-    """Perplexity and accuracy on held-out text, mean divergence from the first model in nats, and bytes of the weights.
-
-    Accuracy is the share of tokens that the model finds likeliest, given those before them.
-
-    Args:
-        models: directories with tokenizers; all have the shape of the first.
-        sources: whose held-out part is the text, as of `read_corpus`.
-    """
+    """Perplexity and accuracy on held-out text, mean divergence from the first model in nats, and bytes of the weights."""
     config, reference = read_model(models[0])
     evaluation = Evaluation.on_held_out(models[0], ForwardPass(config), reference, sources, WINDOW, WINDOWS)
     rows = []

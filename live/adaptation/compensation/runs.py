@@ -47,12 +47,7 @@ Where: TypeAlias = Literal["cka", "all"]
 
 @dataclass(frozen=True)
 class Job:
-    """A model to quantise, and the texts for it.
-
-    Attributes:
-        model: directory of a dense model with a tokenizer. sources: whose held-out part is the evaluation
-            text, as of `read_corpus`. sequences: self-sampled, of `window` tokens.
-    """
+    """A model to quantise, and its texts: `sources` of `read_corpus`, and self-sampled sequences of `window` tokens."""
 
     model: Path
     method: Method
@@ -105,12 +100,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Budget:
-    """The budget of compensators, and the rule of their placement.
-
-    Attributes:
-        full_rank: of compensators on all modules, half of whose bytes is the budget of placement by CKA.
-        tables: kernel latencies (`twin.ec-tables/1`); None: those of the CPU kernels.
-    """
+    """The budget, half the bytes of compensators of `full_rank` on all modules, and the rule of their placement."""
 
     full_rank: int = 8
     rule: Rule = DEFAULT_RULE
@@ -137,11 +127,7 @@ def compensate(
     settings: CalibrationSettings,
     advance: Callable[[str], None] = lambda text: None,
 ) -> Document:
-    """Quantise a model, train compensators for it, and write both to a directory that the live engine loads.
-
-    Args:
-        where: cka: Algorithm 1's modules; all: every module, at twice the memory.
-    """
+    """Quantise a model, train compensators (on Algorithm 1's modules or all), and write a directory to be loaded."""
     loaded = job.loaded
     write_quantised(directory, loaded.forward.config, loaded.model)
     damages, placement = _placed(loaded, budget)
@@ -200,7 +186,6 @@ def _placement(loaded: Loaded, placement: Placement) -> Document:
 
 
 def _written(job: Job, directory: Path, document: Document) -> Document:
-    """Store the record and the tokenizer beside the model."""
     copy_text_files(job.model, directory)
     document = job.describe() | document
     write_text(directory / RECORD, json.dumps(document, indent=1) + "\n")

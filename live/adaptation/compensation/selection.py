@@ -30,12 +30,7 @@ MIN_SHARE, MAX_SHARE = 0.15, 0.60
 
 @dataclass(frozen=True)
 class Rule:
-    """The settings of the selection.
-
-    Attributes:
-        threshold: τ, the share of the damage that selected modules cover. cost_weight: λ of eq. 10.
-        protected: the share of the selected modules that are chosen by damage alone.
-    """
+    """τ, the share of the damage that selected modules cover; λ of eq. 10; the share that is chosen by damage alone."""
 
     threshold: float = 0.8
     cost_weight: float = 0.1
@@ -47,11 +42,7 @@ DEFAULT_RULE = Rule()
 
 @dataclass(frozen=True)
 class Placement:
-    """Modules with compensators, in the order in which they were chosen, and their rank.
-
-    Attributes:
-        entropy: H_norm of the damage. protected: how many were chosen by damage alone.
-    """
+    """Modules with compensators in order, their rank, H_norm of the damage, and how many were chosen by it alone."""
 
     modules: tuple[str, ...]
     rank: int
@@ -69,13 +60,7 @@ def normalised_entropy(damage: Mapping[str, float]) -> float:
 
 
 def support(damage: Mapping[str, float], rule: Rule) -> int:
-    """The number of modules to select (eq. 9; Table 8's note on the bounds).
-
-    Concentrated damage: the fewest modules that cover τ of it. Diffuse damage: τ / 2 of the modules.
-
-    Args:
-        damage: δ̃ of each module, at least 0.
-    """
+    """The number of modules to select (eq. 9): the fewest that cover τ of the damage; if diffuse, τ / 2 of them."""
     if normalised_entropy(damage) > ENTROPY_TRIGGER:
         count = round(rule.threshold / 2 * len(damage))
     else:
@@ -101,12 +86,7 @@ def select(
     budget: int,
     rule: Rule,
 ) -> Placement:
-    """Select modules and their rank.
-
-    Args:
-        damage: δ of each module. cost: seconds that a compensator on it adds to a decode step.
-        sizes: (outputs, inputs) of each module. budget: bytes of all compensators.
-    """
+    """Select modules and their rank by damage δ, seconds of a decode step, (outputs, inputs), and bytes in all."""
     clean = {name: max(value - NOISE, 0.0) for name, value in damage.items()}
     count = support(clean, rule)
     by_damage = sorted(clean, key=lambda name: -clean[name])
@@ -119,21 +99,14 @@ def select(
 
 
 def linear_cka(states: torch.Tensor, reference: torch.Tensor) -> float:
-    """Linear CKA of two sets of states of the same tokens, each (tokens, hidden); 1 for equal ones (eq. 6).
-
-    It is computed in float64: differences of 1e-9 matter.
-    """
+    """Linear CKA of two sets of states of the same tokens, (tokens, hidden), in float64: 1e-9 matters (eq. 6)."""
     first, second = (x.double() - x.double().mean(0) for x in (states, reference))
     similarity = torch.linalg.matrix_norm(first.T @ second) ** 2
     return float(similarity / (torch.linalg.matrix_norm(first.T @ first) * torch.linalg.matrix_norm(second.T @ second)))
 
 
 def damage(forward: ForwardPass, model: QuantisedModel, tokens: torch.Tensor) -> dict[str, float]:
-    """The damage δ of each module, 1 − CKA of final states with it alone quantised (eq. 7).
-
-    Args:
-        tokens: calibration text, (sequences, n).
-    """
+    """The damage δ of each module, 1 − CKA of final states with it alone quantised (eq. 7), on (sequences, n)."""
     reference = final_states(forward, model.reference, tokens).flatten(0, 1)
     return {
         name: 1 - linear_cka(reference, final_states(forward, model.weights([name]), tokens).flatten(0, 1))

@@ -59,7 +59,6 @@ def write_compensators(directory: Path, compensators: Mapping[str, Compensator],
 
 
 def _packed(matrix: QuantisedMatrix, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Some rows in GPTQ's format: words along the inputs, zero points along the outputs."""
     codes, bits = matrix.codes[rows], matrix.precision.bits
     if len(rows) * bits % 32 or codes.shape[1] * bits % 32:
         raise BadInput("expected sizes that fill whole words", field="size", value=[*codes.shape])

@@ -14,11 +14,7 @@ from workloads.errors import BadInput
 
 @dataclass(frozen=True)
 class Precision:
-    """The width of a grid.
-
-    Attributes:
-        bits: 2, 3 or 4. group: inputs that share a scale: 128, or -1 for a whole row (per channel).
-    """
+    """The bits of a grid (2, 3 or 4), and the inputs that share a scale: 128, or -1 for a whole row (per channel)."""
 
     bits: int
     group: int = -1
@@ -36,11 +32,7 @@ class Precision:
 
 @dataclass(frozen=True)
 class Grid:
-    """Scales and zero points of some columns: w ≈ scale · (code − zero), as `kernels.w4_gemm.quantise` has them.
-
-    Attributes:
-        scale: (outputs, groups) float32, each a float16 number. zero: the same shape, integers in float32.
-    """
+    """Scales (float16 numbers) and zero points, (outputs, groups) float32: w ≈ scale · (code − zero)."""
 
     scale: torch.Tensor
     zero: torch.Tensor
@@ -55,11 +47,7 @@ class Grid:
 
 
 def fit_grid(weight: torch.Tensor, bits: int) -> Grid:
-    """The grid of each row and group, from the smallest value (or 0) to the largest (or 0).
-
-    Args:
-        weight: (outputs, groups, inputs of a group).
-    """
+    """The grid of each row and group of a weight (outputs, groups, inputs of a group), from its least to its largest."""
     low, high = weight.amin(-1).clamp(max=0), weight.amax(-1).clamp(min=0)
     largest = 2**bits - 1
     scale = ((high - low) / largest).clamp(min=torch.finfo(torch.float16).tiny).half().float()
@@ -68,11 +56,7 @@ def fit_grid(weight: torch.Tensor, bits: int) -> Grid:
 
 @dataclass(frozen=True)
 class QuantisedMatrix:
-    """A weight of (outputs, inputs) on a grid.
-
-    Attributes:
-        codes: (outputs, inputs) uint8. scales: (outputs, groups) float16. zeros: (outputs, groups) uint8.
-    """
+    """A weight on a grid: codes (outputs, inputs) uint8, scales float16 and zeros uint8 of (outputs, groups)."""
 
     codes: torch.Tensor
     scales: torch.Tensor

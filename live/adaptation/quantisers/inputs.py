@@ -13,11 +13,7 @@ from live.models.weights import Weights
 
 
 class RecordedInputs:
-    """A linear layer that adds up its inputs' moments as it computes.
-
-    Attributes:
-        second_moment: E[x xᵀ], (inputs, inputs). magnitude: E|x|, (inputs,). Sums until `mean` is called.
-    """
+    """A linear layer that adds up E[x xᵀ], (inputs, inputs), and E|x|, (inputs,), as it computes: sums until `mean`."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self._weight = weight
@@ -45,11 +41,7 @@ class RecordedInputs:
 def inputs_and_states(
     forward: ForwardPass, weights: Weights, tokens: torch.Tensor, modules: Iterable[str]
 ) -> tuple[dict[str, RecordedInputs], torch.Tensor]:
-    """What some modules (names such as layers.0.qkv) and the head get when tokens (sequences, n) are computed.
-
-    Returns:
-        The modules' inputs by name, and the head's states, (sequences, n, hidden).
-    """
+    """What some modules (layers.0.qkv) get of tokens (sequences, n), and the head's states, (sequences, n, hidden)."""
     tensors = to_named(weights)
     recorders = {name: RecordedInputs(tensors[name]) for name in modules}
     states = final_states(forward, replaced(weights, recorders), tokens)

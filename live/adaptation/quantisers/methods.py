@@ -16,15 +16,9 @@ DAMPING = 0.01
 def search_scales(
     weight: torch.Tensor, magnitude: torch.Tensor, second_moment: torch.Tensor, precision: Precision
 ) -> torch.Tensor:
-    """AWQ: the scale of each input with the least error of the output, s = magnitude^α (Lin et al. 2024, eq. 4 and 5).
+    """AWQ: the scale s of each input, (inputs,), with the least error, s = magnitude^α (Lin et al. 2024, eq. 4 and 5).
 
-    Inputs with large activations get finer steps, by scales that the layer before takes back.
-
-    Args:
-        weight: (outputs, inputs). magnitude: E|x| of each input, (inputs,). second_moment: E[x xᵀ].
-
-    Returns:
-        s, (inputs,) float32, with √(max s · min s) = 1. Q(W · diag(s)) · diag(s)⁻¹ is nearest to W.
+    Inputs with large activations get finer steps, by scales that the layer before takes back; √(max s · min s) = 1.
     """
     best, best_scales = float("inf"), torch.ones_like(magnitude)
     for exponent in EXPONENTS:
@@ -45,13 +39,9 @@ def output_error(difference: torch.Tensor, second_moment: torch.Tensor) -> float
 def gptq(weight: torch.Tensor, second_moment: torch.Tensor, precision: Precision) -> QuantisedMatrix:
     """GPTQ: round a weight so that its product with the given inputs changes little (Frantar et al. 2022).
 
-    Columns are rounded one after the other, and those that follow make up for each error. The error of column q,
-    (w_q − ŵ_q) / U_qq, is subtracted from each later column j, times U_qj (eq. 2 and 3, with U the upper Cholesky
-    factor of the inverse Hessian). A group's grid is fitted to its columns as they are when their turn comes; whole
-    rows' grids, to the given weight.
-
-    Args:
-        weight: (outputs, inputs). second_moment: E[x xᵀ] of the inputs, (inputs, inputs), in any scale.
+    Columns are rounded one after the other, and those that follow make up for each error. The error of column q, (w_q −
+    ŵ_q) / U_qq, is subtracted from each later column j, times U_qj (eq. 2 and 3, with U the upper Cholesky factor of
+    the inverse Hessian of E[x xᵀ], (inputs, inputs)). A group's grid is fitted when its turn comes.
     """
     remaining = weight.float().clone()
     inputs = weight.shape[1]

@@ -22,11 +22,8 @@ METHODS: tuple[Method, ...] = get_args(Method)
 
 @dataclass(frozen=True)
 class QuantisedModel:
-    """A model and its linear layers on a grid.
-
-    Attributes:
-        reference: the weights that were quantised. AWQ has scaled them, which changes no output.
-        modules: every linear layer on its grid, by name.
+    """A model's linear layers on a grid, and the weights that were quantised: AWQ scales them, without effect on
+    outputs.
     """
 
     reference: Weights
@@ -83,8 +80,7 @@ def _gptq_in_order(
 def _scaled(forward: ForwardPass, weights: Weights, precision: Precision, calibration: torch.Tensor) -> Weights:
     """The same function with AWQ's scales: inputs of a module times s, and what gives these inputs divided by s.
 
-    The inputs of qkv and gate_up come from a norm, those of down from the rows of up. o is left alone: its inputs are
-    sums of values, and with grouped heads no rows of v belong to one of them.
+    The inputs of qkv and gate_up come from a norm, those of down from the rows of up; those of o are sums of values.
     """
     tensors = dict(to_named(weights))
     inputs, _ = inputs_and_states(forward, weights, calibration, module_names(forward.config))

@@ -27,12 +27,7 @@ HELD_OUT = 16
 
 @dataclass(frozen=True)
 class Corpus:
-    """Text by file or line.
-
-    Attributes:
-        training, evaluation: the text of each file, sorted by path, or line; each is in one of the two.
-        description: what it is, for records. digest: of all the text.
-    """
+    """Text by file (sorted by path) or line, each in one of two parts; `digest` is of all of it."""
 
     training: tuple[str, ...]
     evaluation: tuple[str, ...]
@@ -41,12 +36,7 @@ class Corpus:
 
 
 def read_corpus(root: Path | None = None) -> Corpus:
-    """Read the corpus.
-
-    Args:
-        root: a folder, whose files of `SUFFIXES` are read; or a JSONL file with a `text`, or `prompt` and `answer`, on
-            each line; None: the sources of the running Python's standard library.
-    """
+    """The corpus of a folder of `SUFFIXES`, a JSONL file with `text` or `prompt` and `answer`, or Python's library."""
     folder = Path(sysconfig.get_path("stdlib")) if root is None else root
     parts: dict[bool, list[str]] = {False: [], True: []}
     digest = hashlib.sha256()

@@ -30,11 +30,7 @@ EVALUATION_BATCH = 32
 
 @dataclass(frozen=True)
 class TextData:
-    """Tokens of a corpus, cut in windows.
-
-    Attributes:
-        training, evaluation: token ids, files one after the other. window: tokens of a sequence.
-    """
+    """Token ids of a corpus, file after file, cut in windows of so many tokens."""
 
     training: NDArray[np.int64]
     evaluation: NDArray[np.int64]
@@ -98,13 +94,8 @@ def perplexity(losses: torch.Tensor) -> float:
 def self_sampled(
     forward: ForwardPass, weights: Weights, first: int, sequences: int, tokens: int, seed: int
 ) -> torch.Tensor:
-    """Sequences that are drawn token by token from the model's own distribution, at temperature 1 (SPEAR, 3.1).
-
-    Args:
-        first: the token that all of them begin with. tokens: of a sequence, with the first.
-
-    Returns:
-        (sequences, tokens) int64.
+    """Sequences (sequences, tokens) int64 from `first` on, drawn by the model's own distribution at temperature 1
+    (SPEAR, 3.1).
     """
     generator = torch.Generator().manual_seed(seed)
     columns = [torch.full((sequences, 1), first)]
@@ -163,14 +154,7 @@ def train_text_model(
     text: Path | None = None,
     advance: Advance = quiet,
 ) -> tuple[TextModel, dict[str, Any]]:
-    """Train a language model and write it to a directory; goes on where it was stopped.
-
-    Args:
-        text: the corpus, as of `read_corpus`.
-
-    Returns:
-        The model, and the document of `training.json`: corpus, losses, and perplexity on what is held out.
-    """
+    """Train a language model into a directory, also from where it was stopped; returns `training.json`, too."""
     corpus = read_corpus(text)
     tokenizer = train_tokenizer(corpus.training, size.vocabulary)
     data = text_data(tokenizer, corpus.training, corpus.evaluation, size.window)

@@ -56,11 +56,7 @@ class PairLesson:
 
 
 def pair_lesson(file: Path, model: Path, config: ModelConfig, seed: int) -> PairLesson:
-    """Read a file of objects with the texts `prompt` and `answer`, one a line; other fields are skipped.
-
-    Args:
-        model: directory with the tokenizer. config: the model's.
-    """
+    """The pairs of a file of objects with the texts `prompt` and `answer`, one a line."""
     tokenizer = Tokenizer(model)
     if tokenizer.size > config.shape.vocabulary:
         expected = f"expected at most {config.shape.vocabulary} tokens, the model's vocabulary"

@@ -45,12 +45,7 @@ FORMS = {"brackets": Form(40, 6), "docstring": Form(56, 40)}
 
 @dataclass(frozen=True)
 class Examples:
-    """Prompts and answers as token ids.
-
-    Attributes:
-        prompts: (examples, p) int64. answers: (examples, n) int64, filled up with line ends.
-        counted: (examples, n), True for the answer's own tokens, and for its line end if it has one.
-    """
+    """Prompts (examples, p) and answers (examples, n), int64 filled up with line ends; `counted`: not the filling."""
 
     prompts: torch.Tensor
     answers: torch.Tensor
@@ -62,11 +57,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class TextLesson:
-    """The data of a fine-tuning for a task of text.
-
-    Attributes:
-        training, evaluation: of files that the language model was trained on, and of files that it was not.
-    """
+    """Examples of files that the language model was trained on, and of files that it was not."""
 
     training: Examples
     evaluation: Examples
@@ -118,10 +109,7 @@ def text_lesson(task: str, corpus: Corpus, tokenizer: Tokenizer, seed: int) -> T
 
 
 def cut_at_brackets(line: str) -> tuple[str, str] | None:
-    """The line up to the bracket that follows where most are open, and all that are open there, in closing order.
-
-    None for a line with quotes or a comment, with brackets that do not match, or with too few or too many.
-    """
+    """The line up to the bracket that follows where most are open, and what closes all that are open; None if unclear."""
     if not line.isascii() or any(mark in line for mark in "\"'#"):
         return None
     open_brackets: list[str] = []

@@ -36,15 +36,7 @@ Turn = Generator[Wait | None, Message | None, None]
 
 
 class AttentionWorker:
-    """One attention instance.
-
-    Args:
-        decoder: a model without FFNs. transport: the worker's; its rank is one of the layout's attention ranks.
-        graphs: steps without prompts run as CUDA graphs, and on a CPU padded as these are.
-
-    Attributes:
-        engines: the microbatches.
-    """
+    """One attention instance; `engines` are its microbatches. `graphs`: steps without prompts run as CUDA graphs."""
 
     def __init__(self, layout: BundleLayout, decoder: Decoder, transport: Transport, *, graphs: bool = False) -> None:
         self._layout = layout
@@ -86,10 +78,7 @@ class AttentionWorker:
             message = yield wait
 
     def _obey(self, command: Message, current: int | None) -> bool:
-        """Admit and abort requests, and start microbatches; returns whether the current one goes on.
-
-        A request that has its first token comes with its prompt's KV in place: the content that its blocks have.
-        """
+        """Admit and abort requests; returns whether to go on. One with a first token has its prompt's KV in place."""
         *packed, aborts = command.tensors
         for request_id in aborts.tolist():
             engine = self._home.pop(request_id, None)
@@ -103,7 +92,6 @@ class AttentionWorker:
         return current in started
 
     def _life(self, index: int) -> Turn:
-        """Steps of one microbatch, until the coordinator starts no further one."""
         while True:
             yield from self._step(index)
             command = received((yield Receive(COORDINATOR)))
@@ -115,7 +103,6 @@ class AttentionWorker:
                 return
 
     def _step(self, index: int) -> Turn:
-        """One decode step: every layer's attention stage, then sampling."""
         engine, stages = self.engines[index], self._stages[index]
         batch = engine.schedule(self._transport.clock())
         if batch is not None:
@@ -157,7 +144,6 @@ class AttentionWorker:
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _commit(self, engine: Engine, batch: Batch, output: ModelRunnerOutput) -> list[Generation]:
-        """Write a step's output to its requests; returns those that got a token."""
         finished = engine.commit(batch, batch.decodes, output, self._transport.clock())
         for generation in finished:
             del self._home[generation.request.id]

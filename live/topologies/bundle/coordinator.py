@@ -21,17 +21,7 @@ from schedulers.bundle_slots import BundleSlots, Microbatch, Refill, refill_fcfs
 
 
 class Coordinator(FrontRole):
-    """Admits requests to slots, and keeps what clients know of them.
-
-    Calls take effect when a step ends, or at once when the role is idle and is woken.
-
-    Args:
-        max_model_len, transport, on_progress: see `FrontRole`. refill: the policy by which requests get slots.
-
-    Attributes:
-        slots: the scheduler. num_free_blocks, preemptions: of the attention workers, by (microbatch, instance), as of
-            their last steps.
-    """
+    """Admits requests to slots, and keeps what clients know of them. Calls take effect as a step ends."""
 
     def __init__(
         self,
@@ -128,7 +118,6 @@ class Coordinator(FrontRole):
             self._transport.send(rank, Message(COMMAND, (mask,), (*packed, leaving)))
 
     def _read(self, message: Message, rank: int, microbatch: Microbatch) -> list[list[int]]:
-        """The tokens of one worker's result."""
         if message.kind != RESULT or message.fields[0] != microbatch.index:
             raise TransportError(
                 f"{self._layout.names[rank]} sent {message.kind, message.fields}: expected the result of microbatch "
@@ -139,7 +128,6 @@ class Coordinator(FrontRole):
         return read_tokens(message, self._generations)
 
     def _end_step(self, microbatch: Microbatch, rows: list[list[int]]) -> Progress:
-        """Write a step's tokens to the requests, and free the slots of those that are finished."""
         now = self._transport.clock()
         advanced, leaving = [], dict[int, bool]()  # by id: whether its attention worker knows
         for request_id, token, code in rows:

@@ -19,11 +19,7 @@ from schedulers.bundle_slots import REFILL_POLICIES, Refill, refill_fcfs
 
 @dataclass(frozen=True)
 class BundleDeployment(Deployment):
-    """A bundle with its model.
-
-    Attributes:
-        refill: name of the policy by which requests get slots (`REFILL_POLICIES`).
-    """
+    """A bundle with its model. `refill` names the policy by which requests get slots (`REFILL_POLICIES`)."""
 
     layout: BundleLayout
     refill: str = "fcfs"
@@ -45,16 +41,7 @@ class BundleDeployment(Deployment):
 
 
 class LocalBundle(LocalTopology):
-    """A bundle in one process; its workers share one copy of the weights.
-
-    Args:
-        decoder: a whole model. timekeeper: gives the workers their clocks; the clock on the wall by default.
-        packed: messages are packed as between processes. handover: otherwise, see `LocalNetwork`.
-        graphs: see the workers. on_progress: called with what each step of a microbatch has changed.
-
-    Attributes:
-        coordinator: takes requests. attention: the attention workers.
-    """
+    """A bundle in one process, with one copy of the weights. `packed`: messages are packed as between processes."""
 
     def __init__(
         self,

@@ -14,11 +14,7 @@ from live.topologies.transport import IDLE, STOP, Message, Receive, Role, Transp
 
 
 class FFNWorker:
-    """Computes the FFN stage for all attention instances together.
-
-    Args:
-        ffns: weights, by layer. graphs: stages run as CUDA graphs, and on a CPU padded as these are.
-    """
+    """Computes the FFN stage for all attention instances together. `graphs`: as CUDA graphs, padded."""
 
     def __init__(
         self, layout: BundleLayout, ffns: Sequence[FFN], transport: Transport, *, graphs: bool = False
@@ -28,11 +24,7 @@ class FFNWorker:
         self._stages = GraphedFFNStages(ffns) if graphs else FFNStages(ffns)
 
     def run(self) -> Role:
-        """One microbatch after the other, in the order in which the attention instances send them.
-
-        All instances send in the same order, also when they have no rows. The FFN waits for each of them in turn: this
-        is the barrier of AFD 3.1.
-        """
+        """One microbatch after the other, in the instances' order: waiting for all of them is the barrier of AFD 3.1."""
         while True:
             messages: list[Message] = []
             for source in self._layout.attention_ranks:
@@ -44,7 +36,6 @@ class FFNWorker:
                 self._compute(messages)
 
     def _compute(self, messages: Sequence[Message]) -> None:
-        """Compute the rows of all instances as one batch, and return to each its own."""
         fields = messages[0].fields
         counts = [message.tensors[0].shape[0] for message in messages]
         present = [message.tensors for message, count in zip(messages, counts, strict=True) if count]
@@ -59,7 +50,6 @@ class FFNWorker:
 
 
 def _common(messages: Sequence[Message]) -> int:
-    """The kind of the messages of all instances."""
     first = messages[0]
     for i, message in enumerate(messages):
         if (message.kind, message.fields) != (first.kind, first.fields) or message.kind not in (STOP, IDLE, ROWS):

@@ -27,12 +27,7 @@ COORDINATOR = 0
 
 @dataclass(frozen=True)
 class BundleLayout:
-    """The sizes of a bundle: x attention and y FFN instances, m microbatches in flight, B slots in each.
-
-    Attributes:
-        engine: settings of one microbatch of one attention instance, which schedules its requests like an engine of
-            `batch_size` sequences: blocks, prompt tokens a step, prefix sharing.
-    """
+    """x attention and y FFN instances, m microbatches in flight; `engine`: settings of one microbatch of an instance."""
 
     attention_instances: int
     ffn_instances: int
@@ -67,11 +62,7 @@ class BundleLayout:
         return ["coordinator", *(f"{role} {i}" for role, count in instances for i in range(count))]
 
     def shares(self, rows: int, instance: int, microbatch: int) -> list[int]:
-        """The numbers of an attention instance's rows that each FFN instance computes, consecutive ones.
-
-        Shares differ by one row at most. Instances begin with different FFN instances, so that the larger shares do not
-        all fall to the same one.
-        """
+        """Consecutive rows for each FFN instance, as many but for one; instances begin apart to spread larger shares."""
         share, remainder = divmod(rows, self.ffn_instances)
         start = instance + microbatch
         return [share + ((i - start) % self.ffn_instances < remainder) for i in range(self.ffn_instances)]

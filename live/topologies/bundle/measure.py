@@ -37,12 +37,7 @@ WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True)
 class BundleRun:
-    """One run.
-
-    Attributes:
-        clock: that all times are of. times: of requests, steps and roles.
-        work: by rank, the stretches of each role's work (`DirectTime.work`).
-    """
+    """One run: its clock, times of requests, steps and roles, and by rank the stretches of work (`DirectTime.work`)."""
 
     clock: ClockName
     times: BundleTimes
@@ -135,7 +130,6 @@ class MeasuredBundle:
         return BundleRun(DirectTime.name, times, end.work)
 
     def _note(self, progress: Progress) -> None:
-        """Note a step of a microbatch that has ended."""
         if not self._measuring:
             return
         advanced = progress.advanced
@@ -157,10 +151,7 @@ TURNS = 64
 
 
 def run_in_turns(bundles: Sequence[MeasuredBundle]) -> list[BundleRun]:
-    """Run several bundles until the first is over, each for some milliseconds at a time.
-
-    All of them meet the same moods of the machine. The others end with the first.
-    """
+    """Run bundles until one is over, some milliseconds each in turn, so that all meet the same machine speed."""
     first, *competitors = bundles
     with no_garbage_collection():
         for bundle in bundles:
@@ -173,7 +164,6 @@ def run_in_turns(bundles: Sequence[MeasuredBundle]) -> list[BundleRun]:
 
 
 def _fill_caches(bundle: LocalBundle) -> None:
-    """Fill all KV caches with random numbers."""
     generator = torch.Generator().manual_seed(0)
     for worker in bundle.attention:
         for engine in worker.engines:
@@ -184,10 +174,7 @@ def _fill_caches(bundle: LocalBundle) -> None:
 def closed_loop(
     layout: BundleLayout, vocabulary: int, prefill: Integers, decode: Integers, *, prefilled: bool = False
 ) -> tuple[list[Generation], list[Generation]]:
-    """Requests that warm the bundle up, one for each slot, and those to measure. Their tokens are random.
-
-    `prefilled`: requests have their first token, beside those that the bundle is to give them.
-    """
+    """Random requests to fill every slot once, and those to measure. `prefilled`: the former have their first token."""
     slots = layout.attention_instances * layout.microbatches * layout.batch_size
     lengths = [*zip(prefill.tolist(), decode.tolist(), strict=True), *[(1, WARM_UP_TOKENS)] * slots]
     rng, greedy = np.random.default_rng(0), SamplingParams(temperature=0.0)
@@ -210,7 +197,6 @@ def _busy_and_elapsed(roles: Mapping[int, RoleTime], ranks: range) -> NDArray[np
 
 
 def _between(transfers: Mapping[tuple[int, int], Transfers], sources: range, destinations: range) -> Transfers:
-    """The messages from some roles to others."""
     total = Transfers()
     for pair, counts in transfers.items():
         if pair[0] in sources and pair[1] in destinations:

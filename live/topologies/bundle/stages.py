@@ -24,10 +24,7 @@ from schedulers.batches import Batch
 
 
 class AttentionStages:
-    """The attention stages of one microbatch of an attention instance, kernel by kernel.
-
-    Calls come in the order of this list.
-    """
+    """The attention stages of one microbatch of an attention instance, kernel by kernel; called in the order below."""
 
     def __init__(self, decoder: Decoder, engine: Engine) -> None:
         self._decoder = decoder
@@ -41,10 +38,7 @@ class AttentionStages:
         self._residual = None
 
     def layer(self, index: int, hidden: torch.Tensor | None) -> FFNRows:
-        """One layer's attention stage: the rows for its FFN, valid until the next call.
-
-        `hidden`: (n, hidden), the output of the FFN before; None at the first layer.
-        """
+        """Rows for a layer's FFN, valid until the next call, from the output before, (n, hidden); None at first."""
         inputs = self._inputs
         assert inputs is not None, "a step has begun"
         hidden = self._decoder.embed(inputs) if hidden is None else hidden
@@ -100,11 +94,7 @@ class GraphedAttentionStages(AttentionStages):
 
 
 class _PaddedStep:
-    """The tensors of a padded step without prompts, which keep their addresses.
-
-    Attributes:
-        hidden, residual: (rows, hidden), the input of a stage. stages: of the layers.
-    """
+    """The tensors of a padded step without prompts, which keep their addresses; `hidden`, `residual`: (rows, hidden)."""
 
     def __init__(self, decoder: Decoder, cache: Any, inputs: Inputs, rows: int, width: int) -> None:
         self._decoder = decoder
@@ -157,11 +147,7 @@ class FFNStages:
 
 
 class GraphedFFNStages(FFNStages):
-    """`FFNStages` of padded sizes, on a GPU as graphs.
-
-    Args:
-        max_rows: rows beyond which a stage is not padded: it takes the GPU longer than the host.
-    """
+    """`FFNStages` of padded sizes up to `max_rows`, on a GPU as graphs."""
 
     def __init__(self, ffns: Sequence[FFN], max_rows: int = 2048) -> None:
         super().__init__(ffns)
@@ -191,7 +177,6 @@ class GraphedFFNStages(FFNStages):
 
 
 def _map_rows(rows: FFNRows, function: Callable[[torch.Tensor], torch.Tensor]) -> FFNRows:
-    """The same function of all tensors."""
     hidden, *routed = (tensor if tensor is None else function(tensor) for tensor in rows)
     assert hidden is not None, "there are hidden states"
     return FFNRows(hidden, *routed)

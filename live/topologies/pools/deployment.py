@@ -18,11 +18,7 @@ from schedulers.chunking import ChunkPolicy
 
 @dataclass(frozen=True)
 class PoolsDeployment(Deployment):
-    """Pools of engines with their models.
-
-    Attributes:
-        modules: the models' own weights, by model. chunks: make each engine's chunk policy, by engine.
-    """
+    """Pools of engines, with the models' own weights by model, and what makes each engine's chunk policy."""
 
     layout: PoolsLayout
     modules: Mapping[str, ModelSource] = field(default_factory=dict)
@@ -47,18 +43,7 @@ class PoolsDeployment(Deployment):
 
 
 class LocalPools(LocalTopology):
-    """A topology of pools in one process.
-
-    Args:
-        decoder_of: the decoder of each module, by the name of its model; None: the shared one.
-        timekeeper: gives the engines their clocks; the clock on the wall by default.
-        packed: messages are packed as between processes. handover: otherwise, see `LocalNetwork`.
-        graphs: see `EngineWorker`. on_progress: called with what each step of an engine has changed.
-        chunks: makes each engine's chunk policy.
-
-    Attributes:
-        frontend: takes requests. workers: the engines.
-    """
+    """A topology of pools in one process, with the decoder of each module by name; None: the shared one."""
 
     def __init__(
         self,

@@ -40,17 +40,10 @@ from workloads.request import Request
 
 
 class RoutedEngine:
-    """The state of an engine as the front knows it, for routers: see `schedulers.routing.EngineState`.
+    """An engine as the front knows it, for routers: see `schedulers.routing.EngineState`.
 
-    Args:
-        clock: the front's, seconds. delay: of cache events.
-
-    Attributes:
-        rank: the engine's. view: what it has told of its prefix cache.
-        load: prompt tokens plus output limits of its unfinished requests. speed: 1, since all are on alike devices.
-        num_running, free_blocks, preemptions, prefill_tokens, cached_tokens: as of its latest report.
-        requests: its unfinished requests by id, each with its share of the load.
-        outbox: requests with the mode in which it takes them. aborts, sends: ids, and ids with ranks, of its next WORK.
+    `load`: prompt tokens and output limits of its unfinished requests. `requests`: these by id, each with its share.
+    Counts are of its latest report. `outbox`, `aborts`, `sends`: of its next WORK.
     """
 
     def __init__(self, rank: int, config: EngineConfig, clock: Callable[[], float], delay: float) -> None:
@@ -91,11 +84,7 @@ class RoutedEngine:
 
 
 class Frontend(FrontRole):
-    """Routes requests and keeps what clients know of them.
-
-    Args:
-        max_model_len, transport, on_progress: see `FrontRole`. seed: of routers that draw.
-    """
+    """Routes requests and keeps what clients know of them. `seed`: of routers that draw."""
 
     def __init__(
         self,
@@ -162,7 +151,6 @@ class Frontend(FrontRole):
         self._send_all(self._layout.ranks, STOP)
 
     def _hear(self, message: Message) -> None:
-        """Take an engine's message."""
         kind = message.kind
         if kind == REPORT:
             self._on_progress(self._read(message))
@@ -178,14 +166,12 @@ class Frontend(FrontRole):
             raise TransportError(f"an engine sent a message of kind {kind}: expected a report")
 
     def _note_events(self, message: Message) -> None:
-        """Note changes of an engine's prefix cache."""
         view = self.engines[message.fields[0]].view
         view.now = self._transport.clock()
         for cached, block in message.tensors[0].tolist():
             view.publish(bool(cached), block)
 
     def _enter(self, generation: Generation) -> None:
-        """Route a request."""
         request = generation.request
         engine = self._at[request.id] = self._choose(self._layout.prefill, request)
         split = bool(self._layout.decode) and not request.one_shot
@@ -283,10 +269,7 @@ class Frontend(FrontRole):
             target.remove(request_id)
 
     def _continue(self, request_id: int, complete: bool) -> None:
-        """A prompt's KV is on its way: its decode engine takes it, and the request if it has not been aborted.
-
-        If it is not `complete`, the prompt was given up, and both engines have dropped it.
-        """
+        """A prompt's KV is on its way to its decode engine, with its request; if not `complete`, both drop it."""
         source, target = self._moving.pop(request_id)
         generation = self._generations[request_id]
         if complete:  # an output that has ended is ended there: it only must not be empty, which is a reservation
@@ -299,7 +282,6 @@ class Frontend(FrontRole):
             self._forget(request_id)
 
     def _forget(self, request_id: int) -> None:
-        """A request has ended."""
         target = self._asked.pop(request_id, None)
         if target is not None:
             target.remove(request_id)

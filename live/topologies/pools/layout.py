@@ -52,12 +52,7 @@ computed its prompt.
 
 @dataclass(frozen=True)
 class EnginePlace:
-    """One engine.
-
-    Attributes:
-        role: what it computes. config: its scheduler's settings.
-        module: the model whose weights it has; None for the shared decoder, or the only model.
-    """
+    """One engine; `module` is the model whose weights it has, None for the shared decoder or the only model."""
 
     role: Role
     config: EngineConfig
@@ -68,12 +63,8 @@ class EnginePlace:
 class PoolsLayout:
     """The engines, by rank from 1, and the ranks that serve each model.
 
-    Attributes:
-        prefill: ranks of the engines that a model's requests go to first. decode: ranks of those that its requests
-            continue on; empty where the first ones do both.
-        routing: name of the router before each pool. parameters: of the router, by name.
-        kv_event_delay: seconds that cache events take besides the time of their messages.
-        with_chunks: KV blocks leave prefill engines while later chunks of their prompts are computed.
+    `decode`: ranks on which a model's requests continue; empty where prefill engines do both. `kv_event_delay`: seconds
+    beside the messages' time. `with_chunks`: KV blocks leave while later chunks are computed.
     """
 
     engines: tuple[EnginePlace, ...]

@@ -26,13 +26,11 @@ from schedulers.sequence import PREFILLING, Sequence
 
 
 class ReceivingExecutor(Executor):
-    """An executor whose sequences may come with a KV cache that another engine has computed.
+    """An executor for caches that another engine computed: blocks are (blocks, 2, layers, block size, kv_heads,
+    head_dim).
 
-    Blocks on their way are (blocks, 2, layers, block size, kv_heads, head_dim).
-
-    Attributes:
-        arrived: by request id, the blocks of prompts that have not been admitted yet and have none of the cache's.
-        departures: is told of steps before they are computed; None where no cache leaves before its prompt is complete.
+    `arrived`: of prompts that are not admitted yet. `departures`: told of steps beforehand; None: caches leave
+    complete.
     """
 
     def __init__(self, decoder: Decoder, pool: BlockPool, config: EngineConfig) -> None:
@@ -73,12 +71,7 @@ class ReceivingGraphExecutor(ReceivingExecutor, GraphExecutor):
 
 @dataclass(slots=True)
 class _Departure:
-    """A prompt whose blocks are held.
-
-    Attributes:
-        rank: where they go; None if that is not known. sent: blocks that have left. announced: the front knows that it
-            has begun.
-    """
+    """A prompt whose blocks are held: for which rank (None: not known yet), how many have left, and if the front knows."""
 
     sequence: Sequence
     rank: int | None = None
@@ -87,11 +80,7 @@ class _Departure:
 
 
 class Departures:
-    """The caches that leave an engine.
-
-    Attributes:
-        complete: ids of complete prompts of which the front has been told, and not yet said where they go.
-    """
+    """The caches that leave an engine; `complete`: ids of prompts of which the front has not yet said where they go."""
 
     def __init__(self, engine: Engine, executor: ReceivingExecutor, transport: Transport) -> None:
         self.complete: set[int] = set()
@@ -181,13 +170,7 @@ class Departures:
 
 @dataclass(slots=True)
 class _Arrival:
-    """A cache that is coming.
-
-    Attributes:
-        sequence: that has blocks for it; None if nothing is reserved. filled: blocks of it that have come.
-        parts: blocks that have come for one that has none. ended: all have come.
-        generation: its request, once the front has sent it with its first token. dropped: it was aborted.
-    """
+    """A cache that is coming: `filled` blocks are in `sequence`; without one, they are kept in `parts`."""
 
     sequence: Sequence | None = None
     filled: int = 0

@@ -26,14 +26,7 @@ from schedulers.kv_events import CacheEvents
 
 
 class EngineWorker:
-    """One engine.
-
-    Args:
-        layout, rank: its place among the engines. graphs: steps run as CUDA graphs, and on a CPU padded as these are.
-
-    Attributes:
-        engine: the engine. Its role decides what the front sends it.
-    """
+    """One engine of the layout; its role decides what the front sends it. `graphs`: as CUDA graphs, on a CPU padded."""
 
     def __init__(
         self,
@@ -66,10 +59,9 @@ class EngineWorker:
         self._nothing_to_run = False  # until a message comes
 
     def run(self) -> Role:
-        """Take what the front and prefill engines send; step while there are requests.
+        """Take what the front and prefill engines send; step while there are requests; end when all senders have ended.
 
-        Before its next step, a prefill engine waits until the front has said where complete prompts go: that takes two
-        messages, and otherwise they would wait for a whole step. It ends when all that send to it have ended.
+        A prefill engine first waits for where complete prompts go: two messages, where they would else wait for a step.
         """
         sources, not_stopped = (FRONT, *self._senders), 1 + len(self._senders)
         while not_stopped:
@@ -101,7 +93,6 @@ class EngineWorker:
         return waits or len(core.sequences) == len(core.reserved)
 
     def _take(self, work: Message) -> None:
-        """Abort and submit requests, and send blocks."""
         *packed, aborts, sends = work.tensors
         for request_id in aborts.tolist():
             self._drop(request_id)
@@ -120,12 +111,10 @@ class EngineWorker:
             self._departures.send(request_id, rank)
 
     def _drop(self, request_id: int) -> None:
-        """Abort a request, or give up the blocks of its prompt."""
         self._arrivals.drop(request_id)
         self._departures.drop(request_id)
 
     def _report(self, result: StepResult) -> None:
-        """Tell the front what a step has changed. Prompts that need no decode engine give up their blocks."""
         core = self.engine.core
         for generation in result.finished:
             if generation.finish_reason == "stop" or generation.request.max_tokens <= 1:
@@ -140,7 +129,6 @@ class EngineWorker:
         self._departures.go_on()
 
     def _tell(self, events: list[tuple[bool, int]]) -> None:
-        """Tell the front of changes of the prefix cache."""
         rows = torch.tensor(events, dtype=torch.int64).reshape(-1, 2)
         for part in rows.split(EVENTS_AT_ONCE) if events else ():
             self._transport.send(FRONT, Message(EVENTS, (self._transport.rank,), (part,)))
