@@ -14,16 +14,9 @@ from latency_models.io.config_io import checked, read_yaml
 
 
 def load_calibration(name: str | Path, base: Path = Path()) -> Calibration:
-    """Load a built-in calibration by name, or a file by path.
+    """Load a built-in calibration by name, or a file by path (relative to `base`); `BadInput` for other files.
 
     A file of `twin calibrate run` gives the lines that it contains.
-
-    Args:
-        name: a built-in name or a path.
-        base: the folder from which relative paths start.
-
-    Raises:
-        BadInput: an unknown name, or a file that cannot be read or breaks its schema.
     """
     path = find_data("calibrations", name, base)
     document = read_yaml(path)

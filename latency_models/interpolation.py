@@ -12,13 +12,9 @@ from typing import Any
 
 
 def bracket(axis: Sequence[float], x: float) -> tuple[int, float]:
-    """The interval of an axis that x lies in: its index i, and the share of the way from axis[i] to axis[i + 1].
+    """The interval of a rising axis that x ≥ axis[0] lies in: its index i, and the share of the way to axis[i + 1].
 
     The last interval extends beyond the axis, with shares above 1.
-
-    Args:
-        axis: at least two rising values.
-        x: at least axis[0].
     """
     i = bisect_right(axis, x) - 1
     if i > len(axis) - 2:

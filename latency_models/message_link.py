@@ -8,12 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MessageLink:
-    """The link between any two roles; every pair has one of its own in each direction.
+    """The link between any two roles, one in each direction: seconds of a message, bytes per second.
 
-    Attributes:
-        latency: seconds of a message of any size. bandwidth: bytes per second.
-        overhead: CPU seconds that sending takes the sender and receiving the receiver (o of LogP). In direct execution
-            they are added to what both really do.
+    `overhead`: CPU seconds of sender and receiver (o of LogP), added in direct execution to what both really do.
     """
 
     latency: float = 0.0

@@ -17,11 +17,7 @@ FLAGS = {"gpu": "--gpu", "engine": "--engine", "engine_version": "--engine-versi
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The device, engine and model that were measured. Empty text, or None: not known.
-
-    Attributes:
-        engine: whose kernels, for example vllm. model: whose layers. tensor_parallel: ranks that share each of them.
-    """
+    """The device, engine and model that were measured, and ranks that share a layer. "" or None: not known."""
 
     gpu: str = ""
     engine: str = ""
@@ -60,16 +56,10 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredDeployment:
-    """The deployment that step times are for.
+    """The deployment that step times are for; None where a field is not known.
 
-    Attributes:
-        origin: of the timings.
-        model: the model that step times are computed with; None where they are sums over its layers already.
-        ranks: ranks that share a layer; None where that is not known, or where experts are split otherwise.
-        notes: on how the timings were completed.
-        measured: False for times that were computed for this deployment, of which `origin` says nothing.
-        device, devices: name of the devices of one engine, and their number, of computed times.
-        memory, weights: bytes of one of these devices, and of the weights on it.
+    `model`: None where times are sums over its layers already. `notes`: on how the timings were completed. `measured`:
+    False for computed times, of which `origin` says nothing. `memory`, `weights`: bytes of one device.
     """
 
     origin: Origin

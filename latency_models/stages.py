@@ -12,8 +12,7 @@ TENSORS_SENT = 2
 def stage_layers(layers: int, stages: int) -> list[int]:
     """Layers of each stage, as vLLM divides them (`get_pp_indices` in vllm/distributed/utils.py).
 
-    Each has as many; of those that remain, the last stage gets none, since it has the output head, and the others one
-    each, from the last but one backwards.
+    Of those that remain, the last stage, with the output head, gets none; others one each, from the last but one back.
     """
     counts = [layers // stages] * stages
     for i in range(2, layers % stages + 2):
@@ -23,11 +22,7 @@ def stage_layers(layers: int, stages: int) -> list[int]:
 
 @dataclass(frozen=True)
 class StageLink:
-    """The link from one stage to the next.
-
-    Attributes:
-        latency: seconds of the shortest message. bandwidth: bytes/s. bytes_per_token: of the activations of a token.
-    """
+    """The link from one stage to the next: seconds, bytes/s, and bytes of the activations of a token."""
 
     latency: float
     bandwidth: float
@@ -40,11 +35,7 @@ class StageLink:
 
 @dataclass(frozen=True)
 class Stages:
-    """The pipeline of one engine.
-
-    Attributes:
-        layers: of each stage. link: between stages; None: the step times know it.
-    """
+    """The pipeline of one engine: layers of each stage, and the link between; None: the step times know it."""
 
     layers: tuple[int, ...]
     link: StageLink | None = None

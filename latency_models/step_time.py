@@ -33,8 +33,8 @@ ANY_SEQUENCE = EngineSequence(Request(0, 0.0, 1, 1), 0, one_shot=False)
 class StepTime(ABC):
     """Step times of an engine, seconds. A subclass implements `seconds` and `decode_seconds`.
 
-    The defaults describe a model whose error is not known, and whose ranks share nothing. A subclass that knows its
-    error implements `unknowns` and `vary`.
+    The defaults describe a model whose error is not known, and whose ranks share nothing; one that knows its error
+    implements `unknowns` and `vary`.
     """
 
     @abstractmethod
@@ -45,10 +45,7 @@ class StepTime(ABC):
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
         """Durations of `steps` successive decode steps of the same sequences; equal to `seconds` of each.
 
-        Args:
-            decodes: sequences, each of which gets one token a step.
-            kv: cached tokens that the first step attends to, of all sequences. It grows by `decodes` a step.
-            longest: cached tokens of the longest sequence in the first step. It grows by 1 a step.
+        `kv`: cached tokens that the first step attends to, growing by `decodes` a step; `longest`: by 1.
         """
 
     def drafted_seconds(self, steps: DraftedSteps) -> list[float]:
@@ -60,12 +57,7 @@ class StepTime(ABC):
         return 0.0
 
     def rank_seconds(self, batch: Batch | None, gathered: int) -> float:
-        """Seconds of one data-parallel rank's step.
-
-        Args:
-            batch: the rank's batch; None for an idle rank.
-            gathered: rows of all ranks together. Experts that are spread over the ranks see all of them.
-        """
+        """Seconds of one data-parallel rank's step (None: idle); `gathered`: rows of all, which spread experts see."""
         return 0.0 if batch is None else self.seconds(batch)
 
     def rank_decode_seconds(self, decodes: int, kv: int, longest: int, gathered: int, steps: int) -> list[float]:
@@ -77,11 +69,7 @@ class StepTime(ABC):
         return max(self.rank_seconds(rank, batch.tokens) for rank in batch.ranks)
 
     def group_decode_seconds(self, runs: Sequence[tuple[int, int, int]], steps: int) -> list[float]:
-        """Durations of successive decode steps of data-parallel ranks; equal to `group_seconds` of each.
-
-        Args:
-            runs: (decodes, kv, longest) of each rank, as in `decode_seconds`; an idle rank has 0 decodes.
-        """
+        """Seconds of successive decode steps of ranks, by (decodes, kv, longest) of each; equal to `group_seconds`."""
         gathered = sum(decodes for decodes, _, _ in runs)
         ranks = [self.rank_decode_seconds(*run, gathered, steps) for run in runs]
         return [max(durations) for durations in zip(*ranks, strict=True)]
@@ -91,10 +79,7 @@ class StepTime(ABC):
         return split(self.seconds(batch), shares)
 
     def send_seconds(self, tokens: int) -> float | None:
-        """Duration of the message of `tokens` rows from one pipeline stage to the next.
-
-        None where the source does not know it.
-        """
+        """Seconds of the message of `tokens` rows between pipeline stages; None where the source does not know it."""
         return None
 
     def unknowns(self) -> tuple[Unknown, ...]:
@@ -122,12 +107,9 @@ class StepTime(ABC):
     def mixed_seconds(
         self, num_decodes: int, decode_kv: int, longest_decode: int, context: int, tokens: int, last: bool = False
     ) -> float:
-        """Duration of a step of decodes and one chunk, by their numbers.
+        """Duration of a step of decodes and one chunk of `tokens` behind `context`, which is the prompt's last or not.
 
-        Args:
-            decode_kv, longest_decode: cached tokens of all decodes and of the longest, their new tokens included.
-            context: tokens of the chunk's prompt that are in the cache before it. tokens: of the chunk.
-            last: the chunk completes its prompt.
+        `decode_kv`, `longest_decode`: cached tokens of all decodes and of the longest, their new tokens included.
         """
         chunk = Chunk(ANY_SEQUENCE, tokens, context, last)
         return self.seconds(MixedBatch([chunk], [ANY_SEQUENCE] * num_decodes, decode_kv, longest_decode))
@@ -145,12 +127,9 @@ class StepTime(ABC):
         return None
 
     def kv_tokens(self, gpu_memory_utilization: float, max_num_seqs: int) -> float | None:
-        """Tokens that the KV cache of an engine holds beside the weights, in a share of its devices' memory.
+        """Tokens of the KV cache beside the weights in a share of the memory; 0: none, None: not known.
 
-        None where the source does not know model and memory. 0 if the weights do not fit.
-
-        Args:
-            max_num_seqs: sequences that run at once; layers with a window keep one for each of them.
+        Layers with a window keep one for each of `max_num_seqs` sequences.
         """
         return None
 

@@ -25,13 +25,8 @@ was not measured, a prior for batches beyond the measurements."""
 class Unknown:
     """One thing that a step-time model does not know exactly.
 
-    Attributes:
-        name: a short name (`overhead`), with the part of it after a dot if it has several (`fit.2`).
-        about: a phrase for tables, for example "host time between two steps".
-        basis: where the deviation comes from.
-        deviation: of the factor's logarithm at a score of 1, so roughly a relative deviation; None for what is no
-            factor.
-        measure: what to measure in order to know more.
+    `name`: short, with a part after a dot (`fit.2`). `about`: a phrase for tables. `basis`: where the deviation comes
+    from. `deviation`: of the factor's logarithm at a score of 1; None for no factor. `measure`: in order to know more.
     """
 
     name: str

@@ -43,13 +43,8 @@ class WrappedStepTime(StepTime):
 class DraftedStepTime(WrappedStepTime):
     """A step of the target model, then as many passes of the draft model as the longest draft has tokens.
 
-    The first pass of the draft model computes what the step computed: prompt chunks, and a token of each decode. Each
-    further pass computes one token of each decode. Steps in which nothing is drafted have the draft model's pass over
-    prompts alone, which fills its cache. Memory is that of the target model: the draft model's weights and cache are
-    not counted.
-
-    Args:
-        base, draft: step times of the target model and of the draft model.
+    The first pass of the draft model computes what the step computed; each further one, one token of each decode. Steps
+    in which nothing is drafted have its pass over prompts alone, which fills its cache. Memory is the target's.
     """
 
     def __init__(self, base: StepTime, draft: StepTime) -> None:
@@ -84,11 +79,7 @@ class DraftedStepTime(WrappedStepTime):
 
 @dataclass(frozen=True, slots=True)
 class LoRACost:
-    """Seconds that LoRA adapters add to a step: step + adapters · adapter + rows · row, at one rank.
-
-    Attributes:
-        step: once, if the step has an adapter. adapter: for each distinct adapter. row: for each row that has one.
-    """
+    """Seconds that LoRA adapters add to a step: step + adapters · adapter + rows · row, at one rank."""
 
     step: float = 0.0
     adapter: float = 0.0
@@ -100,13 +91,9 @@ class LoRACost:
 
 
 class ModelSlotsStepTime(WrappedStepTime):
-    """A step of the base model, the products of its adapters, and the loads before it.
+    """A step of the base model, the products of its adapters, and the (cold) loads before it.
 
     `decode_seconds` is without adapters, whose seconds are `adapter_seconds`. The memory of the slots is not counted.
-
-    Args:
-        base: step times without adapters. cost: of adapters. load, cold_load: seconds to load a model from host memory,
-            and from disk. base_model: whose requests have no adapter.
     """
 
     def __init__(self, base: StepTime, cost: LoRACost, load: float, cold_load: float, base_model: str = "") -> None:
@@ -144,10 +131,9 @@ class ModelSlotsStepTime(WrappedStepTime):
 
 
 class PartitionedStepTime(WrappedStepTime):
-    """Steps on an equal part of a device: of its compute units and of its bandwidth, as MIG and MPS give them out.
+    """Steps on an equal part of a device's compute units and bandwidth, as MIG and MPS give them out.
 
-    Every step takes `parts` times as long as on the whole device. The host's overhead would not grow, so that this is
-    an upper bound. Memory is that of the whole device.
+    Every step takes `parts` times as long: an upper bound, since the host's overhead would not grow.
     """
 
     def __init__(self, base: StepTime, parts: int) -> None:

@@ -198,17 +198,10 @@ class RooflineSpec(Strict):
 
 
 class InstancesSpec(Strict):
-    """Cards and memory of one attention and one FFN instance.
+    """Cards and memory of one attention and one FFN instance; docs/reference/scenario-file.md has every field.
 
     A calibration derived from hardware knows all of it but the utilization. For any other, one card an instance is
     assumed, and memory is checked where `memory` and `kv_bytes_per_token` are given.
-
-    Attributes:
-        attention_cards, ffn_cards: devices (GPUs, NPUs) of one instance.
-        memory: bytes of one card.
-        gpu_memory_utilization: share of it that weights and KV cache may take.
-        kv_bytes_per_token: KV cache of one token over all layers, bytes, spread over the instance's cards.
-        attention_weights, ffn_weights: bytes on one card.
     """
 
     attention_cards: PositiveInt | None = None
@@ -227,26 +220,7 @@ def ratio_text(value: Any) -> Any:
 
 
 class AfdScenario(ScenarioFile):
-    """One AFD bundle and its workload.
-
-    Attributes:
-        calibration: a built-in name, a file (from the scenario's folder), or a roofline to derive one from.
-        instances: cards of the instances and their memory.
-        batch_size: B, requests of one attention instance in one microbatch.
-        microbatches: m in flight.
-        requests_per_instance: N, requests to complete per attention instance (with replay: the whole trace is played).
-        layers: passes through attention and FFN that one decode step is cut into, for per-layer pipelining. 1 treats
-            the step as a single pass.
-        refill: the policy that assigns requests to vacated slots.
-        start: `fresh` fills empty slots with new requests at once, as the paper does; `stationary` with requests
-            of random ages.
-        advance: `lockstep` moves all attention instances to their next microbatch when the slowest is done, as the
-            paper's steps are synchronized; `independent` lets each go on by itself, so that only the FFN waits for all.
-        ffn_order: with `independent`, whether the FFN takes microbatches in the order in which they set out
-            (`in_order`) or whichever is complete (`first_ready`).
-        fast_forward: one event a microbatch step in place of one a state; the same records, sooner.
-        ratio: A/F ratios to sweep when the command line names none.
-    """
+    """One AFD bundle and its workload; docs/reference/scenario-file.md describes every field."""
 
     kind: Literal["afd-bundle"]
     calibration: Annotated[str | RooflineSpec, NAME_OR_FILE]

@@ -28,11 +28,7 @@ from workloads.errors import BadInput
 
 
 class SchedulingSpec(PolicySpec):
-    """A scheduling policy with parameters.
-
-    Attributes:
-        policy: its name. prompt_weight, output_weight: service of a token (fair). weights: of tenants by name (fair).
-    """
+    """A scheduling policy with parameters: service of a token and weights of tenants (fair)."""
 
     policy: Annotated[str, registered(SCHEDULING_POLICIES)]
     prompt_weight: PositiveFloat | None = None
@@ -82,12 +78,8 @@ class OneShotSpec(Strict):
 class SchedulerPlan:
     """The plan from which both backends build an engine's scheduler.
 
-    Attributes:
-        config: the scheduler's settings.
-        chunking: the chunk policy beside them, or None. step_time: the model whose table it may use.
-        depth: steps that may be under way at a time: 2 with async scheduling, one a stage of a pipeline, else 1.
-        speculation: speculative decoding, or None.
-        stages: of a pipeline, each of which has a batch of its own; None without one.
+    `step_time`: the model whose table the chunk policy may use. `depth`: steps that may be under way at a time: 2 with
+    async scheduling, one a stage of a pipeline, each of which has a batch of its own, else 1.
     """
 
     config: EngineConfig
@@ -102,11 +94,7 @@ class SchedulerPlan:
         return self.chunking.build(self.step_time) if self.chunking else None
 
     def make_core(self, make_cache: type[KVCache] = KVCache) -> EngineCore:
-        """A new scheduler. `make_cache` makes its KV cache.
-
-        Raises:
-            BadInput: vLLM's own scheduler, which only the simulator runs.
-        """
+        """A new scheduler; `BadInput` for vLLM's own, which only the simulator runs."""
         if self.config.scheduler == INSTALLED_VLLM:
             expected = "expected rules of a version: only the simulator runs vLLM's own scheduler"
             raise BadInput(expected, field="engine.scheduler", value=INSTALLED_VLLM)
@@ -119,25 +107,9 @@ class SchedulerPlan:
 
 
 class EngineSpec(Strict):
-    """One engine; names and defaults are vLLM's. `schedulers.engine_config` explains the other fields.
+    """One engine; names and defaults are vLLM's. `schedulers.engine_config` explains fields of the scheduler.
 
-    Attributes:
-        scheduler: a version of vLLM, or another engine with its own defaults (`schedulers.presets`).
-        num_gpu_blocks, kv_memory: KV memory, as a number of blocks or from bytes; one of the two. Both may be left out
-            if the step times know model and memory (roofline).
-        data_parallel_size: ranks that step together, each with these settings and memory of its own: replicas of the
-            attention of a mixture of experts whose experts are spread over all of them. 1: none.
-        pipeline_parallel_size: stages with a part of the layers each, and as many batches in flight. pipeline: the
-            layers of each stage and the link between them.
-        async_scheduling: schedule a step while the one before still runs.
-        chunking: a chunk policy beside the token budget. one_shot: budgets of the one-shot class; without them,
-            one-shot requests are scheduled like all others.
-        kv_offloading: tiers below the device's KV cache.
-        preemption_policy: which sequence is preempted first. Default: lowest_priority under order priority, else
-            newest.
-        speculative_config: speculative decoding; none without it.
-        lora_config: the engine's models are LoRA adapters of one. weight_swapping: they share its memory by turns.
-        admission_control: which arriving requests are shed; none without it.
+    docs/reference/serving-scenario.md describes every field.
     """
 
     num_gpu_blocks: KVBlocks | None = None
@@ -270,13 +242,7 @@ class EngineSpec(Strict):
     def build(
         self, base: Path, prefix_id_tokens: int | None = None, step_time: StepTime | None = None
     ) -> SchedulerPlan:
-        """The plan of the engine's scheduler.
-
-        Args:
-            base: relative paths start from it.
-            prefix_id_tokens: prompt tokens that one id of a request's `prefix_blocks` stands for; None: one block.
-            step_time: the model whose table a chunk policy may use, and that may know the memory.
-        """
+        """The plan of the engine's scheduler; `prefix_id_tokens`: prompt tokens of one prefix id, None: a block's."""
         blocks = self.num_gpu_blocks
         slots, reserved = self._slots(base, step_time)
         if blocks is None:

@@ -23,13 +23,9 @@ KNOWN = (
 
 @dataclass(frozen=True)
 class Goal:
-    """One goal.
+    """One goal: `ttft`, `tpot`, `itl`, `e2e`, `goodput`, or a throughput; its limit in seconds, a share, or a rate.
 
-    Attributes:
-        name: as it was given. metric: `ttft`, `tpot`, `itl`, `e2e`, `goodput`, or a throughput. limit: seconds, a
-            share, or a rate per second.
-        quantile: of a percentile, between 0 and 1; None for a mean, a share and a rate. of: the task or model of the
-            requests that it is about; None: all of them.
+    `quantile`: of a percentile; None for others. `of`: the task or model of its requests; None: all of them.
     """
 
     name: str

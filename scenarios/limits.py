@@ -19,12 +19,7 @@ from workloads.errors import BadInput
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The largest number of a kind of thing.
-
-    Attributes:
-        maximum: the limit. things: their name, in the plural.
-        num_bytes: what one of them takes, as measured; 0 where the limit has another reason.
-    """
+    """The largest number of a kind of thing, with bytes of one, as measured; 0 where the limit has another reason."""
 
     maximum: int
     things: str

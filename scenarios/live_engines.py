@@ -20,8 +20,7 @@ from workloads.errors import BadInput
 def single_engine(document: dict[str, Any], settings: Settings, path: Path) -> SchedulerPlan:
     """The plan of the scheduler of a scenario's engine: the same in the simulator and in a live server.
 
-    Files that the scenario names are read where the scheduler depends on them: a trace for the length of its prefix
-    blocks, step times for a chunk policy that uses their table. A scenario with several engines or with a
+    Files that the scenario names are read where the scheduler depends on them. A scenario with several engines or a
     `system.routing` causes one note on stderr, since a router has nothing to choose here.
     """
     scenario = check_scenario(document, settings, path)
@@ -48,11 +47,7 @@ def tensor_parallel_size(pool: PoolSpec) -> int:
 
 
 def _refuse_sections(engine: EngineSpec, section: str, path: Path, *, single: bool) -> None:
-    """Refuse what a live engine does not have.
-
-    Args:
-        section: dotted name of the engine's settings. single: the server runs this engine alone, in its own process.
-    """
+    """Refuse what a live engine does not have; `single`: the server runs this engine alone, in its own process."""
     tiers, ranks, stages = engine.kv_offloading, engine.data_parallel_size, engine.pipeline_parallel_size
     policy, apart = named(engine.scheduling_policy)[0], "live engines in processes of their own"
     refuse_first([
@@ -80,11 +75,7 @@ def _refuse_sections(engine: EngineSpec, section: str, path: Path, *, single: bo
 
 @dataclass(frozen=True)
 class EnginePool:
-    """Engines that are alike.
-
-    Attributes:
-        spec: the pool in the scenario. scheduler: what each engine's scheduler is built from.
-    """
+    """Engines that are alike: the pool in the scenario, and what each engine's scheduler is built from."""
 
     spec: PoolSpec
     scheduler: SchedulerPlan

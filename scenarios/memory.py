@@ -26,15 +26,8 @@ from workloads.errors import BadInput
 class KVMemorySpec(Strict):
     """KV blocks in the memory that weights and activations leave, of a share of a device's memory.
 
-    Where a model has linear attention, a slot for the state of each of `max_num_seqs` sequences lies beside the blocks.
-
-    Attributes:
-        memory: of one device, bytes. gpu_memory_utilization: the share of it that the engine may use.
-        model: a model file. Without memory and model, both are those of the step times, if these know them (roofline);
-            the other fields but `gpu_memory_utilization` are then left out, too.
-        tensor_parallel_size: devices over which weights and cache are spread.
-        weight_bytes: of one weight; None: those of the weights as published. cache_bytes: of one cached element.
-        activations: bytes to leave for them.
+    Where a model has linear attention, a slot for the state of each of `max_num_seqs` sequences lies beside them.
+    Without memory and model, both are those of the step times, if these know them (roofline).
     """
 
     memory: PositiveFloat | None = None
@@ -60,12 +53,7 @@ class KVMemorySpec(Strict):
         max_num_seqs: int = 256,
         reserved: float = 0.0,
     ) -> int:
-        """The number of blocks that fit.
-
-        Args:
-            step_time: the model that knows memory and weights where this section does not state them.
-            reserved: bytes of each device that hold something else, such as LoRA adapters.
-        """
+        """The number of blocks that fit; `reserved`: bytes of each device for something else, such as LoRA adapters."""
         if self.memory is None or self.model is None:
             return self._blocks_of(step_time, block_size, max_num_seqs, reserved)
         from latency_models.deployment.hugging_face import any_model  # builds models of pydantic
@@ -98,7 +86,6 @@ class KVMemorySpec(Strict):
         return None if memory is None else memory * self.gpu_memory_utilization - self.activations
 
     def _blocks_of(self, step_time: StepTime | None, block_size: int, max_num_seqs: int, reserved: float) -> int:
-        """The blocks for which the step times have memory."""
         share = self.gpu_memory_utilization
         deployment = step_time.measured_deployment() if step_time and reserved else None
         if deployment is not None and deployment.memory is not None:
@@ -128,12 +115,7 @@ class TierSpec(Strict):
 
 
 class KVOffloadingSpec(Strict):
-    """KV blocks that leave the device go to host memory, and from there to disk.
-
-    Attributes:
-        bytes_per_token: of KV cache. write_policy, attention_tokens: see `schedulers.engine_config.KVOffloading`.
-        host, disk: the tiers of one engine. engines_per_host: this many engines of a pool share the links to load from.
-    """
+    """KV blocks that leave the device go to the engine's host memory, and from there to disk."""
 
     bytes_per_token: PositiveFloat
     write_policy: WritePolicy = "write_through"
@@ -148,23 +130,14 @@ class KVOffloadingSpec(Strict):
         return {"host": self.host} | ({} if self.disk is None else {"disk": self.disk})
 
     def build(self, prefix_id_tokens: int) -> KVOffloading:
-        """The scheduler's settings.
-
-        Raises:
-            ValueError: a tier without room for one prefix id.
-        """
+        """The scheduler's settings; `ValueError` for a tier without room for one prefix id."""
         size = self.bytes_per_token * prefix_id_tokens
         tiers = tuple(TierConfig(name, int(tier.capacity / size), tier.eviction) for name, tier in self.tiers.items())
         return KVOffloading(tiers, self.write_policy, self.attention_tokens)
 
 
 class LoRACostSpec(Strict):
-    """Seconds that n adapters of rank r add to a step: step + n (adapter + adapter_rank r) + rows (row + row_rank r).
-
-    Attributes:
-        step: once, if the step has an adapter. adapter, adapter_rank: for each distinct adapter. row, row_rank: for
-            each row that has one.
-    """
+    """Seconds that n adapters of rank r add to a step: step + n (adapter + adapter_rank r) + rows (row + row_rank r)."""
 
     step: NonNegativeFloat = 0.0
     adapter: NonNegativeFloat = 0.0
@@ -186,10 +159,7 @@ class LoRACostFile(Strict):
 
 
 class LinkOfModels(Strict):
-    """The way of models into their slots: bytes/s from host memory and, for those that it does not hold, from disk.
-
-    `latency`: seconds of each load beside that.
-    """
+    """The way of models into their slots: bytes/s from host memory or, for others, disk, and seconds of each load."""
 
     bandwidth: PositiveFloat
     latency: NonNegativeFloat = 0.0
@@ -202,15 +172,7 @@ class LinkOfModels(Strict):
 
 
 class LoRASpec(Strict):
-    """Multi-LoRA: every model of the workload is an adapter of one base model. Names are vLLM's where it has them.
-
-    Attributes:
-        max_loras: distinct adapters in a step, which the device has memory for. max_cpu_loras: adapters in host memory;
-            None: all. max_lora_rank: their rank.
-        target_modules: the layers that have adapters. adapter_bytes: of one adapter; None: as many as its layers say.
-        base_model: the model whose requests have no adapter.
-        load: the link that adapters are loaded over. cost: what adapters add to a step, or a file that says so.
-    """
+    """Multi-LoRA: every model of the workload is an adapter of one base model. Names are vLLM's where it has them."""
 
     max_loras: Models = 1
     max_cpu_loras: PositiveInt | None = None
@@ -272,15 +234,7 @@ class LoRASpec(Strict):
 class WeightSwappingSpec(Strict):
     """Models whose whole weights are swapped: the engine computes one of them at a time.
 
-    Attributes:
-        resident: models whose weights the device holds. auto: as many as leave `kv_share` of the memory in use to the
-            KV cache, and at most `models`.
-        models: the number that an engine serves. host_models: those that host memory holds; None: all.
-        weight_bytes: of one model on one device; None: as `kv_memory` or `step_time` say.
-        load: the link that weights are loaded over.
-        keep_alive: seconds after its last request for which a model stays loaded (Ollama's); None: until another model
-            needs its place.
-        turn: while others wait, requests of the loaded model are admitted for this many seconds longer.
+    docs/reference/serving-scenario.md describes every field.
     """
 
     resident: Models | Literal["auto"] = "auto"
@@ -330,7 +284,6 @@ class WeightSwappingSpec(Strict):
 
 
 def _adapter_bytes(spec: LoRASpec, memory: KVMemorySpec | None, base: Path, step_time: StepTime | None) -> float | None:
-    """Bytes of an adapter of the model of the memory, or else of the step times; None where neither is known."""
     deployment = step_time.measured_deployment() if step_time is not None else None
     model, ranks = (None, 1) if deployment is None else (deployment.model, deployment.ranks or 1)
     if memory is not None and memory.model is not None:

@@ -30,13 +30,7 @@ class ClassLimitsSpec(Strict):
 
 
 class AdmissionControlSpec(ClassLimitsSpec):
-    """The requests that an engine sheds. All limits are for one engine.
-
-    Attributes:
-        max_waiting, max_waiting_tokens: the most requests, and prompt tokens, that may wait for their first step.
-        max_waiting_per_tenant: the most requests of one tenant. classes: limits of classes by name.
-        predicted_ttft: a request is shed if its predicted TTFT exceeds this many times the goal of its class.
-    """
+    """The requests that an engine sheds. All limits are for one engine."""
 
     max_waiting_per_tenant: PositiveInt | None = None
     predicted_ttft: PositiveFloat | None = None
@@ -49,10 +43,7 @@ class AdmissionControlSpec(ClassLimitsSpec):
 
 
 class RetriesSpec(Strict):
-    """Clients send a shed request again, `attempts` times at most.
-
-    They wait for as long as `Retry-After` says, times a number drawn evenly between 1 and 1 + `jitter`.
-    """
+    """Clients send a shed request again, `attempts` times at most, after `Retry-After` times 1 to 1 + `jitter`."""
 
     attempts: PositiveInt
     jitter: NonNegativeFloat = 0.5
@@ -71,13 +62,7 @@ class RatePolicySpec(Strict):
 
 
 class ScalingRulesSpec(Strict):
-    """The rules of adding or of removing engines; defaults are those of Kubernetes (`schedulers.autoscaling`).
-
-    Attributes:
-        stabilization_window: seconds in which the lowest recommendation counts, or the highest for removing.
-        policies: limits of the rate; default: 4 engines or 100 percent in 15 seconds for adding, and all for removing.
-        select: of several policies that with the largest change, `max`, or the smallest; `disabled`: never change.
-    """
+    """The rules of adding or of removing engines; defaults are those of Kubernetes (`schedulers.autoscaling`)."""
 
     default_policies: ClassVar[tuple[RatePolicy, ...]] = ()
 
@@ -107,11 +92,7 @@ class ScaleDownSpec(ScalingRulesSpec):
 
 
 class StartUpSpec(Strict):
-    """The start of an engine: it loads its weights and warms up before it takes requests.
-
-    Attributes:
-        weight_bytes: bytes that it loads. bandwidth: bytes/s. warm_up: seconds of everything else.
-    """
+    """The start of an engine: it loads its weights and warms up before it takes requests."""
 
     weight_bytes: PositiveFloat | None = None
     bandwidth: PositiveFloat | None = None
@@ -131,17 +112,7 @@ class StartUpSpec(Strict):
 
 
 class AutoscalingSpec(PolicySpec):
-    """The autoscaling of one pool.
-
-    Attributes:
-        policy: its name. min_replicas, max_replicas: limits. sync_period: seconds between decisions.
-        start_up: of an engine. scale_up, scale_down: how soon and how fast the number may change; default: the
-            policy's own.
-        target, metric, tolerance: of target_utilization. target, count, tolerance: of queue_length.
-        schedule, period: of scheduled. goals, margin: of slo.
-        window, max_requests: seconds, and most requests, that are played for a prediction. forecast: of their rate when
-            an engine that is started now is up.
-    """
+    """The autoscaling of one pool; docs/reference/serving-scenario.md says which policy has which field."""
 
     policy: Annotated[str, registered(SCALING_POLICIES)]
     min_replicas: Engines = 1

@@ -35,13 +35,7 @@ def parse_overrides(texts: Iterable[str], flag: str = "--set") -> dict[str, list
     """Parse each `key=v1,v2` into a dotted key and its values, read as YAML (so 1 is a number and [1, 2] a list).
 
     A value `start:stop:step` stands for the numbers from start to stop, which is one of them if a step ends there.
-
-    Args:
-        flag: that the texts were given with, for errors.
-
-    Raises:
-        BadInput: no `=`, an empty key or value, a key given twice or of too many sections, a range whose step leads
-            nowhere, or a value that is not YAML or exceeds a limit of `latency_models.io.config_io`.
+    `BadInput` for other texts, a key given twice or too deep, and values that exceed a limit of `config_io`.
     """
     overrides: dict[str, list[Any]] = {}
     for text in texts:
@@ -100,11 +94,7 @@ def goals_of_texts(texts: Iterable[str], flag: str = "--slo") -> dict[str, float
 
 
 def combinations(overrides: dict[str, list[Any]], zipped: dict[str, list[Any]] | None = None) -> Iterator[Settings]:
-    """Every combination of one value a key, in order; one empty combination when there are no overrides.
-
-    Args:
-        zipped: fields that vary together, with as many values each.
-    """
+    """Every combination of one value a key, in order; `zipped` keys vary together. One empty one without overrides."""
     together = zipped or {}
     tied = list(zip(*together.values(), strict=True)) if together else [()]
     for key in together:
@@ -120,9 +110,8 @@ def combinations(overrides: dict[str, list[Any]], zipped: dict[str, list[Any]] |
 def apply(document: dict[str, Any], settings: Settings) -> dict[str, Any]:
     """A copy of `document` with each dotted key set; sections on the way are made when absent.
 
-    A key names an item of a list by its number or, if it has one, by its `name`: `system.pools.decode.replicas`.
-
-    Paths among the values will start from the current folder, where those in `document` start from the file's.
+    A key names an item of a list by its number or, if it has one, by its `name`: `system.pools.decode.replicas`. Paths
+    among the values will start from the current folder, where those in `document` start from the file's.
     """
     result = dict(document)
     for key, value in settings.items():

@@ -31,13 +31,7 @@ Objective = Literal["gpus", "cost_per_hour", "cost_per_million_tokens", "through
 
 
 class EngineKindSpec(Strict):
-    """One kind of engine that a plan may use: a model on devices, with a parallelism.
-
-    Attributes:
-        name: of the kind, and part of the names of pools. device: what one engine runs on.
-        engine, step_time: as in the scenario, whose fields stand in for those that are left out.
-        roles: pools that may have such engines; `both` is a colocated pool.
-    """
+    """One kind of engine that a plan may use; fields that are left out are the scenario's. `both`: a colocated pool."""
 
     name: Name
     device: DeviceSpec
@@ -52,16 +46,7 @@ class EngineKindSpec(Strict):
 
 
 class BundleSpec(Strict):
-    """AFD bundles that a plan may use as decode engines, one kind for each ratio and size of FFN instances.
-
-    Attributes:
-        model, hardware: as of the step-time source `afd_bundle`.
-        ratios: attention to FFN instances, `1,2,4,8` or `7/2`.
-        ffn_gpus: sizes of an FFN instance; None: the fewest GPUs, a power of two, whose memory holds its weights.
-        microbatches: in flight. weights, cache: formats; weights default to those that are published.
-        link: network between instances.
-        device: the type of all of its GPUs; None: the name of the hardware. price_per_hour: of one of them.
-    """
+    """AFD bundles that a plan may use as decode engines, one kind for each ratio and size of FFN instances."""
 
     model: NameOrFile
     hardware: NameOrFile
@@ -91,25 +76,8 @@ class ApiPrice(Strict):
 
 
 class PlanSpec(Strict):
-    """The choices that `twin plan` has, and the goals that it must reach.
-
-    Attributes:
-        goals: limits by name (`scenarios.goals`), in seconds or with a unit.
-        objective: what to make small, or `throughput`: the highest rate on the devices within the limits. None: the
-            price per hour where every device has a price, else the number of devices.
-        engines: kinds of engines; none where the only candidates are given ones.
-        bundles: AFD bundles, for the layout `afd`.
-        layouts: prefill and decode together, or apart with a `link`: on engines, or with AFD bundles that decode.
-        decode: with several models, decode engines for each of them, or one pool for all.
-        vary: values of fields of `engine`, in every combination. routing: routers.
-        prices: of one device per hour, by type. commitments: shares of these prices, by what they are called (`1y`).
-        api: what the same tokens would cost elsewhere.
-        node_size: devices of a node; None: as hardware files say.
-        confidence: how sure it must be that all goals hold, given the error of the step times: a share of its draws.
-        reliability: the share of time spans like this one in which a deployment must meet all goals, at the best
-            estimate of the step times. span: their length, seconds.
-        window: requests that count in one long replication; None: from the rate and the lengths.
-        replications: at most this many decide on one deployment.
+    """The choices that `twin plan` has, and the goals that it must reach; docs/reference/serving-scenario.md has every
+    field.
     """
 
     goals: Annotated[dict[str, float | str], Field(min_length=1)]

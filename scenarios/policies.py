@@ -15,10 +15,7 @@ _Policy = TypeVar("_Policy")
 
 
 class PolicySpec(Strict):
-    """Base class of a section with a policy's name and its parameters, of which a plug-in's policy may have others.
-
-    Parameters that are left out have the policy's own defaults.
-    """
+    """A section with a policy's name and its parameters, of which a plug-in's policy may have others."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -24,13 +24,7 @@ RouterName = Annotated[str, registered(ROUTERS)]
 
 
 class RouterSpec(PolicySpec):
-    """A router with parameters.
-
-    Attributes:
-        policy: its name. weight: of the cached prefix against the load (prefix_aware). load_factor: most load of an
-            engine, in means (session_affinity, consistent_hashing). virtual_nodes: places of an engine on the ring
-            (consistent_hashing). max_sessions: that are remembered (session_affinity).
-    """
+    """A router with parameters, which docs/reference/serving-scenario.md describes."""
 
     policy: RouterName
     weight: NonNegativeFloat | None = None
@@ -77,12 +71,7 @@ SHARED_DECODER = ("sun", "qsun")
 
 
 class DeviceSpec(Strict):
-    """The devices of one engine of a pool.
-
-    Attributes:
-        type: a name, such as that of a GPU. count: devices of one engine. price_per_hour: of one device, in any
-            currency.
-    """
+    """The devices of one engine of a pool, with the price of each per hour, in any currency."""
 
     type: str
     count: PositiveInt = 1
@@ -92,8 +81,8 @@ class DeviceSpec(Strict):
 class LinkSpec(Strict):
     """The link that KV caches cross between prefill and decode: bytes/s, seconds, bytes of cache a token.
 
-    `shared`: one link for all prefill engines, rather than one each. `transfer`: whether a cache leaves when its prompt
-    has been computed, or with each of its chunks, into blocks that the decode engine reserves when the first begins.
+    `shared`: one link for all prefill engines. `transfer`: a cache leaves when its prompt has been computed, or with
+    each chunk, into blocks that the decode engine reserves when the first begins.
     """
 
     bandwidth: PositiveFloat
@@ -104,19 +93,7 @@ class LinkSpec(Strict):
 
 
 class PoolSpec(Strict):
-    """Engines that are alike.
-
-    Attributes:
-        role: `prefill` engines send their caches to `decode` engines; `both`: each engine does both.
-        replicas: engines. models: `all`: they serve every model; `each`: there are so many for each model; or a list of
-            the models that they serve.
-        speed: tokens of prompts and answers that one engine works off a second, for routers that weigh it. Only
-            proportions count. Default: from step times and the workload's mean lengths.
-        engine, step_time: settings and durations of their own. In a file, fields and sections that are left out are
-            those of the scenario.
-        engines_per_device: engines that have an equal part of a device each, as with MIG: its memory is what
-            `engine` says, and its steps take so many times as long.
-    """
+    """Engines that are alike; docs/reference/serving-scenario.md describes every field."""
 
     name: Name
     role: Role = "both"
@@ -145,10 +122,7 @@ class PoolSpec(Strict):
 
 
 def fill_pools(document: Any) -> Any:
-    """Fill a document's pools: missing settings of a pool are those of the scenario.
-
-    `num_gpu_blocks` and `kv_memory` of a pool replace both of the scenario's.
-    """
+    """Fill a document's pools: missing settings are the scenario's; KV memory in either form replaces both."""
     system = document.get("system") if isinstance(document, dict) else None
     if not isinstance(system, dict) or not isinstance(pools := system.get("pools"), list):
         return document
@@ -244,10 +218,7 @@ def _pool(
 
 
 def replicas_by_share(shares: Mapping[str, float], engines: int) -> dict[str, int]:
-    """Engines of each model: one, and the others one by one to the model with the largest share an engine.
-
-    This minimises the largest share of an engine. There are at least as many engines as models.
-    """
+    """Engines of each model: one, and the others one by one to the model with the largest share an engine."""
     replicas = dict.fromkeys(shares, 1)
     heap = [(-share, i, model) for i, (model, share) in enumerate(shares.items())]
     heapq.heapify(heap)
@@ -259,10 +230,7 @@ def replicas_by_share(shares: Mapping[str, float], engines: int) -> dict[str, in
 
 
 def balanced_groups(shares: Mapping[str, float], groups: int, room: int) -> list[list[str]]:
-    """Models in `groups` groups of similar shares, of at most `room` models each.
-
-    The most popular model goes first, each to the group with the least so far that has room.
-    """
+    """Models in `groups` groups of similar shares, of at most `room` each: the most popular first, to the least group."""
     heap: list[tuple[float, int]] = [(0.0, i) for i in range(groups)]
     members: list[list[str]] = [[] for _ in range(groups)]
     for model in sorted(shares, key=lambda model: -shares[model]):

@@ -32,11 +32,7 @@ COMMANDS = {
 
 
 def read_scenario(path: Path, kind: str, *more_kinds: str) -> dict[str, Any]:
-    """Read a scenario file of one of these kinds; nothing else in it is checked.
-
-    Args:
-        kind, more_kinds: what the calling command takes, keys of `COMMANDS`.
-    """
+    """Read a scenario file of one of these kinds (keys of `COMMANDS`); nothing else in it is checked."""
     return of_kind(read_yaml(path), path, kind, *more_kinds)
 
 
@@ -56,11 +52,7 @@ ENDING = ".py"
 
 @dataclass(frozen=True)
 class ImportedPlugin:
-    """A plug-in as another process can import it.
-
-    Attributes:
-        module: its name. source, file: the content and path of one that is a file; None and "" for an installed module.
-    """
+    """A plug-in as another process can import it, with source and path if it is a file; else None and ""."""
 
     module: str
     source: str | None = None
@@ -144,9 +136,7 @@ def imported_plugins() -> tuple[ImportedPlugin, ...]:
 def import_again(plugins: Sequence[ImportedPlugin]) -> None:
     """Import the plug-ins of another process, those that are files from their source: the file may not be here.
 
-    Raises:
-        PluginChanged: this process has imported one with another source.
-        ImportError: a module is not installed here.
+    Raises `PluginChanged` where this process has another source of one, and `ImportError`.
     """
     for plugin in plugins:
         if plugin.source is None:
@@ -158,11 +148,7 @@ def import_again(plugins: Sequence[ImportedPlugin]) -> None:
 
 
 class ScenarioFile(Strict):
-    """Base class of all kinds of scenario.
-
-    Attributes:
-        plugins: Python files or modules that register what the scenario names; imported when it is read.
-    """
+    """Base class of all kinds of scenario; `plugins` are imported when it is read."""
 
     schema_: Literal["twin.scenario/1"] = Field(alias="schema")
     kind: str
@@ -176,10 +162,7 @@ _Scenario = TypeVar("_Scenario", bound=Strict)
 
 
 def check(model: type[_Scenario], document: dict[str, Any], settings: Settings, path: Path) -> _Scenario:
-    """Apply `settings` to a document, and check it.
-
-    Its plug-ins are imported first.
-    """
+    """Import the plug-ins of a document, apply `settings` to it, and check it."""
     try:
         document = apply(document, settings)
     except BadInput as error:

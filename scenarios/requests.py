@@ -37,11 +37,7 @@ class ServiceClassSpec(Strict):
 
 
 class TaskSpec(Strict):
-    """A kind of request: its share by `weight`, its prompts, and its answers where it has any.
-
-    Attributes:
-        priority: smaller goes first; with a `service_class`, that of the class. tenant: whose requests these are.
-    """
+    """A kind of request: its share by `weight`, its prompts, answers if any, and its class or priority."""
 
     task: Literal["generate", "classify", "embed", "score", "rerank", "prompt_logprobs"]
     weight: PositiveFloat
@@ -65,11 +61,7 @@ class TaskSpec(Strict):
 
 
 class ClientSpec(Strict):
-    """Clients with a part of the requests, by `weight`. All have requests of the same lengths.
-
-    Attributes:
-        tenant, service_class, priority: as in `TaskSpec`.
-    """
+    """Clients with a part of the requests, by `weight`. All have requests of the same lengths."""
 
     weight: PositiveFloat = 1.0
     tenant: str = ""
@@ -84,7 +76,6 @@ class ClientSpec(Strict):
 def _share(
     spec: TaskSpec | ClientSpec, task: str, lengths: LengthPairs | Lengths, classes: Mapping[str, ServiceClassSpec]
 ) -> TaskShare:
-    """The share of a mix, given the classes by name."""
     if spec.service_class is None:
         return TaskShare(task, spec.weight, lengths, spec.priority, spec.tenant)
     contract = classes[spec.service_class]
@@ -115,10 +106,7 @@ class PrefixesSpec(Strict):
         return SharedPrefixes(**self.model_dump())
 
     def check_prompts(self, longest: float, mean: float) -> None:
-        """Refuse prompts with too many ids, and prompts that most rubrics do not fit in.
-
-        With `cache_suffix`, every block of a prompt has an id. A prompt's tokens include those of its rubric.
-        """
+        """Refuse prompts with too many ids (`cache_suffix`), and prompts that most rubrics do not fit in."""
         ids = int(longest) // self.block_tokens
         if self.cache_suffix and ids > PREFIX_IDS.maximum:
             expected = f"{PREFIX_IDS.expectation(ids)}; a prompt of {longest:g} tokens has {ids:,}"

@@ -24,15 +24,7 @@ from workloads.errors import BadInput
 
 
 class MeasureSpec(Strict):
-    """The measurements.
-
-    Attributes:
-        start: begin of a request's TTFT and E2E: `submitted` by the client, or `queued` by the engine (vLLM's
-            `queued_ts`: an engine notices arrivals between steps).
-        after, before: only requests that end between these times count, seconds. Default: all.
-        prefix_cache: compare prefix caches with the best that caches of their size could do.
-        slo: goals in seconds for goodput: a request counts when it meets all that are given.
-    """
+    """The measurements; TTFT and E2E begin when a request is `submitted`, or `queued` by the engine between steps."""
 
     start: Literal["submitted", "queued"] = "submitted"
     after: NonNegativeFloat = 0.0
@@ -62,14 +54,7 @@ else:
 
 
 class ServingScenario(ScenarioFile):
-    """A serving system and its workload.
-
-    Attributes:
-        step_time: source of the durations of steps. system: engines, and the routing of requests.
-        measure: the measurements. measured: a real run to compare with. plan: read by `twin plan` alone.
-        fast_forward: pass over steps in which nothing changes; the same records, sooner.
-        detail: keep every step and request for the report, the trace and `requests.parquet`; or `requests` alone.
-    """
+    """A serving system and its workload; docs/reference/serving-scenario.md describes every field."""
 
     kind: Literal["serving"]
     workload: ServingWorkloadSpec
@@ -172,10 +157,7 @@ class ServingScenario(ScenarioFile):
 
     @cached_property
     def pools(self) -> list[PoolSpec]:
-        """The pools of engines, those that prefill first, for every form of the `system` section.
-
-        A pool that is autoscaled has as many replicas as it may have at most.
-        """
+        """The pools, those that prefill first, in every form of `system`; an autoscaled one with all that it may have."""
         pools, scaled = self._expanded(), self.system.autoscaling or {}
         return [
             pool.model_copy(update={"replicas": scaled[pool.name].max_replicas}) if pool.name in scaled else pool

@@ -44,8 +44,7 @@ HIT_RATE_SAMPLE = 4000
 class ClosedLoopSpec(Strict):
     """A closed loop: each of `concurrency` clients sends its next request `think` seconds after its last answer.
 
-    `think_cv`: coefficient of variation of those seconds, gamma-distributed. With 0 they never vary, and clients that
-    are answered together stay in step. `duration`: seconds after which users of sessions send no more.
+    These are gamma-distributed; with `think_cv` 0, clients that are answered together stay in step.
     """
 
     process: Literal["closed_loop"]
@@ -66,10 +65,7 @@ class ClosedLoopSpec(Strict):
 
 
 class OpenLoopSpec(Strict):
-    """Open arrivals of `rate` requests a second, independent of answers; `cv` is the gaps' variation under gamma.
-
-    With a `profile` or `bursts` the rate changes over time, and `rate` is its mean.
-    """
+    """Open arrivals of `rate` requests a second in the mean, independent of answers; `cv`: of gamma's gaps."""
 
     process: Literal["poisson", "gamma", "deterministic"]
     rate: PositiveFloat
@@ -132,19 +128,7 @@ class ModelsSpec(Strict):
 
 
 class ServingWorkloadSpec(Strict):
-    """The workload of a serving scenario.
-
-    Attributes:
-        requests: their number; by default that of the trace.
-        prefill, decode: lengths of prompts and answers, or `tasks` with lengths of their own, or a `trace`.
-        clients: tenants and classes of requests that have the same lengths; `tasks` have theirs of their own.
-        service_classes: priorities and goals that `tasks` and `clients` name.
-        hit_rate: share of prompt tokens that warm prefix caches supply, by a common beginning of all prompts; of a
-            trace with prefix ids as many prompts share nothing as leave this share.
-        sessions: requests in turns. Arrivals are then those of sessions, and `concurrency` is the number of users.
-        max_tokens: the limit that clients set; left out, each request's limit is the length of its own answer.
-        retries: what clients do with a request that is shed; left out, they give up.
-    """
+    """The workload of a serving scenario; docs/reference/serving-scenario.md describes every field."""
 
     requests: Requests | None = None
     prefill: LengthSpec | None = None
@@ -289,9 +273,9 @@ class ServingWorkloadSpec(Strict):
         return TaskMix([client.build(content, self.service_classes) for client in self.clients])
 
     def _content_of_all(self, trace: Trace | None) -> LengthPairs | TaskMix | Trace:
-        """The content of the requests. Rows of a trace are drawn with replacement, unless they have prefix ids.
+        """The content of the requests. Rows of a trace are drawn with replacement, unless they have prefix ids:
 
-        Rows with prefix ids come once and in order: a repeated prompt would be found in the prefix cache.
+        those come once and in order, since a repeated prompt would be found in the prefix cache.
         """
         if trace is not None and self.trace is not None:
             if self.trace.pairing == "independent":

@@ -24,14 +24,7 @@ if TYPE_CHECKING:
 
 
 class ProfileSpec(Strict):
-    """A rate that changes over time and repeats; only its shape counts, since `rate` is its mean.
-
-    Attributes:
-        points: [seconds, relative rate]; the time of the last one is the period. between: straight lines (`ramps`) or
-            constant rates (`steps`) between them.
-        swing, peak_at, period: in place of points, a sine wave between 1 - swing and 1 + swing; seconds.
-        start: seconds into the profile at time 0, or `random`.
-    """
+    """A rate that changes over time and repeats; only its shape counts, since `rate` is its mean."""
 
     points: list[Annotated[list[float], Field(min_length=2, max_length=2)]] | None = Field(None, max_length=100_000)
     between: Literal["ramps", "steps"] = "ramps"
@@ -111,14 +104,7 @@ class BranchesSpec(Strict):
 
 
 class DrawnSessionsSpec(Strict):
-    """Sessions from distributions. `workload.prefill` is the length of first prompts, `workload.decode` of answers.
-
-    Attributes:
-        turns: rounds of a session. growth: tokens that a later turn adds to what was said.
-        think: between an answer and the next turn. tools, branches: what some of the later turns are.
-        max_model_len: a session ends before a request whose prompt and answer would exceed it.
-        block_tokens: tokens that one prefix id stands for.
-    """
+    """Sessions from distributions. `workload.prefill` is the length of first prompts, `workload.decode` of answers."""
 
     source: Literal["drawn"]
     turns: LengthSpec
@@ -162,16 +148,7 @@ class DrawnSessionsSpec(Strict):
 
 
 class RecordedSessionsSpec(Strict):
-    """The sessions of the trace, by its `session_ids`, or recovered from its `prefix_ids`. See `RecordedSessions`.
-
-    Attributes:
-        think: between an answer and the next turn, drawn or `recorded`; left out, turns are sent at recorded times.
-        max_pause: the longest recorded pause, seconds; longer ones are cut to it.
-        block_tokens: tokens that one prefix id stands for, where the trace has none.
-        shuffle: sessions come in a random order, another one in each replication.
-        max_model_len: a session ends before a request whose prompt and answer would exceed it.
-        advance: [lowest, highest] share of its requests that a session has behind it when it begins.
-    """
+    """The sessions of the trace, by its `session_ids`, or recovered from its `prefix_ids`. See `RecordedSessions`."""
 
     source: Literal["session_ids", "prefix_ids"]
     think: PauseSpec | Literal["recorded"] | None = None

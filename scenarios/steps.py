@@ -44,10 +44,8 @@ class StaticChunksSpec(Strict):
 class SloChunksSpec(Strict):
     """The largest chunk c with T(d) + T(c) ≤ `slo_seconds` and `min_tokens` ≤ c ≤ `max_tokens` (SPEAR 4.3).
 
-    Chunks are multiples of `granularity`. T is the table `seconds` over `tokens`. Without one it is the table of the
-    step-time model (ec_tables), or else the model predicts the step of d decodes and c prompt tokens itself, and
-    `quantile` is the share of steps that should keep the goal: where the model knows how much single steps scatter,
-    their means stay so far below it. 0.5: the mean may take all of the goal.
+    T is the table `seconds` over `tokens`, or that of the step-time model (ec_tables). Without either, the model
+    predicts the step itself, and where it knows how much single steps scatter, `quantile` of them should keep the goal.
     """
 
     policy: Literal["slo"]
@@ -119,21 +117,7 @@ class DraftPolicySpec(PolicySpec):
 
 
 class SpeculativeSpec(Strict):
-    """Speculative decoding; names are vLLM's where vLLM has the setting.
-
-    Attributes:
-        method: `ngram`: drafts are what followed the latest tokens earlier in the sequence (prompt lookup).
-            `draft_model`: a small model, or layers of the model itself (EAGLE, MTP), whose passes take time.
-        num_speculative_tokens: the most draft tokens of a decode in a step.
-        prompt_lookup_min, prompt_lookup_max: tokens of the n-grams that `ngram` looks up, longest first.
-        drafts: how many draft tokens a step has under load.
-        acceptance: in simulation, the probability that a draft token is right, given that those before it are.
-        acceptance_by_position: instead, the share of drafts whose token at each position is accepted: vLLM's
-            `num_accepted_tokens_per_pos` over `num_drafts`. acceptance_by_model: the same for requests of a model.
-        acceptance_profile: instead, a file of measured outcomes, `twin.draft-outcomes/1`, which `twin validate` writes.
-        proposed: in simulation, the share of decodes for which there is a draft.
-        draft_step_time: in simulation, step times of the draft model.
-    """
+    """Speculative decoding; names are vLLM's where it has the setting (docs/reference/serving-scenario.md)."""
 
     method: Method
     num_speculative_tokens: Annotated[int, Field(ge=1, le=MOST_DRAFT_TOKENS)]
@@ -193,13 +177,7 @@ class SpeculativeSpec(Strict):
 
 
 class StageLinkSpec(Strict):
-    """The link from one stage to the next.
-
-    Attributes:
-        bandwidth: bytes/s. latency: seconds of the shortest message.
-        bytes_per_token: activations of one token: vLLM sends two tensors of the hidden size, each spread over the
-            tensor-parallel ranks.
-    """
+    """The link from one stage to the next: bytes/s, seconds, and bytes of a token's activations."""
 
     bandwidth: PositiveFloat
     latency: NonNegativeFloat = 0.0
@@ -207,13 +185,7 @@ class StageLinkSpec(Strict):
 
 
 class PipelineSpec(Strict):
-    """The stages of an engine.
-
-    Attributes:
-        layers: of each stage, as `VLLM_PP_LAYER_PARTITION`. Default: divided as vLLM does, where the step times know
-            the model, else in equal parts.
-        link: between stages; default: that of the step times, where they know it (roofline).
-    """
+    """The layers of each stage, as `VLLM_PP_LAYER_PARTITION`, and the link; by default as the step times know."""
 
     layers: list[PositiveInt] | None = Field(default=None, min_length=1)
     link: StageLinkSpec | None = None

@@ -47,14 +47,7 @@ else:
 
 
 class FrontendSpec(Strict):
-    """The work between steps: what a frontend, messages and engines take for a request outside of steps. Seconds.
-
-    Attributes:
-        route: from a request's arrival until its engine may take it.
-        deliver: from the end of a step until clients have its tokens.
-        hand_over: where a cache is to be sent, from the end of the prompt's last step until it begins to leave. The
-            prefill engine begins no step meanwhile.
-    """
+    """Seconds of a request outside of steps: to its engine, to its client, and before its cache begins to leave."""
 
     route: NonNegativeFloat = 0.0
     deliver: NonNegativeFloat = 0.0
@@ -62,14 +55,9 @@ class FrontendSpec(Strict):
 
 
 class SystemSpec(Strict):
-    """Base class of the forms that a `system` section may have.
+    """Base class of the forms of a `system` section, each of which expands to a list of pools.
 
-    A subclass has a field `layout: Literal["its name"]` and is registered in `LAYOUTS`. Every form expands
-    to a list of pools.
-
-    Attributes:
-        routing: the router before each pool. kv_events: how routers know of prefix caches; None: as they are.
-        autoscaling: of pools whose number of engines changes, by name.
+    A subclass has a field `layout: Literal["its name"]` and is registered in `LAYOUTS`.
     """
 
     layout: str
@@ -118,12 +106,7 @@ class ColocatedSpec(SystemSpec):
 
 @LAYOUTS.register("disaggregated")
 class DisaggregatedSpec(SystemSpec):
-    """Prefill engines for each model, decode engines for each (`isolated`) or for all together (`shared`; SUN 3.2.3).
-
-    Attributes:
-        prefill_replicas: prefill engines of each model. decode_replicas: decode engines of each model when isolated, of
-            all together when shared. decode_step_time: another latency model for decode engines (quantised weights).
-    """
+    """Prefill engines for each model, decode engines for each (`isolated`) or for all together (`shared`; SUN 3.2.3)."""
 
     layout: Literal["disaggregated"]
     prefill_replicas: Engines = 1
@@ -154,11 +137,7 @@ class DisaggregatedSpec(SystemSpec):
 
 @LAYOUTS.register("pools")
 class PoolsSpec(SystemSpec):
-    """A list of pools, each with settings of its own. Several pools may serve a model: the router sees all of them.
-
-    Attributes:
-        link: from prefill to decode engines, where pools have these roles.
-    """
+    """A list of pools, each with settings of its own. Several pools may serve a model: the router sees all of them."""
 
     layout: Literal["pools"] = "pools"
     pools: list[PoolSpec] = Field(min_length=1, max_length=1000)
@@ -197,15 +176,7 @@ class PoolsSpec(SystemSpec):
 
 @LAYOUTS.register("many_models")
 class ManyModelsSpec(SystemSpec):
-    """One fleet, and the strategy by which the models of the workload share it.
-
-    Attributes:
-        engines: of the whole fleet. prefill_engines: those of them that prefill under sun and qsun; None: half.
-        link: from prefill to decode engines, for sun and qsun. quantised_step_time: of the decoder in few bits, for
-            qsun. lora: for multi_lora. swapping: for swapping, and for prefill engines of sun and qsun, whose modules
-            may not all fit.
-        device: of one engine, for the number of devices and the cost.
-    """
+    """One fleet, and the strategy by which the models of the workload share it; the reference has every field."""
 
     layout: Literal["many_models"]
     strategy: Strategy
@@ -261,10 +232,7 @@ class ManyModelsSpec(SystemSpec):
 
 
 def _with_layout(system: Any) -> Any:
-    """Add the layout to a section that names none: the one that has its fields, else the default one.
-
-    A section with fields that only another layout has keeps none, so that the error says so.
-    """
+    """Add the layout to a section that names none: the one that has its fields, else the default one."""
     if not isinstance(system, dict) or "layout" in system:
         return system
     if "pools" in system:

@@ -52,11 +52,7 @@ def _with_layout(system: object) -> object:
 
 
 class QuantiseSpec(Strict):
-    """Linear layers rounded to nearest when the model is loaded.
-
-    Attributes:
-        group: inputs that share a scale; -1 for a whole row. symmetric: without zero points.
-    """
+    """Linear layers rounded to nearest when the model is loaded; `group`: inputs of one scale, -1 for a whole row."""
 
     bits: Literal[3, 4] = 4
     group: Literal[-1, 128] = 128
@@ -64,12 +60,7 @@ class QuantiseSpec(Strict):
 
 
 class LiveModelSpec(Strict):
-    """The live model.
-
-    Attributes:
-        path: a Hugging Face directory; or, with `weights: random`, a config.json.
-        threads: CPU threads that one operation may use. Threads that other programs delay make step times vary.
-    """
+    """The live model: a Hugging Face directory, or with `weights: random` a config.json."""
 
     path: FilePath
     weights: Literal["loaded", "random"] = "loaded"
@@ -79,22 +70,13 @@ class LiveModelSpec(Strict):
 
 
 class LiveEngineSpec(EngineSpec):
-    """One engine that is run for real.
-
-    Attributes:
-        backend: `live`, this project's own engine; or `vllm`, the installed one, in this process on a CPU.
-        tensor_parallel_size: processes that share each layer of the live engine's model.
-    """
+    """One engine that is run for real: `live`, this project's own, or `vllm`, the installed one, on a CPU."""
 
     backend: Literal["live", "vllm"] = "live"
     tensor_parallel_size: Ranks = 1
 
     def refuse_in_vllm(self) -> None:
-        """Refuse settings that vLLM does not have.
-
-        Raises:
-            ValueError: one is set.
-        """
+        """Refuse settings that vLLM does not have, by a `ValueError`."""
         only, policy = "expected none with engine.backend: vllm", named(self.scheduling_policy)[0]
         refuse_first([
             (self.tensor_parallel_size > 1, "engine.tensor_parallel_size", self.tensor_parallel_size,
@@ -115,18 +97,7 @@ NOT_IN_VLLM = (
 
 
 class ProfilingSpec(Strict):
-    """The profiling of the engine, which takes place without a calibration.
-
-    Attributes:
-        rounds: number of rounds; every fifth is held out for evaluation.
-        max_steps, max_prompt_tokens, max_output_tokens: limits within a round.
-        resent: the share of requests whose prompts repeat the beginning of an earlier one, for workloads whose prompts
-            do.
-        answers: with speculative decoding, answers to other requests of the workload, from which it is found what is
-            drafted and how much of it is right.
-        in_turns: profile other engines in turns with each replay, too, some milliseconds at a time, and predict by
-            that: the machine's speed drifts.
-    """
+    """The profiling of the engine, without a calibration; docs/reference/validation-scenario.md describes every field."""
 
     rounds: Probes = Field(default=150, ge=10)
     max_steps: Probes = Field(default=100, ge=10)
@@ -138,20 +109,7 @@ class ProfilingSpec(Strict):
 
 
 class ValidationScenario(ScenarioFile):
-    """A workload and one or several engines, which are run live and simulated.
-
-    Attributes:
-        workload, engine: as in a scenario of kind serving; the arrivals have no rate, since `loads` give it.
-            `workload.requests` is the number at a load of 1; lower loads have fewer, so that all take equally long.
-        system: as in a scenario of kind serving: one engine, or prefill and decode engines (`layout: disaggregated`)
-            for one model or several.
-        loads: requests per second, or sessions per second, relative to the predicted capacity: what the engine serves
-            if `max_concurrency` clients, who do not think, always have a request.
-        repeats: of each load, with other requests each time.
-        clock: of the live runs: `wall` time, or `direct`: the CPU time of the run's own computation, which arrivals do
-            not wait for; None: as `on_device` says.
-        calibration: a file of engine steps of an earlier validation; without one the engine is profiled.
-    """
+    """A workload and engines, which are run live and simulated; docs/reference/validation-scenario.md has every field."""
 
     kind: Literal["validation"]
     model: LiveModelSpec
@@ -259,12 +217,7 @@ class ValidationScenario(ScenarioFile):
     def serving(
         self, calibration: Path, rate: float | None, frontend: Mapping[str, float], drafts: Path | None = None
     ) -> dict[str, Any]:
-        """The scenario of kind serving at a rate; without one, `max_concurrency` clients that always have a request.
-
-        Args:
-            frontend: fields of `system.frontend`, of several engines.
-            drafts: measured outcomes of drafts, of an engine that speculates.
-        """
+        """The scenario of kind serving at a rate; without one, `max_concurrency` clients that always have a request."""
         step_time = {"source": "engine_regression", "path": str(calibration.resolve())}
         scenario = self._serving(step_time, rate)
         if frontend and isinstance(self.system, DisaggregatedSpec):
@@ -303,12 +256,7 @@ def check_validation(document: dict[str, Any], settings: Settings, path: Path) -
 
 
 class MessageLinkSpec(Strict):
-    """The link between two roles, which direct execution and the simulation both assume.
-
-    Attributes:
-        latency: seconds. bandwidth: bytes per second.
-        overhead: CPU seconds of sending and of receiving a message, beside packing and unpacking it.
-    """
+    """The link between two roles (seconds, bytes/s, CPU seconds of a message), in direct execution and simulation."""
 
     latency: NonNegativeFloat = 0.0
     bandwidth: PositiveFloat = 1e9
@@ -319,12 +267,7 @@ class MessageLinkSpec(Strict):
 
 
 class BundleSystemSpec(Strict):
-    """A bundle with one FFN instance.
-
-    Attributes:
-        batch_size: B, requests of one attention instance in one microbatch. microbatches: m in flight.
-        block_size: tokens of a KV block. refill: the policy by which requests get slots.
-    """
+    """A bundle with one FFN instance, B sequences in each of m microbatches."""
 
     layout: Literal["afd"]
     batch_size: Slots
@@ -335,26 +278,15 @@ class BundleSystemSpec(Strict):
 
 
 class BundleProfilingSpec(Strict):
-    """The profiling of the roles, at each ratio, in turns with the live runs.
-
-    Attributes:
-        max_prompt_tokens, max_output_tokens: of a request; lengths are spread evenly in their logarithm.
-    """
+    """The profiling of the roles, at each ratio, in turns with the live runs."""
 
     max_prompt_tokens: PositiveTokens
     max_output_tokens: PositiveTokens
 
 
 class BundleValidationScenario(ScenarioFile):
-    """A bundle that is run live, with its slots full, and simulated with the same requests.
-
-    Attributes:
-        workload: lengths, in a closed loop.
-        ratio: r of rA-1F, whole numbers.
-        requests: of each attention instance, to complete in each repeat, beside those that are left in the slots then.
-            So runs at all ratios have about as many steps.
-        repeats: of each ratio, with other requests each time.
-        clock: direct execution, the only one for a bundle.
+    """A bundle that is run live, with its slots full, and simulated; docs/reference/validation-scenario.md has every
+    field.
     """
 
     kind: Literal["validation"]

@@ -30,10 +30,7 @@ _RANGES = re.compile(r"\d+(-\d+)?( \d+(-\d+)?)*", re.ASCII)
 
 
 class _Row(NamedTuple):
-    """One request. Times are in seconds; `api` is that of its answer, `think` that before it, NaN where not recorded.
-
-    `ranges` are the (first, last) ids of the blocks of its prompt, None where blocks are not recorded.
-    """
+    """One request, in seconds; NaN for times that are not recorded, None for the ranges of its prompt's block ids."""
 
     agent: int
     time: float
@@ -52,12 +49,8 @@ class _Row(NamedTuple):
 def read_agents(file: Path) -> Trace:
     """Requests of agents, a row each: trace, agent, t, in, out, api_time, think_time, block_ids.
 
-    `agent` 0 is the main agent of a `trace`. Rows of a sub-agent come behind the row that starts it, and count `t` from
-    any time of their own. `block_ids` are ranges such as `1-258 353-364`, one id for each 64 tokens, numbered within
-    the trace.
-
-    Raises:
-        BadInput: naming the file, the line and the column.
+    `agent` 0 is the main agent of a `trace`. Rows of a sub-agent come behind the row that starts it, with `t` from any
+    time of their own. `block_ids` are ranges such as `1-258 353-364`, one id for each 64 tokens, within the trace.
     """
     sessions: dict[str | int, list[_Row]] = {}
     for table in read_tables(file):
@@ -86,9 +79,6 @@ def read_agent_sessions(file: Path) -> Trace:
     """Sessions of agents, one JSON object a line: `id`, `block_size`, and `requests` with t, in, out and hash_ids.
 
     An entry of type `subagent` has `requests` of its own. `api_time` and `think_time` are optional.
-
-    Raises:
-        BadInput: naming the file, the line and the place, such as `requests[3].in`.
     """
     sessions, size = [], None
     for line, session in json_lines(file):
@@ -108,11 +98,8 @@ def read_otlp(file: Path) -> Trace:
     """Exported OpenTelemetry spans, one JSON object a line: spans, or exports with `resourceSpans`.
 
     A request is a span with `gen_ai.usage.input_tokens` and `gen_ai.usage.output_tokens`. Its session is
-    `gen_ai.conversation.id`, else its trace; its agent `gen_ai.agent.id`, else `gen_ai.agent.name`, and the first agent
-    of a session is the main one. Blocks are not recorded.
-
-    Raises:
-        BadInput: naming the file, the line and the attribute; where no span is a request.
+    `gen_ai.conversation.id`, else its trace; its agent `gen_ai.agent.id`, else `gen_ai.agent.name`, the first of a
+    session being the main one. Blocks are not recorded.
     """
     spans: list[tuple[str, str, _Row]] = []
     for line, document in json_lines(file):
@@ -157,10 +144,7 @@ class _Chain:
 
 
 def _pauses(rows: Sequence[_Row]) -> Iterator[float]:
-    """The seconds before each request of a session.
-
-    They are those since the agent's earlier answer, without the time of the sub-agents that it started in between.
-    """
+    """The seconds before each request: since the agent's earlier answer, without the time of its sub-agents."""
     main: _Chain | None = None
     sub_agents: dict[int, _Chain] = {}
     for row in rows:

@@ -68,10 +68,9 @@ class Poisson(Arrivals):
 
 @dataclass(frozen=True)
 class Gamma(Arrivals):
-    """Gamma-distributed gaps with mean 1/rate and the given coefficient of variation.
+    """Gamma-distributed gaps with mean 1/rate and a cv: bursts above 1, Poisson at 1; never clipped.
 
-    A cv above 1 gives bursts, 1 is Poisson, and below 1 is smoother. Gaps are never clipped, so that the rate
-    holds. Raises `BadInput` unless 1e-12 <= rate <= 1e12 and 0.001 <= cv <= 100.
+    Raises `BadInput` unless 1e-12 <= rate <= 1e12 and 0.001 <= cv <= 100.
     """
 
     rate: float
@@ -112,11 +111,7 @@ class Deterministic(Arrivals):
 
 @dataclass(frozen=True, init=False, eq=False)
 class Replay(Arrivals):
-    """Recorded times, used as they are: neither shifted nor repeated (read-only float64 array, shape (n,)).
-
-    Raises `BadInput` unless they are finite, 0 or later and never go backwards; and from `times` and `stream`
-    for more requests than were recorded.
-    """
+    """Recorded times, used as they are, (n,): finite, 0 or later, never backwards, and enough, else `BadInput`."""
 
     recorded: FloatArray
 

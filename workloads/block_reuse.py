@@ -21,11 +21,7 @@ from numpy.typing import NDArray
 
 
 class BlockStream:
-    """Turns, each with the blocks of one prompt.
-
-    Attributes:
-        turns: blocks by number of each turn, in the order of the prompt, with how many of them it looks up.
-    """
+    """Turns: the numbers of one prompt's blocks, and how many of them it looks up."""
 
     def __init__(self) -> None:
         self.turns: list[tuple[list[int], int]] = []
@@ -85,10 +81,7 @@ class BlockStream:
         return lookups_of_turns
 
     def lru_hits(self, capacities: Sequence[int]) -> NDArray[np.int64]:
-        """Blocks that least-recently-used caches of these sizes supply; the end of a prompt counts as used first.
-
-        A cache has to hold the longest turn, or it supplies less than this.
-        """
+        """Blocks that least-recently-used caches of these sizes supply, if they hold the longest turn."""
         distances = np.sort(np.array(self._stack_distances(), dtype=np.int64))
         return np.searchsorted(distances, np.array(capacities), side="right")
 

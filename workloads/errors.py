@@ -17,10 +17,7 @@ class TwinError(Exception):
 
 
 class BadInput(TwinError, ValueError):
-    """A file, a field or a flag that cannot be used.
-
-    The message is one line: where (file, line, column or field), the value found, and what was expected.
-    """
+    """A file, a field or a flag that cannot be used: one line with the place, the value, and what was expected."""
 
     def __init__(
         self,

@@ -42,15 +42,11 @@ _Content: TypeAlias = Callable[[int], _Columns]
 class Workload:
     """The workload of a serving system.
 
-    `content` defines the requests: pairs of lengths, from which generations are drawn; a mix of tasks with lengths of
-    their own; or a trace, whose rows come in order with their prefix blocks. `arrivals` gives their times. Under
-    `ClosedLoop` all have the arrival 0, and the client releases the next one when an earlier one ends. `models` spreads
-    requests over models; without it all are for "default". `prefixes` gives prompts shared beginnings.
-
-    `max_tokens` is the limit that clients set, and answers are cut there. None: each request's limit is the length
-    of its own answer, as in benchmarks that ignore the end-of-sequence token.
-
-    Raises `BadInput` for prefixes beside those of a trace, and for a limit below 1.
+    `content` defines the requests: pairs of lengths, a mix of tasks with lengths of their own, or a trace, whose rows
+    come in order with their prefix blocks. Under `ClosedLoop` all have the arrival 0, and the client releases the next
+    one when an earlier one ends. `models` spreads requests over models; without it all are for "default". `max_tokens`
+    is the limit that clients set; None: each request's limit is the length of its own answer. Raises `BadInput` for
+    prefixes beside those of a trace, and for a limit below 1.
     """
 
     content: LengthPairs | TaskMix | Trace
@@ -76,7 +72,7 @@ class Workload:
         prefixes: SharedPrefixes | None = None,
         max_tokens: int | None = None,
     ) -> Workload:
-        """A recorded trace at its own times; `speed` 2 plays it twice as fast.
+        """A recorded trace at its own times, `speed` times as fast.
 
         Raises `BadInput` for a trace without times, for prefixes beside its own, and unless 1e-9 <= speed <= 1e9.
         """
@@ -120,14 +116,10 @@ class Workload:
     def requests(self, rng: np.random.Generator, count: int, *, block: int = _BLOCK) -> Iterator[tuple[Request, int]]:
         """The first `count` requests in order of arrival, each with the true length of its answer in tokens.
 
-        That length is for the backend: at least 1 for a generation, 0 for a task without output. A scheduler gets the
-        request alone. `id` counts from 0.
-
-        Requests are made `block` at a time, which limits their memory and changes nothing else. Each
-        quantity has a generator of its own, spawned from `rng`: lengths stay the same when only arrivals change,
-        and a second call with the same `rng` gives other requests.
-
-        Raises `BadInput` for a count below 0 or above `recorded`.
+        That length is for the backend: at least 1 for a generation, 0 for a task without output. They are made `block`
+        at a time, which limits their memory and changes nothing else. Each quantity has a generator of its own, spawned
+        from `rng`: lengths stay the same when only arrivals change, and a second call gives other requests. Raises
+        `BadInput` for a count below 0 or above `recorded`.
         """
         whole(count, "count", low=0)
         whole(block, "block", low=1)

@@ -21,10 +21,9 @@ HALVINGS = 12
 
 
 def common_beginning(prompts: IntArray, share: float) -> SharedPrefixes | None:
-    """One beginning of all prompts, of which a warm cache supplies the share of all their tokens; None for 0.
+    """One beginning of all prompts, of which a warm cache supplies the share of all tokens; None for 0.
 
-    The last token of a prompt is always computed. Raises `BadInput` for more than a beginning as long as the mean
-    prompt supplies.
+    The last token of a prompt is always computed: `BadInput` for more than the mean prompt leaves.
     """
     beginnings = np.arange(0, int(prompts.mean()) + 1, BLOCK_TOKENS)
     supplied = [np.minimum(tokens, prompts - 1) // BLOCK_TOKENS * BLOCK_TOKENS for tokens in beginnings]
@@ -38,10 +37,7 @@ def common_beginning(prompts: IntArray, share: float) -> SharedPrefixes | None:
 
 @lru_cache(4)  # every candidate of a plan has the same
 def thinned(trace: Trace, share: float) -> Trace:
-    """The trace in which prompts, chosen at random, share nothing with others, so that hits have this share of tokens.
-
-    Raises `BadInput` for more than an infinite cache supplies of the trace as it is.
-    """
+    """The trace in which random prompts share nothing with others, so that hits have this share; else `BadInput`."""
     assert trace.prefix_blocks is not None
     assert trace.prefix_block_tokens is not None
     ranks = np.random.default_rng(0).permutation(len(trace)) / len(trace)

@@ -20,11 +20,7 @@ MAX_DEPTH = 64
 
 
 def read_bounded_text(file: Path, max_bytes: int = MAX_BYTES) -> str:
-    """A text file's content, without a byte order mark.
-
-    Raises:
-        BadInput: it cannot be read, is larger than `max_bytes`, or is not UTF-8.
-    """
+    """A text file's content, without a byte order mark; `BadInput` if unreadable, too large, or not UTF-8."""
     try:
         with file.open("rb") as opened:
             content = opened.read(max_bytes + 1)
@@ -41,12 +37,7 @@ def read_bounded_text(file: Path, max_bytes: int = MAX_BYTES) -> str:
 
 
 def read_json_object(file: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Raises:
-        BadInput: as `read_bounded_text`; no JSON, something other than an object, nesting deeper than MAX_DEPTH, or
-            lone surrogates, which no text has.
-    """
+    """The JSON object in a file; `BadInput` for other files, nesting deeper than MAX_DEPTH, or lone surrogates."""
     text = read_bounded_text(file, max_bytes)
     try:
         document = json.loads(text)

@@ -86,9 +86,9 @@ class Lengths(Protocol):
         """`size` independent lengths, shape (size,)."""
 
     def pmf(self) -> FloatArray:
-        """Probabilities P(length = k) at index k, from 0 up, summing to 1.
+        """Probabilities P(length = k) at index k, summing to 1; the last entry also holds the far tail, at most 1e-12
 
-        The last entry also holds the far tail: at most 1e-12 of mass, or all that lies beyond `PMF_ENTRIES`.
+        of mass, or all that lies beyond `PMF_ENTRIES`.
         """
 
 
@@ -136,10 +136,9 @@ class Fixed(_Spread):
 
 @dataclass(frozen=True)
 class Geometric(_Spread):
-    """Lengths 1, 2, ... that end after each token with probability p = 1/mean.
+    """Lengths 1, 2, ... that end after each token with probability p = 1/mean; `BadInput` unless 1 <= mean <= 1e9.
 
     The AFD paper's section 3.3 counts from 0, where p = 1/(mean + 1); here an answer has at least one token.
-    Raises `BadInput` unless 1 <= mean <= 1e9.
     """
 
     mean: float
@@ -209,9 +208,8 @@ class Uniform(_Spread):
 class LogNormal(_Spread):
     """exp(N(μ, σ²)) rounded to the nearest whole number and never below 1.
 
-    `mean` and `cv` at construction are the label: they fix μ and σ. The attributes of the same names are
-    those of the rounded lengths. Raises `BadInput` unless 1 <= mean <= 1e9 and 1e-6 <= cv <= 100, and when
-    rounding and the floor would move the mean by more than 1 % of its label.
+    `mean` and `cv` at construction are the label, which fixes μ and σ; the attributes are those of the rounded lengths.
+    Raises `BadInput` unless 1 <= mean <= 1e9 and 1e-6 <= cv <= 100, and where rounding moves the mean by over 1 %.
     """
 
     label_mean: float
@@ -258,9 +256,8 @@ class LogNormal(_Spread):
 def _moments(mean: float, cv: float) -> tuple[float, float]:
     """Mean and variance of the drawn lengths of `LogNormal(mean, cv)`, cached for the points of a sweep.
 
-    The first `_EXACT_TERMS` lengths that carry mass are summed one by one. Where they do not reach, the
-    curve is so wide that rounding changes its moments by less than 1e-8 of their size, and those of the
-    curve serve: E[Y^j; Y > t] = E[Y^j] Q((ln t - μ)/σ - jσ).
+    Beyond the first `_EXACT_TERMS` lengths the curve is so wide that its own moments are right to 1e-8 of their size:
+    E[Y^j; Y > t] = E[Y^j] Q((ln t - μ)/σ - jσ).
     """
     mu, sigma = _log_normal(mean, cv)
     first = max(1, math.floor(math.exp(mu - REACH * sigma)))
@@ -290,10 +287,7 @@ def _above(lengths: FloatArray, mu: float, sigma: float) -> FloatArray:
 
 @dataclass(frozen=True, init=False, eq=False)
 class Empirical(_Spread):
-    """Lengths drawn with replacement from `values` (kept as a read-only int64 array, shape (n,)).
-
-    Raises `BadInput` unless there is at least one value and all are whole numbers, 0 or more.
-    """
+    """Lengths drawn with replacement from values, (n,) int64; `BadInput` unless these are whole numbers, 0 or more."""
 
     values: IntArray
 

@@ -28,10 +28,7 @@ _PRIORITIES = 2**31
 
 
 def zipf_weights(size: int, skew: float) -> FloatArray:
-    """Weights i^-skew for the ranks i = 1 ... `size`, the most popular first (SUN appendix A.2), shape (size,).
-
-    Raises `BadInput` unless the skew is a number, 0 or more; 0 is uniform.
-    """
+    """Weights i^-skew for the ranks 1 ... `size` (SUN appendix A.2), (size,); `BadInput` unless skew is 0 or more."""
     exponent = number(skew, "skew", low=0, high=_LARGEST)
     with np.errstate(under="ignore"):  # a rank without weight to speak of is never drawn
         popularity: FloatArray = np.arange(1, size + 1, dtype=np.float64) ** -exponent
@@ -39,10 +36,7 @@ def zipf_weights(size: int, skew: float) -> FloatArray:
 
 
 class Choice:
-    """Draws index i with probability `probabilities[i]`, which is parts[i] / Σ parts (read-only, shape (n,)).
-
-    `parts` are finite, 0 or more, and not all 0.
-    """
+    """Draws index i with probability parts[i] / Σ parts; `parts` are finite, 0 or more, and not all 0."""
 
     def __init__(self, parts: FloatArray) -> None:
         scaled = parts / parts.max()  # a sum of weights near the largest float would overflow
@@ -61,8 +55,7 @@ class Choice:
 class ModelMix:
     """Requests for several models: `models[i]` gets the share of `weights[i]` in all weights.
 
-    Raises `BadInput` unless there is at least one model, each is named once, and there is one weight for each:
-    0 or more, and not all 0.
+    Raises `BadInput` unless models are named once each, with weights of 0 or more, which are not all 0.
     """
 
     models: Sequence[str]
@@ -102,12 +95,10 @@ class ModelMix:
 
 @dataclass(frozen=True)
 class TaskShare:
-    """One task of a mix: its weight among the requests, and their lengths.
+    """One task of a mix: its weight among the requests, their lengths, and more of their fields (`Request`).
 
-    `lengths` are pairs, prompt and answer, for "generate"; every other task has no answer, and `lengths` are
-    those of the prompt. `priority`, `tenant`, `service_class` and `ttft_goal` are those of the requests; see `Request`.
-    Raises `BadInput` for an unknown task, a weight that is negative or no number, a priority that is not whole, and
-    lengths of the other kind.
+    `lengths` are pairs for "generate"; every other task has no answer, and lengths of the prompt. Raises `BadInput` for
+    an unknown task, a bad weight or priority, and lengths of the other kind.
     """
 
     task: str
@@ -129,10 +120,7 @@ class TaskShare:
             raise BadInput(f"expected {kind}, for the task {self.task}", field="lengths", value=self.lengths)
 
     def stream(self, rng: np.random.Generator) -> PairStream:
-        """A source of (prompt, answer) lengths that do not depend on the size of a draw; answers are 0 without output.
-
-        From now on `rng` is its own.
-        """
+        """A source of (prompt, answer) lengths independent of the size of a draw, which takes `rng` over."""
         if self.task == "generate":
             return cast(LengthPairs, self.lengths).stream(rng)
         prompts = cast(Lengths, self.lengths)
@@ -141,10 +129,7 @@ class TaskShare:
 
 @dataclass(frozen=True)
 class TaskMix:
-    """Requests of several tasks, each with lengths of its own. A task may come twice: short chats and long ones.
-
-    Raises `BadInput` unless there is at least one share, and one with a weight above 0.
-    """
+    """Requests of several tasks, each with lengths of its own; a task may come twice. `BadInput` without a weight."""
 
     shares: Sequence[TaskShare]
 
@@ -171,11 +156,7 @@ class TaskMix:
         return self._choice.sample(rng, size)
 
     def stream(self, rng: np.random.Generator) -> TaskStream:
-        """A source of shares with their lengths, which do not depend on the size of a draw.
-
-        From now on `rng` is its own. Each share draws its lengths by itself, so that they do not change when
-        another share does.
-        """
+        """A source of shares with their lengths, each drawn by itself, which takes `rng` over."""
         task_rng, *generators = rng.spawn(1 + len(self.shares))
         lengths = [share.stream(child) for share, child in zip(self.shares, generators, strict=True)]
 

@@ -59,10 +59,7 @@ class LengthPairs(Protocol):
         """`size` independent pairs as two arrays, prefill and decode, each of shape (size,)."""
 
     def stream(self, rng: np.random.Generator) -> PairStream:
-        """A source of independent pairs, which do not depend on the size of a draw.
-
-        From now on `rng` is its own. `sample` makes no such promise.
-        """
+        """A source of independent pairs, which do not depend on the size of a draw; it takes `rng` over."""
 
     def sample_resident(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
         """Pairs of the requests in a slot at random decode steps: each is as likely as its decode is long."""
@@ -71,24 +68,15 @@ class LengthPairs(Protocol):
         """Mean token load θ of one always-full slot."""
 
     def load_beyond(self, age: int) -> float:
-        """The part of θ that is due to requests which have decoded `age` tokens or more; θ itself at age 0.
-
-        A slot that started empty `age` steps ago cannot have this part yet. Tokens.
-        """
+        """The part of θ, tokens, due to requests that have decoded `age` tokens or more; θ itself at age 0."""
 
     def slot_load_pmf(self) -> FloatArray:
-        """Probabilities P(load = l) at index l, from 0 up, of one always-full slot at a random decode step.
-
-        Raises `BadInput` when lengths reach so far beyond `PMF_ENTRIES` that the table would be wrong.
-        """
+        """P(load = l) at index l of one always-full slot at a random decode step; `BadInput` far beyond `PMF_ENTRIES`."""
 
 
 @dataclass(frozen=True)
 class Independent:
-    """Independent prefill and decode lengths.
-
-    Raises `BadInput` if a decode could be of 0 tokens.
-    """
+    """Independent prefill and decode lengths; `BadInput` if a decode could be of 0 tokens."""
 
     prefill: Lengths
     decode: Lengths
@@ -158,10 +146,9 @@ class Independent:
 
 @dataclass(frozen=True, init=False, eq=False)
 class JointEmpirical:
-    """Pairs drawn with replacement from measured ones, so that long prompts keep their answers.
+    """Pairs drawn with replacement from measured ones, (n,) int64 each, so that long prompts keep their answers.
 
-    Both fields are read-only int64 arrays of shape (n,), with one request a row. Raises `BadInput` unless
-    there is at least one pair, both have the same length, prefill is 0 or more and decode 1 or more.
+    Raises `BadInput` unless there is one, both have one length, prefill is 0 or more and decode 1 or more.
     """
 
     prefill_values: IntArray
@@ -232,13 +219,10 @@ class JointEmpirical:
     def renewal_load_interval(self, confidence: float = 0.95, *, block: int = 1) -> tuple[float, float]:
         """An interval (low, high) that holds the true θ with probability `confidence`, in tokens.
 
-        θ is a ratio of two means, so by the delta method its error is that of the mean of
-        (token steps - θ D), over E[D]. With `block=1` the pairs are taken as independent. Requests of a real
-        trace are not: they drift with the hour. Then give a `block` of consecutive rows long enough to
-        forget, and the error comes from the differences between whole blocks. This is a large-sample interval: expect
-        it to be a little too short for a few dozen blocks, or under very heavy tails.
-
-        Raises `BadInput` for a confidence outside [0.001, 0.999999], and for fewer than two blocks.
+        θ is a ratio of two means, so by the delta method its error is that of the mean of (token steps - θ D), over
+        E[D]. Requests of a real trace drift with the hour: give a `block` of consecutive rows long enough to forget,
+        and the error comes from the differences between whole blocks. It is a little too short for a few dozen blocks,
+        or under very heavy tails. `BadInput` for a confidence outside [0.001, 0.999999], and fewer than two blocks.
         """
         from statistics import NormalDist
 

@@ -28,16 +28,11 @@ REMEMBERED_RUBRICS = 1024
 
 @dataclass(frozen=True)
 class SharedPrefixes:
-    """Each request belongs to one of `groups` rubrics, and its prompt begins with the rubric's `tokens` tokens.
+    """Each request belongs to one of `groups` rubrics (weight i^-zipf), whose `tokens` tokens its prompt begins with.
 
-    The i-th rubric has a weight of i^-zipf; 0 is uniform. Prompt lengths are those of whole prompts, rubric included: a
-    prompt shorter than the rubric is the beginning of it.
-
-    An id stands for `block_tokens` tokens. The rubric's full blocks are shared. The rest of a prompt is unique, and its
-    blocks have ids only with `cache_suffix`, so that a cache fills with blocks that will not be used again. This costs
-    time for every block of every prompt.
-
-    Raises `BadInput` unless 1 <= groups <= 1e7, tokens >= 1, block_tokens >= 1 and zipf >= 0.
+    A shorter prompt is the beginning of the rubric. An id stands for `block_tokens` tokens. The rest of a prompt is
+    unique, and its blocks have ids only with `cache_suffix`, so that a cache fills with blocks that will not be used
+    again; this costs time. `BadInput` unless 1 <= groups <= 1e7, tokens >= 1, block_tokens >= 1 and zipf >= 0.
     """
 
     groups: int

@@ -31,7 +31,7 @@ SHORTEST = 1e-3
 
 @dataclass(frozen=True)
 class Profile:
-    """A relative rate that repeats after its last piece. Its mean over a period is 1, whatever the given rates are.
+    """A relative rate that repeats after its last piece, scaled to a mean of 1 over a period.
 
     Raises `BadInput` for no pieces, lengths that are not above 0, rates below 0, and a rate that is 0 throughout.
     """
@@ -63,9 +63,7 @@ class Profile:
     def of_points(cls, points: Sequence[tuple[float, float]], between: Literal["steps", "ramps"]) -> Profile:
         """From (seconds, rate) in the order of time, the first at 0; the time of the last one is the period.
 
-        Steps keep each rate until the next point, so that the last rate does not matter.
-
-        Raises `BadInput` for fewer than two points, and for times that do not begin at 0 and increase.
+        Steps keep each rate until the next point. `BadInput` for fewer than two points, or times that do not increase.
         """
         times = [time for time, _ in points]
         if len(points) < 2 or times[0] != 0 or any(a >= b for a, b in pairwise(times)):
@@ -101,8 +99,8 @@ class Profile:
 class Bursts:
     """Times at which the rate is `factor` times that between them. The mean rate stays.
 
-    Bursts and the gaps between them last an exponential time, of mean `seconds` and `every` - `seconds`: a
-    Markov-modulated process. Raises `BadInput` unless factor >= 1 and 0 < seconds < every.
+    Both last an exponential time, of mean `seconds` and `every` - `seconds`: a Markov-modulated process. Raises
+    `BadInput` unless factor >= 1 and 0 < seconds < every.
     """
 
     factor: float
@@ -135,10 +133,7 @@ class Bursts:
 
 @dataclass(frozen=True)
 class Varying(Arrivals):
-    """A process whose rate follows a profile, bursts, or both.
-
-    `start`: seconds into the profile at time 0; None: drawn, each time of a period being as likely.
-    """
+    """A process whose rate follows a profile, bursts, or both; `start`: seconds into the profile, None: drawn."""
 
     base: Poisson | Gamma | Deterministic
     profile: Profile | None = None

@@ -24,21 +24,15 @@ Source: TypeAlias = Literal["session_ids", "prefix_ids"]
 class RecordedSessions:
     """The sessions of a trace, each with its requests in order.
 
-    `source` says how rows are put into sessions: by the trace's session ids, where a row without one is a session of
-    its own; or by `sessions_by_prefix`.
+    `source`: by the trace's session ids, where a row without one is a session of its own; or by `sessions_by_prefix`.
+    Without `think`, a request is sent at its recorded time, at `speed`, or after the answer before it, if that is
+    later. With `think`, it follows that answer by a pause, drawn or the trace's own, of at most `max_pause` seconds,
+    and sessions begin by `arrivals`. Sub-agents run side by side, and their session goes on when all have ended.
 
-    Without `think`, a request is sent at its recorded time, at `speed`, or when the answer before it in its session is
-    complete, if that is later. With `think`, it follows that answer by a pause, and sessions begin by `arrivals`; the
-    pauses are drawn, or the trace's own, of at most `max_pause` seconds. Sub-agents of a trace run side by side, and
-    their session goes on when all have ended.
-
-    A prompt that is at least as long as the earlier prompt and its answer repeats them, as far as block ids do not say
-    otherwise; a shorter one begins a new context. Without block ids in the trace, blocks of `block_tokens` get ids.
-
-    With `shuffle`, sessions come in a random order. An agent ends before a request whose prompt and answer would exceed
-    `max_model_len`, and a session whose first one does is left out. A session begins after a share of its main agent's
-    requests, drawn uniformly from `advance`. Raises `BadInput` for a trace that lacks session ids, prefix ids,
-    times or pauses where they are needed.
+    A prompt at least as long as the earlier prompt and its answer repeats them, as far as block ids do not say
+    otherwise; a shorter one begins a new context. Without block ids in the trace, blocks of `block_tokens` get ids. An
+    agent ends before a request that would exceed `max_model_len`. A session begins after a share of its main agent's
+    requests, drawn from `advance`. Raises `BadInput` for a trace that lacks what is needed.
     """
 
     trace: Trace
@@ -93,10 +87,7 @@ class RecordedSessions:
         return tuple(name for name, is_random in parts.items() if is_random)
 
     def sessions(self, rng: np.random.Generator, count: int) -> Iterator[Session]:
-        """The sessions of the first `count` rows, in the order of their first requests unless they are shuffled.
-
-        Raises `BadInput` for a count above `recorded`.
-        """
+        """The sessions of the first `count` rows, in the order of their first requests or shuffled; else `BadInput`."""
         whole(count, "count", low=0)
         if count > self.recorded:
             raise BadInput(f"expected at most the {self.recorded} recorded requests", field="count", value=count)
@@ -242,8 +233,7 @@ def sessions_by_prefix(trace: Trace) -> IntArray:
     """The session of each row of a trace without session ids, recovered from the ids of its blocks, shape (n,).
 
     A row continues the latest earlier one whose whole blocks begin its own, if it is long enough to hold that row's
-    prompt and answer. Only rows whose last whole block no row had before can be continued: others end within a text
-    that several share, such as a system prompt. Rows with less than one block of their own stay alone.
+    prompt and answer. Only rows whose last whole block is new can be continued: others end within a shared text.
     """
     blocks, size = trace.prefix_blocks, trace.prefix_block_tokens
     assert blocks is not None

@@ -12,11 +12,7 @@ class Registry(dict[str, Entry]):
     """Entries by name, in the order in which they were registered."""
 
     def register(self, name: str) -> Callable[[Entry], Entry]:
-        """A decorator that adds an entry and returns it.
-
-        Raises:
-            ValueError: the name is taken.
-        """
+        """A decorator that adds an entry and returns it; `ValueError` if the name is taken."""
         if name in self:
             raise ValueError(f"expected a name that is not registered, found {name!r}")
 
@@ -27,11 +23,7 @@ class Registry(dict[str, Entry]):
         return add
 
     def select(self, name: str) -> Entry:
-        """The entry of a name.
-
-        Raises:
-            ValueError: no entry has this name; the message lists the names.
-        """
+        """The entry of a name, or a `ValueError` that lists the names."""
         if name not in self:
             raise ValueError(f"expected one of {', '.join(self)}, found {name!r}")
         return self[name]

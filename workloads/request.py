@@ -20,20 +20,13 @@ class Request:
     """One request.
 
     `arrival` is in seconds (cycles where a calibration says so), lengths are in tokens. `max_tokens` is the client's
-    limit on the answer, 0 for a request without one (classification, embedding). The true length of the answer is not
-    here, since a scheduler must not see it: the backend keeps it.
+    limit on the answer, 0 for a request without one. The true length is not here: the backend keeps it. `prefix_blocks`
+    names the prompt's leading blocks: two requests share their first n blocks exactly when their first n ids are equal.
+    `task` is one of `TASKS`; the smaller `priority` goes first, as in vLLM. `session` is the number of the
+    conversation, -1 for none. `tenant` is whom a fair order serves in turn with others; `service_class` the contract,
+    and `ttft_goal` the seconds within which that promises the first token.
 
-    `prefix_blocks` names the prompt's leading blocks, one id a block: two requests share their first n blocks
-    exactly when their first n ids are equal. An id stands for the same number of tokens in a whole workload, which the
-    engine's configuration says. `task` is one of `TASKS`; of two waiting
-    requests the one with the smaller `priority` goes first, as in vLLM. `session` is the number of the conversation
-    that it belongs to, -1 for none; routers may use it.
-
-    `tenant` is whom a fair order serves in turn with others. `service_class` is the name of the contract under which it
-    is served, and `ttft_goal` the seconds from arrival within which that promises the first token.
-
-    Raises `BadInput` for an arrival that is negative or not finite, for a negative number of tokens, and for
-    an unknown task.
+    Raises `BadInput` for an arrival that is negative or not finite, negative tokens, and an unknown task.
     """
 
     id: int
@@ -83,10 +76,7 @@ class Request:
 
     @property
     def one_shot(self) -> bool:
-        """True if one forward pass serves the request, without decoding: Prelude's OneShot class (its table 1).
-
-        That is every task but generation, and generation of at most one token.
-        """
+        """True if one forward pass serves the request, without decoding: Prelude's OneShot class (its table 1)."""
         return self.max_tokens <= 1 or self.task != "generate"
 
     @property

@@ -26,11 +26,9 @@ MAX_BRANCHES = 10_000
 
 
 class Prompt(NamedTuple):
-    """One request of a session, before it is sent.
+    """One request of a session, before it is sent; the first `resent_tokens` were a prompt of it and its answer.
 
-    `tokens` are those of the whole prompt; the first `resent_tokens` of them were computed before: they are a prompt of
-    this session and its answer. `prefix_blocks` names the blocks of the prompt and of the answer that will follow it,
-    as far as `max_tokens` allows.
+    `prefix_blocks` names the blocks of prompt and answer, as far as `max_tokens` allows.
     """
 
     tokens: int
@@ -44,8 +42,7 @@ class Round(NamedTuple):
     """Requests that are sent together; more than one are branches, and the conversation goes on from the first.
 
     They are sent `pause` seconds after the last answer of the round before, and not before the time `not_before`.
-    `agents` are the rounds of sub-agents that start at this round's last answer and run side by side; the next round
-    follows all of theirs.
+    `agents`: rounds of sub-agents that start at this round's last answer, and which the next round awaits.
     """
 
     prompts: tuple[Prompt, ...]
@@ -70,10 +67,7 @@ class Session:
 
 @dataclass(frozen=True)
 class ToolCalls:
-    """Turns that follow a tool call: their `share` of all turns but the first, its time, and its result's tokens.
-
-    Raises `BadInput` unless 0 <= share <= 1.
-    """
+    """Turns that follow a tool call: their `share` of all but the first (else `BadInput`), its time, its result."""
 
     share: float
     pause: Pauses
@@ -85,7 +79,7 @@ class ToolCalls:
 
 @dataclass(frozen=True)
 class Branches:
-    """Turns that send `count` requests at once: their `share` of all turns but the first.
+    """Turns that send `count` requests at once: their `share` of all but the first.
 
     Raises `BadInput` unless 0 <= share <= 1 and 2 <= count <= 10,000.
     """
@@ -109,17 +103,11 @@ class _Draft(NamedTuple):
 class DrawnSessions:
     """Sessions whose turns, lengths and pauses are drawn from distributions.
 
-    `turns` are rounds of a session. Its first prompt has a length of `first`; each later one repeats what was said and
-    adds `growth` tokens, `think` seconds after the answer. `tools` and `branches` change some of the later turns.
-    `prefixes` lets first prompts begin alike. `models` spreads sessions over models.
-
-    A session ends before a request whose prompt and answer would exceed `max_model_len` tokens; a first request is cut
-    to that. `max_tokens` is the limit on answers that clients set; None: the length of each answer.
-
-    An id stands for `block_tokens` tokens. Blocks of answers have ids too.
-
-    Raises `BadInput` where turns, first prompts or answers could be empty, and for prefixes with other blocks or with
-    `cache_suffix`.
+    A first prompt has a length of `first`; each later one repeats what was said and adds `growth` tokens, `think`
+    seconds after the answer. `tools` and `branches` change some of the later turns. `prefixes` lets first prompts begin
+    alike. A session ends before a request that would exceed `max_model_len` tokens; a first request is cut to that.
+    Blocks of answers have ids too. Raises `BadInput` where turns, prompts or answers could be empty, and for prefixes
+    with other blocks or with `cache_suffix`.
     """
 
     turns: Lengths
@@ -183,10 +171,7 @@ class DrawnSessions:
         return tuple(name for name, is_random in parts.items() if is_random)
 
     def sessions(self, rng: np.random.Generator, count: int) -> Iterator[Session]:
-        """Sessions in order of arrival, which make `count` requests in all; the last one is cut to that.
-
-        Each quantity has a generator of its own, spawned from `rng`.
-        """
+        """Sessions in order of arrival, which make `count` requests in all, each quantity by a generator of its own."""
         remaining = whole(count, "count", low=0)
         draw = _Drawing(self, rng)
         first_id = 0 if self.prefixes is None else self.prefixes.groups * self.prefixes.shared_blocks
@@ -250,10 +235,7 @@ class _Drawing:
         return () if self._prefixes is None else next(iter(self._prefixes(np.array([prompt]))))
 
     def rounds(self, requests: int) -> list[_Draft]:
-        """The rounds of a session, up to one with the last of `requests`.
-
-        It ends before a request that would exceed `max_model_len`.
-        """
+        """The rounds of a session, up to one with the last of `requests`, or before `max_model_len` is exceeded."""
         spec, max_len = self._spec, self._spec.max_model_len
         turns = int(spec.turns.sample(self._for_turns, 1)[0])
         drafts: list[_Draft] = []

@@ -21,11 +21,7 @@ from workloads.request import Request
 
 
 class _Rows(Sequence[tuple[int, ...]]):
-    """Read-only tuples of ids, the entries of which stand in columns one behind the other.
-
-    Args:
-        counts: entries of each tuple, shape (n,).
-    """
+    """Read-only tuples of ids, the entries of which stand in columns one behind the other; `counts`: of each, (n,)."""
 
     def __init__(self, counts: IntArray) -> None:
         self._bounds = np.concatenate(([0], np.cumsum(counts)))
@@ -86,11 +82,7 @@ class IdLists(_Rows):
 
 
 class IdRanges(_Rows):
-    """A read-only sequence of tuples of ids that are made of ranges: long prompts of growing contexts are few ranges.
-
-    Args:
-        counts: number of ranges of each tuple, shape (n,). starts, ends: of all ranges in order; ends are included.
-    """
+    """Tuples of ids that are ranges, so that long prompts of growing contexts are few: `counts` of each, ends included."""
 
     def __init__(self, counts: IntArray, starts: IntArray, ends: IntArray) -> None:
         super().__init__(counts)
@@ -115,16 +107,13 @@ def whole_column(numbers: array[int]) -> IntArray:
 class Trace:
     """A recorded workload, column by column; row i of each column is request i.
 
-    `arrivals` is float64, seconds since the first request, or None where the source has no times.
-    `prefill_tokens` and `decode_tokens` are int64 with decode >= 1. `prefix_blocks` names each prompt's
-    leading blocks of `prefix_block_tokens` tokens, or is None. `sessions` is int64, the number of each request's
-    session in the order of their first requests, -1 for a request of none; or None where the source has no sessions.
-    `pauses` is float64, the seconds between the answers that a request of a session follows and its sending, or None.
-    `agents` is int64, the agent of each request within its session, or None. 0 is the main one; the rows of a sub-agent
-    come behind the request that starts it, and the main agent's next request follows all of them.
-    All arrays have shape (n,) with n >= 1 and are read-only.
+    `arrivals` is float64, seconds since the first request, or None. Lengths are int64 with decode >= 1. `prefix_blocks`
+    names each prompt's leading blocks of `prefix_block_tokens` tokens, or is None. `sessions` is the number of each
+    request's session, -1 for none, or None. `pauses` is float64, the seconds between the answers that a request follows
+    and its sending, or None. `agents` is the agent within its session, 0 the main one; rows of a sub-agent come behind
+    the request that starts it, and the main agent's next request follows all of them.
 
-    Raises `BadInput` for columns of unequal length and for values outside these ranges.
+    All arrays have shape (n,) with n >= 1 and are read-only; else `BadInput`.
     """
 
     name: str
@@ -158,10 +147,7 @@ class Trace:
         return len(self.prefill_tokens)
 
     def prompt_blocks(self, rows: slice) -> Iterator[tuple[int, ...]]:
-        """The ids of the blocks that the prompts of `rows` fill; a last one that a prompt only begins is left out.
-
-        Ids of a request beyond its prompt would be those of its answer.
-        """
+        """The ids of the blocks that the prompts of `rows` fill: those beyond would be the answers'."""
         assert self.prefix_blocks is not None
         assert self.prefix_block_tokens is not None
         whole_blocks = (self.prefill_tokens[rows] // self.prefix_block_tokens).tolist()
@@ -192,10 +178,8 @@ class Trace:
     def requests(self, *, max_tokens: int | None = None, model: str = "default") -> list[Request]:
         """The requests in order; `id` is the row, so that the backend can look up `decode_tokens`.
 
-        A trace does not contain the client's limit. All requests get the same one, by default the longest answer of the
-        trace, so that no limit reveals the length of an answer. Without recorded arrivals all arrive at 0.
-
-        Raises `BadInput` for a `max_tokens` below the longest answer.
+        All get one limit, by default the longest answer, so that it reveals no length (`BadInput` below that). Without
+        recorded arrivals all arrive at 0.
         """
         limit = whole(self.decode_tokens.max() if max_tokens is None else max_tokens, "max_tokens", low=1)
         if limit < self.decode_tokens.max():

@@ -52,10 +52,9 @@ def name_of(file: Path) -> str:
 
 
 class Table:
-    """Successive rows of named cells: row i stood on line `lines[i]` of `file`, the names on line `names_line`.
+    """Successive rows of named cells, at least one: row i stood on line `lines[i]` of `file`.
 
-    There is at least one row. In JSON Lines the names are those of the first object of the file, keys that no column
-    needs are skipped, and a dot in a column's name goes into an object: `usage.prompt_tokens`.
+    In JSON Lines, names are those of the first object, others are skipped, and a dot goes into an object.
     """
 
     def __init__(self, file: Path, first: _Names, rows: list[_Row], *, is_json: bool) -> None:
@@ -277,11 +276,7 @@ _NUMBER_CHARACTERS = frozenset("0123456789.+-eE")
 
 
 def whole_numbers(table: Table, name: str, *, low: int) -> IntArray:
-    """A column of whole numbers within [low, `MAX_TOKENS`], shape (rows,).
-
-    12.0 is whole. In JSON true, null and "12" are no numbers.
-    Raises `BadInput` naming the first row that cannot be used.
-    """
+    """A column of whole numbers within [low, `MAX_TOKENS`], (rows,), as 12.0 is; `BadInput` about the first other."""
     values = _numbers(table, name)
     usable = (values == np.floor(values)) & (values >= low) & (values <= MAX_TOKENS)
     _refuse_first(table, name, ~usable, f"expected a whole number from {low} to {MAX_TOKENS}")
@@ -289,10 +284,7 @@ def whole_numbers(table: Table, name: str, *, low: int) -> IntArray:
 
 
 def seconds(table: Table, name: str, last: float = 0.0) -> FloatArray:
-    """A column of times as the file has them, shape (rows,); `last` is the time of the row before the table.
-
-    Raises `BadInput` naming the first row that is no finite time from 0 on or is earlier than the one before.
-    """
+    """A column of times from 0 on that never go back, (rows,), behind `last`; `BadInput` about the first other."""
     times = _numbers(table, name)
     _refuse_first(table, name, ~(np.isfinite(times) & (times >= 0.0)), "expected a finite time, 0 or later")
     _refuse_backwards(table, name, times, last)
@@ -300,10 +292,9 @@ def seconds(table: Table, name: str, last: float = 0.0) -> FloatArray:
 
 
 def nanoseconds(table: Table, name: str, last: float = 0) -> IntArray:
-    """A column of whole nanoseconds, shape (rows,); `last` is the time of the row before the table.
+    """A column of whole nanoseconds behind `last`, (rows,); `BadInput` about the first other.
 
-    JSON numbers are kept as they are: counted from 1970, as some clocks do, they are too long for a float.
-    Raises `BadInput` naming the first row that is none, or is earlier than the row before.
+    Counted from 1970, as some clocks do, they are too long for a float.
     """
     numbers = [_whole(table, cell) for cell in table.column(name)]
     unusable = np.array([not 0 <= value < 2**63 for value in numbers])
@@ -314,11 +305,9 @@ def nanoseconds(table: Table, name: str, last: float = 0) -> IntArray:
 
 
 def timestamps(table: Table, name: str, last: float = 0) -> IntArray:
-    """A column of UTC dates and times in nanoseconds, shape (rows,); `last` is the time of the row before the table.
+    """A column of UTC dates and times as nanoseconds behind `last`, (rows,); `BadInput` about the first other.
 
-    They look like 2023-11-16 18:15:46.6805900, with up to nine decimals, a T for the blank, and Z or +00:00
-    at the end where the file has it. Raises `BadInput` naming the first row that does not, or is earlier than
-    the row before.
+    They look like 2023-11-16 18:15:46.6805900, with up to nine decimals, a T for the blank, and Z or +00:00 at the end.
     """
     texts = [_date_text(cell) for cell in table.column(name)]
     try:
@@ -333,10 +322,9 @@ def timestamps(table: Table, name: str, last: float = 0) -> IntArray:
 
 
 def block_ids(table: Table, name: str, prompts: IntArray, block_tokens: int) -> tuple[IntArray, Iterable[int]]:
-    """A column of lists of block ids: how many each row has, shape (rows,), and all of them in order.
+    """A column of lists of block ids: how many each row has, (rows,), and all of them in order.
 
-    Raises `BadInput` naming the first row that is no list of whole numbers from 0 to 2^64 - 1, or that has more ids
-    than its prompt, shape (rows,) in tokens, has blocks of `block_tokens` tokens.
+    Raises `BadInput` about the first row that is no such list, or that has more ids than its prompt has blocks.
     """
     cells = table.column(name)
     if not _are_id_lists(cells):
@@ -349,10 +337,7 @@ def block_ids(table: Table, name: str, prompts: IntArray, block_tokens: int) -> 
 
 
 def session_names(table: Table, name: str) -> list[str | int | None]:
-    """A column of names of sessions, text or whole numbers; None where a row belongs to none (empty, null).
-
-    Raises `BadInput` naming the first row that has something else.
-    """
+    """A column of names of sessions, text or numbers, None where empty; `BadInput` about the first other."""
     cells = table.column(name)
     names = [(cell.strip() or None) if isinstance(cell, str) else cell for cell in cells]
     unusable = np.array([cell is not None and type(cell) not in (str, int) for cell in names])

@@ -38,11 +38,7 @@ MAX_BYTES = 1 << 30
 
 
 def read_vllm_serve(file: Path) -> Trace:
-    """The requests of `vllm bench serve --save-result --save-detailed`, in order of `start_times` where it has them.
-
-    Raises:
-        BadInput: naming the file and the place, such as `output_lens[3]`.
-    """
+    """The requests of `vllm bench serve --save-result --save-detailed`, by `start_times`; else `BadInput`."""
     document = _document(file)
     for name in ("input_lens", "output_lens"):
         if not isinstance(document.get(name), list) or not document[name]:
@@ -64,13 +60,9 @@ def read_vllm_serve(file: Path) -> Trace:
 
 
 def read_guidellm(file: Path) -> Trace:
-    """The successful requests of the benchmark in guidellm's `benchmarks.json`, in order of `request_start_time`.
+    """The successful requests of the one benchmark in guidellm's `benchmarks.json`, by time, with sessions.
 
-    Requests of several turns have sessions, by `info.conversation_id`.
-
-    Raises:
-        BadInput: naming the file and the place, such as `benchmarks[0].requests.successful[3].output_tokens`; where
-            there are several benchmarks (a sweep), or requests that failed.
+    Raises `BadInput` about the place, several benchmarks (a sweep), or requests that failed.
     """
     benchmarks = _document(file).get("benchmarks")
     if not isinstance(benchmarks, list) or len(benchmarks) != 1 or not isinstance(benchmarks[0], dict):
@@ -169,8 +161,8 @@ _SECONDS = Clock(seconds)
 class Schema:
     """The columns of a format, and the unit of its clock.
 
-    `session` is a column that requests of one session share; with `parent`, it is the request's own name, and `parent`
-    that of the request before it in its session, which an earlier row has.
+    Requests of one session share the column `session`; with `parent` it is a request's own name, and `parent` that of
+    the one before it in its session, which an earlier row has.
     """
 
     prompt: str
@@ -191,11 +183,7 @@ class Schema:
 
 
 def read_rows(file: Path, choose: Callable[[Table], Schema]) -> Trace:
-    """The trace in a file of rows; `choose` is given the first of its tables and returns their schema.
-
-    Raises:
-        BadInput: with the file, the line, the column and the value of the first thing that is wrong.
-    """
+    """The trace in a file of rows, of the schema that `choose` finds; `BadInput` about the first thing that is wrong."""
     columns: _Columns | None = None
     for table in read_tables(file):
         if columns is None:
@@ -308,10 +296,9 @@ _SCHEMAS = MappingProxyType(
 
 
 def read_trace(path: str | Path, format: TraceFormat = AUTO) -> Trace:
-    """The trace in a file, plain or gzipped; docs/reference/traces.md describes the formats.
+    """The trace in a file, plain or gzipped, in a format of docs/reference/traces.md, or by its column names.
 
-    With `format="auto"` the column names tell which one it is. No row is ever dropped or mended: raises
-    `BadInput` with the file, the line, the column and the value for the first thing that is wrong.
+    No row is ever dropped or mended: raises `BadInput` with the file, the line, the column and the value.
     """
     file = Path(path)
     if format == AUTO:

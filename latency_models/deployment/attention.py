@@ -11,13 +11,10 @@ from workloads.errors import BadInput
 
 
 class GroupedQueryAttention(Strict):
-    """Grouped queries (GQA; MHA has as many KV heads as heads).
+    """Grouped queries (GQA; MHA has as many KV heads as heads), maybe normed head by head, or gated (Qwen3-Next).
 
-    Attributes:
-        qk_norm: queries and keys are normed head by head.
-        output_gate: the query projection also makes a gate on the output, as large as the queries (Qwen3-Next).
-        window, windowed_layers: most tokens that a query attends to, in this many layers. The step-time
-            source roofline and its memory know of windows; AFD rooflines count every layer as one of full attention.
+    `window`: most tokens that a query attends to, in `windowed_layers`; AFD rooflines count every layer as full
+    attention.
     """
 
     kind: Literal["gqa"]
@@ -64,12 +61,9 @@ INDEX_SCALE_BYTES = 4.0
 
 
 class Indexer(Strict):
-    """The indexer of sparse attention (DSA): it scores the cached tokens, of which a query attends to the best.
+    """The indexer of sparse attention (DSA): it scores the cached tokens, of which a query attends to the best `top_k`.
 
-    Attributes:
-        heads, head_dim: of its queries; the one key of a token has as many elements.
-        top_k: tokens that a query attends to.
-        layers: layers that have an indexer; the others take the choice of one before them. None: all.
+    `layers`: that have an indexer; the others take the choice of one before them. None: all.
     """
 
     heads: PositiveInt
@@ -89,12 +83,7 @@ class Indexer(Strict):
 
 
 class LatentAttention(Strict):
-    """Latent attention (MLA): keys and values are cached as one compressed vector and one rotary key (AFD B.1).
-
-    Attributes:
-        q_compressed: 0 where queries are projected at once.
-        indexer: that of sparse attention; None for full attention.
-    """
+    """Latent attention (MLA): keys and values are cached as one compressed vector and one rotary key (AFD B.1)."""
 
     kind: Literal["mla"]
     heads: PositiveInt
@@ -135,12 +124,8 @@ class LinearAttention(Strict):
 
     Gated DeltaNet (`gdn`, Qwen3-Next), Kimi Delta Attention (`kda`, Kimi Linear) and Mamba-2 (`mamba2`, where key heads
     are its groups, the key's size its state size, and value heads its heads). Queries, keys and values go through a
-    causal convolution over each channel; the state of a value head is a matrix of key by value size.
-
-    Attributes:
-        layers: layers of this kind.
-        gate_rank: size between the two matrices that make a gate (kda); 0 where a gate is projected at once.
-        state_bytes: of an element of the state.
+    causal convolution over each channel; the state of a value head is a matrix of key by value size. `gate_rank`: size
+    between a gate's two matrices (kda); 0: one matrix.
     """
 
     kind: Literal["gdn", "kda", "mamba2"]
@@ -181,12 +166,7 @@ class LinearAttention(Strict):
         return self.state_elements * self.state_bytes + (self.convolution - 1) * self.convolved * CONVOLUTION_BYTES
 
     def projections(self, hidden: int) -> list[tuple[int, int]]:
-        """The linear layers of one layer as (columns, inner).
-
-        The first is of the convolved channels and of what each head has of its own: a rate and a decay (gdn), a rate
-        (kda), or a step (mamba2). Then come the gates: of the output, and in kda the decay of each channel. The last
-        one is of the output.
-        """
+        """The linear layers of one layer as (columns, inner): convolved channels and each head's own, gates, output."""
         heads = self.value_heads * (2 if self.kind == "gdn" else 1)
         gates = 2 if self.kind == "kda" else 1
         gate = [(self.gate_rank, hidden), (self.values, self.gate_rank)] if self.gate_rank else [(self.values, hidden)]

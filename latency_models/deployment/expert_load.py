@@ -27,12 +27,7 @@ ORDERS = 64
 
 
 class ExpertBalancer(Strict):
-    """EPLB.
-
-    Attributes:
-        replicas: expert slots beyond one for each expert.
-        period: seconds between two rebalancings. cost: seconds that each takes from serving.
-    """
+    """EPLB: slots beyond one for each expert, and seconds between two rebalancings and of each."""
 
     replicas: NonNegativeInt = 0
     period: PositiveFloat
@@ -40,12 +35,10 @@ class ExpertBalancer(Strict):
 
 
 class ExpertLoad(Strict):
-    """The popularity of the routed experts of a layer.
+    """The popularity of the routed experts of a layer; without `eplb` they stay where they are.
 
-    Attributes:
-        popularity: uniform; power_law, whose density falls as x^-exponent from 1 to `ratio`; or measured, the column
-            `tokens` of the CSV file `path`, one row an expert.
-        eplb: None: experts stay where they are.
+    It is uniform; power_law, whose density falls as x^-exponent from 1 to `ratio`; or the column `tokens` of a CSV
+    file.
     """
 
     popularity: Literal["uniform", "power_law", "measured"] = "uniform"
@@ -68,11 +61,7 @@ class ExpertLoad(Strict):
         return 1.0 + self.eplb.cost / self.eplb.period if self.eplb else 1.0
 
     def shares(self, experts: int, base: Path = Path()) -> Floats:
-        """The share of the tokens of each expert, falling, of a sum of 1.
-
-        Raises:
-            BadInput: a file with another number of experts.
-        """
+        """The falling share of the tokens of each expert; `BadInput` for a file with another number of experts."""
         if self.path is not None:
             path = base / self.path
             tokens = np.array(read_columns(path).numbers("tokens", above=0.0))
@@ -102,11 +91,7 @@ def power_law(exponent: float, ratio: float, count: int) -> Floats:
 
 
 def fullest_rank(shares: Floats, ranks: int, eplb: ExpertBalancer | None = None) -> float:
-    """Tokens of the fullest rank over the mean: of experts in any order, on average, or as EPLB packs them.
-
-    Args:
-        shares: of the experts, shape (experts,).
-    """
+    """Tokens of the fullest rank over the mean: of experts in any order, on average, or as EPLB packs them."""
     if eplb is not None:
         return ranks * max(packed(replicated(shares, eplb.replicas), ranks))
     experts = len(shares)

@@ -26,10 +26,7 @@ class Network(Strict):
 
 
 class Efficiency(Strict):
-    """Reached shares of the peak rates: η_mem of eq. 25, η_compute of eq. 28, and the same for the network.
-
-    The built-in files assume all three; measure them where you can.
-    """
+    """Reached shares of the peak rates (η of eq. 25 and 28, and the network's), assumed in built-in files."""
 
     memory: Share
     compute: Share

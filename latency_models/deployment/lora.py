@@ -23,10 +23,7 @@ WEIGHT_BYTES = 2.0
 
 
 def adapter_bytes(model: Model, rank: int, targets: Iterable[str], tensor_parallel: int = 1) -> float | None:
-    """Bytes of one adapter on one device; None for models whose layers are not all dense with grouped queries.
-
-    As in vLLM without `fully_sharded_loras`, the side of an adapter that meets the split side of its layer is split.
-    """
+    """Bytes of one adapter on one device, split as in vLLM by default; None unless all layers are dense with GQA."""
     attention, ffn, hidden = model.attention, model.ffn, model.hidden_size
     if attention.kind != "gqa" or ffn.kind != "dense" or model.linear_attention or attention.output_gate:
         return None

@@ -62,12 +62,10 @@ class DenseFFN(Strict):
 
 
 class ExpertFFN(Strict):
-    """Mixture of experts, each SwiGLU; the first `dense_layers` layers are dense.
+    """Mixture of experts, each SwiGLU (`gated`); the first `dense_layers` layers are dense.
 
-    Attributes:
-        shared_experts: experts that see every token, each as large as a routed one.
-        gated: an expert is SwiGLU; else it has two matrices with an activation between them.
-        latent_size: elements to which a token is projected for the routed experts, and back; 0: they see all of them.
+    `shared_experts`: experts that see every token. `latent_size`: elements to which a token is projected for the routed
+    experts, and back; 0: they see all of them.
     """
 
     kind: Literal["moe"]
@@ -126,12 +124,9 @@ class ExpertFFN(Strict):
 
 
 class Checkpoint(Strict):
-    """Published weights.
+    """Published weights on Hugging Face, or None for weights that are nowhere.
 
-    Attributes:
-        repository: on Hugging Face; None for weights that are nowhere.
-        weights: format of linear layers. experts: of routed experts; None: that of `weights`.
-        bytes: of its safetensors, with what model files leave out: scales, biases, MTP modules.
+    `experts`: format of routed experts; None: as `weights`. `bytes`: of its safetensors, with scales, biases and MTP.
     """
 
     repository: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")] | None = None
@@ -150,13 +145,9 @@ AS_PUBLISHED = Checkpoint()
 
 
 class Model(Strict):
-    """One transformer.
+    """One transformer: `attention` of layers with a KV cache, `linear_attention` of those with a state.
 
-    Attributes:
-        attention: of the layers with a KV cache. linear_attention: of the layers with a state for each sequence.
-        ffn_layers: layers that are an FFN alone, in models whose other layers have none; None: every layer has an FFN
-            behind its attention.
-        checkpoints: its weights as published. The first is the one that is meant where no format is stated.
+    `ffn_layers`: layers that are an FFN alone; None: every layer has one. `checkpoints`: the first is the default.
     """
 
     schema_: Literal["twin.model/1"] = Field(alias="schema")
@@ -227,10 +218,7 @@ class Model(Strict):
         return 0 if indexer is None else indexer.layers or self.attention_layers
 
     def check_layers_alike(self) -> None:
-        """Refuse a model with layers without a KV cache or an FFN, and one with sparse attention.
-
-        Sources of step times that count layers of one kind call this.
-        """
+        """Refuse a model with layers without a KV cache or an FFN, and one with sparse attention."""
         linear, indexer = self.linear_attention, self.indexer
         if linear or indexer or self.ffn_layers is not None:
             kind = linear.kind if linear else "an indexer (DSA)"
@@ -292,8 +280,7 @@ class Model(Strict):
     def formats(self, weights: Weights | None = None, experts: Weights | None = None) -> Formats:
         """The formats that are stated, and those of the first checkpoint for what is not.
 
-        `experts` is `weights` where only these are stated. MXFP4 and INT4 are formats of experts alone: stated for the
-        weights of a mixture of experts, its linear layers are in bf16.
+        MXFP4 and INT4 are formats of experts alone: stated for a mixture of experts, its linear layers are in bf16.
         """
         if weights is None:
             published = self.published_formats
@@ -363,10 +350,7 @@ class Model(Strict):
 
 
 def load_model(name: str | Path, base: Path = Path()) -> Model:
-    """Load a built-in model file by one of its names (`builtin_files`), or a file by path.
-
-    Relative paths start from `base`. The first checkpoint is the one that the name means.
-    """
+    """Load a built-in model file by one of its names (`builtin_files`), or a file by path, relative to `base`."""
     path = find_data("models", name, base)
     try:
         status = path.stat()

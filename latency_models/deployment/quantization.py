@@ -40,11 +40,7 @@ DENSE_FFN = ("mlp.down_proj",)
 
 
 def stated_formats(fields: ConfigFields, *, sparse: bool) -> Formats:
-    """The formats of a model's weights; bf16 where nothing is quantised.
-
-    Args:
-        sparse: a mixture of experts.
-    """
+    """The formats of a model's weights, `sparse` for a mixture of experts; bf16 where nothing is quantised."""
     section = _section(fields)
     if section is None:
         return Formats("bf16", "bf16")

@@ -26,10 +26,7 @@ from workloads.errors import BadInput
 
 
 class Overhead(Strict):
-    """Fixed seconds of a layer's attention, FFN and round trip.
-
-    Nothing is assumed of kernel launches (0); 10 µs a round trip is in the range of point-to-point latencies.
-    """
+    """Fixed seconds of a layer: of kernel launches none by default; 10 µs a round trip is in the usual range."""
 
     attention: NonNegativeFloat = 0.0
     ffn: NonNegativeFloat = 0.0
@@ -37,22 +34,7 @@ class Overhead(Strict):
 
 
 class Deployment(Strict):
-    """The placement of the model on the hardware.
-
-    Attributes:
-        ffn_cards: N_cards, devices of one FFN instance.
-        experts_per_card: N_expert/card; default: the experts divided evenly, rounded up. Not for a dense FFN.
-        precision: of all weights and of the FFN's compute; it selects the peak FLOP/s.
-        kv_bytes: bytes of one KV cache element (eq. 24: 2).
-        activation_bytes: bytes of one activation element to the FFN and back (eq. 34: 1 + 2).
-        mtp_depth: tokens drafted beside each one (eq. 31); default: the model's.
-        link: the network that activations cross; f of eq. 35 is the bandwidth of one card on it.
-        overhead: fixed time of a layer, added to the intercepts.
-        shared_experts: whether every FFN card also holds the shared experts, and computes its part of the rows; the
-            paper counts routed experts only.
-        expert_load: popularity of experts, and EPLB; default: all are used evenly. The fullest card sets the pace.
-        memory_efficiency, compute_efficiency, network_efficiency: in place of the hardware file's.
-    """
+    """The placement of the model on the hardware; docs/reference/scenario-file.md describes every field."""
 
     ffn_cards: PositiveInt = 1
     experts_per_card: PositiveInt | None = None
@@ -75,11 +57,7 @@ def read_deployment(section: dict[str, Any], field: str) -> Deployment:
 
 
 def derive(hardware: Hardware, model: Model, deployment: Deployment, section: str = "") -> Calibration:
-    """The calibration that the specifications imply.
-
-    Args:
-        section: dotted field under which the deployment stands in a file, for the error.
-    """
+    """The calibration that the specifications imply; `section`: its dotted field in a file, for errors."""
     model.check_layers_alike()
     try:
         hardware.flops(deployment.precision)
@@ -159,10 +137,7 @@ def experts_on_card(ffn: ExpertFFN, deployment: Deployment) -> int:
 
 
 def _card_rows(ffn: ExpertFFN, model: Model, deployment: Deployment) -> float:
-    """N_expert/card · k (1 + MTP depth) / N_expert: rows on one card's experts for each request (eq. 31, 33).
-
-    Of experts that are not used evenly it is the fullest card's rows.
-    """
+    """N_expert/card · k (1 + MTP depth) / N_expert: rows on one card (the fullest) for each request (eq. 31, 33)."""
     rows = ffn.experts_per_token * _rows_per_request(model, deployment)
     load, cards = deployment.expert_load, cards_of_ffn_instance(model, deployment)
     fullest = load.fullest(ffn.experts, cards) * load.slowdown if load else 1.0

@@ -74,10 +74,9 @@ def builtin_name(kind: Kind, name: str) -> str | None:
 
 
 def find_data(kind: Kind, name: str | Path, base: Path = Path()) -> Path:
-    """The path of a built-in file, or of a user's own.
+    """The path of a built-in file, or of a user's own, relative to `base`.
 
-    Every `Path`, text that ends as a YAML or JSON file, and text with a slash that leads somewhere is a path; relative
-    paths start from `base`. Any other text is a name (`builtin_name`).
+    Every `Path`, text that ends as a YAML or JSON file, and text with a slash that leads somewhere is a path.
     """
     if isinstance(name, Path) or name.endswith(ENDINGS) or (is_path(name) and _exists(base / name)):
         return base / name
@@ -94,10 +93,7 @@ def find_data(kind: Kind, name: str | Path, base: Path = Path()) -> Path:
 
 
 def name_on_command_line(kind: Kind, flag: str, text: str) -> str:
-    """The built-in name that a flag's value means, or the absolute path of a file.
-
-    A model keeps its name as it is written, which may mean one of its checkpoints.
-    """
+    """The built-in name that a flag's value means (a model's stays as written), or the absolute path of a file."""
     try:
         path = find_data(kind, text)
     except BadInput as error:

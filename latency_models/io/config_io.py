@@ -39,11 +39,7 @@ MAX_BITS = 1023
 
 
 def check_limits(text: str, loader: type[Any]) -> None:
-    """Parse the events of `text` and compare nesting and the number of values with the limits above.
-
-    Stops at the first event beyond a limit, so the time is bounded by the limits whatever the text is. An alias of
-    something unknown is left to the loader.
-    """
+    """Compare the nesting and the number of values of `text` with the limits above, event by event."""
     values, open_nodes = 0, list[tuple[str | None, int]]()
     sizes: dict[str | None, int | None] = {}
     for event in yaml.parse(text, loader):
@@ -168,11 +164,7 @@ _Dumper.add_representer(str, _write_text)
 
 
 def read_yaml_text(text: str) -> Any:
-    """The value that a piece of YAML stands for.
-
-    Raises:
-        yaml.YAMLError: it is not YAML, gives a key twice, or exceeds a limit of `latency_models.io.config_io`.
-    """
+    """The value of a piece of YAML; `yaml.YAMLError` for a key that comes twice, or beyond a limit."""
     try:
         check_limits(text, _FastestLoader)
         return yaml.load(text, _Loader)
@@ -186,11 +178,7 @@ def write_yaml(document: dict[str, Any]) -> str:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds.
-
-    Raises:
-        BadInput: it cannot be read, is not YAML, or is something other than a mapping with text keys.
-    """
+    """The mapping that a YAML file holds; `BadInput` if it cannot be read, or has other things than text as keys."""
     text = read_text(path)
     try:
         document = read_yaml_text(text)
@@ -211,11 +199,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """A text file's content, without a byte order mark.
-
-    Raises:
-        BadInput: there is no such file, it is a folder, may not be read, is larger than MAX_BYTES, or is not UTF-8.
-    """
+    """A text file's content, without a byte order mark; `BadInput` if unreadable, above MAX_BYTES, or not UTF-8."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -231,15 +215,7 @@ def read_text(path: Path) -> str:
 
 
 def checked(model: type[_Model], document: dict[str, Any], file: Path | None, section: str = "") -> _Model:
-    """Check a document, and return it as an instance of `model`.
-
-    Args:
-        file: origin of the document, for the error.
-        section: dotted field under which the document stands in that file.
-
-    Raises:
-        BadInput: the first fault (see `explain_validation`).
-    """
+    """The document as an instance of `model`; else `BadInput` about its first fault in `file`, below `section`."""
     try:
         return model.model_validate(document)
     except ValidationError as error:

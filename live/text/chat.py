@@ -24,13 +24,9 @@ DEFAULT, TOOLS = "default", "tool_use"
 
 
 class ChatTemplate:
-    """The chat templates of a directory, with the special tokens that they may use.
+    """The chat templates of a directory by name ("default", "tool_use"), with texts of special tokens.
 
     A template is code that comes with a model, so it runs in Jinja's sandbox.
-
-    Attributes:
-        templates: by name. A single template is called "default"; "tool_use" serves requests with tools.
-        tokens: texts of special tokens by name, such as "bos_token".
     """
 
     def __init__(self, templates: Mapping[str, Template], tokens: Mapping[str, str]) -> None:
@@ -58,12 +54,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **extra: Any,
     ) -> str:
-        """The text of a conversation, including special tokens.
-
-        Args:
-            messages: each with `role` and `content`: a string, a list of text parts (joined by newlines), or None.
-            tools: JSON schemas of functions. extra: further variables of the template, such as `enable_thinking`.
-        """
+        """The text of a conversation (contents are strings, lists of text parts, or None), including special tokens."""
         if not messages:
             raise BadInput("expected at least one message", field="messages")
         plain = [_plain(message, f"messages[{i}]") for i, message in enumerate(messages)]

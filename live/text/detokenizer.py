@@ -65,11 +65,7 @@ class ByteLevelDetokenizer:
 
 
 class ByteFallback:
-    """A vocabulary whose names are text, with `space` for spaces, or <0x00> to <0xFF>.
-
-    Attributes:
-        strips: an output's leading space is left out, since encoding adds one.
-    """
+    """A vocabulary whose names are text, with `space` for spaces (an output's first may be stripped), or <0x00>."""
 
     def __init__(self, names: Names, space: str, strips: bool) -> None:
         self._names = names

@@ -9,16 +9,9 @@ from workloads.errors import BadInput
 
 
 class StopStrings:
-    """The stop strings of a request with their search tables, shared by all of its outputs.
+    """The stop strings of a request with their search tables, shared by all outputs; `BadInput` for an empty one.
 
-    Building the tables takes time and memory proportional to the total length of the strings. A search does not change
-    them: each output has its own `StopSearch`.
-
-    Attributes:
-        texts: the strings.
-
-    Raises:
-        BadInput: an empty string.
+    Tables take time and memory proportional to the strings' length. Each output has its own `StopSearch`.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -34,11 +27,7 @@ class StopStrings:
 
 
 class StopSearch:
-    """The search for stop strings in one output: the first complete one counts; of two that end together, the longer.
-
-    Attributes:
-        pending: number of characters at the end of the text so far that may be the beginning of a stop string.
-    """
+    """The search for stop strings in one output: the first complete one counts; of two that end together, the longer."""
 
     def __init__(self, first_characters: frozenset[str], matches: list[_Match]) -> None:
         self._first_characters = first_characters
@@ -46,14 +35,9 @@ class StopSearch:
         self.pending = 0
 
     def feed(self, piece: str, counts: bool = True) -> tuple[int, str] | None:
-        """Search the next part of the text. Not to be called again after a stop string has been found.
+        """Search the next part of the text, until a string is found: the end in `piece`, and the string.
 
-        Args:
-            counts: if False, a string complete within `piece` is ignored; one that begins in it may count later.
-
-        Returns:
-            The number of characters of `piece` up to the end of the stop string, and the string; None if none is
-            complete.
+        Without `counts`, a string complete within `piece` is ignored; one that begins in it may count later.
         """
         if not self.pending and self._first_characters.isdisjoint(piece):
             return None
@@ -67,11 +51,7 @@ class StopSearch:
 
 
 class _Match:
-    """Knuth, Morris and Pratt's search for one string, which reads each character of the text once.
-
-    Attributes:
-        matched: length of the longest prefix of `text` that the text so far ends with.
-    """
+    """Knuth, Morris and Pratt's search for one string, which reads each character of the text once."""
 
     __slots__ = ("_borders", "matched", "text")
 
@@ -117,16 +97,8 @@ class TextStream:
     """Converts tokens to text that is never taken back, at the same cost for each token of an output.
 
     Three things are held back: an incomplete character, a run of byte tokens whose end decides its text
-    (`live.text.detokenizer`), and what may be the beginning of a stop string. The text of all `push` calls and `finish`
-    together equals `Tokenizer.decode` of all tokens, up to the first stop string.
-
-    Args:
-        stops: strings that end the text, None for none. include_stop: the text includes the stop string that ends it.
-        skip_special: special tokens produce no text. min_tokens: output tokens before which no stop string ends the
-            text.
-
-    Attributes:
-        stopped: the stop string that ended the text, after which tokens produce nothing; None so far.
+    (`live.text.detokenizer`), and what may be the beginning of a stop string. All text together equals
+    `Tokenizer.decode`, up to the first stop string that ends after `min_tokens`; then `stopped` is that string.
     """
 
     def __init__(

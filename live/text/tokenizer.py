@@ -60,16 +60,10 @@ def special_tokens(directory: Path) -> dict[str, str]:
 
 
 class Tokenizer:
-    """The tokenizer of a directory.
+    """The tokenizer of a directory; `BadInput` if it cannot be used, or lacks its special tokens.
 
-    Attributes:
-        size: number of ids; the model's vocabulary may be larger. fast: `fastokens` encodes in place of `tokenizers`.
-        bos, eos: ids, None if the directory names no such token.
-        end_tokens: `eos` and the ids that generation_config.json adds; each of them ends an output.
-        special: ids that `decode` skips by default.
-
-    Raises:
-        BadInput: no tokenizer.json, one that cannot be used, or special tokens that it does not contain.
+    `size`: number of ids; the vocabulary may be larger. `end_tokens`: `eos` and those of generation_config.json, each
+    of which ends an output. `special`: ids that `decode` skips by default. `fast`: `fastokens` encodes.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -93,11 +87,9 @@ class Tokenizer:
         self.end_tokens = eos | _end_tokens(directory / "generation_config.json")
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """The ids of a text. Names of special tokens in it become these tokens.
+        """The ids of a text, in which names of special tokens become these.
 
-        Args:
-            special: add what the tokenizer puts around a text, such as a beginning-of-sequence token, which a rendered
-                chat already contains.
+        `special`: add what the tokenizer puts around a text, which a rendered chat already contains.
         """
         try:
             if self.fast or len(text) < LONG:

@@ -33,17 +33,10 @@ IN_TURNS_SEED = 1001
 
 
 class LiveBackend(LoadedModel):
-    """One model, loaded once.
+    """One model, loaded once; engines may schedule ahead, and `in_turns` be profiled in turns with each replay.
 
-    Args:
-        path: a Hugging Face directory, or with `random` weights a config.json.
-        threads: CPU threads of one operation.
-        quantise: fields of `Rounding`, to round linear layers; None: no rounding.
-        async_scheduling: engines schedule a step while the step before it still runs.
-        clock: the clock of timed runs (`live.clock`).
-        in_turns: profile an engine in turns with each replay, too, with these limits; None: not.
-        tensor_parallel_size: processes that share each layer. By the direct clock a step takes the longest of their CPU
-            times between any two sums, and for each sum the latency that is measured here.
+    By the direct clock, a step of `tensor_parallel_size` processes takes the longest of their CPU times between any two
+    sums, and for each sum the latency that is measured here.
     """
 
     def __init__(
@@ -83,10 +76,7 @@ class LiveBackend(LoadedModel):
     def measure_drafts(
         self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]
     ) -> Sequence[AnswerDrafts]:
-        """Answer requests, and find the outcomes of drafts at every position of their answers. Nothing is timed.
-
-        Answers are as much longer as a draft can be, where the model's context allows it.
-        """
+        """The outcomes of drafts at every position of answers, as much longer as a draft can be. Nothing is timed."""
         spec, longest = scheduler.speculation, self.decoder.config.max_position_embeddings
         assert spec is not None
         generations = []
@@ -103,10 +93,7 @@ class LiveBackend(LoadedModel):
         return self.uses_graphs
 
     def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayResult:
-        """Send each request to an empty engine at its arrival time, and turns of sessions after their answers.
-
-        A profile in turns goes on where it paused in the replay before.
-        """
+        """Send each request to an empty engine at its time; a profile in turns goes on where it paused before."""
         clients = clients_of(requests, self.vocabulary, scheduler.config.prefix_id_tokens)
         if self._in_turns is not None and self._profile_in_turns is None:
             limits, engine = profiling_limits(scheduler, self._in_turns), self._settled(scheduler)
@@ -159,10 +146,7 @@ def measure_drafts(engine: Engine, generations: Sequence[Generation], spec: Spec
 
 
 def drafts_of(generation: Generation, spec: SpeculativeSpec) -> AnswerDrafts:
-    """The outcomes at each position, from 1 output token on, behind which the answer is as long as a draft can be.
-
-    Position 0, at which nothing is decoded, has no draft. An answer that is too short for any other has that one alone.
-    """
+    """The outcomes behind which the answer is as long as a draft; position 0, without decodes, has none."""
     size = spec.num_speculative_tokens
     lookup = NgramLookup(spec.prompt_lookup_min, spec.prompt_lookup_max)
     lookup.extend(generation.prompt.tolist())

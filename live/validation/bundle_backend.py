@@ -23,11 +23,7 @@ Integers = NDArray[np.int64]
 
 
 class LiveBundle:
-    """Bundles of the model of a scenario, loaded once, on the CPU.
-
-    Args:
-        base: folder that paths in the scenario start from.
-    """
+    """Bundles of the model of a scenario, loaded once, on the CPU."""
 
     def __init__(self, scenario: BundleValidationScenario, base: Path) -> None:
         self._model = LoadedModel(**model_arguments(scenario.model, base, scenario.seed), device="cpu")
@@ -45,11 +41,7 @@ class LiveBundle:
         return self._model.decoder.config.shape.hidden * self._model.decoder.weights.norm.dtype.itemsize
 
     def run_in_turns(self, instances: int, loads: Sequence[tuple[Integers, Integers, int]]) -> list[BundleRun]:
-        """Run bundles with `instances` attention instances each in turns of some milliseconds, until the first is over.
-
-        Args:
-            loads: of each bundle, prompt and output tokens of its prefilled requests, and how many are to complete.
-        """
+        """Run bundles with `instances` attention instances each in turns of milliseconds, until the first is over."""
         return run_in_turns([self._bundle(instances, *load) for load in loads])
 
     def _bundle(self, instances: int, prefill: Integers, decode: Integers, completions: int) -> MeasuredBundle:

@@ -27,12 +27,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def materialise(request: Request, answer: int, vocabulary: int, id_tokens: int) -> Generation:
-    """A generation with random tokens, whose prompt shares blocks with exactly the requests that share its prefix ids.
-
-    Args:
-        answer: number of output tokens; ignored for a task without output.
-        id_tokens: prompt tokens that one prefix id stands for.
-    """
+    """A generation with random tokens, whose prompt shares blocks with exactly the requests that share its prefix ids."""
     prompt = prefix_tokens(request.prefix_blocks, (request.id,), request.prompt_tokens, vocabulary, id_tokens)
     return make_generation(
         request.id,
@@ -85,13 +80,7 @@ class OpenLoop:
 
 @dataclass
 class _SessionState:
-    """A session under way.
-
-    Attributes:
-        text: tokens of its latest prompt and answer. turn: rounds sent so far.
-        round: the next one, or the one that is being answered. unanswered: requests of it without an answer.
-        first: the request of the round that the conversation goes on from.
-    """
+    """A session under way: its text, the round that is next or unanswered, and the request that it goes on from."""
 
     session: Session
     rounds: Iterator[Round]
@@ -106,10 +95,7 @@ class Sessions:
     """Sessions that begin at their arrival times; each round follows the answers of the one before by its pause.
 
     A prompt repeats the real text of the earlier prompt and its answer, and goes on with random tokens. Blocks have the
-    ids that the workload gives them, so that the scheduler shares what it shares in a simulation.
-
-    Args:
-        vocabulary: number of token ids. id_tokens: tokens that one prefix id stands for.
+    workload's ids, so that the scheduler shares what it shares in a simulation.
     """
 
     def __init__(self, sessions: Sequence[Session], vocabulary: int, id_tokens: int) -> None:

@@ -40,13 +40,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class ReplayedPools:
-    """A replayed workload. Times are seconds since the start, of each role's own clock.
-
-    Attributes:
-        spans: every step of every engine, engine by engine: see `live.validation.role_steps`.
-        profiled: what was profiled in turns with it; None if nothing was.
-        speculation: None: these engines do not speculate.
-    """
+    """A replayed workload, in seconds of each role's own clock: `spans` of engines as in `live.validation.role_steps`."""
 
     speculation: ClassVar[None] = None
 
@@ -72,14 +66,7 @@ class ReplayedPools:
 
 
 class PoolsBackend(LoadedModel):
-    """The pools of a scenario, on the CPU.
-
-    Args:
-        base: folder that paths in the scenario start from.
-
-    Raises:
-        BadInput: as `LoadedModel`; or a link that counts other bytes of a token than the model's cache has.
-    """
+    """The pools of a scenario, on the CPU; `BadInput` as of `LoadedModel`, or for a link of other bytes a token."""
 
     def __init__(self, scenario: ValidationScenario, base: Path) -> None:
         spec, link = scenario.model, scenario.system.kv_link
@@ -147,10 +134,7 @@ class PoolsBackend(LoadedModel):
         )
 
     def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayedPools:
-        """Send each request to the front at its arrival time. Sessions are refused by the scenario.
-
-        With `profiling.in_turns` a profile takes turns with it, and goes on where it paused in the replay before.
-        """
+        """Send each request to the front at its arrival time; a profile in turns goes on where it paused before."""
         unsorted = [
             materialise(request, answer, self.vocabulary, scheduler.config.prefix_id_tokens)
             for request, answer in (entry for entry in requests if not isinstance(entry, Session))

@@ -49,13 +49,7 @@ MakePools = Callable[[RecordedTime, Callable[[Progress], None]], LocalPools]
 
 
 class PoolsProfile:
-    """A profile of a topology under way: one round to warm up, then others without end.
-
-    Args:
-        make_pools: makes the topology with these clocks and this `on_progress`.
-        models: names of the models. decode_ranks: ranks of the decode engines.
-        limits: of every `rounds` rounds. seed: of lengths and tokens.
-    """
+    """A profile of a topology under way: one round to warm up, then others without end."""
 
     def __init__(
         self, make_pools: MakePools, time: RecordedTime, models: Sequence[str], decode_ranks: Sequence[int],

@@ -43,14 +43,7 @@ WARM_UP_STEPS = 40
 
 @dataclass(frozen=True)
 class ProfilingLimits:
-    """Limits on the number and the size of timed steps.
-
-    Attributes:
-        max_prompt_tokens, max_output_tokens: of a request.
-        max_num_seqs: sequences that run at once.
-        rounds: number of rounds. max_steps: steps of a round.
-        resent: the share of requests whose prompts repeat the beginning of an earlier one.
-    """
+    """Limits on the number and the size of timed steps; `resent`: the share of prompts that repeat a beginning."""
 
     max_prompt_tokens: int
     max_output_tokens: int
@@ -62,22 +55,14 @@ class ProfilingLimits:
 
 @dataclass(frozen=True)
 class ProfilingResult:
-    """Timed steps of several rounds. Times are seconds since the start.
-
-    Attributes:
-        rounds: of each round, its steps in order, each with the time at which it began.
-        frontend: of several engines, the work between their steps: fields of `system.frontend`, seconds.
-    """
+    """Timed steps of several rounds, each with its begin, and the work between steps (`system.frontend`), seconds."""
 
     rounds: list[list[tuple[float, Step]]]
     frontend: Mapping[str, float] = field(default_factory=dict)
 
 
 class Round(NamedTuple):
-    """The number of sequences that run together in a round, and the limits of their lengths.
-
-    `drafted`: the share of decodes that verify made-up drafts, on an engine that speculates.
-    """
+    """The sequences of a round, limits of lengths, and the share of decodes that verify made-up drafts."""
 
     num_seqs: int
     max_prompt_tokens: int
@@ -92,12 +77,7 @@ def profile(
     seed: int,
     clock: Clock | None = None,
 ) -> ProfilingResult:
-    """Run all rounds. A step lasts from its begin to the begin of the next step.
-
-    Args:
-        make_engine: makes an empty engine with the scenario's settings.
-        clock: started before the first step; None: wall time.
-    """
+    """Run all rounds on an empty engine. A step lasts from its begin to the begin of the next step."""
     return EngineProfile(make_engine(), limits, vocabulary, seed, clock or WallClock()).run()
 
 
@@ -115,8 +95,7 @@ def random_sizes(rng: np.random.Generator, limits: ProfilingLimits) -> list[list
 def stratified_sizes(rng: np.random.Generator, rounds: int, largest: int, power: int = 1) -> list[int]:
     """A number from 1 to `largest` for each round, one from each of `rounds` equal strata, in random order.
 
-    With `power` 2 the strata are equal in the square root: half of the numbers lie below a quarter of `largest`,
-    because small sizes differ more in relative terms, and large ones take longer to run.
+    With `power` 2 the strata are equal in the square root: small sizes differ more, and large ones take longer.
     """
     shares = (rng.permutation(rounds) + rng.random(rounds)) / rounds
     sizes: list[int] = np.maximum(np.ceil(largest * shares**power), 1).astype(int).tolist()
@@ -124,10 +103,9 @@ def stratified_sizes(rng: np.random.Generator, rounds: int, largest: int, power:
 
 
 def sequences_left(num_seqs: int, step: int, max_steps: int) -> int:
-    """Number of sequences that go on after `step` of `max_steps` steps: all until the middle, then fewer, down to 1.
+    """Sequences that go on after `step`: all until the middle of `max_steps`, then fewer, down to 1.
 
-    Thus every number of decodes occurs in many rounds. Otherwise a machine that is a few per cent slower during one
-    round would be fitted as a property of that round's number of decodes.
+    So every number of decodes occurs in many rounds, and a slow round is not fitted as a property of its number.
     """
     return min(max(-(-2 * num_seqs * (max_steps - step) // max_steps), 1), num_seqs)
 
@@ -135,9 +113,7 @@ def sequences_left(num_seqs: int, step: int, max_steps: int) -> int:
 class EngineProfile:
     """A profile of one engine under way: a round to warm up, then others without end.
 
-    Args:
-        engine: without requests. limits: of every `rounds` rounds. seed: of lengths and tokens.
-        clock: it stops while a request is made up, and between turns.
+    The clock stops while a request is made up, and between turns.
     """
 
     def __init__(
@@ -257,12 +233,9 @@ class EngineProfile:
 
 
 class _MadeUpDrafts:
-    """Random drafts of an engine's decodes, in place of those that its n-grams have.
+    """Random drafts of a share of an engine's decodes, every other one as long as it may be.
 
-    N-grams are looked up all the same, because that takes time, too. Every other draft has as many tokens as it may.
-
-    Attributes:
-        share: of decodes that get one.
+    N-grams are looked up all the same, because that takes time, too.
     """
 
     def __init__(self, engine: SpeculativeEngine, clock: Clock, vocabulary: int, rng: np.random.Generator) -> None:

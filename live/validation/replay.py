@@ -35,16 +35,9 @@ class TimedStep:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """A replayed workload. Times are seconds since the start.
+    """A replayed workload, in seconds since the start; `noticed`: when the engine took in each of `by_arrival`.
 
-    Attributes:
-        generations: in the order given. by_arrival: in order of arrival.
-        noticed: when the engine took in each of `by_arrival`: after its arrival, if a step was running.
-        steps: in order.
-        followed: of each step, whether the engine began the next one without waiting for an arrival.
-        more: further columns of the requests.
-        speculation: counters of drafts; None without speculative decoding.
-        profiled: steps of another engine that were timed in turns with it; None if there were none.
+    `followed`: of each step, whether the engine began the next one without waiting for an arrival.
     """
 
     generations: list[Generation]
@@ -95,13 +88,8 @@ def replay(
 ) -> ReplayResult:
     """Send each request when it arrives, and step the engine until all are finished.
 
-    As in the simulated engine, arrivals are noticed between steps. `submitted` of each generation becomes its arrival
-    time, from which its waiting time counts.
-
-    Args:
-        requests: in any order, or sessions that send them. The clock stops while sessions make up a request.
-        clock: started when the replay begins; None: wall time.
-        profile: of another engine, which goes on by `TURN_STEPS` steps after as many of the replay.
+    Arrivals are noticed between steps, as in the simulated engine; `submitted` becomes the arrival. The clock stops
+    while sessions make up a request. `profile`: of another engine, which goes on by turns of `TURN_STEPS` steps.
     """
     steps: list[TimedStep] = []
     noticed: list[float] = []

@@ -45,11 +45,7 @@ class Post(NamedTuple):
 
 
 class RecordedTime(DirectTime):
-    """Direct execution that notes the turns of each role and its messages.
-
-    Attributes:
-        turns: by rank, in order. posts: by the rank of their source, in order.
-    """
+    """Direct execution that notes the turns of each role and its messages, by rank."""
 
     def __init__(self, link: MessageLink | None = None) -> None:
         super().__init__(link, one_at_a_time=True)
@@ -89,12 +85,7 @@ class RecordedTime(DirectTime):
 
 @dataclass(frozen=True)
 class RoleSteps:
-    """The steps of one engine, and its hand-overs.
-
-    Attributes:
-        spans: in order.
-        hand_overs: of each step whose caches left before the next, how many, and seconds from its end to the last.
-    """
+    """The spans of one engine, and of steps whose caches left before the next: how many, and seconds to the last."""
 
     spans: list[Span]
     hand_overs: list[tuple[int, float]]

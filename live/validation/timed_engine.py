@@ -19,12 +19,7 @@ class Finished(Protocol):
 
 
 class TimedEngine(Protocol):
-    """An engine whose steps are timed.
-
-    Attributes:
-        clock: returns seconds. watch: called after each step with its batch, its begin and its end; None for nothing.
-        keep_times: record when each token came (`Generation.times`).
-    """
+    """An engine whose steps are timed: `watch` is called after each with its batch, its begin and its end."""
 
     clock: Callable[[], float]
     watch: Callable[[Batch, float, float], None] | None

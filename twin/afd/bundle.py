@@ -43,12 +43,11 @@ class BundleConfig:
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """The requests of a bundle, by id 0, 1, …, in order of arrival.
+    """The requests of a bundle, by id 0, 1, …, in order of arrival, in arrays of one length.
 
-    Arrays of one length. `prefill` and `decode` are tokens; `arrivals` are times (None: all there from the start, the
-    closed loop). The run ends when `completions` of them have finished (None: all): a closed loop with more requests
-    than that keeps its slots full to the end; otherwise it drains. A request that is in progress at a stationary start
-    has its generated tokens counted into `prefill` and taken off `decode`.
+    `arrivals`: None: all there from the start, the closed loop. The run ends when `completions` have finished (None:
+    all): with more requests, slots stay full to the end. A request in progress at a stationary start has its generated
+    tokens counted into `prefill` and taken off `decode`.
     """
 
     prefill: IntArray
@@ -75,10 +74,9 @@ StepRow = tuple[int, float, float, float, float, int, int, int, int]
 class BundleRecords:
     """The records of one run. `steps` has one row for each microbatch step, in order of their ends.
 
-    Columns of `steps`: microbatch, ready (set out), end, time waited for attention and for the FFN (links included,
-    over all layers), largest token load of an instance, token load over all instances, requests, attention instances
-    at work. `seated[id]` is microbatch + m·step of admission, −1 if it never came to that: one integer, since there
-    may be millions. `full_until` is when a slot first stayed empty for want of requests (None: never).
+    Columns: microbatch, ready (set out), end, time waited for attention and for the FFN (links included, over all
+    layers), largest and total token load, requests, attention instances at work. `seated[id]` is microbatch + m·step of
+    admission (−1: never): one integer, since there may be millions. `full_until`: when a slot first stayed empty.
     """
 
     steps: list[StepRow] = field(default_factory=list)
@@ -177,7 +175,6 @@ class Bundle:
     # Arrivals
 
     def _let_in(self) -> None:
-        """Queue the requests that have arrived by now."""
         assert self._arrivals is not None
         arrived, arrivals, now = self._arrived, self._arrivals, self.env.now
         while arrived < len(arrivals) and arrivals[arrived] <= now:

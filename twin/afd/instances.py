@@ -27,11 +27,7 @@ class Deployed:
 
 @dataclass(frozen=True, slots=True)
 class Cards:
-    """Devices (GPUs, NPUs) of one attention and of one FFN instance.
-
-    Attributes:
-        source: `deployment` (of the derived calibration), `scenario` (its `instances` section), or `assumed`: one each.
-    """
+    """Devices of one attention and one FFN instance, from the `deployment`, the `scenario`, or `assumed` to be one."""
 
     attention: int
     ffn: int
@@ -44,14 +40,7 @@ class Cards:
 
 @dataclass(frozen=True, slots=True)
 class CardMemory:
-    """Memory of a card, and the bytes that a deployment puts there.
-
-    Attributes:
-        capacity: of one card.
-        utilization: share of it that weights and KV cache may take (vLLM's gpu_memory_utilization).
-        kv_bytes_per_token: over all layers.
-        attention_weights, ffn_weights: on one card of an attention or FFN instance.
-    """
+    """Memory of a card, the share of it in use, and the bytes that a deployment puts on one."""
 
     capacity: float
     utilization: float

@@ -29,10 +29,7 @@ from twin.afd.steady import SteadyState, steady_state
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """Times at which each request was admitted, gave its first token and finished.
-
-    Arrays over `ids`, the finished requests, in order of completion.
-    """
+    """Times at which each finished request was admitted, gave its first token and finished, in order of completion."""
 
     ids: NDArray[np.int64]
     microbatch: NDArray[np.int64]
@@ -45,9 +42,7 @@ class RequestTimes:
 class Measurement:
     """The metrics of one run of a bundle. Times in the calibration's unit, throughput in tokens per unit and instance.
 
-    Attributes:
-        mean_token_load: of one instance and microbatch.
-        largest_token_load: an upper bound of any instance's tokens at any time, over all its microbatches.
+    `mean_token_load`: of one instance and microbatch; `largest_token_load`: a bound of an instance's tokens.
     """
 
     throughput: float
@@ -85,12 +80,9 @@ def request_times(config: BundleConfig, supply: Supply, records: BundleRecords, 
 def measure(
     config: BundleConfig, supply: Supply, records: BundleRecords, slot_load: float, warm_up: int, period: int = 1
 ) -> Measurement:
-    """Compute all metrics of one run.
+    """Compute all metrics of one run; the steady state leaves `warm_up` steps of each microbatch out.
 
-    Args:
-        slot_load: exact mean token load of an always-full slot (renewal-reward), the control of the steady state.
-        warm_up: steps of each microbatch that the steady state leaves out.
-        period: steps after which the loads repeat exactly (constant lengths), else 1; the window is whole periods.
+    `slot_load`: exact mean of an always-full slot, the control. `period`: steps after which loads repeat exactly.
     """
     steps = step_table(records)
     times = request_times(config, supply, records, steps)
@@ -119,10 +111,7 @@ def measure(
 
 
 def largest_token_load(steps: FloatArray, microbatches: int) -> float:
-    """An upper bound of an instance's tokens: the sum of the largest loads of an instance in each microbatch.
-
-    It is only a bound, since the largest loads may be those of different instances.
-    """
+    """An upper bound of an instance's tokens: the sum of the largest loads in each microbatch, maybe of others."""
     by_begin = steps[np.argsort(steps[:, READY], kind="stable")]
     total = np.zeros(len(by_begin))
     for index in range(microbatches):
@@ -135,8 +124,7 @@ def largest_token_load(steps: FloatArray, microbatches: int) -> float:
 def _busy(config: BundleConfig, steps: FloatArray) -> dict[str, float]:
     """Time at work in the steps that ended: attention phases, the instances' own attention, and the FFN.
 
-    In lockstep a phase lasts as long as the slowest instance's attention, otherwise as long as the mean of those at
-    work.
+    A phase lasts as long as the slowest instance's attention in lockstep, else as the mean of those at work.
     """
     (alpha_a, beta_a), (alpha_f, beta_f) = config.latency.attention, config.latency.ffn
     load = steps[:, LOAD_MAX] if config.advance == "lockstep" else steps[:, LOAD_TOTAL] / steps[:, AT_WORK]

@@ -23,9 +23,8 @@ LEVEL = 0.999
 class MemoryCheck:
     """One configuration's memory, with every slot full. Bytes are of one card.
 
-    Args:
-        in_step: all slots start together, which matters when every answer is equally long.
-        closed_loop: slots are always full; if not, these are bounds and a point is judged by its simulation.
+    `in_step`: all slots start together, which matters when every answer is equally long. Without `closed_loop` these
+    are bounds, and a point is judged by its simulation.
     """
 
     memory: CardMemory
@@ -100,10 +99,7 @@ class MemoryCheck:
         return f"{requests} take {size} on an attention card ({parts}), the limit is {limit}"
 
     def refusal(self) -> BadInput | None:
-        """The error if the bundle cannot run at any ratio; with open arrivals only if not even one request a slot can.
-
-        Full slots are only a bound under open arrivals: whether the cache fits is known after the simulation.
-        """
+        """The error if the bundle cannot run at any ratio; with open arrivals if not even one request a slot can."""
         shortage = self.shortage()
         if shortage is None:
             return None

@@ -30,14 +30,7 @@ from workloads.traces import Trace
 
 @dataclass(frozen=True)
 class BundlePlan:
-    """One configuration, ready to be run at any ratio.
-
-    Args:
-        latency: of a whole decode step, in the calibration's time unit.
-        lengths: joint distribution of prefill and decode lengths.
-        cards: of one attention and one FFN instance.
-        memory: of a card; None if it is not known, and so not checked.
-    """
+    """One configuration, ready to be run at any ratio; `latency` is of a whole decode step, `memory` of a card."""
 
     scenario: AfdScenario
     calibration: Calibration
@@ -122,10 +115,7 @@ class BundlePlan:
         )
 
     def seed(self, topology: Topology) -> int:
-        """The seed of this point. It depends on the workload and the bundle's shape, not on the place in a sweep.
-
-        Names, paths and latencies have no influence, so that a what-if question gets the same requests.
-        """
+        """The seed of this point, by workload and shape alone: a what-if question gets the same requests."""
         shaping = {"seed", "batch_size", "microbatches", "requests_per_instance", "start", "workload"}
         shape = self.scenario.model_dump(mode="json", include=shaping, exclude={"workload": {"trace": {"path"}}})
         text = json.dumps([shape, self.trace_digest, str(topology.ratio)], sort_keys=True)
@@ -207,10 +197,7 @@ def _changed(line: tuple[float, float], spec: LineSpec) -> tuple[float, float]:
 
 
 def mid_life(lengths: LengthPairs, rng: np.random.Generator, count: int) -> tuple[IntArray, IntArray]:
-    """Requests in slots at a random step: long answers are more frequent, each at a uniform age.
-
-    Generated tokens count as prompt, remaining ones as the answer.
-    """
+    """Requests in slots at a random step: long answers are more frequent, each at a uniform age."""
     prefill, decode = lengths.sample_resident(rng, count)
     age = rng.integers(0, decode)
     return prefill + age, decode - age

@@ -45,9 +45,8 @@ def _settled(plan: BundlePlan, topology: Topology, first: SteadyState | None) ->
     """The steady state, from a run that was in it.
 
     A run that starts with empty caches suffices if, in the middle of the steps after the warm-up, all but `MISSING` of
-    the load can be present. Otherwise its longest answers do not reach the steady state: another run follows, which
-    starts with requests of random ages. It is twice as long, and 8 times if
-    that leaves the interval wider than `STEADY_PRECISION`.
+    the load can be present. Otherwise another run follows, which starts with requests of random ages: twice as long,
+    and 8 times if that leaves the interval wider than `STEADY_PRECISION`.
     """
     scenario = plan.scenario
     run_steps = scenario.requests_per_instance * plan.lengths.mean_decode / scenario.microbatches / scenario.batch_size

@@ -31,13 +31,7 @@ TOKEN_BYTES = 24
 
 @dataclass(frozen=True, slots=True)
 class MessageSizes:
-    """Bytes of messages.
-
-    Attributes:
-        row: of one request's hidden state, on its way to the FFN or back.
-        request, prompt_token, prefix_block: of a command, for each request that enters a slot, for each token of its
-            prompt, and for each `prefix_id_tokens` of them.
-    """
+    """Bytes: of a row to the FFN or back; of a command for each entering request, prompt token and prefix id."""
 
     row: int
     prefix_id_tokens: int = 16
@@ -89,11 +83,9 @@ with the padded one, so that a coefficient of its own took a share of the latter
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A stretch of a role's work, which ends when a message is sent, when the role waits, or when tokens are timed.
+    """Work that ends when a message is sent, the role waits, or tokens are timed, with numbers for its `FEATURES`.
 
-    Attributes:
-        kind: a key of `FEATURES`. features: one number for each of its names there.
-        readings: how often the live role reads its clock meanwhile.
+    `readings`: how often the live role reads its clock meanwhile.
     """
 
     kind: str
@@ -125,11 +117,7 @@ class RoleBundleConfig:
 
 @dataclass(slots=True)
 class SimulatedRole:
-    """A role's clock, as `live.topologies.direct_time` keeps it. Seconds.
-
-    Attributes:
-        now: its clock. busy: its work. waiting: for messages. paused: whether its last stretch ended with a wait.
-    """
+    """A role's clock, as `live.topologies.direct_time` keeps it, seconds; `paused`: its last stretch ended with a wait."""
 
     now: float = 0.0
     busy: float = 0.0
@@ -143,14 +131,7 @@ class SimulatedRole:
 
 @dataclass(slots=True)
 class RoleRecords:
-    """The records of one run.
-
-    Attributes:
-        first_token, finish: by request id, the times of its first and its last token; -1 before.
-        finished: ids, in the order in which they finished.
-        steps: end and tokens of each microbatch step.
-        roles: by rank. attention_to_ffn, ffn_to_attention: messages between them.
-    """
+    """The records of one run: times by request id (-1: none yet), ends and tokens of steps, roles by rank, messages."""
 
     first_token: list[float]
     finish: list[float]
@@ -163,13 +144,9 @@ class RoleRecords:
 
 @dataclass(slots=True)
 class _Turns:
-    """A microbatch on its way through a step.
+    """A microbatch on its way through a step: attention stages done, and by worker what its command brings.
 
-    Attributes:
-        layer: attention stages done. arrivals: of the messages with which each worker goes on; None if it needs none.
-        calendar: by step, the requests that finish with it.
-        entering: by worker, the prompts of the requests that its command brings.
-        features: by worker, its requests and padded tokens.
+    `arrivals`: of the messages with which each worker goes on. `calendar`: by step, requests that finish with it.
     """
 
     microbatch: Microbatch
@@ -181,10 +158,7 @@ class _Turns:
 
 
 class RoleBundle:
-    """One bundle and its supply of requests, all there from the start. Call `run` once.
-
-    Ranks are those of the live bundle: the coordinator, the attention workers, the FFN worker.
-    """
+    """One bundle and its supply of requests, all there from the start. Call `run` once."""
 
     def __init__(self, config: RoleBundleConfig, supply: Supply, work: RoleWork) -> None:
         self.config = config
@@ -325,7 +299,6 @@ class RoleBundle:
         role.paused = False
 
     def _pause(self, rank: int, stretch: Stretch) -> None:
-        """Do a stretch of work that ends with a wait."""
         self._do(rank, stretch)
         self._roles[rank].paused = True
 
@@ -339,7 +312,6 @@ class RoleBundle:
         return role.now + seconds
 
     def _receive(self, rank: int, arrival: float, before: Stretch) -> None:
-        """Wait for a message, unless it has come; `before`: the work from the last message to the wait."""
         role = self._roles[rank]
         if not role.paused:
             self._pause(rank, before)

@@ -42,14 +42,7 @@ class TimedStretch(NamedTuple):
 
 
 class RecordedWork:
-    """The stretches of a live run, in the order in which each role did them, as `RoleWork`.
-
-    Args:
-        work: by rank, the stretches as `live.topologies.direct_time` records them.
-
-    Attributes:
-        timed: the stretches that a simulation has used, with their features.
-    """
+    """The stretches of a live run by rank, in the order in which each role did them, as `RoleWork`."""
 
     def __init__(self, work: Mapping[int, Sequence[float]]) -> None:
         self._work = work
@@ -72,12 +65,9 @@ Round: TypeAlias = dict[tuple[int, str], list[float]]
 
 
 class RoleTimes:
-    """Lines through recorded stretches, with their scatter.
+    """Lines through recorded stretches, with their scatter: `fit` sets, by kind, non-negative `coefficients_`,
 
-    `fit` sets:
-        coefficients_: by kind, the constant and one coefficient for each feature, none of them negative.
-        ratios_: by kind and number of attention instances, recorded over fitted seconds of each stretch.
-        rounds_: by part, the same in the order of the recording, for each whole round of the microbatches.
+    recorded over fitted seconds by number of instances (`ratios_`), and these by whole round (`rounds_`).
     """
 
     coefficients_: dict[str, Floats]
@@ -152,12 +142,8 @@ class RoleTimes:
 class SampledWork:
     """Durations from fitted lines and the scatter of a part, as `RoleWork`.
 
-    What slows one stretch slows its neighbours too, those of other roles as well. An FFN waits for the slowest
-    instance, which independent draws would make too slow. So the scatter keeps the order of its recording, but begins
-    at another place of it.
-
-    Args:
-        begin: the place, as a share of the recording.
+    What slows one stretch slows its neighbours too. An FFN waits for the slowest instance, which independent draws
+    would make too slow. So the scatter keeps the order of its recording, but begins at another place of it (`begin`).
     """
 
     def __init__(self, times: RoleTimes, part: Part, begin: float) -> None:

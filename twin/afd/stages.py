@@ -61,12 +61,7 @@ class Stage:
 
 
 class LockstepSteps:
-    """The four stages of a bundle whose attention instances advance in lockstep.
-
-    Args:
-        latency: of one pass.
-        layers: passes that make a decode step.
-    """
+    """The four stages of a bundle whose attention instances advance in lockstep, `layers` times a decode step."""
 
     def __init__(
         self, env: Environment, latency: PassLatency, ffn_instances: int, layers: int, *, fast_forward: bool
@@ -131,14 +126,7 @@ class _Part:
 
 
 class IndependentSteps:
-    """The stages of a bundle whose attention instances advance on their own.
-
-    Args:
-        instances: attention instances, x.
-        latency: of one pass.
-        layers: passes that make a decode step.
-        ffn_order: which microbatch the FFN takes next.
-    """
+    """The stages of a bundle whose x attention instances advance on their own, `layers` times a decode step."""
 
     def __init__(
         self,

@@ -15,10 +15,9 @@ FEWEST_BATCHES = 8
 
 @dataclass(frozen=True, slots=True)
 class SteadyState:
-    """Throughput per instance in the steady state, tokens per time unit.
+    """Throughput per instance in the steady state, tokens per time unit, with its 95 % interval.
 
-    In a closed loop `throughput` uses the mean token load, known exactly, as a control variate; `plain` does not.
-    `interval` is at 95 %. `steps` are the microbatch steps it rests on.
+    In a closed loop the exactly known mean token load is a control variate; `plain` does without.
     """
 
     throughput: float
@@ -54,10 +53,7 @@ def steady_state(
 ) -> SteadyState | None:
     """Estimate the steady state; None if the run is too short for enough batches.
 
-    Args:
-        slot_load: exact mean token load of an always-full slot, the control.
-        warm_up: steps of each microbatch to leave out, though never more than half of them.
-        period: steps after which the loads repeat exactly, else 1; batches are whole periods.
+    At most half of the steps are left out as `warm_up`; batches are whole periods. `slot_load` is the control.
     """
     # Steps with every slot full; with open arrivals, steps before the last request came and the bundle began to drain.
     until = records.full_until if supply.arrivals is None else float(supply.arrivals[-1])

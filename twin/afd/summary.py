@@ -76,10 +76,8 @@ def _theory_per_card(plan: BundlePlan, best_per_instance: float) -> dict[str, An
 def simulation_summary(points: Sequence[dict[str, Any]], theory: dict[str, Any]) -> dict[str, Any]:
     """The peak of the simulated points, the crossing of their idle ratios, and the cost of the gaps between ratios.
 
-    `best_*` uses the steady state, or eq. 21 if there is none (in a short run). Near its peak the curve is flat:
-    `best_range` has the ratios that the 95 % intervals cannot tell apart. Points that do not fit in memory are
-    never the best; `best_*` is None if none fits. `discreteness` is the loss of the published curve between the
-    swept ratios.
+    `best_*` uses the steady state, or eq. 21 without one; None if no point fits in memory. `best_range`: ratios that
+    the 95 % intervals cannot tell apart. `discreteness`: loss of the published curve between the swept ratios.
     """
     if not points:
         return {}

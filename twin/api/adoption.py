@@ -90,11 +90,7 @@ class AdoptionOptions:
 
 @dataclass(frozen=True)
 class _Session:
-    """A server under measurement.
-
-    Attributes:
-        folder: for runs. note: prints a line. advance: counts a request or a simulation.
-    """
+    """A server under measurement, a folder for its runs, and functions that print a line and count a request."""
 
     live: LiveServer
     target: Target
@@ -105,11 +101,7 @@ class _Session:
 
 @dataclass(frozen=True)
 class Adoption:
-    """The result.
-
-    Attributes:
-        server: what it says of itself. refinement: what the run taught. rate: requests a second of the question.
-    """
+    """What a server says of itself, what the run taught, and the question's requests a second."""
 
     server: LiveServer
     refinement: Refinement
@@ -119,8 +111,7 @@ class Adoption:
 def adopt(url: str, folder: Path, options: AdoptionOptions, note: Note, advance: Note = lambda text: None) -> Adoption:
     """Read a server, measure it, refine step times, and write the scenario and the question into a folder.
 
-    Raises:
-        BadInput: a server that does not answer; what it does not publish, by the flag that says it.
+    Raises `BadInput` for a server that does not answer, and for what it does not publish, by the flag that says it.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput("expected a folder that is empty or not there", field="--into", value=str(folder))
@@ -209,11 +200,7 @@ def _roofline(live: LiveServer, gpu: str, config: str | None) -> Document:
 
 
 def _linear(ttft: float, prompt: float, tpot: float) -> Document:
-    """The section `step_time` of a device without a data sheet: a line through what was measured first.
-
-    Args:
-        ttft, tpot: seconds of a request that is alone. prompt: its tokens.
-    """
+    """The section `step_time` of a device without a data sheet: a line through a lone request's ttft and tpot, seconds."""
     per_token = max((ttft - tpot) / prompt, tpot / 1000)
     return {
         "source": "linear",
@@ -316,7 +303,6 @@ def _probe(target: Target, folder: Path, prompt: int, answer: int) -> MeasuredRu
 
 
 def _latency(probe: MeasuredRun) -> float:
-    """Seconds of a request that is alone, in the median."""
     return float(np.median(probe.last - probe.start))
 
 
@@ -326,7 +312,6 @@ def _first_failure(folder: Path) -> str:
 
 
 def _trace(seconds: float, prompt: float, answer: float, rate: float, live: LiveServer) -> Trace:
-    """Log-normal lengths within the server's context, and Poisson arrivals."""
     count = max(min(round(rate * seconds), MOST_REQUESTS), 4)
     rng = np.random.default_rng(0)
     arrivals = np.cumsum(rng.exponential(1 / rate, count))
@@ -336,7 +321,6 @@ def _trace(seconds: float, prompt: float, answer: float, rate: float, live: Live
 
 
 def _until(trace: Trace, seconds: float, file: Path) -> Trace:
-    """The first seconds of a recorded trace."""
     if trace.arrivals is None:
         raise BadInput("expected a trace with arrival times", field="--requests", file=file)
     count = min(int(np.searchsorted(trace.arrivals, seconds, side="right")), MOST_REQUESTS)

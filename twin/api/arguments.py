@@ -20,22 +20,14 @@ Variations = Mapping[str, Iterable[Any]] | Iterable[str] | str
 
 
 def require_at_least(name: str, value: int | None, minimum: int) -> None:
-    """Refuse a value that is no whole number or below `minimum`; None passes.
-
-    Raises:
-        BadInput: with `name` as the field.
-    """
+    """Refuse (`BadInput` about `name`) a value that is no whole number or below `minimum`; None passes."""
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if value is not None and (not whole or value < minimum):
         raise BadInput(f"expected a whole number from {minimum} up", field=name, value=value)
 
 
 def check_counts(*, jobs: int | None, replications: int, draws: int | None) -> None:
-    """Refuse a number of processes, replications or draws that is too small; errors name the flags.
-
-    Raises:
-        BadInput: one of them is.
-    """
+    """Refuse (`BadInput` about the flag) a number of processes, replications or draws that is too small."""
     if replications is None:
         raise BadInput("expected a whole number from 1 up", field="--replications")
     for name, value, minimum in (("jobs", jobs, 1), ("replications", replications, 1), ("draws", draws, 0)):
@@ -43,31 +35,19 @@ def check_counts(*, jobs: int | None, replications: int, draws: int | None) -> N
 
 
 def require_above_0(name: str, value: float | None) -> None:
-    """Refuse a value that is not above 0; None passes.
-
-    Raises:
-        BadInput: with `name` as the field.
-    """
+    """Refuse (`BadInput` about `name`) a value that is not above 0; None passes."""
     if value is not None and not value > 0:
         raise BadInput("expected a number above 0", field=name, value=value)
 
 
 def require_port(value: int) -> None:
-    """Refuse a `--port` that no address has.
-
-    Raises:
-        BadInput: another number.
-    """
+    """Refuse (`BadInput`) a `--port` that no address has."""
     if not 0 <= value <= 65535:
         raise BadInput("expected a port from 0 to 65535", field="--port", value=value)
 
 
 def path_of(name: str, value: object, expected: str = "expected a path") -> Path:
-    """The path that an argument names.
-
-    Raises:
-        BadInput: with `name` as the field.
-    """
+    """The path that an argument names, or `BadInput` about `name`."""
     if not isinstance(value, str | Path):
         raise BadInput(expected, field=name, value=value)
     return Path(value)
@@ -76,14 +56,9 @@ def path_of(name: str, value: object, expected: str = "expected a path") -> Path
 def refuse_for_kind(
     arguments: Mapping[str, bool], kind: str, document: Mapping[str, Any], file: Path, instead: Mapping[str, str]
 ) -> None:
-    """Refuse arguments that only scenarios of `kind` have, if `document` is of another kind.
+    """Refuse (`BadInput`) arguments that are given and that only scenarios of `kind` have.
 
-    Args:
-        arguments: whether each argument is given.
-        instead: the end of the message by kind: the way in which such a scenario is swept.
-
-    Raises:
-        BadInput: one of the arguments is given.
+    `instead`: the end of the message by kind: the way in which such a scenario is swept.
     """
     actual = document["kind"]
     for name, is_given in arguments.items():
@@ -93,11 +68,7 @@ def refuse_for_kind(
 
 
 def settings_of(overrides: Overrides | None) -> Settings:
-    """One value for each changed field.
-
-    Raises:
-        BadInput: a text is not `key=value`, or names several values; or neither a mapping nor texts.
-    """
+    """One value for each changed field; `BadInput` for what is neither a mapping nor texts `key=value`."""
     if overrides is None:
         return {}
     if isinstance(overrides, Mapping):
@@ -106,11 +77,7 @@ def settings_of(overrides: Overrides | None) -> Settings:
 
 
 def values_of(vary: Variations | None) -> dict[str, list[Any]]:
-    """The values of each varied field.
-
-    Raises:
-        BadInput: a text is not `key=v1,v2`, or the values of a field are no list or an empty one.
-    """
+    """The values of each varied field; `BadInput` for texts that are not `key=v1,v2`, and for no list of values."""
     if vary is None:
         return {}
     if not isinstance(vary, Mapping):

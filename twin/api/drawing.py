@@ -36,11 +36,7 @@ PAPER = re.compile(r"twin\.reproduction-(?P<paper>[a-z]+)(?P<quality>-quality)?/
 
 
 def report(document: Document) -> Report:
-    """The report of a document.
-
-    Raises:
-        BadInput: a document that no command of this version writes. KeyError: one that lacks a field.
-    """
+    """The report of a document; `BadInput` if no command of this version writes it, `KeyError` if a field is missing."""
     schema = document.get("schema")
     if schema == "twin.reproduction/1":
         return report(document["sweep"])
@@ -60,11 +56,7 @@ def report(document: Document) -> Report:
 
 
 def draw(document: Document, manifest: Document) -> tuple[dict[str, str], str]:
-    """Figures by name, each an SVG text, and the HTML page.
-
-    Raises:
-        BadInput: a document that no command of this version writes. KeyError: one that lacks a field.
-    """
+    """Figures by name, each an SVG text, and the HTML page; errors are those of `report`."""
     from reports.pages.html import page
     from reports.svg import figures
 
@@ -73,11 +65,7 @@ def draw(document: Document, manifest: Document) -> tuple[dict[str, str], str]:
 
 
 def figure(document: Document, kind: str) -> Figure:
-    """One figure of a simulation or a sweep.
-
-    Raises:
-        BadInput: there is no figure of that kind of this document; the message lists those that there are.
-    """
+    """One figure of a simulation or a sweep; else a `BadInput` that lists the kinds that there are."""
     from reports.blocks import Figure as Charts
     from reports.svg import drawing
 

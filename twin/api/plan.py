@@ -32,11 +32,7 @@ OF_ROWS = ("summary", "intervals", "goals", "settings", "nodes")
 
 @dataclass(frozen=True)
 class PlanResult:
-    """The answer of a plan. Columns and units stand in docs/reference/python.md.
-
-    Attributes:
-        document: everything that is reported, as `twin plan --json` prints it (schema `twin.plan/1`).
-    """
+    """The answer of a plan: `document` is what `twin plan --json` prints. docs/reference/python.md has its columns."""
 
     document: Document
     _path: Path
@@ -77,27 +73,18 @@ class PlanResult:
         return pd.DataFrame([_row(entry) for entry in self.document["ledger"]])
 
     def plot(self, kind: str = "pareto") -> Figure:
-        """A matplotlib figure, `pareto`, `capacity` or `confidence`, which `savefig` writes as SVG, PDF or PNG.
-
-        Raises:
-            BadInput: there is no such figure.
-        """
+        """A matplotlib figure, `pareto`, `capacity` or `confidence`, for `savefig`; `BadInput` for another kind."""
         from twin.api.drawing import figure
 
         return figure(self.document, kind)
 
     def save(self, folder: str | Path, *, figures: bool = True) -> Path:
-        """Write a run folder like that of `twin plan`; returns its path.
-
-        Raises:
-            BadInput: the folder is not empty. OSError: it cannot be written.
-        """
+        """Write a run folder like that of `twin plan`; returns its path. `BadInput` if it is not empty, else `OSError`."""
         with new_run(folder, self._path, self._inputs, "twin.plan(…).save(…)") as run:
             complete(run, self.document, figures=figures)
         return run.path
 
     def _repr_html_(self) -> str:
-        """The answer and the deployments, for notebooks."""
         from html import escape
 
         html: str = self.deployments.to_html(na_rep="–")
@@ -164,13 +151,9 @@ def plan(
 
 
 def compare(first: Result | PlanResult, second: Result | PlanResult) -> pd.DataFrame:
-    """Metrics of two simulations, or of what two plans recommend, side by side.
+    """One row for each metric that both have, with `first`, `second` and the relative `change`.
 
-    Returns:
-        One row for each metric that both have, with `first`, `second`, and `change`: second over first, less 1.
-
-    Raises:
-        BadInput: a plan recommends nothing.
+    They are metrics of two simulations, or of what two plans recommend; `BadInput` for a plan that recommends nothing.
     """
     import pandas as pd
 
@@ -190,7 +173,6 @@ def _metrics(name: str, result: Result | PlanResult) -> dict[str, float | None]:
 
 
 def _row(row: Document) -> Document:
-    """A row of a plan's document as one of a DataFrame."""
     plain = {name: value for name, value in row.items() if name not in OF_ROWS}
     goals = {goal["name"]: goal["value"] for goal in row.get("goals", ())}
     return {**plain, **row["settings"], **goals}

@@ -47,9 +47,7 @@ def inventory_questions(
 ) -> tuple[dict[str, int], list[Combination]]:
     """The GPUs that there are by the names of their hardware files, and a question of each model and format on each.
 
-    Args:
-        template: of which model, GPUs and rate do not count. Formats of weights are those that it states, else all in
-            which the model is published.
+    Formats of weights are those that `template` states, else all in which the model is published.
     """
     from latency_models.io.builtin_files import name_on_command_line
     from twin.planning.inventory import Combination
@@ -123,11 +121,7 @@ def planning_run(
     kind: str = "plan",
     inputs: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[RunDirectory, Simulations]]:
-    """A run folder that keeps windows as they are simulated, or the unfinished one of the same question.
-
-    Args:
-        inputs: what the result depends on beside the question.
-    """
+    """A run folder that keeps windows as they are simulated, or the unfinished one of the same question and `inputs`."""
     inputs = {
         "scenario_file": str(question.path),
         "scenario": question.document,

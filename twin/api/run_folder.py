@@ -21,14 +21,7 @@ PACKAGES = ("numpy", "scipy", "simpy", "pydantic", "torch")
 
 
 def new_run(folder: str | Path, scenario: Path, inputs: Document, call: str) -> RunDirectory:
-    """A new run folder at exactly this path, to be opened with `with`.
-
-    Args:
-        inputs: entries of the manifest. call: the Python call that makes the run.
-
-    Raises:
-        BadInput: the folder is not empty. OSError: it cannot be written.
-    """
+    """A new run folder at exactly this path, to be opened with `with`; `BadInput` if it is not empty, else `OSError`."""
     path = path_of("folder", folder)
     try:
         return begin_run(path, manifest({"scenario_file": str(scenario), **inputs}, call))
@@ -47,12 +40,7 @@ def complete(run: RunDirectory, document: Document, *, figures: bool) -> Documen
 
 
 def manifest(inputs: dict[str, Any], call: str | None = None) -> dict[str, Any]:
-    """The content of `manifest.json`, before the run sets its status.
-
-    Args:
-        inputs: keys of the command's own.
-        call: the Python call that made the run; None: the command line of this process.
-    """
+    """`manifest.json` with a command's `inputs`; `call`: the Python call that made the run, None: the command line."""
     return {
         "command": call or shlex.join(["twin", *sys.argv[1:]]),
         "version": __version__,

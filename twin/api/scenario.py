@@ -19,12 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A scenario file and the fields changed in it.
+    """A scenario file, its content, and the fields changed in it, by dotted key.
 
-    Attributes:
-        path: the file. Relative paths in it start from its folder.
-        document: its content, before `settings`.
-        settings: changed fields by dotted key. Relative paths among their values start from the current folder.
+    Relative paths start from the file's folder, and among `settings` from the current folder.
     """
 
     path: Path
@@ -43,22 +40,14 @@ class Scenario:
 
     @cached_property
     def spec(self) -> ServingScenario | AfdScenario:
-        """Every field, checked, with defaults where the file has none.
-
-        Raises:
-            BadInput: a field cannot be used.
-        """
+        """Every field, checked (`BadInput`), with defaults where the file has none."""
         scenario = import_module("scenarios.serving" if self.kind == "serving" else "scenarios.afd")
         with errors_name_arguments():
             spec: ServingScenario | AfdScenario = scenario.check_scenario(self.document, self.settings, self.path)
             return spec
 
     def with_overrides(self, overrides: Overrides) -> Scenario:
-        """A copy with more fields changed.
-
-        Raises:
-            BadInput: a field cannot be used.
-        """
+        """A copy with more fields changed; `BadInput` for a field that cannot be used."""
         changed = opened(self, overrides, self.kind)
         _ = changed.spec
         return changed
@@ -67,12 +56,8 @@ class Scenario:
 def load(path: str | Path, overrides: Overrides | None = None) -> Scenario:
     """Read a scenario file of kind `serving` or `afd-bundle` and check every field.
 
-    Args:
-        overrides: changed fields, as a mapping of dotted keys (`{"engine.max_num_seqs": 64}`) or as texts
-            (`["engine.max_num_seqs=64"]`).
-
-    Raises:
-        BadInput: naming the file, the field, the value and what was expected.
+    `overrides` are a mapping of dotted keys (`{"engine.max_num_seqs": 64}`) or texts (`["engine.max_num_seqs=64"]`).
+    `BadInput` names the file, the field, the value and what was expected.
     """
     scenario = opened(path, overrides, "serving", "afd-bundle", argument="path")
     _ = scenario.spec
@@ -82,14 +67,7 @@ def load(path: str | Path, overrides: Overrides | None = None) -> Scenario:
 def opened(
     source: str | Path | Scenario, overrides: Overrides | None, *kinds: str, argument: str = "scenario"
 ) -> Scenario:
-    """Read a scenario of one of `kinds`. Its fields are not checked yet, since a trace may replace some.
-
-    Args:
-        argument: the name of `source` in an error.
-
-    Raises:
-        BadInput: the file cannot be read, is of another kind, or an override is no key and value.
-    """
+    """A scenario of one of `kinds`, or `BadInput`. Fields are not checked yet, since a trace may replace some."""
     with errors_name_arguments():
         settings = settings_of(overrides)
         if isinstance(source, Scenario):

@@ -43,13 +43,9 @@ REQUESTS = "requests.parquet"
 class Result:
     """Results of a simulated serving system. DataFrames are made when they are first read.
 
-    With several replications or draws, `summary` and `document` are of all of them; requests, steps, engines and time
-    series are of the first. Columns and units stand in docs/reference/python.md.
-
-    Attributes:
-        scenario: the simulated scenario.
-        document: everything that is reported, as `twin simulate --json` prints it (schema `twin.simulation/1`).
-        points: reports of the runs after the first, by key.
+    With several replications or draws, `summary` and `document` (as `twin simulate --json` prints it) are of all of
+    them; requests, steps, engines and time series are of the first. `points`: reports of the runs after the first, by
+    key. docs/reference/python.md has columns and units.
     """
 
     scenario: Scenario
@@ -72,21 +68,14 @@ class Result:
 
     @cached_property
     def requests(self) -> pd.DataFrame:
-        """One row for each request of the first run, in the order in which they finished; times in seconds.
-
-        A run with `detail: false` has fewer columns.
-        """
+        """One row for each request of the first run, in the order in which they finished; fewer columns without detail."""
         from twin.api.frames import requests_frame
 
         return requests_frame(self._first.run, self._spec.measure)
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """One row for each engine step of the first run, fast-forwarded steps included; times in seconds.
-
-        Raises:
-            BadInput: the scenario lacks `detail: true`.
-        """
+        """One row for each engine step of the first run, times in seconds; `BadInput` without `detail: true`."""
         from twin.api.frames import steps_frame
 
         self._require_detail()
@@ -101,13 +90,7 @@ class Result:
 
     @cached_property
     def timeseries(self) -> pd.DataFrame:
-        """Running and waiting requests and KV blocks in use over all engines, at evenly spaced times (seconds).
-
-        Of an autoscaled run also the engines in each state.
-
-        Raises:
-            BadInput: the scenario lacks `detail: true`.
-        """
+        """Running and waiting requests, KV blocks, and autoscaled engines, at even times; `BadInput` without detail."""
         import pandas as pd
 
         self._require_detail()
@@ -116,27 +99,17 @@ class Result:
         return pd.DataFrame(columns | series.get("engines", {}))
 
     def plot(self, kind: str = "latencies") -> Figure:
-        """A matplotlib figure: `latencies` (their distributions) or `over-time` (requests and KV blocks over time).
-
-        Raises:
-            BadInput: there is no such figure, or the scenario lacks `detail: true`.
-        """
+        """A matplotlib figure, `latencies` or `over-time`; `BadInput` for another kind, or without `detail: true`."""
         from twin.api.drawing import figure
 
         self._require_detail()
         return figure(self.document, kind)
 
     def save(self, folder: str | Path, *, figures: bool = True, events: bool = False) -> Path:
-        """Write a run folder like that of `twin simulate`; returns its path.
+        """Write a run folder like that of `twin simulate`; returns its path. `BadInput` if it is not empty, else
+        `OSError`.
 
-        Args:
-            folder: made if it is not there.
-            figures: write figures and the HTML report.
-            events: write `trace-events.json.gz` too, for Perfetto. Only for runs with detail.
-
-        Raises:
-            BadInput: the folder is not empty.
-            OSError: it cannot be written.
+        `events`: `trace-events.json.gz` too, for Perfetto. Only for runs with detail.
         """
         with new_run(folder, self.scenario.path, self._inputs, "twin.simulate(…).save(…)") as run:
             for key, point in self.points.items():
@@ -224,14 +197,9 @@ def simulate_plan(
     requests: Path | None = None,
     jobs: int | None = None,
 ) -> Result:
-    """Run a plan once.
+    """Run a plan once; `requests`: Parquet file for them as they finish, None: they stay in memory.
 
-    Args:
-        draws: for the manifest. requests: Parquet file to which requests are written as they finish; None keeps them
-            in memory. jobs: processes; None: one for each core.
-
-    Raises:
-        BadInput: the reference run that the scenario names cannot be read, or the plan turns out not to run.
+    Raises `BadInput` for a reference run that cannot be read, and a plan that turns out not to run.
     """
     measured = _reference_run(plan)
     first = _simulate(plan, requests, jobs)
@@ -254,16 +222,9 @@ def simulate_several(
     requests: Path | None = None,
     jobs: int | None = None,
 ) -> Result:
-    """Make the runs of one configuration that are not in `points`; the first always, for its requests and steps.
+    """Make the runs of one configuration that are not in `points`, and the first, whose requests are kept.
 
-    Args:
-        points: reports of runs made before, by key; completed in place.
-        executor: of the runs after the first.
-        keep: called with the key and the report of each of these. advance: called after each.
-        requests, jobs: of the first run, as for `simulate_plan`.
-
-    Raises:
-        BadInput: as for `simulate_plan`.
+    `keep` is called with the key and the report of each, which `points` gets, too. Errors as of `simulate_plan`.
     """
     task = sweep.tasks[0]
     measured = _reference_run(task.plan)

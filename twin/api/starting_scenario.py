@@ -59,13 +59,9 @@ measure:
 
 
 def starting_scenario(model: str, gpu: str, weights: str | None = None, rate: float | None = None) -> str:
-    """The scenario's text.
+    """The scenario's text; without a rate, about half of what one engine bears.
 
-    Args:
-        weights: their format; None: as the model is published. rate: None: about half of what one engine bears.
-
-    Raises:
-        BadInput: an unknown name, or a model that no number of these devices up to MOST_DEVICES holds.
+    Raises `BadInput` for an unknown name, and a model that not even MOST_DEVICES of these devices hold.
     """
     formats = get_args(Weights)
     if weights not in (None, *formats):
@@ -92,10 +88,7 @@ def starting_scenario(model: str, gpu: str, weights: str | None = None, rate: fl
 
 
 def _half_load(option: EngineOption) -> float:
-    """Requests a second that keep half of an engine's time busy, to two digits.
-
-    Each takes the time of its prompt, and its share of decode steps of a batch of BATCH or as many as the cache holds.
-    """
+    """Requests a second that keep half of an engine's time busy, to two digits: prompts, and shares of steps."""
     step_time = checked(RooflineSpec, option.step_time, None).build(Path())
     tokens = PROMPT + ANSWER // 2
     batch = max(min(BATCH, option.num_gpu_blocks * 16 // tokens), 1)

@@ -38,13 +38,9 @@ INSTEAD = {"afd-bundle": ": give ratio and vary", "serving": ": give vary"}
 
 @dataclass(frozen=True)
 class SweepResult:
-    """Results of a sweep. Columns and units of its DataFrames stand in docs/reference/python.md.
+    """Results of a sweep: `document` as `twin sweep --json` prints it, `finished` points by key as in `points.jsonl`.
 
-    Attributes:
-        scenario: the swept scenario, before `vary`.
-        document: everything that is reported, as `twin sweep --json` prints it (schema `twin.serving-sweep/1` or, of an
-            AFD bundle, `twin.sweep/1`).
-        finished: points of the sweep by key, as `points.jsonl` has them.
+    docs/reference/python.md has columns and units of its DataFrames.
     """
 
     scenario: Scenario
@@ -63,11 +59,7 @@ class SweepResult:
 
     @cached_property
     def requests(self) -> pd.DataFrame:
-        """One row for each finished request of every point of an AFD bundle; times in the calibration's unit.
-
-        Raises:
-            BadInput: the sweep did not keep requests.
-        """
+        """One row for each finished request of every point of an AFD bundle; `BadInput` if they were not kept."""
         import pandas as pd
 
         if self._requests is None:
@@ -77,26 +69,15 @@ class SweepResult:
         return pd.concat(tables, ignore_index=True)[columns]
 
     def plot(self, kind: str | None = None) -> Figure:
-        """A matplotlib figure: `sweep` or, of an AFD bundle, `throughput`, `idle` or `regimes`; None: the first.
-
-        Raises:
-            BadInput: there is no such figure of this sweep.
-        """
+        """A figure: `sweep` or, of an AFD bundle, `throughput`, `idle` or `regimes`; None: the first. Else `BadInput`."""
         from twin.api.drawing import figure
 
         first = "sweep" if isinstance(self._sweep, ServingSweep) else "throughput"
         return figure(self.document, kind or first)
 
     def save(self, folder: str | Path, *, figures: bool = True) -> Path:
-        """Write a run folder like that of `twin sweep`; returns its path.
-
-        Args:
-            folder: made if it is not there.
-            figures: write figures and the HTML report.
-
-        Raises:
-            BadInput: the folder is not empty.
-            OSError: it cannot be written.
+        """Write a run folder like that of `twin sweep`; returns its path. `BadInput` if it is not empty, else
+        `OSError`.
         """
         from reports.records.columns import write_columns
 
@@ -165,11 +146,9 @@ def prepare_sweep(
     replications: int, draws: int | None, *, requests: bool, instead: Mapping[str, str],
     advance: Callable[[str], object] = lambda text: None,
 ) -> ServingSweep | RatioSweep:  # fmt: skip
-    """Check all configurations of a scenario; errors name the flags.
+    """Check all configurations of a scenario; errors name the flags. `advance` is called as each is ready.
 
-    Args:
-        instead: how a scenario of each kind is swept, for errors that refuse a flag of the other kind.
-        advance: called as each configuration is ready, with its settings in words.
+    `instead`: how a scenario of each kind is swept, for errors that refuse a flag of the other kind.
     """
     refuse_for_kind({"--ratio": ratio is not None, "--requests": requests}, "afd-bundle", document, path, instead)
     of_serving = {"--replications": replications > 1, "--draws": bool(draws)}

@@ -9,13 +9,8 @@ from typing import Any
 class CompletionStream:
     """A stream of server-sent events from `/v1/completions` or `/v1/chat/completions`.
 
-    Args:
-        hide_usage: leave out the last chunk, which has `usage` and no choices, from what is passed on.
-
-    Attributes:
-        first, last: when the first and the last chunk with a token came, None before; on the clock of `feed`.
-        chunks: chunks with a token. usage: the server's counts of tokens, if it sent them.
-        error: the message of an error in the stream.
+    `first`, `last`: when chunks with a token came, on the clock of `feed`; `chunks`: their number. `usage`: the
+    server's counts of tokens. `hide_usage`: do not pass on the last chunk, which has these and no choices.
     """
 
     def __init__(self, *, hide_usage: bool = False) -> None:
@@ -79,10 +74,7 @@ class CompletionStream:
 
 
 def _has_token(choice: Any) -> bool:
-    """True for a choice with a token, which may have no text of its own, such as a part of a character.
-
-    A chat's role, and the reason for its end, may come in chunks of their own.
-    """
+    """True for a choice with a token, which may have no text of its own, such as a part of a character."""
     if not isinstance(choice, dict):
         return False
     delta = choice.get("delta")

@@ -22,11 +22,7 @@ FIRST_ID = 10
 
 @dataclass(frozen=True)
 class Target:
-    """The server that gets the requests.
-
-    Attributes:
-        model: name of the served model. headers: of every request. vocabulary: number of token ids to make prompts of.
-    """
+    """The server that gets the requests, and the number of token ids to make prompts of."""
 
     server: Upstream
     model: str
@@ -56,13 +52,9 @@ def play(
     trace: Trace, target: Target, writer: RunWriter, *, speed: float = 1.0, requests: int | None = None,
     advance: Callable[[str], object] = lambda text: None,
 ) -> float:  # fmt: skip
-    """Send the first requests of a trace at their times: an open loop, in which none waits for an answer.
+    """Send the first requests of a trace at their times, `speed` times as fast; none waits for an answer.
 
-    Returns:
-        The latest delay of a request behind its time, seconds: large where this machine could not keep up.
-
-    Args:
-        speed: 2 plays the trace twice as fast.
+    Returns the latest delay of a request, seconds: large where this machine could not keep up.
     """
     assert trace.arrivals is not None
     count = len(trace) if requests is None else requests

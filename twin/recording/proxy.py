@@ -25,14 +25,11 @@ HOP_BY_HOP = {
 
 
 class Proxy(ThreadingHTTPServer):
-    """Passes requests on to a server and its responses back, byte for byte as they come.
+    """Passes requests on to a server and its responses back, byte for byte as they come, a thread a connection.
 
-    A thread serves a connection. Streamed completions are recorded. Their requests are changed in one thing unless
-    `untouched`: the server is to count tokens (`stream_options.include_usage`), and the chunk with the count is left
-    out of the response if the client has not requested it.
-
-    Args:
-        bodies: file for the requests' bodies, a line each; None: they are not stored.
+    Streamed completions are recorded. Unless `untouched`, the server is to count their tokens
+    (`stream_options.include_usage`); that chunk is left out if the client has not requested it. `bodies`: file to store
+    bodies.
     """
 
     daemon_threads: ClassVar[bool] = True  # type: ignore[misc]

@@ -14,13 +14,9 @@ REQUESTS, META, SKIPPED = "requests.jsonl", "meta.json", "skipped.jsonl"
 
 
 class RunWriter:
-    """A run folder. Lines are written whole and at once, so that a killed program leaves what it has.
+    """A run folder, empty at first. Lines are written whole and at once: a killed program leaves what it has.
 
-    Args:
-        folder: made if it is not there; must be empty.
-
-    Attributes:
-        written: requests with their times. skipped: requests without, with the reason, in `skipped.jsonl`.
+    `skipped`: requests without times, written with the reason to `skipped.jsonl`.
     """
 
     def __init__(self, folder: Path, meta: dict[str, Any]) -> None:
@@ -35,11 +31,8 @@ class RunWriter:
         self._requests = (folder / REQUESTS).open("a", encoding="utf-8")
 
     def add(self, identity: str, arrival: float, queued: float, stream: CompletionStream, **fields: Any) -> None:
-        """Write a streamed request, or why it has no times.
-
-        Args:
-            identity: its name. arrival: seconds since 1970. queued: on the clock of the stream's times.
-            more: fields to write besides.
+        """Write a streamed request, or why it has no times; `arrival`: seconds since 1970, `queued`: on the stream's
+        clock.
         """
         why = stream.error or ("" if stream.first is not None else "no token came")
         if not why and stream.prompt_tokens is None:

@@ -50,13 +50,7 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 @dataclass(frozen=True)
 class Scrape:
-    """One page.
-
-    Attributes:
-        source: the file. at: seconds since 1970. text: the page.
-        values: samples by vLLM's names, summed over labels: engines, models and reasons.
-        buckets: of each histogram, cumulative counts by upper bound, summed likewise.
-    """
+    """One page at a time (seconds since 1970): samples by vLLM's names, summed over labels, and cumulative buckets."""
 
     source: Path
     at: float
@@ -90,13 +84,10 @@ class Scrape:
 
 @dataclass(frozen=True)
 class Means:
-    """The work of a server between two pages.
+    """The work of a server between two pages: seconds, requests that ended, observations of each histogram.
 
-    Attributes:
-        seconds: between them. finished: requests that ended. counts: observations of each histogram.
-        means: by metric: `ttft.mean`, `itl.mean`, `tpot.mean`, `e2e.mean` (seconds), `prompt_tokens`, `output_tokens`
-            (of a request), `step_tokens` (of a step), `output_throughput`, `request_throughput` (a second).
-        bounds: by metric (`ttft.p99`): the edges of the bucket that holds the quantile.
+    `means`: `ttft.mean`, `itl.mean`, `tpot.mean`, `e2e.mean` (seconds), `prompt_tokens`, `output_tokens` (of a
+    request), `step_tokens`, `output_throughput`, `request_throughput` (a second). `bounds`: a quantile's bucket.
     """
 
     seconds: float
@@ -200,14 +191,7 @@ def record_scrapes(
     duration: float | None,
     sleep: Callable[[float], object] = time.sleep,
 ) -> int:
-    """Write a page now, one each `every` seconds, and one at the end: after `duration` seconds, or on Ctrl-C.
-
-    Args:
-        folder: made if it is not there; must be empty.
-
-    Returns:
-        The number of pages.
-    """
+    """Write a page each `every` seconds and at the end (after `duration`, or on Ctrl-C); returns their number."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput("expected a folder that is empty or not there", field="--output", value=str(folder))
     folder.mkdir(parents=True, exist_ok=True)

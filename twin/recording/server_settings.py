@@ -47,12 +47,9 @@ SECONDS = 60.0
 
 @dataclass(frozen=True)
 class LiveServer:
-    """What a server says of itself.
+    """What a server says of itself; "" where it does not publish `device` or `gpu` (by its name in the catalogue).
 
-    Attributes:
-        model: its name for clients. weights: a repository or folder. max_model_len: tokens of a prompt and its answer.
-        device: cpu, cuda and so on; "" where it is not published. gpu: its name in the hardware catalogue, or "".
-        settings: of the engine, by vLLM's names. page: of metrics; None without them.
+    `model`: its name for clients. `weights`: a repository or folder. `settings`: of the engine, by vLLM's names.
     """
 
     engine: Engine
@@ -72,14 +69,7 @@ class LiveServer:
 
 
 def read_server(server: Upstream, headers: dict[str, str], model: str | None = None) -> LiveServer:
-    """Ask a server for its models, its settings and its metrics.
-
-    Args:
-        model: the one to take; None: the only one that the server has.
-
-    Raises:
-        BadInput: no server, or none of these models.
-    """
+    """Ask a server for its models, settings and metrics; `BadInput` without it or without one model to take."""
     card = _card(server, headers, model)
     try:
         page = Scrape.of(Path("/metrics"), time.time(), server.get("/metrics", headers))

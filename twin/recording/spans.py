@@ -29,11 +29,7 @@ PROMPT, ANSWER = "gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens"
 
 
 def record_spans(file: Path, output: Path) -> RunWriter:
-    """Write a run folder from a file of spans; those without times are skipped with the reason.
-
-    Returns:
-        The closed writer, with its counts.
-    """
+    """Write a run folder from a file of spans, those without times as skipped; returns the closed writer."""
     spans = [span for span in _spans(file) if span.get("name") == SPAN]
     if not spans:
         raise BadInput(f"expected spans named {SPAN}, as vLLM exports them", file=file)

@@ -11,11 +11,7 @@ from workloads.errors import BadInput
 
 
 def record_step_log(log: Path, output: Path) -> LoggedSteps:
-    """Check a log, and copy it into a run's folder, with `meta.json`.
-
-    Raises:
-        BadInput: a log that cannot be read, or a folder that has another.
-    """
+    """Check a log (`BadInput`), and copy it into a run's folder, with `meta.json`."""
     steps = read_logged_steps(log)
     if (output / FILE).exists():
         raise BadInput(f"expected a folder without {FILE}", field="--output", value=str(output))

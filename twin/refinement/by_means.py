@@ -139,9 +139,8 @@ def _estimate(
 ) -> Posterior:
     """The posterior of one number: scores s with y = f(s) + ε, by Gauss and Newton's method.
 
-    Args:
-        measured: y, the logarithm of the mean. logs: those of realisations at the estimates.
-        share: a realisation's requests over the server's, whose own sampling is smaller the more there were.
+    `measured`: y, the logarithm of the mean; `logs`: those of realisations at the estimates. `share`: a realisation's
+    requests over the server's, whose own sampling is smaller the more there were.
     """
     sampling = float(logs.std(ddof=1))
     noise = math.sqrt(sampling**2 * (1 / len(logs) + share) + SERVER**2)

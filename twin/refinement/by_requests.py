@@ -116,11 +116,7 @@ class RequestEvidence(Evidence):
         return begin, end, np.concatenate([engines[rows], engines[several]])
 
     def _observe(self) -> Observations:
-        """The measured durations.
-
-        A request waits for the end of a step, which the model knows only as well as all steps before: half a step's
-        length is below what it can say.
-        """
+        """The measured durations, known to half a step's length: requests wait for the end of a step."""
         run, rows = self._run, self._rows
         several = rows[run.answers[rows] > 1]
         gaps = run.decoding[several] / (run.answers[several] - 1)
@@ -220,13 +216,9 @@ def simulate_requests(
 class StepDerivatives:
     """Derivatives of step times by the scores, collected while a simulation runs.
 
-    A request's durations are the steps between its events, and the time for which the engine was idle. With the steps
-    that ran, each of them as much longer as its batch says, durations are smooth in the scores; those of two
-    simulations differ by the phase of a step here and there. One effect is left out, that slower steps gather larger
-    batches: effects are rather too small, deviations rather too large.
-
-    Args:
-        plan: of the simulation. names: the unknowns. scores: at which the simulation runs.
+    A request's durations are the steps between its events and idle time. With the steps that ran, each as much longer
+    as its batch says, they are smooth in the scores; two simulations differ by the phase of a step here and there. That
+    slower steps gather larger batches is left out: effects are too small, deviations too large.
     """
 
     def __init__(self, plan: ServingPlan, names: Sequence[str], scores: Mapping[str, float]) -> None:

@@ -33,12 +33,7 @@ SECTIONS = ("engine_kwargs", "engine_args", "engine_effective", "cache_config")
 
 
 def engine_settings(meta: Mapping[str, Any], document: Mapping[str, Any], step_time_fields: set[str]) -> dict[str, Any]:
-    """Settings of a scenario, by dotted field, that differ from `document` or are missing there.
-
-    Args:
-        meta: content of `meta.json`. document: the scenario.
-        step_time_fields: fields that its step-time source has.
-    """
+    """Settings of a scenario, by dotted field, that `meta.json` has and `document` lacks or says otherwise."""
     settings: dict[str, Any] = {}
     for section in (meta, *(meta.get(name) or {} for name in SECTIONS)):
         if not isinstance(section, Mapping):

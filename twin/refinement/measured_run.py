@@ -25,13 +25,8 @@ _NEEDED = ("input_toks", "output_toks", "queued_ts", "first_token_ts", "last_tok
 class MeasuredRun:
     """Requests of one run, in columns of shape (n,), in order of arrival. Times are seconds of one clock.
 
-    Attributes:
-        source: the file.
-        start: when each request was queued by the engine (or sent, where `by_client`).
-        first, last: when its first and its last token came.
-        prompts, answers: lengths in tokens.
-        by_client: times were taken by a client, so that they contain the network and the server's own work.
-        meta: the engine's settings beside the file; empty if there are none.
+    `start`: when the engine queued each request (or it was sent, where `by_client`, whose times contain the network).
+    `first`, `last`: tokens. `meta`: the engine's settings beside the file.
     """
 
     source: Path
@@ -72,8 +67,7 @@ class MeasuredRun:
 def read_measured_run(path: Path) -> MeasuredRun:
     """Read a run: a folder with `requests.jsonl`, such a file, or the result of `vllm bench serve --save-detailed`.
 
-    `requests.jsonl` has a JSON object a line, with input_toks, output_toks, queued_ts, first_token_ts, last_token_ts in
-    seconds of one clock; `meta.json` beside it may have the engine's settings.
+    A line has input_toks, output_toks, queued_ts, first_token_ts, last_token_ts in seconds of one clock.
     """
     file = path / REQUESTS if path.is_dir() else path
     try:

@@ -36,13 +36,9 @@ VISIBLE = 0.6
 
 @dataclass(frozen=True, eq=False)
 class Observations:
-    """Measured durations of several kinds.
+    """Logarithms of measured durations, (m,), their kinds, which differ in noise, and intervals on one clock.
 
-    Attributes:
-        measured: logarithms, shape (m,).
-        kinds: kind of each; noise differs between kinds.
-        begin, end: the interval of each, on one clock: what happened then acts on it.
-        floor: deviation of each logarithm that no model can explain, such as the phase of a step.
+    `floor`: deviation of each that no model can explain, such as the phase of a step.
     """
 
     measured: Floats

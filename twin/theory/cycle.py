@@ -43,15 +43,9 @@ INSTANCE_NODES = 1 << 15
 
 @dataclass(frozen=True)
 class CycleModel:
-    """Mean cycle time and throughput of a bundle over its A/F ratio.
+    """Mean cycle time and throughput of a bundle over its A/F ratio; `latency` is of a whole decode step.
 
-    Args:
-        latency: of a whole decode step. Cut into L passes, each 1/L of it, the ring turns L times as fast and L times
-            as often, so the layers drop out.
-        batch_size: B.
-        microbatches: m.
-        phases: the laws of an instance's token load that take turns (`twin.theory.load.load_phases`).
-        advance: how the attention instances go on to their next microbatch.
+    Cut into L passes, each 1/L of it, the ring turns L times as fast and L times as often, so the layers drop out.
     """
 
     latency: PassLatency
@@ -84,11 +78,8 @@ class CycleModel:
         return periods
 
     def step_time(self, ratio: float, attention_instances: float | None = None) -> float:
-        """Mean time between the ends of consecutive microbatch steps, including the barrier.
-
-        Args:
-            ratio: r = x/y.
-            attention_instances: x; r itself when y = 1 is meant (also between whole numbers).
+        """Mean time between the ends of consecutive microbatch steps, barrier included; `attention_instances`: default
+        r.
         """
         instances = ratio if attention_instances is None else attention_instances
         if self.advance == "independent":
@@ -147,10 +138,7 @@ class CycleModel:
     def best_ratio(
         self, low: float = 0.25, high: float = 256.0, *, attention_cards: int = 1, ffn_cards: int = 1
     ) -> float:
-        """The ratio in [low, high] with the highest throughput per card, to about 0.1 %.
-
-        With one card an instance, that is the highest throughput per instance.
-        """
+        """The ratio in [low, high] with the highest throughput per card, to about 0.1 %."""
         for _ in range(3):
             grid = np.geomspace(low, high, 25)
             rates = [self.throughput_per_card(float(ratio), attention_cards, ffn_cards) for ratio in grid]

@@ -34,13 +34,9 @@ def decompose(
     generated: float,
     measured: float,
 ) -> dict[str, float]:
-    """The factors from `paper.throughput(ratio)` to `measured`, in order.
+    """The factors from `paper.throughput(ratio)` to `measured` (eq. 21), in order.
 
-    Args:
-        instances: x, attention instances.
-        steady: simulated throughput per instance in the steady state.
-        generated: over the span of eq. 21, counting every token.
-        measured: eq. 21.
+    `steady`: simulated throughput per instance. `generated`: over the span of eq. 21, counting every token.
     """
     chain = {
         "finite_horizon": replace(paper, requests=None).throughput(ratio),

@@ -26,13 +26,7 @@ REACH = 14.0
 
 @dataclass(frozen=True, slots=True)
 class LoadLaw:
-    """The distribution of one instance's token load, as its quantile function on a grid.
-
-    Args:
-        values: token loads, increasing, shape (n,).
-        cdf: probability of at most that load, shape (n,).
-        mean: exact mean, tokens.
-    """
+    """The law of one instance's token load: increasing values and their distribution function, (n,), and exact mean."""
 
     values: Floats
     cdf: Floats
@@ -48,11 +42,7 @@ class LoadLaw:
 
 
 def instance_load(slot_pmf: Floats, slots: int) -> LoadLaw:
-    """The law of the sum of `slots` independent slots, each with mass `slot_pmf[l]` on load l.
-
-    The slot's mass is laid on a grid fine enough for the sum's spread, its characteristic function raised to the
-    power of `slots`, and transformed back.
-    """
+    """The law of the sum of `slots` independent slots, each with mass `slot_pmf[l]` on load l, by its transform."""
     loads = np.arange(len(slot_pmf))
     mean = float(slot_pmf @ loads)
     deviation = math.sqrt(max(float(slot_pmf @ (loads - mean) ** 2), 0.0))
@@ -80,11 +70,7 @@ def constant_load(load: float) -> LoadLaw:
 
 
 def load_quantile(lengths: LengthPairs, slots: int, level: float, *, in_step: bool) -> float:
-    """The quantile `level` of the tokens of `slots` always-full slots, over all steps.
-
-    If every decode length is the same and all slots start `in_step`, it is the load of the fullest step, in which every
-    request is about to finish.
-    """
+    """The quantile of the tokens of `slots` always-full slots; `in_step` with one decode length: of the fullest step."""
     decode = lengths.constant_decode
     if decode is None or not in_step:
         return float(instance_load(lengths.slot_load_pmf(), slots).quantile(np.array(level)))

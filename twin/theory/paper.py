@@ -14,13 +14,9 @@ from latency_models.pass_latency import PassLatency
 
 @dataclass(frozen=True, slots=True)
 class PaperModel:
-    """The paper's model of one bundle at microbatch size B.
+    """The paper's model of one bundle with the latency of a whole decode step (eq. 2-4), μ_P and μ_D in tokens.
 
-    Args:
-        latency: α and β of a whole decode step (eq. 2-4).
-        batch_size: B, requests of one attention instance.
-        mean_prefill, mean_decode: μ_P and μ_D, tokens.
-        requests: N of eq. 12, requests that one attention instance serves; None for the limit (eq. 14).
+    `requests`: N of eq. 12, requests that one attention instance serves; None for the limit (eq. 14).
     """
 
     latency: PassLatency
@@ -95,9 +91,9 @@ class PaperModel:
     def r_star_per_card(self, attention_cards: int, ffn_cards: int) -> float:
         """The ratio with the most tokens per time unit and card, where instances have different numbers of cards.
 
-        Tokens per cycle over r·c_A + c_F in place of eq. 6's r + 1. While attention or communication sets the cycle,
-        this rises with r, as eq. 6 does. While the FFN does, r / ((r·c_A + c_F)(α_F B r + β_F)) peaks where
-        c_A α_F B r² = c_F β_F. So only the last term of eq. 19 changes: r_peak·√(c_F/c_A).
+        Tokens per cycle over r·c_A + c_F in place of eq. 6's r + 1: while the FFN sets the cycle, r / ((r·c_A +
+        c_F)(α_F B r + β_F)) peaks where c_A α_F B r² = c_F β_F. So only the last term of eq. 19 changes:
+        r_peak·√(c_F/c_A).
         """
         return max(self._terms(attention_cards, ffn_cards).values())
 
