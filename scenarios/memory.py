@@ -137,7 +137,7 @@ class KVOffloadingSpec(Strict):
 
 
 class LoRACostSpec(Strict):
-    """Seconds that n adapters of rank r add to a step: step + n (adapter + adapter_rank r) + rows (row + row_rank r)."""
+    """Seconds that n adapters of rank r add: step + n (adapter + adapter_rank r) + rows (row + row_rank r)."""
 
     step: NonNegativeFloat = 0.0
     adapter: NonNegativeFloat = 0.0

@@ -230,7 +230,7 @@ def replicas_by_share(shares: Mapping[str, float], engines: int) -> dict[str, in
 
 
 def balanced_groups(shares: Mapping[str, float], groups: int, room: int) -> list[list[str]]:
-    """Models in `groups` groups of similar shares, of at most `room` each: the most popular first, to the least group."""
+    """Models in `groups` groups of similar shares, at most `room` each: the most popular first, to the least group."""
     heap: list[tuple[float, int]] = [(0.0, i) for i in range(groups)]
     members: list[list[str]] = [[] for _ in range(groups)]
     for model in sorted(shares, key=lambda model: -shares[model]):

@@ -157,7 +157,7 @@ class ServingScenario(ScenarioFile):
 
     @cached_property
     def pools(self) -> list[PoolSpec]:
-        """The pools, those that prefill first, in every form of `system`; an autoscaled one with all that it may have."""
+        """The pools, those that prefill first, in every form of `system`; an autoscaled one with its maximum."""
         pools, scaled = self._expanded(), self.system.autoscaling or {}
         return [
             pool.model_copy(update={"replicas": scaled[pool.name].max_replicas}) if pool.name in scaled else pool

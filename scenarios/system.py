@@ -106,7 +106,7 @@ class ColocatedSpec(SystemSpec):
 
 @LAYOUTS.register("disaggregated")
 class DisaggregatedSpec(SystemSpec):
-    """Prefill engines for each model, decode engines for each (`isolated`) or for all together (`shared`; SUN 3.2.3)."""
+    """Prefill engines for each model, decode engines for each (`isolated`) or for all (`shared`; SUN 3.2.3)."""
 
     layout: Literal["disaggregated"]
     prefill_replicas: Engines = 1

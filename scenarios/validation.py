@@ -97,7 +97,7 @@ NOT_IN_VLLM = (
 
 
 class ProfilingSpec(Strict):
-    """The profiling of the engine, without a calibration; docs/reference/validation-scenario.md describes every field."""
+    """The profiling of the engine, without a calibration; docs/reference/validation-scenario.md has every field."""
 
     rounds: Probes = Field(default=150, ge=10)
     max_steps: Probes = Field(default=100, ge=10)
@@ -109,7 +109,7 @@ class ProfilingSpec(Strict):
 
 
 class ValidationScenario(ScenarioFile):
-    """A workload and engines, which are run live and simulated; docs/reference/validation-scenario.md has every field."""
+    """A workload and engines, run live and simulated; docs/reference/validation-scenario.md has every field."""
 
     kind: Literal["validation"]
     model: LiveModelSpec

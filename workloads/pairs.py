@@ -71,7 +71,7 @@ class LengthPairs(Protocol):
         """The part of θ, tokens, due to requests that have decoded `age` tokens or more; θ itself at age 0."""
 
     def slot_load_pmf(self) -> FloatArray:
-        """P(load = l) at index l of one always-full slot at a random decode step; `BadInput` far beyond `PMF_ENTRIES`."""
+        """P(load = l) at index l of one full slot at a random decode step; `BadInput` far beyond `PMF_ENTRIES`."""
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class IdLists(_Rows):
 
 
 class IdRanges(_Rows):
-    """Tuples of ids that are ranges, so that long prompts of growing contexts are few: `counts` of each, ends included."""
+    """Tuples of ids that are ranges, so that long growing prompts are few: `counts` of each, ends included."""
 
     def __init__(self, counts: IntArray, starts: IntArray, ends: IntArray) -> None:
         super().__init__(counts)

@@ -183,7 +183,7 @@ class Schema:
 
 
 def read_rows(file: Path, choose: Callable[[Table], Schema]) -> Trace:
-    """The trace in a file of rows, of the schema that `choose` finds; `BadInput` about the first thing that is wrong."""
+    """The trace in a file of rows, of the schema that `choose` finds; `BadInput` about the first fault."""
     columns: _Columns | None = None
     for table in read_tables(file):
         if columns is None:

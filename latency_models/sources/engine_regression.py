@@ -292,7 +292,7 @@ class EngineRegression(Estimator, StepTime):
         clock: Literal["wall", "direct"] = "wall",
         frontend: Mapping[str, float] | None = None,
     ) -> dict[str, Any]:
-        """Content of the file, for `config_io.write_yaml`. `errors`: predicted / measured − 1 of held-out steps, (n,)."""
+        """Content of the file, for `config_io.write_yaml`. `errors`: predicted / measured − 1, held out, (n,)."""
         self._require_fit()
         size = np.abs(errors)
         return {

@@ -63,7 +63,7 @@ DRIFT = "refined"
 
 
 class RefinedStepTime(ScaledStepTime):
-    """Step times of a model whose unknowns `names` a run has narrowed to an estimate, (n,), and a covariance, (n, n)."""
+    """Step times of a model whose unknowns `names` a run has narrowed to an estimate (n,) and covariance (n, n)."""
 
     def __init__(
         self, prior: StepTime, names: Sequence[str], estimate: Floats, covariance: Floats, drift: float

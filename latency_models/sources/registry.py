@@ -21,7 +21,7 @@ from workloads.errors import BadInput
 
 
 class SourceSpec(Strict):
-    """Base class of `step_time` sections: a subclass has `source: Literal["its name"]`, and is registered (`register`)."""
+    """Base class of `step_time` sections: a subclass has `source: Literal["its name"]`, and is registered."""
 
     @abstractmethod
     def build(self, base: Path) -> StepTime:

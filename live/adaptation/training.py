@@ -27,7 +27,7 @@ CURVE_POINTS = 50
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Steps and optimizer (appendix A.1: AdamW, a linear schedule with a warmup ratio of 0.1); `clip`: a step's norm."""
+    """Steps and optimizer (appendix A.1: AdamW, a linear schedule, a warmup ratio of 0.1); `clip`: a step's norm."""
 
     steps: int
     batch_size: int

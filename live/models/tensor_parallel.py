@@ -42,7 +42,7 @@ class RowParallel:
 
 @dataclass(frozen=True)
 class StagedProduct:
-    """All ranks' parts of a compensated product before the sum: (ranks, n, hidden), latents (ranks, n, rank) float32."""
+    """Ranks' parts of a compensated product before the sum: (ranks, n, hidden), latents (ranks, n, rank) float32."""
 
     outputs: torch.Tensor
     latents: torch.Tensor

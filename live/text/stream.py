@@ -27,7 +27,7 @@ class StopStrings:
 
 
 class StopSearch:
-    """The search for stop strings in one output: the first complete one counts; of two that end together, the longer."""
+    """The search for stop strings in one output: the first complete one, and of two that end together the longer."""
 
     def __init__(self, first_characters: frozenset[str], matches: list[_Match]) -> None:
         self._first_characters = first_characters

@@ -53,7 +53,7 @@ class FrontRole(ABC):
         """The role."""
 
     def check(self, generation: Generation) -> None:
-        """Raise a `ValueError` for a request that is too long, or for something else than tokens and log-probabilities."""
+        """Raise a `ValueError` for a request that is too long, or for other than tokens and log-probabilities."""
         request = generation.request
         tokens = request.prompt_tokens + request.max_tokens
         if request.task != "generate" or generation.prompt_logprobs >= 0:

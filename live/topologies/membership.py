@@ -53,7 +53,7 @@ class Address:
 
 
 def listen_at(address: Address) -> socket.socket:
-    """A socket that listens on this address alone; port 0: a free one. `BadInput` if it is taken or not this machine's."""
+    """A socket that listens on this address alone; port 0: a free one. `BadInput` if taken or not this machine's."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         return socket.create_server((address.host, address.port), family=family, backlog=1024)

@@ -120,7 +120,7 @@ class WorkerProcesses(SocketTransport):
 
 
 class LocalWorkers:
-    """Workers in processes on this machine, each with its command, and the GPU that it sees (all where none is stated)."""
+    """Workers in processes on this machine, each with its command, and the GPU that it sees (by default all)."""
 
     def __init__(
         self, commands: Mapping[int, Sequence[str]], names: Sequence[str], gpus: Mapping[int, str] | None = None

@@ -163,7 +163,7 @@ def read_tokens(message: Message, generations: Mapping[int, Generation]) -> list
 
 
 def append_token(generation: Generation, token: int, code: int, now: float) -> bool:
-    """Append a token that a worker has sampled, with its code of a finish reason; returns whether the output has ended."""
+    """Append a token that a worker has sampled, with its finish reason's code; returns whether the output has ended."""
     generation.output.append(token)
     generation.last_token = now
     if generation.first_token < 0:

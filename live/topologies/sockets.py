@@ -187,7 +187,7 @@ def _greeting_rank(caller: socket.socket, secret: bytes) -> int:
 
 
 class SocketTransport:
-    """One role's side, as `Transport`, and what drives it; without a link, tensors of devices go through the host, too."""
+    """One role's side, as `Transport`, and what drives it; without a link, devices' tensors pass the host, too."""
 
     def __init__(self, members: Membership, forms: Forms, limit: float, link: DeviceLink | None = None) -> None:
         self.rank = members.rank

@@ -39,7 +39,7 @@ class TransportError(TwinError):
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A tensor of a message: up to `rows` rows of the shape `row`; on the host, unless both sides have it on a device."""
+    """A tensor of a message: up to `rows` rows of the shape `row`; on the host, or for both sides on a device."""
 
     dtype: torch.dtype
     rows: int

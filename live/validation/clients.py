@@ -27,7 +27,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def materialise(request: Request, answer: int, vocabulary: int, id_tokens: int) -> Generation:
-    """A generation with random tokens, whose prompt shares blocks with exactly the requests that share its prefix ids."""
+    """A generation with random tokens, whose prompt shares blocks with just the requests that share its prefix ids."""
     prompt = prefix_tokens(request.prefix_blocks, (request.id,), request.prompt_tokens, vocabulary, id_tokens)
     return make_generation(
         request.id,

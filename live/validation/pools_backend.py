@@ -40,7 +40,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class ReplayedPools:
-    """A replayed workload, in seconds of each role's own clock: `spans` of engines as in `live.validation.role_steps`."""
+    """A replayed workload, in seconds of each role's own clock: `spans` as in `live.validation.role_steps`."""
 
     speculation: ClassVar[None] = None
 

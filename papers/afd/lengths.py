@@ -100,7 +100,7 @@ def _quantile(levels: FloatArray, p: float) -> FloatArray:
 
 
 def ratios(pairs: JointEmpirical) -> list[dict[str, Any]]:
-    """r* of eq. 19 (latencies and B of section 5.3) for three assumptions about lengths; eq. 6 at the trace's own load."""
+    """r* of eq. 19 (latencies and B of section 5.3) for three assumptions on lengths; eq. 6 at the trace's own load."""
     plan = make_plan(check_scenario(BASELINE, {}, Path("afd-paper")), Path(), None)
     model = PaperModel(plan.latency, BASELINE["batch_size"], pairs.mean_prefill, pairs.mean_decode)
     loads = {

@@ -88,7 +88,7 @@ def sweep_rates(one_shot: bool, costs: EngineCosts, concurrency: int, replicatio
 
 
 def split_costs(cycle: float, client: float, per_prompt: float, share: float) -> EngineCosts:
-    """The costs of an engine that answers a lone request every `cycle` seconds; `share` of the rest blocks the engine."""
+    """The costs of an engine that answers a lone request every `cycle` seconds; `share` of the rest blocks it."""
     fixed = cycle - client - per_prompt
     return EngineCosts(client, (1 - share) * fixed, share * fixed, per_prompt)
 

@@ -98,7 +98,7 @@ def tasks(requests: int = 4000, replications: int = REPLICATIONS) -> list[Task]:
 
 
 def summarise_prefixes(results: Mapping[tuple[Any, ...], dict[str, Any]]) -> dict[str, Any]:
-    """Steady traffic with 95 % intervals, led against each other engine run by run; cold jobs beside the closed form."""
+    """Steady traffic with 95 % intervals, led against others run by run; cold jobs beside the closed form."""
     runs = {name: [result for arguments, result in results.items() if arguments[:2] == (name, 0)] for name in VARIANTS}
     jobs = {
         peers: {variant: result for (variant, size, *_), result in results.items() if size == peers}

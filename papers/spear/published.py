@@ -61,7 +61,7 @@ def published_rows() -> list[Row]:
 
 @dataclass(frozen=True)
 class QualityRow:
-    """A perplexity of Tables 1, 2, 4, 10 to 12, 17 or 18; `memory` of compensators in MB, `variant` full for 16 bits."""
+    """A perplexity of Tables 1, 2, 4, 10 to 12, 17 or 18; `memory` of compensators in MB, `variant` full: 16 bits."""
 
     where: str
     model: str

@@ -195,7 +195,7 @@ def _describe_iteration(iteration: Iteration) -> dict[str, Any]:
 
 
 def _compare_row(row: Row, figures: Sequence[Figures]) -> dict[str, Any]:
-    """Published and predicted, seconds; `prediction` is the 95 % range of one run, `inside` whether it holds the print."""
+    """Published and predicted, seconds; `prediction`: the 95 % range of one run, `inside`: it holds the print."""
     mean, intervals = combine([{"p99_itl": p99, "ttft": ttft} for p99, ttft in figures])
     columns = {
         name: {

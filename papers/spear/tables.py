@@ -148,7 +148,7 @@ def density_misfit(densities: Sequence[str] = tuple(DENSITIES)) -> list[dict[str
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """A reading and the requests that it is tried on (None: synthetic); the scheduler's chunks are multiples of `step`."""
+    """A reading and the requests that it is tried on (None: synthetic); chunks are multiples of `step`."""
 
     reading: Reading
     lengths: Trace | None

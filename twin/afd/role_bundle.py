@@ -117,7 +117,7 @@ class RoleBundleConfig:
 
 @dataclass(slots=True)
 class SimulatedRole:
-    """A role's clock, as `live.topologies.direct_time` keeps it, seconds; `paused`: its last stretch ended with a wait."""
+    """A role's clock, as `live.topologies.direct_time` keeps it, seconds; `paused`: its last work ended with a wait."""
 
     now: float = 0.0
     busy: float = 0.0

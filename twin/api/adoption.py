@@ -200,7 +200,7 @@ def _roofline(live: LiveServer, gpu: str, config: str | None) -> Document:
 
 
 def _linear(ttft: float, prompt: float, tpot: float) -> Document:
-    """The section `step_time` of a device without a data sheet: a line through a lone request's ttft and tpot, seconds."""
+    """The section `step_time` of a device without a data sheet: a line through a lone request's ttft and tpot."""
     per_token = max((ttft - tpot) / prompt, tpot / 1000)
     return {
         "source": "linear",

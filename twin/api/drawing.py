@@ -36,7 +36,7 @@ PAPER = re.compile(r"twin\.reproduction-(?P<paper>[a-z]+)(?P<quality>-quality)?/
 
 
 def report(document: Document) -> Report:
-    """The report of a document; `BadInput` if no command of this version writes it, `KeyError` if a field is missing."""
+    """The report of a document; `BadInput` if no command of this version writes it, `KeyError` without a field."""
     schema = document.get("schema")
     if schema == "twin.reproduction/1":
         return report(document["sweep"])

@@ -79,7 +79,7 @@ class PlanResult:
         return figure(self.document, kind)
 
     def save(self, folder: str | Path, *, figures: bool = True) -> Path:
-        """Write a run folder like that of `twin plan`; returns its path. `BadInput` if it is not empty, else `OSError`."""
+        """Write a run folder like that of `twin plan`; returns its path. `BadInput` if not empty, else `OSError`."""
         with new_run(folder, self._path, self._inputs, "twin.plan(…).save(…)") as run:
             complete(run, self.document, figures=figures)
         return run.path

@@ -121,7 +121,7 @@ def planning_run(
     kind: str = "plan",
     inputs: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[RunDirectory, Simulations]]:
-    """A run folder that keeps windows as they are simulated, or the unfinished one of the same question and `inputs`."""
+    """A run folder that keeps windows as they are simulated, or the unfinished one of equal question and `inputs`."""
     inputs = {
         "scenario_file": str(question.path),
         "scenario": question.document,

@@ -21,7 +21,7 @@ PACKAGES = ("numpy", "scipy", "simpy", "pydantic", "torch")
 
 
 def new_run(folder: str | Path, scenario: Path, inputs: Document, call: str) -> RunDirectory:
-    """A new run folder at exactly this path, to be opened with `with`; `BadInput` if it is not empty, else `OSError`."""
+    """A new run folder at exactly this path, to be opened with `with`; `BadInput` if not empty, else `OSError`."""
     path = path_of("folder", folder)
     try:
         return begin_run(path, manifest({"scenario_file": str(scenario), **inputs}, call))

@@ -68,7 +68,7 @@ class Result:
 
     @cached_property
     def requests(self) -> pd.DataFrame:
-        """One row for each request of the first run, in the order in which they finished; fewer columns without detail."""
+        """One row for each request of the first run, in the order of their ends; fewer columns without detail."""
         from twin.api.frames import requests_frame
 
         return requests_frame(self._first.run, self._spec.measure)

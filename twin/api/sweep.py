@@ -69,7 +69,7 @@ class SweepResult:
         return pd.concat(tables, ignore_index=True)[columns]
 
     def plot(self, kind: str | None = None) -> Figure:
-        """A figure: `sweep` or, of an AFD bundle, `throughput`, `idle` or `regimes`; None: the first. Else `BadInput`."""
+        """A figure: `sweep` or, of an AFD bundle, `throughput`, `idle` or `regimes`; None: the first; or `BadInput`."""
         from twin.api.drawing import figure
 
         first = "sweep" if isinstance(self._sweep, ServingSweep) else "throughput"

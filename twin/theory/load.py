@@ -70,7 +70,7 @@ def constant_load(load: float) -> LoadLaw:
 
 
 def load_quantile(lengths: LengthPairs, slots: int, level: float, *, in_step: bool) -> float:
-    """The quantile of the tokens of `slots` always-full slots; `in_step` with one decode length: of the fullest step."""
+    """The quantile of the tokens of `slots` full slots; `in_step` with one decode length: of the fullest step."""
     decode = lengths.constant_decode
     if decode is None or not in_step:
         return float(instance_load(lengths.slot_load_pmf(), slots).quantile(np.array(level)))

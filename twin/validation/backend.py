@@ -61,7 +61,7 @@ class ReplayedRun(Protocol):
         """The times of each request's output tokens."""
 
     def columns(self) -> Mapping[str, NDArray[np.float64]]:
-        """One entry a request: arrival, noticed (taken in), first_token, last_token, output_tokens; more of sessions."""
+        """One entry a request: arrival, noticed (taken in), first_token, last_token, output_tokens; sessions': more."""
 
 
 class Backend(Protocol):

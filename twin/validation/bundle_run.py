@@ -119,7 +119,7 @@ def workload_supply(scenario: BundleValidationScenario, x: int, repeat: int) -> 
 
 
 def profiling_supply(scenario: BundleValidationScenario, x: int, part: int) -> Supply:
-    """Requests of lengths spread evenly in their logarithm, with twice the workload's tokens, to outlast the live run."""
+    """Requests of lengths spread evenly in their logarithm, of twice the workload's tokens, to outlast the live run."""
     spec = scenario.profiling
     rng = np.random.default_rng([scenario.seed, 4, x, part])
     mean = spec.max_output_tokens / max(np.log(spec.max_output_tokens), 1.0)

@@ -92,7 +92,7 @@ class ProfiledStepModel:
         return machine_speeds(self._in_turns, self._scenario.attention_block)
 
     def fitted_file(self, name: str, *, in_turns: bool = False) -> Path:
-        """Fit the model to the profile (or to what was profiled in turns) into the run folder: `twin.engine-steps/2`."""
+        """Fit the model to the profile (or what was profiled in turns) into the run folder: `twin.engine-steps/2`."""
         backend = description(self._backend, self._run)
         speeds = self.speeds() if in_turns else {}
         repeats = [at_common_speed(part, speeds.get(repeat, 1.0)) for repeat, part in self._in_turns.items()]

@@ -70,7 +70,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class DataSheetStages:
-    """Stages from a model and a hardware file; `ratio` is x/y, `link` bytes/s of one GPU's network to other instances."""
+    """Stages from a model and a hardware file; `ratio` is x/y, `link` bytes/s of one GPU's network to others."""
 
     model: Model
     hardware: Hardware

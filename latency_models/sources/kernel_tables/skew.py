@@ -67,7 +67,7 @@ class SkewLevels(Strict):
 
 
 class SkewFit(Strict):
-    """The fitted α, and relative errors of times, each from a fit without the shots of the same short length (`kvs`)."""
+    """The fitted α, and relative errors of times, each from a fit without the shots of the same `kvs`."""
 
     pure: SkewLevels | None = None
     mixed: SkewLevels | None = None
@@ -121,7 +121,7 @@ class SkewShots:
 
 
 def fit_skew(shots: SkewShots, *, errors: bool = False) -> SkewFit | None:
-    """Fit α to shots; None where no history is above its mean. `errors`: as many more fits as there are short lengths."""
+    """Fit α to shots; None where no history is above its mean. `errors`: with a further fit for each short length."""
     shots = shots.where((shots.at_longest > shots.at_mean) & (shots.longest > shots.mean))
     if not len(shots):
         return None

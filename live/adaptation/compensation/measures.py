@@ -124,7 +124,7 @@ def _less(before: torch.Tensor, after: torch.Tensor, tokens: torch.Tensor) -> fl
 
 
 def text_quality(models: Sequence[Path], sources: Path | None = None) -> list[dict[str, Any]]:
-    """Perplexity and accuracy on held-out text, mean divergence from the first model in nats, and bytes of the weights."""
+    """Perplexity and accuracy on held-out text, mean divergence from the first model (nats), and bytes of weights."""
     config, reference = read_model(models[0])
     evaluation = Evaluation.on_held_out(models[0], ForwardPass(config), reference, sources, WINDOW, WINDOWS)
     rows = []

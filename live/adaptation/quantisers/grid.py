@@ -47,7 +47,7 @@ class Grid:
 
 
 def fit_grid(weight: torch.Tensor, bits: int) -> Grid:
-    """The grid of each row and group of a weight (outputs, groups, inputs of a group), from its least to its largest."""
+    """The grid of each row and group of a weight (outputs, groups, inputs of a group), from least to largest."""
     low, high = weight.amin(-1).clamp(max=0), weight.amax(-1).clamp(min=0)
     largest = 2**bits - 1
     scale = ((high - low) / largest).clamp(min=torch.finfo(torch.float16).tiny).half().float()

@@ -109,7 +109,7 @@ def text_lesson(task: str, corpus: Corpus, tokenizer: Tokenizer, seed: int) -> T
 
 
 def cut_at_brackets(line: str) -> tuple[str, str] | None:
-    """The line up to the bracket that follows where most are open, and what closes all that are open; None if unclear."""
+    """The line up to the bracket that follows where most are open, and what closes them all; None if unclear."""
     if not line.isascii() or any(mark in line for mark in "\"'#"):
         return None
     open_brackets: list[str] = []

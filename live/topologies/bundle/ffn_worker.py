@@ -24,7 +24,7 @@ class FFNWorker:
         self._stages = GraphedFFNStages(ffns) if graphs else FFNStages(ffns)
 
     def run(self) -> Role:
-        """One microbatch after the other, in the instances' order: waiting for all of them is the barrier of AFD 3.1."""
+        """One microbatch after the other, in the instances' order: waiting for all is the barrier of AFD 3.1."""
         while True:
             messages: list[Message] = []
             for source in self._layout.attention_ranks:

@@ -27,7 +27,7 @@ COORDINATOR = 0
 
 @dataclass(frozen=True)
 class BundleLayout:
-    """x attention and y FFN instances, m microbatches in flight; `engine`: settings of one microbatch of an instance."""
+    """x attention and y FFN instances, m microbatches in flight; `engine`: settings of one microbatch of one."""
 
     attention_instances: int
     ffn_instances: int
@@ -62,7 +62,7 @@ class BundleLayout:
         return ["coordinator", *(f"{role} {i}" for role, count in instances for i in range(count))]
 
     def shares(self, rows: int, instance: int, microbatch: int) -> list[int]:
-        """Consecutive rows for each FFN instance, as many but for one; instances begin apart to spread larger shares."""
+        """Consecutive rows for each FFN instance, as many but for one; instances begin apart to spread larger ones."""
         share, remainder = divmod(rows, self.ffn_instances)
         start = instance + microbatch
         return [share + ((i - start) % self.ffn_instances < remainder) for i in range(self.ffn_instances)]

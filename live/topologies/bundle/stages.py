@@ -94,7 +94,7 @@ class GraphedAttentionStages(AttentionStages):
 
 
 class _PaddedStep:
-    """The tensors of a padded step without prompts, which keep their addresses; `hidden`, `residual`: (rows, hidden)."""
+    """Tensors of a padded step without prompts, which keep their addresses; `hidden`, `residual`: (rows, hidden)."""
 
     def __init__(self, decoder: Decoder, cache: Any, inputs: Inputs, rows: int, width: int) -> None:
         self._decoder = decoder

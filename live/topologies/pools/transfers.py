@@ -71,7 +71,7 @@ class ReceivingGraphExecutor(ReceivingExecutor, GraphExecutor):
 
 @dataclass(slots=True)
 class _Departure:
-    """A prompt whose blocks are held: for which rank (None: not known yet), how many have left, and if the front knows."""
+    """A prompt whose blocks are held: for which rank (None: not known), how many have left, and if the front knows."""
 
     sequence: Sequence
     rank: int | None = None
