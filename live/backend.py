@@ -13,15 +13,9 @@ from schedulers.speculation import SpeculationStats
 
 
 class BackendState(NamedTuple):
-    """The present state of a backend, for metrics.
+    """The present state of a backend, for metrics; counts are since the start.
 
-    Attributes:
-        num_running, num_waiting: requests. kv_cache_usage: fraction of blocks in use, 0 to 1.
-        prefill_tokens, cached_tokens: prompt tokens computed, and those that prefix caches supplied. preemptions:
-            counted since the start.
-        steps_by_models: decode steps since the start whose sequences were of 1, 2, … models; empty where there is one
-            model.
-        speculation: counters of draft tokens; None without speculative decoding.
+    `kv_cache_usage`: fraction of blocks. `steps_by_models`: decode steps with sequences of 1, 2, … models, if several.
     """
 
     num_running: int = 0
@@ -36,12 +30,7 @@ class BackendState(NamedTuple):
 
 @dataclass(frozen=True)
 class BackendLimits:
-    """The sizes that limit requests.
-
-    Attributes:
-        max_model_len: tokens of a prompt and its output together. max_num_seqs: requests that run at once.
-        num_gpu_blocks, block_size: of the whole KV cache. prefix_id_tokens: prompt tokens of one prefix id.
-    """
+    """The sizes that limit requests: tokens of a prompt and its output together, requests that run at once, blocks."""
 
     max_model_len: int
     max_num_seqs: int
@@ -51,12 +40,7 @@ class BackendLimits:
 
 
 class Backend(Protocol):
-    """Generates tokens for requests. All methods are called on the event loop's thread.
-
-    Attributes:
-        config: the model's. limits: sizes that limit requests.
-        models: the names of several models that are served; empty where there is one.
-    """
+    """Generates tokens for requests. All methods are called on the event loop's thread."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -74,11 +58,7 @@ class Backend(Protocol):
         ...
 
     def submit(self, generation: Generation) -> None:
-        """Run a generation.
-
-        Raises:
-            ValueError: a request that cannot be run.
-        """
+        """Run a generation; `ValueError` for a request that cannot be run."""
         ...
 
     def abort(self, request_id: int) -> None:

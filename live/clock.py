@@ -22,13 +22,7 @@ SPIN_SECONDS = 1e-3
 
 
 class Clock:
-    """Seconds since `start`, or since the clock was made. Calling the clock reads it.
-
-    Subclasses define the time that it counts (`elapsed`) and how it waits (`wait_until`).
-
-    Attributes:
-        name: as results carry it.
-    """
+    """Seconds since `start`, or since the clock was made, by `elapsed`; a call reads it, `wait_until` waits."""
 
     name: ClassVar[ClockName]
 
@@ -80,12 +74,8 @@ class WallClock(Clock):
 class DirectClock(Clock):
     """A virtual clock: the CPU time of the thread that made it, and the waits that it jumped over.
 
-    It must be read from one thread, and the computation must run on that thread: with one thread PyTorch computes on
-    the thread that calls it. CPU time of several threads would add up, although they run side by side, and a pool's
-    threads spin while they wait.
-
-    A role of a topology has a clock of its own. To receive a message it waits until the message is there:
-    `clock.wait_until(sent + latency + size / bandwidth)`, with the sender's clock at the time of sending.
+    It must be read from that thread, which must compute alone: CPU time of several threads would add up, although they
+    run side by side. A role waits for a message until `sent + latency + size / bandwidth` of the sender's clock.
     """
 
     name = "direct"
@@ -100,9 +90,9 @@ class DirectClock(Clock):
 
 
 class RanksClock(DirectClock):
-    """`DirectClock` of the first of several ranks that compute a step together.
+    """`DirectClock` of the first of several ranks that compute a step together, as if all had a core each.
 
-    `behind`: seconds, so far, in which this rank has waited for others. They count as if all ranks had a core each.
+    `behind`: seconds, so far, in which this rank has waited for others.
     """
 
     def __init__(self, behind: Callable[[], float]) -> None:

@@ -23,11 +23,7 @@ TopLogprobs: TypeAlias = list[tuple[int, float]]
 
 @dataclass(frozen=True)
 class Contract:
-    """The part of a request that a scheduler knows besides its tokens; see `workloads.request.Request`.
-
-    Attributes:
-        arrival: seconds of the engine's clock.
-    """
+    """The part of a request that a scheduler knows besides its tokens; see `workloads.request.Request`."""
 
     arrival: float = 0.0
     priority: int = 0

@@ -49,11 +49,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class ModelSource:
-    """The origin of a model and the device that runs it, as `LoadedModel` takes them.
+    """The origin of a model (a directory, or with `random` weights a config.json) and the device that runs it.
 
-    Attributes:
-        path: a Hugging Face directory, or with `random` weights a config.json. seed: of random weights.
-        rounding: of the linear layers of a whole model; None: they stay as they are.
+    `rounding`: of the linear layers of a whole model; None: they stay as they are.
     """
 
     path: Path
@@ -65,11 +63,7 @@ class ModelSource:
     rounding: Rounding | None = None
 
     def config(self) -> ModelConfig:
-        """The model's config; reads no weights.
-
-        Raises:
-            BadInput: a config that cannot be read.
-        """
+        """The model's config, without its weights; `BadInput` if it cannot be read."""
         return read_config(self.path)
 
     def load(self) -> Decoder:
@@ -120,10 +114,7 @@ class ModelSource:
 
 
 class Models:
-    """Loads the parts of models that workers compute with: here for one worker, no more than it needs.
-
-    Its methods raise as `LoadedModel`.
-    """
+    """Loads the parts of models that workers compute with: here for one worker, no more than it needs."""
 
     def decoder(self, source: ModelSource) -> Decoder:
         """A whole model."""
@@ -139,10 +130,7 @@ class Models:
 
 
 class SharedModels(Models):
-    """Models for several workers in one process, which may run on CUDA streams of their own.
-
-    Each model is loaded once, as a whole; each worker gets its own counters of kernels.
-    """
+    """Models for several workers in one process, each loaded once; workers get their own counters of kernels."""
 
     def __init__(self) -> None:
         self._decoders: dict[ModelSource, Decoder] = {}
@@ -184,19 +172,9 @@ class ModelRanks(Protocol):
 class LoadedModel:
     """One model, loaded once; on a GPU its CUDA graphs are captured once for all engines of the same settings.
 
-    Args:
-        path: a Hugging Face directory, or with `random` weights a config.json. seed: of random weights.
-        threads: CPU threads that one operation may use.
-        quantise: fields of `Rounding`, to round linear layers; None for none.
-        async_scheduling: engines schedule a step while the one before still runs.
-        start_ranks: starts the processes of a tensor-parallel model; None: this process computes it alone.
-
-    Attributes:
-        decoder: the model. device, dtype: by name. uses_graphs: whether engines replay CUDA graphs.
-        ranks: the processes of a tensor-parallel model.
-
-    Raises:
-        BadInput: a model that cannot be read or does not fit, a missing device, or too many threads.
+    `quantise`: fields of `Rounding`, to round linear layers. `async_scheduling`: engines schedule a step while the one
+    before still runs. `start_ranks`: starts the processes of a tensor-parallel model. Raises `BadInput` for a model
+    that cannot be read or does not fit, a missing device, or too many threads.
     """
 
     def __init__(
@@ -232,10 +210,7 @@ class LoadedModel:
         return {"device": device_name(self.device), "dtype": self.dtype, "versions": versions()}
 
     def peak_step_bytes(self, sequences: int, tokens: int) -> int:
-        """Bytes on a GPU that the largest step takes at its peak, beyond weights and KV cache.
-
-        Measured, kernel by kernel, on prompts of `tokens` tokens together, each of which gets its first token.
-        """
+        """Bytes on a GPU that the largest step takes at its peak, beyond weights and KV cache, as measured."""
         count = min(sequences, tokens)
         prompt = [0] * (tokens // count)
         config = EngineConfig(
@@ -263,11 +238,7 @@ class LoadedModel:
         return Engine(self.decoder, config, chunks, make_executor=make, depth=self._depth)
 
     def planned_engine(self, scheduler: SchedulerPlan) -> Engine:
-        """An engine with the scheduler of a plan. One that speculates runs its steps kernel by kernel.
-
-        Raises:
-            BadInput: a way to draft, or settings of tensor-parallel ranks, that the live engine does not have.
-        """
+        """An engine with the scheduler of a plan; `BadInput` for what the live engine does not have."""
         if self.ranks is not None:
             self.ranks.refuse(scheduler.config)
         spec = scheduler.speculation

@@ -30,14 +30,9 @@ class Transfers:
 
 @dataclass(frozen=True)
 class BundleTimes:
-    """The times of one run, seconds since its start.
+    """The times of one run, seconds since its start: by completed request in their order, and by step of a microbatch.
 
-    Attributes:
-        ids, tokens, first_token, finish: one entry for each of the wanted completions, in their order: the request's
-            number, its output tokens, and the times of the first and the last of them.
-        step_ends, step_tokens: one entry for each step of a microbatch.
-        attention, ffn: busy and elapsed seconds of each instance, shape (instances, 2).
-        attention_to_ffn, ffn_to_attention: messages between them.
+    `attention`, `ffn`: busy and elapsed seconds of each instance, (instances, 2), and messages between them.
     """
 
     ids: Integers
@@ -56,13 +51,8 @@ class BundleTimes:
 class BundleMetrics:
     """The metrics of one run. Times in seconds, throughput in tokens per second and instance.
 
-    Attributes:
-        throughput: eq. 21. throughput_generated: with the tokens of requests in flight. throughput_full: of all steps,
-            for a bundle whose slots are full from the start to the last completion. tpot: eq. 22. tpot_gaps: per
-            gap between tokens; None if no request has two tokens.
-        idle_attention, idle_ffn: eq. 23, over each instance's own time.
-        total_time: until the last of the completions. steps: of all microbatches.
-        attention_to_ffn, ffn_to_attention: messages between them.
+    `throughput`: eq. 21; `_generated`: with the tokens of requests in flight; `_full`: of all steps, for slots full to
+    the end. `tpot`: eq. 22; `tpot_gaps`: per gap; None without one. `idle_*`: eq. 23, over each instance's own time.
     """
 
     throughput: float
@@ -100,6 +90,5 @@ def bundle_metrics(times: BundleTimes) -> BundleMetrics:
 
 
 def _idle(busy_and_elapsed: Floats) -> float:
-    """Idle share of some instances, each over its own time."""
     busy, elapsed = busy_and_elapsed.sum(axis=0).tolist()
     return metrics.idle_ratio(busy, 1, elapsed)

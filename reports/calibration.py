@@ -55,7 +55,6 @@ def overhead(document: Document) -> str:
 
 
 def _lines(operation: Document) -> str:
-    """The line in numbers; the number of lines if there are several."""
     lines = operation["lines"]
     if len(lines) == 1:
         return (

@@ -17,11 +17,7 @@ HELD = "#000000"
 
 
 def operation_figure(picture: Document) -> str:
-    """The figure as SVG text.
-
-    Args:
-        picture: of one operation: `measured` and `held` as [x, seconds, …], its `lines`, and its errors.
-    """
+    """One operation as SVG text: `measured` and `held` as [x, seconds, …], its `lines`, and its errors."""
     figure = Figure(figsize=(6.4, 5.0), layout="constrained")
     FigureCanvasSVG(figure)
     times, errors = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))

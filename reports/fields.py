@@ -47,7 +47,7 @@ def axis_and_lines(configurations: Sequence[Settings]) -> tuple[str, list[str]] 
     """The setting to draw points over, and those that tell lines apart; None if nothing varies.
 
     The first is the number with the most values, or, without numbers, the first that varies. A setting that follows
-    from it, as in fields that vary together, tells no lines apart.
+    from it tells no lines apart.
     """
     keys = varying(configurations) if configurations else []
     if not keys:
@@ -87,12 +87,10 @@ SPAN_OF_LOG = 30.0
 
 @dataclass(frozen=True)
 class Field:
-    """A field of points, one value a point; None where a point has none.
+    """A field of points, one value a point or None, with its label, unit and meaning.
 
-    Attributes:
-        key: its name in the document. label: with its unit. help: what it means.
-        better: 1 if more of it is better, -1 if less is, 0 if neither.
-        goal: a limit that a user set. setting: whether a user chose the values, rather than the system answered them.
+    `better`: 1 if more of it is better, -1 if less is, 0 if neither. `goal`: a limit that a user set. `setting`: a user
+    chose the values.
     """
 
     key: str

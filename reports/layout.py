@@ -58,10 +58,7 @@ def distribution(
     title: str, samples: Mapping[str, tuple[Sequence[float], Sequence[float]]], label: str, goal: float | None = None,
     colours: Sequence[str] = (), of: str = "requests",
 ) -> Chart:  # fmt: skip
-    """Cumulative distributions of seconds, as (values, shares) by name, in a unit that reads well. A goal is a line.
-
-    The axis is logarithmic where the slowest per cent would leave no room for the others.
-    """
+    """Cumulative distributions of seconds, as (values, shares) by name, logarithmic for long tails, a goal a line."""
     positive = [values for values, _ in samples.values() if values and min(values) > 0]
     log = any(values[-1] / values[len(values) // 2] > SPAN_OF_LOG for values in positive)
     longest = max((values[-1] for values, _ in samples.values() if values), default=0.0)

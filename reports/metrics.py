@@ -28,8 +28,7 @@ class StableThroughput:
 def stable_throughput(decode_tokens: Integers, finish: Floats, fraction: float = 0.8) -> StableThroughput:
     """Throughput of AFD eq. 21: output tokens of the first ⌈fraction·N⌉ completed requests, over their time.
 
-    Requests that complete at the same instant count in order of their ids. Tokens of requests still in flight are not
-    counted, which is the paper's choice and makes the figure a few per cent low for short runs.
+    Ties count in order of ids. Tokens of requests in flight are not counted: a few per cent low for short runs.
     """
     count = math.ceil(fraction * len(finish))
     first = np.argsort(finish, kind="stable")[:count]
@@ -65,10 +64,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 
 def quantiles(values: Floats, shares: Floats) -> Floats:
-    """Quantiles of at least one number, linear between order statistics.
-
-    Bit for bit those of `numpy.quantile`, whose first call imports numpy's masked arrays.
-    """
+    """Quantiles, linear between order statistics, as of `numpy.quantile`, which imports masked arrays first."""
     ordered = np.sort(values)
     ranks = shares * (len(values) - 1)
     low = np.floor(ranks).astype(np.intp)
@@ -114,8 +110,7 @@ Parts = Callable[[], Iterable[tuple[Floats, Integers]]]
 def weighted_spread_of_parts(parts: Parts) -> dict[str, float] | None:
     """The `weighted_spread` of values from 0 on that come in parts and need not fit into memory together.
 
-    Nothing depends on how the values are divided into parts: the sum for the mean is rounded once, and of each order
-    statistic 16 more bits are found in each pass over the parts.
+    It does not depend on the parts: of each order statistic 16 more bits are found in each pass over them.
     """
     count = sum(int(weights.sum()) for _, weights in parts())
     if not count:
@@ -134,8 +129,7 @@ def weighted_spread_of_parts(parts: Parts) -> dict[str, float] | None:
 def exact_sum(parts: Iterable[Floats]) -> float:
     """The sum of finite numbers that come in parts, rounded once, like `math.fsum` of all.
 
-    Numbers are whole multiples of a power of 2. Those with the same power are summed as such, in two halves, which
-    floats can do exactly for 2²⁶ numbers at a time.
+    Numbers of one power of 2 are summed as whole multiples of it, in two halves: exact for 2²⁶ numbers at a time.
     """
     total = 0  # in units of 2**_SMALLEST
     for values in parts:
@@ -160,11 +154,7 @@ _DIGIT = 16
 
 
 def _order_statistics(parts: Parts, ranks: list[int]) -> list[float]:
-    """The values of these ranks, counted from 0, in the order of all values.
-
-    Numbers from 0 on are in the order of their bits. A pass counts, among the values that share the leading bits found
-    so far, how often each next digit occurs.
-    """
+    """The values of these ranks, from 0, in the order of all values, which from 0 on is that of their bits."""
     leading, remaining = [0] * len(ranks), list(ranks)  # the bits found, and the rank among the values that have them
     for shift in range(64 - _DIGIT, -1, -_DIGIT):
         counts = {bits: np.zeros(1 << _DIGIT) for bits in leading}

@@ -34,15 +34,11 @@ def student_quantile(confidence: float, degrees: int) -> float:
 
 
 def controlled_mean(batches: Floats, control: Floats, control_mean: float, confidence: float = 0.95) -> Estimate:
-    """Mean of batch means, corrected by the deviation of a control with known mean in the same batches.
+    """Mean of batch means, (n,) with n ≥ 10, corrected by the deviation of a control with known mean in the batches.
 
     A least-squares line of `batches` on `control` is read off at `control_mean`. Sampling noise and the rest of a
-    start-up transient, as far as the control explains them, drop out of the estimate and its interval. Batches that are
-    still correlated widen the interval (`_worth`).
-
-    Args:
-        batches, control: shape (n,), n ≥ 10, means over the same n consecutive stretches.
-        control_mean: the control's exact expectation.
+    start-up transient, as far as the control explains them, drop out. Batches that are still correlated widen the
+    interval (`_worth`).
     """
     count = len(batches)
     plain, centre = float(batches.mean()), float(control.mean())
@@ -70,8 +66,8 @@ def ratio_of_means(numerator: Floats, denominator: Floats, confidence: float = 0
 def _worth(residuals: Floats, fitted: int) -> tuple[float, int]:
     """The factor by which correlation inflates the variance of a mean, and the remaining degrees of freedom.
 
-    Residuals are taken as a first-order autoregression. Its ρ as estimated from few batches is low by about (1 + 3ρ)/n,
-    which is put back; n batches are then worth n (1 − ρ)/(1 + ρ) independent ones, less the `fitted` parameters.
+    Residuals are a first-order autoregression, whose ρ from few batches is low by about (1 + 3ρ)/n; n batches are then
+    worth n (1 − ρ)/(1 + ρ) independent ones, less the `fitted` parameters.
     """
     count, power = len(residuals), float((residuals**2).sum())
     if power <= 0:

@@ -18,6 +18,7 @@ from workloads.errors import BadInput
 from workloads.generator import Workload
 from workloads.mixes import ModelMix, TaskMix, zipf_weights
 from workloads.pairs import Independent, LengthPairs
+from workloads.trace import Trace
 
 if TYPE_CHECKING:
     from scenarios.overload import RetriesSpec
@@ -265,8 +266,6 @@ class ServingWorkloadSpec(Strict):
         content = self._content_of_all(trace)
         if not self.clients:
             return content
-        from workloads.trace import Trace  # only here is it needed while no type is checked
-
         if isinstance(content, Trace):
             raise BadInput("expected none with a trace that has prefix ids", field="workload.clients")
         assert not isinstance(content, TaskMix), "tasks have clients of their own"

@@ -42,15 +42,10 @@ NOT_SET: Final = -1
 
 
 class Alarm:
-    """An event that happens again and again, as its owner sets it: it calls a function, and no process waits for it.
+    """An event that happens again and again, as its owner sets it: it calls `ring`, and no process waits for it.
 
-    It is what remains of an event in SimPy's queue where there are many: no object, no callbacks and no generator for
-    each time that it happens. It is set to one time at a time.
-
-    Attributes:
-        priority: its place among events at the same instant. ring: called with the time when it happens.
-        number: of its entry in the queue, `NOT_SET` if it is not set. Its other entries are passed over.
-        when: the time that it was last set to.
+    It has no object, callbacks and generator for each time, and is set to one time at a time. `number`: of its entry in
+    the queue, or `NOT_SET`; its other entries are passed over.
     """
 
     __slots__ = ("number", "priority", "ring", "when")
@@ -83,10 +78,7 @@ class Environment(simpy.Environment):
     """
 
     def at(self, when: float, priority: int = Priority.NORMAL, event: Event | None = None) -> Event:
-        """An event that happens at exactly `when`, which must not lie in the past.
-
-        Pass an `event` that processes already wait for to trigger that one; by default it is a new one.
-        """
+        """An event (a new one by default) that happens at exactly `when`, which must not lie in the past."""
         if when < self._now:
             raise AssertionError(f"cannot wake at {when}: it is already {self._now}")
         if event is None:
@@ -105,10 +97,7 @@ class Environment(simpy.Environment):
         heappush(self._queue, (when, alarm.priority, number, alarm))  # type: ignore[misc]  # SimPy's is of events
 
     def advance_to(self, when: float, priority: int) -> bool:
-        """Advance the time to `when` if no event comes before one with this priority then; whether it did.
-
-        The owner of an alarm may go on at once instead of setting it.
-        """
+        """Advance to `when` if no event comes before one with this priority then: no need to set an alarm."""
         queue: list[Any] = self._queue
         while queue:
             first = queue[0]
@@ -122,21 +111,14 @@ class Environment(simpy.Environment):
         return True
 
     def run(self, until: float | Event | None = None) -> object:
-        """Run as `simpy.Environment.run` does.
-
-        Raises:
-            Exception: the exception that ended a process for which none waits.
-        """
+        """Run as `simpy.Environment.run`, but raise the exception itself that ended a process."""
         if until is not None:
             return super().run(until)
         self._run_to(None)
         return None
 
     def run_to(self, alarm: Alarm, when: float) -> None:
-        """Run up to the place that `alarm` has among the events of the instant `when`. It does not ring.
-
-        The time is then `when`, and the run may go on.
-        """
+        """Run up to the place that `alarm`, which does not ring, has among the events of the instant `when`."""
         self.set(alarm, when)
         self._run_to(alarm)
 

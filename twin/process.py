@@ -24,8 +24,7 @@ def paused_garbage_collection() -> Iterator[None]:
 def making_what_stays() -> Iterator[None]:
     """Pause the cyclic garbage collector while modules and tables are read, and have it pass over them ever after.
 
-    Otherwise its first pass, and that at the end of the program, look at half a million objects and find nothing. In
-    a process that runs several commands only the first does so, since garbage of its own would stay, too.
+    Otherwise it looks at half a million objects and finds nothing. Only the first command of a process does so.
     """
     with paused_garbage_collection():
         yield

@@ -15,10 +15,7 @@ from workloads.errors import BadInput
 
 
 class BrokenLine(Strict):
-    """A line f with f(0) = 0, linear from knot to knot. Values are in seconds.
-
-    Beyond the last knot the last slope continues, unless it falls.
-    """
+    """A line f with f(0) = 0, linear from knot to knot, seconds; beyond the last without falling."""
 
     knots: list[PositiveInt]
     values: list[NonNegativeFloat]
@@ -55,10 +52,7 @@ class BrokenLine(Strict):
 def choose_knots(column: Floats, support: int, dense: int) -> list[int]:
     """Sizes at which a broken line may bend: every number up to `dense`, then 1, 2, 3, 4, 6, 8, 12, …
 
-    The last knot is the largest size. Each piece of the line has at least `support` points.
-
-    Args:
-        column: sizes of the measured points, shape (n,), whole numbers of at least 0.
+    The last knot is the largest size, (n,). Each piece of the line has at least `support` points.
     """
     above = np.sort(column[column > 0])
     if not len(above):
@@ -79,9 +73,8 @@ def choose_knots(column: Floats, support: int, dense: int) -> list[int]:
 def basis(column: Floats, knots: Sequence[int], dense: int) -> list[Floats]:
     """Basis functions of a broken line at some sizes, one column of shape (n,) for each knot.
 
-    Up to `dense` they are the levels at the knots: 1 at the knot, falling to 0 at the next on either side; the last
-    stays 1 beyond. From there on they are rises: how far along its piece a size lies, 0 to 1, and beyond the last knot
-    further than 1.
+    Up to `dense` they are levels: 1 at the knot, falling to 0 at the next on either side; the last stays 1 beyond. From
+    there on they are rises: how far along its piece a size lies, 0 to 1, and beyond the last knot further.
     """
     levels = [knot for knot in knots if knot <= dense]
     columns: list[Floats] = [np.interp(column, [0, *levels], unit) for unit in np.eye(len(levels) + 1)[1:]]

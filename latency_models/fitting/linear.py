@@ -24,28 +24,15 @@ ROUNDS = 5
 
 
 class LinearLatency(Estimator):
-    """Least squares for t = α·x + β with β ≥ 0.
+    """Least squares for t = α·x + β with β ≥ 0, else through the origin (`through_origin_`).
 
-    Where the data ask for a negative β, the line goes through the origin and `through_origin_` is true.
+    `fit` sets the line; `covariance_` of (α, β); `noise_variance_` of one measurement (relative: over its mean) with
+    `degrees_` of freedom; intervals by Student's t; `r_squared_`; `range_` and `points_`. `heldout_median_error_` is of
+    |predicted - measured| / measured where every k-th different size is held out, k = 1/holdout, between the smallest
+    and the largest; NaN for two sizes.
 
-    `fit` sets, from all points:
-        alpha_, beta_: the line.
-        covariance_: of (α, β), shape (2, 2).
-        noise_variance_: variance of one measurement (relative: of t over its mean), with `degrees_` of freedom.
-        alpha_interval_, beta_interval_: (low, high) by Student's t.
-        r_squared_: share of the times' weighted variance that the line explains.
-        range_, points_: smallest and largest size, and the number of points.
-        heldout_median_error_: median of |predicted - measured| / measured at held-out points, predicted by a line
-            fitted to the others. Every k-th different size is held out, k = 1/holdout rounded, from the second smallest
-            on; the smallest and the largest stay in, so that the error is one of interpolation. NaN when there are only
-            two sizes or `holdout` is 0.
-
-    Args:
-        relative: assume noise that grows in proportion to the time, and weigh each point by 1/t². t is the fitted
-            line's, since measured times would favour points that came out short. Without weights, the longest times
-            would decide alone if timings span decades.
-        holdout: share of the different sizes held out for the error estimate, 0 to 0.5.
-        confidence: of the intervals, above 0 and below 1.
+    `relative`: noise grows with the time: points weigh 1/t² of the fitted line, since measured times would favour
+    points that came out short. `holdout`: share of the sizes, 0 to 0.5.
     """
 
     alpha_: float
@@ -58,13 +45,7 @@ class LinearLatency(Estimator):
 
     @classmethod
     def from_coefficients(cls, alpha: float, beta: float) -> Self:
-        """A line with known coefficients: published, or derived from a data sheet.
-
-        It is valid for any size. Its intervals, R² and held-out error are NaN.
-
-        Raises:
-            CannotFit: a coefficient that is negative or not finite.
-        """
+        """A published or derived line, valid for any size, without intervals (NaN); `CannotFit` if it falls."""
         for name, value in (("alpha", alpha), ("beta", beta)):
             if not (math.isfinite(value) and value >= 0):
                 raise CannotFit("expected a finite number of at least 0", field=name, value=value)
@@ -78,9 +59,7 @@ class LinearLatency(Estimator):
     def fit(self, sizes: Numbers, times: Numbers) -> Self:
         """Learn the line from sizes x and times t, both of shape (n,), n ≥ 3, in any order.
 
-        Raises:
-            CannotFit: fewer than 3 points, sizes that are all alike, values that are not finite or beyond 1e±100, a
-                negative size, a time that is not above 0, a fitted α below 0, or a setting out of its range.
+        Raises `CannotFit` for equal sizes, values out of range, a fitted α below 0, and settings out of theirs.
         """
         self._check_settings()
         x, t = measurements(sizes, times)
@@ -98,34 +77,20 @@ class LinearLatency(Estimator):
         return self
 
     def predict(self, sizes: Numbers) -> Floats:
-        """Times for sizes of any shape, in the unit that was fitted.
-
-        Raises:
-            NotFitted: before `fit`.
-        """
+        """Times for sizes of any shape, in the unit that was fitted; `NotFitted` before `fit`."""
         self._require_fit()
         predicted: Floats = self.alpha_ * np.asarray(sizes, dtype=np.float64) + self.beta_
         return predicted
 
     def seconds(self, size: float) -> float:
-        """`predict` for one size, bit for bit, without arrays. Simulations call it in their inner loop.
-
-        Raises:
-            NotFitted: before `fit`.
-        """
+        """`predict` for one size, bit for bit, without arrays, for inner loops."""
         try:
             return self.alpha_ * size + self.beta_
         except AttributeError:
             raise NotFitted("expected LinearLatency to be fitted before it predicts") from None
 
     def interval(self, sizes: Numbers) -> tuple[Floats, Floats]:
-        """Prediction interval: low and high ends between which a new measurement falls with `confidence`.
-
-        Shaped like `sizes`. Never below 0; NaN for a line that was not fitted.
-
-        Raises:
-            NotFitted: before `fit`.
-        """
+        """Ends between which a new measurement falls with `confidence`, never below 0; NaN without a fit."""
         centre = self.predict(sizes)
         x = np.asarray(sizes, dtype=np.float64)
         (of_slope, mixed), (_, of_level) = self.covariance_
@@ -135,11 +100,7 @@ class LinearLatency(Estimator):
         return np.maximum(centre - reach, 0.0), centre + reach
 
     def in_range(self, size: float) -> bool:
-        """True if a size lies within the measured range.
-
-        Raises:
-            NotFitted: before `fit`.
-        """
+        """True if a size lies within the measured range; `NotFitted` before `fit`."""
         self._require_fit()
         return self.range_[0] <= size <= self.range_[1]
 
@@ -265,14 +226,7 @@ TOLERANCE = 0.02
 
 @dataclass(frozen=True)
 class LinePiece:
-    """One line, and the sizes for which it holds.
-
-    Attributes:
-        low, high: smallest and largest size of its points.
-        alpha, beta: the line.
-        median_residual, worst_residual: median and maximum of |line - measured| / measured.
-        fit: the estimator; None where times do not grow with size, and the line is the mean of the times.
-    """
+    """One line for sizes from `low` to `high`, with its relative residuals; without `fit`, the mean of the times."""
 
     low: float
     high: float

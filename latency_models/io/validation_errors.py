@@ -46,14 +46,7 @@ _Loc: TypeAlias = tuple[int | str, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """One of pydantic's errors, located in the model.
-
-    Attributes:
-        details: the error.
-        names: the parts of its location that a user wrote.
-        siblings: fields that are allowed beside the last of them.
-        choices: each union on the way: its location in pydantic's terms, and pydantic's name for the member it tried.
-    """
+    """One of pydantic's errors: the names that a user wrote, the fields allowed beside the last, and unions tried."""
 
     details: ErrorDetails
     names: tuple[str, ...]
@@ -66,15 +59,9 @@ def explain_validation(
 ) -> BadInput:
     """The first error as one line, with the number of other fields that have errors.
 
-    Misspelt fields come before missing ones, since a misspelling usually causes the missing field. A validator that
-    raises `BadInput` with a `field` names a field below the section that it validates. Of a union, only the members
-    closest to the value are reported.
-
-    Args:
-        file: the file that was read.
-        model: the model that was checked. With it, the dotted field leaves out members of unions, and an unknown field
-            is answered with the nearest known one.
-        section: dotted field under which the checked document stands in the file.
+    Misspelt fields come before missing ones, since a misspelling usually causes the missing field. A `BadInput` with a
+    `field` names one below its section. Of a union, only the members closest to the value are reported. With `model`,
+    the dotted field leaves out members of unions, and an unknown field is answered with the nearest known one.
     """
     faults = _closest_only([_placed(details, model) for details in error.errors(include_url=False)])
     messages = [_describe(fault, section) for fault in sorted(faults, key=_rank)]
@@ -93,10 +80,7 @@ def _rank(fault: _Fault) -> int:
 
 
 def _closest_only(faults: list[_Fault]) -> list[_Fault]:
-    """The errors without those of union members that are further from the value than another member.
-
-    A member with fewer complaints about the value as a whole is closer; then one with fewer errors inside.
-    """
+    """The errors without those of union members that complain more about the value as a whole, or inside."""
     alternatives: dict[_Loc, dict[str, list[_Fault]]] = defaultdict(lambda: defaultdict(list))
     for fault in faults:
         for place, member in fault.choices:
@@ -169,10 +153,7 @@ def _dotted(section: str, names: list[str]) -> str:
 
 
 def _placed(details: ErrorDetails, model: type[BaseModel] | None) -> _Fault:
-    """Locate an error by following the types of `model` along pydantic's location.
-
-    Where these types have a union, the next part of the location is pydantic's name for a member, not a user's field.
-    """
+    """Locate an error by following the types of `model` along pydantic's location, which names members of unions."""
     kinds = [] if model is None else [_plain(model)]
     names: list[str] = []
     siblings: list[str] = []

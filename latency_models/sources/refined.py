@@ -20,7 +20,7 @@ from pydantic import Field, NonNegativeFloat, model_validator
 from latency_models.fitting.estimator import Floats
 from latency_models.io.builtin_files import FilePath
 from latency_models.io.config_io import Strict, checked, read_yaml
-from latency_models.sources.registry import SourceSpec, register
+from latency_models.sources.registry import SourceSpec, find_source, register
 from latency_models.step_time import StepTime
 from latency_models.unknowns import Unknown
 from latency_models.wrapped import ScaledStepTime
@@ -124,9 +124,6 @@ class RefinedSpec(SourceSpec):
     path: FilePath
 
     def build(self, base: Path) -> StepTime:
-        from latency_models.io.config_io import checked
-        from latency_models.sources.registry import find_source
-
         path = base / self.path
         file = read_refined_file(path)
         name = str(file.step_time.get("source"))

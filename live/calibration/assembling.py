@@ -159,7 +159,6 @@ def _curve(series: Series, axis: str) -> Curve:
 
 
 def _micro(seconds: float) -> float:
-    """Microseconds, rounded to the picosecond."""
     return round(seconds * 1e6, 6)
 
 
@@ -203,11 +202,7 @@ def _predicted(name: str, series: Series, attention: AttentionTimes | None) -> d
 
 
 def pictures(plan: Plan, journal: Journal, calibration: MeasuredCalibration) -> dict[str, dict[str, Any]]:
-    """The contents of each operation's figure.
-
-    `measured` are rows of [x, seconds, fixed size]; `held` are rows of [x, seconds, predicted seconds]; the other keys
-    are the operation's own in the file.
-    """
+    """The contents of each operation's figure: `measured` and `held` rows of [x, seconds, fixed size or prediction]."""
     everything = gather(plan, journal)
     attention = _attention_times(everything)
     figures = {}

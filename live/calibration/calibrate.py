@@ -49,10 +49,7 @@ def make_plan(
 
 
 def use_threads(device: str, threads: int | None) -> None:
-    """Set the CPU threads that PyTorch uses; by default 1, whose processor time excludes other programs.
-
-    On a CPU, freed memory is kept as in the live engine.
-    """
+    """Set the CPU threads that PyTorch uses (default 1: its processor time excludes other programs)."""
     if device == "cpu":
         set_threads(1 if threads is None else threads, "--threads")
         keep_freed_memory()
@@ -76,12 +73,7 @@ def link_of(output: Path) -> Path:
 def calibrate(
     plan: Plan, journal: Journal, output: Path, advance: Callable[[str], None], timer: Measure | None = None
 ) -> MeasuredCalibration:
-    """Measure what the journal does not have, and write the file. With communication on a CPU, also the link file.
-
-    Args:
-        advance: called with the name of each measurement.
-        timer: replaces the clock.
-    """
+    """Measure what the journal does not have, and write the file. With communication on a CPU, also the link file."""
     measure_all(plan, journal, advance, timer)
     if "communication" in plan.groups and plan.device == "cpu":
         link = measure_link(journal, plan.grid.rounds, quick=plan.grid is QUICK, advance=advance)

@@ -36,10 +36,7 @@ LIMIT = 60.0
 
 
 def round_trips(requests: Sequence[int], bytes_each: int) -> list[float]:
-    """Median seconds of a message and an equally long reply, for each number of requests.
-
-    Messages pass over the connections of `twin serve-live`, on the loopback interface.
-    """
+    """Median seconds of a message and an equally long reply, by number of requests, over loopback connections."""
     sizes = [count * bytes_each for count in requests]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         process = multiprocessing.get_context("spawn").Process(target=_reply, args=(listener.getsockname()[1], sizes))

@@ -20,10 +20,7 @@ GROUPS = ("layers", "attention", "head", "quantised", "communication", "overhead
 
 @dataclass(frozen=True)
 class Point:
-    """One measurement: an operation and its sizes, in order.
-
-    A `held_out` point enters no table and no line; it serves to judge them.
-    """
+    """One measurement: an operation and its sizes, in order; a `held_out` point only judges tables and lines."""
 
     operation: str
     sizes: tuple[tuple[str, int], ...]
@@ -40,17 +37,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Grid:
-    """The sizes of a calibration.
+    """The sizes of a calibration, and held-out points of the same kinds.
 
-    Attributes:
-        tokens: rows of a step. decodes: (batch sizes, contexts). prompts: (chunks, cached tokens before them).
-        mixed: (chunks, cached tokens before them, batch sizes, contexts). sequences: rows of the LM head.
-        quantised: rows of 4-bit layers, from 1. requests: requests in a message.
-        steps: whole steps: (prompt tokens, decodes, context).
-        held_*: held-out points of the same kinds.
-        rounds: passes over the whole grid. budget: seconds for the samples of a point in a round.
-        statistic: the result of a point's rounds: the `median`, or the `least` on a shared machine, where other
-            programs can only lengthen a round.
+    `decodes`: (batch sizes, contexts). `prompts`: (chunks, cached tokens before them); `mixed`: with decodes. `steps`:
+    (prompt tokens, decodes, context). `budget`: seconds of a point in a round. `statistic` of its rounds: the `median`,
+    or the `least` on a shared machine, where other programs can only lengthen a round.
     """
 
     tokens: Sequence[int]

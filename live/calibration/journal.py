@@ -9,12 +9,9 @@ from typing import Any
 
 
 class Journal:
-    """Lines of JSON beside the calibration: first what is measured, then a line for each measurement.
+    """Lines of JSON beside the calibration: first what is measured, on what, then a line for each measurement.
 
     A line that a kill cut short is dropped. A journal of something else is replaced.
-
-    Args:
-        path: of the journal. about: what is measured, on what; a run continues a journal with an equal value.
     """
 
     def __init__(self, path: Path, about: dict[str, Any], *, fresh: bool = False) -> None:

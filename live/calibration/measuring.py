@@ -87,11 +87,7 @@ def measure_all(plan: Plan, journal: Journal, advance: Callable[[str], None], ti
     """Measure every point in every round, except those that the journal already has.
 
     Each round has its own random order, so that drift during a round does not look like a dependence on size. With the
-    statistic `least`, points whose two shortest rounds differ are measured in up to MORE_ROUNDS further rounds.
-
-    Args:
-        advance: called with the name of each measurement.
-        timer: replaces the clock.
+    statistic `least`, points whose two shortest rounds differ get up to MORE_ROUNDS further rounds.
     """
     dtype = DTYPES[plan.dtype]
     bench = Bench(shape_of(plan.model, plan.epsilon), plan.device, dtype)

@@ -101,10 +101,7 @@ class Bench:
 
 
 def case_of(point: Point, bench: Bench, first: int = 0) -> Case:
-    """The case of a point, for `kernels.microbenchmark.measure`.
-
-    The weights of linear layers are numbered from `first`.
-    """
+    """The case of a point, for `kernels.microbenchmark.measure`; linear layers are numbered from `first`."""
     sizes, shape = dict(point.sizes), bench.shape
     on = (shape, bench.device, bench.dtype)
     if point.operation in LINEAR:

@@ -25,12 +25,7 @@ PLACES = ("#x", "#y", "#colour")
 
 
 def explorer(fields: Sequence[Field], views: Sequence[View], names: Sequence[str] = ()) -> Column:
-    """A chart of points, and a table of them.
-
-    Args:
-        fields: what is known of the points. views: choices of axes to begin with; the first is shown.
-        names: a name for each point, to point at; none: its settings say what it is.
-    """
+    """A chart of points with a choice of axes, and a table of them; `names`: to point at, else settings."""
     from bokeh.layouts import column, row
     from bokeh.models import BooleanFilter, CDSView, ColumnDataSource, CustomJS, InlineStyleSheet
 
@@ -149,7 +144,6 @@ LOG_X, LOG_Y, LINES, PARETO = range(4)
 
 
 def _scales(fields: Sequence[Field], view: View) -> list[int]:
-    """The buttons that a view presses: logarithmic axes where a linear one would hide most values."""
     by_key = {field.key: field for field in fields}
     flags = [
         flag for flag, key in ((LOG_X, view.x), (LOG_Y, view.y))
@@ -178,7 +172,6 @@ def _choices(fields: Sequence[Field], views: Sequence[View], sheet: Any) -> dict
 def _view_buttons(
     fields: Sequence[Field], views: Sequence[View], choices: Mapping[str, Any], sheet: Any
 ) -> list[Widget]:
-    """A button for each view, where there are several."""
     from bokeh.models import Button, CustomJS
 
     buttons: list[Widget] = []
@@ -197,7 +190,6 @@ def _view_buttons(
 
 
 def _filters(fields: Sequence[Field], sheet: Any) -> dict[str, Widget]:
-    """A filter for each setting, and ranges for `FILTERED` metrics with a goal."""
     from bokeh.models import MultiChoice, RangeSlider
 
     filters: dict[str, Widget] = {}

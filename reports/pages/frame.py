@@ -48,10 +48,7 @@ START = """<script type="application/json" id="charts">{document}</script>
 
 
 def whole_page(title: str, parts: Sequence[Part], manifest: Document) -> str:
-    """The page as one text; at its end the run's origin, from its manifest.
-
-    BokehJS is part of the text if any part is a model, and only those of its components that these models need.
-    """
+    """The page as one text, with BokehJS as far as its models need it; at its end the run's origin."""
     models: list[UIElement] = []
     body = [_placed(part, models) for part in [*parts, *origin(manifest)]]
     return TEMPLATE.format(
@@ -64,7 +61,6 @@ def whole_page(title: str, parts: Sequence[Part], manifest: Document) -> str:
 
 
 def _placed(part: Part, models: list[UIElement]) -> str:
-    """A part as HTML: a place for a model, which is added to `models`."""
     if isinstance(part, str):
         return part
     if isinstance(part, Sequence):
@@ -90,7 +86,6 @@ def _scripts(models: Sequence[UIElement]) -> str:
 
 
 def _on_ready(charts: Any) -> None:
-    """Run the callbacks tagged `ready` as soon as the page is drawn."""
     from bokeh.events import DocumentReady
     from bokeh.models import CustomJS
 
@@ -100,10 +95,7 @@ def _on_ready(charts: Any) -> None:
 
 
 def _renamed(value: Any, names: dict[str, str]) -> Any:
-    """A document with its models numbered in order: Bokeh counts models over the life of a process.
-
-    Ids occur in references only, `{"id": …}` alone or beside the model's `type` and `name`.
-    """
+    """A document with its models numbered in order: Bokeh counts models over the life of a process."""
     if isinstance(value, list | tuple):
         return [_renamed(child, names) for child in value]
     if not isinstance(value, dict):

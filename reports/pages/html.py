@@ -118,7 +118,6 @@ def _html(cell: Cell) -> str:
 
 
 def _is_short(value: object) -> bool:
-    """True for a duration, or the ends of an interval, below a second."""
     ends = value if isinstance(value, list) else [value]
     return all(isinstance(end, float) and abs(end) < 1 for end in ends)
 

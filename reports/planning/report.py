@@ -88,7 +88,6 @@ def footnote(document: Document) -> str:
 
 
 def _table(document: Document, rows: Sequence[Document]) -> Table:
-    """Every deployment with its goals: the value, its interval, and whether it is met."""
     settings = {key: _folded(key.rpartition(".")[2]) for key in rows[0]["settings"]}
     goals = list(document["question"]["goals"])
     numbers = {
@@ -133,7 +132,6 @@ def _capital(text: str) -> str:
 
 
 def _folded(name: str, longest: int = 10) -> str:
-    """A long name on several lines, broken behind underscores."""
     lines = [""]
     for part in re.findall(r"[^_]*_|[^_]+", name):
         if lines[-1] and len(lines[-1] + part) > longest:
@@ -201,7 +199,6 @@ def _loss(entry: Document) -> str:
 
 
 def _what_if(document: Document) -> Table:
-    """The answers to changed questions under that to the question itself."""
     answers = [("as given", document["recommendation"])]
     answers += [(entry["what"], entry["recommendation"]) for entry in document["what_if"]]
     columns = [Column("what if", left=True), Column("GPUs"), Column("nodes", 2), Column("engines"), Column("$/h"),
@@ -338,7 +335,6 @@ def _beats(rival: tuple[float, float], place: tuple[float, float]) -> bool:
 
 
 def _ledger(entries: Sequence[Document]) -> Table:
-    """Every candidate, to sort and to filter by how it ended."""
     keys = list(dict.fromkeys(key for entry in entries for key in entry["settings"]))
     titles = ["status", "layout", "engines", *(key.rpartition(".")[2] for key in keys), "sizes", "GPUs", "cost/h",
               "reason"]  # fmt: skip

@@ -21,10 +21,7 @@ def write_columns(file: Path, columns: Mapping[str, Any]) -> None:
 def writing_columns(file: Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """Yield a function that appends columns of one length; the file is there at the end of the block, or not at all.
 
-    Each call has the columns of the first, and writes a row group. Makes the folder. Without a call there is no file.
-
-    Raises:
-        OSError: carrying a path, when the disk does not take it.
+    Each call has the columns of the first, and writes a row group. `OSError` with a path if the disk is full.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -47,11 +44,7 @@ def writing_columns(file: Path) -> Iterator[Callable[[Mapping[str, Any]], None]]
 
 
 def read_columns(file: Path) -> dict[str, list[Any]]:
-    """The columns that `write_columns` wrote.
-
-    Raises:
-        OSError: it cannot be read, or is no Parquet file.
-    """
+    """The columns that `write_columns` wrote; `OSError` if it cannot be read, or is no Parquet file."""
     from pyarrow import ArrowInvalid, parquet
 
     with naming(file):
@@ -63,10 +56,7 @@ def read_columns(file: Path) -> dict[str, list[Any]]:
 
 
 def _arrow(column: Any) -> Any:
-    """A column as Arrow data where it is a numpy array of numbers, booleans or text; other columns as they are.
-
-    pyarrow's own conversion loads pandas, which takes longer than many a simulation.
-    """
+    """A column as Arrow data; pyarrow's own conversion loads pandas, which takes longer than many a simulation."""
     import numpy as np
     import pyarrow as pa
 

@@ -33,8 +33,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 class RunDirectory:
     """One run's folder, held by this process until `close`, or to the end of a `with` block.
 
-    If the block fails, the manifest says why. The message of a `KeyboardInterrupt` that leaves the block says what has
-    been kept; it is empty if there is nothing. Any failure to write is an `OSError` that carries the path.
+    If the block fails, the manifest says why. A `KeyboardInterrupt` that leaves it says what has been kept. Any failure
+    to write is an `OSError` that carries the path.
     """
 
     path: Path
@@ -157,11 +157,7 @@ def open_run(root: Path, command: str, fingerprint: str, manifest: dict[str, Any
 
 
 def begin_run(path: Path, manifest: dict[str, Any]) -> RunDirectory:
-    """Begin a run in the folder `path`, which is made if it is not there.
-
-    Raises:
-        FileExistsError: the folder is not empty. OSError: it cannot be made.
-    """
+    """Begin a run in the folder `path`; `FileExistsError` if it is not empty, else `OSError`."""
     with naming(path):
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):
@@ -179,11 +175,7 @@ def _begin(path: Path, started: datetime, manifest: dict[str, Any]) -> RunDirect
 
 
 def read_run(path: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Manifest and summary (None while there is none) of a run folder.
-
-    Raises:
-        OSError: it cannot be read. ValueError: a file in it is not a JSON object.
-    """
+    """Manifest and summary (None: not yet) of a run; `OSError`, or `ValueError` where a file is no JSON object."""
     summary = path / "summary.json"
     return _read_object(path / "manifest.json"), _read_object(summary) if summary.exists() else None
 
@@ -215,13 +207,7 @@ def write_bytes(file: Path, content: bytes) -> Path:
 
 @contextlib.contextmanager
 def replacing(file: Path) -> Iterator[Path]:
-    """Yield the path of a draft, which replaces the file at the end of the block.
-
-    If the block fails, the draft is removed and the old file stays.
-
-    Raises:
-        OSError: carrying a path, when the disk does not take it.
-    """
+    """Yield the path of a draft, which replaces the file if the block succeeds; `OSError` with the path."""
     draft = file.with_name(file.name + ".part")
     with naming(file):
         try:
@@ -262,8 +248,7 @@ def _take_up(path: Path) -> RunDirectory | None:
 def _hold(path: Path) -> IO[str] | None:
     """Lock the folder for this process; None if another process has it.
 
-    The lock ends with the process, however it ends. A record lock (`lockf`) stays with the process that took it; the
-    other kind (`flock`) is shared with forked workers, and a worker that outlived its parent would keep it.
+    A record lock (`lockf`) ends with its process, while `flock` is shared with forked workers, which may outlive it.
     """
     with naming(path / "lock"):
         lock = (path / "lock").open("a")
@@ -295,10 +280,7 @@ def _now() -> datetime:
 
 
 def commit() -> str | None:
-    """The commit of this checkout, marked if files have changed since; None outside a checkout.
-
-    Installed code has no checkout of its own, even if a repository is around it.
-    """
+    """The commit of this checkout, marked if files have changed since; None outside a checkout of our own."""
     if not (ROOT / ".git").exists():
         return None
     try:

@@ -48,7 +48,6 @@ def _decided(document: Document, context: str) -> list[dict[str, Any]]:
 
 
 def _chart(document: Document, context: str) -> Chart:
-    """The change of the objective by each feature, with its interval."""
     rows = _decided(document, context)
     changes = [row["changes"][document["objective"]] for row in rows]
     names = [f"{row['feature']}\n{row['value']}" for row in rows]

@@ -43,7 +43,6 @@ def run_report(document: Document) -> Report:
 
 
 def _goals(document: Document) -> dict[str, float]:
-    """Limits of a request's latencies, by latency, seconds."""
     return dict(document.get("scenario", {}).get("measure", {}).get("slo") or {})
 
 
@@ -150,7 +149,6 @@ def _percentiles(values: Mapping[str, float]) -> tuple[list[float], list[float]]
 
 
 def _classes(document: Document) -> list[Block]:
-    """Percentiles and distributions of each class of requests, where there are several."""
     classes = (document.get("series") or {}).get("classes")
     if not classes:
         return []

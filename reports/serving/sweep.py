@@ -47,8 +47,7 @@ INTERVALS = "±: half a 95 % interval of the mean, relative to it."
 class Metric:
     """A column: its title, the metric's dotted name in a summary, its format, and `Column.rank`.
 
-    `is_change`: the change against the first row is shown in place of the value. `of_devices`: an entry of the
-    document's `devices`, not of its summary.
+    `is_change`: shown against the first row. `of_devices`: an entry of the document's `devices`.
     """
 
     title: str
@@ -90,10 +89,7 @@ METRICS = (
 
 
 def sweep_report(document: Document) -> Report:
-    """The settings that all points share, then the points; intervals where there are several runs.
-
-    Configurations that cannot run are the last rows; lines below the table say why.
-    """
+    """The settings that all points share, then the points, then configurations that cannot run, with the reason."""
     points, infeasible = document["points"], document.get("infeasible") or []
     settings = [point["settings"] for point in [*points, *infeasible]]
     shared, keys = fixed(settings), varying(settings)
@@ -228,7 +224,6 @@ def note_lines(points: Sequence[Document], keys: Sequence[str]) -> list[str]:
 
 
 def _by_text(texts: Sequence[tuple[str, Document]], count: int, keys: Sequence[str]) -> list[str]:
-    """Each text once, after the settings of its configurations unless these are all."""
     settings: dict[str, list[str]] = {}
     for text, point in texts:
         settings.setdefault(text, []).append(in_words(point["settings"], keys))

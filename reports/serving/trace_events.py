@@ -71,7 +71,7 @@ def write_trace_events(file: Path, logs: Sequence[StepLog], requests: Requests) 
 def trace_events(logs: Sequence[StepLog], requests: Requests) -> Iterator[dict[str, Any]]:
     """A process for each engine, with its steps and counters, and one for requests. Times in microseconds.
 
-    Steps that were passed over because nothing changed are one slice, "decode ×k". An outage is a slice between steps.
+    Steps passed over because nothing changed are one slice, "decode ×k". An outage is a slice between steps.
     """
     for pid, log in enumerate(logs, start=1):
         yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": log.name}}
@@ -106,7 +106,6 @@ def _slice(name: str, start: float, end: float, pid: int, args: dict[str, Any]) 
 
 
 def _counters(log: StepLog, pid: int) -> Iterator[dict[str, Any]]:
-    """Counters where they change."""
     changes, last = log.changes, {"requests": (-1.0, -1.0), "free blocks": (-1.0,)}
     for i in range(0, len(changes), 4):
         now, running, waiting, free = changes[i : i + 4]

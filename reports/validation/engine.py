@@ -136,7 +136,6 @@ def _has_intervals(load: Document) -> bool:
 
 
 def _has_drafts(load: Document) -> tuple[str, ...]:
-    """The column of the deviation by drafts, with speculative decoding."""
     return ("drafts",) if any("drafts" in entry.get("parts", {}) for entry in load["metrics"].values()) else ()
 
 

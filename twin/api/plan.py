@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twin.api.arguments import Overrides, check_counts, errors_name_arguments, path_of, settings_of
+from twin.api.drawing import figure
 from twin.api.planning import catalogue_question, deployments_of_file, scenario_question
 from twin.api.run_folder import complete, new_run
 from twin.api.simulation import Result
@@ -74,8 +75,6 @@ class PlanResult:
 
     def plot(self, kind: str = "pareto") -> Figure:
         """A matplotlib figure, `pareto`, `capacity` or `confidence`, for `savefig`; `BadInput` for another kind."""
-        from twin.api.drawing import figure
-
         return figure(self.document, kind)
 
     def save(self, folder: str | Path, *, figures: bool = True) -> Path:

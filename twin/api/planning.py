@@ -9,7 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from latency_models.deployment.hugging_face import any_model
+from latency_models.io.builtin_files import name_on_command_line
 from reports.records.run_directory import RunDirectory, fingerprint, open_run
+from scenarios.overrides import apply
 from scenarios.reading import read_scenario
 from twin.api.run_folder import complete, manifest
 from twin.planning.planner import Simulations
@@ -49,7 +52,6 @@ def inventory_questions(
 
     Formats of weights are those that `template` states, else all in which the model is published.
     """
-    from latency_models.io.builtin_files import name_on_command_line
     from twin.planning.inventory import Combination
 
     keys = {name: name_on_command_line("hardware", "--have", name) for name in have}
@@ -75,9 +77,6 @@ def inventory_questions(
 
 def _formats(model: str, stated: Sequence[str | None]) -> list[tuple[str, str | None, str]]:
     """Formats of a model's weights: the name that means one, what to state beside it, and how it is called."""
-    from latency_models.deployment.hugging_face import any_model
-    from latency_models.io.builtin_files import name_on_command_line
-
     name = name_on_command_line("models", "--model", model)
     described = any_model(name)
     if any(stated):
@@ -92,7 +91,6 @@ def deployment_question(
     scenario: Path, settings: Settings, goals: Mapping[str, float | str], trace: Path | None = None
 ) -> tuple[Question, Candidate]:
     """The question of the load of a scenario's own deployment, and the deployment."""
-    from scenarios.overrides import apply
     from twin.planning.given import given_candidate, plan_of_given
 
     document = apply(read_scenario(scenario, "serving"), settings)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from scenarios.serving import ServingScenario
 from twin import process
 from twin.api.arguments import Overrides, check_counts, errors_name_arguments, path_of
+from twin.api.drawing import figure
 from twin.api.run_folder import complete, new_run
 from twin.api.scenario import Scenario, opened
 from twin.executors.executor import Executor, ExecutorChoice, choose_executor
@@ -100,8 +101,6 @@ class Result:
 
     def plot(self, kind: str = "latencies") -> Figure:
         """A matplotlib figure, `latencies` or `over-time`; `BadInput` for another kind, or without `detail: true`."""
-        from twin.api.drawing import figure
-
         self._require_detail()
         return figure(self.document, kind)
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reports.records.columns import write_columns
 from scenarios.overrides import Settings, combinations
 from twin.api.arguments import (
     Overrides,
@@ -19,6 +20,7 @@ from twin.api.arguments import (
     refuse_for_kind,
     values_of,
 )
+from twin.api.drawing import figure
 from twin.api.run_folder import complete, new_run
 from twin.api.scenario import Scenario, opened
 from twin.executors.executor import Executor, choose_executor
@@ -70,8 +72,6 @@ class SweepResult:
 
     def plot(self, kind: str | None = None) -> Figure:
         """A figure: `sweep` or, of an AFD bundle, `throughput`, `idle` or `regimes`; None: the first; or `BadInput`."""
-        from twin.api.drawing import figure
-
         first = "sweep" if isinstance(self._sweep, ServingSweep) else "throughput"
         return figure(self.document, kind or first)
 
@@ -79,8 +79,6 @@ class SweepResult:
         """Write a run folder like that of `twin sweep`; returns its path. `BadInput` if it is not empty, else
         `OSError`.
         """
-        from reports.records.columns import write_columns
-
         inputs = self._sweep.inputs()
         with new_run(folder, self.scenario.path, inputs, "twin.sweep(…).save(…)") as run:
             for key, point in self.finished.items():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from twin.cli.options import Json, Settings
 from twin.process import configure_libraries
+from workloads.errors import BadInput
 
 
 def adopt(
@@ -54,7 +55,6 @@ def adopt(
     from twin.api.arguments import require_above_0, require_at_least
     from twin.cli.console import note, print_json, print_table, progress
     from twin.recording.player import FIRST_ID
-    from workloads.errors import BadInput
 
     if observe is not None and (replay is not None or requests is not None or rate is not None):
         raise BadInput("expected none beside --replay, --requests and --rate", field="--observe", value=observe)

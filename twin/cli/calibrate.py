@@ -12,6 +12,7 @@ from twin.cli.calibrate_steps import steps
 from twin.cli.commands import COMMANDS
 from twin.cli.options import FileOrStdout, Flag, Fresh, Json, Output, Settings
 from twin.cli.refine import refine
+from workloads.errors import BadInput, missing_extra
 
 MISSED = 4
 """Exit code: an operation's held-out error is above its limit."""
@@ -110,7 +111,6 @@ def import_(
         import_collectives,
         import_kernel_tables,
     )
-    from workloads.errors import BadInput
 
     require_at_least("--tensor-parallel", tensor_parallel, 1)
     if tables is None and not aiconfigurator:
@@ -221,8 +221,6 @@ def run_(
     try:
         from live.calibration import calibrate as calibration
     except ImportError as error:
-        from workloads.errors import missing_extra
-
         raise missing_extra("live", error, field="twin calibrate run") from None
     require_at_least("--threads", threads, 1)
     calibration.use_threads(device, threads)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from twin.cli.options import Json, Output
 from twin.process import configure_libraries
+from workloads.errors import BadInput
 
 
 def steps(run: Path, /, *, output: Output, json: Json = False) -> int:
@@ -29,7 +30,6 @@ def steps(run: Path, /, *, output: Output, json: Json = False) -> int:
     from twin.recording.step_logs import seen
     from twin.validation.fitting import fitted_document
     from twin.validation.recordings import ProfilingRecording
-    from workloads.errors import BadInput
 
     log = read_logged_steps(run)
     rounds = [[(0.0, step) for step in stretch] for stretch in log.stretches]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from twin.cli.options import FileOrStdout
+from workloads.errors import BadInput
 
 
 def init(
@@ -28,7 +29,6 @@ def init(
     from twin.api.arguments import require_above_0
     from twin.api.starting_scenario import starting_scenario
     from twin.cli.console import note, write_or_print
-    from workloads.errors import BadInput
 
     require_above_0("--rate", rate)
     text = starting_scenario(model, gpu, weights, rate)

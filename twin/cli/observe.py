@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twin.cli.options import Flag, Output
+from workloads.errors import BadInput
 
 if TYPE_CHECKING:
     from twin.recording.run_writer import RunWriter
@@ -47,7 +48,6 @@ def observe(
         untouched: Do not request counts of tokens of the server. Requests whose clients do not either are skipped.
     """
     from twin.cli.console import note
-    from workloads.errors import BadInput
 
     if [upstream, spans, metrics, vllm_log].count(None) != 3:
         expected = "expected either this, or --spans or --vllm-log with a file, or --metrics with a URL"
@@ -97,7 +97,6 @@ def _scrape(url: str, output: Path, every: float, duration: float | None) -> int
     from twin.cli.console import note
     from twin.recording.scrapes import record_scrapes
     from twin.recording.upstream import Upstream, key_headers
-    from workloads.errors import BadInput
 
     for flag, value in (("--every", every), ("--duration", duration)):
         if value is not None and not 0 < value < float("inf"):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twin.cli.options import Flag, Settings
+from workloads.errors import BadInput
 
 if TYPE_CHECKING:
     from twin.page.questions import Inquiry
@@ -63,7 +64,6 @@ def _serve(inquiry: Inquiry, port: int, no_browser: bool) -> int:
 
     from twin.cli.console import note
     from twin.page.application import ADDRESS, make_server
-    from workloads.errors import BadInput
 
     logging.getLogger("bokeh").setLevel(logging.ERROR)  # a line for each page that is opened
     try:

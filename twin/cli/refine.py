@@ -7,6 +7,7 @@ from pathlib import Path
 
 from twin.cli.options import Json, Output, Settings
 from twin.process import configure_libraries
+from workloads.errors import BadInput
 
 
 def refine(
@@ -45,7 +46,6 @@ def refine(
     from twin.cli.console import note, print_json, print_table, progress, write_or_print
     from twin.refinement.question import Question
     from twin.refinement.refine import refine
-    from workloads.errors import BadInput
 
     require_at_least("--first", first, 2)
     names = tuple(name.strip() for name in factors.split(",")) if factors else ()

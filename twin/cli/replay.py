@@ -6,6 +6,7 @@ from pathlib import Path
 
 from twin.cli.options import Output
 from twin.cli.plan_options import Texts
+from workloads.errors import BadInput
 
 FAILED, MISSED = 1, 3
 
@@ -48,7 +49,6 @@ def replay(
     from twin.recording.run_writer import RunWriter
     from twin.recording.upstream import Upstream, key_headers, published_settings, served_models
     from twin.refinement.measured_run import REQUESTS, read_measured_run
-    from workloads.errors import BadInput
     from workloads.traces import read_trace
 
     require_at_least("--requests", requests, 1)

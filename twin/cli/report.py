@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from workloads.errors import BadInput
+
 
 def report(run: Path, /) -> int:
     """Draw a run's figures and its self-contained HTML page again, from its summary.
@@ -16,7 +18,6 @@ def report(run: Path, /) -> int:
     """
     from reports.records.run_directory import write_text
     from twin.api.drawing import draw
-    from workloads.errors import BadInput
 
     manifest, summary = _read(run)
     try:
@@ -35,7 +36,6 @@ def report(run: Path, /) -> int:
 
 def _read(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     from reports.records.run_directory import read_run
-    from workloads.errors import BadInput
 
     try:
         manifest, summary = read_run(run)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 from twin.cli.options import Flag, Fresh, Json
+from workloads.errors import BadInput, missing_extra
 
 
 def reproduce(
@@ -92,8 +95,6 @@ PAPERS_BY_OPTION: dict[str, tuple[str, ...]] = {
 
 
 def _check_options(paper: str, values: dict[str, Any]) -> None:
-    from workloads.errors import BadInput
-
     for option, value in values.items():
         if value is None:
             continue
@@ -110,14 +111,10 @@ def _reproduce_quality(
     paper: str, full: bool, seeds: int | None, jobs: int | None, runs: Path, *, fresh: bool, as_json: bool
 ) -> int:
     """Reproduce a paper's claims about accuracy on small models that are trained here, in a run that is resumed."""
-    from dataclasses import asdict
-    from importlib import import_module
-
     from reports.records.run_directory import fingerprint, open_run
     from twin.api.arguments import require_at_least
     from twin.api.run_folder import complete, manifest
     from twin.process import usable_cores
-    from workloads.errors import missing_extra
 
     require_at_least("--seeds", seeds, 1)
     try:
@@ -172,8 +169,6 @@ def _computation(
     paper: str, jobs: int | None, trace: Path | None, fit: tuple[Any, ...]
 ) -> tuple[dict[str, Any], Callable[[], dict[str, Any]]]:
     """The settings that the manifest keeps, and the program. Input files are read here: they may be unusable."""
-    from importlib import import_module
-
     from twin.cli.console import note
     from twin.process import usable_cores
 
@@ -196,8 +191,6 @@ def _computation(
 
 def _print(document: dict[str, Any], report: str, *, as_json: bool) -> int:
     """Print a document, or its tables as a module shows them."""
-    from importlib import import_module
-
     from twin.cli.console import note, print_json, print_table
 
     if as_json:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from twin import __version__
+
 if TYPE_CHECKING:
     from reports.records.run_directory import RunDirectory
     from twin.executors.executor import Executor
@@ -33,7 +35,6 @@ def open_folder(
         inputs: entries of the manifest. fingerprint: of the inputs and the version that it is called with.
     """
     from reports.records.run_directory import open_run
-    from twin import __version__
     from twin.api.run_folder import manifest
 
     return open_run(runs, command, fingerprint(__version__), manifest(inputs), resume=not fresh)

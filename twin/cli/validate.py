@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from twin.cli.options import Flag, Fresh, RunOptions, Settings
+from workloads.errors import BadInput, missing_extra
 
 if TYPE_CHECKING:
     from live.validation.bundle_backend import LiveBundle
@@ -118,15 +119,11 @@ class _Source:
 
     def refuse_unless_engine(self, option: str) -> None:
         """Refuse an option that only validations of engines have."""
-        from workloads.errors import BadInput
-
         if self.layout == "afd":
             raise BadInput("expected none with layout: afd", field=option, value="true")
 
     def refuse(self, *options: str) -> None:
         """Refuse options that this layout does not have."""
-        from workloads.errors import BadInput
-
         for name in options:
             if name in self.options:
                 expected = f"expected none with layout: {self.layout or 'colocated'}"
@@ -178,7 +175,6 @@ def _bundle(source: _Source) -> _Validation:
     from scenarios.validation import check_bundle_validation
     from twin.validation.bundle_compare import missed_goals
     from twin.validation.bundle_run import BundleValidation
-    from workloads.errors import BadInput
 
     source.refuse("calibration")
     if source.device != "cpu":
@@ -198,7 +194,6 @@ def _bundle(source: _Source) -> _Validation:
 
 def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> Backend:
     from twin.validation.backend import AbsentBackend
-    from workloads.errors import BadInput, missing_extra
 
     if scenario.engine.backend == "vllm":
         return _vllm_backend(scenario, base)
@@ -224,7 +219,6 @@ def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> Back
 
 def _vllm_backend(scenario: ValidationScenario, base: Path) -> VllmBackend:
     from live.vllm.environment import prepare_process
-    from workloads.errors import missing_extra
 
     prepare_process()
     try:
@@ -235,8 +229,6 @@ def _vllm_backend(scenario: ValidationScenario, base: Path) -> VllmBackend:
 
 
 def _live_bundle(scenario: BundleValidationScenario, base: Path) -> LiveBundle:
-    from workloads.errors import missing_extra
-
     try:
         from live.validation.bundle_backend import LiveBundle
     except ImportError as error:

@@ -44,12 +44,7 @@ class Cluster(Protocol[Handle]):
         ...
 
     def next_reply(self) -> tuple[Handle, Reply]:
-        """Wait for a batch that was submitted and not dropped.
-
-        Raises:
-            Exception: what a task raised.
-            ExecutorLost: the cluster is gone, or a batch ends every worker that runs it.
-        """
+        """Wait for a batch that was submitted and not dropped; raises what a task raised, or `ExecutorLost`."""
         ...
 
     def supply(self, worker: str, parts: Mapping[str, bytes], plugins: Sequence[ImportedPlugin]) -> None:
@@ -81,11 +76,7 @@ class OnCluster(Generic[Handle]):
 
 
 class _Flight(Generic[Handle, Task, Result]):
-    """The tasks of one block.
-
-    Attributes:
-        batches: those in flight, by handle.
-    """
+    """The tasks of one block, and the batches in flight, by handle."""
 
     def __init__(
         self, cluster: Cluster[Handle], shipper: Shipper, work: Callable[[Task], Result], tasks: Sequence[Task]
@@ -124,5 +115,4 @@ class _Flight(Generic[Handle, Task, Result]):
             yield from zip(tasks, reply.results, strict=True)
 
     def _note_duration(self, reply: Done, tasks: int) -> None:
-        """Follow the mean duration of tasks, with a memory of some batches."""
         self._seconds += 0.3 * (max(reply.seconds / tasks, 1e-6) - self._seconds)

@@ -24,28 +24,17 @@ class Executor(Protocol):
     def each_as_done(
         self, work: Callable[[Task], Result], tasks: Sequence[Task]
     ) -> AbstractContextManager[Iterator[tuple[Task, Result]]]:
-        """Start the tasks in the order given; yields (task, result) in order of completion.
+        """Start the tasks in the order given; yields (task, result) in order of completion, and drops unfinished ones.
 
-        Unfinished tasks are dropped at the end of the block. A result does not depend on where or when its task runs.
-
-        Args:
-            work: a function of a module, which depends on nothing but its argument.
-
-        Raises:
-            Exception: what a task raised, when its result is asked for.
-            ExecutorLost: the executor is gone, or a task ends every worker that runs it.
+        `work`: a function of a module, which depends on nothing but its argument. Raises what a task raised when its
+        result is asked for, and `ExecutorLost` where the executor, or every worker that runs a task, is gone.
         """
         ...
 
 
 @dataclass(frozen=True)
 class ExecutorChoice:
-    """A checked choice of an executor, which starts nothing.
-
-    Attributes:
-        kind: local, dask or ray. address: host:port of a running Dask scheduler; "" for workers of our own.
-        jobs: processes.
-    """
+    """A checked choice of an executor, which starts nothing; `address`: of a Dask scheduler, "" for own workers."""
 
     kind: str
     address: str
@@ -53,11 +42,7 @@ class ExecutorChoice:
 
     @contextlib.contextmanager
     def start(self) -> Iterator[Executor]:
-        """Start the executor, or connect to it, until the end of the block.
-
-        Raises:
-            BadInput: its library is missing, it cannot be reached, or its workers run another version.
-        """
+        """Start the executor, or connect to it, until the end of the block; `BadInput` if that fails."""
         if self.kind == "dask":
             from twin.executors.on_dask import dask_executor
 
@@ -73,14 +58,7 @@ class ExecutorChoice:
 
 
 def choose_executor(text: str = "local", jobs: int | None = None) -> ExecutorChoice:
-    """The executor that `--executor` and `--jobs` ask for.
-
-    Args:
-        jobs: processes; None: one for each core.
-
-    Raises:
-        BadInput: another executor, an address that is none, or `jobs` beside a cluster that has its own workers.
-    """
+    """The executor that `--executor` and `--jobs` ask for; `BadInput` for an unknown one, or jobs of a cluster."""
     if not isinstance(text, str):
         raise BadInput(f"expected {KINDS}", field="--executor", value=text)
     kind, _, address = text.partition("://")

@@ -40,11 +40,7 @@ LOGGERS = ("distributed", "distributed.client", "distributed.core", "distributed
 
 @contextlib.contextmanager
 def dask_executor(address: str, jobs: int) -> Iterator[OnCluster[Handle]]:
-    """Workers of a scheduler at host:port or, without an address, `jobs` processes of this machine.
-
-    Raises:
-        BadInput: Dask is not installed, the scheduler does not answer, or a worker runs another version.
-    """
+    """Workers of a scheduler at host:port, or `jobs` processes; `BadInput` without Dask, an answer, or our version."""
     try:
         import dask
         from distributed import Client, LocalCluster

@@ -20,11 +20,7 @@ Handle: TypeAlias = Any
 
 @contextlib.contextmanager
 def ray_executor(jobs: int) -> Iterator[OnCluster[Handle]]:
-    """Workers of the cluster that `RAY_ADDRESS` names or, without one, `jobs` processes of this machine.
-
-    Raises:
-        BadInput: Ray is not installed, or the cluster does not answer.
-    """
+    """Workers of the cluster of `RAY_ADDRESS`, or `jobs` processes; `BadInput` without Ray or an answer."""
     try:
         import ray
     except ImportError as error:

@@ -36,13 +36,9 @@ def each_as_done(
 ) -> Iterator[Iterator[tuple[Task, Result]]]:
     """Start the tasks in the order given; yields (task, result) in order of completion.
 
-    Worker processes start with the block and end with it, or with this process, however it ends. Their unfinished tasks
-    are dropped. With one job or one task there are none, and each task runs when its result is asked for.
-    Workers take the tasks with them when they start, so the block may change what a task refers to.
-
-    Raises:
-        Exception: what a task raised, when its result is asked for.
-        ExecutorLost: a worker process ended.
+    Worker processes end with the block, or with this process, however it ends. With one job or one task there are none,
+    and each task runs when its result is asked for. Workers take the tasks with them when they start, so the block may
+    change what a task refers to. Errors are those of `Executor.each_as_done`.
     """
     if jobs == 1 or len(tasks) <= 1:
         yield ((task, work(task)) for task in tasks)
@@ -103,10 +99,7 @@ def _work_on(index: int) -> Any:
 
 
 def _end_with_parent(parent_gone: Connection, parent_end: Connection) -> None:
-    """End when no process holds the pipe's other end, of which fork has made a copy here.
-
-    Ctrl-C in a terminal reaches workers too; it is left to the parent. The parent's own handler of SIGTERM is undone.
-    """
+    """End when no process holds the pipe's other end. Ctrl-C is left to the parent, whose SIGTERM handler is undone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parent_end.close()

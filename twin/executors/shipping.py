@@ -77,12 +77,7 @@ KEPT = 1 << 31
 
 @dataclass(frozen=True)
 class Batch:
-    """Tasks on their way to a worker.
-
-    Attributes:
-        versions: of the sender. plugins: to import before the tasks are unpacked.
-        tasks: the pickle of a function and of its arguments. parts: digests of the parts that it names.
-    """
+    """The pickle of a function and its arguments, for equal versions, with plug-ins to import before and its parts."""
 
     versions: str
     plugins: tuple[ImportedPlugin, ...]
@@ -117,11 +112,7 @@ Reply: TypeAlias = Done | Missing | Refused
 
 
 class Shipper:
-    """Packs tasks of one command.
-
-    Attributes:
-        parts: pickles of the parts named so far, by digest.
-    """
+    """Packs tasks of one command, and keeps pickles of the parts named so far, by digest."""
 
     def __init__(self) -> None:
         self.parts: dict[str, bytes] = {}
@@ -221,14 +212,7 @@ def store_parts(parts: Mapping[str, bytes], plugins: Sequence[ImportedPlugin] = 
 
 
 def run_batch(batch: Batch, worker: str = "", fetch: Callable[[str], bytes] | None = None) -> Reply:
-    """Run a batch in this worker process.
-
-    Args:
-        worker: its address, for the reply. fetch: gets a part that is not here; None: the reply names it.
-
-    Raises:
-        Exception: what a task raised.
-    """
+    """Run a batch in this worker process; `fetch` gets a part that is not here, else the reply names it."""
     if batch.versions != versions():
         return Refused(versions())
     with ONE_AT_A_TIME:

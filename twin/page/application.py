@@ -165,7 +165,6 @@ def _free_port() -> int:
 
 
 def _template(name: str) -> str:
-    """The page around the charts, which Bokeh renders inside its own."""
     places = "\n".join(
         f'<div class="chart">{{{{ embed(roots.{place}) }}}}</div>'
         for place in ("ttft", "tpot", "e2e", "timeline", "pareto", "afd")

@@ -32,13 +32,10 @@ GIVEN_LAYOUTS = {"colocated": TOGETHER, "disaggregated": APART}
 
 @dataclass(frozen=True)
 class Knob:
-    """Something to change.
+    """Something to change: a choice of options, or a number from `low` to `high` in steps of `step`.
 
-    Attributes:
-        name: in links. label: what it is, with its unit. value: the scenario's.
-        options: of a choice; empty: a number from `low` to `high` in steps of `step`.
-        field: the scenario's field that it sets alone; "" where several knobs set a section together.
-        help: what it means. stated: whether the scenario says the value, so that nothing is set while it stays.
+    `name`: in links. `field`: the scenario's field that it sets alone; "" where several set a section together.
+    `stated`: the scenario says the value, so that nothing is set while it stays.
     """
 
     name: str
@@ -180,7 +177,6 @@ def _goals(measure: Mapping[str, Any]) -> list[Knob]:
 
 
 def _afd(step_time: Mapping[str, Any]) -> list[Knob]:
-    """The batch of the AFD curve, where a bundle can be derived."""
     if step_time["source"] != "roofline":
         return []
     return [Knob("batch", "AFD: batch of an instance", 64, (), 8, 512, 8, help="Requests of a microbatch")]

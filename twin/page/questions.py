@@ -40,12 +40,7 @@ RATIOS = "1/2,1,2,4,8,16,32"
 
 @dataclass(frozen=True)
 class Inquiry:
-    """A scenario, and what can be changed in it.
-
-    Attributes:
-        document: the scenario as written. path: its file, where relative paths in it start.
-        requests: the most that an answer simulates.
-    """
+    """A scenario as written, its file, and the most requests that an answer simulates."""
 
     document: Document
     path: Path
@@ -83,10 +78,7 @@ def _plain(value: Any) -> Any:
 
 
 def answer(inquiry: Inquiry, choices: Choices, tell: Tell) -> None:
-    """Answer what if: a draft of few requests first, then all of them, then the curves.
-
-    A question that cannot be simulated is answered with an error of one line; the curves are left out then.
-    """
+    """Answer what if: a draft of few requests first, then all of them, then the curves; or an error of one line."""
     try:
         spec, knobs = inquiry.spec, inquiry.knobs
         settings = settings_of(knobs, choices, spec)
@@ -132,10 +124,7 @@ def _pareto_points(choices: Choices) -> list[tuple[str, str | None, float]]:
 def _pareto_point(
     inquiry: Inquiry, settings: Settings, name: str, degree: str | None, load: float, choices: Choices
 ) -> Document:
-    """Output tokens/s of a GPU and of a user at one load of each GPU; of other splits at the same load of a GPU.
-
-    An overloaded system has neither: its latencies grow with the length of the run.
-    """
+    """Output tokens/s of a GPU and of a user at one load of each GPU; None of an overloaded system."""
     field, rate = _load_field(choices)
     point: Document = {"name": name, "load": load, "user": None, "gpu": None, "rate": None}
     if field is None:

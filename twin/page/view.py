@@ -51,14 +51,7 @@ CHOICE = "at this load"
 
 
 class View:
-    """The widgets and charts of one open page.
-
-    Args:
-        choices: shown at first. changed: called with all choices when one is changed.
-
-    Attributes:
-        roots: by the name of their place in the page.
-    """
+    """The widgets and charts of one open page, by their places; `changed` is called with all choices."""
 
     def __init__(self, knobs: list[Knob], choices: Choices, changed: Changed) -> None:
         self._knobs = knobs
@@ -113,7 +106,6 @@ class View:
         self._reasons = {}
 
     def _clear(self) -> None:
-        """Remove the numbers and curves of an earlier question."""
         self.answer.text = self.afd_note.text = self.pareto_note.text = ""
         for chart in self.charts.values():
             chart.clear()
@@ -206,11 +198,7 @@ class View:
 
 
 class LiveChart:
-    """A chart whose curves come later.
-
-    Attributes:
-        model: for the page. curves: the data of each curve by its label. marks: of each vertical line.
-    """
+    """A chart for the page whose curves, by label, and vertical lines come later."""
 
     def __init__(self, chart: Chart) -> None:
         self.model = bokeh_chart(chart)

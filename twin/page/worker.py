@@ -32,11 +32,8 @@ class Outdated(BaseException):
 class Worker:
     """Answers questions about one scenario, always the newest alone.
 
-    A question that comes while an earlier one is computed stops it at once, except before its draft, which takes a few
-    hundredths of a second: answers then follow a slider that does not rest.
-
-    Args:
-        answered: see `Answered`.
+    A question that comes while an earlier one is computed stops it at once, except before its quick draft: answers then
+    follow a slider that does not rest.
     """
 
     def __init__(self, inquiry: Inquiry, answered: Answered) -> None:
@@ -90,7 +87,6 @@ class Worker:
 
 
 def _serve(inquiry: Inquiry, connection: Connection, newest: Synchronized[int]) -> NoReturn:
-    """Answer until the page is gone."""
     answering = _Answering(newest)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's
     if hasattr(signal, "SIGUSR1"):

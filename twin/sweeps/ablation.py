@@ -42,10 +42,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A change in one context, as two configurations: their settings with it and without it.
-
-    `context` is `alone` (the rest as in the scenario) or `others on`.
-    """
+    """A change in the context `alone` (the rest as in the scenario) or `others on`: settings with and without it."""
 
     change: Change
     context: str
@@ -55,12 +52,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Ablation:
-    """Comparisons, and the sweep of all their configurations.
-
-    Attributes:
-        objective: a name in `HIGHER_IS_BETTER`.
-        skipped: features that the scenario cannot have, with the reason.
-    """
+    """Comparisons, the sweep of all their configurations, and features that the scenario cannot have, with reasons."""
 
     sweep: ServingSweep
     comparisons: Sequence[Comparison]
@@ -70,7 +62,7 @@ class Ablation:
     def summarise(self, documents: Mapping[str, Document]) -> Document:
         """The document `twin.ablation/1`: of each comparison the relative changes with 95 % intervals, and a verdict.
 
-        `pays` and `costs` say that the whole interval of the objective's change lies on one side of zero.
+        `pays` and `costs`: the whole interval of the objective's change lies on one side of zero.
         """
         return {
             "schema": SCHEMA,
@@ -108,11 +100,7 @@ class Ablation:
     def _metrics(
         self, settings: Settings, documents: Mapping[str, Document]
     ) -> dict[tuple[Draw, int], dict[str, float | None]]:
-        """The metrics of a configuration's runs, by draw and replication.
-
-        Raises:
-            BadInput: it cannot run.
-        """
+        """The metrics of a configuration's runs, by draw and replication; `BadInput` if it cannot run."""
         reason = next((refusal.reason for refusal in self.sweep.infeasible if refusal.settings == settings), "")
         if not reason:
             index = next(index for index, case in enumerate(self.sweep.cases) if case.settings == settings)
@@ -144,7 +132,6 @@ class PairedSweep(ServingSweep):
 
 
 def _ratios(on: Mapping[str, float | None], off: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Metrics with a feature over those without it."""
     ratios = {}
     for name in SHOWN:
         above, below = on.get(name), off.get(name)
@@ -153,10 +140,7 @@ def _ratios(on: Mapping[str, float | None], off: Mapping[str, float | None]) -> 
 
 
 def _changes(replications: Sequence[Document], draws: Sequence[Document]) -> dict[str, Document]:
-    """The mean relative change of each metric with the ends of its interval, which has no width for a single run.
-
-    Configurations have a single run if nothing in them is random or unknown.
-    """
+    """The mean relative change of each metric and the ends of its interval, of no width for a single certain run."""
     means, intervals = combine(replications, draws)
     changes = {}
     for name, mean in means.items():
@@ -178,17 +162,10 @@ def prepare_ablation(
     replications: int = 5,
     draws: int | None = None,
 ) -> Ablation:
-    """Check all configurations of an ablation.
+    """Check all configurations of an ablation: features of `FEATURES` (None: all possible), and values of fields.
 
-    Args:
-        document: a scenario of kind serving, settings applied.
-        names: features of `FEATURES`; None: all that the scenario can have.
-        more: further features: values of fields, compared with the scenario's own.
-        objective: None: goodput where the scenario has goals; output_throughput in a closed loop; else e2e.mean.
-
-    Raises:
-        BadInput: naming the field or argument, when the scenario, a feature or the trace cannot be used, and where
-            there is nothing to compare.
+    `objective`: None: goodput where the scenario has goals; output_throughput in a closed loop; else e2e.mean. Raises
+    `BadInput` for what cannot be used, and where there is nothing to compare.
     """
     requested = list(FEATURES) if names is None else list(names)
     if unknown := [name for name in requested if name not in FEATURES]:
@@ -229,10 +206,7 @@ def _settings(comparisons: Iterable[Comparison]) -> list[Settings]:
 
 
 def _with_others(change: Change, feasible: Iterable[Change]) -> tuple[Settings, Settings]:
-    """The settings with and without a change, with the first feasible value of each other feature on.
-
-    A feature whose fields an earlier one or the change sets is left as it is.
-    """
+    """The settings with and without a change, with the first feasible value of each other feature on."""
     others: Settings = {}
     seen = {change.feature}
     for other in feasible:

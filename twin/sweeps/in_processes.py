@@ -37,11 +37,7 @@ WORTH_A_PROCESS = 10_000
 def run_apart(
     plan: ServingPlan, replication: int = 0, draw: Draw = None, sink: Sink | None = None, processes: int = 1
 ) -> Run | None:
-    """Run independent engines of a plan apart, in at most this many processes; None if its engines are not independent.
-
-    Args:
-        replication, draw, sink: as of `Simulation`.
-    """
+    """Run independent engines of a plan in at most so many processes; None if they are not independent."""
     groups = len(independent_groups(plan))
     if groups == 1:
         return None
@@ -103,11 +99,7 @@ def _simulate_in_processes(plan: ServingPlan, replication: int, draw: Draw, sink
 
 
 def _simulate_share(share: _Share) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Simulate a share in this process, and write its requests and steps to files.
-
-    Returns:
-        The ends of its engines as plain objects, since compiled classes are not pickled; and `ServingPlan.outside`.
-    """
+    """Simulate a share into files; returns the ends of its engines as plain objects, and `ServingPlan.outside`."""
     part = IndependentEngines(
         share.plan, share.replication, share.draw, share.number, share.shares, lambda: StepFile(share.steps)
     )

@@ -24,11 +24,7 @@ class Result:
 
 
 def read_plan(document: Document, path: Path, settings: Settings = {}, trace: Path | None = None) -> ServingPlan:  # noqa: B006
-    """Check a scenario with `settings` applied, and read the files that it names.
-
-    Args:
-        path: of the scenario. trace: file in place of the scenario's lengths.
-    """
+    """Check a scenario with `settings` applied, and read its files; a trace takes the place of its lengths."""
     scenario = check_scenario(with_trace(document, trace), settings, path)
     try:
         return make_plan(scenario, path.parent, scenario.workload.read_trace(path.parent), file=path)
@@ -47,12 +43,7 @@ def simulate(
 def run_plan(
     plan: ServingPlan, replication: int = 0, draw: Draw = None, sink: Sink | None = None, processes: int = 1
 ) -> Run:
-    """Run a plan. The results do not depend on the number of processes.
-
-    Args:
-        replication, draw, sink: as of `Simulation`.
-        processes: at most this many, where engines are independent (`why_together`) and the run is long enough.
-    """
+    """Run a plan, as `Simulation` does; in several processes if engines are independent and the run is long."""
     try:
         return _run(plan, replication, draw, sink, processes)
     except BadInput as error:

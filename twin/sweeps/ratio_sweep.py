@@ -38,12 +38,9 @@ class Task:
 
 @dataclass(frozen=True)
 class RatioSweep(Sweep[Task, "tuple[Document, bytes | None]"]):
-    """A checked sweep: its cases and the ratios of each.
+    """A checked sweep, the ratios of each case; nothing is simulated until `run`.
 
-    Nothing is simulated until `run`. Errors of the input are raised before.
-
-    Attributes:
-        keep_requests: write a Parquet file of every point's requests, `requests/<configuration>-<x>A-<y>F.parquet`.
+    `keep_requests`: write a Parquet file of every point's requests, `requests/<configuration>-<x>A-<y>F.parquet`.
     """
 
     cases: Sequence[Case[BundlePlan]]
@@ -157,11 +154,7 @@ def prepare(
     *,
     keep_requests: bool = False,
 ) -> RatioSweep:
-    """Check everything that a sweep needs: `document` with each configuration's settings, at every ratio.
-
-    Args:
-        advance: called as each configuration is ready, with its settings in words.
-    """
+    """Check everything that a sweep needs: `document` with each configuration's settings, at every ratio."""
     configurations = list(configurations)
     if trace is not None:
         _refuse_lengths_beside_a_trace(configurations)
@@ -223,8 +216,7 @@ def _refuse_lengths_beside_a_trace(configurations: Iterable[Settings]) -> None:
 def run_task(task: Task) -> tuple[Document, bytes | None]:
     """Run one point, without garbage collection: a run makes millions of objects and no cycles.
 
-    Returns:
-        The point, and a Parquet file with a row for each of its requests, if they are kept.
+    Returns the point, and a Parquet file with a row for each of its requests, if they are kept.
     """
     gc.disable()
     try:

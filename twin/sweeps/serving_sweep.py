@@ -57,11 +57,8 @@ class Task:
 class ServingSweep(Sweep[Task, Document]):
     """Checked configurations, and the number of runs of each. Nothing is simulated until `run`.
 
-    Attributes:
-        replications: of each configuration that draws anything, at the estimates; one without randomness is run once.
-        draws: of the unknowns, in the first realisation of the workload. With any, each unknown is varied alone, too.
-            None: as many as replications where there are several and the step times have unknowns.
-        infeasible: configurations beside the cases that are known not to run; some cases may turn out to be more.
+    `draws`: of the unknowns, in the first realisation of the workload; each unknown is varied alone, too. None: as many
+    as replications where there are several. `infeasible`: configurations that are known not to run.
     """
 
     cases: Sequence[Case[ServingPlan]]
@@ -202,11 +199,7 @@ def prepare(
     draws: int | None = None,
     advance: Callable[[str], object] = lambda text: None,
 ) -> ServingSweep:
-    """Check the input of all runs. Of several configurations, those that cannot run are `infeasible`.
-
-    Args:
-        advance: called as each configuration is ready, with its settings in words.
-    """
+    """Check the input of all runs. Of several configurations, those that cannot run are `infeasible`."""
     if draws and draws < FEWEST_DRAWS:
         expected = f"expected 0, or {FEWEST_DRAWS} and more: fewer do not tell how far results may be off"
         raise BadInput(expected, field="--draws", value=draws)

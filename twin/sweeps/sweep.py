@@ -83,12 +83,7 @@ class Sweep(ABC, Generic[Task, Result]):
         meanwhile: Callable[[], object] = lambda: None,
         folder: Path | None = None,
     ) -> Iterator[Task]:
-        """Make the missing runs; `keep` each and add it to `documents`, then yield its task.
-
-        Args:
-            meanwhile: called once the workers are busy.
-            folder: of the run, for files that a sweep keeps.
-        """
+        """Make the missing runs; `keep` each and add it to `documents`, then yield its task."""
         missing = [task for task in self.tasks if task.key not in documents]
         with executor.each_as_done(self.work(), missing) as results:
             self.prepare_summary()

@@ -24,14 +24,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from latency_models.deployment.hardware import Hardware, Precision
-from latency_models.deployment.models import Model
+from latency_models.calibration.file_format import Calibration
+from latency_models.deployment.hardware import Hardware, Precision, load_hardware
+from latency_models.deployment.models import ExpertFFN, Model
 from latency_models.deployment.roofline import Deployment, Footprint, footprint
-from latency_models.io.builtin_files import NameOrFile
+from latency_models.io.builtin_files import NameOrFile, find_data
+from latency_models.io.config_io import checked, read_yaml
 from latency_models.origin import MeasuredDeployment, Origin
-from latency_models.sources.afd_bundle.stages import CalibratedStages, DataSheetStages
+from latency_models.pass_latency import PassLatency
+from latency_models.sources.afd_bundle.stages import CalibratedStages, DataSheetStages, Measured
 from latency_models.sources.registry import SourceSpec, register
-from latency_models.sources.roofline.placement import CACHE_BYTES, RESERVED, Cache, Weights
+from latency_models.sources.roofline.placement import CACHE_BYTES, COMPUTED_IN, RESERVED, Cache, Weights
 from latency_models.step_time import StepTime
 from latency_models.unknowns import Unknown
 from schedulers.batches import Batch
@@ -254,7 +257,6 @@ class AfdBundleSpec(SourceSpec):
     calibration: NameOrFile | None = None
 
     def build(self, base: Path) -> StepTime:
-        from latency_models.deployment.hardware import load_hardware
         from latency_models.deployment.hugging_face import any_model
 
         model, hardware = any_model(self.model, base), load_hardware(self.hardware, base)
@@ -284,9 +286,6 @@ class AfdBundleSpec(SourceSpec):
             raise BadInput(expected, field="engine.data_parallel_size", value=data_parallel)
 
     def _weights(self, model: Model, hardware: Hardware) -> Weights:
-        from latency_models.deployment.models import ExpertFFN
-        from latency_models.sources.roofline.placement import COMPUTED_IN
-
         model.check_layers_alike()
         if model.windowed_layers:
             expected = f"expected a model without sliding windows, {model.name} has them: no AFD step times"
@@ -306,14 +305,7 @@ class AfdBundleSpec(SourceSpec):
     def _stages(
         self, model: Model, hardware: Hardware, weights: Weights, gpus: int, base: Path
     ) -> DataSheetStages | CalibratedStages:
-        from latency_models.sources.afd_bundle.stages import CalibratedStages, DataSheetStages, Measured
-
         if self.calibration is not None:
-            from latency_models.calibration.file_format import Calibration
-            from latency_models.io.builtin_files import find_data
-            from latency_models.io.config_io import checked, read_yaml
-            from latency_models.pass_latency import PassLatency
-
             path = find_data("calibrations", self.calibration, base)
             lines = checked(Calibration, read_yaml(path), path)
             if lines.time_unit != "seconds":

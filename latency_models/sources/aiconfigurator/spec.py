@@ -180,8 +180,6 @@ class AiconfiguratorSpec(SourceSpec):
     step: NonNegativeFloat = 0.0
 
     def build(self, base: Path) -> StepTime:
-        from latency_models.sources.aiconfigurator.kernels import ModelKernels
-
         path = base / self.path
         if path.is_dir():
             raise BadInput("expected the file that twin calibrate import makes of this folder", file=path)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import PositiveInt
 
 from latency_models.deployment.expert_load import ExpertLoad
+from latency_models.deployment.hardware import load_hardware
 from latency_models.io.builtin_files import FilePath, NameOrFile
 from latency_models.sources.registry import SourceSpec, register
-from latency_models.sources.roofline.efficiency import Backend
-from latency_models.sources.roofline.placement import Cache, Placement, Weights
+from latency_models.sources.roofline.efficiency import Backend, built_in_efficiency, load_efficiency
+from latency_models.sources.roofline.placement import Cache, Placement, Weights, check_placement
 from latency_models.step_time import StepTime
 from workloads.errors import BadInput
 
@@ -59,10 +60,7 @@ class RooflineSpec(SourceSpec):
         )
 
     def build(self, base: Path) -> StepTime:
-        from latency_models.deployment.hardware import load_hardware
         from latency_models.deployment.hugging_face import any_model
-        from latency_models.sources.roofline.efficiency import built_in_efficiency, load_efficiency
-        from latency_models.sources.roofline.placement import check_placement
         from latency_models.sources.roofline.step_time import RooflineStepTime
         from latency_models.sources.roofline.work import expert_rows, kinds_of_parts
 

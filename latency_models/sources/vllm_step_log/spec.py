@@ -29,7 +29,7 @@ from latency_models.fitting.statistics import fit_huber
 from latency_models.io.builtin_files import FilePath
 from latency_models.origin import MeasuredDeployment, same_model
 from latency_models.sources.registry import SourceSpec, register
-from latency_models.sources.vllm_step_log.step_log import StepLog
+from latency_models.sources.vllm_step_log.step_log import StepLog, read_step_log
 from latency_models.step_time import StepTime
 from latency_models.unknowns import Unknown
 from schedulers.batches import Batch
@@ -283,8 +283,6 @@ class VllmStepLogSpec(SourceSpec):
     model: str | None = None
 
     def build(self, base: Path) -> StepTime:
-        from latency_models.sources.vllm_step_log.step_log import read_step_log  # loads numpy
-
         log = read_step_log(base / self.path)
         if self.model is not None and not same_model(self.model, log.origin.model):
             expected = f"expected {log.origin.model}, whose steps were logged"
