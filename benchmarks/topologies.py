@@ -40,7 +40,7 @@ from live.models.decoder import Decoder
 from live.models.weights import random_weights
 from live.topologies.bundle.deployment import LocalBundle
 from live.topologies.bundle.layout import BundleLayout
-from live.topologies.streams import RoleStreams
+from live.topologies.in_process import RoleStreams
 from scenarios.afd import parse_ratios
 from schedulers.engine_config import EngineConfig
 

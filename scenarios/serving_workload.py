@@ -245,7 +245,7 @@ class ServingWorkloadSpec(Strict):
         """The trace and the common beginnings of prompts, such that caches supply `hit_rate` where it is stated."""
         if self.hit_rate is None:
             return trace, self.prefixes.build() if self.prefixes else None
-        from workloads.hit_rates import common_beginning, thinned
+        from workloads.block_reuse import common_beginning, thinned
 
         if trace is not None:
             if trace.prefix_blocks is not None:

@@ -21,8 +21,7 @@ from live.topologies.front import TopologyBackend
 from live.topologies.in_process import InProcessWorkers
 from live.topologies.membership import Address, Membership, listen_at
 from live.topologies.pools.deployment import PoolsDeployment
-from live.topologies.pools.layout import PoolsLayout
-from live.topologies.pools.planned import kv_bytes, pools_layout
+from live.topologies.pools.layout import PoolsLayout, kv_bytes, pools_layout
 from live.topologies.processes import LocalWorkers, TimeLimits, WorkerProcesses, run_worker, visible_gpus
 from live.topologies.transport import TransportError
 from scenarios.afd import AfdScenario, check_scenario, parse_ratios

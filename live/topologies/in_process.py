@@ -1,21 +1,64 @@
 """All workers of a topology in the server's process, one at a time: for one GPU, and for machines with few cores.
 
-On a GPU each role has a CUDA stream (`live.topologies.streams`), so that their kernels overlap. On a CPU the workers
+On a GPU each role has a CUDA stream (`RoleStreams`), so that their kernels overlap. On a CPU the workers
 take turns, and nothing overlaps.
 """
 
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
 from live.loaded_model import SharedModels
 from live.memory import freeze_loaded_objects
 from live.topologies.deployment import Deployment
-from live.topologies.local import LocalNetwork
-from live.topologies.streams import RoleStreams
-from live.topologies.transport import Role, Transport, TransportError
+from live.topologies.local import Handover, LocalNetwork, Timekeeper
+from live.topologies.transport import Message, Role, Transport, TransportError
+
+
+class RoleStreams(Timekeeper, Handover):
+    """The streams of the roles, as the timekeeper and the handover of one network."""
+
+    def __init__(self) -> None:
+        self._streams: dict[int, torch.cuda.Stream] = {}
+        self._entered: AbstractContextManager[Any] | None = None
+
+    def resume(self, rank: int) -> None:
+        self._entered = torch.cuda.stream(self._stream(rank))
+        self._entered.__enter__()
+
+    def pause(self, rank: int) -> None:
+        assert self._entered is not None, "a role is paused after it was resumed"
+        self._entered.__exit__(None, None, None)
+
+    def give(self, message: Message) -> tuple[Message, torch.cuda.Event | None]:
+        """The message, and an event behind the kernels that compute its tensors."""
+        if not any(tensor.is_cuda for tensor in message.tensors):
+            return message, None
+        ready = torch.cuda.Event()
+        ready.record(torch.cuda.current_stream())
+        return message, ready
+
+    def take(self, content: tuple[Message, torch.cuda.Event | None]) -> Message:
+        """The message; the receiver's next kernels wait for the event."""
+        message, ready = content
+        if ready is not None:
+            stream = torch.cuda.current_stream()
+            stream.wait_event(ready)
+            for tensor in message.tensors:
+                if tensor.is_cuda:
+                    tensor.record_stream(stream)  # its memory is not used again before this stream has read it
+        return message
+
+    def _stream(self, rank: int) -> torch.cuda.Stream:
+        stream = self._streams.get(rank)
+        if stream is None:
+            stream = self._streams[rank] = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())  # on which weights and caches were written
+        return stream
 
 
 class InProcessWorkers:

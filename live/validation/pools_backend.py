@@ -18,8 +18,7 @@ from live.loaded_model import LoadedModel
 from live.memory import no_garbage_collection
 from live.models.decoder import Decoder
 from live.topologies.pools.deployment import LocalPools
-from live.topologies.pools.layout import FRONT
-from live.topologies.pools.planned import kv_bytes, pools_layout
+from live.topologies.pools.layout import FRONT, kv_bytes, pools_layout
 from live.validation.backend import IN_TURNS_SEED, Requests, model_arguments
 from live.validation.clients import materialise
 from live.validation.pools_profiling import TURNS, PoolsProfile

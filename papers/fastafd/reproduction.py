@@ -11,7 +11,6 @@ from typing import Any
 
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
-from papers.fastafd.fitting import fit_bundle, priors, relative_error
 from papers.fastafd.measurements import (
     RATIO_SWEEP,
     StepMeasurement,
@@ -21,7 +20,15 @@ from papers.fastafd.measurements import (
     read_systems,
     require_folder,
 )
-from papers.fastafd.stages import BundleParameters, LayerStages, predict_step, throughput_per_gpu
+from papers.fastafd.stages import (
+    BundleParameters,
+    LayerStages,
+    fit_bundle,
+    predict_step,
+    priors,
+    relative_error,
+    throughput_per_gpu,
+)
 from papers.fastafd.wide_ep import WideEp, compare_layouts, fit_overhead
 from papers.layout import claim
 from scenarios.afd import parse_ratios

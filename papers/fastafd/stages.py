@@ -9,7 +9,7 @@ sequences. For one microbatch of b sequences on every attention GPU, n = 4·r·b
     c                                                            the way there and back, which nothing hides.
 
 V_token, the expert's bytes and FLOPs follow from the model file (AFD eq. 24 and 27), the rates are the hardware file's
-peaks, and η, s, d and c are fitted (`papers.fastafd.fitting`). Few tokens do not touch every expert:
+peaks, and η, s, d and c are fitted (`fit_bundle`). Few tokens do not touch every expert:
 distinct(n) = E (1 − (1 − k/E)^n) of E experts, for tokens that choose k of them evenly. A row is sent in 8 bits and
 returned in 16 (eq. 34), once for every expert that it goes to.
 """
@@ -17,12 +17,15 @@ returned in 16 (eq. 34), once for every expert that it goes to.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from latency_models.deployment.hardware import WEIGHT_BYTES, Hardware
 from latency_models.deployment.models import ExpertFFN, Model
-from papers.fastafd.measurements import TRAY
+from papers.fastafd.measurements import TRAY, StepMeasurement
 from workloads.errors import BadInput
 
 KV_BYTES = 2.0
@@ -132,3 +135,61 @@ def distinct_experts(tokens: float, experts: int, per_token: int) -> float:
 def throughput_per_gpu(batch_size: int, ratio: float, tpot: float) -> float:
     """Output tokens a second and GPU of a bundle, its FFN tray included."""
     return batch_size * ratio / (ratio + 1) / tpot
+
+
+Floats = NDArray[np.float64]
+
+SCATTER = 0.012
+"""Relative standard deviation of one measured step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """A parameter as expected before any step is seen: a median, and the standard deviation of its logarithm."""
+
+    median: float
+    spread: float
+    reason: str
+
+
+def priors(stages: LayerStages) -> dict[str, Prior]:
+    return {
+        "sequence_seconds": Prior(1e-6, 1.0, "the order of a kernel's fixed part; hardly known"),
+        "row_efficiency": Prior(stages.hardware.efficiency.compute, 0.3, "the hardware file's share of peak FLOP/s"),
+        "tray_seconds": Prior(2e-6, 0.5, "half a microsecond for each GPU of a tray"),
+        "exchange_seconds": Prior(39e-6, 1.5, "reported dispatch and combine calls, 17 and 22 µs; hidden in part"),
+    }
+
+
+def fit_bundle(stages: LayerStages, measured: Sequence[StepMeasurement]) -> BundleParameters:
+    """Fit the parameters to measured steps; without any, they are the medians of the prior."""
+    from scipy.optimize import least_squares
+
+    expected = priors(stages)
+    medians = np.log([expected[field.name].median for field in fields(BundleParameters)])
+    spreads = np.array([expected[field.name].spread for field in fields(BundleParameters)])
+
+    def residuals(logarithms: Floats) -> Floats:
+        parameters = BundleParameters(*np.exp(logarithms).tolist())
+        errors = np.array([relative_error(stages, parameters, row) for row in measured])
+        return np.concatenate([_soften(errors / SCATTER), (logarithms - medians) / spreads])
+
+    # The period is a maximum, so the loss has kinks: the best of several starts.
+    starts = [medians + shift * np.array([1, 0, 0, 0]) + last * np.array([0, 0, 0, 1]) for shift, last in STARTS]
+    solutions = [least_squares(residuals, start) for start in starts]
+    best = min(solutions, key=lambda solution: float(solution.cost))
+    return BundleParameters(*np.exp(best.x).tolist())
+
+
+STARTS = [(shift, last) for shift in (-0.5, 0.5) for last in (-0.5, 0.5)]
+"""Starting points of a fit: shifts of the logarithms of the first and the last parameter from their medians."""
+
+
+def relative_error(stages: LayerStages, parameters: BundleParameters, row: StepMeasurement) -> float:
+    return predict_step(stages, parameters, row.prompt_tokens, row.batch_size, row.ratio).tpot / row.tpot - 1
+
+
+def _soften(residuals: Floats) -> Floats:
+    """Residuals whose squares are the soft-L1 loss 2 (√(1 + z²) − 1)."""
+    softened: Floats = np.sign(residuals) * np.sqrt(2 * (np.sqrt(1 + residuals**2) - 1))
+    return softened

@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
-from papers.fastafd.fitting import fit_bundle, relative_error
 from papers.fastafd.measurements import StepMeasurement, SystemMeasurement, read_systems
 from papers.fastafd.reproduction import GOAL, FitChoice, reproduce
 from papers.fastafd.stages import (
     BundleParameters,
     LayerStages,
     distinct_experts,
+    fit_bundle,
     layer_periods,
     predict_step,
+    relative_error,
 )
 from papers.fastafd.wide_ep import WideEp, fit_overhead
 from reports.layout import percent

@@ -44,9 +44,9 @@ from live.server.options import EngineOptions
 from live.server.service import Service
 from live.topologies.bundle.deployment import LocalBundle
 from live.topologies.bundle.layout import BundleLayout
+from live.topologies.in_process import RoleStreams
 from live.topologies.pools.deployment import LocalPools
 from live.topologies.pools.layout import EnginePlace, PoolsLayout
-from live.topologies.streams import RoleStreams
 from live.validation.clients import GREEDY
 from live.validation.replay import ReplayResult, replay
 from schedulers.chunking import StaticChunks

@@ -21,11 +21,11 @@ Document = dict[str, Any]
 REPORTS = {
     "twin.simulation/1": "serving.run:run_report",
     "twin.serving-sweep/1": "serving.sweep:sweep_report",
-    "twin.ablation/1": "serving.ablation:ablation_report",
+    "twin.ablation/1": "serving.sweep:ablation_report",
     "twin.sweep/1": "afd.report:sweep_report",
     "twin.plan/1": "planning.report:plan_report",
     "twin.max-load/1": "planning.report:load_report",
-    "twin.inventory/1": "planning.inventory:inventory_report",
+    "twin.inventory/1": "planning.report:inventory_report",
     "twin.validation/2": "validation.engine:validation_report",
     "twin.bundle-validation/1": "validation.bundle:bundle_report",
 }

@@ -24,7 +24,7 @@ def steps(run: Path, /, *, output: Output, json: Json = False) -> int:
 
     from latency_models.io.config_io import write_yaml
     from latency_models.sources.engine_regression import EngineRegression, EngineRegressionFile
-    from latency_models.sources.vllm_step_log.engine_steps import UNPADDED, read_logged_steps
+    from latency_models.sources.vllm_step_log.step_log import UNPADDED, read_logged_steps
     from reports.calibration import step_log_report
     from twin.cli.console import note, print_json, print_table, write_or_print
     from twin.recording.step_logs import seen

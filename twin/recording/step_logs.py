@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from latency_models.sources.vllm_step_log.engine_steps import FILE, LoggedSteps, read_logged_steps
+from latency_models.sources.vllm_step_log.step_log import FILE, LoggedSteps, read_logged_steps
 from workloads.errors import BadInput
 
 

@@ -2,13 +2,11 @@
 
 backend         protocols of live backends: engines, pools and bundles
 fitting         a step-time model from profiled steps
-drafting        outcomes of drafts, measured before the replays
 recordings      measured requests, steps and stretches, kept in the run folder
 run             engines and pools: from the first profiling round to the document
 bundle_run      the same for a bundle
 compare         errors of metrics and of step times, and requests in the system over time
 bundle_compare  errors of bundles, ratio by ratio
-bundle_theory   closed forms of a bundle from its profile
 coverage        intervals of the forecast, and how often they hold
 contention      other programs that disturb the measurement
 """

@@ -22,8 +22,7 @@ from twin.afd.plan import mid_life
 from twin.afd.role_bundle import MessageSizes, RoleBundle, RoleBundleConfig, RoleRecords, RoleWork
 from twin.afd.role_times import Part, RecordedWork, RoleTimes, SampledWork, TimedStretch
 from twin.validation.backend import BundleBackend
-from twin.validation.bundle_compare import compare_ratios
-from twin.validation.bundle_theory import theory_curves
+from twin.validation.bundle_compare import compare_ratios, theory_curves
 from twin.validation.contention import ContentionMeter
 from twin.validation.recordings import read_stretches, read_times, write_stretches, write_times
 from twin.validation.run import blamed_on

@@ -36,8 +36,7 @@ from twin.validation.compare import (
 )  # fmt: skip
 from twin.validation.contention import ContentionMeter
 from twin.validation.coverage import coverage, drawn_summaries, forecast_intervals, summaries_of_drafts
-from twin.validation.drafting import measured_drafts
-from twin.validation.fitting import FixedStepModel, ProfiledStepModel
+from twin.validation.fitting import FixedStepModel, ProfiledStepModel, measured_drafts
 from twin.validation.recordings import Recording
 from workloads.errors import BadInput
 from workloads.generator import Workload

@@ -19,8 +19,7 @@ from live.adaptation.compensation.compensators import (
     with_stored,
 )
 from live.adaptation.forward import ForwardPass
-from live.adaptation.quantisers.inputs import RecordedInputs, inputs_and_states
-from live.adaptation.quantisers.models import QuantisedModel
+from live.adaptation.quantisers.models import QuantisedModel, RecordedInputs, inputs_and_states
 from live.adaptation.training import TrainingSettings, train
 from live.adaptation.weights import module_names
 from live.models.weights import Weights

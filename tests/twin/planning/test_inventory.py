@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from reports.planning.inventory import inventory_report
+from reports.planning.report import inventory_report
 from tests.twin.planning.scenarios import document, kind, question, simulations
 from twin.cli import run
 from twin.cli.plan_values import api_price_of_text, commitments_of_texts

@@ -15,9 +15,8 @@ from tests.twin.serving.scenarios import run as run_serving
 from twin.cli import run
 from twin.planning.planner import Planner
 from twin.planning.what_if import with_changes
-from workloads.block_reuse import BlockStream
+from workloads.block_reuse import BlockStream, thinned
 from workloads.errors import BadInput
-from workloads.hit_rates import thinned
 from workloads.trace import IdLists, Trace
 
 SCENARIO = document(vary={}, engines=[kind("one", 1, 2.0, 1.0)], limits={"engines": 4})

@@ -11,9 +11,8 @@ import torch
 from kernels.shapes import Shape
 from live.adaptation.forward import ForwardPass
 from live.adaptation.quantisers.grid import Precision, fit_grid, round_to_nearest
-from live.adaptation.quantisers.inputs import inputs_and_states
 from live.adaptation.quantisers.methods import EXPONENTS, gptq, output_error, search_scales
-from live.adaptation.quantisers.models import METHODS, Method, quantise_model
+from live.adaptation.quantisers.models import METHODS, Method, inputs_and_states, quantise_model
 from live.adaptation.weights import initial_weights, module_names, to_named
 from live.models.config import ModelConfig
 
