@@ -122,7 +122,6 @@ class ModelSlotsStepTime(WrappedStepTime):
         return self.cost.seconds(len(adapters), rows)
 
     def _adapters(self, decodes: Iterable[EngineSequence]) -> tuple[set[str], int]:
-        """The adapters of decoding sequences, and the sequences that have one."""
         models = [sequence.request.model for sequence in decodes if sequence.request.model != self.base_model]
         return set(models), len(models)
 

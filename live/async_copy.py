@@ -9,10 +9,7 @@ import torch
 
 
 class PendingHostCopy:
-    """A copy of a tensor to the host, started when this object is made.
-
-    The tensor may be overwritten by later work on the same stream: the copy holds the values of this moment.
-    """
+    """A copy of a tensor's present values to the host, whatever later work on the same stream writes."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._copied: torch.cuda.Event | None = None

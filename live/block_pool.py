@@ -14,11 +14,7 @@ from schedulers.kv_cache import FreeRun, KVCache, PrefixNode, SequenceBlocks
 
 
 class BlockPool(KVCache):
-    """A KV cache whose blocks have ids, from 0.
-
-    Attributes:
-        unassigned_ids: ids that were taken off the free queue and belong to no sequence yet.
-    """
+    """A KV cache whose blocks have ids, from 0; `unassigned_ids` belong to no sequence yet."""
 
     def __init__(self, num_blocks: int, block_size: int, blocks_per_node: int = 1, enable_caching: bool = True) -> None:
         super().__init__(num_blocks, block_size, blocks_per_node, enable_caching)
@@ -154,11 +150,7 @@ class BlockPool(KVCache):
     # -- integrity ---------------------------------------------------------------------------------------------------
 
     def check_integrity(self, owners: Many[SequenceBlocks], unassigned: int = 0) -> None:
-        """See `KVCache.check_integrity`. Every block is in exactly one place.
-
-        Raises:
-            AssertionError: with the numbers.
-        """
+        """See `KVCache.check_integrity`: every block is in exactly one place, or an `AssertionError` with numbers."""
         super().check_integrity(owners, unassigned)
         size = self.blocks_per_node
         placed = list(self.unassigned_ids)

@@ -16,11 +16,7 @@ DEFAULT_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}
 
 
 def device_name(device: str) -> str:
-    """The product name of "cpu" or "cuda"; for a CPU with the number of threads.
-
-    Raises:
-        BadInput: the device does not exist here.
-    """
+    """The product name of "cpu" (with its threads) or "cuda"; `BadInput` if it does not exist here."""
     if device == "cuda":
         if not torch.cuda.is_available():
             raise BadInput("expected a CUDA device, found none", field="device", value=device)
@@ -36,9 +32,7 @@ def device_name(device: str) -> str:
 def use_threads(threads: int, field: str = "threads") -> None:
     """Use this many CPU threads for one operation.
 
-    Raises:
-        BadInput: none, or more than there are processors: threads would wait for one another, and OpenMP ends the
-            process if it cannot start them.
+    `BadInput` for none, or more than processors: threads would wait for one another, or OpenMP end the process.
     """
     limit = os.cpu_count() or 1
     if not 1 <= threads <= limit:

@@ -66,15 +66,8 @@ class InFlightStep(NamedTuple):
 class Engine:
     """One engine with its model. It is not thread-safe.
 
-    Args:
-        make_executor: makes what runs the batches. depth: steps in flight at once, 1 or 2.
-        make_core: makes its scheduler on a class of KV caches, in place of one with `config` and `chunks`.
-
-    Attributes:
-        core: the scheduler. executor: runs batches on the model. clock: returns seconds.
-        host_tier: KV blocks in host memory; None without.
-        watch: called after each step; None for nothing.
-        keep_times: record when each token came (`Generation.times`).
+    `depth`: steps in flight at once, 1 or 2. `make_core`: makes its scheduler on a class of KV caches. `watch`: called
+    after each step. `keep_times`: record when each token came (`Generation.times`).
     """
 
     def __init__(
@@ -125,11 +118,9 @@ class Engine:
         remote_prefill: bool = False,
         hold_blocks: bool = False,
     ) -> Sequence:
-        """Add a request. The keyword arguments are those of `EngineCore.submit`.
+        """Add a request, with keyword arguments of `EngineCore.submit`.
 
-        Raises:
-            ValueError: an id that is in use, a request that does not fit into the KV cache, one that is longer than the
-                model's context, or one for tokens from a model without an LM head.
+        Raises `ValueError` for an id in use, and a request that the KV cache, the context or the model cannot serve.
         """
         request = generation.request
         self._check(generation)
@@ -228,10 +219,7 @@ class Engine:
         return generation
 
     def commit(self, batch: Batch, decodes: Many[Sequence], output: ModelRunnerOutput, end: float) -> list[Generation]:
-        """Write a step's output to its generations, and end the step; returns the generations that are finished.
-
-        `decodes`: the sequences that `output.decodes` belong to.
-        """
+        """Write a step's output to its generations (of `decodes` first), end the step, and return those finished."""
         stopped = []
         for i, (generation, token) in enumerate(zip(output.decodes, output.tokens, strict=True)):
             generation.output.append(token)

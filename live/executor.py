@@ -23,14 +23,7 @@ from schedulers.sequence import Sequence
 
 
 class ModelRunnerOutput(NamedTuple):
-    """The output of one step.
-
-    Attributes:
-        decodes, tokens: the decoding generations, and the token of each.
-        first_tokens: the sequences whose prompt the step completed, each with its next token.
-        pooled: by sequence, the results of completed pooling requests (`Generation.pooled_output`).
-        logprobs: log-probabilities, of the generations that want them.
-    """
+    """The output of one step: tokens of decodes, first tokens, pooled outputs and log-probabilities by request."""
 
     decodes: list[Generation]
     tokens: list[int]
@@ -49,10 +42,7 @@ AsyncModelRunnerOutput: TypeAlias = Callable[[], ModelRunnerOutput]
 class Executor:
     """Runs batches on one model and device. Steps are launched in the order in which the scheduler began them.
 
-    Attributes:
-        decoder: the model. input_batch: index arrays of the decoding sequences.
-        cache: keys and values. The blocks of `pool` come first. Scratch blocks follow: they hold the tokens of one-shot
-            prompts during their step only, and belong to no sequence.
+    `cache`: the blocks of `pool`, then scratch blocks for the tokens of one-shot prompts during their step.
     """
 
     def __init__(self, decoder: Decoder, pool: BlockPool, config: EngineConfig) -> None:
@@ -117,10 +107,7 @@ class Executor:
         return ModelRunnerOutput(decodes.generations, tokens[:n], first, pooled, results)
 
     def _keep_tokens(self, sampled: torch.Tensor) -> list[int]:
-        """Tokens as Python numbers; those of the decodes become the next step's input.
-
-        `sampled`: (rows,), decodes first.
-        """
+        """Tokens (rows,), decodes first, as Python numbers; those of the decodes become the next step's input."""
         tokens: Ints = (sampled if self._on_host else sampled.cpu()).numpy()
         n = len(self.input_batch)
         self.input_batch.tokens[:n] = tokens[:n]
@@ -251,10 +238,7 @@ def read_pooled(pending: PendingPooled) -> dict[Sequence, npt.NDArray[np.float32
 
 
 def next_position(sequence: Sequence) -> int:
-    """The position of the token that follows a prompt which has just been computed.
-
-    This is the scheduler's number: the generation's length is not yet known while a step is in flight.
-    """
+    """The position behind a prompt that was just computed, by the scheduler: a step may be in flight."""
     return sequence.num_tokens_to_compute
 
 

@@ -34,25 +34,13 @@ class Contract:
 
 @dataclass(eq=False, slots=True)
 class Generation:
-    """One request with its output so far.
+    """One request with its output so far; times are seconds of the engine's clock, -1 until they are known.
 
-    Attributes:
-        request: the request as the scheduler sees it. prompt: prompt token ids, int64.
-        sampling_params: its sampling parameters. end_tokens: token ids that end the output.
-        min_tokens: output tokens before which neither an end token nor `stop_check` ends the output.
-        stop_check: called with each output token that is not an end token; returns whether the output ends there, for
-            example because a stop string is complete.
-        logprobs: how many log-probabilities to return for each output token, as in vLLM: -1 for none, 0 for the sampled
-            token's only, n for the n most likely tokens as well.
-        prompt_logprobs: the same for the prompt's tokens.
-        output: output token ids so far. finish_reason: why the output ended, "" while the request is unfinished.
-        token_logprobs, top_logprobs: one entry for each output token, if `logprobs` is not -1.
-        prompt_token_logprobs, prompt_top_logprobs: one entry for each prompt token, if `prompt_logprobs` is not -1.
-            The first prompt token has no log-probability.
-        submitted, scheduled, first_token, last_token: seconds of the engine's clock, -1 until they are known.
-        times: when each output token came, if the engine keeps token times.
-        pooled_output: the result of a pooling request, which produces no tokens: the last token's hidden state after
-            the final norm, (hidden,) float32, or for classification tasks the logits of the labels, (labels,) float32.
+    `min_tokens`: output tokens before which nothing ends the output. `stop_check`: called with each output token that
+    is no end token; returns whether the output ends there. `logprobs`, `prompt_logprobs`: as in vLLM: -1 for none, 0
+    for the token's own, n for the n most likely as well; the lists have one entry a token, of which the first prompt
+    token has none. `times`: of each output token, if the engine keeps them. `pooled_output`: of a pooling request, the
+    last token's hidden state after the final norm, (hidden,), or the logits of the labels, (labels,), float32.
     """
 
     request: Request
@@ -84,10 +72,7 @@ class Generation:
         return self.stop_check is not None and self.stop_check(token) and enough
 
     def tokens(self, begin: int, end: int) -> npt.NDArray[np.int64]:
-        """Token ids at positions `begin` to `end` of prompt and output together.
-
-        After a preemption, a prefill chunk also recomputes output tokens.
-        """
+        """Token ids from `begin` to `end` of prompt and output together, which a chunk may compute again."""
         size = len(self.prompt)
         if end <= size:
             return self.prompt[begin:end]
@@ -96,11 +81,7 @@ class Generation:
 
 
 def prefix_ids(prompt: npt.NDArray[np.int64], block_size: int, cache_salt: bytes = b"") -> tuple[int, ...]:
-    """One id for each full block of a prompt: a hash of the block's tokens and of all tokens before it.
-
-    Args:
-        cache_salt: prompts with different salts share no blocks.
-    """
+    """One id for each full block: a hash of its tokens and all before it; prompts of other salts share no blocks."""
     ids: list[int] = []
     digest, content, size = cache_salt, prompt.tobytes(), block_size * prompt.itemsize
     for end in range(size, len(content) + 1, size):
@@ -128,8 +109,7 @@ def make_generation(
 ) -> Generation:
     """A generation with its request, which has the prefix ids that let the scheduler share cached blocks.
 
-    A request for the prompt's log-probabilities shares no blocks: they need the hidden states of every prompt token,
-    which the KV cache does not hold.
+    A request for the prompt's log-probabilities shares none: they need every prompt token's hidden state.
     """
     tokens = np.asarray(prompt, dtype=np.int64)
     shared = prefix_ids(tokens, block_size, cache_salt) if prompt_logprobs < 0 else ()

@@ -14,16 +14,9 @@ from schedulers.kv_tiers import KVTiers, Load, Store
 
 
 class HostTier:
-    """Copies KV blocks of one engine to host memory and back. Copies are complete when its methods return.
+    """Copies KV blocks of one engine to host memory and back, complete on return; `BadInput` without the memory.
 
-    Args:
-        cache, pool: the engine's, whose blocks are copied.
-
-    Attributes:
-        content: (slots, 2, layers, blocks of a slot, block size, kv_heads, head_dim), keys before values.
-
-    Raises:
-        BadInput: the host has not that much memory.
+    `content`: (slots, 2, layers, blocks of a slot, block size, kv_heads, head_dim), keys before values.
     """
 
     def __init__(self, tiers: KVTiers, cache: PagedCache, pool: BlockPool) -> None:

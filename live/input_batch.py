@@ -21,16 +21,9 @@ Ints = npt.NDArray[np.int64]
 class InputBatch:
     """One row of the arrays for each decoding sequence.
 
-    Attributes:
-        tokens, positions, slots: (rows,) int64, of each row's input token: its id, its position in the sequence, and
-            the slot of its key and value (block id · block size + offset).
-        lengths: (rows,) int32, cached tokens including the input token.
-        tables: (rows, blocks) int32, block ids. width: number of columns in use.
-        first_tokens: by sequence, the first token of each prompt that the last step with prompts completed. It is the
-            sequence's next input token.
-        sequences: the decoding sequences, by row. generations: theirs.
-        wants_logprobs: whether any of them wants log-probabilities.
-        version: number of changes to `sequences`.
+    `tokens`, `positions`, `slots`: (rows,) int64, of each row's input token. `lengths`: (rows,) int32, cached tokens
+    including it. `tables`: (rows, blocks) int32, of which `width` columns are in use. `first_tokens`: by sequence, of
+    prompts that the last step with prompts completed. `version`: number of changes to `sequences`.
     """
 
     def __init__(self, rows: int, blocks: int, pool: BlockPool) -> None:
@@ -91,10 +84,7 @@ class InputBatch:
         self._find_block_starts()
 
     def _find_block_starts(self) -> None:
-        """Find when each row starts its next block, and how many table columns are in use.
-
-        The rows are in the state of the step before the one to come.
-        """
+        """Find when each row, in the state before the next step, starts its next block, and the table's width."""
         size = self.pool.block_size
         self._phase = 0
         self._block_starts = [[] for _ in range(size)]
@@ -115,10 +105,7 @@ class InputBatch:
         self.slots[row] = int(self.tables[row, block]) * size + offset
 
     def _last_token(self, sequence: Sequence) -> int:
-        """The sequence's latest token; 0 if only the device knows it.
-
-        With async scheduling the token may not have been committed to the generation yet.
-        """
+        """The sequence's latest token; 0 if only the device knows it yet (async scheduling)."""
         output = generation_of(sequence).output
         return self.first_tokens.get(sequence, output[-1] if output else 0)
 

@@ -17,12 +17,7 @@ CHUNK_ROWS = 256
 
 @dataclass(frozen=True)
 class LogprobsResult:
-    """The log-probabilities that one step computed for one request.
-
-    Attributes:
-        position: of the first of these prompt tokens; -1 for the output token just sampled.
-        token_logprobs, top_logprobs: one entry for each token.
-    """
+    """The log-probabilities of one request's tokens in one step; `position`: of the first prompt token, -1: output."""
 
     generation: Generation
     position: int
@@ -47,11 +42,7 @@ class LogprobsResult:
 def sampled_logprobs(
     generations: Many[Generation], logits: torch.Tensor, logprobs: torch.Tensor
 ) -> list[LogprobsResult]:
-    """The results of the tokens just sampled, for the generations that want log-probabilities.
-
-    Args:
-        logits: (rows, vocabulary), one row for each generation. logprobs: (rows,), from the sampler.
-    """
+    """The results of the tokens just sampled, where wanted; logits (rows, vocabulary), logprobs (rows,)."""
     rows = [i for i, generation in enumerate(generations) if generation.logprobs >= 0]
     if not rows:
         return []
@@ -66,11 +57,7 @@ def sampled_logprobs(
 def prompt_chunk_logprobs(
     decoder: Decoder, hidden: torch.Tensor, generation: Generation, context: int
 ) -> LogprobsResult:
-    """The result of a prompt chunk: the log-probabilities of the tokens that follow the chunk's tokens.
-
-    Args:
-        hidden: (chunk tokens, hidden), before the final norm. context: position of the chunk's first token.
-    """
+    """The log-probabilities of the tokens that follow a chunk's; `hidden`: (chunk tokens, hidden), not normed."""
     targets = torch.from_numpy(generation.prompt[context + 1 : context + 1 + len(hidden)]).to(hidden.device)
     logprobs: list[float] = []
     tops: list[TopLogprobs] = []

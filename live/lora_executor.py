@@ -19,12 +19,7 @@ from schedulers.sequence import Sequence
 class LoRAExecutor(Executor):
     """An executor that computes the adapters of a batch beside the base model, kernel by kernel.
 
-    Args:
-        decoder: the base model. adapters: in host memory. Those that the scheduler has put into slots are copied to
-            the device when their first step is launched.
-
-    Attributes:
-        slots: the adapters on the device, by name.
+    Those that the scheduler has put into slots are copied to the device when their first step is launched.
     """
 
     def __init__(self, decoder: Decoder, pool: BlockPool, config: EngineConfig, adapters: Iterable[Adapter]) -> None:

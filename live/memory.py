@@ -21,9 +21,8 @@ MEMINFO, CONTROL_GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 def keep_freed_memory() -> bool:
     """Make the C library keep freed memory for later allocations; returns whether it accepted the setting.
 
-    A forward pass on the CPU allocates and frees megabytes in each layer. By default glibc returns such memory to the
-    kernel, which clears every page again: 10,500 page faults in a decode step of 16 sequences with 1,000 tokens each,
-    half of the step's time (53 ms instead of 27 on two virtual cores). The setting holds for the whole process.
+    By default glibc returns the megabytes of each layer to the kernel, which clears every page again: half of a decode
+    step's time (53 ms instead of 27 for 16 sequences with 1,000 tokens each, on two virtual cores).
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -33,20 +32,16 @@ def keep_freed_memory() -> bool:
 
 
 def use_huge_pages() -> None:
-    """Let PyTorch ask Linux for huge pages for large tensors. Call it before the first tensor is made.
+    """Let PyTorch ask Linux for huge pages for large tensors, unless the environment says otherwise; call it first.
 
-    A step reads all weights, and with pages of 4 KiB it waits for address translation as well: on two virtual cores a
-    decode step of 8 sequences with 96 MB of weights took 25.0 ms, and 23.2 ms with huge pages; it also varied less
-    while other processes ran. The setting holds for the whole process. One that the environment makes is kept.
+    A step reads all weights: on two virtual cores a decode step of 8 sequences with 96 MB of weights took 25.0 ms, and
+    23.2 ms with huge pages; it also varied less.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def freeze_loaded_objects() -> None:
-    """Exclude everything that is loaded now, modules and models, from garbage collection.
-
-    A full collection with PyTorch loaded takes 92 ms, in which no step runs.
-    """
+    """Exclude all that is loaded now from garbage collection: a full one takes 92 ms, in which no step runs."""
     gc.collect()
     gc.freeze()
 
@@ -65,10 +60,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def available_bytes(device: str) -> int | None:
-    """Memory of "cpu" or "cuda" that can still be allocated; None if the system does not report it.
-
-    On a CPU it is Linux's MemAvailable, or less if the process is in a control group with a limit.
-    """
+    """Bytes of "cpu" (MemAvailable, or a control group's) or "cuda" that can be allocated; None: not known."""
     if device == "cuda":
         import torch
 
@@ -87,14 +79,7 @@ def available_bytes(device: str) -> int | None:
 def check_memory(
     size: int, purpose: str, device: str, *, field: str | None = None, value: object = None, file: Path | None = None
 ) -> None:
-    """Refuse an allocation that does not fit into a device's memory, before it is made.
-
-    Args:
-        size: bytes. what: what needs them, in the plural. field, value, file: where the user set it.
-
-    Raises:
-        BadInput: more than is available.
-    """
+    """Refuse, by a `BadInput` about `field`, an allocation that does not fit into a device's memory."""
     available = available_bytes(device)
     if available is not None and size > available:
         expected = f"expected less: {purpose} take {_gib(size)} of {device} memory, and {_gib(available)} are available"

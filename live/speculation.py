@@ -43,11 +43,7 @@ from schedulers.speculation import SpeculativeEngineCore
 
 
 class NgramLookup:
-    """The n-grams of one sequence, each with the place of the token that followed it first.
-
-    Args:
-        shortest, longest: numbers of tokens of the n-grams.
-    """
+    """The n-grams of one sequence, each with the place of the token that followed it first."""
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._sizes = range(shortest, longest + 1)
@@ -78,11 +74,7 @@ class NgramLookup:
 
 
 class NgramDrafts:
-    """Drafts of decoding sequences by prompt lookup, for `SpeculativeEngineCore.propose`.
-
-    Attributes:
-        drafts: by sequence, those of the step that begins.
-    """
+    """Drafts of decoding sequences by prompt lookup, for `SpeculativeEngineCore.propose`."""
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._shortest = shortest
@@ -109,13 +101,7 @@ class NgramDrafts:
 
 
 class Verified(NamedTuple):
-    """The outcome of one step.
-
-    Attributes:
-        tokens: of each decode, the tokens that it emits: those of its draft that are right, and one more.
-        logprobs: of each decode, one entry a token for generations that want log-probabilities; else none.
-        rest: the output of prompts.
-    """
+    """The outcome of one step: tokens that each decode emits, log-probabilities where wanted, prompts' output."""
 
     tokens: list[list[int]]
     logprobs: list[list[LogprobsResult]]
@@ -123,11 +109,7 @@ class Verified(NamedTuple):
 
 
 class SpeculativeExecutor(Executor):
-    """Runs batches whose decodes verify drafts. Their inputs are built anew in each step.
-
-    Args:
-        drafts: proposes them. decoder, pool, config: as in `Executor`.
-    """
+    """Runs batches whose decodes verify drafts. Their inputs are built anew in each step."""
 
     def __init__(self, decoder: Decoder, pool: BlockPool, config: EngineConfig, drafts: NgramDrafts) -> None:
         super().__init__(decoder, pool, config)
@@ -251,16 +233,7 @@ def num_right(draft: Many[int], sampled: Many[int]) -> int:
 
 
 class SpeculativeEngine(Engine):
-    """An engine that verifies n-gram drafts. It runs one step at a time.
-
-    Args:
-        make_core: makes its scheduler on a class of KV caches.
-        prompt_lookup_min, prompt_lookup_max: tokens of the n-grams.
-        decoder, config, clock: as in `Engine`.
-
-    Attributes:
-        drafts: proposes them.
-    """
+    """An engine that verifies n-gram drafts. It runs one step at a time."""
 
     core: SpeculativeEngineCore
     executor: SpeculativeExecutor

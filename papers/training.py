@@ -72,7 +72,6 @@ class Study(NamedTuple):
 
 
 def _models(recipe: Recipe, size: str, seed: int, folder: Path) -> Models:
-    """The jobs of a seed, whose model's folder is made."""
     folder.mkdir(parents=True, exist_ok=True)
     arguments = (size, seed, folder)
     compare = [Task(f"{name}, seed {seed}", job, arguments) for name, job in recipe.compare.items()]

@@ -45,7 +45,6 @@ def refuse_first(refusals: Iterable[tuple[object, str, object, str]], file: Path
 
 
 def _size(count: int) -> str:
-    """A number of bytes with a suitable unit."""
     for power, unit in ((18, "EB"), (15, "PB"), (12, "TB"), (9, "GB")):
         if count >= 10**power:
             return f"some {count // 10**power:,} {unit}" if count < 10 ** (power + 6) else f"over a million {unit}"

@@ -129,7 +129,6 @@ def apply(document: dict[str, Any], settings: Settings) -> dict[str, Any]:
 
 
 def _place(section: dict[str, Any] | list[Any], name: str, key: str) -> Any:
-    """The key or index of `name` in a section or a list."""
     if isinstance(section, dict):
         return name
     names = [item.get("name") if isinstance(item, dict) else None for item in section]
@@ -147,7 +146,6 @@ def in_words(settings: Settings) -> str:
 
 
 def _split(values: str) -> list[str]:
-    """Split at commas that stand outside brackets, braces and quotes."""
     parts, depth, quote, current = [], 0, "", ""
     for character in values:
         if quote:

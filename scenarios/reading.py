@@ -115,7 +115,6 @@ def _import(name: str, base: Path) -> None:
 
 
 def _execute(plugin: ImportedPlugin) -> None:
-    """Make a module of a plug-in's source."""
     assert plugin.source is not None
     module = types.ModuleType(plugin.module)
     module.__file__ = plugin.file

@@ -165,7 +165,6 @@ class ServingScenario(ScenarioFile):
         ]
 
     def _expanded(self) -> list[PoolSpec]:
-        """The pools as the `system` section has them."""
         return self.system.expand_for(self.workload.models.shares, self.engine, self.step_time)
 
     @property

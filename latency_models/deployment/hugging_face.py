@@ -94,7 +94,6 @@ def _sizes(fields: ConfigFields, *names: str) -> dict[str, int]:
 
 
 def _first(fields: ConfigFields, *names: str) -> int:
-    """The first of these fields that is above 0; 0 where none is."""
     return next((fields.count(name) for name in names if fields.document.get(name)), 0)
 
 

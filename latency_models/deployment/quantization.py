@@ -116,7 +116,6 @@ def _exclusions(section: ConfigFields) -> list[str]:
 
 
 def _excluded(modules: Sequence[str], patterns: Sequence[str], layers: int) -> bool:
-    """True if one of the modules is excluded in most layers."""
     expressions = [re.compile(text[3:]) for text in patterns if text.startswith("re:")]
     globs = [text for text in patterns if "*" in text and not text.startswith("re:")]
     plain = {text for text in patterns if "*" not in text}

@@ -38,7 +38,6 @@ class LateSection:
 
     @classmethod
     def _check(cls, value: Any) -> Any:
-        """The section as an instance of its type."""
         from pydantic import TypeAdapter
 
         from latency_models.io.validation_errors import explain_validation

@@ -75,7 +75,6 @@ def explain_validation(
 
 
 def _rank(fault: _Fault) -> int:
-    """Sort key: unknown fields first."""
     return 0 if fault.details["type"] == "extra_forbidden" else 1
 
 
@@ -182,7 +181,6 @@ def _plain(annotation: Any) -> Any:
 
 
 def _members(annotation: Any) -> list[Any]:
-    """The members of a union other than None; of anything else, none."""
     if get_origin(annotation) not in (Union, UnionType):
         return []
     return [member for member in get_args(annotation) if member is not NoneType]

@@ -88,7 +88,6 @@ def is_held_out(values: Digits) -> NDArray[np.bool_]:
 
 
 def _drawn(generator: np.random.Generator, digits: int, count: int, part: Part) -> Digits:
-    """Digits of one part, drawn until there are enough."""
     rows = np.empty((0, digits), dtype=np.int64)
     while len(rows) < count:
         values = generator.integers(10, size=(2 * count, digits))

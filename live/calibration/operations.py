@@ -220,7 +220,6 @@ def step_case(point: Point, bench: Bench) -> Case:
 
 
 def _operations(chunk: int, decodes: int, context: int, layers: int) -> Iterator[tuple[int, Point]]:
-    """(layer, operation) in the order of a step."""
     rows, sequences = (("tokens", chunk + decodes),), (("sequences", decodes + bool(chunk)),)
     prompt = (("chunk", chunk), ("before", 0)) if chunk else ()
     decoding = (("batch", decodes), ("context", context)) if decodes else ()

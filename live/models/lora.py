@@ -182,7 +182,6 @@ def load_adapters(modules: Iterable[str], config: ModelConfig, dtype: torch.dtyp
 
 
 def _outputs(config: ModelConfig, key: str) -> list[int]:
-    """Outputs of each layer that a weight joins."""
     shape = config.shape
     if key == "qkv":
         keys = shape.kv_heads * shape.head_dim

@@ -118,7 +118,6 @@ def _dense(codes: Codes, span: int) -> torch.Tensor:
 
 
 def _span(kind: Quantisation, inputs: int) -> int:
-    """Number of inputs that share a scale."""
     return inputs if kind.group == -1 else min(kind.group, inputs)
 
 

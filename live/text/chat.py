@@ -76,7 +76,6 @@ class ChatTemplate:
 
 
 def _sources(directory: Path) -> dict[str, tuple[str, Path]]:
-    """The source and the file of each template, by name."""
     if (directory / FILE).exists():
         files = {DEFAULT: directory / FILE}
         files |= {file.stem: file for file in sorted((directory / FOLDER).glob("*.jinja"))}

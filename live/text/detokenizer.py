@@ -149,7 +149,6 @@ def vocabulary_bytes(decoder: Any, names: Names) -> ByteLevel | ByteFallback | N
 
 
 def _flat(decoder: Any) -> list[dict[str, Any]]:
-    """The decoder's steps as a flat list."""
     if not isinstance(decoder, dict):
         return []
     if decoder.get("type") != "Sequence":

@@ -182,7 +182,6 @@ class Membership:
                     peer.shutdown(socket.SHUT_RDWR)
 
     def _call(self, address: Address) -> socket.socket:
-        """A connection to rank 0, as soon as it is there."""
         while True:
             try:
                 return socket.create_connection((address.host, address.port), 1.0)
@@ -255,7 +254,6 @@ class Membership:
             self._enter(FAILED, f"{self.name(rank)} {reason}")
 
     def _welcome(self, peer: socket.socket, key: str) -> int:
-        """Take a caller as the rank that it says it is."""
         rank = [f"here/{rank}" for rank in range(len(self.names))].index(key)
         with self._changed:
             if key in self._facts or rank == 0:

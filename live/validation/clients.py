@@ -148,7 +148,6 @@ class Sessions:
         }
 
     def _send(self, state: _SessionState, time: float) -> list[Generation]:
-        """The requests of a session's round."""
         if state.round.agents:
             raise BadInput("expected sessions without sub-agents, which only a simulation runs", field="workload.trace")
         generations = []

@@ -120,7 +120,6 @@ class PoolsProfile:
             yield
 
     def _add_round(self) -> None:
-        """Add the measurements of the round that has ended."""
         spans: list[Span] = []
         for rank, timed in self._steps.items():
             steps = role_steps(self._time, rank, timed)
@@ -146,7 +145,6 @@ class PoolsProfile:
             self._pools.submit(self._random_request())
 
     def _random_request(self) -> Generation:
-        """A request of random length within the round's limits; no role's work."""
         rng, size = self._rng, self._size
         with self._time.paused():
             prompt = rng.integers(self._vocabulary, size=int(rng.integers(1, size.max_prompt_tokens + 1)))

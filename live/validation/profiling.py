@@ -202,7 +202,6 @@ class EngineProfile:
         ])  # fmt: skip
 
     def _submit(self, size: Round) -> None:
-        """Submit a request of random length within the round's limits."""
         rng = self._rng
         with self._clock.paused():
             prompt = rng.integers(self._vocabulary, size=int(rng.integers(1, size.max_prompt_tokens + 1)))

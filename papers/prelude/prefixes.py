@@ -130,7 +130,6 @@ def _cold(peers: int, runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _ratio(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """First over second, metric by metric; None where the second is 0."""
     denominators = flatten(second)
     return {name: value / below if value is not None and (below := denominators[name]) else None
             for name, value in flatten(first).items()}  # fmt: skip

@@ -141,7 +141,6 @@ def _table_claims(rows: list[dict[str, Any]]) -> list[Claim]:
 
 
 def _lifetime_claims(summary: dict[str, Any]) -> list[Claim]:
-    """Claims of section 3, "Resource accounting", on judges among chats."""
     calm, full = summary["loads"]["open"], summary["loads"]["saturated"]
     by_name = {row["variant"]: row["mean"] for row in calm["variants"]}
     one_shot, shaped = by_name["one-shot"], by_name["decode-shaped"]
@@ -184,7 +183,6 @@ def _lifetime_claims(summary: dict[str, Any]) -> list[Claim]:
 
 
 def _prefix_claims(summary: dict[str, Any]) -> list[Claim]:
-    """Claims of section 3, "Waiting versus batching"."""
     exact = all(job["expected"][name] == job["runs"][name]["computed_tokens"]
                 for job in summary["cold"] for name in job["expected"])  # fmt: skip
     saved = [

@@ -253,7 +253,6 @@ def _range(values: Sequence[float], show: Callable[[float], str], unit: str) -> 
 
 
 def _cell(name: str, rows: Sequence[Document], published: Sequence[QualityRow]) -> Document:
-    """A quantised model's measures over seeds, beside the printed shares."""
     quantiser, bits, grain = name.split("-")
     variants = {}
     names = dict.fromkeys(variant for row in rows for variant in row["variants"])

@@ -105,7 +105,6 @@ def figures(document: Document) -> dict[str, str]:
 
 
 def _compared_cells(document: Document) -> list[Document]:
-    """Summaries of the quantised models that are compensated in several ways."""
     return [cell for cell in document["summary"] if len(cell["variants"]) > 1]
 
 

@@ -138,7 +138,6 @@ def _fit(
 
 
 def _row(setting: Setting, fit: dict[str, Any], row: Row, first: int, replications: int) -> Callable[[], list[Figures]]:
-    """A row of Table 3 to be simulated with fitted tables."""
     return partial(setting.run, fit["iteration"], row, range(first, first + replications))
 
 
@@ -185,7 +184,6 @@ def _describe_fit(setting: Setting, fit: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe_iteration(iteration: Iteration) -> dict[str, Any]:
-    """W, E and T_S over the grid, seconds."""
     return {
         "tokens": list(GRID),
         "w4": list(iteration.base),

@@ -340,7 +340,6 @@ def _plain(value: Any) -> float | str | None:
 
 
 def _gaps(points: Sequence[Document], document: Document) -> list[Block]:
-    """The factors from the published formula to the measured eq. 21, in per cent."""
     explained = [point for point in points if point["gaps"] is not None]
     if not explained:
         return []

@@ -235,6 +235,5 @@ def _table(source: ColumnDataSource, view: Any, fields: Sequence[Field], has_nam
 
 
 def _width(field: Field) -> int:
-    """Room for the title, and for most values, pixels."""
     longest = 8 if field.is_number else max(map(len, field.categories), default=0)
     return min(30 + 7 * max(len(field.label), longest), 320)

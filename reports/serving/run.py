@@ -99,7 +99,6 @@ def _comparison(document: Document) -> list[Block]:
 
 
 def _assumptions(document: Document) -> list[Block]:
-    """Assumptions, the most costly first, and what to measure next."""
     if not document.get("assumptions"):
         return []
     columns = [Column("", left=True), *map(Column, MEANS.values()), Column("known by", left=True),

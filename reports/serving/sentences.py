@@ -156,7 +156,6 @@ def footnote(document: Document) -> str:
 
 
 def _contents(document: Document) -> str:
-    """The content of 95 % intervals, in words."""
     if document["draws"]:
         return "95 % intervals of sampling and model together"
     if document["replications"] > 1 and "step_time" not in document.get("random", ()):

@@ -136,7 +136,6 @@ def _busy(config: BundleConfig, steps: FloatArray) -> dict[str, float]:
 
 
 def _state_shares(steps: FloatArray, busy: dict[str, float]) -> dict[str, float]:
-    """Shares of a microbatch's time in the six states of AFD 5.1."""
     lived = float((steps[:, END] - steps[:, READY]).sum())
     states = {
         "attention": busy["attention"],

@@ -103,7 +103,6 @@ def describe(plan: BundlePlan, topology: Topology, measured: Measurement) -> dic
 
 
 def _per_card(plan: BundlePlan, topology: Topology, rates: dict[str, float | None]) -> dict[str, float | None]:
-    """The rates per instance, by the cards that the bundle's instances have."""
     scale = (topology.attention_instances + topology.ffn_instances) / plan.cards.of(topology)
     by_name = {name: rates[name] for name in ("", "_steady", "_theory", "_barrier")}
     return {f"throughput_per_card{name}": None if rate is None else rate * scale for name, rate in by_name.items()}

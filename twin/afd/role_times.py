@@ -179,7 +179,6 @@ def _design(features: Sequence[tuple[float, ...]]) -> Floats:
 
 
 def _relative_nnls(design: Floats, seconds: Floats) -> Floats:
-    """Least squares of relative errors, without negative coefficients."""
     weights = np.full(len(seconds), 1 / seconds.mean())
     scale = design.max(axis=0)
     scale[scale == 0] = 1.0

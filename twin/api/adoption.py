@@ -289,7 +289,6 @@ def _means(page: Scrape) -> dict[str, float]:
 
 
 def _probe(target: Target, folder: Path, prompt: int, answer: int) -> MeasuredRun:
-    """Requests of mean lengths, one after another."""
     writer = RunWriter(folder, {"source": "twin adopt"})
     try:
         for i in range(PROBES):

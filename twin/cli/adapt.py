@@ -178,7 +178,6 @@ def serve(
 
 
 def _by_task(modules: list[str]) -> dict[str, Path]:
-    """TASK=DIRECTORY by task."""
     directories: dict[str, Path] = {}
     for entry in modules:
         task, separator, directory = entry.partition("=")
@@ -189,7 +188,6 @@ def _by_task(modules: list[str]) -> dict[str, Path]:
 
 
 def _subject(task: str | None, data: Path | None) -> str | Path:
-    """The operation, or the file of prompts and answers."""
     subject = task if data is None else data
     if subject is None or (task is not None and data is not None):
         raise BadInput("expected it or --data, one of them", field="--task", value=task)

@@ -155,7 +155,6 @@ class _Lines:
 
 
 def _duration(seconds: float) -> str:
-    """A rounded number of seconds, minutes or hours."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -133,7 +133,6 @@ def _reproduce_quality(
 
 
 def _reproduce_afd(runs: Path, jobs: int | None, *, fresh: bool, as_json: bool) -> int:
-    """Reproduce the AFD paper: one sweep, in a run that is resumed."""
     from papers.afd import reproduction as afd
     from twin.api.run_folder import complete
     from twin.cli.runs import load_figures, open_sweep, simulate_missing
@@ -190,7 +189,6 @@ def _computation(
 
 
 def _print(document: dict[str, Any], report: str, *, as_json: bool) -> int:
-    """Print a document, or its tables as a module shows them."""
     from twin.cli.console import note, print_json, print_table
 
     if as_json:

@@ -135,7 +135,6 @@ def import_collectives(files: TableFiles) -> TableImport:
 
 
 def _describe(origin: Origin, weights: str, cache: str) -> str:
-    """A line that says what a file is for."""
     device = origin.gpu or "devices that the tables do not name"
     engine = f"{origin.engine} {origin.engine_version}".strip() or "an engine that they do not name"
     return f"{origin.model} on {origin.tensor_parallel} × {device}, {engine}: weights in {weights}, cache in {cache}"

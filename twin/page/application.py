@@ -89,7 +89,6 @@ class Session:
         self._asked = self._worker.ask(choices)
 
     def _answered(self, number: int, kind: str, document: Document) -> None:
-        """Hand an answer over from the worker's thread to the server's."""
         self._loop.add_callback(self._deliver, number, kind, document)  # it may come before `_asked` is known
 
     def _deliver(self, number: int, kind: str, document: Document) -> None:

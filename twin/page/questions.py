@@ -104,7 +104,6 @@ def _requests(spec: ServingScenario, path: Path) -> int:
 
 
 def _simulated(inquiry: Inquiry, settings: Settings, requests: int) -> Document:
-    """The document of a run with detail, as the page of a run shows it."""
     changed = {**settings, "workload.requests": requests, "detail": True}
     result = simulate(read_plan(inquiry.document, inquiry.path, changed))
     document = run_document(result.plan, changed, result.report)

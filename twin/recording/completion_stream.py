@@ -34,7 +34,6 @@ class CompletionStream:
         return remainder
 
     def _read(self, event: bytes, now: float) -> bool:
-        """Read one event; False if it is to be left out."""
         for line in event.split(b"\n"):
             if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
                 continue

@@ -142,8 +142,6 @@ def between(first: Scrape, last: Scrape) -> Means:
 
 
 class _Growth:
-    """Differences of two pages."""
-
     def __init__(self, first: Scrape, last: Scrape) -> None:
         self._first = first
         self._last = last

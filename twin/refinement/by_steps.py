@@ -141,7 +141,6 @@ def _observe(log: StepLog) -> Observations:
 
 
 def _predicted(model: StepTime, steps: Sequence[Batch]) -> Floats:
-    """Logarithms of the durations of steps, shape (n,)."""
     return np.log([model.seconds(batch) for batch in steps])
 
 

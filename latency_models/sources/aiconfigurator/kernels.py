@@ -207,7 +207,6 @@ def _heads(attention: GroupedQueryAttention, placement: Placement) -> tuple[int,
 
 
 def _cached_bytes(model: Model, placement: Placement) -> float:
-    """Bytes of one token in the KV cache of one layer on one rank."""
     attention = model.attention
     elements = attention.cached_elements
     if isinstance(attention, GroupedQueryAttention):
@@ -297,7 +296,6 @@ def _projections(model: Model, placement: Placement) -> Iterator[tuple[int, str,
 
 
 def _part(parts: Iterable[tuple[str, float, Curve]], kind: str) -> Curve | None:
-    """The sum of the parts of one kind; None where a step has none."""
     terms = [(times, curve) for part_kind, times, curve in parts if part_kind == kind]
     return weighted_sum(terms) if terms else None
 
@@ -325,7 +323,6 @@ def _per_row(by_elements: Curve, elements: int) -> Curve:
 
 
 def _sum(terms: list[tuple[int, Surface]]) -> Surface:
-    """The weighted sum of surfaces, at the counts of all of them."""
     counts = {count for _, surface in terms for count in surface.curves}
     return Surface(
         {count: weighted_sum((factor, _at(surface, count)) for factor, surface in terms) for count in counts}
@@ -333,7 +330,6 @@ def _sum(terms: list[tuple[int, Surface]]) -> Surface:
 
 
 def _at(surface: Surface, count: int) -> Curve:
-    """The curve of a surface at one count."""
     low, high, share = surface.between(count)
     return weighted_sum([(1.0 - share, low), (share, high)]) if share else low
 

@@ -136,7 +136,6 @@ class AiconfiguratorStepTime(StepTime):
         return kernels + corrections.step + corrections.per_sequence * decodes
 
     def _rows(self, rows: int, experts: float = 1.0) -> float:
-        """Kernel seconds that depend on rows alone."""
         kernels, seconds = self.kernels, self.kernels.rows.at(rows)
         if kernels.experts is not None:
             seconds += (experts - 1.0) * kernels.experts.at(rows)

@@ -263,7 +263,6 @@ def _read_all_reduce(path: Path | None) -> dict[int, Curve]:
 
 
 def _read_device(path: Path | None) -> Device | None:
-    """The device of a system file."""
     if path is None:
         return None
     document = read_yaml(path)

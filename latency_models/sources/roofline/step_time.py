@@ -359,7 +359,6 @@ class RooflineStepTime(StepTime):
         self._decode_row += scale * token * reached.padding
 
     def _prepare_states(self) -> None:
-        """Seconds that linear attention adds to a step of decodes, for each of them."""
         linear = self.model.linear_attention
         self._states = state_shape(linear, self.placement.tensor_parallel) if linear else None
         if self._states is None:
@@ -383,7 +382,6 @@ class RooflineStepTime(StepTime):
         return self._decode_launch + self._decode_row * decodes + attended
 
     def _prompt_attention(self, batch: Batch) -> float:
-        """Seconds of the attention of a batch's chunks in all layers: one kernel a layer."""
         seconds = self._full_layers * self._prompt_layer(batch, 0)
         if self._window:
             seconds += self._windowed_layers * self._prompt_layer(batch, self._window)
@@ -402,7 +400,6 @@ class RooflineStepTime(StepTime):
         return layers * self._kernel("prompt_index", flops, size, self._index_precision)
 
     def _prompt_states(self, batch: Batch) -> float:
-        """Seconds of all linear attention for a batch's chunks."""
         states = self._states
         if states is None:
             return 0.0
@@ -423,14 +420,12 @@ class RooflineStepTime(StepTime):
         return self._kernel(self.kinds["prompt_attention_kernels"], pairs * shape.prompt_flops, size, "bf16")
 
     def _rank_decode(self, decodes: int, kv: int, gathered: int) -> float:
-        """Seconds of a step of decodes alone."""
         if not decodes:
             return self.scales[WHOLE_STEP] * (self._shared(0) + self._routed(gathered))
         attended = self._decode_token * self._attended(decodes, kv) + self._index_token * kv
         return self.scales[WHOLE_STEP] * (self._decode_fixed(decodes, gathered) + attended)
 
     def _decode_fixed(self, decodes: int, gathered: int) -> float:
-        """Seconds of a step of decodes, but for the cached tokens that they attend to."""
         fixed = self._by_decodes.get((decodes, gathered))
         if fixed is None:
             host = self.efficiency.engine.layer * self.model.layers + self.efficiency.engine.per_sequence * decodes
@@ -440,6 +435,5 @@ class RooflineStepTime(StepTime):
         return fixed
 
     def _attended(self, decodes: int, kv: int) -> int:
-        """Cached tokens that decodes attend to, over all layers."""
         tokens = self._full_layers * kv
         return tokens + self._windowed_layers * min(kv, decodes * self._window) if self._window else tokens

@@ -179,7 +179,6 @@ class StepRegression(Estimator, StepTime):
         return errors
 
     def _fixed(self, decodes: int, prompt_tokens: int) -> float:
-        """Seconds of a batch without its KV tokens."""
         try:
             rows = min(decodes + prompt_tokens, ROWS)
             return self.overhead_ + self.per_doubling_ * self.curve_[rows] + self.per_prompt_token_ * prompt_tokens

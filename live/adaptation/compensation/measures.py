@@ -141,7 +141,6 @@ def weight_bytes(weights: Weights) -> int:
 
 
 def _tensors(value: object) -> Iterator[torch.Tensor]:
-    """Every tensor in nested dataclasses and lists."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):

@@ -52,7 +52,6 @@ def read_corpus(root: Path | None = None) -> Corpus:
 
 
 def _files(folder: Path, suffixes: Collection[str]) -> Iterator[tuple[str, str]]:
-    """The path and the text of each file, sorted by path."""
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if path.suffix in suffixes and SKIPPED.isdisjoint(name.parts) and path.is_file():

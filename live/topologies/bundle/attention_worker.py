@@ -130,7 +130,6 @@ class AttentionWorker:
         return shares
 
     def _receive(self, index: int, layer: int, shares: list[int]) -> Generator[Wait, Message | None, torch.Tensor]:
-        """The output of the FFN stage for all rows."""
         parts = []
         for rank, share in zip(self._layout.ffn_ranks, shares, strict=True):
             message = received((yield Receive(rank)))
@@ -154,7 +153,6 @@ class AttentionWorker:
         return weight.new_empty((0, weight.shape[1]))
 
     def _empty_rows(self) -> FFNRows:
-        """The rows of an instance that has no requests in a microbatch."""
         count, empty = self._decoder.config.shape.experts_per_token, self._empty()
         if not count:
             return FFNRows(empty)

@@ -87,7 +87,6 @@ class EngineWorker:
             self._transport.send(rank, Message(STOP))
 
     def _is_idle(self) -> bool:
-        """Tell whether there is no step to run before the next message."""
         core = self.engine.core
         waits = self._nothing_to_run or bool(self._departures.complete)
         return waits or len(core.sequences) == len(core.reserved)
