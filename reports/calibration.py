@@ -82,10 +82,7 @@ def refinement_report(document: Document) -> Report:
     if kind == "means":
         basis = f"the mean of {document['learned_from'].partition('.')[0].upper()} of {fitted} requests"
         basis += f", {held_out} held out" if held_out else ""
-    blocks: list[Block] = [
-        Text(f"{document['run']}: learned from {basis}", "answer"),
-        _unknowns(document["unknowns"]),
-    ]
+    blocks: list[Block] = [Text(f"{document['run']}: learned from {basis}", "answer"), _unknowns(document["unknowns"])]
     if kind == "steps":
         blocks += [_steps(document)]
     else:

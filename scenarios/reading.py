@@ -23,11 +23,7 @@ from scenarios.limits import Name
 from scenarios.overrides import Settings, apply
 from workloads.errors import BadInput, TwinError
 
-COMMANDS = {
-    "afd-bundle": "twin sweep",
-    "serving": "twin simulate or twin sweep",
-    "validation": "twin validate",
-}
+COMMANDS = {"afd-bundle": "twin sweep", "serving": "twin simulate or twin sweep", "validation": "twin validate"}
 """The commands that take each kind of scenario."""
 
 

@@ -7,15 +7,7 @@ from itertools import pairwise
 from statistics import NormalDist
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import (
-    Discriminator,
-    Field,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    Tag,
-    model_validator,
-)
+from pydantic import Discriminator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, Tag, model_validator
 
 from latency_models.io.builtin_files import FilePath
 from latency_models.io.config_io import Strict

@@ -159,9 +159,7 @@ class JointEmpirical:
         decode = token_counts(decode_values, "decode_values", low=1)
         if len(prefill) != len(decode):
             raise BadInput(
-                f"expected as many as prefill_values ({len(prefill)})",
-                field="len(decode_values)",
-                value=len(decode),
+                f"expected as many as prefill_values ({len(prefill)})", field="len(decode_values)", value=len(decode)
             )
         object.__setattr__(self, "prefill_values", prefill)
         object.__setattr__(self, "decode_values", decode)

@@ -12,12 +12,7 @@ import numpy as np
 from latency_models.calibration.file_format import Component, Line, Provenance
 from latency_models.calibration.fitting import to_line
 from latency_models.fitting.linear import CannotFit, LinearLatency, fit_piecewise
-from latency_models.sources.calibration_file import (
-    FittedPiece,
-    MeasuredCalibration,
-    Operation,
-    StepOverhead,
-)
+from latency_models.sources.calibration_file import FittedPiece, MeasuredCalibration, Operation, StepOverhead
 from latency_models.sources.ec_tables import LAYER_TYPES, LayerTables
 from latency_models.sources.kernel_tables.attention import AttentionTimes
 from latency_models.sources.kernel_tables.settings import KernelTableSettings

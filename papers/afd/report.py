@@ -64,10 +64,7 @@ def _of_trace(document: Document) -> Report:
 
 
 def figures(document: Document) -> dict[str, str]:
-    return {
-        "lengths": render(_draw_lengths, document, 2),
-        "latencies": render(_draw_latencies, document, 2),
-    }
+    return {"lengths": render(_draw_lengths, document, 2), "latencies": render(_draw_latencies, document, 2)}
 
 
 def _draw_lengths(panels: list[Any], document: Document) -> None:

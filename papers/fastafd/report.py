@@ -21,10 +21,7 @@ def tables(document: Document) -> Report:
             ("Whole systems (* fitted)", _systems(document["systems"])),
             ("AFD over wide EP on the same GPUs, output tokens/s and GPU", _comparison(document["comparison"])),
         ]
-    parts += [
-        ("Goals", claims_table(document["claims"])),
-        ("Notes", bullets(document["notes"])),
-    ]
+    parts += [("Goals", claims_table(document["claims"])), ("Notes", bullets(document["notes"]))]
     return sections(parts)
 
 

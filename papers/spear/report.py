@@ -6,14 +6,7 @@ from typing import Any
 
 from papers.layout import disagreements, rows_table
 from reports.blocks import Document, Report, Table
-from reports.layout import (
-    Section,
-    bullets,
-    percent,
-    render,
-    sections,
-    table,
-)
+from reports.layout import Section, bullets, percent, render, sections, table
 
 
 def tables(document: Document) -> Report:

@@ -6,19 +6,9 @@ from typing import Any
 
 from papers.layout import disagreements, rows_table
 from reports.blocks import Document, Report, Table
-from reports.layout import (
-    Section,
-    bullets,
-    render,
-    sections,
-    table,
-)
+from reports.layout import Section, bullets, render, sections, table
 
-FORMS = {
-    "batching": "batching, rows free: what the roofline says",
-    "rows": "every row",
-    "neither": "neither: KV alone",
-}
+FORMS = {"batching": "batching, rows free: what the roofline says", "rows": "every row", "neither": "neither: KV alone"}
 
 
 def tables(document: Document) -> Report:
@@ -31,10 +21,7 @@ def tables(document: Document) -> Report:
             "Who bears what four sequences cost beyond their KV: mean errors in closed form",
             _forms(document["concurrency"]["forms"]),
         ),
-        (
-            "Figure 3: tok/s a decode GPU and interactivity against isolated (* an input)",
-            _pool(document["pool"]),
-        ),
+        ("Figure 3: tok/s a decode GPU and interactivity against isolated (* an input)", _pool(document["pool"])),
         (
             f"Figure 4: {skew['rate']:.2f} requests/s, answers of {skew['answer']} tokens,"
             f" {skew['replications']} minutes each",

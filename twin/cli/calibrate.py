@@ -23,13 +23,7 @@ calibrate.command(steps)
 
 
 @calibrate.command
-def roofline(
-    *,
-    hardware: str,
-    model: str,
-    set_: Settings = None,
-    output: FileOrStdout = None,
-) -> int:
+def roofline(*, hardware: str, model: str, set_: Settings = None, output: FileOrStdout = None) -> int:
     """Derive α and β from a hardware and a model file (AFD appendix B). The file says that they are not measured.
 
     Args:

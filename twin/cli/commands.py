@@ -44,8 +44,7 @@ COMMANDS = {
         "Write a serving scenario with comments, which runs as it is: one model on the fewest GPUs that hold it.",
     ),
     "observe": Command(
-        "twin.cli.observe:observe",
-        "Record a live server: its requests through a proxy, or pages of its metrics.",
+        "twin.cli.observe:observe", "Record a live server: its requests through a proxy, or pages of its metrics."
     ),
     "page": Command(
         "twin.cli.page:page",
@@ -60,25 +59,17 @@ COMMANDS = {
         "Send a recorded workload to a live server at the recorded times, and write when its tokens came.",
     ),
     "report": Command(
-        "twin.cli.report:report",
-        "Draw a run's figures and its self-contained HTML page again, from its summary.",
+        "twin.cli.report:report", "Draw a run's figures and its self-contained HTML page again, from its summary."
     ),
     "reproduce": Command(
-        "twin.cli.reproduce:reproduce",
-        "Compute a paper's tables and figures again, beside the published values.",
+        "twin.cli.reproduce:reproduce", "Compute a paper's tables and figures again, beside the published values."
     ),
-    "serve-live": Command(
-        "twin.cli.serve_live:serve_live",
-        "Serve a model over HTTP, with OpenAI's endpoints.",
-    ),
+    "serve-live": Command("twin.cli.serve_live:serve_live", "Serve a model over HTTP, with OpenAI's endpoints."),
     "simulate": Command(
         "twin.cli.simulate:simulate",
         "Simulate a serving system: its latencies, its throughput, and the work of its engines.",
     ),
-    "sweep": Command(
-        "twin.cli.sweep:sweep",
-        "Sweep A/F ratios of an AFD bundle, or any field of a serving scenario.",
-    ),
+    "sweep": Command("twin.cli.sweep:sweep", "Sweep A/F ratios of an AFD bundle, or any field of a serving scenario."),
     "validate": Command(
         "twin.cli.validate:validate",
         "Run a real model on this machine, predict the same run with the twin, and compare the two.",

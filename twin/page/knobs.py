@@ -197,10 +197,7 @@ def _system_settings(changed: Mapping[str, Value], choices: Choices, spec: Servi
             return settings | {"system": {"layout": "disaggregated", **routing, **counts, "link": _link(choices)}}
         return settings | {"system": {"layout": "colocated", **routing, "replicas": choices["engines"]}}
     if apart:
-        return settings | {
-            "system.prefill_replicas": choices["prefill"],
-            "system.decode_replicas": choices["engines"],
-        }
+        return settings | {"system.prefill_replicas": choices["prefill"], "system.decode_replicas": choices["engines"]}
     return settings | {"system.replicas": choices["engines"]}
 
 

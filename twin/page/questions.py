@@ -184,11 +184,7 @@ def _afd(inquiry: Inquiry, knobs: list[Knob], choices: Choices) -> Document:
             "calibration": {
                 "hardware": choices["gpu"],
                 "model": choices["model"],
-                "deployment": {
-                    "precision": precision,
-                    "ffn_cards": cards,
-                    "link": "intra_node",
-                },
+                "deployment": {"precision": precision, "ffn_cards": cards, "link": "intra_node"},
             },
             "batch_size": int(choices["batch"]),
             "microbatches": 3,

@@ -129,13 +129,7 @@ class MeanEvidence(Evidence):
 
 
 def _estimate(
-    plan: ServingPlan,
-    names: Sequence[str],
-    metric: str,
-    measured: float,
-    logs: Floats,
-    share: float,
-    advance: Advance,
+    plan: ServingPlan, names: Sequence[str], metric: str, measured: float, logs: Floats, share: float, advance: Advance
 ) -> Posterior:
     """The posterior of one number: scores s with y = f(s) + ε, by Gauss and Newton's method.
 

@@ -112,11 +112,7 @@ class CycleModel:
         alpha_c, beta_c = self.latency.communication
         alpha_f, beta_f = self.latency.ffn
         load = float(np.mean([law.mean for law in self.phases]))
-        stages = (
-            alpha * load + beta,
-            alpha_c * self.batch_size + beta_c,
-            alpha_f * ratio * self.batch_size + beta_f,
-        )
+        stages = (alpha * load + beta, alpha_c * self.batch_size + beta_c, alpha_f * ratio * self.batch_size + beta_f)
         return max(stages)
 
     def throughput(self, ratio: float, attention_instances: float | None = None) -> float:

@@ -66,10 +66,7 @@ def theory_curves(
             "communication": list(latency.communication),
         },
         "published": {"throughput": [paper.throughput(x) for x in ratios], "r_star": paper.r_star},
-        "barrier": {
-            "throughput": [cycle.throughput(x) for x in ratios],
-            "r_star": cycle.best_ratio(*SEARCHED),
-        },
+        "barrier": {"throughput": [cycle.throughput(x) for x in ratios], "r_star": cycle.best_ratio(*SEARCHED)},
     }
 
 

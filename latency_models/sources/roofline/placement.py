@@ -124,11 +124,7 @@ class DeviceMemory:
 
 
 def device_memory(
-    model: Model,
-    hardware: Hardware,
-    placement: Placement,
-    gpu_memory_utilization: float = 0.9,
-    max_num_seqs: int = 256,
+    model: Model, hardware: Hardware, placement: Placement, gpu_memory_utilization: float = 0.9, max_num_seqs: int = 256
 ) -> DeviceMemory:
     """The memory of the device whose cache holds the fewest tokens: all stages of a pipeline have as many KV blocks.
 

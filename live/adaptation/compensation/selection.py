@@ -80,11 +80,7 @@ def normalised(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def select(
-    damage: Mapping[str, float],
-    cost: Mapping[str, float],
-    sizes: Mapping[str, Size],
-    budget: int,
-    rule: Rule,
+    damage: Mapping[str, float], cost: Mapping[str, float], sizes: Mapping[str, Size], budget: int, rule: Rule
 ) -> Placement:
     """Select modules and their rank by damage δ, seconds of a decode step, (outputs, inputs), and bytes in all."""
     clean = {name: max(value - NOISE, 0.0) for name, value in damage.items()}

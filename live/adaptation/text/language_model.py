@@ -146,13 +146,7 @@ class TextModel:
 
 
 def train_text_model(
-    directory: Path,
-    size: TextSize,
-    family: Family,
-    seed: int,
-    *,
-    text: Path | None = None,
-    advance: Advance = quiet,
+    directory: Path, size: TextSize, family: Family, seed: int, *, text: Path | None = None, advance: Advance = quiet
 ) -> tuple[TextModel, dict[str, Any]]:
     """Train a language model into a directory, also from where it was stopped; returns `training.json`, too."""
     corpus = read_corpus(text)

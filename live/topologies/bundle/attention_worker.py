@@ -19,16 +19,7 @@ from live.models.decoder import Decoder, FFNRows
 from live.topologies.bundle.layout import COMMAND, COORDINATOR, OUTPUT, RESULT, ROWS, BundleLayout
 from live.topologies.bundle.stages import AttentionStages, GraphedAttentionStages
 from live.topologies.requests import PackedRequests, pack_tokens, unpack_requests
-from live.topologies.transport import (
-    STOP,
-    Message,
-    Receive,
-    Role,
-    Transport,
-    TransportError,
-    Wait,
-    received,
-)
+from live.topologies.transport import STOP, Message, Receive, Role, Transport, TransportError, Wait, received
 from schedulers.batches import Batch
 
 Turn = Generator[Wait | None, Message | None, None]

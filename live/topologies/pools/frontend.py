@@ -87,12 +87,7 @@ class Frontend(FrontRole):
     """Routes requests and keeps what clients know of them. `seed`: of routers that draw."""
 
     def __init__(
-        self,
-        layout: PoolsLayout,
-        max_model_len: int,
-        transport: Transport,
-        on_progress: OnProgress,
-        seed: int = 0,
+        self, layout: PoolsLayout, max_model_len: int, transport: Transport, on_progress: OnProgress, seed: int = 0
     ) -> None:
         super().__init__("these engines give", max_model_len, transport, on_progress)
         self._layout = layout
