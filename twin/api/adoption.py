@@ -24,9 +24,8 @@ from twin.recording.run_writer import RunWriter
 from twin.recording.scrapes import Scrape, between, read_scrapes, record_scrapes
 from twin.recording.server_settings import LiveServer, read_server
 from twin.recording.upstream import Upstream, key_headers
-from twin.refinement.engine_settings import STEP_TIME
 from twin.refinement.measured_run import REQUESTS, MeasuredRun, read_measured_run
-from twin.refinement.question import Question
+from twin.refinement.question import STEP_TIME, Question
 from twin.refinement.refine import Refinement, refine
 from workloads.errors import BadInput
 from workloads.lengths import LogNormal

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from os.path import relpath
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from twin.cli.calibrate_steps import steps
 from twin.cli.commands import COMMANDS
 from twin.cli.options import FileOrStdout, Flag, Fresh, Json, Output, Settings
-from twin.cli.refine import refine
+from twin.process import configure_libraries
 from workloads.errors import BadInput, missing_extra
 
 MISSED = 4
 """Exit code: an operation's held-out error is above its limit."""
 
 calibrate = App(name="calibrate", help=COMMANDS["calibrate"].summary)
-calibrate.command(refine)
-calibrate.command(steps)
 
 
 @calibrate.command
@@ -244,3 +243,124 @@ def _draw(pictures: dict[str, dict[str, Any]], folder: Path) -> None:
 
     for name, picture in pictures.items():
         write_text(folder / f"{name.replace('/', '-')}.svg", operation_figure(picture))
+
+
+@calibrate.command
+def steps(run: Path, /, *, output: Output, json: Json = False) -> int:
+    """Fit step times to a step log of vLLM, and say what was learned, what was not seen, and how sure it is.
+
+    The file is for step_time: {source: engine_regression, path: FILE}. Every fifth stretch of 60 steps is held out.
+
+    Args:
+        run: Folder that twin observe --vllm-log wrote, or a step log of a scheduler class of live.vllm.
+        output: File to write.
+    """
+    configure_libraries()
+    import numpy as np
+
+    from latency_models.io.config_io import write_yaml
+    from latency_models.sources.engine_regression import EngineRegression, EngineRegressionFile
+    from latency_models.sources.vllm_step_log.step_log import UNPADDED, read_logged_steps
+    from reports.calibration import step_log_report
+    from twin.cli.console import note, print_json, print_table, write_or_print
+    from twin.recording.step_logs import seen
+    from twin.validation.fitting import fitted_document
+    from twin.validation.recordings import ProfilingRecording
+
+    log = read_logged_steps(run)
+    rounds = [[(0.0, step) for step in stretch] for stretch in log.stretches]
+    provenance = {
+        "device": "unknown", "model": log.model, "versions": {},
+        "note": f"steps of a running vLLM, {log.source.name}; every fifth stretch held out",
+    }  # fmt: skip
+    with np.errstate(all="ignore"):  # of steps that a bad log makes 0
+        document = fitted_document([ProfilingRecording(rounds)], UNPADDED, log.clock, provenance)
+    if not math.isfinite(document["round_spread"]):
+        expected = "expected durations that batches explain; clock: direct is for a model in the scheduler's process"
+        raise BadInput(expected, field="step_time_us", file=log.source)
+    write_or_print(write_yaml(document), output)
+    unknowns = EngineRegression.from_file(EngineRegressionFile.model_validate(document)).unknowns()
+    result = {
+        "schema": "twin.step-log/1",
+        "output": str(output),
+        "seen": seen(log),
+        **{name: document[name] for name in ("heldout_median_error", "heldout_p90_error", "largest")},
+        "unknowns": [
+            {
+                "name": row.name,
+                "about": row.about,
+                "basis": row.basis,
+                "deviation": row.deviation,
+                "measure": row.measure,
+            }
+            for row in unknowns
+        ],
+    }
+    if json:
+        print_json(result)
+    else:
+        print_table(step_log_report(result))
+    note(f"next: step_time: {{source: engine_regression, path: {output}}} in a scenario")
+    return 0
+
+
+@calibrate.command
+def refine(
+    scenario: Path,
+    /,
+    *,
+    run: Path,
+    output: Output,
+    first: int | None = None,
+    factors: str | None = None,
+    set_: Settings = None,
+    json: Json = False,
+) -> int:
+    """Correct step times by a few minutes of the real engine, and predict the rest of its run.
+
+    Learns what the step-time source does not know of itself: host time, kernels in an engine, attention, links. Says
+    what the run cannot tell apart. The file is for step_time: {source: refined, path: FILE}; its draws are narrower.
+
+    Args:
+        scenario: Scenario file (YAML) of kind serving that describes the engine.
+        run: Measured run: a folder with requests.jsonl and meta.json (vLLM's times of each request, or those that twin
+            observe and twin replay write), the result of vllm bench serve --save-detailed, a CSV log of vLLM's steps,
+            or a folder of metrics pages (twin observe --metrics), which tell one factor.
+        output: File to write.
+        first: Requests to learn from, in order of arrival; the rest are predicted. Default: a fifth (a tenth of logged
+            steps).
+        factors: Comma-separated names of what to learn. Default: all, with the deviation that the run leaves of each.
+            Those that are named are refused if the run cannot tell them apart.
+        set_: Change any field of the scenario, key=value.
+    """
+    configure_libraries()
+    from latency_models.io.config_io import write_yaml
+    from scenarios.overrides import single_settings
+    from scenarios.reading import read_scenario
+    from twin.api.arguments import require_at_least
+    from twin.cli.console import note, print_json, print_table, progress, write_or_print
+    from twin.refinement.question import Question
+    from twin.refinement.refine import refine
+
+    require_at_least("--first", first, 2)
+    names = tuple(name.strip() for name in factors.split(",")) if factors else ()
+    settings = single_settings(set_ or [])
+    document = read_scenario(scenario, "serving")
+    if output.is_dir():
+        raise BadInput("expected a file, found a folder", field="--output", value=str(output))
+    with progress("refining", None, 0, patience=2.0) as advance:
+        result = refine(Question(scenario, document, settings, run, first, names), advance)
+    for text in result.notes:
+        note(text)
+    folder = relpath(scenario.parent.absolute(), output.parent.absolute())
+    content = {"schema": result.file["schema"], "folder": folder, **result.file}
+    write_or_print(write_yaml(content), output)
+    if json:
+        print_json({**result.document, "output": str(output)})
+    else:
+        from reports.calibration import refinement_report
+
+        print_table(refinement_report(result.document))
+    note(f"next: twin simulate {scenario} --set 'step_time={{source: refined, path: {output}}}'"
+         + "".join(f" --set {field}={value}" for field, value in result.document["settings"].items()))  # fmt: skip
+    return 0

@@ -11,8 +11,16 @@ import torch
 from kernels.shapes import Shape
 from live.adaptation.forward import ForwardPass
 from live.adaptation.quantisers.grid import Precision, fit_grid, round_to_nearest
-from live.adaptation.quantisers.methods import EXPONENTS, gptq, output_error, search_scales
-from live.adaptation.quantisers.models import METHODS, Method, inputs_and_states, quantise_model
+from live.adaptation.quantisers.models import (
+    EXPONENTS,
+    METHODS,
+    Method,
+    gptq,
+    inputs_and_states,
+    output_error,
+    quantise_model,
+    search_scales,
+)
 from live.adaptation.weights import initial_weights, module_names, to_named
 from live.models.config import ModelConfig
 
