@@ -156,12 +156,12 @@ def main() -> int:
     except BadInput as error:
         print(f"benchmarks.error_board: {error}", file=sys.stderr)
         return 2
-    print(page.tables(document, judged))
+    print(page.table(document))
     if arguments.out:
         (arguments.out / "board.json").write_text(json.dumps(document, indent=1) + "\n")
     if arguments.write:
         SUMMARY.write_text(page.summary(SOURCE, cells.summary_cells(judged)))
-        page.write(document, judged)
+        page.write(document)
     return 0
 
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.error_board.cells import Judged, errors, grouped
-
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "error-board.md"
 BEGIN, END = "<!-- error board: generated -->", "<!-- error board: end -->"
 
@@ -20,16 +18,16 @@ KINDS = {
 QUANTITIES = {"tpot": "TPOT", "ttft": "TTFT"}
 
 
-def tables(document: Mapping[str, Any], judged: Sequence[Judged]) -> str:
-    """Markdown: the errors over all rows, and by model. The document has the worst cells and what is refused."""
-    return "\n\n".join([_overall(document), _by_model(judged)])
+def table(document: Mapping[str, Any]) -> str:
+    """Markdown: the errors over all rows. The document has them by model, the worst cells and what is refused."""
+    return _overall(document)
 
 
-def write(document: Mapping[str, Any], judged: Sequence[Judged]) -> None:
+def write(document: Mapping[str, Any]) -> None:
     """Write the part of the page between its two marks."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{tables(document, judged)}\n\n{END}{after}")
+    PAGE.write_text(f"{before}{BEGIN}\n\n{table(document)}\n\n{END}{after}")
 
 
 def summary(source: str, cells: Sequence[Mapping[str, Any]]) -> str:
@@ -61,29 +59,3 @@ def _overall(document: Mapping[str, Any]) -> str:
     own = document["own cell"]
     lines.append(["TPOT, aggregated: source alone, in the interval of its cell", f"{own['rows']:,}", *_numbers(own)])
     return _markdown("what | rows | bias | median error | P90 | in 90 % | width", lines)
-
-
-def _by_model(judged: Sequence[Judged]) -> str:
-    lines = []
-    for (layout, model, engine), rows in grouped(judged, lambda row: (_kind(row), row.model, row.engine)).items():
-        if len(rows) < FEWEST or rows[0].row.assumption:
-            continue
-        alone = errors([one.plain["tpot"] for one in rows])
-        pairs = [one.left_out["tpot"]["configuration"] for one in rows]
-        corrected = _numbers(errors([error for error, _ in pairs], [half for _, half in pairs]))
-        texts = f"{_percent(alone['median'])} ({100 * alone['bias']:+.0f})", "; ".join(corrected[1:4])
-        lines.append([f"{model}, {engine}{layout}", str(len(rows)), *texts])
-    head = "TPOT of | rows | source alone: median (bias) | configuration left out: median; P90; in 90 %"
-    return _markdown(head, lines)
-
-
-FEWEST = 10
-"""Rows of a model on an engine from which they are a line of the page."""
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
-def _kind(row: Any) -> str:
-    return "" if row.prefill is None else ", workers assumed" if row.assumption else ", disaggregated"
