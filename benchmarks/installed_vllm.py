@@ -1,16 +1,19 @@
 """Simulates scenarios with the installed vLLM's own scheduler and with ours, and compares all records bit for bit.
 
     python -m benchmarks.installed_vllm [--scenarios N] [--requests N]
+    python -m benchmarks.installed_vllm --costs
 
 Scenarios are examples with drawn settings. Prints how many are equal in every row of requests and steps, and requests a
-second of CPU time.
+second of CPU time. `--costs`: what recording and a chunk policy add to a step of vLLM's scheduler, CPU time.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -18,9 +21,11 @@ from typing import Any
 import pandas as pd
 
 import twin
+from schedulers.engine_config import EngineConfig
 from schedulers.vllm_versions import INSTALLED_VLLM
 from tests.vllm_parity.compare import scheduler_for
-from twin.serving.engine.installed_vllm import vllm_version
+from twin.serving.engine.installed_vllm import InstalledScheduler, vllm_version
+from workloads.request import Request
 
 EXAMPLES = {"tiny-llama-cpu": 60, "chat-sessions": 700, "roofline-h200-llama-70b": 2000, "tenants": 900}
 """Examples, and for each the KV blocks below which requests may not fit."""
@@ -55,13 +60,79 @@ def _decided(result: twin.Result) -> pd.DataFrame:
     return result.steps.drop(columns="fast_forwarded")
 
 
+POLICY = {
+    "chunking": {"policy": "slo", "slo_seconds": 0.05},
+    "step_time": {
+        "source": "roofline", "model": "llama-3.1-70b", "hardware": "h200-sxm", "tensor_parallel": 4, "weights": "bf16",
+    },
+}  # fmt: skip
+"""Chunks by predicted step times, which cost more than a table's."""
+
+COST_TURNS, COST_STEPS = 15, 60
+
+
+def step_seconds(kind: type | None, settings: dict[str, Any], decodes: int) -> float:
+    """CPU seconds of a step's `schedule` and `update_from_output` beside a prompt under way, the median.
+
+    Args:
+        kind: a scheduler class of `live.vllm.schedulers`, with its settings; None: vLLM's own.
+    """
+    config = EngineConfig(100_000, max_num_batched_tokens=2048, max_num_seqs=512, enable_prefix_caching=False)
+    host = InstalledScheduler(config, async_scheduling=False)
+    plain = host.scheduler
+    if kind is not None:
+        plain.vllm_config.additional_config = {"serving_twin": settings}
+        plain.vllm_config.model_config.model = "model"
+        host.scheduler = kind(
+            plain.vllm_config, plain.kv_cache_config, plain.structured_output_manager, config.block_size
+        )
+    for number in range(decodes):
+        host.add(Request(number, 0.0, 7, 10_000), 10_000)
+    for _ in range(3):
+        host.schedule()
+        host.end_step(set())
+    host.add(Request(decodes, 0.0, 1_000_000, 1), 1)
+    seconds = []
+    for _ in range(COST_STEPS):
+        begin = time.process_time()
+        host.schedule()
+        host.end_step(set())
+        seconds.append(time.process_time() - begin)
+    return statistics.median(seconds)
+
+
+def costs() -> None:
+    """Print what scheduler classes add to a step, microseconds: medians of turns in which all of them are measured."""
+    from live.vllm.schedulers import PolicyScheduler, RecordingScheduler
+
+    with tempfile.TemporaryDirectory() as folder:
+        kinds: dict[str, tuple[type | None, dict[str, Any]]] = {
+            "recording": (RecordingScheduler, {"step_log": f"{folder}/steps.csv"}),
+            "chunk policy": (PolicyScheduler, POLICY),
+        }
+        for decodes in (16, 64, 256):
+            turns = [
+                [step_seconds(kind, settings, decodes) for kind, settings in ((None, {}), *kinds.values())]
+                for _ in range(COST_TURNS)
+            ]
+            own = statistics.median(turn[0] for turn in turns)
+            line = f"vLLM {vllm_version()}, {decodes} decodes: {1e6 * own:.0f} µs a step"
+            for index, name in enumerate(kinds, start=1):
+                line += f", {name} +{1e6 * statistics.median(turn[index] - turn[0] for turn in turns):.0f}"
+            print(line, flush=True)
+
+
 def main() -> int:
     """Compare, and print a line for each difference. Returns 1 if there is one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scenarios", type=int, default=100, help="scenarios (default: %(default)s)")
     parser.add_argument("--first", type=int, default=0, help="number of the first (default: %(default)s)")
     parser.add_argument("--requests", type=int, default=60, help="requests in each (default: %(default)s)")
+    parser.add_argument("--costs", action="store_true", help="measure what our classes add to vLLM's scheduler")
     arguments = parser.parse_args()
+    if arguments.costs:
+        costs()
+        return 0
     schedulers = (scheduler_for(vllm_version()), INSTALLED_VLLM)
     seconds = dict.fromkeys(schedulers, 0.0)
     equal = requests = steps = preemptions = 0

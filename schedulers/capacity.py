@@ -232,8 +232,8 @@ class FullBatch:
             self.unseen += 1
 
     def awaits_change(self) -> bool:
-        """Tell whether the next step considers no waiting sequence."""
-        return self.is_full and not self._renewed
+        """Tell whether no step considers a waiting sequence until a sequence leaves."""
+        return self.is_full and not self._renewed and not self.unseen
 
 
 def make_full_batch(remembers: bool, capacity: Capacity | None) -> FullBatch | None:

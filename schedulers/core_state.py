@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from schedulers.admission_control import AdmissionControl
 from schedulers.batches import Batch, DecodeBatch
@@ -23,6 +23,10 @@ from schedulers.waiting_queue import SCHEDULING_POLICIES, WaitingQueue
 
 if TYPE_CHECKING:
     from workloads.request import Request
+
+
+GrownBlock: TypeAlias = tuple[int, int, int, Sequence]
+"""A block that an answer fills: minus the steps since, its sequence's `admission_index`, its end, the sequence."""
 
 
 class CoreState:
@@ -238,21 +242,25 @@ class CoreState:
         num_unknown = decode_set.step_index - self._num_ended
         if not num_scheduled:
             num_unknown = min(num_unknown, self._num_ahead)
-        grown: list[tuple[int, int, Sequence]] = []
+        grown: list[GrownBlock] = []
         for sequence in self._sharing:
             decodes = sequence in decode_set.sequences
             computed = decode_set.num_computed_tokens(sequence) if decodes else sequence.num_computed_tokens
             num_tokens = computed - num_unknown + (num_scheduled if decodes else 0)
-            past_block = num_tokens - (len(sequence.blocks.nodes) + 1) * kv_cache.node_tokens
-            if past_block >= 0:
-                if decodes and not sequence.blocks_reserved:
-                    missing = self.num_missing_blocks(sequence, computed + num_scheduled)
-                    sequence.blocks.num_private += max(missing, 0)  # drafts may have taken more than enough
-                grown.append((-past_block, num_tokens, sequence))
+            first = (len(sequence.blocks.nodes) + 1) * kv_cache.node_tokens
+            last = min(num_tokens, len(sequence.request.prefix_blocks) * kv_cache.node_tokens)
+            if first > last:
+                continue
+            if decodes and not sequence.blocks_reserved:
+                missing = self.num_missing_blocks(sequence, computed + num_scheduled)
+                sequence.blocks.num_private += max(missing, 0)  # drafts may have taken more than enough
+            since = 0 if decodes else decode_set.step_index + num_scheduled - sequence.left_step  # its latest token
+            for end in range(first, last + 1, kv_cache.node_tokens):
+                grown.append((end - num_tokens - since, sequence.admission_index, end, sequence))
         if len(grown) > 1:
             grown.sort(key=first_grown)
-        for _, num_tokens, sequence in grown:
-            kv_cache.cache_blocks(sequence.blocks, sequence.request.prefix_blocks, num_tokens)
+        for _, _, end, sequence in grown:
+            kv_cache.cache_blocks(sequence.blocks, sequence.request.prefix_blocks, end)
         return len(grown) > 0
 
     def _steps_to_shared_block(self) -> int:
@@ -338,6 +346,6 @@ class CoreState:
             sequence.blocks.num_private += self.num_missing_blocks(sequence, sequence.num_computed_tokens)
 
 
-def first_grown(entry: tuple[int, int, Sequence]) -> int:
-    """Sorts answers by the step in which they filled a block: of equal blocks, the first is the one that is found."""
-    return entry[0]
+def first_grown(block: GrownBlock) -> tuple[int, int]:
+    """Sorts blocks by the step that filled them, then in the order of scheduling: the first of equals is found."""
+    return block[0], block[1]

@@ -101,11 +101,12 @@ class Lifecycle(CoreState):
         return self._by_importance(running)[-1]
 
     def num_in_flight_outputs(self, sequence: Sequence, num_scheduled: int = 0) -> int:
-        """Computed tokens of a decode that were not known when its blocks were hashed: in its latest step, or since.
+        """Computed tokens of a decode, or of one that finishes, that were not known when its blocks were hashed last.
 
         `num_scheduled`: 1 if the step being scheduled has a token of it, in which case it is hashed now.
         """
-        in_flight = self.decode_set.step_index - self._num_ended
+        latest = self.decode_set.step_index if sequence.state == DECODING else sequence.left_step
+        in_flight = max(latest - self._num_ended, 0)
         return in_flight if num_scheduled else min(in_flight, self._num_ahead)
 
     def _num_hashed_tokens(self, sequence: Sequence, num_unknown: int) -> int:
@@ -148,7 +149,7 @@ class Lifecycle(CoreState):
         `last_step`: the step that computed its last token, if later ones had begun; their tokens are discarded.
         """
         was_decoding = sequence.state in (DECODING, FINISHING)
-        num_in_flight = self.num_in_flight_outputs(sequence) if sequence.state == DECODING else 0
+        num_in_flight = self.num_in_flight_outputs(sequence) if was_decoding else 0
         joined_step = sequence.joined_step  # it has no token of a step in which it paused
         self._remove(sequence)
         if last_step is not None:

@@ -159,8 +159,8 @@ class PipelinedEngineCore(EngineCore):
         self.decode_set = scheduled
 
     def num_in_flight_outputs(self, sequence: Sequence, num_scheduled: int = 0) -> int:
-        """See `EngineCore.num_in_flight_outputs`: a sequence is in one batch at a time."""
-        return int(self.awaits_token(sequence))
+        """0: a sequence is in one batch at a time, whose inputs are known when it is scheduled."""
+        return 0
 
     def preempt(self, sequence: Sequence, num_scheduled: int = 0, new_blocks: int = 0) -> None:
         decoding = sequence.state == DECODING

@@ -9,7 +9,7 @@ from schedulers.batches import Chunk
 from schedulers.lifecycle import Lifecycle, in_units
 from schedulers.prefill_interval import UNLIMITED_TOKENS
 from schedulers.running_pass import RunningPass
-from schedulers.sequence import PREFILLING, Sequence
+from schedulers.sequence import DECODING, PREFILLING, Sequence
 from schedulers.token_sharing import share_tokens
 
 if TYPE_CHECKING:
@@ -43,15 +43,16 @@ class StepScheduling(Lifecycle):
             self._limit_prompts()
         was_prefilling, preemptions = len(self._prefilling) > 0, self.preemptions
         paused, budget = self._schedule_admitted(chunks)
+        continued = len(chunks) > 0
         if self.preemptions == preemptions and self._has_queued() and (was_prefilling or not self._admission_blocked):
             self._admit_waiting(chunks, budget)
         if self.capacity is not None and not chunks:
             self._note_decodes(self.preemptions == preemptions)
         if self.prefill_interval is not None:
-            admitted = any(chunk.context < chunk.sequence.num_tokens_to_compute - 1 for chunk in chunks)
+            prefills = continued or any(chunk.context < chunk.sequence.num_tokens_to_compute - 1 for chunk in chunks)
             left_waiting = self._has_queued() if self.preemptions == preemptions else None
             runs = len(chunks) > 0 or self.decode_set.size > 0
-            self.prefill_interval.end_step(len(chunks) > 0 and (was_prefilling or admitted), runs, left_waiting)
+            self.prefill_interval.end_step(prefills, runs, left_waiting)
         return paused
 
     def _schedule_admitted(self, chunks: list[Chunk]) -> tuple[list[Sequence] | tuple[()], int]:
@@ -121,7 +122,7 @@ class StepScheduling(Lifecycle):
         if not self._prefilling or (self.prefill_interval is not None and self.prefill_interval.holds):
             return ()
         planned: list[tuple[Sequence, int, int]] = []
-        competes = self.config.long_prefill_token_threshold > 0
+        competes = self._decode_is_behind_prompt()
         for sequence in self._prefilling:
             if budget <= 0:
                 return None if competes else planned
@@ -137,6 +138,15 @@ class StepScheduling(Lifecycle):
                 budget -= num_tokens
                 planned.append((sequence, num_tokens, new_blocks))
         return planned
+
+    def _decode_is_behind_prompt(self) -> bool:
+        """Tell whether a decode may stand behind a prompt under way, which then gets its tokens first."""
+        num_prompts = sum(1 for sequence in self._prefilling if not sequence.one_shot)
+        for sequence in reversed(self.running):
+            if sequence.state == DECODING or not num_prompts:
+                return num_prompts > 0
+            num_prompts -= sequence.state == PREFILLING
+        return False
 
     def _schedule_apart(self, chunks: list[Chunk]) -> list[Sequence] | tuple[()]:
         """Schedule a step in another order than vLLM's. Returns the decodes that pause."""
@@ -177,7 +187,11 @@ class StepScheduling(Lifecycle):
     def _admit_unless_full(self, chunks: list[Chunk], budget: int) -> None:
         """Admit waiting sequences unless the batch is known to be full."""
         full = self.full_batch
-        if not self._has_queued() or (full is not None and full.is_full):
+        if not self._has_queued():
+            return
+        if full is not None and full.is_full:
+            if chunks:
+                self._sort_queues()
             return
         unseen = 0 if full is None else full.unseen
         self.max_running -= unseen
@@ -259,8 +273,8 @@ class StepScheduling(Lifecycle):
             decode_blocks = 0 if self._prompts_first else self.decode_set.num_new_blocks()
             if not self.capacity.begin_admission(self.running, self.decode_set, chunks, decode_blocks):
                 return
-        for queue in self._prefix_queues:
-            queue.sort(self.kv_cache)
+        if self.full_batch is None or chunks or len(self.running) < self.max_running:
+            self._sort_queues()
         num_admitted = self.num_admitted
         follows_service = self.scheduling_policy.follows_service
         if follows_service:
@@ -276,6 +290,11 @@ class StepScheduling(Lifecycle):
         else:
             used_up = self.num_admitted > num_admitted and self.capacity.is_used_up()
             self.full_batch.is_full = used_up or (lacks_space and self._has_queued())
+
+    def _sort_queues(self) -> None:
+        """Sort queues by cached prefixes. SGLang does so before it admits, and beside a prompt that goes on."""
+        for queue in self._prefix_queues:
+            queue.sort(self.kv_cache)
 
     def _chunk_limit(self, policy: ChunkPolicy, num_decodes: int) -> int:
         """Prompt tokens that the policy allows beside these decodes, each of which attends to its new token, too."""

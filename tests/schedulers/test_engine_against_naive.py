@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from schedulers.batches import Batch
@@ -158,6 +158,14 @@ def blocks_of_largest(visits: list[Visit], block_tokens: int) -> int:
     caching=st.sampled_from([True, True, True, False]),
     scheduled=st.sampled_from([True, True, False]),
 )
+@example(  # two answers fill the same blocks: the block that was full first is found, whichever answer was longer then
+    visits=[Visit(8, 1, 1), Visit(0, 2, 16, (0, 0)), Visit(8, 1, 1), Visit(0, 2, 8, (0, 0))],
+    block_tokens=4, id_blocks=1, spare=0, budget=2, seats=2, caching=True, scheduled=True,
+)  # fmt: skip
+@example(  # the last input of an aborted answer is not known when its step begins before the one before has ended
+    visits=[Visit(0, 1, 2, (0, 0), abort=1, abort_in_flight=True), Visit(3, 3, 1, (0, 0))],
+    block_tokens=1, id_blocks=1, spare=4, budget=8, seats=2, caching=True, scheduled=True,
+)  # fmt: skip
 def test_any_small_story(
     depth: int,
     visits: list[Visit],

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from latency_models.stages import StageLink, Stages, stage_layers
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
+from schedulers.engine_core import EngineCore
 from schedulers.pipeline import PipelinedEngineCore
 from tests.schedulers.plant import Plant, Visit, check_ends
 from tests.schedulers.test_engine_properties import configs, policies, stories
@@ -97,6 +98,21 @@ def test_a_sequence_that_is_preempted_in_flight_is_queued_when_its_batch_has_end
     assert again is not None
     assert [(chunk.sequence, chunk.tokens) for chunk in again.chunks] == [(b, 2)]  # of its three tokens now
     core.check_integrity()
+
+
+@pytest.mark.parametrize("stages", [0, 1, 3])
+def test_the_input_of_an_aborted_step_is_cached(stages: int) -> None:
+    """0 stages: the plain scheduler. The third token was known when its step began."""
+    config = EngineConfig(num_gpu_blocks=20, block_size=1, prefix_id_tokens=1)
+    core = PipelinedEngineCore(config, stages) if stages else EngineCore(config)
+    chat = Request(0, 0.0, 2, 9, prefix_blocks=(0, 1, 2, 3))
+    core.submit(chat, 0.0)
+    first = core.begin_step(0.0)
+    assert first is not None
+    core.end_step(first, (), 0.0)
+    core.begin_step(0.0)
+    core.abort(0, 0.0)
+    assert core.cached_prefix_tokens(replace(chat, prompt_tokens=9)) == 3
 
 
 @pytest.mark.parametrize(

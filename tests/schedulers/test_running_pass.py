@@ -81,6 +81,15 @@ def test_prompts_wait_for_some_steps_beside_decodes() -> None:
     assert run(core, 3) == [{0: 1}, {0: 1}, {0: 1, 1: 4}]
 
 
+def test_one_token_of_a_prompt_is_neither_held_nor_does_it_hold_others() -> None:
+    core = core_of(num_gpu_blocks=20, max_num_batched_tokens=10, prefill_schedule_interval=3)
+    core.submit(Request(0, 0.0, 9, 2), 0)
+    core.submit(Request(1, 0.0, 11, 1), 0)
+    assert run(core, 1) == [{0: 9, 1: 1}]
+    core.submit(Request(2, 0.0, 1, 3), 0)
+    assert run(core, 4) == [{0: 1, 2: 1}, {2: 1}, {1: 10}, {2: 1}]  # the prompt comes first for the step's tokens
+
+
 def test_behind_one_that_preempted_itself_decodes_pause_before_0_33() -> None:
     for scheduler, behind in (("vllm-0.33", {1: 1}), ("vllm-0.32", {})):
         core = core_of(num_gpu_blocks=4, max_num_batched_tokens=32, scheduling_policy="priority", scheduler=scheduler)

@@ -159,6 +159,14 @@ def _end(
     [Visit(0, 28, 20, 20, priority=1), Visit(5, 30, 1, 1)],  # a chunk without blocks preempts the lower priority
     None,
 )  # fmt: skip
+@example(
+    EngineConfig(
+        13, block_size=4, max_num_batched_tokens=10, max_num_seqs=3, prefix_id_tokens=4, prefill_schedule_interval=3,
+        scheduler_reserve_full_isl=False,
+    ),
+    [Visit(0, 9, 2, 2), Visit(0, 11, 0, 1), Visit(1, 1, 4, 4)],  # a prompt that was held is before a decode
+    None,
+)  # fmt: skip
 def test_without_drafts_it_decides_as_the_plain_scheduler(
     config: EngineConfig, story: list[Visit], limit: int | None
 ) -> None:
