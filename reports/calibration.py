@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from datetime import UTC, datetime
+
 from reports.blocks import Block, Column, Document, Report, Table, Text, texts
 from reports.layout import percent, table
 
@@ -166,3 +169,52 @@ def step_log_report(document: Document) -> Report:
         table.add_row(row["about"], f"{100 * row['deviation']:.1f} %", row["basis"], row["measure"])
     answer = Text(f"error on held-out steps {median:.1f} % in the median, {p90:.1f} % at P90", "answer")
     return Report("step times", [answer, *texts(document["seen"], "note"), table])
+
+
+SHOWN = 10
+"""Windows at the end of a series that are listed."""
+
+
+def watch_report(document: Document) -> Report:
+    """The verdict on a watched engine, then its last windows."""
+    windows = document["windows"][-SHOWN:]
+    rows = table("until (UTC)", "ITL measured", "predicted", "difference", "decoding", "prompt tokens/s")
+    for window in windows:
+        rows.add_row(
+            f"{datetime.fromtimestamp(window['end'], UTC):%d %H:%M:%S}",
+            f"{1e3 * window['measured']:.2f} ms",
+            f"{1e3 * window['predicted']:.2f} ms",
+            percent(math.expm1(window["excess"])),
+            f"{window['decoding']:.1f}",
+            f"{window['prompt_rate']:.0f}",
+        )
+    title = f"{document['scenario']}: {document['verdict']}"
+    blocks: list[Block] = [Text(f"{document['scenario']}: {_watched(document)}", "answer")]
+    return Report(title, [*blocks, rows] if windows else blocks)
+
+
+def _watched(document: Document) -> str:
+    if "offset" not in document:
+        return (
+            f"undecided: {document['pages']} pages have {document.get('learned', 0)} windows of"
+            f" {document['window']:g} s with answers, too few to learn from"
+        )
+    basis = (
+        f"at equal load the engine's first {document['learned']} windows differ by"
+        f" {percent(document['offset'])} from the scenario"
+    )
+    alarm = document.get("alarm")
+    if alarm is None:
+        return (
+            f"{document['verdict']}: {basis}; no drift of {100 * document['drift']:g} % since, which is found after"
+            f" {document['minutes_to_find']:.1f} minutes on average"
+        )
+    low, high = (percent(value) for value in alarm["interval"])
+    text = (
+        f"drifted: since {datetime.fromtimestamp(alarm['since'], UTC):%d %H:%M:%S} UTC latency is"
+        f" {percent(alarm['change'])} ({low} to {high}) off what it was; {basis}"
+    )
+    if alarm["cause"] == "requests":
+        changes = (f"{percent(value)} {name}" for name, value in alarm["lengths"].items())
+        text += f"; lengths of requests changed, too ({', '.join(changes)} on average): the scenario's workload is old"
+    return text

@@ -136,7 +136,7 @@ def save(block: Block, *, smaller: bool = False) -> None:
     [
         pytest.param(page, id=page.stem, marks=pytest.mark.slow if page.stem in SLOW else ())
         for page in GUIDES
-        if page.stem not in ("validate-vllm", "adopt")  # they need vLLM, and a running server
+        if page.stem not in ("validate-vllm", "adopt", "watch")  # they need vLLM, or a running server
     ],
 )
 def test_a_guide_can_be_followed_from_top_to_bottom(

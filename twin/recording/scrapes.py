@@ -32,6 +32,7 @@ HISTOGRAMS = {
 """Histograms of vLLM's page by our names; the second name of one is that of earlier versions."""
 
 PROMPTS, OUTPUTS, FINISHED = "vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:request_success_total"
+CACHED = "vllm:prefix_cache_hits_total"
 RUNNING, WAITING, CACHE = "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
 
 SGLANG = {
@@ -102,11 +103,11 @@ def is_scrapes(run: Path) -> bool:
     return run.is_dir() and any(FILE.fullmatch(file.name) for file in run.iterdir())
 
 
-def read_scrapes(folder: Path) -> list[Scrape]:
-    """The pages of a folder, in order of time."""
+def read_scrapes(folder: Path, since: float = 0.0) -> list[Scrape]:
+    """The pages of a folder, in order of time. `since`: seconds since 1970 before which pages are left out."""
     pages = []
     for file in folder.iterdir():
-        if match := FILE.fullmatch(file.name):
+        if (match := FILE.fullmatch(file.name)) and float(match[1]) >= since:
             pages.append(Scrape.of(file, float(match[1]), read_text(file)))
     if len(pages) < 2:
         raise BadInput("expected at least two files metrics-<seconds since 1970>.prom", file=folder)
@@ -115,7 +116,7 @@ def read_scrapes(folder: Path) -> list[Scrape]:
 
 def between(first: Scrape, last: Scrape) -> Means:
     """Means of the time between two pages."""
-    growth = _Growth(first, last)
+    growth = Growth(first, last)
     finished = growth.of(FINISHED)
     if not finished:
         expected = f"expected requests that finished between two pages ({FINISHED})"
@@ -141,7 +142,9 @@ def between(first: Scrape, last: Scrape) -> Means:
     return Means(growth.seconds, round(finished), counts, means, bounds)
 
 
-class _Growth:
+class Growth:
+    """Differences of two pages."""
+
     def __init__(self, first: Scrape, last: Scrape) -> None:
         self._first = first
         self._last = last
@@ -193,23 +196,27 @@ def record_scrapes(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput("expected a folder that is empty or not there", field="--output", value=str(folder))
     folder.mkdir(parents=True, exist_ok=True)
-    started, pages = time.monotonic(), 0
-
-    def scrape() -> None:
-        nonlocal pages
-        text = server.get("/metrics", dict(headers))
-        (folder / f"metrics-{time.time():.6f}.prom").write_text(text, encoding="utf-8")
-        pages += 1
-
+    started, pages = time.monotonic(), 1
     try:
-        scrape()
+        write_page(server, folder, headers)
     except OSError as error:
         expected = f"expected a server that answers /metrics: {error}"
         raise BadInput(expected, field="--metrics", value=f"{server.host}:{server.port}") from None
     try:
         while duration is None or (remaining := started + duration - time.monotonic()) > 0:
             sleep(every if duration is None else min(every, remaining))
-            scrape()
+            write_page(server, folder, headers)
+            pages += 1
     except KeyboardInterrupt:
-        scrape()
+        write_page(server, folder, headers)
+        pages += 1
     return pages
+
+
+def write_page(server: Upstream, folder: Path, headers: Mapping[str, str]) -> Scrape:
+    """Add the server's page of now to a folder."""
+    text = server.get("/metrics", dict(headers))
+    now = time.time()
+    file = folder / f"metrics-{now:.6f}.prom"
+    file.write_text(text, encoding="utf-8")
+    return Scrape.of(file, now, text)

@@ -69,7 +69,7 @@ class MeanEvidence(Evidence):
             expected = "expected one: means tell one factor, and not which of several it belongs to"
             raise BadInput(expected, field="--factors", value=",".join(question.factors))
         self._advance = advance
-        self._pages = read_scrapes(question.run)
+        self._pages = read_scrapes(question.run, question.since)
         pages = self._pages
         middle = len(pages) // 2 if len(pages) > 2 else len(pages) - 1
         self._early = between(pages[0], pages[middle])

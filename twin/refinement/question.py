@@ -105,6 +105,7 @@ class Question:
         factors: names of the unknowns to learn; empty: all.
         spread: requests to fit are spread over the run in place of the first ones, so that a drift of the machine is
             in both parts.
+        since: seconds since 1970 before which metrics pages are left out.
     """
 
     path: Path
@@ -114,6 +115,7 @@ class Question:
     first: int | None = None
     factors: tuple[str, ...] = ()
     spread: bool = False
+    since: float = 0.0
 
 
 class Evidence(ABC):
