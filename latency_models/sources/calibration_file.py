@@ -1,12 +1,5 @@
 """Source `calibration_file`: the file of `twin calibrate run`, one model on one device, operation by operation.
 
-The file holds
-
-- kernel tables, from which a serving scenario gets step times;
-- the α/β lines of a decode step, which an AFD scenario takes as its `calibration`;
-- tables of 4-bit layers with and without error compensators;
-- for every operation, the errors of its predictions at held-out sizes.
-
 docs/reference/calibration-file.md describes every field.
 """
 

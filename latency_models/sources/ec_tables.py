@@ -1,8 +1,7 @@
 """Source `ec_tables`: 4-bit models with error compensators (EC), from kernel latencies by token count (SPEAR 4.3).
 
 For each type of linear layer there are two tables over token counts M: ℓ_W4(M) without a compensator, ℓ_EC(M) with
-one.
-ℓ_attn(M) is a third. With S the set of modules that carry a compensator, a pass over M tokens takes
+one. ℓ_attn(M) is a third. With S the set of modules that carry a compensator, a pass over M tokens takes
 
     T_S(M) = Σ over layers of ℓ_attn(M) + Σ over layer types of (ℓ_EC(M) where S has it, else ℓ_W4(M)),
 

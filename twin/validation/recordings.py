@@ -1,17 +1,6 @@
 """Measured requests and steps, kept in the run folder, so that a killed validation repeats nothing.
 
-profiling/part-1/steps.parquet              one row a step: its round, its features, its begin and its duration
-live/load-0.7-repeat-2/requests.parquet     one row a request: its times, and the times of its output tokens
-live/load-0.7-repeat-2/steps.parquet        one row a step: its batch, its features, its begin and its duration
-live/load-0.7-repeat-2/speculation.parquet  one row: counters of drafts, with speculative decoding
-
-Of a bundle:
-
-profiling/ratio-4-repeat-2/stretches.parquet  one row a stretch of a role's work: rank, kind, features, seconds
-live/ratio-4-repeat-2/requests.parquet        one row a completed request: its number, tokens, first and last token
-live/ratio-4-repeat-2/steps.parquet           one row a step of a microbatch: its end and its tokens
-live/ratio-4-repeat-2/roles.parquet           one row an instance: busy and elapsed seconds
-live/ratio-4-repeat-2/transfers.parquet       messages, bytes and seconds, from attention to the FFN and back
+docs/reference/run-folder.md lists the files and their columns.
 """
 
 from __future__ import annotations
