@@ -124,7 +124,7 @@ def _errors(errors: Document) -> Table:
     for name, row in errors.items():
         interval = row["interval"]
         inside += bool(interval and interval[0] <= row["measured"] <= interval[1])
-        show = _tokens if name.endswith("throughput") else _seconds
+        show = "{:.1f}".format if name.endswith("throughput") else _seconds
         errors_table.add_row(
             TITLES.get(name, name), show(row["measured"]), show(row["before"]), percent(row["before_error"]),
             show(row["after"]), percent(row["after_error"]),
@@ -153,10 +153,6 @@ def _steps(document: Document) -> Text:
 
 def _seconds(value: float) -> str:
     return f"{value:.3f} s" if value >= 1 else f"{1e3 * value:.4g} ms"
-
-
-def _tokens(value: float) -> str:
-    return f"{value:.1f}"
 
 
 def step_log_report(document: Document) -> Report:

@@ -64,7 +64,10 @@ def explain_validation(
     the dotted field leaves out members of unions, and an unknown field is answered with the nearest known one.
     """
     faults = _closest_only([_placed(details, model) for details in error.errors(include_url=False)])
-    messages = [_describe(fault, section) for fault in sorted(faults, key=_rank)]
+    messages = [
+        _describe(fault, section)
+        for fault in sorted(faults, key=lambda fault: fault.details["type"] != "extra_forbidden")
+    ]
     field, value, expected = messages[0]
     for text in dict.fromkeys(text for name, _, text in messages if name == field and text != expected):
         expected += f" or {text.removeprefix('expected ')}"
@@ -72,10 +75,6 @@ def explain_validation(
     if extra:
         expected += f" (and {len(extra)} more)"
     return BadInput(expected, value=value, field=field or None, file=file)
-
-
-def _rank(fault: _Fault) -> int:
-    return 0 if fault.details["type"] == "extra_forbidden" else 1
 
 
 def _closest_only(faults: list[_Fault]) -> list[_Fault]:

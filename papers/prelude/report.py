@@ -54,7 +54,7 @@ def _decode(predictions: list[Document]) -> Table:
     by_engine = {(prediction["engine"], prediction["held"]): prediction["rows"] for prediction in predictions}
     for engine in dict.fromkeys(prediction["engine"] for prediction in predictions):
         for overlapping, blocking in zip(by_engine[engine, False], by_engine[engine, True], strict=True):
-            write = _rate if overlapping["metric"] == "rate" else milliseconds
+            write = "{:.1f}".format if overlapping["metric"] == "rate" else milliseconds
             result.add_row(
                 engine,
                 _metric(overlapping["metric"]) + ("*" if overlapping["fitted"] else ""),
@@ -111,10 +111,6 @@ def _cold(jobs: list[Document]) -> Table:
 
 def _metric(name: str) -> str:
     return "req/s" if name == "rate" else f"{name.upper()} ms"
-
-
-def _rate(value: float) -> str:
-    return f"{value:.1f}"
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------

@@ -91,7 +91,10 @@ def _sweep_claims(document: dict[str, Any]) -> list[Claim]:
 
 
 def _decode_claims(document: dict[str, Any]) -> list[Claim]:
-    by_engine = {(task["engine"], task["held"]): _by_metric(task) for task in document["decode_control"]}
+    by_engine = {
+        (task["engine"], task["held"]): {row["metric"]: row for row in task["rows"]}
+        for task in document["decode_control"]
+    }
     rows = []
     for engine in ENGINES:
         overlapping, blocking = by_engine[engine, False]["ttft"], by_engine[engine, True]["ttft"]
@@ -204,7 +207,3 @@ def _prefix_claims(summary: dict[str, Any]) -> list[Claim]:
                f"mean TTFT {100 * (ttft[0] - 1):+.1f} to {100 * (ttft[1] - 1):+.1f} %; against an engine that shares"
                f" blocks within a step {100 * (within['ttft.mean'] - 1):+.1f} %"),
     ]  # fmt: skip
-
-
-def _by_metric(prediction: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {row["metric"]: row for row in prediction["rows"]}

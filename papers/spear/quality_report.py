@@ -35,7 +35,7 @@ def tables(document: Document) -> Report:
         (f"{about}\nPerplexity and the share of the gap that is closed, %", _cells(document)),
         ("Recovery by quarter of the tokens, from the least quantisation error (figure 10)", _quartiles(document)),
         ("Order of the damage under AWQ and another quantiser (Table 9)", _shifts(document)),
-        ("Claims", claims_table(document["claims"], {"goal": _goal})),
+        ("Claims", claims_table(document["claims"], {"goal": lambda claim: str(claim["note"]).removeprefix("goal ")})),
         ("What disagrees", disagreements(document["claims"])),
         ("Notes", bullets(document["notes"])),
     ]
@@ -79,10 +79,6 @@ def _shifts(document: Document) -> Table:
         "{quantiser} | {bits} | {spearman:.2f} | {printed[0]} to {printed[1]} | {jaccard:.2f}",
         document["shifts"],
     )
-
-
-def _goal(claim: Document) -> str:
-    return str(claim["note"]).removeprefix("goal ")
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------

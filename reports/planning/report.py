@@ -80,9 +80,9 @@ def footnote(document: Document) -> str:
     window = document["question"]["window"]
     estimated = [str(i) for i, row in enumerate(document.get("rows", ()), 1) if row["role"] == "best estimate"]
     cheapest = f" Row {estimated[0]}: cheapest by the best estimate of the step times." if estimated else ""
-    arrivals = _capital(document["question"]["arrivals"])
+    arrivals = str(document["question"]["arrivals"])
     return (
-        f"{INTERVALS}{cheapest} {arrivals}. Windows of {window['requests']:,} requests; "
+        f"{INTERVALS}{cheapest} {arrivals[:1].upper()}{arrivals[1:]}. Windows of {window['requests']:,} requests; "
         f"{window['warmup']:g} s at their begin do not count; all candidates get the same requests."
     )
 
@@ -125,10 +125,6 @@ def nodes_cell(row: Document) -> str:
 
 def percent(share: float | None) -> str:
     return "–" if share is None else f"{math.floor(100 * share + 1e-9)} %"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _folded(name: str, longest: int = 10) -> str:

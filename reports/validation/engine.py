@@ -110,7 +110,8 @@ def coverage(document: Document) -> str:
 
 def _metrics(load: Document) -> Table:
     drafts = _has_drafts(load)
-    expected = ("forecast interval", "sampling", "model", *drafts, "inside") if _has_intervals(load) else ()
+    judged = any(entry.get("inside") is not None for entry in load["metrics"].values())
+    expected = ("forecast interval", "sampling", "model", *drafts, "inside") if judged else ()
     titles = ("", "measured", "repeat spread", "forecast", "error", "95 % interval", "goal")
     rows = table(*titles, *expected)
     for name in METRICS:
@@ -129,10 +130,6 @@ def _metrics(load: Document) -> Table:
             *(_expected(name, entry, len(load["measured"]), drafts) if expected else ()),
         )
     return rows
-
-
-def _has_intervals(load: Document) -> bool:
-    return any(entry.get("inside") is not None for entry in load["metrics"].values())
 
 
 def _has_drafts(load: Document) -> tuple[str, ...]:
@@ -195,16 +192,12 @@ def _value(name: str, value: float) -> str:
 def _steps(document: Document) -> Table:
     rows = table("load", "kind", "steps", "seconds", "median", "P90", "bias")
     for load in document["loads"]:
-        for kind, entry in _kinds(load["steps"]).items():
+        for kind, entry in ({"all": load["steps"]["all"]} | load["steps"]["by_kind"]).items():
             rows.add_row(
                 f"{load['load']:g}", kind, str(entry["steps"]), f"{entry['seconds']:.2f}",
                 f"{100 * entry['median']:.1f} %", f"{100 * entry['p90']:.1f} %", percent(entry["bias"]),
             )  # fmt: skip
     return rows
-
-
-def _kinds(steps: Document) -> Document:
-    return {"all": steps["all"], **steps["by_kind"]}
 
 
 def _worst(document: Document) -> Table:

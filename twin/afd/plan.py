@@ -18,7 +18,7 @@ from latency_models.pass_latency import PassLatency
 from scenarios.afd import AfdScenario, LineSpec, RooflineSpec, Topology
 from schedulers.bundle_slots import REFILL_POLICIES
 from twin.afd.bundle import BundleConfig, IntArray, Supply
-from twin.afd.instances import DEPLOYMENT, CardMemory, Cards, Deployed, card_memory, instance_cards, load_deployed
+from twin.afd.instances import DEPLOYMENT, CardMemory, Cards, card_memory, instance_cards, load_deployed
 from twin.afd.memory import MemoryCheck
 from twin.theory.cycle import CycleModel
 from twin.theory.load import load_phases
@@ -159,8 +159,11 @@ class BundlePlan:
 def make_plan(scenario: AfdScenario, base: Path, trace: Trace | None) -> BundlePlan:
     """Load the files of a scenario; relative paths start from `base`, the scenario's folder."""
     spec = scenario.calibration
-    deployed = load_deployed(spec, base) if isinstance(spec, RooflineSpec) else None
-    calibration = _derived(deployed) if deployed is not None else load_calibration(str(spec), base)
+    if isinstance(spec, RooflineSpec):
+        deployed = load_deployed(spec, base)
+        calibration = derive(deployed.hardware, deployed.model, deployed.deployment, DEPLOYMENT)
+    else:
+        deployed, calibration = None, load_calibration(spec, base)
     cards, memory = instance_cards(scenario.instances, deployed), card_memory(scenario.instances, deployed)
     arrivals = scenario.workload.arrivals.process
     if arrivals == "replay" and calibration.time_unit != "seconds":
@@ -172,10 +175,6 @@ def make_plan(scenario: AfdScenario, base: Path, trace: Trace | None) -> BundleP
         )
     latency, lengths = _step_latency(calibration, scenario), scenario.workload.lengths(trace)
     return BundlePlan(scenario, calibration, latency, lengths, trace, cards, memory)
-
-
-def _derived(deployed: Deployed) -> Calibration:
-    return derive(deployed.hardware, deployed.model, deployed.deployment, DEPLOYMENT)
 
 
 def _step_latency(calibration: Calibration, scenario: AfdScenario) -> PassLatency:

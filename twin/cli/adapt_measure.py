@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -114,7 +113,8 @@ def _latency(scenario: ValidationScenario, directory: Path, runs: Path, note: Ca
     )
     described = scenario.model_dump(mode="json", by_alias=True)
     content = manifest({"scenarios": [described]})
-    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in _weight_files(directory)]
+    paths = sorted([*directory.glob("*.safetensors"), directory / "config.json"])
+    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     identity = fingerprint([described, content["version"], files])
     with open_run(runs, "adapt-measure", identity, content, resume=True) as run:
         document = EngineValidation(engine, scenario, directory, None, run, note).document()
@@ -125,7 +125,3 @@ def _latency(scenario: ValidationScenario, directory: Path, runs: Path, note: Ca
     metrics = document["loads"][0]["metrics"]
     rows = {name: {key: metrics[name][key] for key in ("measured", "predicted", "error")} for name in SHOWN}
     return {"capacity": document["capacity"], "metrics": rows, "run": document["run"]}
-
-
-def _weight_files(directory: Path) -> Sequence[Path]:
-    return sorted([*directory.glob("*.safetensors"), directory / "config.json"])

@@ -158,7 +158,7 @@ def compose(tables: KernelTables, model: Model, placement: Placement) -> ModelKe
         head=head,
         context=context,
         generation=generation,
-        kv_token=_read_seconds(tables.device, _read_bytes(model, placement)),
+        kv_token=0.0 if (device := tables.device) is None else _read_bytes(model, placement) / device.memory_bandwidth,
         notes=tuple(notes),
         origin=tables.origin.completed(Origin(model=model.name, tensor_parallel=width)),
     )
@@ -332,10 +332,6 @@ def _sum(terms: list[tuple[int, Surface]]) -> Surface:
 def _at(surface: Surface, count: int) -> Curve:
     low, high, share = surface.between(count)
     return weighted_sum([(1.0 - share, low), (share, high)]) if share else low
-
-
-def _read_seconds(device: Device | None, size: float) -> float:
-    return 0.0 if device is None else size / device.memory_bandwidth
 
 
 def _stretched(name: str, n: int, k: int) -> str:
