@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.twin.serving.scenarios import PLAIN, reported, run, run_both_ways, scenario
@@ -116,8 +116,21 @@ def test_the_disk_takes_what_the_host_gives_up(tmp_path: Path) -> None:
     assert table["cached_tokens"].tolist() == [0, 0, 64]
 
 
-documents = st.builds(
-    lambda blocks, host, disk, policy, eviction, shared, routing, delay, outage, mode, blocks_on, seed: chats(
+def tiny_pools(
+    blocks: int,
+    host: int,
+    disk: int,
+    policy: str,
+    eviction: str,
+    shared: int,
+    routing: str,
+    delay: float,
+    outages: list[tuple[int, float]],
+    mode: str,
+    blocks_on: str,
+    seed: int,
+) -> dict[str, Any]:
+    return chats(
         {
             "num_gpu_blocks": blocks,
             "kv_offloading": {
@@ -129,10 +142,14 @@ documents = st.builds(
             "cache_blocks_on": blocks_on,
         },
         system={"replicas": 3, "routing": routing, "kv_events": {"delay": delay}},
-        failures=[{"engine": f"engine-{engine}", "at": at, "duration": 0.5} for engine, at in outage],
+        failures=[{"engine": f"engine-{engine}", "at": at, "duration": 0.5} for engine, at in outages],
         measure={"prefix_cache": True},
         seed=seed,
-    ),
+    )
+
+
+documents = st.builds(
+    tiny_pools,
     st.integers(33, 80), st.integers(1, 60), st.integers(0, 60), st.sampled_from(["write_through", "write_back"]),
     st.sampled_from(["lru", "cost_aware"]), st.integers(1, 3),
     st.sampled_from(["least_loaded", "prefix_aware", "session_affinity", "consistent_hashing"]),
@@ -140,8 +157,15 @@ documents = st.builds(
     st.sampled_from(["plain", "ahead", "speculative"]), st.sampled_from(["scheduled", "computed"]),
     st.integers(0, 1000),
 )  # fmt: skip
+# A block that steps of one window store in the host and evict from it goes on to the disk if it is complete by then.
+WITHIN_A_WINDOW = [
+    tiny_pools(33, 1, 1, "write_back", "lru", 1, routing, 0.0, [], "plain", "scheduled", 691)
+    for routing in ("consistent_hashing", "least_loaded")
+]
 
 
+@example(WITHIN_A_WINDOW[0])
+@example(WITHIN_A_WINDOW[1])
 @settings(max_examples=40, deadline=None)
 @given(documents)
 def test_tiny_pools_and_outages_lose_nothing(document: dict[str, Any]) -> None:

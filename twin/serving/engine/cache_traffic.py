@@ -129,17 +129,15 @@ class CacheTraffic:
     def end_steps(self, core: EngineCore | LockstepGroup, window: Window | None, now: float) -> None:
         """Tell the observers the time, after the evictions of a window that ends now."""
         if window is not None:
-            self._allocate_one_by_one(core, window, window.num_steps)
+            self.allocate_begun(core, window, window.num_steps)
         for observer in self._observers:
             observer.now = now
 
     def allocate_begun(self, core: EngineCore | LockstepGroup, window: Window, steps: int) -> None:
-        """Allocate the blocks of a window's first steps, which have begun; what they evict may go to a tier."""
-        self._allocate_one_by_one(core, window, steps)
-        self.begin_copies(computed=False)
+        """Allocate the blocks of a window's first steps as each begins, so that evictions are told with their times.
 
-    def _allocate_one_by_one(self, core: EngineCore | LockstepGroup, window: Window, steps: int) -> None:
-        """Allocate the blocks of a window's first steps as each begins, so that evictions are told with their times."""
+        What a step evicts may go to a tier, and what that tier then evicts to the next, if it is complete by then.
+        """
         first = window.allocated
         if steps <= first:
             return
@@ -151,6 +149,7 @@ class CacheTraffic:
                 for observer in self._observers:
                     observer.now = begin
                 core.allocate_ahead(step + 1)
+                self.begin_copies(computed=False)
 
     def finish_loads(self) -> None:
         """Pass prefixes that have been loaded since the last step end to the scheduler."""
