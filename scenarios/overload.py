@@ -92,10 +92,13 @@ class ScaleDownSpec(ScalingRulesSpec):
 
 
 class StartUpSpec(Strict):
-    """The start of an engine: it loads its weights and warms up before it takes requests."""
+    """The start of an engine, in phases, before it takes requests. It is paid for in all of them; seconds."""
 
+    node: NonNegativeFloat = 0.0
+    image: NonNegativeFloat = 0.0
     weight_bytes: PositiveFloat | None = None
     bandwidth: PositiveFloat | None = None
+    compile: NonNegativeFloat = 0.0
     warm_up: NonNegativeFloat = 0.0
 
     @model_validator(mode="after")
@@ -108,7 +111,7 @@ class StartUpSpec(Strict):
     def seconds(self) -> float:
         """The time of all of it."""
         loading = 0.0 if self.weight_bytes is None or self.bandwidth is None else self.weight_bytes / self.bandwidth
-        return loading + self.warm_up
+        return self.node + self.image + loading + self.compile + self.warm_up
 
 
 class AutoscalingSpec(PolicySpec):

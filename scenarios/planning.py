@@ -61,9 +61,14 @@ class BundleSpec(Strict):
 
 
 class PlanLimits(Strict):
-    """The most devices, and the highest price per hour, of a deployment; the most engines of one pool."""
+    """The most devices, the highest price per hour and power of a deployment; the most engines of one pool.
+
+    Attributes:
+        kw: of all devices at their power limits, kilowatts.
+    """
 
     gpus: PositiveInt | None = None
+    kw: PositiveFloat | None = None
     cost_per_hour: PositiveFloat | None = None
     engines: Engines | None = None
 
@@ -122,6 +127,9 @@ class PlanSpec(Strict):
                 raise BadInput("expected a name that no other kind has", field=f"engines[{i}].name", value=name)
         if self.objective == "throughput" and self.limits.gpus is None and self.limits.cost_per_hour is None:
             raise BadInput("expected limits.gpus or limits.cost_per_hour, for objective throughput", field="limits")
+        if self.limits.kw is not None and (kind := next((k for k in self.engines if not k.device.power_limit), None)):
+            expected = f"expected the power limit of a {kind.device.type}, since limits has kw"
+            raise BadInput(expected, field=f"engines.{kind.name}.device.power_limit")
         wants_prices = (self.objective or "").startswith("cost") or self.limits.cost_per_hour is not None
         missing = [kind.device.type for kind in self.engines if self.price(kind.device) is None]
         if wants_prices and missing:

@@ -71,11 +71,13 @@ SHARED_DECODER = ("sun", "qsun")
 
 
 class DeviceSpec(Strict):
-    """The devices of one engine of a pool, with the price of each per hour, in any currency."""
+    """The devices of one engine of a pool: the price of each per hour, in any currency, and its power, watts."""
 
     type: str
     count: PositiveInt = 1
     price_per_hour: NonNegativeFloat | None = None
+    power_limit: PositiveFloat | None = None
+    idle_power: NonNegativeFloat | None = None
 
 
 class LinkSpec(Strict):

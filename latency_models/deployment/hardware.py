@@ -34,7 +34,7 @@ class Efficiency(Strict):
 
 
 class Hardware(Strict):
-    """One device. FLOP/s are dense (no structured sparsity), bandwidths bytes/s, capacity bytes."""
+    """One device. FLOP/s are dense (no structured sparsity), bandwidths bytes/s, capacity bytes, power limit watts."""
 
     schema_: Literal["twin.hardware/1"] = Field(alias="schema")
     name: Annotated[str, Field(min_length=1)]
@@ -42,6 +42,7 @@ class Hardware(Strict):
     peak_flops: Annotated[dict[Precision, PositiveFloat], Field(min_length=1)]
     memory_bandwidth: PositiveFloat
     memory_capacity: PositiveFloat
+    power_limit: PositiveFloat | None = None
     devices_per_node: PositiveInt = 8
     network: Network
     efficiency: Efficiency

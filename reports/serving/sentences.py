@@ -85,6 +85,12 @@ def devices(document: Document) -> str:
         text += f": {at_most}{fleet['cost_per_hour']:,.2f} an hour"
         cost = document["summary"].get("cost_per_million_output_tokens")
         text += f", {cost:,.3g} per million output tokens" if cost is not None else ""
+    energy = document["summary"].get("energy")
+    if energy is not None:
+        text += f"; {energy['mean_kw']:.3g} kW, {energy['kwh']:.3g} kWh"
+        joules = energy["joules_per_output_token"]
+        text += f", {joules:.3g} J per output token" if joules is not None else ""
+        text += f" (estimated, ± {energy['error']:.0%})"
     return text
 
 

@@ -25,6 +25,7 @@ REPORTS = {
     "twin.sweep/1": "afd.report:sweep_report",
     "twin.plan/1": "planning.report:plan_report",
     "twin.max-load/1": "planning.report:load_report",
+    "twin.day-plan/1": "planning.day:day_report",
     "twin.inventory/1": "planning.report:inventory_report",
     "twin.validation/2": "validation.engine:validation_report",
     "twin.bundle-validation/1": "validation.bundle:bundle_report",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twin.cli.options import ExecutorOptions, Fresh, RunOptions
-from twin.cli.plan_options import AnswerOptions, CatalogueOptions, ObjectiveOptions, QuestionOptions
+from twin.cli.plan_options import AnswerOptions, CatalogueOptions, DayOptions, ObjectiveOptions, QuestionOptions
 from twin.cli.plan_values import (
     api_price_of_text,
     by_name,
@@ -14,14 +14,19 @@ from twin.cli.plan_values import (
     counts_by_name,
     rate_of_text,
     required,
+    seconds_of_text,
     single,
+    spot_of_text,
     whole_numbers,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from scenarios.overrides import Settings
     from twin.executors.executor import ExecutorChoice
     from twin.planning.catalogue import CatalogueQuestion
+    from twin.planning.day import DayTask
     from twin.planning.planner import Planner
     from twin.planning.question import Question
     from twin.planning.trial import Trial
@@ -40,6 +45,7 @@ def plan(
     catalogue: CatalogueOptions = CatalogueOptions(),  # noqa: B008 (frozen)
     target: ObjectiveOptions = ObjectiveOptions(),  # noqa: B008 (frozen)
     answer: AnswerOptions = AnswerOptions(),  # noqa: B008 (frozen)
+    day: DayOptions = DayOptions(),  # noqa: B008 (frozen)
     fresh: Fresh = False,
     execution: ExecutorOptions = ExecutorOptions(),  # noqa: B008 (frozen)
     run: RunOptions = RunOptions(),  # noqa: B008 (frozen)
@@ -64,6 +70,11 @@ def plan(
     require_at_least("--node-size", target.node_size, 1)
     settings: Settings = single_settings(question.set_ or [])
     goals = goals_of_texts(question.slo or [])
+    if day.day is not None:
+        unused = {**catalogue.flags, **target.flags, **answer.flags, "--rate": question.rate}
+        _refuse(unused, "with --day, which compares fleets of the scenario's own deployment")
+        return _day(required("SCENARIO", scenario), settings, goals, question.trace, day, run, executor, fresh=fresh)
+    _refuse(day.flags, "without --day")
     settings |= _set("plan.confidence", target.confidence)
     settings |= _set("plan.commitments", commitments_of_texts(target.commitment))
     settings |= _set("plan.api", api_price_of_text(target.api_price))
@@ -222,6 +233,56 @@ def _max_load(
             simulations.advance = lambda key: advance("")
             result = find_max_load(question, deployment, simulations)
         document = save(folder, result)
+    return _print(document, as_json=run.json)
+
+
+def _day(
+    scenario: Path,
+    settings: Settings,
+    goals: Goals,
+    trace: Path | None,
+    options: DayOptions,
+    run: RunOptions,
+    executor: ExecutorChoice,
+    *,
+    fresh: bool,
+) -> int:
+    from scenarios.overrides import apply
+    from scenarios.reading import read_scenario
+    from twin.api.arguments import require_at_least
+    from twin.api.run_folder import complete
+    from twin.cli.console import progress
+    from twin.cli.runs import open_folder
+    from twin.planning.day import plan_day, run_day
+    from twin.planning.day_question import prepare_day
+    from twin.serving.results.report import run_inputs
+
+    days = 3 if options.days is None else options.days
+    require_at_least("--days", days, 1)
+    outages = None if options.mttf is None else seconds_of_text("--mttf", options.mttf)
+    back = None if options.mttr is None else seconds_of_text("--mttr", options.mttr)
+    spot = None if options.spot is None else spot_of_text(options.spot)
+    share = 0.95 if options.minutes is None else options.minutes
+    document = apply(read_scenario(scenario, "serving"), settings)
+    rentals = outages, back, spot
+    power = options.energy_price, options.max_kw
+    question = prepare_day(document, scenario, str(options.day), goals, *rentals, share, days, trace, *power)
+    inputs = question.stated | run_inputs([question.base], days, None)
+    opened = open_folder("plan", run.runs, inputs, question.fingerprint, fresh=fresh)
+    with executor.start() as started, opened as folder:
+        points = folder.points()
+        _note_resumed(folder.path, len(points))
+        with progress("evaluating", None, 0) as advance:
+
+            def simulate(tasks: Sequence[DayTask]) -> None:
+                with started.each_as_done(run_day, tasks) as results:
+                    for task, point in results:
+                        folder.add_point(task.key, point)
+                        points[task.key] = point
+                        advance(task.key)
+
+            document = plan_day(question, points, simulate)
+        document = complete(folder, document, figures=not run.no_figures)
     return _print(document, as_json=run.json)
 
 

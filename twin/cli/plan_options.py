@@ -13,6 +13,16 @@ from twin.cli.options import Flag, Settings
 Texts = Annotated[list[str] | None, Parameter(negative=())]
 
 
+class Options:
+    """Base class of groups of flags."""
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """The values by the names of their flags; None of one that is not given."""
+        names = [field.name for field in fields(self)]  # type: ignore[arg-type]  # subclasses are dataclasses
+        return {f"--{name.replace('_', '-')}": getattr(self, name) or None for name in names}
+
+
 @Parameter(name="*")
 @dataclass(frozen=True)
 class QuestionOptions:
@@ -33,7 +43,7 @@ class QuestionOptions:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class CatalogueOptions:
+class CatalogueOptions(Options):
     """A question without a scenario; None where a flag is not given."""
 
     model: Texts = None
@@ -78,15 +88,10 @@ that decode), with commas between. Default: colocated,disaggregated."""
     chunk: str | None = None
     """Without a scenario: values of max_num_batched_tokens to try. Default: 512,1024,2048,4096,8192."""
 
-    @property
-    def flags(self) -> dict[str, Any]:
-        """The values by the names of their flags."""
-        return {f"--{field.name.replace('_', '-')}": getattr(self, field.name) for field in fields(self)}
-
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class ObjectiveOptions:
+class ObjectiveOptions(Options):
     """The objective of a plan."""
 
     max_gpus: int | None = None
@@ -110,7 +115,7 @@ class ObjectiveOptions:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class AnswerOptions:
+class AnswerOptions(Options):
     """The kind of answer and its files."""
 
     brief: Flag = False
@@ -131,3 +136,34 @@ May be given several times."""
 
     write: Path | None = None
     """Folder for the recommended deployment: scenarios that twin simulate reproduces, and launch commands."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class DayOptions(Options):
+    """Fleets for a day, in place of one deployment."""
+
+    day: str | None = None
+    """Compare fixed with autoscaled fleets of the scenario over a day: a CSV file time,rate (seconds, requests/s), or
+profile: the scenario's own arrivals."""
+
+    minutes: float | None = None
+    """With --day: share of minutes in which the P99 goals must hold. Default: 0.95."""
+
+    mttf: str | None = None
+    """With --day: mean time from one outage of an engine to the next (12h), exponential."""
+
+    mttr: str | None = None
+    """With --day: mean time until it is back (5min), exponential. Default: the start-up of an engine."""
+
+    spot: str | None = None
+    """With --day: also try engines at a share of the price, with outages of their own: price=0.4,mttf=2h"""
+
+    energy_price: float | None = None
+    """With --day: price of a kWh, added to the cost of engines; their devices need a power_limit."""
+
+    max_kw: float | None = None
+    """With --day: kW that all engines together may draw at their power limits."""
+
+    days: int | None = None
+    """With --day: days with other seeds, on which all fleets are compared. Default: 3."""

@@ -80,6 +80,25 @@ def api_price_of_text(text: str | None) -> dict[str, float] | None:
     return {"input": numbers["in"], "output": numbers["out"]}
 
 
+def seconds_of_text(flag: str, text: str) -> float:
+    """Seconds above 0 of `90`, `90s`, `5min`, `12h` or `30d`."""
+    units = {"min": 60.0, "h": 3600.0, "d": 86400.0, "s": 1.0}
+    unit = next((unit for unit in units if text.endswith(unit)), "")
+    value = _number(flag, text, text.removesuffix(unit), expected := "a time above 0, as 90s, 5min, 12h or 30d")
+    if not value:
+        raise BadInput(f"expected {expected}", field=flag, value=text)
+    return value * units.get(unit, 1.0)
+
+
+def spot_of_text(text: str) -> tuple[float, float]:
+    """The share of the price and the mean time to an outage, seconds, of `price=0.4,mttf=2h`."""
+    parts = dict(part.partition("=")[::2] for part in text.split(","))
+    if parts.keys() != {"price", "mttf"}:
+        raise BadInput("expected price=SHARE,mttf=TIME", field="--spot", value=text)
+    price = _number("--spot", text, parts["price"], "a share of the price, as price=0.4")
+    return price, seconds_of_text("--spot", parts["mttf"])
+
+
 def _number(flag: str, text: str, number: str, expected: str) -> float:
     try:
         value = float(number)

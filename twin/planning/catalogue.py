@@ -140,9 +140,10 @@ def _kind(
     parts = [*([hardware.name] if several else []), f"tp{degree}", *([f"pp{stages}"] if stages > 1 else [])]
     parts += [weights] if weights is not None and len(question.weights) > 1 else []
     pipeline = {"pipeline_parallel_size": stages, "async_scheduling": False}
+    power = {} if hardware.power_limit is None else {"power_limit": hardware.power_limit}
     return {
         "name": "-".join(parts),
-        "device": {"type": key if not is_path(key) else hardware.name, "count": degree * stages},
+        "device": {"type": key if not is_path(key) else hardware.name, "count": degree * stages, **power},
         **({"engine": pipeline} if stages > 1 else {}),
         "step_time": {
             "source": "roofline",

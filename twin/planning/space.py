@@ -189,8 +189,16 @@ def candidates(question: Question, family: Family, largest_pools: tuple[int, ...
         member
         for member in members
         if (limits.gpus is None or member.gpus <= limits.gpus)
+        and (limits.kw is None or _kilowatts(member) <= limits.kw)
         and (limits.cost_per_hour is None or member.cost is None or member.cost <= limits.cost_per_hour)
     ]
+
+
+def _kilowatts(deployment: Candidate) -> float:
+    """The power of all devices at their limits."""
+    engines = deployment.family.engines(deployment.sizes)
+    kinds = zip(deployment.family.kinds, engines, strict=True)
+    return sum(count * kind.device.count * (kind.device.power_limit or 0.0) for kind, count in kinds) / 1e3
 
 
 def without_prefix_cache(question: Question, deployment: Candidate) -> Candidate:

@@ -11,6 +11,7 @@ from scenarios.reading import plugin_digest
 from twin.serving.plan.plan import ServingPlan, describe
 from twin.serving.plan.pools import cost_per_million_tokens, describe_devices
 from twin.serving.results.client_summary import summarise_clients, summarise_pools
+from twin.serving.results.energy import energy_summary
 from twin.serving.results.summary import engine_summaries, link_summaries, outages, overload, summarise
 from twin.serving.run.simulation import Run
 
@@ -39,6 +40,9 @@ def report_run(run: Run, plan: ServingPlan) -> Document:
         from twin.serving.results.scaling_summary import around_outages
 
         summary["outages"] = around_outages(run, plan.scenario.measure)
+    energy = energy_summary(run, plan)
+    if energy is not None:
+        summary["energy"] = energy
     cost = cost_per_million_tokens(devices, throughput)
     if devices is not None and throughput is not None:
         summary |= {"output_throughput_per_device": throughput / devices["total"]}
