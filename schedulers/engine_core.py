@@ -248,6 +248,8 @@ class EngineCore(StepScheduling):
             sequence.state = FINISHING
             sequence.left_step = self.decode_set.step_index
             finishing.append(sequence)
+            if self.capacity is not None:
+                self._admission_blocked = False  # nothing is reserved for it any more
         else:
             self.decode_set.add(sequence)
             if self._shares_growing and self.shares_answer(sequence):

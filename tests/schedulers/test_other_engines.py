@@ -126,6 +126,10 @@ def test_sglang(
     capacity=st.sampled_from(["guaranteed_no_evict", "guaranteed_no_evict", "max_utilization", "static_batch"]),
     chunking=st.sampled_from(["", "fcfs", "equal"]),
 )
+@example(  # nothing is reserved for a sequence whose last token is in flight
+    visits=[Visit(0, 2, 1), Visit(0, 5, 6), Visit(0, 1, 1), Visit(0, 1, 2)],
+    block=1, id_pages=1, spare=7, budget=4, seats=7, capacity="guaranteed_no_evict", chunking="fcfs",
+)  # fmt: skip
 def test_tensorrt_llm(
     depth: int, visits: list[Visit], block: int, id_pages: int, spare: int, budget: int, seats: int,
     capacity: str, chunking: str,
