@@ -38,6 +38,10 @@ class Lifecycle(CoreState):
         chunk = Chunk(sequence, num_tokens, context, last)
         chunks.append(chunk)
         sequence.num_computed_tokens += num_tokens
+        if self.prefill_interval is not None and (
+            context < sequence.num_tokens_to_compute - 1 or sequence in self._prefilling
+        ):
+            self.prefill_interval.prefills = True
         if last:
             self._prefilling.pop(sequence, None)
         else:

@@ -16,11 +16,12 @@ class PrefillInterval:
 
     Attributes:
         holds: whether the present step computes no prompt tokens.
+        prefills: whether it has some, other than the last one of a prompt that is just admitted.
     """
 
     def __init__(self, interval: int) -> None:
         self.interval = interval
-        self.holds = False
+        self.holds = self.prefills = False
         self._step, self._last_prefill = 0, -interval
         self._left_waiting = False
 
@@ -28,15 +29,16 @@ class PrefillInterval:
         """Decide about the step being scheduled. `decodes`: whether a running sequence has its prompt computed."""
         too_early = self._step + 1 - self._last_prefill < self.interval
         self.holds = decodes and too_early and not self._left_waiting
+        self.prefills = False
 
-    def end_step(self, prefills: bool, runs: bool, left_waiting: bool | None) -> None:
-        """Note what was scheduled: prompt tokens, anything at all, and whether a request was left waiting.
+    def end_step(self, runs: bool, left_waiting: bool | None) -> None:
+        """Note whether anything was scheduled, and whether a request was left waiting.
 
         `left_waiting` is None where none was considered, since a sequence was preempted.
         """
         if runs:
             self._step += 1
-        if prefills:
+        if self.prefills:
             self._last_prefill = self._step
         if not self.holds and left_waiting is not None:
             self._left_waiting = left_waiting

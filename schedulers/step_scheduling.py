@@ -43,16 +43,14 @@ class StepScheduling(Lifecycle):
             self._limit_prompts()
         was_prefilling, preemptions = len(self._prefilling) > 0, self.preemptions
         paused, budget = self._schedule_admitted(chunks)
-        continued = len(chunks) > 0
         if self.preemptions == preemptions and self._has_queued() and (was_prefilling or not self._admission_blocked):
             self._admit_waiting(chunks, budget)
         if self.capacity is not None and not chunks:
             self._note_decodes(self.preemptions == preemptions)
         if self.prefill_interval is not None:
-            prefills = continued or any(chunk.context < chunk.sequence.num_tokens_to_compute - 1 for chunk in chunks)
             left_waiting = self._has_queued() if self.preemptions == preemptions else None
             runs = len(chunks) > 0 or self.decode_set.size > 0
-            self.prefill_interval.end_step(prefills, runs, left_waiting)
+            self.prefill_interval.end_step(runs, left_waiting)
         return paused
 
     def _schedule_admitted(self, chunks: list[Chunk]) -> tuple[list[Sequence] | tuple[()], int]:
