@@ -185,11 +185,7 @@ class StepScheduling(Lifecycle):
     def _admit_unless_full(self, chunks: list[Chunk], budget: int) -> None:
         """Admit waiting sequences unless the batch is known to be full."""
         full = self.full_batch
-        if not self._has_queued():
-            return
-        if full is not None and full.is_full:
-            if chunks:
-                self._sort_queues()
+        if not self._has_queued() or (full is not None and full.is_full):
             return
         unseen = 0 if full is None else full.unseen
         self.max_running -= unseen
@@ -271,8 +267,9 @@ class StepScheduling(Lifecycle):
             decode_blocks = 0 if self._prompts_first else self.decode_set.num_new_blocks()
             if not self.capacity.begin_admission(self.running, self.decode_set, chunks, decode_blocks):
                 return
-        if self.full_batch is None or chunks or len(self.running) < self.max_running:
-            self._sort_queues()
+        if self.full_batch is None or chunks or len(self.running) < self.max_running:  # SGLang looks for a slot first
+            for queue in self._prefix_queues:
+                queue.sort(self.kv_cache)
         num_admitted = self.num_admitted
         follows_service = self.scheduling_policy.follows_service
         if follows_service:
@@ -288,11 +285,6 @@ class StepScheduling(Lifecycle):
         else:
             used_up = self.num_admitted > num_admitted and self.capacity.is_used_up()
             self.full_batch.is_full = used_up or (lacks_space and self._has_queued())
-
-    def _sort_queues(self) -> None:
-        """Sort queues by cached prefixes. SGLang does so before it admits, and beside a prompt that goes on."""
-        for queue in self._prefix_queues:
-            queue.sort(self.kv_cache)
 
     def _chunk_limit(self, policy: ChunkPolicy, num_decodes: int) -> int:
         """Prompt tokens that the policy allows beside these decodes, each of which attends to its new token, too."""

@@ -95,14 +95,6 @@ visits = st.lists(
     ],
     page=2, id_pages=1, spare=15, chunk=6, input_tokens=30, requests=10**6, seats=4, conservativeness=2.0, lpm=True,
 )  # fmt: skip
-@example(  # and while a prompt goes on, though the batch is full
-    visits=[
-        Visit(4, 21, 11), Visit(1, 16, 3, (1,)), Visit(4, 5, 1, (0, 0)), Visit(1, 17, 20, (0, 0), stop=8),
-        Visit(6, 17, 14, (0, 0, 0, 1, 0, 0)), Visit(2, 24, 4, (1, 0, 0, 0, 0, 0), stop=8),
-        Visit(25, 8, 19, (1,), stop=14), Visit(0, 2, 3, stop=7),
-    ],
-    page=1, id_pages=2, spare=10, chunk=6, input_tokens=10**6, requests=10**6, seats=1, conservativeness=0.3, lpm=True,
-)  # fmt: skip
 def test_sglang(
     depth: int, visits: list[Visit], page: int, id_pages: int, spare: int, chunk: int, input_tokens: int,
     requests: int, seats: int, conservativeness: float, lpm: bool,
