@@ -276,8 +276,9 @@ class StepScheduling(Lifecycle):
             self._note_outputs()
         # Another order may put a sequence first that needs fewer blocks, and none that needs no slot.
         lacks_space = admit(self, chunks, budget) and (not follows_service or self._all_lack_slots())
-        # These prompts become decodes, beside which a policy may allow smaller chunks that need fewer blocks.
-        self._admission_blocked = lacks_space and (self.chunk_policy is None or not chunks)
+        # These prompts become decodes, beside which a policy may allow smaller chunks that need fewer blocks. One that
+        # comes to follow a leader lets those behind it pass.
+        self._admission_blocked = lacks_space and (self.chunk_policy is None or not chunks) and not self.prefix_leaders
         if self.capacity is None:
             return
         if self.full_batch is None:

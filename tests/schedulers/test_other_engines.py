@@ -122,6 +122,10 @@ def test_sglang(
     visits=[Visit(0, 2, 1), Visit(0, 5, 6), Visit(0, 1, 1), Visit(0, 1, 2)],
     block=1, id_pages=1, spare=7, budget=4, seats=7, capacity="guaranteed_no_evict", chunking="fcfs",
 )  # fmt: skip
+@example(  # a request that comes to follow a prompt under way lets those behind it pass
+    visits=[Visit(0, 20, 17, (1, 0, 0)), Visit(0, 10, 1, (0, 0, 0, 0, 1, 0)), Visit(0, 1, 1, (0,))],
+    block=2, id_pages=2, spare=4, budget=6, seats=4, capacity="guaranteed_no_evict", chunking="fcfs",
+)  # fmt: skip
 def test_tensorrt_llm(
     depth: int, visits: list[Visit], block: int, id_pages: int, spare: int, budget: int, seats: int,
     capacity: str, chunking: str,
