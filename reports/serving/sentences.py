@@ -90,7 +90,7 @@ def devices(document: Document) -> str:
         text += f"; {energy['mean_kw']:.3g} kW, {energy['kwh']:.3g} kWh"
         joules = energy["joules_per_output_token"]
         text += f", {joules:.3g} J per output token" if joules is not None else ""
-        text += f" (estimated, ± {energy['error']:.0%})"
+        text += f" (estimated, median error {energy['error']:.0%})"
     return text
 
 

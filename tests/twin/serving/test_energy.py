@@ -31,7 +31,8 @@ def document(**device: Any) -> dict[str, Any]:
 def test_shares_of_the_limit_are_those_that_were_measured() -> None:
     assert step_share(1) == pytest.approx(300 / 700)
     assert step_share(128) == pytest.approx(600 / 700)
-    assert step_share(1e6) == 1.0
+    assert step_share(0.5) == step_share(1)
+    assert step_share(1e6) == step_share(128)
 
 
 @pytest.mark.parametrize("idle", [None, 50.0])
