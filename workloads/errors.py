@@ -9,6 +9,8 @@ It stands here because `workloads` is the one package that every other may impor
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -49,6 +51,21 @@ class BadInput(TwinError, ValueError):
         value = "" if self.value is None else f"got {_short(self.value)}, "
         text = f"{where}: {value}{self.expected}" if where else f"{value}{self.expected}"
         return " ".join(text.split())
+
+
+@contextmanager
+def readable(file: Path) -> Iterator[None]:
+    """Raise `BadInput` where the block cannot read `file` as text in UTF-8."""
+    try:
+        yield
+    except BadInput:
+        raise
+    except OSError as error:
+        raise BadInput(f"expected a readable file: {error.strerror}", file=file) from None
+    except UnicodeDecodeError:
+        raise BadInput("expected a text file in UTF-8", file=file) from None
+    except ValueError as error:  # a null byte in the path
+        raise BadInput(f"expected a path: {error}", value=str(file)) from None
 
 
 def missing_extra(extra: str, error: ImportError, *, value: object = None, field: str | None = None) -> BadInput:

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from workloads.errors import BadInput
+from workloads.errors import BadInput, readable
 
 MAX_BYTES = 64 << 20
 """Bytes of one file. The largest index of a published model has about 10 MB."""
@@ -21,19 +21,13 @@ MAX_DEPTH = 64
 
 def read_bounded_text(file: Path, max_bytes: int = MAX_BYTES) -> str:
     """A text file's content, without a byte order mark; `BadInput` if unreadable, too large, or not UTF-8."""
-    try:
+    with readable(file):
         with file.open("rb") as opened:
             content = opened.read(max_bytes + 1)
-    except OSError as error:
-        raise BadInput(f"expected a readable file ({error.strerror})", file=file) from None
-    except ValueError as error:  # a null byte in the path
-        raise BadInput(f"expected a path ({error})", value=str(file)) from None
-    if len(content) > max_bytes:
-        raise BadInput(f"expected at most {max_bytes} bytes, found more", file=file)
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise BadInput("expected UTF-8", file=file) from None
+        if len(content) > max_bytes:
+            raise BadInput(f"expected at most {max_bytes} bytes, found more", file=file)
+        text = content.decode("utf-8-sig")
+    return text
 
 
 def read_json_object(file: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from latency_models.io.validation_errors import explain_validation
-from workloads.errors import BadInput
+from workloads.errors import BadInput, readable
 
 MAX_BYTES = 32 * 2**20
 """Bytes of a text file: far more than a scenario, a calibration or a kernel table takes."""
@@ -200,18 +200,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def read_text(path: Path) -> str:
     """A text file's content, without a byte order mark; `BadInput` if unreadable, above MAX_BYTES, or not UTF-8."""
-    try:
+    with readable(path):
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise BadInput(f"expected a file of at most {MAX_BYTES // 2**20} MiB", file=path)
-        return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig").read()
-    except OSError as error:
-        raise BadInput(f"expected a readable file: {error.strerror}", file=path) from None
-    except UnicodeDecodeError:
-        raise BadInput("expected a text file in UTF-8", file=path) from None
-    except ValueError as error:  # a null byte in the path
-        raise BadInput(f"expected a path: {error}", value=str(path)) from None
+        text = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig").read()
+    return text
 
 
 def checked(model: type[_Model], document: dict[str, Any], file: Path | None, section: str = "") -> _Model:

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from workloads.errors import BadInput
+from workloads.errors import BadInput, readable
 
 
 class Columns:
@@ -127,19 +127,13 @@ def _parquet_columns(path: Path) -> Columns:
 
 def read_text(path: Path) -> str:
     """A text file's content, unpacked if it is a gzip file, and without a byte order mark."""
-    try:
+    with readable(path):
         data = path.read_bytes()
-        if data.startswith(b"\x1f\x8b"):
-            data = gzip.decompress(data)
-        return data.decode("utf-8-sig")
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise BadInput(f"expected a whole gzip file: {error}", file=path) from None
-    except OSError as error:
-        raise BadInput(f"expected a readable file: {error.strerror}", file=path) from None
-    except UnicodeDecodeError:
-        raise BadInput("expected a text file in UTF-8", file=path) from None
-    except ValueError as error:  # a null byte in the path
-        raise BadInput(f"expected a path: {error}", value=str(path)) from None
+        try:
+            text = (gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data).decode("utf-8-sig")
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise BadInput(f"expected a whole gzip file: {error}", file=path) from None
+    return text
 
 
 def _number(cell: str) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.errors import BadInput
+from workloads.errors import BadInput, readable
 from workloads.trace import Trace
 
 Floats = NDArray[np.float64]
@@ -70,12 +70,8 @@ def read_measured_run(path: Path) -> MeasuredRun:
     A line has input_toks, output_toks, queued_ts, first_token_ts, last_token_ts in seconds of one clock.
     """
     file = path / REQUESTS if path.is_dir() else path
-    try:
+    with readable(file):
         text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"expected a readable file: {error.strerror}", file=file) from None
-    except UnicodeDecodeError:
-        raise BadInput("expected a text file in UTF-8", file=file) from None
     document = _whole_document(text)
     run = _requests(file, text) if document is None else _benchmark(file, document)
     _check(run)

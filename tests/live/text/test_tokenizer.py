@@ -216,7 +216,7 @@ def test_a_directory_without_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"tokenizer\.json: expected a readable file"):
         Tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_bytes(b"\xff")
-    with pytest.raises(BadInput, match=r"tokenizer\.json: expected UTF-8"):
+    with pytest.raises(BadInput, match=r"tokenizer\.json: expected a text file in UTF-8"):
         Tokenizer(tmp_path)
 
 

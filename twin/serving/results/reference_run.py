@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from reports.metrics import spread
 from twin.serving.results.timeseries import POINTS, curve
 from twin.serving.results.uncertainty import flatten
-from workloads.errors import BadInput
+from workloads.errors import BadInput, readable
 
 Floats = NDArray[np.float64]
 FIELDS = ("queued_ts", "first_token_ts", "last_token_ts", "output_toks")
@@ -59,12 +59,8 @@ def compare(predicted: dict[str, Any], measured: dict[str, Any]) -> dict[str, An
 
 def _read(file: Path) -> tuple[Floats, Floats, Floats, Floats]:
     rows: list[list[float]] = []
-    try:
+    with readable(file):
         lines = file.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise BadInput(f"expected a readable file: {error.strerror}", file=file) from None
-    except UnicodeDecodeError:
-        raise BadInput("expected a text file in UTF-8", file=file) from None
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
