@@ -19,15 +19,17 @@ class DeviceBuffers:
 
     Attributes:
         tables: (rows + 1, blocks) int32, block ids. The last row belongs to no sequence: padding rows read it.
-        sampled: (rows + chunks,) int64, the tokens of the latest step: of its decodes first, and from index `rows` on
-            of its chunks.
+        sampled: (rows + chunks + 1,) int64, the tokens of the latest step: of its decodes first, and from index `rows`
+            on of its chunks. The last is always 0.
+        no_token: index in `sampled` of the 0.
         decode_rows: rows of `tables`, one for each decode of the step to come.
     """
 
     def __init__(self, rows: int, chunks: int, blocks: int, device: torch.device) -> None:
         self.rows = rows
         self.tables = torch.zeros(rows + 1, blocks, dtype=torch.int32, device=device)
-        self.sampled = torch.zeros(rows + chunks, dtype=torch.int64, device=device)
+        self.sampled = torch.zeros(rows + chunks + 1, dtype=torch.int64, device=device)
+        self.no_token = rows + chunks
         self._greedy: dict[int, SamplingMetadata] = {}
         self.clear()
 
@@ -61,13 +63,13 @@ class DeviceBuffers:
             self.tables[:, : decodes.width].index_copy_(0, rows, tables)
 
     def token_sources(self, sequences: tuple[Sequence, ...]) -> Ints:
-        """The index in `sampled` of each decode's input token; −1 if the latest step did not sample it."""
+        """The index in `sampled` of each decode's input token; `no_token` if the latest step did not sample it."""
         decoded, completed = self._latest
         if sequences == decoded:
             return np.arange(len(sequences))
         index = {sequence: row for row, sequence in enumerate(decoded)}
         index |= {sequence: self.rows + i for i, sequence in enumerate(completed) if sequence is not None}
-        return np.array([index.get(sequence, -1) for sequence in sequences], dtype=np.int64)
+        return np.array([index.get(sequence, self.no_token) for sequence in sequences], dtype=np.int64)
 
     def set_latest(self, decodes: tuple[Sequence, ...], completed: Many[Sequence | None]) -> None:
         """Record the sequences of the step just launched: its decodes, and by chunk the sequence it completes."""

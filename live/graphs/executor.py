@@ -169,9 +169,12 @@ class GraphExecutor(Executor):
 
     def _stage_decodes(self, arrays: Arrays) -> None:
         decodes, n = self.input_batch, len(self.input_batch)
+        size, sources = self.pool.block_size, self.buffers.token_sources(decodes.sequences)
         arrays["table_rows"][:n] = self.buffers.decode_rows
-        arrays["token_sources"][:n] = self.buffers.token_sources(decodes.sequences)
-        arrays["host_tokens"][:n] = decodes.tokens[:n]
+        arrays["table_columns"][:n] = decodes.positions[:n] // size
+        arrays["table_blocks"][:n] = decodes.slots[:n] // size
+        arrays["token_sources"][:n] = sources
+        arrays["tokens"][:n] = decodes.tokens[:n] * (sources == self.buffers.no_token)
         arrays["positions"][:n] = decodes.positions[:n]
         arrays["slots"][:n] = decodes.slots[:n]
         arrays["lengths"][:n] = decodes.lengths[:n]
@@ -186,7 +189,7 @@ class GraphExecutor(Executor):
             begin, end = end, end + chunk.tokens
             rows = slice(shape.decodes + begin, shape.decodes + end)
             tokens, arrays["positions"][rows], arrays["slots"][rows] = self._chunk(chunk, tables[i])
-            arrays["prompt"][begin:end] = tokens
+            arrays["tokens"][rows] = tokens
             arrays["chunk_contexts"][i] = chunk.context
             arrays["chunk_starts"][i + 1 :] = end
             arrays["logits_indices"][shape.decodes + i] = rows.stop - 1

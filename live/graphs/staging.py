@@ -20,8 +20,9 @@ ALIGNMENT = 16
 def fields(shape: StepShape) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """Type and shape of each array.
 
-    table_rows: each decode's row of `DeviceBuffers.tables`. token_sources: where in `DeviceBuffers.sampled` its input
-    token is, −1 for `host_tokens`. prompt: token ids of the chunks. positions, slots, lengths, chunk_*: as in `Inputs`.
+    table_rows: each decode's row of `DeviceBuffers.tables`. table_columns, table_blocks: where in it, and which block,
+    holds its token. token_sources: where in `DeviceBuffers.sampled` its input token is. tokens: the input tokens that
+    the host knows, 0 for others. positions, slots, lengths, chunk_*: as in `Inputs`.
     logits_indices: rows that tokens are sampled from, the decodes and the last row of each chunk. next_positions:
     positions of these tokens. All others are as in `SamplingMetadata`.
     """
@@ -29,9 +30,10 @@ def fields(shape: StepShape) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     int64, int32, float32 = torch.int64, torch.int32, torch.float32
     result: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
         "table_rows": (int64, (d,)),
+        "table_columns": (int64, (d,)),
+        "table_blocks": (int32, (d,)),
         "token_sources": (int64, (d,)),
-        "host_tokens": (int64, (d,)),
-        "prompt": (int64, (n,)),
+        "tokens": (int64, (d + n,)),
         "positions": (int64, (d + n,)),
         "slots": (int64, (d + n,)),
         "logits_indices": (int64, (d + c,)),

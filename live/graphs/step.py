@@ -117,13 +117,12 @@ class StaticStep:
 
     def _forward_inputs(self) -> Inputs:
         x, d = self.inputs, self.shape.decodes
-        tables, tokens = x["chunk_tables"][:0], x["prompt"]
+        tables = x["chunk_tables"][:0]
         if d:
             tables = self._decode_tables()
-            sampled = self._buffers.sampled[x["token_sources"].clamp(min=0)]
-            tokens = torch.cat((torch.where(x["token_sources"] < 0, x["host_tokens"], sampled), tokens))
+            x["tokens"][:d].add_(self._buffers.sampled.index_select(0, x["token_sources"]))
         return Inputs(
-            tokens=tokens,
+            tokens=x["tokens"],
             positions=x["positions"],
             slots=x["slots"],
             decode_tables=tables,
@@ -134,9 +133,7 @@ class StaticStep:
         )
 
     def _decode_tables(self) -> torch.Tensor:
-        """(decodes, blocks). The token's slot tells the block that it starts, which is entered into the tables here."""
-        x, d, tables = self.inputs, self.shape.decodes, self._buffers.tables
-        block_size = self._cache.keys.shape[2]
-        blocks = (x["slots"][:d] // block_size).clamp(min=0).int()
-        tables.index_put_((x["table_rows"], x["positions"][:d] // block_size), blocks)
+        """(decodes, blocks). The block that holds a token, which may be new, is entered into the tables here."""
+        x, tables = self.inputs, self._buffers.tables
+        tables.index_put_((x["table_rows"], x["table_columns"]), x["table_blocks"])
         return tables[:, : self.shape.blocks].index_select(0, x["table_rows"])
