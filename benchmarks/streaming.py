@@ -47,14 +47,18 @@ class CountingEngine(Engine):
     """An engine that notes the thread's CPU time behind every step that decodes for all streams."""
 
     streams = 0
+    step_seconds = 0.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.times: list[float] = []
+        self._end = 0.0
 
     def step(self) -> StepResult | None:
         """Run `Engine.step`, and note when it ends if all streams decode."""
         result = super().step()
+        self._end = max(self._end + self.step_seconds, time.perf_counter())
+        time.sleep(max(self._end - time.perf_counter(), 0.0))
         if result is not None and len(result.output.decodes) == self.streams:
             self.times.append(time.thread_time())
         return result
@@ -97,11 +101,12 @@ def read_streams(port: int, streams: int, tokens: int) -> None:
     asyncio.run(read_all())
 
 
-def measure(streams: int, tokens: int) -> list[float]:
+def measure(streams: int, tokens: int, step_seconds: float) -> list[float]:
     """CPU seconds a token, one value for each window of steps."""
     config = EngineConfig(num_gpu_blocks=80 * streams, max_num_seqs=streams, max_num_batched_tokens=8192)
     engine = CountingEngine(Instant(), config, make_executor=GraphExecutor, depth=2)
     engine.streams = streams
+    engine.step_seconds = step_seconds
     listener = listen("127.0.0.1", 0)
     clients: BaseProcess = get_context("spawn").Process(
         target=read_streams, args=(listener.getsockname()[1], streams, tokens)
@@ -129,12 +134,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=256, help="clients at once")
     parser.add_argument("--tokens", type=int, default=200, help="of each stream, at least 80")
+    parser.add_argument("--step", type=float, default=0.0, metavar="SECONDS", help="least duration of a step")
     parser.add_argument("--out", type=Path, help="write the document to this file")
     options = parser.parse_args(arguments)
     if options.tokens < 4 * WINDOW:
         parser.error(f"--tokens: got {options.tokens}, expected at least {4 * WINDOW}")
     torch.set_num_threads(1)
-    windows = measure(options.streams, options.tokens)
+    windows = measure(options.streams, options.tokens, options.step)
     seconds = statistics.median(windows)
     document = provenance("twin.benchmark-streaming/1") | {
         "streams": options.streams, "tokens": options.tokens, "seconds_per_token": seconds,

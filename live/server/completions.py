@@ -30,6 +30,9 @@ from live.server.service import Service
 DEFAULT_MAX_TOKENS = 16
 """The default of OpenAI and of vLLM."""
 
+PLACE = "\0"
+"""In the text of an event: what differs from one part of an output to the next."""
+
 _Request = TypeVar("_Request", bound=GenerationRequest)
 
 
@@ -102,6 +105,7 @@ class GenerationResponse(Response, Generic[_Request]):
         contract = service.contract(headers, request.priority)
         self.states = service.generations(request, prompts, max_tokens, contract)
         self.stream = bool(request.stream)
+        self._has_logprobs = request.num_logprobs >= 0
         self.id = f"{self.kind}-{secrets.token_hex(16)}"
         self.created = int(time.time())
 
@@ -119,10 +123,31 @@ class GenerationResponse(Response, Generic[_Request]):
             "choices": choices,
         }
 
+    @abstractmethod
+    def middle_choice(self) -> dict[str, Any]:
+        """A choice of a stream that is neither first nor last, without logprobs, with `PLACE` for each value of a part:
+        the index, the text, and the token ids if they are returned.
+        """
+
     def events(self) -> bytes:
-        ready = [state for state in self.states if state.has_delta]
-        choices = [choice for state in ready for choice in self.deltas(state)]
-        return "".join([self._frame[0] + encode(choice) + self._frame[1] for choice in choices]).encode()
+        text = ""
+        for state in self.states:
+            if state.has_delta:
+                text += self._events(state)
+        return text.encode()
+
+    def _events(self, state: RequestState) -> str:
+        """The new part of an output. To fill in an event takes a third of the time that it takes to encode it."""
+        if state.finished or not state.num_read or self._has_logprobs:
+            before, after = self._frame
+            return "".join([before + encode(choice) + after for choice in self.deltas(state)])
+        delta = state.read()
+        begin, of_index, of_text, *of_ids = self._middle
+        text = f"{begin}{state.index}{of_index}{encode(delta.text)}{of_text}"
+        if of_ids:
+            token_ids = ",".join(map(str, state.generation.output[delta.begin : delta.end]))
+            text += f"[{token_ids}]{of_ids[0]}"
+        return text
 
     @cached_property
     def _frame(self) -> tuple[str, str]:
@@ -130,6 +155,13 @@ class GenerationResponse(Response, Generic[_Request]):
         extra = {"usage": None} if self.request.includes_usage else {}
         before, after = encode(self.chunk([]) | extra).split('"choices":[]')
         return f'data: {before}"choices":[', f"]{after}\n\n"
+
+    @cached_property
+    def _middle(self) -> list[str]:
+        """The text of an event with a `middle_choice`, cut at its places."""
+        before, after = self._frame
+        first, *parts, last = encode(self.middle_choice()).split(encode(PLACE))
+        return [before + first, *parts, last + after]
 
     def last_events(self) -> bytes:
         return event(self.chunk([]) | {"usage": self.usage()}) if self.request.includes_usage else b""
@@ -185,6 +217,11 @@ class CompletionResponse(GenerationResponse[CompletionRequest]):
     def deltas(self, state: RequestState) -> list[CompletionChoice]:
         return [self._choice(state)]
 
+    def middle_choice(self) -> dict[str, Any]:
+        returned = {"token_ids": PLACE} if self._returns_token_ids else {}
+        ends = {"logprobs": None, "finish_reason": None, "stop_reason": None}
+        return {"index": PLACE, "text": PLACE, **ends, **returned}
+
     def _choice(self, state: RequestState) -> CompletionChoice:
         """The new part of an output; without a stream, all of it. The first part also holds the prompt's fields."""
         request, first = self.request, not state.num_read
@@ -199,11 +236,15 @@ class CompletionResponse(GenerationResponse[CompletionRequest]):
         }
         if request.prompt_logprobs is not None:
             choice["prompt_logprobs"] = self.prompt_logprobs(state)
-        if request.return_token_ids or self.inputs.tokenizer is None:
+        if self._returns_token_ids:
             choice["token_ids"] = state.generation.output[delta.begin : delta.end]
             if first:
                 choice["prompt_token_ids"] = self._prompt(state)
         return choice
+
+    @property
+    def _returns_token_ids(self) -> bool:
+        return bool(self.request.return_token_ids) or self.inputs.tokenizer is None
 
     def _prompt(self, state: RequestState) -> list[int]:
         return self.prompts[state.index // (self.request.n or 1)]
@@ -266,15 +307,20 @@ class ChatResponse(GenerationResponse[ChatRequest]):
 
     def deltas(self, state: RequestState) -> list[dict[str, Any]]:
         """The new part of an output; the first choice of a stream names the role."""
-        choices = [_delta_choice(state, {"role": "assistant", "content": ""})] if not state.num_read else []
+        role = {"role": "assistant", "content": ""}
+        choices = [_delta_choice(state.index, role)] if not state.num_read else []
         delta = state.read()
-        choice = _delta_choice(state, {"content": delta.text})
+        choice = _delta_choice(state.index, {"content": delta.text})
         choice["logprobs"] = self._logprobs(state, delta)
         if delta.last:
             choice["finish_reason"], choice["stop_reason"] = state.finish_reason, state.stop_reason
         if self.request.return_token_ids:
             choice["token_ids"] = state.generation.output[delta.begin : delta.end]
         return [*choices, choice]
+
+    def middle_choice(self) -> dict[str, Any]:
+        returned = {"token_ids": PLACE} if self.request.return_token_ids else {}
+        return _delta_choice(PLACE, {"content": PLACE}) | returned
 
     def _logprobs(self, state: RequestState, delta: OutputDelta) -> ChatLogprobs | None:
         if not self.request.logprobs:
@@ -293,5 +339,5 @@ class ChatResponse(GenerationResponse[ChatRequest]):
         return {"token": self.inputs.token_text(token), "logprob": logprob, "bytes": list(raw)}
 
 
-def _delta_choice(state: RequestState, delta: dict[str, str]) -> dict[str, Any]:
-    return {"index": state.index, "delta": delta, "logprobs": None, "finish_reason": None}
+def _delta_choice(index: int | str, delta: dict[str, str]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

@@ -38,6 +38,8 @@ def test_an_answer_is_the_engines_and_so_is_a_streams(server: Setting, decoder: 
     assert [piece["choices"][0]["finish_reason"] for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
     assert pieces[-1]["choices"][0]["finish_reason"] == "length"
     assert len({piece["id"] for piece in pieces}) == 1
+    middle, last = pieces[1], pieces[-1]
+    assert [list(middle), list(middle["choices"][0])] == [list(last), list(last["choices"][0])]
 
 
 def test_a_stream_counts_tokens_where_asked(server: Setting) -> None:
