@@ -1,5 +1,5 @@
-"""Other settings of kernels, to choose from by measurement: tiles and stages of decode attention, and the number of
-tokens from which packed weights are unpacked once.
+"""Other settings of kernels, to choose from by measurement: tiles and stages of decode attention, bits that a pass of
+sampling finds, and the number of tokens from which packed weights are unpacked once.
 
     python -m benchmarks.gpu_turn.variants --device cuda [--tiny] --out FILE
 """
@@ -23,6 +23,8 @@ from benchmarks.w4_cases import cases as w4_cases
 from kernels.decode_attention import triton as decode_kernels
 from kernels.decode_attention.cases import cases as decode_cases
 from kernels.microbenchmark import Case, measure
+from kernels.sampling import triton as sampling_kernels
+from kernels.sampling.cases import cases as sampling_cases
 from kernels.w4_gemm import triton as w4_kernels
 from live.device import device_name, versions
 
@@ -43,6 +45,9 @@ def variants(device: str, tiny: bool) -> Iterator[Variant]:
     products = list(w4_cases(shape, device, dtype, [4] if tiny else [128, 256, 384, 512, 1024]))
     for name, tokens in (("packed", 1 << 30), ("unpacked", 1)):
         yield f"W4, {name}", [mock.patch.object(w4_kernels, "UNPACK_TOKENS", tokens)], products
+    draws = list(sampling_cases(shape, device, dtype, [2] if tiny else [1, 64, 256], ["filtered"]))
+    for bits in (1, 2, 4):
+        yield f"sampling, {bits} bits a pass", [mock.patch.object(sampling_kernels, "SEARCH_BITS", bits)], draws
 
 
 def main(arguments: list[str] | None = None) -> int:

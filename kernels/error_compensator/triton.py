@@ -10,13 +10,16 @@ one that can go on. The interpreter, which runs one program after another, never
 by the last program that needs them, so the launch can be repeated in a graph.
 
 **Many tokens.** The product saturates the tensor cores, and programs that wait would hold them up. Ax and the gate run
-on a second stream beside it; both meet in a kernel that adds B. The streams fork and join by events: a graph that
-captures them has two branches.
+on a second stream beside it; both meet in a kernel that adds B. Where Ŵ is unpacked first, B is multiplied beside that,
+and the library's product adds to the correction in its epilogue (β = 1). The streams fork and join by events: a graph
+that captures them has two branches.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 
 import torch
 import triton
@@ -353,19 +356,20 @@ def latent_kernel(
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def add_correction_kernel(
+def correction_kernel(
     y_ptr,
     latent_ptr,
     up_ptr,
     up_scales_ptr,
     tokens,
     outputs,
+    ADDED: tl.constexpr,
     RANK: tl.constexpr,
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """y += latent · Bᵀ, in place."""
+    """y = latent · Bᵀ, or y += latent · Bᵀ in place."""
     latent = tl.arange(0, RANK)
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -375,8 +379,9 @@ def add_correction_kernel(
     correction = tl.dot(z.to(DOT), up.to(DOT), input_precision="ieee") * tl.load(up_scales_ptr + row)[None, :]
     mask = (token[:, None] < tokens) & (row[None, :] < outputs)
     place_ptr = y_ptr + token[:, None].to(tl.int64) * outputs + row[None, :]
-    base = tl.load(place_ptr, mask=mask, other=0.0).to(tl.float32)
-    tl.store(place_ptr, (base + correction).to(y_ptr.dtype.element_ty), mask=mask)
+    if ADDED:
+        correction += tl.load(place_ptr, mask=mask, other=0.0).to(tl.float32)
+    tl.store(place_ptr, correction.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 def fits_one_launch(tokens: int, weight: PackedWeight, rank: int) -> bool:
@@ -464,25 +469,45 @@ def _launch(
 
 
 def overlapped(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) -> torch.Tensor:
-    """The compensated product in two streams, for many tokens. It is rounded to x's type before the correction."""
+    """The compensated product in two streams, for many tokens.
+
+    One of its two terms is rounded to x's type before the other is added: the correction if Ŵ is unpacked.
+    """
     tokens = x.numel() // weight.inputs
     count = shares(weight.inputs, triton.cdiv(tokens, latent_tokens(compensator.rank)))
+    unpacked = tokens >= w4.UNPACK_TOKENS
     # Allocated on the stream that both meet in, so that memory is not handed on while the other still reads it.
     parts = _parts_of_latent(x, tokens, count, compensator)
     latent = torch.empty(tokens, compensator.rank, dtype=x.dtype, device=x.device)
-    if x.is_cuda:
-        main = torch.cuda.current_stream()
-        side = side_stream(main)
-        side.wait_stream(main)
-        with torch.cuda.stream(side):
-            leave_gated_latent(x, compensator, latent, parts, count)
-        y = w4.w4_gemm(x, weight)
-        main.wait_stream(side)
-    else:
+    y = x.new_empty(*x.shape[:-1], weight.outputs)
+    main = torch.cuda.current_stream() if x.is_cuda else None
+    with beside(main):
         leave_gated_latent(x, compensator, latent, parts, count)
-        y = w4.w4_gemm(x, weight)
-    add_correction(y, latent, compensator)
+        if unpacked:
+            correct(y, latent, compensator, added=False)
+    if unpacked:
+        dense = w4.unpack(weight, x.dtype)
+    else:
+        w4.launch(x, weight, y, w4.select(tokens, weight.outputs, weight.qweight.shape[0], weight.bits))
+    if main is not None:
+        main.wait_stream(side_stream(main))
+    if unpacked:
+        y.view(tokens, -1).addmm_(x.view(tokens, -1), dense.T)
+    else:
+        correct(y, latent, compensator, added=True)
     return y
+
+
+@contextlib.contextmanager
+def beside(main: torch.cuda.Stream | None) -> Iterator[None]:
+    """Launch on the side stream of another one, behind what that has to do now; without one, just launch."""
+    if main is None:
+        yield
+        return
+    side = side_stream(main)
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        yield
 
 
 @functools.cache
@@ -523,16 +548,17 @@ def leave_gated_latent(
     )
 
 
-def add_correction(y: torch.Tensor, latent: torch.Tensor, compensator: Compensator) -> None:
-    """y += latent · Bᵀ in place, for y (..., outputs)."""
+def correct(y: torch.Tensor, latent: torch.Tensor, compensator: Compensator, *, added: bool) -> None:
+    """y = latent · Bᵀ, or y += latent · Bᵀ in place if `added`, for y (..., outputs)."""
     tokens, outputs = latent.shape[0], compensator.outputs
-    add_correction_kernel[(triton.cdiv(outputs, 128), triton.cdiv(tokens, 64))](
+    correction_kernel[(triton.cdiv(outputs, 128), triton.cdiv(tokens, 64))](
         y,
         latent,
         compensator.up,
         compensator.up_scales,
         tokens,
         outputs,
+        ADDED=added,
         RANK=compensator.rank,
         TOKENS=64,
         ROWS=128,
@@ -584,12 +610,13 @@ SHIPPED = [
     ),
     *(
         Shipped(
-            add_correction_kernel,
+            correction_kernel,
             "*bf16 *bf16 *i8 *fp32 i32 i32",
-            {"RANK": rank, "TOKENS": 64, "ROWS": 128, "DOT": tl.bfloat16},
+            {"ADDED": added, "RANK": rank, "TOKENS": 64, "ROWS": 128, "DOT": tl.bfloat16},
             num_warps=8,
             aligned=("outputs",),
         )
         for rank in (32, 64, 128)
+        for added in (True, False)
     ),
 ]

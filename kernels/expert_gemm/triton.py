@@ -22,7 +22,9 @@ import triton.language as tl
 from kernels.shipping import Shipped
 
 ROUTE_TOKENS = 4
-SORT_CHUNK = 1024
+SORT_CHUNKS = 256, 1024
+"""Assignments that one program sorts, at least where there are more, and at most."""
+
 COMBINE_COLUMNS = 512
 
 
@@ -97,9 +99,20 @@ def route_kernel(
     tl.store(experts_ptr + token * CHOSEN + place, numbers, mask=here)
 
 
+@triton.jit(do_not_specialize=["assignments"])
+def count_kernel(experts_ptr, counts_ptr, assignments, EXPERTS: tl.constexpr, CHUNK: tl.constexpr):
+    """The number of each expert's assignments in one chunk, (chunks, EXPERTS)."""
+    chunk = tl.program_id(0)
+    assignment = chunk * CHUNK + tl.arange(0, CHUNK)
+    there = assignment < assignments
+    counts = tl.histogram(tl.load(experts_ptr + assignment, mask=there, other=0), EXPERTS, mask=there)
+    tl.store(counts_ptr + chunk * EXPERTS + tl.arange(0, EXPERTS), counts)
+
+
 @triton.jit(do_not_specialize=["assignments", "tiles"])
 def sort_kernel(
     experts_ptr,
+    counts_ptr,
     order_ptr,
     tile_expert_ptr,
     tile_first_ptr,
@@ -109,37 +122,48 @@ def sort_kernel(
     TILE: tl.constexpr,
     EXPERTS: tl.constexpr,
     CHUNK: tl.constexpr,
+    COUNTED: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):
-    """One expert's assignments, in their order, behind those of the experts before it; and its tiles.
+    """The assignments of one chunk in the order of all; and a share of the tiles.
 
-    Every program counts the assignments of all experts for itself: they are few, and it saves a launch. The tables of
-    tiles have room for the largest possible number; unused entries have expert −1.
+    An expert's assignments lie behind those of the experts before it, and in their own order. The tables of tiles have
+    room for the largest possible number; unused entries have expert −1. Not COUNTED: there is one chunk.
     """
-    program_expert = tl.program_id(0)
+    chunk = tl.program_id(0)
     expert = tl.arange(0, EXPERTS)
     within = tl.arange(0, CHUNK)
-    counts = tl.zeros((EXPERTS,), tl.int32)
-    for start in range(0, assignments, CHUNK):
-        there = start + within < assignments
-        numbers = tl.load(experts_ptr + start + within, mask=there, other=0)
-        counts += tl.histogram(numbers, EXPERTS, mask=there)
-    place = tl.sum(tl.where(expert < program_expert, counts, 0))
-    end = place + tl.sum(tl.where(expert == program_expert, counts, 0))
-    first_tile = tl.sum(tl.where(expert < program_expert, tl.cdiv(counts, TILE), 0))
-    all_tiles = tl.sum(tl.cdiv(counts, TILE))
-    for tile in range(tl.cdiv(end - place, TILE)):
-        tl.store(tile_expert_ptr + first_tile + tile, program_expert)
-        tl.store(tile_first_ptr + first_tile + tile, place + tile * TILE)
-        tl.store(tile_end_ptr + first_tile + tile, end)
-    if program_expert == 0:
-        for start in range(all_tiles, tiles, CHUNK):
-            tl.store(tile_expert_ptr + start + within, -1, mask=start + within < tiles)
-    for start in range(0, assignments, CHUNK):
-        there = start + within < assignments
-        numbers = tl.load(experts_ptr + start + within, mask=there, other=-1)
-        matches = (numbers == program_expert).to(tl.int32)
-        tl.store(order_ptr + place + tl.cumsum(matches, axis=0) - 1, start + within, mask=matches != 0)
-        place += tl.sum(matches)
+    there = chunk * CHUNK + within < assignments
+    numbers = tl.load(experts_ptr + chunk * CHUNK + within, mask=there, other=EXPERTS)
+    earlier = tl.zeros((EXPERTS,), tl.int32)
+    if COUNTED:
+        counts = tl.load(counts_ptr + chunk * EXPERTS + expert)
+        totals = tl.zeros((EXPERTS,), tl.int32)
+        for first in range(0, tl.num_programs(0), AT_ONCE):
+            row = first + tl.arange(0, AT_ONCE)[:, None]
+            part = tl.load(counts_ptr + row * EXPERTS + expert[None, :], mask=row < tl.num_programs(0), other=0)
+            totals += tl.sum(part, axis=0)
+            earlier += tl.sum(tl.where(row < chunk, part, 0), axis=0)
+    else:
+        counts = tl.histogram(tl.where(there, numbers, 0), EXPERTS, mask=there)
+        totals = counts
+    begins = tl.cumsum(totals, axis=0) - totals
+    places = begins + earlier - (tl.cumsum(counts, axis=0) - counts)
+    keys = tl.sort(numbers * CHUNK + within)
+    number = keys // CHUNK
+    place = tl.gather(places, tl.minimum(number, EXPERTS - 1), 0) + within
+    tl.store(order_ptr + place, chunk * CHUNK + keys % CHUNK, mask=number < EXPERTS)
+    tile_counts = tl.cdiv(totals, TILE)
+    tile_ends = tl.cumsum(tile_counts, axis=0)
+    for first in range(chunk * AT_ONCE, tiles, tl.num_programs(0) * AT_ONCE):
+        tile = first + tl.arange(0, AT_ONCE)
+        owner = tl.sum((tile_ends[None, :] <= tile[:, None]).to(tl.int32), axis=1)
+        index = tl.minimum(owner, EXPERTS - 1)
+        begin = tl.gather(begins, index, 0)
+        first_tile = tl.gather(tile_ends - tile_counts, index, 0)
+        tl.store(tile_expert_ptr + tile, tl.where(owner < EXPERTS, owner, -1), mask=tile < tiles)
+        tl.store(tile_first_ptr + tile, begin + (tile - first_tile) * TILE, mask=tile < tiles)
+        tl.store(tile_end_ptr + tile, begin + tl.gather(totals, index, 0), mask=tile < tiles)
 
 
 @triton.jit
@@ -304,18 +328,23 @@ def sort_by_expert(numbers: torch.Tensor, experts: int, tile: int) -> Sorted:
     order, *tables = (
         torch.empty(size, dtype=torch.int32, device=numbers.device) for size in (assignments, tiles, tiles, tiles)
     )
-    sort_kernel[(experts,)](
-        numbers,
-        order,
-        *tables,
-        assignments,
-        tiles,
-        TILE=tile,
-        EXPERTS=triton.next_power_of_2(experts),
-        CHUNK=SORT_CHUNK,
+    sizes = _sort_sizes(assignments, experts)
+    chunks = triton.cdiv(assignments, sizes["CHUNK"])
+    counts = torch.empty(chunks, sizes["EXPERTS"], dtype=torch.int32, device=numbers.device)
+    if chunks > 1:
+        count_kernel[(chunks,)](numbers, counts, assignments, **sizes, num_warps=4)
+    sort_kernel[(chunks,)](
+        numbers, counts, order, *tables, assignments, tiles, TILE=tile, **sizes, COUNTED=chunks > 1, AT_ONCE=16,
         num_warps=4,
-    )
+    )  # fmt: skip
     return Sorted(order, *tables)
+
+
+def _sort_sizes(assignments: int, experts: int) -> dict[str, int]:
+    """Few assignments are one chunk, which needs no counts of others; many are 64 chunks or, above 65,536, more."""
+    least, most = SORT_CHUNKS
+    chunk = max(min(least, triton.next_power_of_2(assignments)), min(most, triton.next_power_of_2(assignments // 64)))
+    return {"EXPERTS": max(16, triton.next_power_of_2(experts)), "CHUNK": max(16, chunk)}
 
 
 def expert_mlp(
@@ -395,9 +424,14 @@ SHIPPED = [
         num_warps=ROUTE_TOKENS,
         aligned=("experts",),
     ),
+    Shipped(count_kernel, "*i32 *i32 i32", _sort_sizes(65536, 128)),
     *(
-        Shipped(sort_kernel, "*i32 *i32 *i32 *i32 *i32 i32 i32", {"TILE": tile, "EXPERTS": 128, "CHUNK": SORT_CHUNK})
-        for tile in (16, 128)
+        Shipped(
+            sort_kernel,
+            "*i32 *i32 *i32 *i32 *i32 *i32 i32 i32",
+            {"TILE": tile, **_sort_sizes(assignments, 128), "COUNTED": counted, "AT_ONCE": 16},
+        )
+        for assignments, tile, counted in ((8, 16, False), (256, 16, False), (1024, 16, True), (65536, 128, True))
     ),
     *(
         configuration

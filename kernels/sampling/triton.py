@@ -3,9 +3,9 @@
 1. `maxima_kernel`, a program a block of the vocabulary: its maximum, where that is, and its sum of exponentials.
 2. `weights_kernel`, a program a block: the sum of its whole weights; and of rows that exclude tokens, a list of those
    that could be kept, bounded from the maxima of the blocks. Greedy batches go without.
-3. `choose_kernel`, a program a row: the token. Without exclusions it reads one block again. With them it searches by
-   halves for the threshold of top_k, for that of top_p and for the token, over the list, which is in the caches; or
-   over the whole row, where a flat distribution left more candidates than the list holds.
+3. `choose_kernel`, a program a row: the token. Without exclusions it reads one block again. With them it searches
+   for the threshold of top_k, for that of top_p and for the token, a few bits in each pass over the list, which is in
+   the caches; or over the whole row, where a flat distribution left more candidates than the list holds.
 
 The list's order varies, since programs append to it as they come. The kernels take only counts and sums of whole
 numbers from it, which do not depend on the order.
@@ -24,7 +24,10 @@ BLOCK = 2048
 """Entries of the vocabulary for one program: 16 values a thread at 4 warps, two 128-bit loads of 16-bit logits."""
 
 CANDIDATES = 4096
-"""Candidates that a list holds: one tile of the search."""
+"""Candidates that a list holds."""
+
+SEARCH_BITS = 4
+"""Bits of a threshold that one pass over the candidates finds, by as many sums as they have values: 1, 2 or 4."""
 
 
 @triton.jit
@@ -135,11 +138,24 @@ def _bound(maxima, top, k, p, min_p, vocabulary, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _kept(
-    logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, threshold, below, TILE: tl.constexpr
+    logits_ptr,
+    list_token_ptr,
+    list_value_ptr,
+    n,
+    listed,
+    temperature,
+    top,
+    threshold,
+    below,
+    MASS: tl.constexpr,
+    TRIALS: tl.constexpr,
+    TILE: tl.constexpr,
 ):
-    """The number of tokens with a key of at least `threshold` and an id under `below`, and the sum of their weights."""
-    count = 0
-    mass = tl.zeros((), dtype=tl.int64)
+    """The number of tokens with a key of at least `threshold` and an id under `below`; if MASS, their weights' sum.
+
+    One of them is (TRIALS, 1), and so many results are returned.
+    """
+    total = tl.zeros((TRIALS, TILE), tl.int64 if MASS else tl.int32)
     for start in range(0, n, TILE):
         place = start + tl.arange(0, TILE)
         inside = place < n
@@ -149,10 +165,15 @@ def _kept(
         else:
             token = place
             x = _scaled(tl.load(logits_ptr + place, mask=inside, other=float("-inf")), temperature)
-        mask = inside & (_order_key(x) >= threshold) & (token < below)
-        count += tl.sum(mask.to(tl.int32), axis=0)
-        mass += tl.sum(tl.where(mask, _weight(x, top), 0), axis=0)
-    return count, mass
+        mask = (inside & (_order_key(x) >= threshold)) & (token < below)
+        total += tl.where(mask, _weight(x, top), 0) if MASS else mask.to(tl.int32)
+    return tl.sum(total, axis=1)
+
+
+@triton.jit
+def _digit(holds, TRIALS: tl.constexpr):
+    """The largest trial that holds, of 0 … TRIALS − 1; trial 0 always does, and no trial behind one that does not."""
+    return tl.sum((holds & (tl.arange(0, TRIALS) > 0)).to(tl.int32), axis=0)
 
 
 @triton.jit
@@ -171,48 +192,58 @@ def _filtered(
     uniform,
     vocabulary,
     TOKEN_BITS: tl.constexpr,
-    TILE: tl.constexpr,
+    BITS: tl.constexpr,
+    CANDIDATES: tl.constexpr,
 ):
-    """The token drawn from those that min_p, top_k and top_p keep; `whole` is the weight of all the vocabulary."""
+    """The token drawn from those that min_p, top_k and top_p keep; `whole` is the weight of all the vocabulary.
+
+    Each pass over the candidates finds BITS bits of a threshold, or of the token: it tries all their values at once.
+    """
+    TRIALS: tl.constexpr = 1 << BITS
+    TILE: tl.constexpr = CANDIDATES * 2 // TRIALS
+    trial = tl.arange(0, TRIALS)[:, None]
+    one = tl.arange(0, 1)[:, None]
     threshold = tl.where(min_p > 0, _order_key(top + tl.log(tl.maximum(min_p, 1e-30))), -2147483648)
     if k > 0:
         kth = -2147483648
-        bit = -2147483648
-        for _ in range(32):
-            trial = kth ^ bit
-            bit = (bit >> 1) & 0x7FFFFFFF
-            count, mass = _kept(
-                logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, trial, vocabulary, TILE
-            )
-            kth = tl.where(count >= k, trial, kth)
+        for i in range(32 // BITS):
+            step = 1 << (32 - BITS - BITS * i)
+            counts = _kept(
+                logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, kth + trial * step,
+                vocabulary, False, TRIALS, TILE,
+            )  # fmt: skip
+            kth += _digit(counts >= k, TRIALS) * step
         threshold = tl.maximum(threshold, kth)
     if p < 1:
-        count, mass_left = _kept(
-            logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, threshold, vocabulary, TILE
-        )
-        total = tl.where((k > 0) | (min_p > 0), mass_left, whole)
+        mass_left = _kept(
+            logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, threshold + one, vocabulary,
+            True, 1, CANDIDATES,
+        )  # fmt: skip
+        total = tl.where((k > 0) | (min_p > 0), tl.sum(mass_left, axis=0), whole)
         mass_needed = tl.maximum(tl.ceil(p.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)
         share = -2147483648
-        bit = -2147483648
-        for _ in range(32):
-            trial = share ^ bit
-            bit = (bit >> 1) & 0x7FFFFFFF
-            count, mass = _kept(
-                logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, trial, vocabulary, TILE
-            )
-            share = tl.where(mass >= mass_needed, trial, share)
+        for i in range(32 // BITS):
+            step = 1 << (32 - BITS - BITS * i)
+            masses = _kept(
+                logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, share + trial * step,
+                vocabulary, True, TRIALS, TILE,
+            )  # fmt: skip
+            share += _digit(masses >= mass_needed, TRIALS) * step
         threshold = tl.maximum(threshold, share)
-    count, total = _kept(
-        logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, threshold, vocabulary, TILE
-    )
-    target = (uniform * total.to(tl.float64)).to(tl.int64)
+    kept_mass = _kept(
+        logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, threshold + one, vocabulary,
+        True, 1, CANDIDATES,
+    )  # fmt: skip
+    target = (uniform * tl.sum(kept_mass, axis=0).to(tl.float64)).to(tl.int64)
+    PASSES: tl.constexpr = (TOKEN_BITS + BITS - 1) // BITS
     token = 0
-    for i in range(TOKEN_BITS):
-        trial = token | (1 << (TOKEN_BITS - 1 - i))
-        count, mass = _kept(
-            logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, threshold, trial, TILE
-        )
-        token = tl.where(mass <= target, trial, token)
+    for i in range(PASSES):
+        step = 1 << (BITS * (PASSES - 1 - i))
+        masses = _kept(
+            logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, threshold, token + trial * step,
+            True, TRIALS, TILE,
+        )  # fmt: skip
+        token += _digit(masses <= target, TRIALS) * step
     return token
 
 
@@ -253,6 +284,7 @@ def choose_kernel(
     FILTERED: tl.constexpr,
     CANDIDATES: tl.constexpr,
     TOKEN_BITS: tl.constexpr,
+    BITS: tl.constexpr,
     BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -298,6 +330,7 @@ def choose_kernel(
                         uniform,
                         vocabulary,
                         TOKEN_BITS,
+                        BITS,
                         CANDIDATES,
                     )
             if not excludes:
@@ -352,7 +385,7 @@ def _weights_constants(filtered: bool, padded: int) -> dict[str, int | bool]:
 
 def _choose_constants(greedy: bool, filtered: bool, padded: int, vocabulary: int) -> dict[str, int | bool]:
     bits = vocabulary.bit_length()
-    return {"GREEDY": greedy, **_weights_constants(filtered, padded), "TOKEN_BITS": bits}
+    return {"GREEDY": greedy, **_weights_constants(filtered, padded), "TOKEN_BITS": bits, "BITS": SEARCH_BITS}
 
 
 _LOGITS = ("bf16", "fp32")

@@ -101,14 +101,22 @@ def test_three_bits(device: str) -> None:
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize(("tokens", "outputs", "inputs", "rank"), [(65, 63, 300, 28)])
-def test_two_streams(tokens: int, outputs: int, inputs: int, rank: int, dtype: torch.dtype, device: str) -> None:
+@pytest.mark.parametrize("unpacked", [False, True])
+def test_two_streams(
+    tokens: int, outputs: int, inputs: int, rank: int, unpacked: bool, dtype: torch.dtype, device: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if unpacked:
+        monkeypatch.setattr(triton.w4, "UNPACK_TOKENS", tokens)
     x, weight, compensation = sample(tokens, outputs, inputs, rank, dtype, device)
+    wide, dense = x.double(), dequantise(weight, torch.float64)
+    exact = reference.compensated_gemm(wide, weight, compensation)
+    # One of the two terms is rounded to x's type before the other is added; and Ŵ, where it is unpacked.
+    rounded = (exact - wide @ dense.T).abs() + wide.abs() @ dense.abs().T if unpacked else (wide @ dense.T).abs()
     for _ in range(2):  # the second time counts from what the first left
         y = triton.overlapped(x, weight, compensation)
-        # The product alone is rounded to x's type before the correction is added.
-        base = ROUNDING[dtype] * (x.double() @ dequantise(weight, torch.float64).T).abs()
-        exact = reference.compensated_gemm(x.double(), weight, compensation)
-        assert ((y.double() - exact).abs() <= allowed(x, weight, compensation, ROUNDING[dtype]) + base).all()
+        limit = allowed(x, weight, compensation, ROUNDING[dtype]) + ROUNDING[dtype] * rounded
+        assert ((y.double() - exact).abs() <= limit).all()
     assert compensation.arrivals.count_nonzero() == 0
 
 
