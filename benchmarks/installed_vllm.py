@@ -15,6 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,58 +69,72 @@ POLICY = {
 }  # fmt: skip
 """Chunks by predicted step times, which cost more than a table's."""
 
-COST_TURNS, COST_STEPS = 15, 60
+COST_STEPS = 150
 
 
-def step_seconds(kind: type | None, settings: dict[str, Any], decodes: int) -> float:
-    """CPU seconds of a step's `schedule` and `update_from_output` beside a prompt under way, the median.
+class Stopwatch:
+    """CPU seconds within the two methods of a scheduler, or of its class, which it wraps."""
+
+    def __init__(self, owner: Any) -> None:
+        self.seconds = 0.0
+        for name in ("schedule", "update_from_output"):
+            setattr(owner, name, self._timed(getattr(owner, name)))
+
+    def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            begin = time.process_time()
+            result = method(*args, **kwargs)
+            self.seconds += time.process_time() - begin
+            return result
+
+        return run
+
+
+def step_seconds(kind: Any, settings: dict[str, Any], decodes: int, inner: Stopwatch) -> tuple[float, float]:
+    """CPU seconds of a step's `schedule` and `update_from_output` beside a prompt under way, medians.
 
     Args:
-        kind: a scheduler class of `live.vllm.schedulers`, with its settings; None: vLLM's own.
+        kind: a scheduler class of `live.vllm.schedulers`. settings: its settings. inner: times vLLM's own methods.
+
+    Returns:
+        Those of vLLM's own methods, and what the class adds.
     """
-    config = EngineConfig(100_000, max_num_batched_tokens=2048, max_num_seqs=512, enable_prefix_caching=False)
+    config = EngineConfig(25_000, max_num_batched_tokens=2048, max_num_seqs=512, enable_prefix_caching=False)
     host = InstalledScheduler(config, async_scheduling=False)
     plain = host.scheduler
-    if kind is not None:
-        plain.vllm_config.additional_config = {"serving_twin": settings}
-        plain.vllm_config.model_config.model = "model"
-        host.scheduler = kind(
-            plain.vllm_config, plain.kv_cache_config, plain.structured_output_manager, config.block_size
-        )
+    plain.vllm_config.additional_config = {"serving_twin": settings}
+    plain.vllm_config.model_config.model = "model"
+    host.scheduler = kind(plain.vllm_config, plain.kv_cache_config, plain.structured_output_manager, config.block_size)
+    outer = Stopwatch(host.scheduler)
     for number in range(decodes):
-        host.add(Request(number, 0.0, 7, 10_000), 10_000)
+        host.add(Request(number, 0.0, 7, 1000), 1000)
     for _ in range(3):
         host.schedule()
         host.end_step(set())
-    host.add(Request(decodes, 0.0, 1_000_000, 1), 1)
-    seconds = []
+    host.add(Request(decodes, 0.0, 280_000, 1), 1)
+    own, added = [], []
     for _ in range(COST_STEPS):
-        begin = time.process_time()
+        inner.seconds = outer.seconds = 0.0
         host.schedule()
         host.end_step(set())
-        seconds.append(time.process_time() - begin)
-    return statistics.median(seconds)
+        own.append(inner.seconds)
+        added.append(outer.seconds - inner.seconds)
+    return statistics.median(own), statistics.median(added)
 
 
 def costs() -> None:
-    """Print what scheduler classes add to a step, microseconds: medians of turns in which all of them are measured."""
+    """Print what scheduler classes add to a step of vLLM's scheduler, in microseconds."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
     from live.vllm.schedulers import PolicyScheduler, RecordingScheduler
 
-    with tempfile.TemporaryDirectory() as folder:
-        kinds: dict[str, tuple[type | None, dict[str, Any]]] = {
-            "recording": (RecordingScheduler, {"step_log": f"{folder}/steps.csv"}),
-            "chunk policy": (PolicyScheduler, POLICY),
-        }
-        for decodes in (16, 64, 256):
-            turns = [
-                [step_seconds(kind, settings, decodes) for kind, settings in ((None, {}), *kinds.values())]
-                for _ in range(COST_TURNS)
-            ]
-            own = statistics.median(turn[0] for turn in turns)
-            line = f"vLLM {vllm_version()}, {decodes} decodes: {1e6 * own:.0f} µs a step"
-            for index, name in enumerate(kinds, start=1):
-                line += f", {name} +{1e6 * statistics.median(turn[index] - turn[0] for turn in turns):.0f}"
-            print(line, flush=True)
+    inner = Stopwatch(Scheduler)
+    for decodes in (16, 64, 256):
+        with tempfile.TemporaryDirectory() as folder:
+            own, recording = step_seconds(RecordingScheduler, {"step_log": f"{folder}/steps.csv"}, decodes, inner)
+        _, policy = step_seconds(PolicyScheduler, POLICY, decodes, inner)
+        added = f"recording adds {1e6 * recording:.0f}, a chunk policy {1e6 * policy:.0f}"
+        print(f"vLLM {vllm_version()}, {decodes} decodes: {1e6 * own:.0f} µs a step, {added}", flush=True)
 
 
 def main() -> int:
