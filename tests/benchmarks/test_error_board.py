@@ -12,7 +12,6 @@ from benchmarks.error_board.cells import Judged, in_own_cell
 from benchmarks.error_board.correction import LEVELS, Case, Deviations, Prior, covariance, left_out
 from benchmarks.error_board.prediction import predict
 from benchmarks.error_board.rows import ASSUMED, Row, Workers, read_rows
-from workloads.errors import BadInput
 
 STAGE = ("num_workers", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
 COLUMNS = (
@@ -69,12 +68,6 @@ def test_a_layout_is_read_as_its_source_means_it(
     assert row.isl == pytest.approx(900)
 
 
-def test_without_replicas_the_batch_is_that_of_one(tmp_path: Path) -> None:
-    columns = {"tp_size": "2", "attention_dp_size": "", "moe_tp_size": "4", "batch_size": "16"}
-    (row,) = read(tmp_path, {**AGGREGATED, **columns})
-    assert (row.decode.data_parallel, row.in_flight) == (2, 32)
-
-
 def test_one_measurement_has_one_layout(tmp_path: Path) -> None:
     """A row that states its workers speaks for the others of the same TTFT and TPOT; the next row is like it."""
     farther = {
@@ -87,12 +80,6 @@ def test_one_measurement_has_one_layout(tmp_path: Path) -> None:
     assert same.assumption == stated.assumption == ""
     assert like.assumption.startswith(ASSUMED)
     assert same.measurement == stated.measurement != like.measurement
-
-
-def test_rows_without_any_that_states_workers_are_refused(tmp_path: Path) -> None:
-    (row,) = read(tmp_path, APART)
-    with pytest.raises(BadInput, match="no number of workers"):
-        predict(row)
 
 
 def row_of(model: str, layout: int, in_flight: float, system: str = "h100_sxm") -> Row:
@@ -149,14 +136,6 @@ def test_the_truth_of_what_is_left_out_moves_no_prediction_of_it(group: str) -> 
     assert after.deviation[inside] == pytest.approx(before.deviation[inside], abs=1e-9)
 
 
-def test_an_unusual_row_moves_its_neighbours_little() -> None:
-    known = cases()
-    error = {"row": known[0].row, "prediction": known[0].prediction, "shares": known[0].shares}
-    means = [left_out([Case(error=value, **error), *known[1:]], PRIOR, ["configuration"]) for value in (0.1, 3.0)]  # type: ignore[arg-type]
-    usual, unusual = (result["configuration"].mean[2] for result in means)
-    assert abs(unusual - usual) < 0.2
-
-
 def test_the_interval_of_a_cell_is_that_of_its_other_layouts() -> None:
     judged = [
         Judged(row := row_of("qwen3-32b", layout, in_flight), predict(row), {"tpot": error}, {})
@@ -166,12 +145,6 @@ def test_the_interval_of_a_cell_is_that_of_its_other_layouts() -> None:
     summary = in_own_cell(judged)
     assert summary["coverage"] == 0.5  # errors of 0.1 within 1.645 times 0.2, and not the other way round
     assert summary["width"] == pytest.approx(2 * 1.645 * 0.15, rel=1e-2)
-
-
-def test_shares_add_up() -> None:
-    shares = predict(row_of("llama-3.1-70b", 8, 64.0))
-    assert sum(shares.tpot_shares.values()) == pytest.approx(1)
-    assert sum(shares.ttft_shares.values()) == pytest.approx(1)
 
 
 def test_prefill_workers_limit_a_disaggregated_loop(tmp_path: Path) -> None:

@@ -59,29 +59,6 @@ def test_what_one_benchmark_adds_to_each_kernel_is_no_launch() -> None:
         assert reached.error < 0.03
 
 
-def test_a_newer_device_is_no_slower_than_one_that_it_succeeds() -> None:
-    result = fit_kind([timings_of("h100-sxm", 4e-6, 0.9, 0.5), timings_of("h200-sxm", 4e-6, 0.4, 0.8)])
-    new = result.devices["h200-sxm"]
-    assert [new.compute, new.memory] == pytest.approx([0.9, 0.8], rel=0.03)
-
-
-def test_devices_of_one_chip_are_left_out_together() -> None:
-    """Two Hopper devices agree with each other, and neither helps to predict the other."""
-    result = fit_kind(
-        [
-            timings_of("h100-sxm", 4e-6, 0.9, 0.9),
-            timings_of("h200-sxm", 4e-6, 0.9, 0.9),
-            timings_of("l40s", 4e-6, 0.4, 0.4),
-        ]
-    )
-    assert result.any.compute == pytest.approx(0.6, rel=0.02)
-    assert result.any.spread > 0.5
-
-
-def test_one_chip_alone_says_nothing_of_others() -> None:
-    assert fit_kind([timings_of("one", 4e-6, 0.7, 0.8)]).any.spread == 0.3
-
-
 def test_the_built_in_file_is_of_built_in_devices_and_plausible() -> None:
     efficiency = built_in_efficiency()
     for kind, fits in efficiency.kernels.items():

@@ -17,17 +17,6 @@ def state(concurrency: float, residents: float | None = None) -> ClosedLoop:
     return ClosedLoop(0.0, 0.011, 0.01, 0.05, concurrency if residents is None else residents, round(concurrency))
 
 
-def test_by_hand() -> None:
-    # A tenth of the requests wait for (8 + 1)/2 prompts of 50 ms, the others for their own; all for two steps of 10 ms.
-    assert Protocol(10, 1.0).ttft(state(8), 8, 101) == pytest.approx(0.02 + 0.05 * (0.45 + 0.9))
-    # Seven run, one waits: a seventh of a life, which is the TTFT of those that run and 100 tokens.
-    alone_seconds = 0.02 + 0.05 * (0.4 + 0.9)
-    assert Protocol(10, 1.0, 1).ttft(state(8), 8, 101) == pytest.approx(
-        alone_seconds + (alone_seconds + 100 * 0.011) / 7
-    )
-    assert Protocol(10, 1.0).ttft(state(8, 7), 8, 101) == pytest.approx(Protocol(10, 1.0, 1).ttft(state(8), 8, 101))
-
-
 def test_a_simulated_client_lies_among_the_protocols(tmp_path: Path) -> None:
     """Drawn lengths, ten rounds: the simulated mean TTFT has a steady share between the lowest and the highest."""
     step = {"source": "linear", "overhead": 0.01, "per_token": 5e-5, "per_kv_token": 1e-8}
@@ -63,12 +52,3 @@ def test_rows_tell_their_protocol(expected: Protocol) -> None:
     protocol = choose_protocol(rows, loops)
     assert protocol.protocol == expected
     assert protocol.half == pytest.approx(0.0, abs=1e-12)
-
-
-def test_rounds_of_inferencex_are_stated() -> None:
-    loops = [state(count) for count in (8.0, 64.0)]
-    rows = [
-        row(count, Protocol(5, 1.0).ttft(loop, count, 101), random_prompts=True)
-        for count, loop in zip((8.0, 64.0), loops, strict=True)
-    ]
-    assert choose_protocol(rows, loops).protocol.rounds == 10

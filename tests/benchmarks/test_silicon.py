@@ -54,29 +54,6 @@ def test_inferencex_lengths_are_nine_tenths_in_the_mean(tmp_path: Path) -> None:
     assert [row.isl, row.osl] == pytest.approx([921.6, 115.2])
 
 
-def test_blank_cells_and_remarks(tmp_path: Path) -> None:
-    change = {"precision": "", "moe_tp_size": "", "moe_ep_size": "0.0", "kernel_tables": "h100 (nearest to 0.10.2)"}
-    (row,) = read(tmp_path, change)
-    assert (row.precision, row.expert_tensor_parallel, row.expert_parallel, row.tables) == ("bf16", 1, 1, "h100")
-
-
-def test_duplicates_and_other_modes_are_left_out(tmp_path: Path) -> None:
-    rows = read(tmp_path, {}, {"id": "two", "duplicate": "True"}, {"id": "three", "mode": "static"})
-    assert [row.id for row in rows] == ["one"]
-
-
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
-        ("Qwen/Qwen3-235B-A22B-FP8", "qwen3-235b-a22b"),
-        ("meta-llama/Llama-3.1-70B", "llama-3.1-70b"),
-    ],
-)
-def test_names_of_models(tmp_path: Path, path: str, name: str) -> None:
-    assert read(tmp_path, {"model_path": path})[0].model == name
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

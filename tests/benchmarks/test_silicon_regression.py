@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from benchmarks.silicon import SiliconRow, read_silicon_rows
 from benchmarks.silicon_regression import HOSTS, SiliconRegression, levels
 from latency_models.deployment.models import load_model
-from latency_models.fitting.estimator import CannotFit, Floats, NotFitted
+from latency_models.fitting.estimator import Floats
 from latency_models.sources.aiconfigurator.closed_loop import closed_loop
 from latency_models.sources.aiconfigurator.kernels import compose
 from latency_models.sources.aiconfigurator.spec import AiconfiguratorStepTime, Corrections
@@ -20,7 +19,6 @@ from latency_models.sources.aiconfigurator.tables import read_tables
 from schedulers.batches import Chunk, MixedBatch
 from schedulers.sequence import Sequence
 from tests.latency_models.sources.aiconfigurator.small_tables import make_tables
-from workloads.errors import BadInput
 from workloads.request import Request
 
 TRUE = Corrections(decode=1.15, prefill=1.3, prompt_step=4e-3, per_sequence=3e-5)
@@ -72,23 +70,6 @@ def test_an_engine_with_corrections_is_learnt(library: Path) -> None:
     assert model.points_ == len(fitted)
 
 
-def test_kernels_alone_would_be_far_off(library: Path) -> None:
-    rows = points(library)
-    model = SiliconRegression(tables=library).fit(rows)
-    engines = [AiconfiguratorStepTime(model.step_time(row).kernels) for row in rows]
-    bare = [
-        closed_loop(engine, row.concurrency, row.isl, row.osl).tpot / row.tpot
-        for engine, row in zip(engines, rows, strict=True)
-    ]
-    assert np.median(np.abs(np.array(bare) - 1)) > 0.1
-
-
-def test_a_row_of_other_origin_does_not_decide(library: Path) -> None:
-    rows = points(library)
-    odd = [replace(rows[0], tpot=rows[0].tpot * 3), *rows[1:]]
-    assert np.median(errors(SiliconRegression(tables=library).fit(odd), rows)) < 0.02
-
-
 def test_a_group_with_one_row_takes_after_its_model(library: Path) -> None:
     wide = points(library, width=2)
     model = SiliconRegression(tables=library).fit([*points(library), wide[0]])
@@ -105,39 +86,6 @@ def test_a_system_never_seen_takes_after_what_is_common(library: Path) -> None:
     assert 1.05 < guessed.decode * guessed.attention < 1.25  # what takes most of these steps: 1.15
     assert guessed.per_sequence == HOSTS["per_sequence"][0]
     assert model.deviation(elsewhere[0]) > 1.5 * model.deviation(rows[0])
-
-
-def test_the_step_time_is_the_one_that_predicts(library: Path) -> None:
-    model = SiliconRegression(tables=library).fit(points(library))
-    row = points(library)[4]
-    ahead = model.known_.host("ahead", row) + model.known_.host("ahead_each", row) * row.concurrency
-    again = closed_loop(
-        model.step_time(row), row.concurrency, row.isl, row.osl, ahead=ahead, kv_capacity=model.library_.engine(row)[1]
-    )
-    assert again == model.loop(row)
-    assert again.tpot == model.predict([row])[0]
-
-
-def test_an_estimator_like_the_others(library: Path) -> None:
-    model = SiliconRegression(tables=library, max_batched_tokens=4096)
-    assert model.get_params() == {"tables": library, "max_batched_tokens": 4096}
-    for ask in (lambda: model.predict([POINT]), lambda: model.corrections(POINT), lambda: model.step_time(POINT)):
-        with pytest.raises(NotFitted, match="expected SiliconRegression to be fitted"):
-            ask()
-    rows = points(library)
-    model.fit(rows)
-    assert vars(type(model)(**model.get_params())) == model.get_params()
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(rows), model.predict(rows))
-    np.testing.assert_array_equal(
-        SiliconRegression(tables=library, max_batched_tokens=4096).fit(rows).predict(rows), model.predict(rows)
-    )
-
-
-def test_too_few_rows_and_missing_tables_are_told(library: Path) -> None:
-    with pytest.raises(CannotFit, match="rows: got 7, expected at least 8 rows"):
-        SiliconRegression(tables=library).fit(points(library)[:7])
-    with pytest.raises(BadInput, match=r"lab_b/gemm_perf.txt.gz: expected a readable file"):
-        SiliconRegression(tables=library).fit([replace(row, tables="lab_b") for row in points(library)])
 
 
 @pytest.fixture(scope="module")

@@ -30,15 +30,6 @@ def public_trace() -> Callable[[str], Path]:
 
 
 @pytest.fixture
-def measured_workload() -> Path:
-    """What was sent to a real vLLM 0.19; the test is skipped where the data folder is absent."""
-    path = SHARED_DATA / "measured" / "vllm_0.19_rtxpro6000_llama31_8b" / "workload.jsonl"
-    if not path.exists():
-        pytest.skip("the measured run is not here")
-    return path
-
-
-@pytest.fixture
 def p_value() -> Callable[[npt.NDArray[np.int64], npt.NDArray[np.float64]], float]:
     """The p-value of a sample of indices under the given probabilities (chi-square).
 

@@ -21,7 +21,7 @@ from workloads.mixes import ModelMix, TaskMix, TaskShare
 from workloads.pairs import Independent, JointEmpirical
 from workloads.prefixes import SharedPrefixes
 from workloads.request import Request
-from workloads.traces import Trace, read_trace
+from workloads.traces import Trace
 
 CHATS = Independent(LogNormal(300, 1.0), Geometric(40))
 SMALL = Independent(Uniform(0, 100), Uniform(1, 9))
@@ -114,16 +114,6 @@ def test_by_hand() -> None:
 def test_without_arrivals_the_loop_is_closed() -> None:
     assert {request.arrival for request in requests(Workload(CHATS), 100)} == {0.0}
     assert requests(Workload(CHATS), 100) == requests(Workload(CHATS, ClosedLoop()), 100)
-
-
-@pytest.mark.parametrize(("process", "cv"), [(Poisson(8.0), 1.0), (Gamma(8.0, 2.5), 2.5)], ids=repr)
-def test_requests_come_at_the_stated_rate(process, cv: float, assert_mean_and_cv) -> None:
-    """Also across the seams of blocks, of which there are a hundred."""
-    rows = drawn_requests(Workload(SMALL, process), 50_000, block=500)
-    gaps = np.diff([request.arrival for request, _ in rows], prepend=0.0)
-    assert_mean_and_cv(gaps, 1 / 8, cv)
-    seams = gaps[::500]
-    assert abs(seams.mean() - 1 / 8) < 5 * cv / 8 / math.sqrt(len(seams))
 
 
 def test_lengths_are_those_described(assert_mean_and_cv) -> None:
@@ -220,13 +210,6 @@ def test_seeds_repeat_and_differ() -> None:
     assert first != second
 
 
-def test_two_iterators_may_be_read_in_turns() -> None:
-    workload = Workload(DAY, Poisson(1.0), MODELS, RUBRICS)
-    left_rows = workload.requests(np.random.default_rng(1), 50, block=8)
-    two = workload.requests(np.random.default_rng(1), 50, block=8)
-    assert all(a == b for a, b in zip(left_rows, two, strict=True))
-
-
 def test_nothing_is_drawn_before_it_is_read() -> None:
     endless = Workload(CHATS, Poisson(1.0)).requests(np.random.default_rng(0), 10**9)
     assert [request.id for request, _ in islice(endless, 3)] == [0, 1, 2]
@@ -287,27 +270,6 @@ def test_recorded_is_the_shortest_record() -> None:
     assert Workload(CHATS, Replay([1, 2])).recorded == 2
     assert Workload(TRACE, Poisson(1.0)).recorded == 4
     assert Workload(TRACE, Replay([1, 2])).recorded == 2
-
-
-def test_the_public_mooncake_trace_is_replayed_as_it_was_recorded(public_trace) -> None:
-    trace = read_trace(public_trace("mooncake_conversation.jsonl.gz"))
-    workload = Workload.replay(trace)
-    assert workload.prefix_block_tokens == 512
-    rows = drawn_requests(workload, len(trace), block=1000)
-    assert [request.arrival for request, _ in rows] == trace.arrivals.tolist()
-    assert [(request.prompt_tokens, answer) for request, answer in rows] == list(
-        zip(trace.prefill_tokens.tolist(), trace.decode_tokens.tolist(), strict=True)
-    )
-    expected = zip(trace.prefix_blocks, (trace.prefill_tokens // 512).tolist(), strict=True)
-    assert [request.prefix_blocks for request, _ in rows] == [ids[:blocks] for ids, blocks in expected]
-
-
-def test_the_measured_workload_is_replayed_as_it_was_sent(measured_workload) -> None:
-    trace = read_trace(measured_workload)
-    rows = drawn_requests(Workload.replay(trace), 300)
-    assert [request.prefix_blocks for request, _ in rows] == list(trace.prefix_blocks)
-    assert [request.max_tokens for request, _ in rows] == [answer for _, answer in rows]
-    assert sum(answer for _, answer in rows) == trace.decode_tokens.sum()
 
 
 def test_bad_workloads_are_refused() -> None:

@@ -34,19 +34,6 @@ def test_zipf_is_the_inverse_power_of_the_rank(skew: int, count: int) -> None:
     assert ModelMix.zipf(names(count), skew).probabilities.tolist() == pytest.approx(exact, rel=1e-14)
 
 
-def test_zipf_by_hand() -> None:
-    assert ModelMix.zipf(AGENTS).probabilities.tolist() == [0.25, 0.25, 0.25, 0.25]
-    assert ModelMix.zipf(AGENTS, 1).probabilities.tolist() == pytest.approx([12 / 25, 6 / 25, 4 / 25, 3 / 25])
-    assert ModelMix.zipf(AGENTS[:2], 0.5).probabilities[0] == pytest.approx(1 / (1 + 1 / math.sqrt(2)))
-
-
-@pytest.mark.parametrize("skew", [60.0, 1e4, 1e300])
-def test_an_extreme_skew_leaves_only_the_first(skew: float) -> None:
-    mix = ModelMix.zipf(AGENTS, skew)
-    assert mix.probabilities.tolist() == pytest.approx([1, 0, 0, 0], abs=1e-15)
-    assert not mix.sample(np.random.default_rng(1), 10_000).any()
-
-
 @given(weights=WEIGHTS)
 def test_probabilities_are_shares_of_the_sum(weights: list[float]) -> None:
     parts = [Fraction(weight) for weight in weights]
@@ -75,13 +62,6 @@ def test_models_are_drawn_as_often_as_they_should_be(mix: ModelMix, another: Mod
     assert p_value(another.sample(np.random.default_rng(12), 200_000), mix.probabilities) < 1e-6
 
 
-def test_successive_draws_know_nothing_of_each_other(p_value) -> None:
-    mix = ModelMix.zipf(AGENTS, 1.0)
-    sample = mix.sample(np.random.default_rng(4), 100_000)
-    couples = np.outer(mix.probabilities, mix.probabilities).ravel()
-    assert p_value(sample[::2] * 4 + sample[1::2], couples) > 1e-3
-
-
 @given(weights=WEIGHTS, seed=st.integers(0, 2**32))
 @settings(max_examples=50)
 def test_what_has_no_weight_is_never_drawn(weights: list[float], seed: int) -> None:
@@ -101,19 +81,6 @@ def test_not_even_by_the_first_and_the_last_number_of_a_generator(
 
     mix = ModelMix(names(len(weights)), weights)
     assert mix.sample(Edge(), 3).tolist() == [index] * 3  # type: ignore[arg-type]
-
-
-def test_draws_do_not_depend_on_how_many_are_asked_for() -> None:
-    mix = ModelMix.zipf(AGENTS, 1.0)
-    at_once, bits = np.random.default_rng(2), np.random.default_rng(2)
-    assert mix.sample(at_once, 30).tolist() == [i for n in (1, 7, 0, 22) for i in mix.sample(bits, n).tolist()]
-
-
-def test_mixes_are_values() -> None:
-    assert ModelMix(AGENTS, [1, 2, 3, 4]) == ModelMix(tuple(AGENTS), np.array([1.0, 2, 3, 4]))
-    assert len({ModelMix.zipf(AGENTS), ModelMix(AGENTS, [1.0] * 4), ModelMix.zipf(AGENTS, 1)}) == 2
-    share = TaskShare("embed", 1, Fixed(9))
-    assert TaskMix([share]) == TaskMix((share,))
 
 
 @pytest.mark.parametrize(
@@ -173,14 +140,6 @@ def test_each_task_has_lengths_of_its_own() -> None:
     assert Counter(of[3][1].tolist()).keys() == {1}
     assert abs(of[4][0].mean() - 700) < 5 * of[4][0].std() / math.sqrt(len(of[4][0]))
     assert not of[4][1].any()
-
-
-def test_tasks_do_not_depend_on_how_many_are_asked_for() -> None:
-    at_once = TASKS_OF_A_DAY.stream(np.random.default_rng(2))(500)
-    stream = TASKS_OF_A_DAY.stream(np.random.default_rng(2))
-    bits = [stream(size) for size in (1, 7, 0, 192, 300)]
-    for column, pieces in zip(at_once, zip(*bits, strict=True), strict=True):
-        assert column.tolist() == np.concatenate(pieces).tolist()
 
 
 def test_a_task_keeps_its_lengths_when_another_changes() -> None:

@@ -73,17 +73,6 @@ def test_the_mean_slot_load_is_the_renewal_load(pairs: Independent) -> None:
     assert np.arange(len(mass)) @ mass == pytest.approx(pairs.renewal_load(), rel=1e-6)
 
 
-@pytest.mark.parametrize("pairs", INDEPENDENT[:4], ids=repr)
-def test_the_renewal_load_is_what_a_slot_sees_over_time(pairs: Independent) -> None:
-    """One slot through 200,000 requests, its steps added up; within five standard errors of the ratio."""
-    prefill, decode = pairs.sample(np.random.default_rng(1), 200_000)
-    steps = prefill * decode + decode * (decode - 1) / 2
-    load = steps.mean() / decode.mean()
-    error = (steps - load * decode).std() / decode.mean() / math.sqrt(len(decode))
-    assert error < 0.02 * load
-    assert abs(load - pairs.renewal_load()) <= 5 * error
-
-
 @pytest.mark.parametrize("prefill", [Fixed(0), Fixed(64), Uniform(0, 999), LogNormal(700, 1.2)], ids=repr)
 @pytest.mark.parametrize("mean", [1, 2.5, 500])
 def test_geometric_answers_have_the_load_of_the_textbook(prefill: Lengths, mean: float) -> None:
@@ -112,16 +101,6 @@ def test_an_answer_of_no_tokens_is_refused(decode: Lengths) -> None:
 def test_measured_pairs_are_checked(prefill: list[int], decode: list[int], message: str) -> None:
     with pytest.raises(BadInput, match=f"^{message}"):
         JointEmpirical(prefill, decode)
-
-
-@pytest.mark.parametrize("pairs", [INDEPENDENT[1], joint([(0, 5), (9, 1), (9, 2)])], ids=["apart", "together"])
-def test_draws_repeat_from_a_seed(pairs: LengthPairs) -> None:
-    rng, again = np.random.default_rng(2), np.random.default_rng(2)
-    prefill, decode = pairs.sample(rng, 300)
-    assert prefill.dtype == decode.dtype == np.int64
-    assert prefill.shape == decode.shape == (300,)
-    assert [part.tolist() for part in pairs.sample(again, 300)] == [prefill.tolist(), decode.tolist()]
-    assert pairs.sample(rng, 300)[0].tolist() != prefill.tolist()
 
 
 @given(rows=MEASURED, seed=st.integers(0, 1000))
@@ -190,22 +169,6 @@ def test_blocks_keep_the_promise_where_requests_drift(block: int, covers: bool) 
     error = math.sqrt(0.95 * 0.05 / traces)
     assert (abs(covered / traces - 0.95) < 5 * error) == covers
     assert covers or covered / traces < 0.6
-
-
-def test_rows_that_fill_no_block_are_left_out_of_the_error_only() -> None:
-    rows = [(i % 7 * 10, i % 5 + 1) for i in range(103)]
-    low, high = joint(rows).renewal_load_interval(block=10)
-    assert (low + high) / 2 == pytest.approx(joint(rows).renewal_load())
-
-
-def test_the_interval_shrinks_with_the_root_of_the_sample() -> None:
-    rows = [(i % 7 * 10, i % 5 + 1) for i in range(350)]
-    small, large = (np.ptp(joint(rows * times).renewal_load_interval()) for times in (1, 100))
-    assert small / large == pytest.approx(10, rel=0.01)
-
-
-def test_equal_pairs_leave_nothing_uncertain() -> None:
-    assert joint([(8, 3)] * 5).renewal_load_interval() == (9, 9)
 
 
 def test_an_interval_of_two_blocks_by_hand() -> None:

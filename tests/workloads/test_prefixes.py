@@ -45,14 +45,6 @@ def test_by_hand() -> None:
     assert blocks(filling, [50, 50, 31, 64]) == [(0, 1, 2), (0, 1, 3), (0,), (0, 1, 4, 5)]
 
 
-def test_every_rubric_has_blocks_of_its_own() -> None:
-    prefixes = SharedPrefixes(groups=5, tokens=64, block_tokens=16)
-    result = blocks(prefixes, [64] * 500)
-    groups = prefixes.sample(np.random.default_rng(0), 500).tolist()
-    assert result == [tuple(range(4 * group, 4 * group + 4)) for group in groups]
-    assert set(groups) == {0, 1, 2, 3, 4}
-
-
 def test_a_rubric_shorter_than_a_block_shares_none() -> None:
     assert blocks(SharedPrefixes(3, tokens=15, block_tokens=16), [40, 400]) == [(), ()]
     assert blocks(SharedPrefixes(3, 15, 16, cache_suffix=True), [40, 400, 16])[::2] == [(0, 1), (27,)]
@@ -86,14 +78,6 @@ def test_blocks_do_not_depend_on_how_many_are_asked_for(
     prefixes: SharedPrefixes, prompts: list[int], seed: int, sizes: tuple[int, ...]
 ) -> None:
     assert blocks(prefixes, prompts, seed, sizes) == blocks(prefixes, prompts, seed)
-
-
-def test_portions_may_be_read_later() -> None:
-    prefixes = SharedPrefixes(4, 32, 16, cache_suffix=True)
-    stream = prefixes.stream(np.random.default_rng(0))
-    first, second = stream(np.array([64, 64])), stream(np.array([64]))
-    late = [*second, *first]
-    assert [*late[1:], late[0]] == blocks(prefixes, [64, 64, 64])
 
 
 @pytest.mark.parametrize("skew", [0.0, 0.7, 1.0, 2.5])

@@ -149,19 +149,6 @@ def test_the_name_is_the_file_without_its_endings(tmp_path: Path, name: str) -> 
     assert read(tmp_path, content, name).name == "w"
 
 
-def test_a_path_may_be_text(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text(LENGTHS)
-    assert len(read_trace(str(tmp_path / "t.csv"))) == 2
-
-
-@pytest.mark.parametrize(
-    ("content", "format"),
-    [(AZURE, "azure"), (MOONCAKE, "mooncake"), (LENGTHS, "lengths"), (VLLM_BENCH, "vllm-bench")],
-)
-def test_a_format_can_be_named(tmp_path: Path, content: str, format: str) -> None:
-    assert lengths(read(tmp_path, content, format=format)) == lengths(read(tmp_path, content))
-
-
 def test_a_named_format_decides_where_two_would_fit(tmp_path: Path) -> None:
     content = "prompt_tokens,output_tokens,num_prefill_tokens,num_decode_tokens\n1,2,3,4\n"
     assert lengths(read(tmp_path, content, format="plain")) == [(1, 2)]
@@ -215,23 +202,10 @@ def test_requests_do_not_tell_how_long_their_answers_will_be(tmp_path: Path) -> 
         trace.requests(max_tokens=108)
 
 
-def test_requests_without_times_are_all_there_at_the_start(tmp_path: Path) -> None:
-    assert [request.arrival for request in read(tmp_path, LENGTHS).requests()] == [0.0, 0.0]
-
-
 def test_a_trace_becomes_a_joint_distribution(tmp_path: Path) -> None:
     pairs = read(tmp_path, PLAIN_CSV).pairs()
     assert pairs.prefill_values.tolist() == [3, 0, 7]
     assert pairs.decode_values.tolist() == [4, 1, 2]
-
-
-def test_columns_are_read_only_copies() -> None:
-    source = np.array([1, 2, 3])
-    trace = Trace("mine", None, source, np.array([1, 1, 1]))
-    source[0] = 99
-    assert trace.prefill_tokens.tolist() == [1, 2, 3]
-    with pytest.raises(ValueError, match="read-only"):
-        trace.decode_tokens[0] = 5
 
 
 @pytest.mark.parametrize(
@@ -272,34 +246,3 @@ def test_the_public_mooncake_trace_is_read_as_a_plain_loop_reads_it(public_trace
     assert lengths(trace) == [(row["input_length"], row["output_length"]) for row in rows]
     assert arrivals(trace) == [row["timestamp"] / 1000 for row in rows]
     assert trace.prefix_blocks == tuple(tuple(row["hash_ids"]) for row in rows)
-
-
-def test_the_measured_workload_is_read_as_a_plain_loop_reads_it(measured_workload: Path) -> None:
-    trace = read_trace(measured_workload)
-    rows = [json.loads(line) for line in measured_workload.read_text().splitlines()]
-    assert (len(trace), trace.prefix_block_tokens) == (300, 16)
-    assert lengths(trace) == [(row["input_toks"], row["output_toks"]) for row in rows]
-    start = rows[0]["arrival_time_ns"]
-    assert arrivals(trace) == [(row["arrival_time_ns"] - start) / 1e9 for row in rows]
-    assert trace.prefix_blocks == tuple(tuple(row["block16_hash_ids"]) for row in rows)
-
-
-def test_the_public_lengths_are_read_as_a_plain_loop_reads_them(public_trace) -> None:
-    path = public_trace("sharegpt_8k_lengths.csv.gz")
-    trace = read_trace(path)
-    with gzip.open(path, "rt") as lines:
-        rows = [(int(r["num_prefill_tokens"]), int(r["num_decode_tokens"])) for r in csv.DictReader(lines)]
-    assert len(trace) == 30_731
-    assert lengths(trace) == rows
-
-
-@pytest.mark.parametrize(
-    "name", ["azure_llm_2023_conv.csv.gz", "mooncake_conversation.jsonl.gz", "sharegpt_8k_lengths.csv.gz"]
-)
-def test_the_slot_load_of_a_public_trace_has_its_renewal_mean(public_trace, name: str) -> None:
-    pairs = read_trace(public_trace(name)).pairs()
-    mass = pairs.slot_load_pmf()
-    assert mass.sum() == pytest.approx(1.0, abs=1e-12)
-    assert np.arange(len(mass)) @ mass == pytest.approx(pairs.renewal_load(), rel=1e-12)
-    low, high = pairs.renewal_load_interval(0.95)
-    assert low < pairs.renewal_load() < high
