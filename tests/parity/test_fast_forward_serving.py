@@ -30,7 +30,6 @@ def shared_prefixes(rate: float, limit: int | None) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     rate=st.sampled_from([2.0, 15.0, 40.0, 200.0]),
     asynchronous=st.booleans(),
@@ -62,7 +61,7 @@ def test_one_engine(
     assert sum(check(document)["output_tokens"]) == sum(answers(document))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=settings().max_examples // 3)
 @given(
     scheduler=st.sampled_from(["sglang", "sglang", "tensorrt-llm"]),
     rate=st.sampled_from([15.0, 40.0, 200.0]),
@@ -124,7 +123,7 @@ def test_systems(sections: dict[str, Any], asynchronous: bool) -> None:
     check(scenario(**{**sections, "engine": engine}))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings().max_examples * 2 // 3)
 @given(
     rate=st.sampled_from([2.0, 15.0, 60.0]),
     asynchronous=st.booleans(),
@@ -164,7 +163,6 @@ def test_caches_that_leave_with_chunks(
     assert sum(check(document)["output_tokens"]) == sum(answers(document))
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     method=st.sampled_from(["draft_model", "ngram"]),
     drafts=st.sampled_from([{}, {"drafts": {"policy": "by_batch_size", "decodes": [2, 4], "drafts": [3, 1]}}]),

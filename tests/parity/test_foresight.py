@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.twin.serving.scenarios import records, reported, scenario
@@ -27,7 +27,6 @@ def of_order(run: Run) -> list[tuple[float, int]]:
     return list(zip(run.columns.last_token, run.columns.id, strict=True))
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     replicas=st.sampled_from([2, 3, 8]),
     routing=st.sampled_from(["least_loaded", "round_robin"]),

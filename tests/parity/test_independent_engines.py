@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reports.records.columns import writing_columns
@@ -47,7 +47,6 @@ def assert_equal(result: Run, expected: Run, document: dict[str, Any]) -> None:
     assert reported(result, document) == reported(expected, document)
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     replicas=st.sampled_from([2, 3, 8]),
     models=st.sampled_from([1, 2, 5]),
@@ -89,7 +88,6 @@ def test_apart_as_together(
     assert_equal(apart, Simulation(plan_of(document)).run(), document)
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 12), st.integers(1, 4), st.integers(1, 5)), min_size=1, max_size=30),
     replicas=st.integers(2, 4),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedulers.chunking import PredictedSloChunks, SloChunks, StaticChunks
@@ -54,7 +54,6 @@ def tables(draw: st.DrawFn) -> tuple[list[int], list[float]]:
     return [int(n - tokens[0] + 1) for n in tokens], [float(t) for t in micros]
 
 
-@settings(deadline=None)
 @given(tables(), st.integers(0, 400), st.integers(1, 60), st.integers(0, 200))
 def test_slo_chunks_against_all_chunks(
     table: tuple[list[int], list[float]], goal: int, smallest: int, more: int
@@ -102,7 +101,6 @@ def test_tables_that_cannot_be_used(
         SloChunks(tokens, seconds, 1.0, *limits)
 
 
-@settings(deadline=None)
 @given(
     st.floats(0.0, 20.0), st.integers(1, 40), st.integers(0, 90), st.integers(1, 24), st.integers(0, 60),
     st.integers(0, 900),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedulers.engine_config import EngineConfig, KVOffloading, OneShotBudget, TierConfig
@@ -56,7 +56,6 @@ def serve(core: EngineCore, request: Request) -> int:
 prompts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5).map(tuple), min_size=1, max_size=60)
 
 
-@settings(deadline=None)
 @given(prompts, st.integers(5, 40), st.integers(6, 9))
 def test_the_host_tier_is_an_lru_cache(prompts: list[tuple[int, ...]], host: int, device: int) -> None:
     """One request at a time. The host keeps what the device has and more, so the two supply what the host would."""
@@ -69,7 +68,6 @@ def test_the_host_tier_is_an_lru_cache(prompts: list[tuple[int, ...]], host: int
     assert supplied <= BLOCK * stream.belady_hits(max(host, device))
 
 
-@settings(deadline=None)
 @given(
     prompts, st.integers(1, 12), st.integers(0, 12), st.integers(6, 12), st.sampled_from(["lru", "cost_aware"]),
     st.sampled_from(["write_through", "write_back"]),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from latency_models.pass_latency import PassLatency
@@ -59,7 +59,6 @@ def test_the_ffn_takes_microbatches_in_order_or_when_they_are_complete(
     assert [(row[0], row[2]) for row in Bundle(config, supply).run().steps] == ends
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.integers(1, 3),
     st.integers(1, 3),

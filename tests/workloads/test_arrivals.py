@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import gammainc
 
@@ -117,7 +117,6 @@ def test_recorded_times_are_checked(times: list[float], message: str) -> None:
 
 
 @given(process=PROCESSES, sizes=st.lists(st.integers(0, 40), max_size=5), seed=st.integers(0, 2**32))
-@settings(max_examples=100)
 def test_a_stream_gives_the_same_times_bit_by_bit(process: Arrivals, sizes: list[int], seed: int) -> None:
     sizes = sizes if sum(sizes) <= 100 else []
     stream = process.stream(np.random.default_rng(seed))

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.special import ndtr
 
@@ -105,7 +105,6 @@ def test_lognormal_beyond_any_table_still_has_its_moments() -> None:
 
 
 @given(mean=st.floats(1, 40), cv=st.floats(0.05, 3))
-@settings(max_examples=60, deadline=None)
 def test_a_lognormal_is_refused_or_keeps_its_mean_within_a_hundredth(mean: float, cv: float) -> None:
     sigma = math.sqrt(math.log1p(cv**2))
     edges = np.log(np.arange(1, 200_000) + 0.5) - math.log(mean) + sigma**2 / 2
@@ -156,7 +155,6 @@ def test_the_far_tail_is_cut_where_less_than_1e_12_remains(lengths: Lengths) -> 
 
 
 @given(lengths=FAMILIES, seed=st.integers(0, 2**32))
-@settings(max_examples=80, deadline=None)
 def test_every_draw_is_in_the_support_and_seeds_repeat(lengths: Lengths, seed: int) -> None:
     rng, again = np.random.default_rng(seed), np.random.default_rng(seed)
     sample = lengths.sample(rng, 200)
@@ -170,7 +168,6 @@ def test_every_draw_is_in_the_support_and_seeds_repeat(lengths: Lengths, seed: i
 
 
 @given(lengths=FAMILIES)
-@settings(max_examples=80, deadline=None)
 def test_a_pmf_is_a_pmf_from_the_minimum_on(lengths: Lengths) -> None:
     mass = lengths.pmf()
     assert mass.dtype == np.float64

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.errors import BadInput
@@ -63,7 +63,6 @@ def test_models_are_drawn_as_often_as_they_should_be(mix: ModelMix, another: Mod
 
 
 @given(weights=WEIGHTS, seed=st.integers(0, 2**32))
-@settings(max_examples=50)
 def test_what_has_no_weight_is_never_drawn(weights: list[float], seed: int) -> None:
     mix = ModelMix(names(len(weights)), weights)
     assert all(weights[index] > 0 for index in mix.sample(np.random.default_rng(seed), 200))

@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.errors import BadInput
@@ -54,7 +54,6 @@ def test_the_measured_slot_load_counts_every_step(rows: list[tuple[int, int]]) -
     prefill=st.lists(st.integers(0, 60), min_size=1, max_size=6),
     decode=st.lists(st.integers(1, 60), min_size=1, max_size=6),
 )
-@settings(deadline=None)
 def test_independent_lengths_are_the_joint_of_all_their_combinations(prefill: list[int], decode: list[int]) -> None:
     apart = Independent(Empirical(prefill), Empirical(decode))
     together = joint(list(product(prefill, decode)))

@@ -124,7 +124,7 @@ def test_a_random_start_is_uniform_over_the_period() -> None:
     assert not Varying(Deterministic(1.0), STEPS).is_random
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings().max_examples * 2 // 3)
 @given(
     st.lists(st.tuples(st.floats(0.01, 100), st.floats(0, 50), st.floats(0, 50)), min_size=1, max_size=6),
     st.sampled_from([Poisson(2.0), Gamma(2.0, 3.0), Deterministic(2.0)]),

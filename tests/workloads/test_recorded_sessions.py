@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.arrivals import Pauses, Poisson
@@ -116,7 +116,6 @@ def test_a_row_continues_the_latest_whose_blocks_begin_its_own() -> None:
     assert sessions_by_prefix(chats).tolist() == [0, 1, 0, 2, 3, 0, 0]
 
 
-@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 1000), rubric=st.booleans(), share=st.sampled_from([0.0, 0.5]))
 def test_what_was_drawn_is_recovered(seed: int, rubric: bool, share: float) -> None:
     """Written as a trace without session ids, sessions come back, as each of their prompts has a block of its own."""

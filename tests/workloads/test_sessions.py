@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.arrivals import Pauses, Poisson
@@ -44,7 +44,6 @@ def test_branches_begin_alike_and_the_first_of_them_goes_on() -> None:
     assert third.prompts[0].prefix_blocks[:5] == third.prompts[1].prefix_blocks[:5] == left_branch.prefix_blocks[:5]
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     seed=st.integers(0, 1000),
     count=st.integers(1, 60),

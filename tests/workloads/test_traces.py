@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.errors import BadInput
@@ -173,7 +173,6 @@ def write_jsonl(rows: list[tuple[float, int, int]]) -> str:
 
 @pytest.mark.parametrize("write", [write_csv, write_jsonl])
 @given(rows=ROWS)
-@settings(deadline=None)
 def test_what_was_written_comes_back(write: Callable[[list[tuple[float, int, int]]], str], rows) -> None:
     with TemporaryDirectory() as folder:
         trace = read(Path(folder), write(rows))

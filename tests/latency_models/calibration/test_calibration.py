@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import datetime
-import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from latency_models.calibration.file_format import (
@@ -153,7 +152,6 @@ def test_save_and_load_is_the_identity(tmp_path: Path) -> None:
     beta=st.floats(0, 1e300),
     note=st.text(st.characters(codec="utf-8", exclude_categories=["C", "Zl", "Zp"]), max_size=30),
 )
-@settings(max_examples=100, deadline=None)
 def test_any_coefficient_and_any_note_survive_the_file(alpha: float, beta: float, note: str) -> None:
     content = changed("provenance.note", note)
     content["attention"] |= {"alpha": alpha, "beta": beta}
@@ -161,14 +159,6 @@ def test_any_coefficient_and_any_note_survive_the_file(alpha: float, beta: float
     again = checked(Calibration, read_yaml_text(calibration.to_yaml()), None)
     assert (again.attention.alpha, again.attention.beta, again.provenance.note) == (alpha, beta, note)
     assert again == calibration
-
-
-def test_a_save_to_what_is_no_file(tmp_path: Path) -> None:
-    calibration = checked(Calibration, document(), None)
-    (tmp_path / "file").write_text("x")
-    for path in (Path("/"), Path("a\0b"), tmp_path / "file" / "c.yaml"):
-        with pytest.raises(BadInput, match=r"expected a file that can be written: "):
-            calibration.save(path)
 
 
 def test_a_save_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -189,21 +179,6 @@ def test_the_hash_ignores_layout_and_sees_every_field(tmp_path: Path) -> None:
     path.write_text("# words\n" + yaml.safe_dump(document(), sort_keys=True, default_flow_style=True))
     assert load_calibration(path).content_hash() == calibration.content_hash()
     assert len(calibration.content_hash()) == 16
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("name", "yours"), ("layers", 60), ("attention.alpha", 1.0000000000000002), ("attention.fit", None),
-        ("ffn.alpha_unit", "seconds/token"), ("provenance.date", "2026-02-01"), ("attention.fit.points", 11),
-    ],
-)  # fmt: skip
-def test_any_other_value_gives_another_hash(field: str, value: Any) -> None:
-    content = changed(field, value)
-    if field.endswith("points"):
-        content["attention"]["fit"]["degrees"] = 9
-    second = checked(Calibration, content, None)
-    assert second.content_hash() != checked(Calibration, document(), None).content_hash()
 
 
 def test_the_unit_of_time_is_in_the_hash() -> None:
@@ -270,8 +245,3 @@ def test_a_fit_survives_the_file_with_its_intervals(
     assert result == content[component]
     assert result.fit is not None
     assert (result.fit.degrees == result.fit.points - 1) == fitted.through_origin_ == (shift < 0)
-
-
-def test_a_calibration_can_be_sent_to_another_process() -> None:
-    calibration = checked(Calibration, document(), None)
-    assert pickle.loads(pickle.dumps(calibration)) == calibration

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -49,18 +48,6 @@ def test_ffn_slope_eq_27_to_33() -> None:
     assert pytest.approx(8.81e7, rel=1e-3) == 6 * 7168 * 2048
     assert derived().ffn.alpha == pytest.approx(8 * 88_080_384 / 16 / 5e14)
     assert derived(mtp_depth=0).ffn.alpha == pytest.approx(8 * 88_080_384 / 32 / 5e14)
-
-
-def test_the_papers_numbers_through_the_codes_own_functions() -> None:
-    """V_token 1152 bytes, 8.81e7 FLOPs an expert row, B_e = B_F/16, 21504 bytes a row: each as a ratio of slopes.
-
-    With one expert a card the FFN slope is FLOPs a row / 16 / FLOP/s, and the link's is bytes a row / 16 / bytes/s.
-    """
-    single = derived(ffn_cards=256, memory_efficiency=1.0, compute_efficiency=1.0, network_efficiency=1.0)
-    assert DEEPSEEK.kv_bytes(2) == 1152 == single.attention.alpha * 2e12
-    assert single.ffn.alpha * 1e15 == pytest.approx(DEEPSEEK.ffn.row_flops(7168) / 16)
-    assert single.ffn.alpha * 1e15 * 16 == pytest.approx(8.81e7, rel=1e-3)
-    assert single.communication.alpha * 5e10 * 16 == pytest.approx(21_504)
 
 
 def test_communication_slope_eq_34_to_38() -> None:
@@ -128,27 +115,20 @@ def test_what_is_derived_describes_a_layer_and_says_that_it_is_derived() -> None
     assert calibration.step_line("attention")[0] == pytest.approx(61 * 1152 / 1e12)
 
 
-def test_derivation_is_deterministic_and_survives_the_file() -> None:
-    calibration = derived()
-    assert derived().content_hash() == calibration.content_hash()
-    assert derived(ffn_cards=64).content_hash() != calibration.content_hash()
-
-
-@pytest.mark.parametrize("hardware", builtin_names("hardware"))
 @pytest.mark.parametrize("model", builtin_names("models"))
-def test_every_pair_of_builtin_files_gives_a_calibration(hardware: str, model: str) -> None:
+def test_every_pair_of_builtin_files_gives_a_calibration(model: str) -> None:
     """Models with states or sparse attention are refused: their lines are not of tokens alone."""
     shapes = load_model(model)
-    if shapes.linear_attention or shapes.indexer:
-        with pytest.raises(BadInput, match=f"^model: got '{model}', expected a model of layers that are all alike"):
-            derive(load_hardware(hardware), shapes, Deployment(ffn_cards=8))
-        return
-    calibration = derive(load_hardware(hardware), shapes, Deployment(ffn_cards=8))
-    for name in ("attention", "ffn", "communication"):
-        alpha, beta = calibration.step_line(name)
-        assert 0 < alpha < 1e-2
-        assert 0 < beta < 10
-        assert math.isfinite(alpha + beta)
+    for hardware in map(load_hardware, builtin_names("hardware")):
+        if shapes.linear_attention or shapes.indexer:
+            with pytest.raises(BadInput, match=f"^model: got '{model}', expected a model of layers that are all alike"):
+                derive(hardware, shapes, Deployment(ffn_cards=8))
+            continue
+        calibration = derive(hardware, shapes, Deployment(ffn_cards=8))
+        for name in ("attention", "ffn", "communication"):
+            alpha, beta = calibration.step_line(name)
+            assert 0 < alpha < 1e-2, hardware.name
+            assert 0 < beta < 10, hardware.name
 
 
 @pytest.mark.parametrize(
@@ -170,11 +150,6 @@ def test_a_deployment_that_cannot_be(section: dict[str, Any], message: str) -> N
     with pytest.raises(BadInput) as error:
         read_deployment(section, "calibration.deployment")
     assert str(error.value) == message
-
-
-def test_a_precision_that_the_hardware_lacks() -> None:
-    with pytest.raises(BadInput, match=r"^precision: got 'fp8', expected one that round has: bf16, int8$"):
-        derived(precision="fp8")
 
 
 @pytest.mark.parametrize(

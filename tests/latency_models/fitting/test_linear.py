@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from latency_models.fitting.estimator import CannotFit, Floats
@@ -64,7 +64,6 @@ def test_points_on_a_line_give_the_line_back(
 
 
 @given(scale=st.floats(1e-9, 1e9), stretch=st.floats(1e-3, 1e6))
-@settings(max_examples=50, deadline=None)
 def test_units_change_the_coefficients_and_nothing_else(scale: float, stretch: float) -> None:
     noisy = (3.0 * GRID + 100.0) * (1 + 0.02 * np.cos(GRID))
     line, second = LinearLatency().fit(GRID, noisy), LinearLatency().fit(GRID * stretch, noisy * scale)
@@ -102,29 +101,6 @@ def test_intervals_hold_as_often_as_they_say(relative: bool, confidence: float) 
 
 
 @pytest.mark.parametrize("relative", [False, True])
-def test_estimates_have_no_bias(relative: bool) -> None:
-    """The mean of 500 estimates lies within 3 standard errors.
-
-    Weights 1/t² from measured t would fail: with them both coefficients come out 2 % short here.
-    """
-    rng, fits = np.random.default_rng(7), []
-    for _ in range(500):
-        line = LinearLatency(relative=relative, holdout=0).fit(GRID, simulated(rng, relative, 0.12))
-        fits.append((line.alpha_, line.beta_))
-    columns = np.array(fits)
-    error = columns.mean(axis=0) - [0.02, 20.0]
-    assert (np.abs(error) < 3 * columns.std(axis=0) / math.sqrt(len(fits))).all()
-
-
-def test_relative_listens_to_small_sizes() -> None:
-    """Noise of 5 % at 10⁶ tokens is a thousand times β. Only weights in proportion recover β."""
-    rng, sizes = np.random.default_rng(11), np.geomspace(1, 1e6, 40)
-    times = (1.0 * sizes + 50.0) * (1 + rng.normal(0, 0.05, len(sizes)))
-    assert LinearLatency(relative=True).fit(sizes, times).beta_ == pytest.approx(50.0, rel=0.1)
-    assert abs(LinearLatency().fit(sizes, times).beta_ - 50.0) > 50.0
-
-
-@pytest.mark.parametrize("relative", [False, True])
 def test_a_negative_intercept_becomes_a_line_through_the_origin(relative: bool) -> None:
     sizes = np.array([10.0, 20.0, 30.0, 40.0])
     line = LinearLatency(relative=relative).fit(sizes, 2.0 * sizes - 10.0 + np.array([0.1, -0.1, -0.1, 0.1]))
@@ -156,10 +132,6 @@ def test_no_interval_of_a_time_goes_below_zero() -> None:
     assert (high > 30).all()
 
 
-def test_an_honest_intercept_is_left_alone() -> None:
-    assert not LinearLatency().fit([0, 1, 2, 3], [10, 13, 13, 16]).through_origin_
-
-
 @pytest.mark.parametrize("relative", [False, True])
 @pytest.mark.parametrize("time", [0.1, 1e-6, 1 / 3, 7e8])
 def test_times_all_alike_are_a_flat_line(relative: bool, time: float) -> None:
@@ -169,18 +141,6 @@ def test_times_all_alike_are_a_flat_line(relative: bool, time: float) -> None:
         assert line.beta_ == pytest.approx(time, rel=1e-12)
         assert line.r_squared_ == 1.0
         assert line.heldout_median_error_ == pytest.approx(0.0, abs=1e-12)
-
-
-def test_held_out_sizes_are_every_kth_inside_the_range() -> None:
-    """11 sizes, holdout 0.2: the 2nd and 7th in order. Only those are spoilt, so only they are in the error."""
-    sizes = np.arange(1.0, 12.0)
-    times = 2.0 * sizes + 1.0
-    spoilt = times.copy()
-    spoilt[[1, 6]] *= [1.10, 1.30]
-    line = LinearLatency(holdout=0.2).fit(sizes, spoilt)
-    expected = np.median([1 - 1 / 1.1, 1 - 1 / 1.3])
-    assert line.heldout_median_error_ == pytest.approx(expected)
-    assert line.alpha_ != pytest.approx(2.0)  # the final line uses all points
 
 
 @pytest.mark.parametrize("relative", [False, True])
@@ -199,12 +159,6 @@ def test_the_held_out_error_is_that_of_a_line_through_the_other_points(relative:
     assert line.heldout_median_error_ == pytest.approx(float(np.median(errors)), rel=1e-12)
 
 
-def test_the_smallest_share_still_holds_one_size_out() -> None:
-    times = [3.0, 9.0, 7.0, 9.0]
-    line = LinearLatency(holdout=1e-310).fit([1, 2, 3, 4], times)
-    assert line.heldout_median_error_ == pytest.approx(1 - 5 / 9)
-
-
 def test_r_squared_by_hand() -> None:
     """Plain: of t = 10, 13, 13, 16 (mean 13, spread 18), 1.8 is left. Relative: the same sums, weighed by 1/fitted²."""
     sizes, times = np.array([0.0, 1, 2, 3]), np.array([10.0, 13, 13, 16])
@@ -215,12 +169,6 @@ def test_r_squared_by_hand() -> None:
     remaining, total = (weight * (times - line.predict(sizes)) ** 2).sum(), (weight * (times - mean) ** 2).sum()
     assert line.r_squared_ == pytest.approx(1 - remaining / total)
     assert line.r_squared_ != pytest.approx(0.9, abs=1e-4)
-
-
-def test_repetitions_of_a_size_are_held_out_together() -> None:
-    sizes = np.repeat([1.0, 2.0, 3.0], 4)
-    times = np.repeat([10.0, 99.0, 30.0], 4)
-    assert LinearLatency(holdout=0.2).fit(sizes, times).heldout_median_error_ == pytest.approx(1 - 20 / 99)
 
 
 @pytest.mark.parametrize(("sizes", "holdout"), [([1, 1, 2, 2], 0.2), ([1, 2, 3, 4], 0.0)])

@@ -35,7 +35,7 @@ def ends(limit: float = 20.0) -> Iterator[tuple[Connection, Connection]]:
 
 
 @given(st.lists(st.sampled_from([1, 100, 70_000, 1_000_000]), min_size=1, max_size=OUTSTANDING))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=settings().max_examples // 6)
 def test_messages_of_any_size_come_whole_and_in_order(sizes: list[int]) -> None:
     with ends() as (first, second):
         for number, size in enumerate(sizes):

@@ -48,7 +48,7 @@ def server(goals: dict[str, Any], **plan: Any) -> dict[str, Any]:
         },
         "engine": {"num_gpu_blocks": 10**6, "max_num_seqs": 1, "enable_prefix_caching": False},
         "step_time": {"source": "linear", "overhead": STEP},
-        "plan": {"goals": goals, "window": 600, "replications": 6, **plan},
+        "plan": {"goals": goals, "window": 400, "replications": 6, **plan},
     }
 
 
@@ -85,7 +85,7 @@ def test_the_command_prints_the_document_and_takes_goals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    scenario = server({}, window=600, replications=4)
+    scenario = server({}, window=200, replications=4)
     del scenario["plan"]["goals"]
     (tmp_path / "one.yaml").write_text(yaml.safe_dump(scenario))
     assert run(["plan", "one.yaml", "--max-load", "--slo", "ttft_mean=400ms", "--json", "--jobs", "1"]) == 0

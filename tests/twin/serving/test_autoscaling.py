@@ -225,7 +225,6 @@ def check(document: dict[str, Any]) -> None:
     assert slow.scaling is not None
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(POLICIES), st.sampled_from(POLICIES), outages(["prefill-0", "prefill-1", "decode-0", "decode-2"]),
     st.sampled_from([0.0, 0.3]), st.sampled_from([2e4, 1e9]), st.sampled_from([20, 60, 400]), st.booleans(),
@@ -252,7 +251,7 @@ def test_prefill_and_decode_engines_that_are_scaled_and_fail(
     )  # fmt: skip
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=settings().max_examples // 8)
 @given(st.sampled_from(["colocated", "disaggregated"]), outages(["engine-0", "engine-1"]), st.booleans())
 def test_a_planner_decides_alike_with_and_without_fast_forwarding(
     layout: str, failures: list[dict[str, Any]], linear: bool
@@ -279,7 +278,7 @@ def test_a_planner_decides_alike_with_and_without_fast_forwarding(
                    failures=failures))  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings().max_examples * 2 // 3)
 @given(
     st.sampled_from(POLICIES), outages([f"engine-{i}" for i in range(3)]), st.sampled_from([0.0, 0.3]),
     st.sampled_from([1, 2]), st.sampled_from([None, {"max_waiting": 2}, {"max_waiting_tokens": 300}]), st.booleans(),
@@ -307,7 +306,7 @@ def test_pipelines_that_shed_are_scaled_and_fail(
     check_seconds(result)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(st.sampled_from(POLICIES), outages(["engine-0", "engine-1"]), st.booleans())
 def test_sessions_stay_in_order(policy: dict[str, Any], failures: list[dict[str, Any]], tiers: bool) -> None:
     """A turn is sent after the answer before it, whatever engines do; with a tier of host memory below each."""

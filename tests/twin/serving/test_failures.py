@@ -42,7 +42,6 @@ def check(document: dict[str, Any]) -> None:
     assert not any(engine.failed for engine in failing.engines)
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     outages(APART, fewest=1),
     st.booleans(),
@@ -77,7 +76,7 @@ def test_prefill_and_decode_engines_that_fail(
     )  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings().max_examples * 2 // 3)
 @given(outages(COLOCATED, fewest=1), st.booleans(), st.sampled_from([20, 400]))
 def test_colocated_engines_that_fail(failures: list[dict[str, Any]], asynchronous: bool, blocks: int) -> None:
     check(

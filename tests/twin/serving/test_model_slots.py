@@ -36,7 +36,7 @@ def plan_of(document: dict[str, Any]) -> ServingPlan:
     return prepare(document, Path("s.yaml")).cases[0].plan
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(
     engine=st.sampled_from([{"lora_config": LORA}, {"weight_swapping": SWAPPING}]),
     rate=st.sampled_from([5.0, 40.0, 150.0]),

@@ -76,7 +76,6 @@ def test_alike_batches_complete_as_in_a_flow_shop_without_a_limit(layers: list[i
     assert one_a_batch([8] * 12, layers) == pytest.approx(flow_shop(jobs, depth=1000), rel=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.integers(1, 40), min_size=1, max_size=15),
     st.lists(st.integers(1, 9), min_size=2, max_size=5),
@@ -115,7 +114,7 @@ def busy_document(seed: int, blocks: int, failing: bool, rate: float, **engine: 
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(st.integers(0, 10**6), st.sampled_from([24, 60, 400]), st.booleans(), st.sampled_from([15.0, 60.0]))
 def test_one_stage_is_an_engine_without_stages(seed: int, blocks: int, failing: bool, rate: float) -> None:
     """To the last bit of every record."""
@@ -129,7 +128,7 @@ def test_one_stage_is_an_engine_without_stages(seed: int, blocks: int, failing: 
     assert counts[0] == counts[1]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings().max_examples * 2 // 3)
 @given(
     st.integers(0, 10**6), st.sampled_from([24, 40, 400]), st.booleans(), st.sampled_from([15.0, 60.0, 300.0]),
     st.lists(st.integers(1, 4), min_size=2, max_size=5),

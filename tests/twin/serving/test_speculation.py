@@ -102,7 +102,7 @@ def test_shares_by_position_and_by_model_are_those_that_are_counted() -> None:
     assert summary["num_drafts"] / steps == pytest.approx(0.6, abs=4 * 0.5 / np.sqrt(steps) + 0.01)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(
     st.booleans(),
     st.floats(0.0, 1.0),

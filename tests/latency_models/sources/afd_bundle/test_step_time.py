@@ -56,7 +56,7 @@ def calibrated(folder: Path, **section: object) -> BundleStepTime:
 
 
 @given(x=st.integers(1, 12), y=st.integers(1, 3), m=st.integers(1, 4), batch=st.integers(1, 64))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings().max_examples * 2 // 3)
 def test_a_step_of_equal_contexts_is_the_closed_form(
     x: int, y: int, m: int, batch: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from latency_models.io.config_io import checked
-from latency_models.sources.kernel_tables import uncertainty
 from latency_models.sources.kernel_tables.attention import AttentionTimes
 from latency_models.sources.kernel_tables.files import read_kernel_tables
 from latency_models.sources.kernel_tables.layers import distinct_experts
 from latency_models.sources.kernel_tables.settings import Communication, KernelTableSettings
-from latency_models.sources.kernel_tables.step_time import KernelTableStepTime, load_kernel_tables
+from latency_models.sources.kernel_tables.step_time import KernelTableStepTime
 from latency_models.sources.kernel_tables.tables import KernelTables
 from schedulers.lockstep import GroupBatch
 from tests.latency_models.sources.kernel_tables.small_tables import (
@@ -261,18 +260,3 @@ def test_settings_that_are_refused(settings: dict[str, object], expected: str) -
     with pytest.raises(BadInput) as error:
         checked(KernelTableSettings, {"model": "tiny", **settings}, None)
     assert expected in str(error.value)
-
-
-def test_the_model_may_be_named(folder: Path) -> None:
-    by_name = load_kernel_tables(folder, KernelTableSettings(model="llama-3.1-8b"))
-    assert by_name.model.layers == 32
-    with pytest.raises(BadInput, match="expected a path or one of"):
-        load_kernel_tables(Path("kernels_tp1"), KernelTableSettings(model="lama-3.1-8b"), base=folder.parent)
-
-
-def test_errors_of_tables_are_computed_when_they_are_needed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = load(make_tables(folder))
-    with monkeypatch.context() as patch:
-        patch.setattr(uncertainty, "held_out_errors", None)
-        assert model.can_draw
-    assert model.unknowns()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable
 from collections.abc import Sequence as Many
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latency_models.fitting.estimator import CannotFit, NotFitted
+from latency_models.fitting.estimator import CannotFit
 from latency_models.origin import MeasuredDeployment, Origin
 from latency_models.sources.vllm_step_log.spec import COEFFICIENTS, GRAPH_SIZES, StepRegression, VllmStepLogSpec
 from latency_models.sources.vllm_step_log.step_log import StepLog, read_step_log
@@ -105,7 +103,7 @@ def test_steps_pad_to_the_sizes_that_graphs_were_captured_for() -> None:
 
 
 def test_the_covariance_is_what_repeated_fits_show() -> None:
-    fits = [StepRegression(late=False).fit(made_up(noise=0.01, seed=seed)) for seed in range(60)]
+    fits = [StepRegression(late=False).fit(made_up(noise=0.01, seed=seed)) for seed in range(30)]
     spread = np.std([coefficients(fit) for fit in fits], axis=0, ddof=1)
     claimed = np.mean([np.sqrt(np.diag(fit.covariance_)) for fit in fits], axis=0)
     assert spread / claimed == pytest.approx(1, abs=0.35)
@@ -156,7 +154,7 @@ def straight(log: StepLog) -> float:
 
 def test_what_the_curve_misses_is_not_taken_for_resident_tokens() -> None:
     """The line alone takes a token to cost nearly twice as much; its steps of equal rows say what one costs."""
-    logs = [another_curve(seed) for seed in range(30)]
+    logs = [another_curve(seed) for seed in range(15)]
     fits = [StepRegression(late=False).fit(log) for log in logs]
     prices = np.array([fit.per_kv_token_ for fit in fits])
     assert np.mean([straight(log) for log in logs]) > 42e-9
@@ -181,15 +179,6 @@ def test_prompts_that_were_never_logged_cost_a_row_give_or_take_a_factor_of_two(
     assert [unknown.name for unknown in model.unknowns()][-1] == "prompts"
     twice = model.vary({"prompts": 1.0})
     assert twice.per_prompt_token_ / model.per_prompt_token_ == pytest.approx(np.exp(0.7))
-
-
-def test_a_draw_predicts_like_any_other_and_leaves_its_origin_alone() -> None:
-    model = StepRegression(late=False).fit(made_up(noise=0.01))
-    before = coefficients(model)
-    draws = model.draw(np.random.default_rng(0))
-    assert isinstance(draws, StepRegression)
-    assert coefficients(model) == before != coefficients(draws)
-    assert draws.seconds(batch(5, 5000)) == pytest.approx(model.seconds(batch(5, 5000)), rel=0.05)
 
 
 def test_coefficients_are_never_negative() -> None:
@@ -287,23 +276,6 @@ def test_a_split_is_by_place_in_each_run() -> None:
     assert (first.decodes.tolist(), later.decodes.tolist()) == ([1, 2, 3], [4, 5, 6])
     with pytest.raises(BadInput, match=r"share: got 1\.0, expected a share above 0 and below 1"):
         log.split(1.0)
-
-
-def test_an_estimator_like_the_others() -> None:
-    model = StepRegression(huber=2.0)
-    assert model.get_params() == {"late": True, "graph_sizes": GRAPH_SIZES, "huber": 2.0}
-    asks: list[Callable[[], object]] = [
-        lambda: model.seconds(batch(1, 1)),
-        lambda: model.decode_seconds(1, 1, 1, 1),
-        lambda: model.predict(made_up()),
-        lambda: model.draw(np.random.default_rng(0)),
-    ]
-    for ask in asks:
-        with pytest.raises(NotFitted, match="expected StepRegression to be fitted"):
-            ask()
-    model.set_params(late=False).fit(made_up())
-    assert vars(type(model)(**model.get_params())) == model.get_params()
-    assert coefficients(pickle.loads(pickle.dumps(model))) == coefficients(model)
 
 
 @pytest.mark.parametrize(
