@@ -69,27 +69,6 @@ def test_the_direct_clock_counts_its_own_computation_and_jumps_over_waits() -> N
     assert wall() < 10.0
 
 
-def test_pytorch_computes_on_the_thread_that_calls_it() -> None:
-    """With one thread, CPU time of the thread is that of the process: no pool does a part of the work unseen."""
-    torch.set_num_threads(1)
-    first, second = torch.randn(2, 384, 384)
-    thread, process = time.thread_time(), time.process_time()
-    for _ in range(20):
-        torch.mm(first, second)
-    thread, process = time.thread_time() - thread, time.process_time() - process
-    assert thread == pytest.approx(process, rel=0.02)
-
-
-def test_a_message_is_there_when_it_has_travelled() -> None:
-    """The rule by which a role of a topology receives: the later of its own time and the message's arrival."""
-    early, late = DirectClock(), DirectClock()
-    early.wait_until(1.0)
-    late.wait_until(5.0)
-    for clock, expected in ((early, 2.0 + 1e-3 + 8e6 / 1e9), (late, 5.0)):
-        clock.wait_until(2.0 + 1e-3 + 8e6 / 1e9)
-        assert clock() == pytest.approx(expected, abs=1e-3)
-
-
 def replayed(clock: Clock, gap: float, depth: int = 1) -> ReplayResult:
     generations = [materialise(Request(i, gap * i, 20, 6), 6, 50, 16) for i in range(8)]
     return replay(engine(depth), generations, clock)

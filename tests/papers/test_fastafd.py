@@ -156,15 +156,6 @@ def test_part_of_the_measured_curves_predicts_the_rest(ratios: str | None) -> No
 
 
 @needs_data
-def test_a_bundle_at_a_length_that_no_fit_saw() -> None:
-    document = reproduce(MEASURED, FitChoice("1:16"))
-    systems = {(row["model"][:5], row["layout"], row["gpus"]): row for row in document["systems"]}
-    assert abs(systems["Qwen3", "afd 7:1", 32]["error"]) < 0.03
-    assert abs(systems["Qwen3", "wide-ep", 16]["error"]) < 0.03
-    assert systems["Qwen3", "wide-ep", 64]["error"] < -0.1  # a miss that the notes tell
-
-
-@needs_data
 def test_kv_ceilings_are_those_that_vllm_reported() -> None:
     wide_ep = WideEp(STAGES, KNOWN)
     full = [row for row in read_systems(MEASURED) if row.ceiling and row.ratio is None]
@@ -241,6 +232,17 @@ def test_steps_of_another_folder_are_fitted(tmp_path: Path) -> None:
         (["fastafd", "--data", "data", "--trace", "t.csv"], "--trace"),
         (["sun", "--data", "data"], "--data"),
         (["afd", "--fit", "1"], "--fit"),
+        (["moon"], "moon"),
+        (["afd", "--quality"], "--quality: expected it with sun or spear only, found it with afd"),
+        (["prelude", "--quality"], "--quality: expected it with sun or spear only, found it with prelude"),
+        (["sun", "--full"], "--full: got 'True', expected it with --quality only"),
+        (["sun", "--seeds", "2"], "--seeds: got '2', expected it with --quality only"),
+        (["sun", "--quality", "--seeds", "0"], "--seeds: got 0"),
+        (["sun", "--trace", "t.csv"], "--trace"),
+        (["prelude", "--trace", "t.csv"], "afd or spear only"),
+        (["afd", "--trace", "t.csv"], "t.csv: expected a file"),
+        (["spear", "--trace", "t.csv"], "t.csv"),
+        (["spear", "--trace", "broken.csv"], "broken.csv"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(
@@ -259,6 +261,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(
     Path("systems/systems.csv").write_text(
         "model,prompt_tokens,system,gpus,batch_per_gpu,output_tokens_per_second_per_gpu,note\nm,8192,afd-7-1,31,9,99,\n"
     )
+    Path("broken.csv").write_text("a,b\n1,2\n")
     assert run(["reproduce", *arguments]) == 2
     output = capsys.readouterr()
     assert output.out == ""

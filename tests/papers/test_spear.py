@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,6 @@ from papers.spear.tables import READINGS, Fit, Reading, Setting, complete
 from papers.spear.workload import Sampling
 from tests.reports.rendering import lines_of
 from workloads.traces import Trace
-
-ROOT = Path(__file__).parents[2]
 
 SMALL = Study(
     readings=READINGS[:2], samplings=(Sampling("vllm"), Sampling("prompt up to", 512)),
@@ -80,17 +77,6 @@ def test_a_pass_over_one_token_is_the_printed_decode_latency() -> None:
     at = spear_published.SINGLE_TOKEN_DENSITY
     assert TABLES.at(at)[0] == pytest.approx(spear_published.SINGLE_TOKEN)
     assert TABLES.compensators[0] / TABLES.base[0] == pytest.approx(1.7 / 5.0)
-
-
-@pytest.mark.parametrize(
-    ("base", "compensators"),
-    [([5e-3, 4e-3, 1e-2, 9e-3], [2e-3, 1e-3, 1e-3, 1e-3]), ([3e-3, 6e-3, 7e-3, 8e-3], [-1e-3, -2e-3, 4e-3, -5e-3])],
-)
-def test_iteration_latency_grows_whatever_was_fitted(base: list[float], compensators: list[float]) -> None:
-    iteration = complete(base, compensators)
-    for density in (0.0, 0.15, 0.6, 1.0):
-        assert all(np.diff(iteration.at(density)) > 0)
-    assert min(iteration.compensators) >= 0
 
 
 def planted(density: str, replications: tuple[int, ...]) -> list[Row]:
@@ -174,26 +160,6 @@ def test_the_document(document: Document) -> None:
     ]
     assert document["coarse"]["step"] == spear.STEP
     assert document["workload"]["turns"] is None
-
-
-def test_the_scheduler_against_every_static_size(document: Document) -> None:
-    assert len(document["against_static"]) == 6
-    ttft = {(row["chunk"], row["goal"], row["density"]): row["ttft"] for row in document["rows"]}
-    for comparison in document["against_static"]:
-        slo_ttft = ttft[None, comparison["goal"], comparison["density"]]
-        for kind in ("published", "predicted"):
-            differences = {size["static"]: size[kind] for size in comparison["sizes"] if size[kind] is not None}
-            for chunk, difference in differences.items():
-                assert difference == pytest.approx(slo_ttft[kind] - ttft[chunk, None, comparison["density"]][kind])
-            assert comparison[kind]["static"] == max(differences, key=lambda chunk: differences[chunk])
-            assert comparison[kind]["difference"] == max(differences.values())
-        assert all(size["predicted"] < 0 for size in comparison["sizes"] if size["predicted"] is not None)
-    tight = next(
-        comparison
-        for comparison in document["against_static"]
-        if (comparison["goal"], comparison["density"]) == (0.016, "sparse")
-    )
-    assert tight["published"] == {"static": 256, "difference": pytest.approx(0.0012)}  # the print against its own claim
 
 
 def test_claims_follow_what_was_found(document: Document) -> None:

@@ -29,7 +29,7 @@ from papers.sun.decode import (
     rows_of,
 )
 from papers.sun.node import Load, Outcome, fitted_service, scenario
-from papers.sun.pool import choose, offered, possible_answers, predict_pools
+from papers.sun.pool import choose, offered, predict_pools
 from papers.sun.published import ISOLATED, SHARED, ConcurrencyRow, concurrency_rows, pool_rows
 from papers.sun.report import figures as sun_figures
 from papers.sun.report import tables as sun_table
@@ -128,14 +128,6 @@ def test_pools_of_two_and_three_from_the_rows_of_four_and_one() -> None:
     assert choose([longer, pools])["answer"] == 256
     blind = [{**pool, "rows": [pool["rows"][0], None, None, pool["rows"][3]]} for pool in (longer, pools)]
     assert choose(blind)["answer"] == 256
-
-
-def test_lengths_that_one_prefill_worker_could_not_bear_are_left_out() -> None:
-    service = fitted_service()
-    assert possible_answers(service) == [256, 512, 1024, 2048]
-    quick = dataclasses.replace(service, prompt_overhead=0.0, prompt_token=1e-7)
-    assert possible_answers(quick) == list(sun_pool.ANSWERS)
-    assert offered(pool_rows()[0], 2048).window == 180.0
 
 
 def test_skew_hurts_isolated_workers_and_not_the_pool() -> None:
@@ -239,19 +231,3 @@ def test_the_whole_reproduction_on_few_runs(monkeypatch: pytest.MonkeyPatch) -> 
         assert ElementTree.fromstring(svg).tag.endswith("svg")
     assert page.count("<figure><svg") == len(figures) == 3
     assert "1 shared: interactivity: -48 % printed" in page
-
-
-def test_claims_follow_the_numbers() -> None:
-    pool = {
-        "rows": [
-            {},
-            {
-                "workers": 2, "fixes_the_load": False, "throughput_error": 0.021, "interactivity_points": -0.029,
-                "published": {"throughput": 1858.0, "interactivity_change": -0.19},
-                "predicted": {"throughput": 1897.0, "interactivity_change": -0.219},
-            },
-        ]
-    }  # fmt: skip
-    throughput, interactivity = sun._pool_claims(pool)
-    assert (throughput["agrees"], interactivity["agrees"]) == (False, True)
-    assert (throughput["found"], interactivity["found"]) == ("1897", "-21.9 %")

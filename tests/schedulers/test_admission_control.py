@@ -129,6 +129,15 @@ def test_a_goal_that_the_queue_does_not_allow() -> None:
     core.submit(Request(8, 9.0, 1, 4), 9.0)  # without a goal
 
 
+def test_a_tenant_is_limited_by_its_own_requests() -> None:
+    core = engine(AdmissionLimits(max_waiting_per_tenant=2))
+    for number, tenant in enumerate("xxyy"):
+        core.submit(Request(number, 0.0, 1, 4, tenant=tenant), 0.0)
+    with pytest.raises(RequestShed) as shed:
+        core.submit(Request(4, 0.0, 1, 4, tenant="x"), 0.0)
+    assert shed.value.reason == "tenant_waiting"
+
+
 @pytest.mark.parametrize(
     ("policy", "shed"), [("fcfs", True), ("priority", False), ("deadline", False), ("fair", False)]
 )

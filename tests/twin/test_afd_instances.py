@@ -24,18 +24,6 @@ def test_throughput_per_card_counts_the_cards_of_both_kinds(sweep) -> None:
             assert point[f"throughput_per_card{name}"] == pytest.approx(total / point["cards"], rel=1e-12)
 
 
-def test_cards_change_nothing_that_is_counted_by_instance(sweep) -> None:
-    changed = {"cards", *(f"throughput_per_card{name}" for name in ("", "_steady", "_theory", "_barrier"))}
-    alike, unlike = sweep(), sweep("--set", "instances.ffn_cards=8")
-    for before, after in zip(alike["points"], unlike["points"], strict=True):
-        assert {key: before[key] for key in before.keys() - changed} == {
-            key: after[key] for key in after.keys() - changed
-        }
-    assert alike["theory"]["r_star"] == unlike["theory"]["r_star"]
-    assert alike["theory"]["r_star_per_card"] == alike["theory"]["r_star"]
-    assert alike["configurations"][0]["cards"] == {"attention": 1, "ffn": 1, "source": "assumed"}
-
-
 def test_the_best_by_card_is_not_the_best_by_instance(sweep) -> None:
     """With batches of 16 the FFN's fixed cost rules: r_peak = sqrt(100/(0.083 * 16)) = 8.7, times sqrt(16) by card."""
     document = sweep("--ratio", "4,8,16,32,64", "--set", "instances.ffn_cards=16", "--set", "requests_per_instance=300")
@@ -87,10 +75,3 @@ def test_the_table_leads_with_cards_where_there_are_several(
     one_each = " ".join(capsys.readouterr().out.split())  # the note may be wrapped
     assert "per card" not in one_each
     assert "One card an instance is assumed (instances.attention_cards, instances.ffn_cards)." in one_each
-
-
-def test_the_figure_is_by_card_where_there_are_several(scenario: Path) -> None:
-    setting = "instances.ffn_cards=8"
-    assert run(["sweep", str(scenario), "--jobs", "1", "--ratio", "2,4,32", "--set", setting]) == 0
-    (figure,) = scenario.parent.glob("runs/*/figures/throughput.svg")
-    assert "output tokens per cycle and card" in figure.read_text()

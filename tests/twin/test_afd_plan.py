@@ -64,11 +64,6 @@ def test_a_bundle_at_a_ratio() -> None:
     assert config.latency.communication == pytest.approx((0.022 / 4, 20 / 4))
 
 
-def test_a_what_if_changes_one_coefficient() -> None:
-    latency = plan_of(**{"latency.ffn.beta": 7, "latency.attention.alpha": 0}).latency
-    assert (latency.attention, latency.ffn, latency.communication) == ((0, 50), (0.083, 7), (0.022, 20))
-
-
 def test_a_closed_loop_has_requests_to_stay_full() -> None:
     """Three instances answer 100 each, and 2 · 16 slots of each are full when the last one ends."""
     supply = plan_of(**FIXED).supply(ratio("3"))
@@ -133,17 +128,3 @@ def test_a_run_too_short_to_settle_is_followed_by_longer_ones(alpha: float, prec
     assert twice is not None
     assert (twice.relative_half_width < 0.005) == precise
     assert simulate(plan, topology).measured.steady == (twice if precise else eightfold)
-
-
-def test_a_run_that_settles_is_its_own_steady_state() -> None:
-    plan, topology = plan_of(requests_per_instance=1000), ratio("2")
-    config, supply = plan.config(topology), plan.supply(topology)
-    records = Bundle(config, supply).run()
-    estimate = steady_state(
-        config, supply, records, step_table(records), slot_load=plan.slot_load, warm_up=plan.warm_up
-    )
-    assert simulate(plan, topology).measured.steady == estimate
-
-
-def test_the_half_width_is_a_share_of_the_throughput() -> None:
-    assert SteadyState(40.0, (38.0, 42.0), 40.0, 9).relative_half_width == pytest.approx(0.05)

@@ -182,11 +182,3 @@ def play(attention: np.ndarray, ffn: float, link: float) -> float:
             back[index] = ffn_end + link / 2
         turns.append(back[0])
     return float(turns[-1] - turns[29]) / 30
-
-
-def test_the_theory_of_one_instance_is_that_of_lockstep() -> None:
-    law = LoadLaw(np.array([100.0, 300.0]), np.array([0.0, 1.0]), 200.0)
-    latency = PassLatency((0.1, 5.0), (0.0, 20.0), (0.0, 8.0))
-    lockstep, independent = (CycleModel(latency, 4, 2, [law], advance) for advance in ("lockstep", "independent"))
-    assert independent.step_time(1.0) == pytest.approx(lockstep.step_time(1.0), rel=1e-3)
-    assert independent.step_time(1.0, 9) < 0.97 * lockstep.step_time(1.0, 9)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from latency_models.pass_latency import PassLatency
@@ -86,15 +85,6 @@ def test_waiting_for_the_ffn_is_a_state() -> None:
     two = measured(BundleConfig(1, 2, 1, PassLatency((0.0, 1.0), (1.0, 3.0), (0.0, 1.0))), supply)
     assert (two.total_time, two.idle_ffn) == (9.0, pytest.approx(1 - 7 / 9))
     assert two.throughput == pytest.approx(2 / 9 / 3)
-
-
-def test_layers_leave_the_shares_alone() -> None:
-    """One microbatch never waits, so four passes of a quarter each are one."""
-    once = BundleConfig(1, 1, 1, LATENCY, microbatches=1)
-    quarter = PassLatency((0.0625, 0.5), (0.125, 0.25), (0.03125, 0.09375))
-    layered = BundleConfig(1, 1, 1, quarter, microbatches=1, layers=4)
-    supply = Supply.of([16, 8], [3, 2])
-    assert measured(layered, supply) == measured(once, supply)
 
 
 def test_tokens_of_requests_in_flight() -> None:
@@ -196,14 +186,3 @@ def test_open_arrivals_have_no_control() -> None:
     # 38 steps after the first, in 32 batches of one.
     assert result.steps == 32
     assert result.throughput == result.plain == pytest.approx(1 / 10 / 2)
-
-
-def test_an_interval_is_around_its_mean() -> None:
-    rng = np.random.default_rng(7)
-    prompts = rng.integers(4, 40, 400)
-    supply = Supply.of(prompts.tolist(), [1] * 400, completions=399)
-    exact = steady(supply, slot_load=float(prompts.mean()))
-    assert exact is not None
-    low, high = exact.interval
-    assert (low + high) / 2 == pytest.approx(exact.throughput)
-    assert (high - low) / 2 / exact.throughput == pytest.approx(exact.relative_half_width)

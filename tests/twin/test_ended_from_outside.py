@@ -130,11 +130,6 @@ def fail(seconds: float) -> float:
     return sleep(seconds)
 
 
-def test_results_come_as_they_are_done() -> None:
-    with each_as_done(sleep, [0.5, 0.0, 0.01], 2) as results:
-        assert [result for _, result in results] == [0.0, 0.01, 0.5]
-
-
 def test_an_error_in_the_block_or_in_a_task_ends_the_others_at_once() -> None:
     begin = time.monotonic()
     with pytest.raises(ValueError, match="below 0"), each_as_done(fail, [PATIENCE, -1.0, PATIENCE], 2) as results:

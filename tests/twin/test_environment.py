@@ -6,13 +6,11 @@ from collections.abc import Generator
 from itertools import accumulate
 
 import pytest
-import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 from simpy.events import Event
 
 from twin.environment import Alarm, Environment, Priority
-from workloads.errors import BadInput
 
 Process = Generator[Event, object, None]
 
@@ -48,10 +46,6 @@ def test_simultaneous_events_go_by_priority_and_then_in_the_order_of_scheduling(
         env.process(process(name, priority))
     env.run()
     assert log == ["SimPy's", "first arrival", "second arrival", "outage", "engine 0", "engine 1", "late"]
-
-
-def test_priorities_include_simpys_own() -> None:
-    assert (Priority.URGENT, Priority.NORMAL) == (simpy.events.URGENT, simpy.events.NORMAL)
 
 
 def test_an_event_that_a_process_waits_for_is_triggered() -> None:
@@ -156,34 +150,3 @@ def test_time_advances_past_entries_of_an_alarm_that_was_set_to_another_time() -
     env.set(alarm, 1.0)
     env.run()
     assert log == [(1.0, True, 7.0)]
-
-
-def test_the_exception_of_a_process_is_raised_itself() -> None:
-    env, error = Environment(), BadInput("too large", field="engine.num_gpu_blocks", value=3)
-
-    def failing() -> Process:
-        yield env.at(1.0)
-        raise error
-
-    env.process(failing())
-    with pytest.raises(BadInput) as refusal:
-        env.run()
-    assert refusal.value is error
-
-
-def test_a_failure_that_another_process_handles_does_not_end_the_run() -> None:
-    env, log = Environment(), []
-
-    def failing() -> Process:
-        yield env.at(1.0)
-        raise ValueError("handled")
-
-    def waiting() -> Process:
-        try:
-            yield env.process(failing())
-        except ValueError as error:
-            log.append((env.now, str(error)))
-
-    env.process(waiting())
-    env.run()
-    assert log == [(1.0, "handled")]

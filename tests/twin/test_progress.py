@@ -32,15 +32,6 @@ def test_a_log_gets_a_line_for_every_tenth(monkeypatch: pytest.MonkeyPatch, caps
     assert counts == [40, 80, 120, 160, 200, 240, 280, 320, 360, 400, 405]
 
 
-def test_few_steps_get_a_line_each(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    Clock(monkeypatch)
-    with console.progress("simulating", 3, 1) as advance:
-        advance("b")
-        advance("c")
-        advance("one more than expected")
-    assert lines(capsys) == ["simulating [2/3] b", "simulating [3/3] c", "simulating [4/4] one more than expected"]
-
-
 def test_long_steps_get_a_line_every_half_minute(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

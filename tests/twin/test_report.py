@@ -70,8 +70,6 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
         (["simulate", "s.yaml"], {"latencies.svg", "over-time.svg"}),
         (["simulate", "s.yaml", "--replications", "2", "--set", "detail=false"], set()),
         (["sweep", "s.yaml", "--jobs", "1", "--set", "engine.max_num_seqs=2,16"], {"sweep.svg"}),
-        (["sweep", "s.yaml", "--jobs", "1", "--set", "engine.scheduling_policy=fcfs,priority"], {"sweep.svg"}),
-        (["sweep", "s.yaml", "--jobs", "1"], set()),
         (["sweep", "afd.yaml", "--jobs", "1"], {"idle.svg", "regimes.svg", "throughput.svg"}),
     ],
 )

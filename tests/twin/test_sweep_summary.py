@@ -253,11 +253,3 @@ def test_the_search_for_unequal_cards_reaches_as_far_as_for_equal_ones(beta: flo
     assert theory_summary(plan)["r_star_barrier_per_card"] == pytest.approx(
         math.sqrt(4 * beta / (0.083 * 16)), rel=0.01
     )
-
-
-def test_the_search_goes_no_further_where_attention_has_more_cards() -> None:
-    """The optimum is at √(β / (4 α B)) = 400, above the largest ratio that is searched."""
-    free = {"latency.attention": {"alpha": 0, "beta": 1e-6}, "latency.communication": {"alpha": 0, "beta": 0}}
-    beta = 400**2 * 4 * 0.083 * 16
-    plan = plan_of(**free, **{"latency.ffn.beta": beta, "instances.attention_cards": 4})
-    assert theory_summary(plan)["r_star_barrier_per_card"] == pytest.approx(256)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -139,12 +138,6 @@ def test_the_same_text_as_transformers(tokenizer_folder: Path, tmp_path: Path, n
     assert "Zürich" in ours.render(TALK)
     if name != "llama":
         assert "'<é>'" in ours.render(TALK, tools=[TOOL])
-
-
-def test_the_date_is_todays(tokenizer_folder: Path, tmp_path: Path) -> None:
-    before = f"{datetime.now():%d %b %Y}"
-    text = read(folder(LLAMA, tokenizer_folder, tmp_path)).render(TALK)
-    assert before in text or f"{datetime.now():%d %b %Y}" in text
 
 
 def test_content_in_parts_is_joined(tokenizer_folder: Path, tmp_path: Path) -> None:

@@ -131,14 +131,6 @@ def test_a_run_of_bytes_waits_for_what_ends_it(tokenizers: dict[str, Tokenizer])
     assert "".join(map(stream.push, broken)) == tokenizer.decode(broken) == "������a"
 
 
-def test_one_space_at_the_beginning_is_left_out(tokenizers: dict[str, Tokenizer]) -> None:
-    tokenizer = tokenizers["byte-fallback"]
-    space, letter = 3 + 0x20, tokenizer.encode("a", special=False)[-1]
-    for ids in ([space, letter], [space, space, letter], [letter, space, letter], [1, space, space]):
-        stream = TextStream(tokenizer)
-        assert "".join(map(stream.push, ids)) + stream.finish() == tokenizer.decode(ids)
-
-
 def test_a_stop_over_token_boundaries(tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers["byte-level"]
     ids = [tokenizer.encode(character)[0] for character in "xENE ENDy"]
@@ -147,13 +139,6 @@ def test_a_stop_over_token_boundaries(tokenizers: dict[str, Tokenizer]) -> None:
     assert (stream.stopped, stream.finish()) == ("END", "")
     stream = TextStream(tokenizer, StopStrings(["END"]), include_stop=True)
     assert "".join(map(stream.push, ids)) == "xENE END"
-
-
-def test_what_was_held_for_a_stop_comes_at_the_end(tokenizers: dict[str, Tokenizer]) -> None:
-    tokenizer = tokenizers["byte-level"]
-    stream = TextStream(tokenizer, StopStrings(["\n\nUser"]))
-    text_so_far = [stream.push(tokenizer.encode(character)[0]) for character in "a\n\nU"]
-    assert (text_so_far, stream.finish(), stream.stopped) == (["a", "", "", ""], "\n\nU", None)
 
 
 def test_special_tokens_are_text_only_if_asked_for(tokenizers: dict[str, Tokenizer]) -> None:

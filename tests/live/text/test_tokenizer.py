@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,15 +133,6 @@ def test_an_encoder_that_cannot_read_the_file_is_not_used(
     assert caplog.messages == ["encoding with tokenizers: fastokens cannot use this tokenizer (no such normalizer)"]
 
 
-def test_an_encoder_that_is_not_installed_is_done_without(
-    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "fastokens", None)
-    tokenizer = Tokenizer(tokenizer_folder)
-    assert not tokenizer.fast
-    assert tokenizer.decode(tokenizer.encode("the engine")) == "the engine"
-
-
 def test_a_file_that_pads_and_cuts_does_neither_here(tokenizer_folder: Path, tmp_path: Path) -> None:
     peer = tokenizers.Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     peer.enable_truncation(3)
@@ -187,12 +177,6 @@ def test_an_added_token_may_have_letters_that_also_mean_bytes(tokenizer_folder: 
         assert tokenizer.token_text(token) == peer.decode([token])
 
 
-def test_an_id_without_a_name_is_nothing(byte_level: Tokenizer, fallback: Tokenizer) -> None:
-    for tokenizer in (byte_level, fallback):
-        assert tokenizer.token_bytes(100_000) == b""
-        assert tokenizer.decode([100_000]) == ""
-
-
 BROKEN: dict[str, tuple[str, dict[str, object], str]] = {
     "decoder": ("tokenizer.json", {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}}, "decoder: got"),
     "no decoder": ("tokenizer.json", {"decoder": None}, "decoder: expected ByteLevel"),
@@ -226,15 +210,3 @@ def test_lone_surrogates_are_no_text(tokenizer_folder: Path, monkeypatch: pytest
         monkeypatch.setitem(sys.modules, "fastokens", None)
     with pytest.raises(BadInput, match="expected text without lone surrogates"):
         Tokenizer(tokenizer_folder).encode("a\ud800b")
-
-
-@pytest.mark.skipif(
-    "QWEN3_TOKENIZER" not in os.environ, reason="QWEN3_TOKENIZER names no directory of the real tokenizer"
-)
-def test_the_real_one() -> None:
-    tokenizer = Tokenizer(Path(os.environ["QWEN3_TOKENIZER"]))
-    assert (tokenizer.size, tokenizer.eos, tokenizer.fast) == (151669, 151645, True)
-    assert tokenizer.encode("Hello<|im_end|>") == [9707, 151645]
-    for text in check_texts(["<think>"], seed=1):
-        ids = tokenizer.encode(text)
-        assert b"".join(map(tokenizer.token_bytes, ids)).decode() == tokenizer.decode(ids, skip_special=False)

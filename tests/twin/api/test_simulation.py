@@ -16,7 +16,6 @@ from latency_models.io.config_io import write_yaml
 from tests.twin.serving.scenarios import scenario
 from twin import BadInput, Result
 from twin.cli import run
-from twin.executors.executor import ExecutorChoice
 
 
 @pytest.fixture
@@ -101,12 +100,6 @@ def test_steps_are_all_there_whether_fast_forwarded_or_not(file: Path, result: R
     assert busy == pytest.approx(result.engines["busy"][0])
 
 
-def test_a_step_gives_each_decode_a_token(result: Result) -> None:
-    """Without preemptions every token but the first of each answer is that of a decode."""
-    assert result.summary["value"]["preemptions"] == 0
-    assert result.steps["num_decodes"].sum() == (result.requests["output_tokens"] - 1).clip(lower=0).sum()
-
-
 def test_steps_of_several_engines(file: Path) -> None:
     result = twin.simulate(file, {"system": {"layout": "colocated", "replicas": 2}})
     assert list(result.engines["name"]) == ["engine-0", "engine-1"]
@@ -119,18 +112,6 @@ def test_one_run_reports_what_a_sweep_of_one_does(file: Path) -> None:
     document = twin.simulate(file).document
     assert {name: document[name] for name in point} == point
     assert list(point) == [name for name in document if name in point]
-
-
-def test_equal_replications_start_no_executor(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(choice: object) -> None:
-        raise AssertionError("one run needs no executor")
-
-    monkeypatch.setattr(ExecutorChoice, "start", refuse)
-    lengths = {"distribution": "fixed", "mean": 20}
-    arrivals = {"process": "deterministic", "rate": 5.0}
-    workload = {"requests": 5, "prefill": lengths, "decode": lengths, "arrivals": arrivals}
-    result = twin.simulate(file, {"workload": workload}, replications=3)
-    assert result.document["replications"] == 1
 
 
 def test_intervals_stand_beside_values(file: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -68,31 +67,6 @@ def test_files_that_cannot_be_read_and_other_kinds(file: Path, tmp_path: Path) -
         twin.simulate(file)
 
 
-def test_arguments_are_named_as_python_has_them(file: Path) -> None:
-    of_simulate: list[tuple[dict[str, Any], str]] = [
-        ({"replications": 0}, "replications"),
-        ({"draws": -1}, "draws"),
-        ({"jobs": 0}, "jobs"),
-        ({"draws": 2}, "draws"),
-        ({"replications": 10**9}, "replications"),
-    ]
-    for arguments, field in of_simulate:
-        with pytest.raises(BadInput) as error:
-            twin.simulate(file, **arguments)
-        assert error.value.field == field
-    of_sweep: list[tuple[dict[str, Any], str]] = [
-        ({"ratio": 8}, "ratio"),
-        ({"requests": True}, "requests"),
-        ({"vary": {"seed": []}}, "vary seed"),
-        ({"vary": {"seed": 3}}, "vary seed"),
-        ({"vary": {"seed": "123"}}, "vary seed"),
-    ]
-    for arguments, field in of_sweep:
-        with pytest.raises(BadInput) as error:
-            twin.sweep(file, **arguments)
-        assert error.value.field == field
-
-
 @pytest.mark.parametrize("function", [twin.load, twin.simulate, twin.sweep])
 @pytest.mark.parametrize("source", [None, 5, 2.5, b"s.yaml", ["s.yaml"], {"kind": "serving"}, "\0"])
 def test_no_path_of_a_scenario(function: Callable[..., object], source: object) -> None:
@@ -110,22 +84,30 @@ def test_overrides_that_are_none(file: Path, overrides: object) -> None:
         assert error.value.field == name
 
 
+BOTH, SWEEP = (twin.simulate, twin.sweep), (twin.sweep,)
+
+
 @pytest.mark.parametrize(
-    ("argument", "values"),
+    ("functions", "argument", "values", "field"),
     [
-        ("draws", ["x", 2.5, True, []]),
-        ("replications", [None, "x", 2.0, {}]),
-        ("jobs", ["x", 1.5, [1]]),
-        ("executor", [None, 5, ["local"]]),
-        ("trace", [5, b"t", ["t.csv"]]),
+        (BOTH, "draws", ["x", 2.5, True, [], -1, 2], "draws"),
+        (BOTH, "replications", [None, "x", 2.0, {}, 0, 10**9], "replications"),
+        (BOTH, "jobs", ["x", 1.5, [1], 0], "jobs"),
+        (BOTH, "executor", [None, 5, ["local"]], "executor"),
+        (BOTH, "trace", [5, b"t", ["t.csv"]], "trace"),
+        (SWEEP, "ratio", [8], "ratio"),
+        (SWEEP, "requests", [True], "requests"),
+        (SWEEP, "vary", [{"seed": []}, {"seed": 3}, {"seed": "123"}], "vary seed"),
     ],
 )
-def test_arguments_of_other_types(file: Path, argument: str, values: list[object]) -> None:
+def test_arguments_are_refused_by_their_names_in_python(
+    file: Path, functions: tuple[Callable[..., object], ...], argument: str, values: list[object], field: str
+) -> None:
     for value in values:
-        for function in (twin.simulate, twin.sweep):
+        for function in functions:
             with pytest.raises(BadInput) as error:
-                function(file, **{argument: value})  # type: ignore[arg-type]
-            assert error.value.field == argument
+                function(file, **{argument: value})
+            assert error.value.field == field
 
 
 def test_folders_and_figures_of_other_types(file: Path) -> None:

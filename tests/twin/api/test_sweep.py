@@ -62,16 +62,6 @@ def test_a_sweep_is_saved_as_the_command_line_saves_it(file: Path, capsys: pytes
     assert run(["report", str(ours)]) == 0
 
 
-def test_one_configuration_has_no_figure(file: Path) -> None:
-    with pytest.raises(BadInput, match="expected several configurations"):
-        twin.sweep(file, jobs=1).plot()
-
-
-def test_requests_of_a_serving_sweep_are_refused(file: Path) -> None:
-    with pytest.raises(BadInput, match="expected a scenario of kind afd-bundle; this one is of kind serving"):
-        twin.sweep(file, {"seed": [1, 2]}, requests=True)
-
-
 def test_an_afd_bundle_at_each_ratio(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
     swept = twin.sweep(scenario, {"batch_size": [8, 16]}, ratio=[1, "7/2"], requests=True, jobs=1)
     points = swept.points
@@ -100,9 +90,3 @@ def test_figures_of_an_afd_bundle(scenario: Path) -> None:
         swept.plot("sweep")
     with pytest.raises(BadInput, match="requests=True"):
         _ = swept.requests
-
-
-def test_flags_of_serving_systems_are_refused_of_an_afd_bundle(scenario: Path) -> None:
-    with pytest.raises(BadInput, match="expected a scenario of kind serving") as error:
-        twin.sweep(scenario, replications=2)
-    assert error.value.field == "replications"

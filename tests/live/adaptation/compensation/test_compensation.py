@@ -23,7 +23,7 @@ from live.adaptation.compensation.compensators import (
     svd_factors,
     whitened_factors,
 )
-from live.adaptation.compensation.measures import Evaluation, TokenMeasures, by_quartile, recovered
+from live.adaptation.compensation.measures import Evaluation, TokenMeasures, by_quartile
 from live.adaptation.compensation.selection import damage, linear_cka
 from live.adaptation.forward import ForwardPass, final_states
 from live.adaptation.quantisers.grid import Precision
@@ -46,13 +46,6 @@ def test_cka_is_its_definition() -> None:
     x, y = states.double(), reference.double()
     expected = (x.T @ centre @ y).norm() ** 2 / ((x.T @ centre @ x).norm() * (y.T @ centre @ y).norm())
     assert linear_cka(states, reference) == pytest.approx(float(expected), rel=1e-9)
-
-
-def test_cka_sees_neither_rotations_nor_scales_nor_shifts() -> None:
-    states = torch.randn(80, 5, generator=generator(0))
-    rotation, _ = torch.linalg.qr(torch.randn(5, 5, generator=generator(1)))
-    assert linear_cka(states, 3 * states @ rotation + 7) == pytest.approx(1, abs=1e-6)
-    assert linear_cka(states, torch.randn(80, 5, generator=generator(2))) < 0.3
 
 
 @pytest.fixture
@@ -226,12 +219,6 @@ def test_every_sequence_comes_once_in_an_epoch() -> None:
     assert not torch.equal(*epochs)
     assert torch.equal(order.rows(4), BatchOrder(12, 4, 0).rows(4))
     assert not torch.equal(order.rows(4), BatchOrder(12, 4, 1).rows(4))
-
-
-def test_recovery_is_a_share_of_the_gap() -> None:
-    assert recovered(5.5, 6.56, 5.92) == pytest.approx(0.6038, abs=1e-4)
-    assert recovered(5.5, 6.5, 6.5) == 0
-    assert recovered(5.5, 6.5, 5.5) == 1
 
 
 def test_quartiles_are_ordered_by_the_quantisation_error() -> None:
