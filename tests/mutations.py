@@ -1,9 +1,10 @@
 """Mutation testing: does any test notice when one operator of the simulator is wrong?
 
-    python -m tests.mutations [--count 40] [--seed 0] [--jobs 1] [--list]
+    python -m tests.mutations [--count 40] [--seed 0] [--skip 0] [--jobs 1] [--others] [--list]
 
 Draws single changes of the source (a comparison, a sign, a constant, a condition) and applies each to a copy of the
-tree. One process runs the tests that could notice it, those nearest to the file first, and stops at the first failure.
+tree. One process runs the tests nearest to the file, those of its room, and stops at the first failure; with --others
+it goes on with all that could notice it. Forty take some twenty minutes of one core.
 Prints one line a mutation, and how many were noticed. The tests are run once without a mutation before that, since a
 test that fails anyway notices everything. Not part of the test suite.
 """
@@ -45,6 +46,7 @@ NEAREST = {
     "schedulers": [*STORIES, "tests/schedulers/test_[dkw]*.py", *BY_HAND, *RANDOM_STORIES],
     "twin/serving/records/overload.py": ["tests/theory/test_overload.py"],
     "twin/serving": [*BY_HAND, "tests/twin/serving", "tests/parity/test_fast_forward_serving.py"],
+    "twin/afd/role": ["tests/live/topologies/test_role_bundle.py", "tests/twin/test_role_times.py"],
     "twin/afd": [*BUNDLE, "tests/parity/test_fast_forward.py", *THEORY, "tests/twin/test_cli_sweep.py"],
     "twin/theory": [*THEORY, "tests/theory/test_paper.py", "tests/golden", "tests/theory/test_queueing.py"],
     "workloads": ["tests/workloads"],
@@ -56,7 +58,7 @@ A module's own tests come before these: `tests/ROOM/test_NAME.py`.
 """
 
 OTHERS = ["tests/schedulers", "tests/workloads", "tests/twin", "tests/golden", "tests/parity", "tests/theory"]
-"""Tests that could notice a mutation of any file, in the order in which they run; left out with `--nearest`."""
+"""Tests that could notice a mutation of any file, in the order in which they run, with `--others`."""
 
 SLOW = ["tests/theory/test_agreement.py", "tests/theory/test_serving_queues.py", "tests/twin/validation"]
 """Tests left out, each above 20 s of processor time."""
@@ -69,6 +71,7 @@ class FirstFailure:
     def pytest_configure(self, config):
         from hypothesis import Phase, settings
         quick = {"phases": (Phase.explicit, Phase.generate), "report_multiple_bugs": False, "database": None}
+        quick |= {"derandomize": True, "deadline": None, "max_examples": 60}
         settings.register_profile("mutations", **quick)
         settings.load_profile("mutations")
 
@@ -83,7 +86,7 @@ for file in files:
 Hypothesis stops at the first failure in place of shrinking it.
 """
 
-SECONDS, BYTES = 300, 6 << 30
+SECONDS, BYTES = 120, 6 << 30
 """Processor time and memory of one process of tests; a mutation that takes more is noticed."""
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -193,11 +196,11 @@ def _python_files(place: Path) -> list[Path]:
     return [place] if place.is_file() else sorted(place.rglob("*.py"))
 
 
-def nearest_first(file: str, *, nearest_only: bool) -> list[str]:
-    """The test files to run: the module's own, those nearest to it, then all others unless `nearest_only`."""
+def nearest_first(file: str, *, others: bool) -> list[str]:
+    """The test files to run: the module's own, those nearest to it, and then all `others` if they are to run."""
     prefix = max((name for name in NEAREST if file.startswith(name)), key=len)
     nearest = f"tests/{Path(file).parent}/test_{Path(file).stem}.py"
-    places = [nearest, *NEAREST[prefix], *([] if nearest_only else OTHERS)]
+    places = [nearest, *NEAREST[prefix], *(OTHERS if others else [])]
     return list(dict.fromkeys(test for place in places for test in _test_files(place)))
 
 
@@ -269,15 +272,16 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=40, help="mutations to draw")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--jobs", type=int, default=1, help="mutations that are tried at once")
-    parser.add_argument("--nearest", action="store_true", help="run only the tests nearest to the mutated file")
+    parser.add_argument("--skip", type=int, default=0, help="drawn mutations that were tried before")
+    parser.add_argument("--others", action="store_true", help="run the tests of other rooms, too")
     parser.add_argument("--deselect", action="append", default=[], help="a test to leave out, as pytest's option")
     parser.add_argument("--list", action="store_true", help="print the drawn mutations and stop")
     options = parser.parse_args()
-    mutations = random.Random(options.seed).sample(every_mutation(), options.count)
+    mutations = random.Random(options.seed).sample(every_mutation(), options.count)[options.skip :]
     if options.list:
         print(*mutations, sep="\n")
         return
-    tests = {mutation.file: nearest_first(mutation.file, nearest_only=options.nearest) for mutation in mutations}
+    tests = {mutation.file: nearest_first(mutation.file, others=options.others) for mutation in mutations}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         trees: SimpleQueue[Path] = SimpleQueue()
         for job in range(options.jobs):

@@ -151,6 +151,13 @@ def test_of_prompts_that_begin_alike_one_goes_first() -> None:
     assert run(core, 2) == [{0: 40, 2: 40, 1: 10}, {1: 30}]
 
 
+def test_prompts_without_a_prefix_lead_nobody() -> None:
+    core = core_of(in_batch_prefix_caching=True, max_num_batched_tokens=90, prefix_id_tokens=16)
+    submit(core, (20, 1), (20, 1))
+    submit(core, (20, 1), ids=(0,))  # an id like the number of a prompt before
+    assert run(core, 1) == [{0: 20, 1: 20, 2: 20}]
+
+
 def test_equal_blocks_are_held_once() -> None:
     for scheduler, free in (("sglang", 1000 - 4), ("vllm-0.33", 1000 - 8)):
         core = core_of(scheduler=scheduler)

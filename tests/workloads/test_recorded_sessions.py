@@ -59,6 +59,12 @@ def test_a_prompt_that_is_long_enough_repeats_what_was_said() -> None:
     assert len(set(every)) == len(every), "sessions share no block"
 
 
+def test_a_prompt_of_exactly_what_was_said_repeats_it() -> None:
+    again = trace((0, 32, 17), (1, 49, 5), sessions=[0, 0])
+    ((_, (_, second)),) = drawn_sessions(RecordedSessions(again, "session_ids"))
+    assert second.prompts[0].resent_tokens == 49
+
+
 def test_the_next_prompt_names_the_blocks_of_an_answer() -> None:
     """33 + 40 tokens are four whole blocks; the second prompt has the same first two, and 73 tokens or more."""
     blocks = ((1, 2, 99), (1, 2, 3, 4, 5), (1, 7))

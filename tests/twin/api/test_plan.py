@@ -18,7 +18,7 @@ from tests.twin.serving.scenarios import scenario
 def file(tmp_path: Path) -> Path:
     engines = [kind("one", 1, 2.0, 1.0), kind("two", 2, 2.0, 1.8)]
     file = tmp_path / "plan.yaml"
-    file.write_text(write_yaml(document(vary={}, engines=engines, limits={"engines": 3})))
+    file.write_text(write_yaml(document(vary={}, layouts=["colocated"], engines=engines, limits={"engines": 3})))
     return file
 
 

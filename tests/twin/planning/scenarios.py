@@ -45,7 +45,7 @@ def document(**plan: Any) -> dict[str, Any]:
         "vary": {"max_num_batched_tokens": [256, 1024]},
         "engines": [kind("one", 1, 2.0, 1.0), kind("two", 2, 2.0, 1.8)],
         "replications": 4,
-        "window": 300,
+        "window": 600,
     }
     return {**deepcopy(SMALL), "plan": {**section, **plan}}  # tests change the parts of their documents
 

@@ -19,7 +19,7 @@ from workloads.block_reuse import BlockStream, thinned
 from workloads.errors import BadInput
 from workloads.trace import IdLists, Trace
 
-SCENARIO = document(vary={}, engines=[kind("one", 1, 2.0, 1.0)], limits={"engines": 4})
+SCENARIO = document(vary={}, layouts=["colocated"], engines=[kind("one", 1, 2.0, 1.0)], limits={"engines": 4})
 
 
 def test_a_changed_question_has_the_answer_that_it_has_alone(
