@@ -46,7 +46,8 @@ def test_a_plan_of_bundles_and_the_scenario_that_it_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(bundled(bundles={"ratios": "1,2"}, limits={"engines": 1}, window=300)))
+    scenario = bundled(bundles={"ratios": "1,2"}, limits={"engines": 1}, window=300)
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(scenario))
     assert run(["plan", "plan.yaml", "--write", "out", "--json", "--no-figures", "--brief", "--jobs", "1"]) == 0
     answer = json.loads(capsys.readouterr().out)
     best = answer["recommendation"]
