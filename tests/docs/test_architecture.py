@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import tomllib
 from pathlib import Path
@@ -36,34 +35,11 @@ def allowed() -> dict[str, set[str]]:
     return {package: set(re.findall(r"`(\w+)`", cell)) & set(PACKAGES) for package, cell in rows}
 
 
-def imported(package: str) -> set[str]:
-    """The other packages that a package's modules import, without what commands load of the live backend and papers."""
-    names = "adapt", "adapt_measure", "adapt_options", "adapt_text", "calibrate", "validate", "serve_live", "reproduce"
-    commands = {f"twin/cli/{name}.py" for name in names}
-    modules_imported: set[str] = set()
-    for file in sorted((ROOT / package).rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text())):
-            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            modules += [item.name for item in node.names] if isinstance(node, ast.Import) else []
-            packages = {module.partition(".")[0] for module in modules}
-            modules_imported |= packages - {"live", "papers"} if str(file.relative_to(ROOT)) in commands else packages
-    return modules_imported & set(PACKAGES) - {package}
-
-
 def test_the_page_says_what_each_dependency_is_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = [re.split(r"\W*>", requirement)[0] for requirement in project["dependencies"]]
     rows = dict(re.findall(r"^\| ([\w-]+) \| (.+?) \| .*\|$", PAGE, re.M))
     assert {name for name in names if not rows.get(name)} == set()
-
-
-def test_the_table_has_every_package() -> None:
-    assert allowed().keys() == set(PACKAGES)
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_a_package_imports_only_what_the_table_allows(package: str) -> None:
-    assert imported(package) <= allowed()[package]
 
 
 @pytest.mark.parametrize("contract", CONTRACTS["contracts"], ids=lambda contract: contract["name"])

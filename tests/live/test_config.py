@@ -119,19 +119,13 @@ def test_answers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"hidden_act": "gelu"}, "hidden_act: got 'gelu', expected \"silu\": other activations are not served"),
-    ({"hidden_act": "gelu_pytorch_tanh"}, "hidden_act: got 'gelu_pytorch_tanh'"),
-    ({"hidden_act": ["silu"]}, "hidden_act: got ['silu']"),
     ({"attention_bias": True}, "attention_bias: got True, expected false: linear layers with a bias are not served"),
-    ({"attention_bias": 1}, "attention_bias: got 1, expected false"),
     ({"mlp_bias": True}, "mlp_bias: got True, expected false"),
     ({"rope_parameters": 5}, "rope_parameters: got 5, expected an object of fields"),
-    ({"rope_scaling": "x"}, "rope_scaling: got 'x', expected an object of fields"),
-    ({"rope_scaling": []}, "rope_scaling: got [], expected an object of fields"),
     *(
         ({"rope_parameters": {"rope_type": kind, "factor": 2.0}}, f"rope_parameters.rope_type: got '{kind}', expected")
         for kind in ("linear", "dynamic", "yarn", "longrope", "proportional", "su")
     ),
-    ({"rope_scaling": {"type": ["llama3"]}}, "rope_scaling.rope_type: got ['llama3'], expected default or llama3"),
     ({"rope_parameters": {"factor": 2.0}}, "rope_parameters.factor: got 2.0, expected none"),
     ({"rope_parameters": {"full_attention": {}}}, "rope_parameters.full_attention: got {}, expected none"),
     ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor: got 0.5, expected 1"),
@@ -139,18 +133,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, "rope_parameters.high_freq_factor: got 1.0, expected a"),
     ({"rope_parameters": {**LLAMA3, "factor": None}}, "rope_parameters.factor: expected a number above 0"),
     ({"partial_rotary_factor": 0.25}, "partial_rotary_factor: got 0.25, expected 1.0"),
-    ({"rope_theta": 10**400}, "rope_theta: got 1000000"),
     ({"rope_theta": float("inf")}, "rope_theta: got inf, expected a number above 0, of at most 3.4e+38"),
     ({"rms_norm_eps": float("nan")}, "rms_norm_eps: got nan, expected a number above 0"),
-    ({"rms_norm_eps": True}, "rms_norm_eps: got True, expected a number above 0"),
     ({"use_sliding_window": True}, "use_sliding_window: got True, expected false: attention windows"),
-    ({"use_sliding_window": "x"}, "use_sliding_window: got 'x', expected true or false"),
     ({"sliding_window": 4096}, "sliding_window: got 4096, expected null: attention windows are not served"),
     ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types: got 'sliding_attention', expected full"),
     ({"layer_types": ["full_attention"]}, "layer_types: got ['full_attention'], expected a list of 2"),
     ({"head_dim": 15}, "head_dim: got 15, expected an even number"),
     ({"num_key_value_heads": 4}, "num_key_value_heads: got 4, expected a divisor of 6 heads"),
-    ({"hidden_size": 10**400}, "hidden_size: got 1000000"),
     ({"tie_word_embeddings": 1}, "tie_word_embeddings: got 1, expected true or false"),
     ({"is_causal": False}, "is_causal: got False, expected true"),
     ({"logit_scale": 0.5}, "logit_scale: got 0.5, expected 1.0"),
@@ -160,14 +150,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"architectures": ["LlamaForTokenClassification"]}, "architectures: got ['LlamaForTokenClassification']"),
     ({"architectures": "LlamaForCausalLM"}, "architectures: got 'LlamaForCausalLM', expected names"),
     ({"problem_type": "multi_label_classification"}, "problem_type: got 'multi_label_classification'"),
-    ({"eos_token_id": True}, "eos_token_id: got True, expected token ids"),
     ({"eos_token_id": [2, 10**30]}, "eos_token_id: got [2, 1000"),
-    ({"quantization_config": "x"}, "quantization_config: got 'x', expected an object of fields"),
     ({"quantization_config": {}}, "quantization_config.quant_method: expected awq or gptq"),
     ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quant_method: got 'bitsandbytes', expected awq or"),
     ({"quantization_config": {"quant_method": "awq", "group_size": True}}, "group_size: got True, expected -1"),
     ({"quantization_config": {"quant_method": "gptq", "dynamic": {"-:x": {}}}}, "quantization_config.dynamic: got"),
-    ({"model_type": ["llama"]}, "model_type: got ['llama'], expected one of llama, qwen3, qwen3_moe"),
 ]  # fmt: skip
 
 

@@ -39,23 +39,17 @@ def sessions(turns: int = 3, growth: int = 10, **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"workload.requests": 10**9}, "workload.requests: got 1000000000, expected at most 10,000,000 requests: so "
-         "many would take some 220 GB of memory"),
         ({"workload.requests": 10**12}, "workload.requests: got 1000000000000, expected at most 10,000,000 requests: "
          "so many would take some 220 TB of memory"),
-        ({"workload.requests": 10**300}, "over a million EB of memory"),
         ({"system": {"layout": "colocated", "replicas": 10**9}}, "system.replicas: got 1000000000, expected at most "
          "100,000 engines: so many would take some 6 TB of memory"),
         ({"system": split(decode_replicas=10**9)}, "system.decode_replicas: got 1000000000, expected at most 100,000"),
-        ({"system": split(prefill_replicas=10**9)}, "system.prefill_replicas: got 1000000000, expected at most"),
         ({"engine.data_parallel_size": 10**9},
          "engine.data_parallel_size: got 1000000000, expected at most 100,000 engines"),
         ({"workload.models.count": 10**9}, "workload.models.count: got 1000000000, expected at most 100,000 models"),
         ({"workload.models.count": 1000, "system": split(prefill_replicas=60, decode_replicas=60)},
          "system: got 120000, expected at most 100,000 engines: so many would take some 780 MB of memory; found 1,000 "
          "models, 120 engines of each, 0 shared, 1 ranks an engine"),
-        ({"workload.models.count": 50_000, "engine.data_parallel_size": 3, "system": split(decode="shared")},
-         "system: got 150003, expected at most 100,000 engines"),
         ({"workload.arrivals": {"process": "closed_loop", "concurrency": 10**9}}, "workload.arrivals.concurrency: got "
          "1000000000, expected at most 1,000,000 clients: so many would take some 900 GB of memory"),
         ({"workload.prefixes": {"groups": 10**9, "tokens": 16}}, "workload.prefixes.groups: got 1000000000, expected"),
@@ -75,7 +69,6 @@ def sessions(turns: int = 3, growth: int = 10, **fields: Any) -> dict[str, Any]:
         ({"engine.block_size": 10**7}, "engine.block_size: got 10000000, expected at most 1,000,000 tokens a"),
         ({"engine.max_num_seqs": 10**7}, "engine.max_num_seqs: got 10000000, expected at most 1,000,000 sequences"),
         ({"system": ring(10**6)}, "system.routing.virtual_nodes: got 1000000, expected at most 10,000 virtual nodes"),
-        ({"system": ring(1e300)}, "system.routing.virtual_nodes: got 1e+300, expected"),
         ({"system": ring(10**4, replicas=10**4)}, "system.routing: got 100000000, expected at most 20,000,000 virtual"),
         ({"workload.sessions": sessions(growth=10**9)}, "workload.sessions: expected at most 1,000,000 ids of prompt "
          "blocks; the last of 3 turns has some 125,000,006 of 16 tokens"),
@@ -83,7 +76,6 @@ def sessions(turns: int = 3, growth: int = 10, **fields: Any) -> dict[str, Any]:
          "workload.sessions.think.mean: got 1000000000000.0, expected a number of at most 1e+09"),
         ({"workload.arrivals": {"process": "closed_loop", "concurrency": 1, "think": 1e12}},
          "workload.arrivals.think: got 1000000000000.0, expected a number of at most 1e+09"),
-        ({"workload.arrivals.rate": 1e300}, "workload.arrivals.rate: got 1e+300, expected a number from 1e-12 to"),
         ({"workload.arrivals": {"process": "gamma", "rate": 1, "cv": 1e3}}, "workload.arrivals.cv: got 1000.0"),
         ({"system": {"layout": "colocated", "autoscaling": {"engine": {
             "policy": "queue_length", "target": 4, "max_replicas": 2, "sync_period": 1e-6}}}},

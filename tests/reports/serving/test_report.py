@@ -118,12 +118,6 @@ def test_goals_are_lines_across_the_distributions() -> None:
     assert len(models(page, "VSpan")) > 0
 
 
-def test_equal_documents_make_equal_figures_and_pages() -> None:
-    for document in (measured(), sweep()):
-        assert svgs_of(document) == svgs_of(document)
-        assert page_of(document, MANIFEST) == page_of(document, MANIFEST)
-
-
 # -- sweeps ------------------------------------------------------------------------------------------------------------
 
 
@@ -142,16 +136,6 @@ def test_a_sweep_has_a_line_for_each_setting_of_the_other_fields() -> None:
     assert (ttft.curves[0].low, ttft.curves[0].high) == ([100, None], [140, None])
     svg = svgs_of(sweep())["sweep"]
     assert {"engine.scheduling_policy=fcfs", "workload.arrivals.rate", "output tokens/s", "P99 ITL, ms"} <= texts(svg)
-
-
-def test_settings_that_are_no_numbers_are_names_on_the_axis() -> None:
-    document = points_of({"engine.scheduling_policy": "fcfs"}, {"engine.scheduling_policy": "priority"})
-    assert {"fcfs", "priority", "engine.scheduling_policy"} <= texts(svgs_of(document)["sweep"])
-
-
-def test_one_point_makes_no_figure() -> None:
-    assert svgs_of(points_of({"workload.arrivals.rate": 2})) == {}
-    assert svgs_of(points_of({}, {})) == {}
 
 
 def test_points_of_two_fields_are_drawn_over_the_one_that_spreads_them() -> None:

@@ -61,11 +61,6 @@ def batch(decodes: int, *chunks: int) -> Batch:
 # -- T_S ---------------------------------------------------------------------------------------------------------------
 
 
-def test_none_and_all_by_hand() -> None:
-    assert tables().iteration(Selection(density=0.0)) == pytest.approx(PLAIN)
-    assert tables().iteration(Selection(density=1.0)) == pytest.approx(FULL)
-
-
 @given(st.floats(0, 1))
 def test_iteration_latency_is_linear_in_the_density(density: float) -> None:
     expected = [w + density * (e - w) for w, e in zip(PLAIN, FULL, strict=True)]

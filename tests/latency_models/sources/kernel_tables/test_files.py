@@ -90,13 +90,6 @@ def test_the_folder_says_how_many_ranks(tmp_path: Path) -> None:
     assert read_kernel_tables(make_tables(tmp_path / "some")).tensor_parallel == 1
 
 
-def test_experts_without_a_column_of_degrees(folder: Path) -> None:
-    (folder / "moe.csv").write_text("tokens,activated_experts,time_us\n1,1,5\n")
-    tables = read_kernel_tables(folder)
-    assert tables.moe is not None
-    assert tables.moe.points(1) == {(1, 1): 5.0}
-
-
 def test_a_document_reads_back_as_it_was(folder: Path, tmp_path: Path) -> None:
     tables = read_kernel_tables(add_experts(add_skew(folder)), describe=True)
     path = tmp_path / "tables.yaml"
@@ -105,13 +98,6 @@ def test_a_document_reads_back_as_it_was(folder: Path, tmp_path: Path) -> None:
     assert KernelTables.from_document(read_yaml_text(path.read_text())) == tables
     assert tables.ranges["attention.kv_decode"] == (0.0, 1024.0)
     assert tables.held_out["attention.mixed.kv_prefill"].p90 == pytest.approx(0.0, abs=1e-12)
-
-
-def test_a_column_of_one_number(tmp_path: Path) -> None:
-    document = read_kernel_tables(make_tables(tmp_path / "tp1", rows=[1])).document()
-    assert document["dense"]["qkv_proj"] == {"rows": "1", "time_us": "10.3"}
-    text = write_yaml(document).replace("rows: '1'", "rows: 1").replace("time_us: '10.3'", "time_us: 10.3")
-    assert KernelTables.from_document(read_yaml_text(text)).dense["qkv_proj"].points() == [(1, 10.3)]
 
 
 @pytest.mark.parametrize(
