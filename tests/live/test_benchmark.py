@@ -18,6 +18,7 @@ from live.models.weights import random_weights  # noqa: E402
 MODELS = Path(__file__).resolve().parents[2] / "examples" / "models"
 
 
+@pytest.mark.slow
 def test_it_runs_on_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "live.json"
     command = ["--device", "cpu", "--tiny", "--only", "Qwen3-0.6B", "--repeats", "1", "--out", str(out)]

@@ -103,6 +103,7 @@ def test_steps_of_a_direct_run_sum_to_its_computation() -> None:
     assert busy == pytest.approx(result.spans[-1][2] - result.spans[0][1], rel=1e-6)
 
 
+@pytest.mark.slow  # burns all cores for seconds
 def test_other_processes_are_not_counted() -> None:
     """Beside burning processes the steps take no more than the thread computed, although its wall time is longer.
 

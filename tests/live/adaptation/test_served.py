@@ -18,7 +18,7 @@ from live.adaptation.training import TrainingSettings
 from twin.cli import run
 from workloads.errors import TwinError
 
-TASKS = ("reverse_add_one", "sort_add_three", "negate_rotate", "running_sum")
+TASKS = ("reverse_add_one", "sort_add_three", "running_sum")
 
 
 @pytest.fixture
@@ -52,13 +52,13 @@ def test_served_answers_are_those_of_the_training_code(modules: list[str], capsy
         assert row["equal_answers"] == 1
         assert row["exact_match_served"] == row["exact_match_offline"]
     steps = document["decode_steps_by_models"]
-    assert len(steps) == 4
-    assert steps[3] > 0  # steps with sequences of all four models
+    assert len(steps) == 3
+    assert steps[2] > 0  # steps with sequences of all three models
     assert 0 < document["tpot_mean"] < document["ttft_mean"] + document["tpot_mean"]
     assert run(["adapt", "serve", "base", *modules, "--isolated", "--prompts", "4"]) == 0
     output = capsys.readouterr().out
-    assert output.count("100.0 %") >= 4
-    assert "isolated decoding: 4 decode modules" in output
+    assert output.count("100.0 %") >= 3
+    assert "isolated decoding: 3 decode modules" in output
     assert "tasks in a decode step: 1.0 on average, 1 at most" in output
 
 

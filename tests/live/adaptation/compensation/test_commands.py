@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -19,25 +20,34 @@ from live.models.compensated import Compensated
 from reports.adaptation import measured_table
 from schedulers.engine_config import EngineConfig
 from tests.live.adaptation.typed import adapt, refused
+from twin.cli import run
 
 SOURCES = ("--sources", "sources")
+SMALLEST = dataclasses.replace(
+    sizes.TEXT_SIZES["reduced"], layers=2, hidden=64, window=16,
+    training=TrainingSettings(steps=5, batch_size=4, learning_rate=3e-3),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sources, and a barely trained language model of the smallest size in `model`."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "sources").mkdir()
+    for i in range(40):
+        (folder / f"sources/m{i}.py").write_text(f"def f{i}(x):\n    return x + {i}\n" * 20)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sizes.TEXT_SIZES, "reduced", SMALLEST)
+        patch.chdir(folder)
+        assert run(["adapt", "text", "model", *SOURCES]) == 0
+    return folder
 
 
 @pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
-    """A barely trained language model of the smallest size, in the current folder."""
-    training = TrainingSettings(steps=5, batch_size=4, learning_rate=3e-3)
-    smallest = dataclasses.replace(sizes.TEXT_SIZES["reduced"], layers=2, hidden=64, window=16, training=training)
-    monkeypatch.setitem(sizes.TEXT_SIZES, "reduced", smallest)
-    monkeypatch.chdir(tmp_path)
-    Path("sources").mkdir()
-    for i in range(40):
-        Path(f"sources/m{i}.py").write_text(f"def f{i}(x):\n    return x + {i}\n" * 20)
-    assert any(is_held_out(f"m{i}.py") for i in range(40))
-    document = adapt(capsys, "text", "model", *SOURCES)
-    assert len(document["losses"]) == 5
-    assert document["corpus"]["files"] == [sum(not is_held_out(f"m{i}.py") for i in range(40)),
-                                           sum(is_held_out(f"m{i}.py") for i in range(40))]  # fmt: skip
+def model(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """That model, in the current folder."""
+    monkeypatch.setitem(sizes.TEXT_SIZES, "reduced", SMALLEST)
+    monkeypatch.chdir(shutil.copytree(trained, tmp_path, dirs_exist_ok=True))
     return tmp_path / "model"
 
 
@@ -45,6 +55,10 @@ def test_a_finished_training_is_not_trained_again(model: Path, capsys: pytest.Ca
     before = (model / "training.safetensors").stat().st_mtime_ns
     again = adapt(capsys, "text", "model", *SOURCES)
     assert again == json.loads((model / "training.json").read_text())
+    assert len(again["losses"]) == 5
+    held_out = sum(is_held_out(f"m{i}.py") for i in range(40))
+    assert again["corpus"]["files"] == [40 - held_out, held_out]
+    assert 0 < held_out < 20
     assert (model / "training.safetensors").stat().st_mtime_ns == before
     assert {path.name for path in model.iterdir()} == {
         "config.json", "model.safetensors", "tokenizer.json", "training.json", "training.safetensors", "loss.svg",
@@ -81,6 +95,7 @@ def test_compensators_on_all_modules_take_twice_the_budget(model: Path, capsys: 
     assert some["bytes"] <= every["bytes"] // 2
 
 
+@pytest.mark.slow  # twelve seconds: two models are profiled and replayed
 def test_quality_and_speed_stand_in_one_table(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = (*SOURCES, "--sequences", "8", "--bits", "3", "--steps", "3", "--gate-steps", "2")
     trained = adapt(capsys, "compensate", "model", "made", *arguments)
