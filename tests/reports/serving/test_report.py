@@ -8,11 +8,10 @@ import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
-from matplotlib.colors import to_hex
 
 from reports.blocks import Chart, Curve, Figure
 from reports.fields import axis_and_lines
-from reports.pages.theme import OUTAGE, PREDICTED, series_colours
+from reports.pages.theme import OUTAGE, PREDICTED
 from tests.reports.pages.page_contents import Tables, columns, models, titles
 from tests.reports.rendering import drawings_of, page_of, svgs_of
 from tests.reports.serving.documents import measured, replicated, simulation, spread, sweep
@@ -173,12 +172,6 @@ def test_legends_are_outside_the_axes_and_short(count: int) -> None:
     assert len(legend.get_texts()) <= 6
 
 
-def test_no_two_lines_have_the_same_colour() -> None:
-    lines = drawings_of(many_lines(40))["sweep"].axes[0].get_lines()
-    assert len({to_hex(line.get_color()) for line in lines}) == 40
-    assert len(set(series_colours(100))) == 100
-
-
 def test_labels_of_axes_are_inside_the_figure() -> None:
     document = sweep()
     for point in document["points"]:
@@ -201,15 +194,6 @@ def test_an_overloaded_point_does_not_hide_the_others() -> None:
     assert 1 in buttons["active"]
     (plain,) = models(page_of(sweep()), "CheckboxButtonGroup")
     assert 1 not in plain["active"]
-
-
-def test_fixed_settings_are_told_once_and_not_drawn() -> None:
-    document = sweep()
-    for point in document["points"]:
-        point["settings"] = {"engine.max_num_seqs": 640, **point["settings"]}
-    assert svgs_of(document) == svgs_of(sweep())
-    assert page_of(document).count("engine.max_num_seqs") == 1
-    assert "orders with engine.max_num_seqs=640" in page_of(document)
 
 
 def test_a_page_of_a_sweep_has_every_point_to_explore() -> None:

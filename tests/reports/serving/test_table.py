@@ -70,12 +70,6 @@ def test_a_sweep_shows_sessions_where_there_are_some() -> None:
     assert any(" 90 " in row and " 90 %" in row for row in lines)
 
 
-def test_ten_seconds_are_not_told_in_milliseconds() -> None:
-    summary = simulation()["summary"] | {"e2e": spread(12.0)}
-    lines = words(simulation(summary=summary))
-    assert line(lines, "E2E").startswith("12 s 10.8 s ")
-
-
 def test_a_latency_that_nobody_had_has_no_row() -> None:
     lines = words(simulation(summary=simulation()["summary"] | {"tpot": None}))
     assert [row[0] for row in lines if row and row[0] in ("TTFT", "TPOT", "ITL", "E2E")] == ["TTFT", "ITL", "E2E"]

@@ -58,36 +58,6 @@ def attention(folder: Path, flags: Flags) -> AttentionTimes:
     return AttentionTimes(read_kernel_tables(folder).attention, None, 1.0, flags)
 
 
-@pytest.mark.parametrize(("count", "length"), [(1, 17), (4, 129), (3, 100), (8, 1025), (6, 700)])
-def test_decodes_alone(attention: AttentionTimes, flags: Flags, count: int, length: int) -> None:
-    """A decode that attends to `length` tokens has one fewer in the cache."""
-    result = attention.decode(count, count * length, length)
-    assert result == pytest.approx(decode_time(count, length - 1))
-    assert not flags.axes
-
-
-def test_below_the_smallest_history_time_is_flat(attention: AttentionTimes) -> None:
-    assert attention.decode(4, 8, 2) == pytest.approx(decode_time(4, 16))
-
-
-@pytest.mark.parametrize(("chunk", "context"), [(16, 0), (64, 128), (256, 512), (256, 300)])
-def test_one_prompt_alone(attention: AttentionTimes, flags: Flags, chunk: int, context: int) -> None:
-    assert attention.mixed(batch([(chunk, context)])) == pytest.approx(prefill_time(chunk, context))
-    assert not flags.axes
-
-
-@pytest.mark.parametrize(
-    ("chunk", "context", "count", "length"),
-    [(64, 128, 4, 129), (100, 0, 2, 17), (160, 320, 3, 577), (256, 512, 8, 1025)],
-)
-def test_a_prompt_beside_decodes(
-    attention: AttentionTimes, flags: Flags, chunk: int, context: int, count: int, length: int
-) -> None:
-    result = attention.mixed(batch([(chunk, context)], [length] * count))
-    assert result == pytest.approx(mixed_time(chunk, context, count, length - 1))
-    assert not flags.axes
-
-
 def test_uneven_decodes_cost_a_share_of_the_way_to_the_longest(folder: Path, flags: Flags) -> None:
     attention = AttentionTimes(read_kernel_tables(folder).attention, flat_skew(), 1.0, flags)
     lengths = [101, 201, 401, 901]

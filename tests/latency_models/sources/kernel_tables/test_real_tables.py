@@ -77,12 +77,6 @@ def test_steps_of_a_loaded_server(real_folder: Path) -> None:
     assert model.outside() == {}
 
 
-def test_both_answers_are_alike_to_the_last_bit(model: KernelTableStepTime) -> None:
-    lengths = [137 * i % 3000 + 20 for i in range(100)]
-    run = model.decode_seconds(100, sum(lengths), max(lengths), 300)
-    assert run == [model.seconds(batch(lengths=[n + i for n in lengths])) for i in range(300)]
-
-
 def test_more_work_never_takes_less_time_by_much(model: KernelTableStepTime) -> None:
     """Kernels change with size, and some measured points fall; a tenth is more than any such dip."""
     before = 0.0

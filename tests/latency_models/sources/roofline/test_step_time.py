@@ -185,12 +185,6 @@ def test_devices_share_weights_and_pay_for_all_reduces() -> None:
     assert slow.seconds(chunk) > message
 
 
-def test_pipeline_stages_add_messages_and_no_speed() -> None:
-    single, two = model_of(), model_of(pipeline_parallel=2)
-    transfer = 2 * 4096 * 2 / 4.5e11  # hidden states and the residual
-    assert two.decode_seconds(1, 1, 1, 1)[0] - single.decode_seconds(1, 1, 1, 1)[0] == pytest.approx(transfer)
-
-
 def test_draws_scale_each_part_and_the_whole_step() -> None:
     step_time = built()
     assert step_time.can_draw
