@@ -25,7 +25,7 @@ NAMED = "Bokeh.documents[0].get_model_by_name"
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a page of a scenario of 200 requests, served by the command."""
+    """The address of a page of a scenario of 320 requests, served by the command."""
     folder = tmp_path_factory.mktemp("what-if")
     (folder / "s.yaml").write_text(yaml.safe_dump(roofline()))
     command = [sys.executable, "-c", START, "page", str(folder / "s.yaml"), "--port", "0", "--no-browser"]
@@ -44,7 +44,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def answered(tab: Any, condition: str = "true") -> None:
     """Wait until all requests are answered, and the condition holds."""
-    answer_shown = f"{NAMED}('status')?.text.includes('all 200') && {condition}"
+    answer_shown = f"{NAMED}('status')?.text.includes('all 320') && {condition}"
     tab.wait_for_function(f"window.Bokeh && Bokeh.documents.length > 0 && {answer_shown}", timeout=120_000)
 
 

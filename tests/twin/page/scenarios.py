@@ -6,13 +6,13 @@ from typing import Any
 
 
 def roofline(**changes: Any) -> dict[str, Any]:
-    """Llama-3.1-8B on one H100, step times from data sheets: 200 requests, 4 a second."""
+    """Llama-3.1-8B on one H100, step times from data sheets: 320 requests, 4 a second."""
     return {
         "schema": "twin.scenario/1",
         "kind": "serving",
         "name": "what-if",
         "workload": {
-            "requests": 200,
+            "requests": 320,
             "prefill": {"distribution": "lognormal", "mean": 500, "cv": 1.0},
             "decode": {"distribution": "geometric", "mean": 100},
             "arrivals": {"process": "poisson", "rate": 4},

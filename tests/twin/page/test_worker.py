@@ -41,7 +41,7 @@ def test_a_question_gets_a_draft_an_answer_and_curves() -> None:
     assert set(kinds[3:]) == {"pareto"}
     assert len(kinds[3:]) == 4 * len(LOADS)  # tensor parallel 1, 2, 4, 8
     full = messages[1][1]
-    assert full["summary"]["requests"] == 200
+    assert full["summary"]["requests"] == 320
     theory = messages[2][1]["theory"]
     assert theory["r_star"] > 0
     answer = messages[3][1]
