@@ -60,7 +60,7 @@ def test_a_queue_with_few_places_is_m_m_1_k(places: int) -> None:
     """An engine of one sequence with K - 1 places to wait loses (1 - ρ) ρ^K / (1 - ρ^(K+1)) of the requests."""
     load = 0.9
     document = scenario(
-        workload={"prefill": {"distribution": "fixed", "mean": 1}, "requests": 4000,
+        workload={"prefill": {"distribution": "fixed", "mean": 1}, "requests": 5000,
                   "decode": {"distribution": "geometric", "mean": STEPS},
                   "arrivals": {"process": "poisson", "rate": load / SERVICE}},
         engine={"num_gpu_blocks": 10**7, "max_num_seqs": 1, "enable_prefix_caching": False,
@@ -69,7 +69,7 @@ def test_a_queue_with_few_places_is_m_m_1_k(places: int) -> None:
     )  # fmt: skip
     plan = prepare(document, Path("s.yaml")).cases[0].plan
     rows = []
-    for seed in range(100, 107):
+    for seed in range(100, 110):
         result = Simulation(replace(plan, scenario=plan.scenario.model_copy(update={"seed": seed}))).run()
         assert result.shed is not None
         arrivals = np.concatenate([np.array(result.columns.arrival), np.array(result.shed.arrival)])
