@@ -1,11 +1,17 @@
 """Forty questions of a capacity planner: the answer of `twin plan`, or its refusal, beside AIConfigurator's.
 
-    python -m benchmarks.plan_questions [--aiconfigurator EXECUTABLE] [--only TEXT] [--out FILE]
+    python -m benchmarks.plan_questions [--aiconfigurator EXECUTABLE] [--answers FOLDER] [--package FOLDER]
+        [--only TEXT] [--out FILE] [--page docs/explanation/forty-questions.md]
 
 Eight models, each with five pairs of a GPU and a load with goals. `twin plan` has 60 CPU seconds for each; `over` says
 that they were not enough. AIConfigurator, which has as long as it takes, searches with the same lengths and rate, and
-with the same goals, of which its own are means. `claimed` are its GPUs; `given_meets` says if its deployment meets
-the goals here. A file that is there is continued.
+with the same goals, of which its own are means; its answers are kept in a folder. `claimed` are its GPUs, and
+`simulated` is what our simulation says of that deployment, at the best estimate of the step times.
+
+`measured`: GPUs of the best deployment of the package's measured rows (`aiconfigurator_core`) whose means meet the
+goals, with lengths within a factor of 1.35, at the rate of their closed loop by Little's law. Percentiles need more.
+
+A file that is there is continued. `--page` writes its table.
 """
 
 from __future__ import annotations
@@ -22,10 +28,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.error_board.rows import Row, read_rows
 from benchmarks.provenance import provenance
+from twin.api.planning import catalogue_question, deployments_of_file
+from twin.executors.processes import Processes
 from twin.planning.aiconfigurator import BEST
+from twin.planning.catalogue import CatalogueQuestion
+from twin.planning.family_estimates import estimate_families, horizon
+from twin.planning.planner import Simulations
+from workloads.errors import BadInput
 
 CPU_SECONDS = 60
+
+ALIKE = 1.35
+"""Largest ratio of the lengths of a question and of a measured row."""
+
+MARK = "<!-- forty questions: generated -->"
+"""What stands before the table of the page."""
 
 MODELS = {
     "llama-3.1-8b": "meta-llama/Meta-Llama-3.1-8B",
@@ -72,25 +91,16 @@ def questions() -> list[Question]:
     return [Question(model, *place) for model in MODELS for place in PLACES["small" if model in SMALL else "large"]]
 
 
-def twins(question: Question, candidate: Path | None) -> dict[str, Any]:
-    """The answer of `twin plan`, with another planner's deployment in its table where there is one."""
+def twins(question: Question) -> dict[str, Any]:
+    """The answer of `twin plan`."""
     rate, prompt, answer, ttft, tpot = LOADS[question.load]
     command = [sys.executable, "-m", "twin", "plan", "--model", question.model, "--gpu", question.gpu]
-    command += [
-        "--rate",
-        str(rate),
-        "--prompt-tokens",
-        str(prompt),
-        "--answer-tokens",
-        str(answer),
-        "--brief",
-        "--json",
-    ]
+    command += ["--rate", f"{rate}", "--prompt-tokens", f"{prompt}", "--answer-tokens", f"{answer}", "--brief"]
     command += ["--slo", f"ttft_p99={ttft}", "--slo", f"tpot_p99={tpot}", "--jobs", "1", "--no-figures", "--fresh"]
-    command += [] if candidate is None else ["--candidate", str(candidate)]
     before = _cpu_of_children()
     with tempfile.TemporaryDirectory() as runs:
-        ran = subprocess.run([*command, "--runs", runs], capture_output=True, text=True, preexec_fn=_limit, check=False)
+        stated = [*command, "--json", "--runs", runs]
+        ran = subprocess.run(stated, capture_output=True, text=True, preexec_fn=_limit, check=False)
     result: dict[str, Any] = {"cpu": round(_cpu_of_children() - before, 1)}
     if ran.returncode < 0:
         return {**result, "over": True}
@@ -98,32 +108,92 @@ def twins(question: Question, candidate: Path | None) -> dict[str, Any]:
         return {**result, "refused": ran.stderr.strip().splitlines()[-1]}
     document = json.loads(ran.stdout)
     best, estimate = document["recommendation"], document["by_best_estimate"]
-    given = [row["meets"] for row in document["rows"] if row["role"] == "given"]
     return {
         **result, "gpus": best and best["gpus"], "devices": best and best["devices"], "sure": best and best["sure"],
         "by_estimate": estimate and estimate["gpus"], "answer": document["answer"],
-        "given_meets": any(given) if given else None,
     }  # fmt: skip
 
 
 def aiconfigurators(executable: Path, question: Question, folder: Path) -> dict[str, Any]:
     """GPUs of AIConfigurator's cheapest deployment at the rate; the reason where it has none."""
     rate, prompt, answer, ttft, tpot = LOADS[question.load]
-    command = [str(executable), "cli", "default", "--model-path", MODELS[question.model], "--save-dir", str(folder)]
-    command += ["--system", SYSTEMS[question.gpu], "--total-gpus", "64", "--backend", "vllm", "--isl", str(prompt)]
-    command += ["--osl", str(answer), "--ttft", str(1000 * float(ttft.removesuffix("s"))), "--no-color"]
-    before = _cpu_of_children()
-    stated = [*command, "--tpot", tpot.removesuffix("ms"), "--strict-sla"]
-    ran = subprocess.run(stated, capture_output=True, text=True, check=False)
-    result: dict[str, Any] = {"cpu": round(_cpu_of_children() - before, 1)}
+    answered = folder / "answered.json"
+    if not answered.exists():
+        command = [str(executable), "cli", "default", "--model-path", MODELS[question.model], "--save-dir", str(folder)]
+        command += ["--system", SYSTEMS[question.gpu], "--total-gpus", "64", "--backend", "vllm", "--isl", str(prompt)]
+        command += ["--osl", str(answer), "--ttft", str(1000 * float(ttft.removesuffix("s"))), "--no-color"]
+        before = _cpu_of_children()
+        stated = [*command, "--tpot", tpot.removesuffix("ms"), "--strict-sla"]
+        ran = subprocess.run(stated, capture_output=True, text=True, check=False)
+        lines = [line.strip() for line in (ran.stdout + ran.stderr).splitlines() if "rror" in line] or ["no answer"]
+        cpu = round(_cpu_of_children() - before, 1)
+        folder.mkdir(parents=True, exist_ok=True)
+        answered.write_text(json.dumps({"cpu": cpu, "problem": lines[-1][-200:]}))
+    result = json.loads(answered.read_text())
     gpus = []
     for file in folder.rglob(BEST):
         for row in csv.DictReader(file.read_text().splitlines()):
             gpus.append(math.ceil(rate / float(row["seq/s"]) - 1e-9) * int(float(row["num_total_gpus"])))
     if not gpus:
-        lines = (ran.stdout + ran.stderr).strip().splitlines()
-        return {**result, "refused": lines[-1][-200:] if lines else f"exit code {ran.returncode}"}
-    return {**result, "claimed": min(gpus)}
+        return {"cpu": result["cpu"], "refused": result["problem"]}
+    return {"cpu": result["cpu"], "claimed": min(gpus), "simulated": simulated(question, folder)}
+
+
+def simulated(question: Question, folder: Path) -> str:
+    """The verdict of our simulation on the smallest deployment of an answer."""
+    rate, prompt, answer, ttft, tpot = LOADS[question.load]
+    goals = {"ttft_p99": ttft, "tpot_p99": tpot}
+    stated = CatalogueQuestion(
+        question.model, [question.gpu], goals, rate, prompt_tokens=prompt, answer_tokens=answer
+    )  # fmt: skip
+    try:
+        asked = catalogue_question(stated, {})
+        smallest = min(deployments_of_file(folder, asked), key=lambda deployment: deployment.gpus)
+        families, refused = estimate_families(asked, [smallest])
+        if all(family.family is not smallest.family for family in families):
+            return next(family.reason for family in refused if family.family is smallest.family)
+        simulations = Simulations({}, lambda key, window: None, Processes(1))
+        (trial,) = simulations.evaluator(asked, horizon(asked, families)).settle([smallest])
+    except BadInput as error:
+        return str(error)
+    return f"{smallest.gpus} GPUs: {'meets the goals' if trial.meets else trial.reason}"
+
+
+def measured(question: Question, rows: list[Row]) -> int | None:
+    """The fewest GPUs of measured deployments whose means meet the goals; None without such rows."""
+    rate, prompt, answer, ttft, tpot = LOADS[question.load]
+    limits, gpus = (float(ttft.removesuffix("s")), float(tpot.removesuffix("ms")) / 1000), []
+    for row in rows:
+        alike = max(row.isl / prompt, prompt / row.isl, row.osl / answer, answer / row.osl) <= ALIKE
+        if not alike or (row.model, row.system) != (question.model, SYSTEMS[question.gpu]):
+            continue
+        if not row.refusal and row.ttft <= limits[0] and row.tpot <= limits[1]:
+            devices = sum(workers.count * workers.devices for workers in (row.prefill, row.decode) if workers)
+            served = row.in_flight / (row.ttft + (row.osl - 1) * row.tpot)
+            gpus.append(math.ceil(rate / served - 1e-9) * devices)
+    return min(gpus, default=None)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The answers as a table of the page."""
+    lines = [
+        "| model | GPU, load | ours: GPUs (best estimate) | CPU s | AIConfigurator: claimed | simulated | measured |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        own, peer = row["twin"], row["aiconfigurator"] or {}
+        answer = "**over 60 s**" if "over" in own else own.get("refused") or _gpus(own)
+        claimed, verdict = peer.get("claimed", peer.get("refused", "")), peer.get("simulated", "")
+        cells = [row["model"], f"{row['gpu']}, {row['load']}", answer, own["cpu"], claimed, verdict]
+        lines.append("| " + " | ".join(str(cell) for cell in [*cells, row.get("measured") or ""]) + " |")
+    return "\n".join(lines)
+
+
+def _gpus(own: dict[str, Any]) -> str:
+    """GPUs of the recommendation, and by the best estimate; the sentence of an answer without one."""
+    if own["gpus"] is None:
+        return str(own["answer"]).split(". ")[0]
+    return f"{own['devices']}" + (f" ({own['by_estimate']})" if own["by_estimate"] else "")
 
 
 def _limit() -> None:
@@ -136,33 +206,35 @@ def _cpu_of_children() -> float:
 
 
 def main() -> int:
-    """Ask what is not in the file yet, write it after each answer, and print the table."""
+    """Ask what is not in the file yet, write it after each answer, and print it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--aiconfigurator", type=Path, default=None)
+    parser.add_argument("--answers", type=Path, default=Path("aiconfigurator-answers"))
+    parser.add_argument("--package", type=Path, default=None)
     parser.add_argument("--only", default="")
     parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--page", type=Path, default=None)
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
     if arguments.out is not None and arguments.out.exists():
         rows = json.loads(arguments.out.read_text())["questions"]
     answered = {(row["model"], row["gpu"], row["load"]) for row in rows}
+    silicon = [] if arguments.package is None else read_rows(arguments.package)
     for question in questions():
         name = (question.model, question.gpu, question.load)
         if name in answered or arguments.only not in " ".join(name):
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            peer = None
-            if arguments.aiconfigurator is not None:
-                peer = aiconfigurators(arguments.aiconfigurator, question, Path(folder))
-            candidate = Path(folder) if peer is not None and "claimed" in peer else None
-            own = twins(question, candidate)
-            if "refused" in own and candidate is not None:
-                own = {**twins(question, None), "given_refused": own["refused"]}
-        rows.append({**asdict(question), "twin": own, "aiconfigurator": peer})
+        own, peer = twins(question), None
+        if arguments.aiconfigurator is not None:
+            peer = aiconfigurators(arguments.aiconfigurator, question, arguments.answers / "-".join(name))
+        rows.append({**asdict(question), "twin": own, "aiconfigurator": peer, "measured": measured(question, silicon)})
         print(json.dumps(rows[-1]), flush=True)
         if arguments.out is not None:
             result = {"provenance": provenance("twin.benchmark-plan-questions/1"), "questions": rows}
             arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    if arguments.page is not None:
+        before = arguments.page.read_text().partition(MARK)[0]
+        arguments.page.write_text(f"{before}{MARK}\n\n{table(rows)}\n")
     return 0
 
 

@@ -75,6 +75,10 @@ tried one by one."""
     pipeline_parallel: str | None = None
     """Without a scenario: pipeline stages of an engine to try, each of this many GPUs. Default: 1."""
 
+    data_parallel: str | None = None
+    """Without a scenario: attention replicas of an engine to try, which share whole experts, over nodes where they are
+many. Default: 1."""
+
     layout: str | None = None
     """Without a scenario: colocated, disaggregated (prefill and decode apart), afd (prefill engines and AFD bundles
 that decode), with commas between. Default: colocated,disaggregated."""

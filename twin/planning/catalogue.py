@@ -33,7 +33,7 @@ class CatalogueQuestion:
         model: a name, a model file or a config.json. gpus: names of the hardware catalogue, or hardware files.
         goals: as in `plan.goals`. rate: requests per second; None: the trace's own times. trace: file of lengths; or
         prompt_tokens, answer_tokens: their means, log-normal with a coefficient of variation of 1.
-        degrees: tensor parallelism. stages: pipeline parallelism.
+        degrees: tensor parallelism. stages: pipeline parallelism. replicas: of attention, which share whole experts.
         weights: formats; None: as the model is published. cache: its format.
         chunks: values of `max_num_batched_tokens`.
         prices: of a GPU per hour, by its name as given.
@@ -50,6 +50,7 @@ class CatalogueQuestion:
     answer_tokens: float | None = None
     degrees: Sequence[int] = (1, 2, 4, 8)
     stages: Sequence[int] = (1,)
+    replicas: Sequence[int] = (1,)
     layouts: Sequence[str] = ("colocated", "disaggregated")
     weights: Sequence[str | None] = (None,)
     cache: str = "bf16"
@@ -72,11 +73,12 @@ def scenario_of(question: CatalogueQuestion) -> Document:
         if name not in {gpu for gpu, _, _ in devices} | prices.keys():
             raise BadInput("expected the name of a --gpu", field="--price", value=name)
     kinds = [
-        _kind(question, key, hardware, degree, stages, weights, several=len(devices) > 1)
+        _kind(question, key, hardware, (degree, stages, replicas), weights, several=len(devices) > 1)
         for _, key, hardware in devices
         for weights in question.weights
         for degree in question.degrees
         for stages in question.stages
+        for replicas in question.replicas
         if degree * stages <= (question.node_size or hardware.devices_per_node)
     ]
     plan: Document = {
@@ -130,27 +132,30 @@ def _kind(
     question: CatalogueQuestion,
     key: str,
     hardware: Hardware,
-    degree: int,
-    stages: int,
+    parallelism: tuple[int, int, int],
     weights: str | None,
     *,
     several: bool,
 ) -> Document:
-    """A kind of engine: `tp4`, with stages, the GPU and the weights in its name where there are several."""
+    """A kind of engine: `tp4`, with stages, replicas, the GPU and the weights in its name where there are several."""
+    degree, stages, replicas = parallelism
     parts = [*([hardware.name] if several else []), f"tp{degree}", *([f"pp{stages}"] if stages > 1 else [])]
+    parts += [f"dp{replicas}"] if replicas > 1 else []
     parts += [weights] if weights is not None and len(question.weights) > 1 else []
-    pipeline = {"pipeline_parallel_size": stages, "async_scheduling": False}
+    engine: Document = {"pipeline_parallel_size": stages, "async_scheduling": False} if stages > 1 else {}
+    engine |= {"data_parallel_size": replicas} if replicas > 1 else {}
     power = {} if hardware.power_limit is None else {"power_limit": hardware.power_limit}
     return {
         "name": "-".join(parts),
-        "device": {"type": key if not is_path(key) else hardware.name, "count": degree * stages, **power},
-        **({"engine": pipeline} if stages > 1 else {}),
+        "device": {"type": key if not is_path(key) else hardware.name, "count": degree * stages * replicas, **power},
+        **({"engine": engine} if engine else {}),
         "step_time": {
             "source": "roofline",
             "model": question.model,
             "hardware": key,
             "tensor_parallel": degree,
             **({"pipeline_parallel": stages} if stages > 1 else {}),
+            **({"data_parallel": replicas, "expert_parallel": True} if replicas > 1 else {}),
             **({} if weights is None else {"weights": weights}),
             "cache": question.cache,
         },

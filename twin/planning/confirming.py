@@ -61,6 +61,11 @@ class Confirmer:
         if not self.evaluator.is_random([candidate]):
             return trial
         self._attempts += 1
+        if self._looks is None and self.evaluator.can_draw(candidate):
+            if not self.evaluator.is_ranked:
+                self.evaluator.rank_draws(candidate)
+            if rejected := self.evaluator.reject([candidate], long=True):
+                return replace(rejected[0], reason=f"new draws: {rejected[0].reason}")
         looks = self._looks or max_looks(spec.replications, self.evaluator.horizon.long)
         for look in range(1, looks + 1):
             (trial,) = self.evaluator.evaluate([candidate], spec.replications * 2 ** (look - 1))

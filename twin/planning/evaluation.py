@@ -221,7 +221,7 @@ class Evaluator:
 
     def _shifts(self, trial: Trial, draws: Iterable[int]) -> list[list[float]]:
         """The shifts of the excesses of a trial's windows by draws of the step-time model: a window for each draw."""
-        count = len(trial.windows)
+        count = min(len(trial.windows), LONG_WINDOWS)  # so that these are windows of `reject`, too
         windows = [self._window(trial.candidate, self.horizon.long, draw % count, draw) for draw in draws]
         results = self._simulate(windows)
         return [

@@ -25,8 +25,9 @@ from twin.planning.trial import Trial
 FIRST_CANDIDATES = 4
 """Candidates of the first evaluation: the cheapest of those estimated to meet the goals."""
 
-FINALISTS = 4
-"""Equally good candidates that are evaluated to the end; the simplest one is the first to be confirmed."""
+FINALISTS = 2
+"""Equally good and equally simple candidates that are evaluated to the end at a time; the one that is further below its
+goals is the first to be confirmed."""
 
 TABLE_TRIALS = 12
 """Candidates of one layout and kind that are screened for the table, when all that are cheap enough have failed."""
@@ -70,6 +71,7 @@ class Search:
         self._open = {name: list(estimate.candidates) for name, estimate in self._families.items()}
         self._likely: set[str] = set()
         self._with_error = False  # True in the second search
+        self._limit = math.inf  # of the second search: the lowest objective that short windows let pass
         self._ratios: dict[str, float] = {}
 
     def run(self) -> Trial | None:
@@ -135,48 +137,31 @@ class Search:
         for start in range(0, len(likely), FIRST_CANDIDATES):
             trials = self._screened(likely[start : start + FIRST_CANDIDATES])
             self._update_all(trial for trial in trials if trial.decided)
-            self._evaluate([trial.candidate for trial in trials if not trial.decided][:2])
-            if self.best is not None:
+            passed = [trial.candidate for trial in trials if not trial.decided]
+            if self._with_error:
+                self._limit = min((self.key(candidate)[0] for candidate in passed), default=math.inf)
+            else:
+                self._update_all(self.evaluator.evaluate(passed[:2]))
+            if self.best is not None or self._limit < math.inf:
                 return
 
     def _screen(self) -> None:
-        """Screen the middle of each family's open candidates until each is rejected or likely."""
+        """Screen the middle of each family's open candidates until each is rejected or likely.
+
+        In the second search, those that cost more than one which passes wait until it is rejected.
+        """
         while candidates := [middle for name in self._open if (middle := self._middle(name)) is not None]:
-            passed = []
             for trial in self._screened(candidates):
                 if trial.decided:
                     self._update(trial)
                     continue
                 candidate = trial.candidate
-                passed.append(candidate)
                 self.trials.setdefault(candidate.name, trial)
                 self._likely |= {
                     larger.name for larger in self._open[candidate.family.name] if candidate.within(larger)
                 }
-            if self._with_error:
-                self._improve(passed)
-
-    def _improve(self, passed: Sequence[Candidate]) -> None:
-        """See whether the cheapest of some candidates that pass short windows is a better deployment."""
-        cheaper = [
-            candidate
-            for candidate in passed
-            if self.best is None or self.key(candidate) < self.key(self.best.candidate)
-        ]
-        if cheaper:
-            severity = self.evaluator.severity_of_worst
-            self._evaluate([min(cheaper, key=lambda candidate: (self.key(candidate), severity(candidate)))])
-
-    def _evaluate(self, candidates: Sequence[Candidate]) -> None:
-        """Update by trials that may prune more expensive candidates: in the second search, under bad draws too."""
-        if not self._with_error:
-            self._update_all(self.evaluator.evaluate(candidates))
-            return
-        rejected = self.evaluator.reject(candidates, long=True)
-        self._update_all(rejected)
-        names = {trial.candidate.name for trial in rejected}
-        for trial in self.evaluator.evaluate([candidate for candidate in candidates if candidate.name not in names]):
-            self._update(self.evaluator.add_draws(trial, SEARCH_DRAWS) if trial.meets else trial)
+                if self._with_error:
+                    self._limit = min(self._limit, self.key(candidate)[0])
 
     def _screened(self, candidates: Sequence[Candidate]) -> list[Trial]:
         """Trials by short windows; in the second search under the worst draws, where step times can be drawn."""
@@ -195,22 +180,23 @@ class Search:
         None, at the end of the first search: one meets its goals, but not with the error of the step times.
         """
         while level := self._cheapest_open():
-            if self._with_error:
-                severity = self.evaluator.severity_of_worst
-                if rejected := self.evaluator.reject(level):
-                    self._update_all(rejected)
-                    continue
-                level = sorted(level, key=lambda candidate: (candidate.complexity, severity(candidate)))[:FINALISTS]
-                if rejected := self.evaluator.reject(level, long=True):
-                    self._update_all(rejected)
-                    continue
-            else:  # simpler ones win at equal prices, so the others are simulated only if these fail
-                simplest = min(candidate.complexity for candidate in level)
-                level = [candidate for candidate in level if candidate.complexity == simplest]
+            if self.key(level[0])[0] > self._limit:
+                self._limit = math.inf
+                self._screen()
+                continue
+            if self._with_error and (rejected := self.evaluator.reject(level)):
+                self._update_all(rejected)
+                continue
+            # Simpler ones win at equal prices, so the others are simulated only if these fail.
+            simplest = min(candidate.complexity for candidate in level)
+            level = [candidate for candidate in level if candidate.complexity == simplest]
+            level = sorted(level, key=self._short_margin)[:FINALISTS]
+            if self._with_error and (rejected := self.evaluator.reject(level, long=True)):
+                self._update_all(rejected)
+                continue
             trials = self.evaluator.evaluate(level)
             self._update_all(trials)
-            finalists = self._simplest(trial for trial in trials if not trial.failed)[:FINALISTS]
-            trials = self.evaluator.settle([trial.candidate for trial in finalists])
+            trials = self.evaluator.settle([trial.candidate for trial in trials if not trial.failed])
             self._update_all(trials)
             for trial in self._simplest(trial for trial in trials if trial.meets or trial.probability >= PROMISING):
                 trial = self._add_error(trial)
@@ -223,6 +209,13 @@ class Search:
                 if trial.draws and not self._with_error:
                     return None
         return False
+
+    def _short_margin(self, candidate: Candidate) -> float:
+        """How far a candidate is from its goals in short windows; small is good."""
+        if self._with_error:
+            return self.evaluator.severity_of_worst(candidate)
+        trial = self.trials.get(candidate.name)
+        return math.inf if trial is None else trial.worst(self.question.goals)[0]
 
     def _add_error(self, trial: Trial) -> Trial:
         """A trial that meets its goals, with the error of the step times where it is known."""
@@ -249,6 +242,7 @@ class Search:
         # Those that are feasible are so at the best estimates.
         self.statuses = {name: entry for name, entry in self.statuses.items() if entry[0] != "feasible"}
         self._with_error = True
+        self._limit = math.inf
         self._likely = set()
         self._restore()
         self._prune(estimates)
@@ -314,9 +308,8 @@ class Search:
 
         By price, and in the second search by how likely it is to meet the goals, as far as estimates can tell.
         """
-        candidates = sorted(
-            (candidate for candidate in self._open[name] if candidate.name not in self._likely), key=self.key
-        )
+        unlikely = (candidate for candidate in self._open[name] if candidate.name not in self._likely)
+        candidates = sorted((c for c in unlikely if self.key(c)[0] <= self._limit), key=self.key)
         if self._with_error:
             candidates.sort(key=self._ratio, reverse=True)
         return candidates[len(candidates) // 2] if candidates else None

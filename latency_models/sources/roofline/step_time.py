@@ -6,40 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from latency_models.deployment.hardware import Hardware, Precision
-from latency_models.deployment.models import GroupedQueryAttention, Model
+from latency_models.deployment.hardware import Hardware
+from latency_models.deployment.models import Model
 from latency_models.origin import MeasuredDeployment, Origin
-from latency_models.sources.roofline.efficiency import ONE_SHOT, Efficiency, Kind, Reached, at_the_peaks
+from latency_models.sources.roofline.efficiency import Efficiency, at_the_peaks
 from latency_models.sources.roofline.error_board import Cell, board_cell
-from latency_models.sources.roofline.placement import (
-    CACHE_BYTES,
-    COMPUTED_IN,
-    WEIGHT_BYTES,
-    Cache,
-    Placement,
-    device_memory,
-)
-from latency_models.sources.roofline.work import (
-    ABOUT,
-    ACTIVATION_BYTES,
-    EVEN,
-    MORE_PRECISE,
-    SMALL_KERNELS,
-    WHOLE_STEP,
-    ExpertRows,
-    Matrix,
-    attended_pairs,
-    attention_shape,
-    elementwise_bytes,
-    head,
-    kinds_of_parts,
-    linear_kind,
-    matrices,
-    notes_on,
-    routed_experts,
-    state_shape,
-)
-from latency_models.stages import TENSORS_SENT, split
+from latency_models.sources.roofline.placement import Placement, device_memory
+from latency_models.sources.roofline.step_kernels import StepKernels
+from latency_models.sources.roofline.work import ABOUT, EVEN, WHOLE_STEP, ExpertRows, notes_on
+from latency_models.stages import split
 from latency_models.step_time import StepTime
 from latency_models.unknowns import Basis, Unknown
 from schedulers.batches import Batch
@@ -76,64 +51,28 @@ class RooflineStepTime(StepTime):
         self._link: Literal["intra_node", "inter_node"] = link or (
             "intra_node" if placement.stage_devices <= hardware.devices_per_node else "inter_node"
         )
-        self._floor = None
+        floor = None
         if scales is not None:
-            self._floor = RooflineStepTime(model, hardware, placement, at_the_peaks(efficiency), link=link, load=load)
-        self._matrices = list(matrices(model, placement))
-        self._head = head(model, placement)
-        self._experts = routed_experts(model, placement, load)
-        self._small_bytes = elementwise_bytes(model, placement)
-        self.kinds = kinds_of_parts(model, hardware, placement)
-        self._ways: dict[tuple[Kind, Precision], list[tuple[float, float, float]]] = {}
-        self._prepare_attention()
-        self._by_rows: dict[int, float] = {}
-        self._by_outputs: dict[int, float] = {}
-        self._by_gathered: dict[int, float] = {}
-        self._by_decodes: dict[tuple[int, int], float] = {}
+            unscaled, peaks = dict.fromkeys(ABOUT, 1.0) | {WHOLE_STEP: load.slowdown}, at_the_peaks(efficiency)
+            floor = StepKernels(model, hardware, placement, peaks, self._link, unscaled, load, None)
+        self._kernels = StepKernels(model, hardware, placement, efficiency, self._link, self.scales, load, floor)
+        self.kinds = self._kernels.kinds
 
     # -- the protocol ------------------------------------------------------------------------------------------------
 
     def seconds(self, batch: Batch) -> float:
         """Seconds of one step. Of attention replicas that share experts, all have as large a batch."""
-        return self.rank_seconds(batch, batch.tokens * self.placement.data_parallel)
+        return self._kernels.rank_seconds(batch, batch.tokens * self.placement.data_parallel)
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
-        return self.rank_decode_seconds(decodes, kv, longest, decodes * self.placement.data_parallel, steps)
+        return self._kernels.decode_seconds(decodes, kv, decodes * self.placement.data_parallel, steps)
 
     def rank_seconds(self, batch: Batch | None, gathered: int) -> float:
         """An idle rank computes its share of the experts."""
-        seconds = self._rank_seconds(batch, gathered)
-        return seconds if self._floor is None else max(seconds, self._floor.rank_seconds(batch, gathered))
-
-    def _rank_seconds(self, batch: Batch | None, gathered: int) -> float:
-        if batch is None:
-            return self._rank_decode(0, 0, gathered)
-        decodes, engine = batch.n_decodes, self.efficiency.engine
-        if not (batch.chunks or batch.draft_tokens):
-            return self._rank_decode(decodes, batch.decode_kv, gathered)
-        attention = self._prompt_attention(batch) if batch.chunks else 0.0
-        attention += self._decode_attention(decodes, batch.decode_kv) if decodes else 0.0
-        layer = engine.layer + (engine.prompt_layer if batch.chunks else 0.0)
-        host = layer * self.model.layers + engine.per_sequence * batch.outputs
-        shared = self._shared(batch.tokens) + self._routed(gathered)
-        return self.scales[WHOLE_STEP] * (shared + self._sampled(batch.outputs) + attention + host)
+        return self._kernels.rank_seconds(batch, gathered)
 
     def rank_decode_seconds(self, decodes: int, kv: int, longest: int, gathered: int, steps: int) -> list[float]:
-        seconds = self._rank_decode_seconds(decodes, kv, gathered, steps)
-        if self._floor is None:
-            return seconds
-        return list(map(max, seconds, self._floor.rank_decode_seconds(decodes, kv, longest, gathered, steps)))
-
-    def _rank_decode_seconds(self, decodes: int, kv: int, gathered: int, steps: int) -> list[float]:
-        if not decodes:
-            return [self._rank_decode(0, 0, gathered)] * steps
-        run = range(kv, kv + decodes * steps, decodes)
-        if self._window:
-            return [self._rank_decode(decodes, tokens, gathered) for tokens in run]
-        # As `_rank_decode`, to the last bit, with everything that stays the same before the loop.
-        scale, fixed, layers = self.scales[WHOLE_STEP], self._decode_fixed(decodes, gathered), self._full_layers
-        token = self._decode_token
-        return [scale * (fixed + token * (layers * tokens)) for tokens in run]
+        return self._kernels.decode_seconds(decodes, kv, gathered, steps)
 
     def stage_seconds(self, batch: Batch, shares: Sequence[float]) -> list[float]:
         """With the messages between stages, they sum to `seconds`; the last has the output head and the host's work."""
@@ -141,17 +80,13 @@ class RooflineStepTime(StepTime):
         if not behind:
             return split(self.seconds(batch), shares)
         scale, engine = self.scales[WHOLE_STEP], self.efficiency.engine
-        last = scale * (self._sampled(batch.outputs) + engine.per_sequence * batch.outputs)
-        stages = split(self.seconds(batch) - last - behind * self._message(batch.tokens), shares)
+        last = scale * (self._kernels.sampled(batch.outputs) + engine.per_sequence * batch.outputs)
+        stages = split(self.seconds(batch) - last - behind * self._kernels.message(batch.tokens), shares)
         stages[-1] += last
         return stages
 
     def send_seconds(self, tokens: int) -> float | None:
-        return self._message(tokens) if self.placement.pipeline_parallel > 1 else None
-
-    def _message(self, tokens: int) -> float:
-        seconds = self._send(tokens * self.model.hidden_size)
-        return self.scales[WHOLE_STEP] * self.scales["all_reduce_kernels"] * seconds
+        return self._kernels.message(tokens) if self.placement.pipeline_parallel > 1 else None
 
     def unknowns(self) -> tuple[Unknown, ...]:
         """A factor for each kind of kernel, and one for the whole step.
@@ -185,6 +120,10 @@ class RooflineStepTime(StepTime):
             self.model, self.hardware, self.placement, self.efficiency, link=self._link, scales=scales, load=self._load
         )
 
+    def __deepcopy__(self, memo: dict[int, object]) -> RooflineStepTime:
+        """The model itself: it remembers nothing of a run but what any other would compute again."""
+        return self
+
     def measured_deployment(self) -> MeasuredDeployment:
         """Nothing was measured, but the model and the devices are known."""
         tensor_only = self.placement.devices == self.placement.tensor_parallel
@@ -213,227 +152,3 @@ class RooflineStepTime(StepTime):
 
     def _board_cell(self) -> Cell | None:
         return board_cell(self.model, self.hardware.name, self.placement, self.efficiency.backend)
-
-    # -- kernels -----------------------------------------------------------------------------------------------------
-
-    def _reached(self, kind: Kind) -> Reached:
-        return self.efficiency.kernels[kind].of(self.hardware.name)
-
-    def _kernel(self, kind: Kind, flops: float, size: float, precision: Precision) -> float:
-        """Seconds of one kernel, by the fastest way to compute it (`MORE_PRECISE`)."""
-        ways = self._ways.get((kind, precision))
-        if ways is None:
-            ways = self._ways[kind, precision] = self._ways_of(kind, precision)
-        return min([launch + max(flops / compute, size / memory) for launch, compute, memory in ways])
-
-    def _ways_of(self, kind: Kind, precision: Precision) -> list[tuple[float, float, float]]:
-        """Seconds of a launch, FLOP/s and bytes/s that are reached in each way that the hardware has."""
-        hardware, ways = self.hardware, []
-        for way, by in ((kind, precision), *MORE_PRECISE.get(kind, ())):
-            if by in hardware.peak_flops:
-                reached = self._reached(way)
-                assert reached.compute is not None
-                compute, memory = hardware.flops(by) * reached.compute, hardware.memory_bandwidth * reached.memory
-                ways.append((reached.launch, compute, memory))
-        return ways
-
-    def _linear(self, matrix: Matrix, rows: int) -> float:
-        weights = matrix.columns * matrix.inner
-        size = weights * WEIGHT_BYTES[matrix.weights] + rows * (matrix.columns + matrix.inner) * ACTIVATION_BYTES
-        return matrix.times * self._kernel(
-            linear_kind(matrix.weights), 2.0 * rows * weights, size, COMPUTED_IN[matrix.weights]
-        )
-
-    def _shared(self, rows: int) -> float:
-        """Seconds of all kernels that depend on the rows of one rank: linear layers, elementwise ones, all-reduces."""
-        seconds = self._by_rows.get(rows)
-        if seconds is None:
-            seconds = self._by_rows[rows] = self._rows_seconds(rows) if rows else 0.0
-        return seconds
-
-    def _rows_seconds(self, rows: int) -> float:
-        model, placement = self.model, self.placement
-        layers, hidden = (model.mixers + model.layers_with_ffn) / 2, model.hidden_size
-        linear = sum(self._linear(matrix, rows) for matrix in self._matrices)
-        small = self._reached("elementwise")
-        elementwise = layers * (
-            SMALL_KERNELS * small.launch + rows * self._small_bytes / (self.hardware.memory_bandwidth * small.memory)
-        )
-        # Behind attention, and behind a dense FFN; experts have their own.
-        apart = self._experts is not None and placement.data_parallel > 1
-        reductions = model.mixers + (0 if apart else model.layers_with_ffn)
-        messages = reductions * self._all_reduce(placement.tensor_parallel, rows * hidden)
-        if placement.pipeline_parallel > 1:
-            messages += (placement.pipeline_parallel - 1) * self._send(rows * hidden)
-        scales = self.scales
-        return (
-            scales["linear_kernels"] * linear
-            + scales["elementwise_kernels"] * elementwise
-            + scales["all_reduce_kernels"] * messages
-        )
-
-    def _routed(self, gathered: int) -> float:
-        """Seconds of the routed experts of all layers, over the rows of all attention replicas together."""
-        if self._experts is None or not gathered:
-            return 0.0
-        seconds = self._by_gathered.get(gathered)
-        if seconds is None:
-            seconds = self._by_gathered[gathered] = self._experts_seconds(gathered)
-        return seconds
-
-    def _experts_seconds(self, gathered: int) -> float:
-        experts = self._experts
-        assert experts is not None
-        kind, weights = self.kinds["experts_kernels"], experts.columns * experts.hidden
-        rows = experts.rows(gathered)
-        size = experts.touched(gathered) * weights * WEIGHT_BYTES[experts.weights]
-        size += 2 * gathered * experts.hidden * ACTIVATION_BYTES
-        compute = experts.times * self._kernel(kind, 2.0 * rows * weights, size, COMPUTED_IN[experts.weights])
-        messages = 0.0
-        if self.placement.data_parallel > 1:
-            messages = experts.times * self._all_reduce(self.placement.stage_devices, gathered * experts.hidden)
-        return self.scales["experts_kernels"] * compute + self.scales["all_reduce_kernels"] * messages
-
-    def _sampled(self, outputs: int) -> float:
-        cached = self._by_outputs.get(outputs)
-        if cached is None:
-            seconds = self.scales["linear_kernels"] * self._linear(self._head, outputs) if outputs else 0.0
-            cached = self._by_outputs[outputs] = seconds
-        return cached
-
-    def _all_reduce(self, devices: int, elements: float) -> float:
-        if devices == 1:
-            return 0.0
-        efficiency = self._reached(self.kinds["all_reduce_kernels"])
-        size = 2.0 * (devices - 1) / devices * elements * ACTIVATION_BYTES
-        rate = getattr(self.hardware.network, self._link) * efficiency.memory
-        second = efficiency.two_shots if devices > 2 and devices * elements * ACTIVATION_BYTES >= ONE_SHOT else 0.0
-        return float(efficiency.launch + (devices - 2) * efficiency.each_device + second + size / rate)
-
-    def _send(self, elements: float) -> float:
-        """Seconds of a message to the next pipeline stage, one part from each device of a stage."""
-        efficiency, network = self._reached(self.kinds["all_reduce_kernels"]), self.hardware.network
-        within = self.placement.devices <= self.hardware.devices_per_node
-        rate = (network.intra_node if within else network.inter_node) * efficiency.memory
-        size = TENSORS_SENT * elements * ACTIVATION_BYTES / self.placement.tensor_parallel
-        return efficiency.launch + size / rate
-
-    # -- attention ---------------------------------------------------------------------------------------------------
-
-    def _prepare_attention(self) -> None:
-        """Seconds a token of decode attention, which runs in every simulated step."""
-        self._shape = attention_shape(self.model, self.placement)
-        cache, kinds = self.placement.cache, self.kinds
-        launch, token, padding = self._decode_parts(kinds["decode_attention_kernels"], cache)
-        if kinds["decode_attention_kernels"] == "decode_attention_fp8":  # no slower than the larger cache
-            wide = self._decode_parts("decode_attention_bf16", "bf16")
-            launch, token, padding = min(launch, wide[0]), min(token, wide[1]), min(padding, wide[2])
-        model, attention = self.model, self.model.attention
-        if isinstance(attention, GroupedQueryAttention):
-            self._window, self._windowed_layers = attention.window, model.windowed_layers
-        else:
-            self._window = attention.indexer.top_k if attention.indexer else 0
-            self._windowed_layers = model.attention_layers if self._window else 0
-        self._full_layers = model.attention_layers - self._windowed_layers
-        scale = self.scales["decode_attention_kernels"]
-        self._decode_launch = scale * launch * model.attention_layers
-        self._decode_token = scale * token
-        self._decode_row = scale * padding * model.attention_layers
-        self._prepare_indexers()
-        self._prepare_states()
-
-    def _prepare_indexers(self) -> None:
-        """Seconds that indexers add to a step of decodes, beside those of each cached token."""
-        indexer, layers = self.model.indexer, self.model.indexer_layers
-        self._index_token = 0.0
-        self._index_precision: Precision = "fp8" if "fp8" in self.hardware.peak_flops else "bf16"
-        if indexer is None:
-            return
-        reached, scale = self._reached("decode_index"), self.scales["decode_index_kernels"] * layers
-        token = indexer.cached_bytes / (self.hardware.memory_bandwidth * reached.memory)
-        assert reached.compute is not None
-        rate = self.hardware.flops(self._index_precision) * reached.compute
-        token = max(token, 2 * indexer.heads * indexer.head_dim / rate)
-        self._index_token = scale * token
-        self._decode_launch += scale * reached.launch
-        self._decode_row += scale * token * reached.padding
-
-    def _prepare_states(self) -> None:
-        linear = self.model.linear_attention
-        self._states = state_shape(linear, self.placement.tensor_parallel) if linear else None
-        if self._states is None:
-            return
-        kind, scale = self.kinds["decode_state_kernels"], self.scales["decode_state_kernels"] * self.model.linear_layers
-        launch = self._reached(kind).launch
-        self._decode_launch += scale * launch
-        row = self._kernel(kind, self._states.decode_flops, self._states.sequence_bytes, "bf16") - launch
-        self._decode_row += scale * row
-
-    def _decode_parts(self, kind: Kind, cache: Cache) -> tuple[float, float, float]:
-        """Seconds of a launch, of a cached token, and of the tokens that each sequence costs beside its own."""
-        efficiency, shape, hardware = self._reached(kind), self._shape, self.hardware
-        token = shape.cached * CACHE_BYTES[cache] / (hardware.memory_bandwidth * efficiency.memory)
-        if efficiency.compute is not None:
-            token = max(token, shape.decode_flops / (hardware.flops("bf16") * efficiency.compute))
-        return efficiency.launch, token, token * efficiency.padding
-
-    def _decode_attention(self, decodes: int, kv: int) -> float:
-        attended = self._decode_token * self._attended(decodes, kv) + self._index_token * kv
-        return self._decode_launch + self._decode_row * decodes + attended
-
-    def _prompt_attention(self, batch: Batch) -> float:
-        seconds = self._full_layers * self._prompt_layer(batch, 0)
-        if self._window:
-            seconds += self._windowed_layers * self._prompt_layer(batch, self._window)
-        seconds *= self.scales["prompt_attention_kernels"]
-        return seconds + self._prompt_indexers(batch) + self._prompt_states(batch)
-
-    def _prompt_indexers(self, batch: Batch) -> float:
-        """Seconds of all indexers for a batch's chunks: every query scores every token that it sees."""
-        indexer = self.model.indexer
-        if indexer is None:
-            return 0.0
-        pairs = sum(attended_pairs(chunk.tokens, chunk.context, 0) for chunk in batch.chunks)
-        size = sum(chunk.context + chunk.tokens for chunk in batch.chunks) * indexer.cached_bytes
-        flops = 2.0 * indexer.heads * indexer.head_dim * pairs
-        layers = self.scales["prompt_index_kernels"] * self.model.indexer_layers
-        return layers * self._kernel("prompt_index", flops, size, self._index_precision)
-
-    def _prompt_states(self, batch: Batch) -> float:
-        states = self._states
-        if states is None:
-            return 0.0
-        tokens = sum(chunk.tokens for chunk in batch.chunks)
-        size = tokens * states.prompt_bytes + len(batch.chunks) * states.sequence_bytes
-        layers = self.scales["prompt_state_kernels"] * self.model.linear_layers
-        return layers * self._kernel(self.kinds["prompt_state_kernels"], tokens * states.prompt_flops, size, "bf16")
-
-    def _prompt_layer(self, batch: Batch, window: int) -> float:
-        """Seconds in one layer; a window of 0 is none."""
-        shape, element = self._shape, CACHE_BYTES[self.placement.cache]
-        pairs, size = 0.0, 0.0
-        for chunk in batch.chunks:
-            pairs += attended_pairs(chunk.tokens, chunk.context, window)
-            visible = chunk.context + chunk.tokens
-            size += (min(visible, window + chunk.tokens) if window else visible) * shape.cached * element
-            size += chunk.tokens * shape.query * ACTIVATION_BYTES
-        return self._kernel(self.kinds["prompt_attention_kernels"], pairs * shape.prompt_flops, size, "bf16")
-
-    def _rank_decode(self, decodes: int, kv: int, gathered: int) -> float:
-        if not decodes:
-            return self.scales[WHOLE_STEP] * (self._shared(0) + self._routed(gathered))
-        attended = self._decode_token * self._attended(decodes, kv) + self._index_token * kv
-        return self.scales[WHOLE_STEP] * (self._decode_fixed(decodes, gathered) + attended)
-
-    def _decode_fixed(self, decodes: int, gathered: int) -> float:
-        fixed = self._by_decodes.get((decodes, gathered))
-        if fixed is None:
-            host = self.efficiency.engine.layer * self.model.layers + self.efficiency.engine.per_sequence * decodes
-            linear = self._shared(decodes) + self._routed(gathered) + self._sampled(decodes)
-            fixed = linear + self._decode_launch + self._decode_row * decodes + host
-            self._by_decodes[decodes, gathered] = fixed
-        return fixed
-
-    def _attended(self, decodes: int, kv: int) -> int:
-        tokens = self._full_layers * kv
-        return tokens + self._windowed_layers * min(kv, decodes * self._window) if self._window else tokens

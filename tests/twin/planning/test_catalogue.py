@@ -58,6 +58,16 @@ def test_deepseek_r1_fits_on_eight_h200() -> None:
     assert not weights_on_each(scenario("deepseek-ai/DeepSeek-R1", "h200", weights=("bf16",)))
 
 
+def test_attention_replicas_share_whole_experts_within_a_node_and_over_nodes() -> None:
+    question = scenario("deepseek-v3", "h200", degrees=(1,), replicas=(1, 8, 16))
+    weight_bytes = weights_on_each(question)
+    assert weight_bytes.keys() == {"tp1-dp8", "tp1-dp16"}  # a single GPU has too little memory
+    kinds = {kind["name"]: kind for kind in question["plan"]["engines"]}
+    assert kinds["tp1-dp16"]["device"]["count"] == kinds["tp1-dp16"]["engine"]["data_parallel_size"] == 16
+    experts = 2 * (weight_bytes["tp1-dp8"] - weight_bytes["tp1-dp16"])  # the rest is on every device
+    assert 8 * experts == pytest.approx(656e9, rel=0.02)
+
+
 def test_a_setting_of_the_step_times_is_one_of_every_engine() -> None:
     bf16 = scenario("gpt-oss-120b", weights=("bf16",))
     assert "tp1" in weights_on_each(bf16, {"step_time.experts": "mxfp4"})

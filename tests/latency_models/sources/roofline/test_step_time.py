@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,8 @@ from latency_models.sources.roofline.efficiency import Efficiency, built_in_effi
 from latency_models.sources.roofline.error_board import board_cell
 from latency_models.sources.roofline.placement import RESERVED, Placement, device_memory
 from latency_models.sources.roofline.spec import RooflineSpec
-from latency_models.sources.roofline.step_time import STEP_SHARE, RooflineStepTime, attended_pairs
-from latency_models.sources.roofline.work import ABOUT, WHOLE_STEP
+from latency_models.sources.roofline.step_time import STEP_SHARE, RooflineStepTime
+from latency_models.sources.roofline.work import ABOUT, WHOLE_STEP, attended_pairs
 from schedulers.lockstep import GroupBatch
 from tests.latency_models.sources.kernel_tables.small_tables import batch
 from workloads.errors import BadInput
@@ -311,3 +313,10 @@ def test_the_stage_with_the_least_memory_bounds_the_cache() -> None:
     ]
     tokens = [item / (n * single.kv_bytes_per_token / 32) for item, n in zip(free, (11, 11, 10), strict=True)]
     assert memory.kv_tokens == pytest.approx(min(tokens))
+
+
+def test_a_model_is_pickled_for_other_processes_and_shared_by_the_runs_of_one() -> None:
+    step_time = model_of().vary({"whole_step": 1.0})
+    pickled = pickle.loads(pickle.dumps(step_time))
+    assert pickled.decode_seconds(8, 9000, 2000, 3) == step_time.decode_seconds(8, 9000, 2000, 3)
+    assert copy.deepcopy(step_time) is step_time
