@@ -1,7 +1,7 @@
 """Forty questions of a capacity planner: the answer of `twin plan`, or its refusal, beside AIConfigurator's.
 
     python -m benchmarks.plan_questions [--aiconfigurator EXECUTABLE] [--answers FOLDER] [--package FOLDER]
-        [--only TEXT] [--out FILE] [--page docs/explanation/forty-questions.md]
+        [--only TEXT] [--out FILE] [--page PAGE]
 
 Eight models, each with five pairs of a GPU and a load with goals. `twin plan` has 60 CPU seconds for each; `over` says
 that they were not enough. AIConfigurator, which has as long as it takes, searches with the same lengths and rate, and
@@ -9,7 +9,8 @@ with the same goals, of which its own are means; its answers are kept in a folde
 `simulated` is what our simulation says of that deployment, at the best estimate of the step times.
 
 `measured`: GPUs of the best deployment of the package's measured rows (`aiconfigurator_core`) whose means meet the
-goals, with lengths within a factor of 1.35, at the rate of their closed loop by Little's law. Percentiles need more.
+goals, with the published weights and lengths within a factor of 1.35, at the rate of their closed loop by Little's law.
+Percentiles need more.
 
 A file that is there is continued. `--page` writes its table.
 """
@@ -30,6 +31,7 @@ from typing import Any
 
 from benchmarks.error_board.rows import Row, read_rows
 from benchmarks.provenance import provenance
+from latency_models.deployment.models import load_model
 from twin.api.planning import catalogue_question, deployments_of_file
 from twin.executors.processes import Processes
 from twin.planning.aiconfigurator import BEST
@@ -163,11 +165,13 @@ def measured(question: Question, rows: list[Row]) -> int | None:
     """The fewest GPUs of measured deployments whose means meet the goals; None without such rows."""
     rate, prompt, answer, ttft, tpot = LOADS[question.load]
     limits, gpus = (float(ttft.removesuffix("s")), float(tpot.removesuffix("ms")) / 1000), []
+    published = load_model(question.model).checkpoints[0].formats.experts
     for row in rows:
         alike = max(row.isl / prompt, prompt / row.isl, row.osl / answer, answer / row.osl) <= ALIKE
-        if not alike or (row.model, row.system) != (question.model, SYSTEMS[question.gpu]):
+        same = row.precision == ("fp4" if published == "mxfp4" else published) and not row.refusal
+        if not alike or not same or (row.model, row.system) != (question.model, SYSTEMS[question.gpu]):
             continue
-        if not row.refusal and row.ttft <= limits[0] and row.tpot <= limits[1]:
+        if row.ttft <= limits[0] and row.tpot <= limits[1]:
             devices = sum(workers.count * workers.devices for workers in (row.prefill, row.decode) if workers)
             served = row.in_flight / (row.ttft + (row.osl - 1) * row.tpot)
             gpus.append(math.ceil(rate / served - 1e-9) * devices)

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from twin.planning.confidence import adjusted_p_value, p_value
-from twin.planning.evaluation import Evaluator
+from twin.planning.evaluation import SEARCH_DRAWS, Evaluator
 from twin.planning.trial import Trial
 
 OTHER_SEED = 1_000_000
@@ -21,6 +21,9 @@ OTHER_SEED = 1_000_000
 
 LOOKS = 4
 """Looks at one candidate: after `plan.replications` windows, and twice, four and eight times as many."""
+
+EARLY = 8
+"""Windows of one more look before, which confirms a candidate far below its goals and refuses none."""
 
 REQUESTS = 200_000
 """Further looks are taken up to this number of requests, where only the p-value speaks against a candidate: a few
@@ -64,16 +67,19 @@ class Confirmer:
         if self._looks is None and self.evaluator.can_draw(candidate):
             if not self.evaluator.is_ranked:
                 self.evaluator.rank_draws(candidate)
-            if rejected := self.evaluator.reject([candidate], long=True):
-                return replace(rejected[0], reason=f"new draws: {rejected[0].reason}")
+            (first,) = self.evaluator.evaluate([candidate])
+            first = self.evaluator.add_draws(replace(first, meets=True), SEARCH_DRAWS)
+            if first.draws and not first.meets:
+                return replace(first, reason=f"new draws: {first.reason}", seed=self.evaluator.question.seed)
         looks = self._looks or max_looks(spec.replications, self.evaluator.horizon.long)
-        for look in range(1, looks + 1):
-            (trial,) = self.evaluator.evaluate([candidate], spec.replications * 2 ** (look - 1))
-            claim = trial.probability * (1 - self._p_value(trial, looks))
+        early = spec.replications > EARLY
+        for look in range(1 - early, looks + 1):
+            (trial,) = self.evaluator.evaluate([candidate], EARLY if not look else spec.replications << (look - 1))
+            claim = trial.probability * (1 - self._p_value(trial, looks + early))
             if claim >= spec.reliability:
                 trial = self.evaluator.add_draws(replace(trial, meets=True, reason=""))
                 break
-            if trial.probability < (PROMISING if look < LOOKS else spec.reliability):
+            if look and trial.probability < (PROMISING if look < LOOKS else spec.reliability):
                 break
         meets = claim >= spec.reliability and (trial.sure is None or trial.meets)
         reason = "" if meets else f"new windows: {trial.reason}"

@@ -29,7 +29,7 @@ LOAD = 0.7
 WARMUP_QUANTILE = 0.95
 """Measurement starts when this share of the initial requests has finished."""
 
-SHORT, LONG = 4.0, 10.0
+SHORT, LONG = 3.0, 7.0
 """Lengths of windows, in warm-ups."""
 
 MIN_SHORT, MIN_LONG, MAX_REQUESTS = 800, 3000, 200_000

@@ -13,7 +13,7 @@ import pytest
 from scenarios.goals import Goal
 from tests.twin.planning.scenarios import document, kind, plan, question
 from twin.planning.confidence import adjusted_p_value, p_value, probability
-from twin.planning.confirming import LOOKS, OTHER_SEED, Confirmer
+from twin.planning.confirming import EARLY, LOOKS, OTHER_SEED, Confirmer
 from twin.planning.evaluation import Evaluator
 from twin.planning.space import Candidate, candidate, families
 from twin.planning.trial import Trial
@@ -41,6 +41,9 @@ class DrawnWindows:
 
     def is_random(self, candidates: list[Candidate]) -> bool:
         return True
+
+    def can_draw(self, tested: Candidate) -> bool:
+        return False
 
     def add_draws(self, trial: Trial) -> Trial:
         return trial
@@ -87,7 +90,8 @@ def test_candidates_that_miss_by_little_are_seldom_confirmed() -> None:
 def test_a_candidate_with_room_is_confirmed_by_the_first_windows() -> None:
     rng = np.random.default_rng(6)
     trials = [search([-25.0], rng) for _ in range(100)]
-    assert sum(trial is not None and len(trial.windows) == REPLICATIONS for trial in trials) > 80
+    assert sum(trial is not None and len(trial.windows) <= REPLICATIONS for trial in trials) > 80
+    assert sum(trial is not None and len(trial.windows) == EARLY for trial in trials) > 20
 
 
 def test_recommendations_keep_their_claims_out_of_sample() -> None:
