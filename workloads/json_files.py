@@ -7,6 +7,7 @@ interpreter's stack.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,22 @@ def read_json_object(file: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
         raise BadInput("expected a JSON object", value=type(document).__name__, file=file)
     _check_values(document, file)
     return document
+
+
+def number_lines(file: Path, text: str, names: Sequence[str]) -> Iterator[tuple[int, list[float]]]:
+    """The line number of each object in JSON Lines, and its numbers of these names; `BadInput` if there is none."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            numbers = [float(entry[name]) for name in names]
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            expected = f"expected a JSON object with the numbers {', '.join(names)}"
+            raise BadInput(expected, value=line[:60], file=file, line=number) from None
+        yield number, numbers
+    if not text.strip():
+        raise BadInput("expected at least one request", file=file)
 
 
 def _check_values(document: dict[str, Any], file: Path) -> None:

@@ -20,7 +20,7 @@ from scenarios.engine import EngineSpec
 from scenarios.overrides import Settings, apply
 from schedulers.vllm_versions import NULL_BLOCKS
 from twin.recording.player import Target, play
-from twin.recording.run_writer import RunWriter
+from twin.recording.run_writer import RunWriter, require_empty
 from twin.recording.scrapes import Scrape, between, read_scrapes, record_scrapes
 from twin.recording.server_settings import LiveServer, read_server
 from twin.recording.upstream import Upstream, key_headers
@@ -112,8 +112,7 @@ def adopt(url: str, folder: Path, options: AdoptionOptions, note: Note, advance:
 
     Raises `BadInput` for a server that does not answer, and for what it does not publish, by the flag that says it.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadInput("expected a folder that is empty or not there", field="--into", value=str(folder))
+    require_empty(folder, "--into")
     server = Upstream.of(url, "URL")
     live = read_server(server, key_headers(), options.model)
     note(f"{live.engine} {live.version} serves {live.weights}")

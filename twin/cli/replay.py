@@ -47,7 +47,7 @@ def replay(
     from twin.cli.console import note, print_table, progress
     from twin.recording.player import FIRST_ID, Target, play
     from twin.recording.run_writer import RunWriter
-    from twin.recording.upstream import Upstream, key_headers, published_settings, served_models
+    from twin.recording.upstream import Upstream, key_headers, model_cards, published_settings
     from twin.refinement.measured_run import REQUESTS, read_measured_run
     from workloads.traces import read_trace
 
@@ -68,7 +68,7 @@ def replay(
     count = min(requests or len(recorded), len(recorded))
     server = Upstream.of(url, "--url")
     headers = key_headers()
-    offered = served_models(server, headers, "--url")
+    offered = [card["id"] for card in model_cards(server, headers, "--url")]
     if model is None and len(offered) != 1:
         raise BadInput(f"expected one of {', '.join(offered) or 'none: the server offers none'}", field="--model")
     target = Target(server, model or offered[0], headers, vocabulary)

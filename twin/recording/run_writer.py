@@ -13,6 +13,11 @@ from workloads.errors import BadInput
 REQUESTS, META, SKIPPED = "requests.jsonl", "meta.json", "skipped.jsonl"
 
 
+def require_empty(folder: Path, flag: str) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInput("expected a folder that is empty or not there", field=flag, value=str(folder))
+
+
 class RunWriter:
     """A run folder, empty at first. Lines are written whole and at once: a killed program leaves what it has.
 
@@ -20,8 +25,7 @@ class RunWriter:
     """
 
     def __init__(self, folder: Path, meta: dict[str, Any]) -> None:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise BadInput("expected a folder that is empty or not there", field="--output", value=str(folder))
+        require_empty(folder, "--output")
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.written = 0

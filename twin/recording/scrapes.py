@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from latency_models.io.tables import read_text
+from twin.recording.run_writer import require_empty
 from twin.recording.upstream import Upstream
 from workloads.errors import BadInput
 
@@ -193,8 +194,7 @@ def record_scrapes(
     sleep: Callable[[float], object] = time.sleep,
 ) -> int:
     """Write a page each `every` seconds and at the end (after `duration`, or on Ctrl-C); returns their number."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadInput("expected a folder that is empty or not there", field="--output", value=str(folder))
+    require_empty(folder, "--output")
     folder.mkdir(parents=True, exist_ok=True)
     started, pages = time.monotonic(), 1
     try:

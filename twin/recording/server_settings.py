@@ -17,7 +17,7 @@ from typing import Any, Literal
 from latency_models.io.builtin_files import builtin_name
 from schedulers.vllm_versions import NULL_BLOCKS
 from twin.recording.scrapes import RUNNING, WAITING, Scrape
-from twin.recording.upstream import Upstream, cache_settings
+from twin.recording.upstream import Upstream, cache_settings, model_cards
 from workloads.errors import BadInput
 
 Engine = Literal["vLLM", "SGLang", "serving-twin"]
@@ -126,20 +126,15 @@ def gpu_name(text: str) -> str:
 
 def _card(server: Upstream, headers: dict[str, str], model: str | None) -> Mapping[str, Any]:
     """The entry of `/v1/models` of a model."""
-    place = f"{server.host}:{server.port}"
-    try:
-        cards = json.loads(server.get("/v1/models", headers))["data"]
-        names = [str(card["id"]) for card in cards]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"expected a server that answers /v1/models: {error}", field="URL", value=place) from None
-    if model is None and len(names) > 1:
-        bases = [card for card in cards if not card.get("parent")]  # others are its adapters
-        cards, names = (bases, [str(bases[0]["id"])]) if len(bases) == 1 else (cards, names)
+    cards = model_cards(server, headers, "URL")
+    bases = [card for card in cards if not card.get("parent")]  # others are its adapters
+    if model is None and len(bases) == 1:
+        return bases[0]
+    names = [card["id"] for card in cards]
     if (model or "") not in names and (model or len(names) != 1):
         offered = ", ".join(names) or "none: the server offers none"
         raise BadInput(f"expected one of {offered}", field="--model", value=model)
-    card: Mapping[str, Any] = cards[names.index(model) if model else 0]
-    return card
+    return cards[names.index(model) if model else 0]
 
 
 def _json(server: Upstream, path: str, headers: dict[str, str]) -> dict[str, Any]:

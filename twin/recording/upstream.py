@@ -71,11 +71,11 @@ class Upstream:
         return text
 
 
-def served_models(server: Upstream, headers: dict[str, str], flag: str) -> list[str]:
-    """Names of the models that a server offers."""
+def model_cards(server: Upstream, headers: dict[str, str], flag: str) -> list[dict[str, Any]]:
+    """What `/v1/models` says of each model that a server offers; `id` is its name."""
     try:
-        document = json.loads(server.get("/v1/models", headers))
-        return [str(model["id"]) for model in document["data"]]
+        cards = json.loads(server.get("/v1/models", headers))["data"]
+        return [{**card, "id": str(card["id"])} for card in cards]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInput(f"expected a server that answers /v1/models: {error}", field=flag,
                        value=f"{server.host}:{server.port}") from None  # fmt: skip

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.errors import BadInput, readable
+from workloads.json_files import number_lines
 from workloads.trace import Trace
 
 Floats = NDArray[np.float64]
@@ -103,24 +104,13 @@ def _whole_document(text: str) -> dict[str, Any] | None:
 
 def _requests(file: Path, text: str) -> MeasuredRun:
     rows: list[list[float]] = []
-    lines: list[int] = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-            rows.append([float(entry[name]) for name in _NEEDED])
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-            expected = f"expected a JSON object with the numbers {', '.join(_NEEDED)}"
-            raise BadInput(expected, value=line[:60], file=file, line=number) from None
-        lines.append(number)
-        _, _, queued, first, last = rows[-1]
-        if not (np.isfinite(rows[-1]).all() and queued <= first <= last):
-            raise BadInput("expected queued_ts, first_token_ts and last_token_ts in this order", file=file, line=number)
-        if rows[-1][0] < 0 or rows[-1][1] < 1 or not all(value.is_integer() for value in rows[-1][:2]):
-            raise BadInput("expected input_toks of 0 or more and output_toks of 1 or more", file=file, line=number)
-    if not rows:
-        raise BadInput("expected at least one request", file=file)
+    for line, row in number_lines(file, text, _NEEDED):
+        prompt, answer, queued, first, last = row
+        if not (np.isfinite(row).all() and queued <= first <= last):
+            raise BadInput("expected queued_ts, first_token_ts and last_token_ts in this order", file=file, line=line)
+        if prompt < 0 or answer < 1 or not (prompt.is_integer() and answer.is_integer()):
+            raise BadInput("expected input_toks of 0 or more and output_toks of 1 or more", file=file, line=line)
+        rows.append(row)
     table = np.array(rows)
     prompts, answers = table[:, 0].astype(np.int64), table[:, 1].astype(np.int64)
     meta = read_meta(file.parent)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from reports.metrics import spread
 from twin.serving.results.timeseries import POINTS, curve
 from twin.serving.results.uncertainty import flatten
 from workloads.errors import BadInput, readable
+from workloads.json_files import number_lines
 
 Floats = NDArray[np.float64]
 FIELDS = ("queued_ts", "first_token_ts", "last_token_ts", "output_toks")
@@ -58,21 +58,9 @@ def compare(predicted: dict[str, Any], measured: dict[str, Any]) -> dict[str, An
 
 
 def _read(file: Path) -> tuple[Floats, Floats, Floats, Floats]:
-    rows: list[list[float]] = []
     with readable(file):
-        lines = file.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-            rows.append([float(entry[field]) for field in FIELDS])
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-            expected = f"expected a JSON object with the numbers {', '.join(FIELDS)}"
-            raise BadInput(expected, value=line[:60], file=file, line=number) from None
-    if not rows:
-        raise BadInput("expected at least one request", file=file)
-    table = np.array(rows)
+        text = file.read_text(encoding="utf-8")
+    table = np.array([row for _, row in number_lines(file, text, FIELDS)])
     return table[:, 0], table[:, 1], table[:, 2], table[:, 3]
 
 
