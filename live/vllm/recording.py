@@ -34,7 +34,7 @@ class RecordsSteps:
         settings = read_settings(config.additional_config)
         self._step_log: StepLogWriter | None = None
         self._now = CLOCKS[settings.clock]
-        self._in_flight = deque[tuple[float, ScheduledStep, float]]()
+        self._in_flight = deque[tuple[float, ScheduledStep | None, float]]()
         self._last_end: float | None = None  # None: the engine is idle
         if settings.step_log is not None:
             parallel = config.parallel_config
@@ -54,7 +54,8 @@ class RecordsSteps:
         begin = self._now()
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         if output.total_num_scheduled_tokens:
-            step = scheduled_step(output, self.requests)
+            reads = self._step_log is not None or self.watch is not None
+            step = scheduled_step(output, self.requests) if reads else None
             self._in_flight.append((begin, step, self.kv_cache_manager.usage))
         return output
 
@@ -63,6 +64,8 @@ class RecordsSteps:
         result = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         if scheduler_output.total_num_scheduled_tokens:
             begin, step, usage = self._in_flight.popleft()
+            if step is None:
+                return result
             if self._step_log is not None:
                 end = self._now()
                 self._step_log.write(step, end - (begin if self._last_end is None else self._last_end), usage)
