@@ -121,10 +121,11 @@ def decode_kernel(
     The number of splits is no constant: it changes with batch and context, and each number would be compiled anew.
     """
     kv_head = tl.program_id(0)
-    split = tl.program_id(1)
     sequence = tl.program_id(2)
     length = tl.load(lengths_ptr + sequence)
-    splits = tl.num_programs(1)
+    split, splits = 0, 1  # known to the compiler, which saves a tenth of the loop
+    if SPLIT:
+        split, splits = tl.program_id(1), tl.num_programs(1)
     begin, end = _chunk(length, split, splits, least_tiles, TILE)
     if SPLIT and begin >= end:
         return  # the second kernel knows how many splits wrote
