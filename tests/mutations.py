@@ -38,12 +38,13 @@ BUNDLE = ["tests/twin/test_bundle_*.py", "tests/twin/test_sweep_summary.py", "te
 THEORY = ["tests/theory/test_gaps.py", "tests/theory/test_cycle.py", "tests/theory/test_load.py"]
 STORIES = ["tests/schedulers/test_engine_story.py", "tests/schedulers/test_one_shot.py"]
 RANDOM_STORIES = ["tests/schedulers/test_engine_against_naive.py", "tests/schedulers/test_engine_properties.py"]
+RULES = [f"tests/schedulers/test_{name}.py" for name in ("scheduler_rules", "running_pass", "other_engines")]
 
 NEAREST = {
     "schedulers/bundle_slots.py": ["tests/schedulers/test_bundle_slots.py", *BUNDLE],
     "schedulers/chunking.py": ["tests/schedulers/test_chunking.py"],
     "schedulers/routing.py": ["tests/schedulers/test_routing.py"],
-    "schedulers": [*STORIES, "tests/schedulers/test_[dkw]*.py", *BY_HAND, *RANDOM_STORIES],
+    "schedulers": [*STORIES, "tests/schedulers/test_[dkw]*.py", *BY_HAND, *RANDOM_STORIES, *RULES],
     "twin/serving/records/overload.py": ["tests/theory/test_overload.py"],
     "twin/serving": [*BY_HAND, "tests/twin/serving", "tests/parity/test_fast_forward_serving.py"],
     "twin/afd/role": ["tests/live/topologies/test_role_bundle.py", "tests/twin/test_role_times.py"],
