@@ -174,12 +174,12 @@ SHOWN = 10
 def watch_report(document: Document) -> Report:
     """The verdict on a watched engine, then its last windows."""
     windows = document["windows"][-SHOWN:]
-    rows = table("until (UTC)", "ITL measured", "predicted", "difference", "decoding", "prompt tokens/s")
+    rows = table("until (UTC)", "ITL measured", "expected", "difference", "decoding", "prompt tokens/s")
     for window in windows:
         rows.add_row(
-            f"{datetime.fromtimestamp(window['end'], UTC):%d %H:%M:%S}",
+            f"{datetime.fromtimestamp(window['end'], UTC):%Y-%m-%d %H:%M:%S}",
             f"{1e3 * window['measured']:.2f} ms",
-            f"{1e3 * window['predicted']:.2f} ms",
+            f"{1e3 * window['measured'] / math.exp(window['excess']):.2f} ms",
             percent(math.expm1(window["excess"])),
             f"{window['decoding']:.1f}",
             f"{window['prompt_rate']:.0f}",
@@ -207,7 +207,7 @@ def _watched(document: Document) -> str:
         )
     low, high = (percent(value) for value in alarm["interval"])
     text = (
-        f"drifted: since {datetime.fromtimestamp(alarm['since'], UTC):%d %H:%M:%S} UTC latency is"
+        f"drifted: since {datetime.fromtimestamp(alarm['since'], UTC):%Y-%m-%d %H:%M:%S} UTC latency is"
         f" {percent(alarm['change'])} ({low} to {high}) off what it was; {basis}"
     )
     if alarm["cause"] == "requests":
