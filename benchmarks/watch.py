@@ -20,7 +20,7 @@ import numpy as np
 from scenarios.reading import read_scenario
 from twin.refinement.load_curve import LoadCurve, Windows, load_plan, run_windows
 from twin.refinement.question import Question
-from twin.refinement.watch import DAY, SERVER, Cusum, WatchOptions
+from twin.refinement.watch import DAY, DriftTest, WatchOptions
 from twin.serving.run.simulation import Simulation
 
 WRONG, DRIFT, NOISE = 1.05, 1.05, 0.01
@@ -57,10 +57,8 @@ def alarm(curve: LoadCurve, options: WatchOptions, windows: Windows) -> int | No
     """The window that raises the alarm, counted from the first; None without one."""
     learned = round(options.learn / options.window)
     excess = curve.excess(windows)
-    offset, scatter = excess[:learned].mean(), excess[:learned].std(ddof=1)
-    deviation = math.hypot(max(curve.deviation, float(scatter)), SERVER)
-    test = Cusum(math.log1p(options.drift) / deviation, options.window, learned)
-    found = test.run((excess[learned:] - offset) / deviation)
+    test = DriftTest(excess[:learned], curve.deviation, options)
+    found = test.run(excess[learned:] - test.offset)
     return None if found is None else learned + found[1]
 
 

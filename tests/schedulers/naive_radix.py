@@ -74,7 +74,7 @@ class NaiveRadix:
         return found
 
     def idle(self, request: NaiveRequest, nodes: int) -> int:
-        """Pages of a request's first ids that nobody holds."""
+        """Pages of a request's first ids that no request holds."""
         return self.node_pages * sum(not self.users[request.ids[: i + 1]] for i in range(nodes))
 
     def hold(self, request: NaiveRequest, nodes: int) -> None:
@@ -99,7 +99,7 @@ class NaiveRadix:
         self.private += need
 
     def evict_all(self) -> None:
-        """Forget all that nobody holds."""
+        """Forget all pages that no request holds."""
         self.users = {path: users for path, users in self.users.items() if users}
         self.unshared.clear()
 

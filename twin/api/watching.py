@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from os.path import relpath
 from pathlib import Path
 from typing import Any
 
-from latency_models.io.config_io import write_yaml
 from twin.recording.scrapes import is_scrapes, read_scrapes, write_page
 from twin.recording.upstream import Upstream, key_headers
 from twin.refinement.watch import DRIFTED, Watch
@@ -42,10 +40,13 @@ def follow(
     A server that stops answering later is waited for.
 
     Raises:
-        OSError: it does not answer the first time.
+        BadInput: `folder` is a file.
+        OSError: the server does not answer the first time.
     """
+    if folder.exists() and not folder.is_dir():
+        raise BadInput("expected a folder, found a file", field="--pages", value=str(folder))
     folder.mkdir(parents=True, exist_ok=True)
-    earlier = any(True for _ in folder.iterdir()) and is_scrapes(folder)
+    earlier = is_scrapes(folder)
     headers, started = key_headers(), time.monotonic()
     new = write_page(server, folder, headers)
     pages = [replace(page, text="", buckets={}) for page in (read_scrapes(folder, since) if earlier else [new])]
@@ -60,13 +61,3 @@ def follow(
             return document
         except OSError as error:
             note(f"the server does not answer /metrics ({error}); waiting for it")
-
-
-def write_refined(watch: Watch, document: dict[str, Any], factors: str | None, output: Path) -> None:
-    """Write step times corrected by the pages since the drift. `factors`: comma-separated names; None: all."""
-    names = tuple(name.strip() for name in factors.split(",")) if factors else ()
-    result = watch.refine(document, names)
-    folder = relpath(Path(document["scenario"]).parent.absolute(), output.parent.absolute())
-    content = {"schema": result.file["schema"], "folder": folder, **result.file}
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(write_yaml(content), encoding="utf-8")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from os.path import relpath
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -339,22 +338,19 @@ def refine(
     from scenarios.reading import read_scenario
     from twin.api.arguments import require_at_least
     from twin.cli.console import note, print_json, print_table, progress, write_or_print
-    from twin.refinement.question import Question
+    from twin.refinement.question import Question, factor_names
     from twin.refinement.refine import refine
 
     require_at_least("--first", first, 2)
-    names = tuple(name.strip() for name in factors.split(",")) if factors else ()
     settings = single_settings(set_ or [])
     document = read_scenario(scenario, "serving")
     if output.is_dir():
         raise BadInput("expected a file, found a folder", field="--output", value=str(output))
     with progress("refining", None, 0, patience=2.0) as advance:
-        result = refine(Question(scenario, document, settings, run, first, names), advance)
+        result = refine(Question(scenario, document, settings, run, first, factor_names(factors)), advance)
     for text in result.notes:
         note(text)
-    folder = relpath(scenario.parent.absolute(), output.parent.absolute())
-    content = {"schema": result.file["schema"], "folder": folder, **result.file}
-    write_or_print(write_yaml(content), output)
+    write_or_print(write_yaml(result.content(scenario, output)), output)
     if json:
         print_json({**result.document, "output": str(output)})
     else:

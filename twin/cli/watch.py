@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from twin.cli.options import Flag, Json, Settings
 from twin.process import configure_libraries
+
+if TYPE_CHECKING:
+    from twin.refinement.watch import Watch
 
 STOPPED, ALARM, TOO_EARLY = 1, 4, 5
 
@@ -56,10 +60,10 @@ def watch(
     from scenarios.overrides import single_settings
     from scenarios.reading import read_scenario
     from twin.api.arguments import require_above_0
-    from twin.api.watching import follow, judge_folder, write_refined
+    from twin.api.watching import follow, judge_folder
     from twin.cli.console import note, print_json, print_table, progress
     from twin.recording.upstream import Upstream
-    from twin.refinement.question import Question
+    from twin.refinement.question import Question, factor_names
     from twin.refinement.watch import DRIFTED, PREDICTED, Watch, WatchOptions
     from workloads.errors import BadInput
 
@@ -69,9 +73,11 @@ def watch(
         raise BadInput("expected seconds of 0 or more", field="--learn", value=learn)
     if metrics is None and (once or duration is not None):
         raise BadInput("expected a URL, of which --once and --duration say how often it is read", field="--metrics")
+    if refined is not None and refined.is_dir():
+        raise BadInput("expected a file, found a folder", field="--refined", value=str(refined))
     server = None if metrics is None else Upstream.of(metrics.removesuffix("/metrics"), "--metrics")
     settings = single_settings(set_ or [])
-    question = Question(scenario, read_scenario(scenario, "serving"), settings, pages)
+    question = Question(scenario, read_scenario(scenario, "serving"), settings, pages, factors=factor_names(factors))
     with progress("watching", None, 0, patience=2.0) as advance:
         engine = Watch(question, WatchOptions(window, drift, learn), advance)
         try:
@@ -83,10 +89,24 @@ def watch(
             note(f"the server does not answer /metrics: {error}")
             return STOPPED
         if refined is not None and document["verdict"] == DRIFTED:
-            write_refined(engine, document, factors, refined)
-            document["refined"] = str(refined)
+            document |= _refine(engine, document, scenario, refined)
     if json:
         print_json(document)
     else:
         print_table(watch_report(document))
     return {PREDICTED: 0, DRIFTED: ALARM}.get(document["verdict"], TOO_EARLY)
+
+
+def _refine(engine: Watch, document: dict[str, Any], scenario: Path, refined: Path) -> dict[str, str]:
+    """Write step times corrected since the drift. Pages that do not allow it cost a note, not the alarm."""
+    from latency_models.io.config_io import write_yaml
+    from twin.cli.console import note, write_or_print
+    from workloads.errors import BadInput
+
+    try:
+        content = engine.refine(document).content(scenario, refined)
+    except BadInput as error:
+        note(f"step times are not refined: {error}")
+        return {}
+    write_or_print(write_yaml(content), refined)
+    return {"refined": str(refined)}

@@ -152,7 +152,7 @@ class LoadCurve:
         self.rates = rates[0] / MARGIN, rates[1] * MARGIN
         plan = load_plan(question, {})
         one_step_time(plan)
-        base = Simulation(plan).run()
+        base = Simulation(replace(plan, requests=min(plan.requests, MOST_REQUESTS))).run()
         engines = len(base.engines)
         self._plan = plan
         self._base_rate = len(base.columns.arrival) / base.end / engines

@@ -90,6 +90,11 @@ Floats = NDArray[np.float64]
 Advance = Callable[[str], object]
 
 
+def factor_names(text: str | None) -> tuple[str, ...]:
+    """The names in a comma-separated text; none for all factors."""
+    return tuple(name.strip() for name in text.split(",")) if text else ()
+
+
 MAX_FITTED = 600
 """Durations that a fit takes at most: its time grows with their cube."""
 

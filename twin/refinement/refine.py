@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os.path import relpath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,6 +45,11 @@ class Refinement:
     document: dict[str, Any]
     file: dict[str, Any]
     notes: list[str]
+
+    def content(self, scenario: Path, output: Path) -> dict[str, Any]:
+        """The whole content of the file at `output`, which finds other files from the scenario's folder."""
+        folder = relpath(scenario.parent.absolute(), output.parent.absolute())
+        return {"schema": self.file["schema"], "folder": folder, **self.file}
 
 
 def refine(question: Question, advance: Advance = lambda text: None) -> Refinement:

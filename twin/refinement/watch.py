@@ -91,27 +91,23 @@ class Watch:
         document |= {"not_judged": len(windows) - len(judged), "learned": learned}
         if options.learn and learned < MIN_LEARNED:
             return document
-        offset = float(excess[learning].mean()) if learned else 0.0
-        scatter = float(np.std(excess[learning], ddof=1)) if learned >= MIN_LEARNED else 0.0
-        deviation = math.hypot(max(curve.deviation, scatter), SERVER)
-        later = judged.where(~learning)
-        test = Cusum(math.log1p(options.drift) / deviation, options.window, learned)
-        alarm = test.run((excess[~learning] - offset) / deviation)
+        test = DriftTest(excess[learning], curve.deviation, options)
+        later, further = judged.where(~learning), excess[~learning] - test.offset
         document |= {
-            "offset": math.expm1(offset), "deviation": deviation, "minutes_to_find": test.delay * options.window / 60,
-            "windows": _rows(later, curve, excess[~learning] - offset),
+            "offset": math.expm1(test.offset), "deviation": test.deviation, "minutes_to_find": test.minutes,
+            "windows": _rows(later, curve, further),
         }  # fmt: skip
+        alarm = test.run(further)
         if alarm is None:
             return document | {"verdict": PREDICTED if len(later) else UNDECIDED}
-        first, last = alarm
-        return document | {"verdict": DRIFTED, "alarm": _alarm(judged, learning, later, first, last, excess, deviation)}
+        return document | {"verdict": DRIFTED, "alarm": _alarm(judged, later, further, alarm, test.deviation)}
 
-    def refine(self, document: Mapping[str, Any], factors: tuple[str, ...] = ()) -> Refinement:
+    def refine(self, document: Mapping[str, Any]) -> Refinement:
         """Step times corrected by the pages since the alarm, at the load of that time."""
         question, since = self._question, document["alarm"]["since"]
         assert self._curve is not None, "an alarm comes from a curve"
         settings = {**question.settings, **self._curve.settings_at(document["alarm"]["rate"])}
-        return refine(replace(question, settings=settings, since=since, factors=factors), self._advance)
+        return refine(replace(question, settings=settings, since=since), self._advance)
 
     def _curve_of(self, low: float, high: float) -> LoadCurve:
         """The curve for rates up to these; simulated again only if they are beyond those of the last one."""
@@ -121,6 +117,28 @@ class Watch:
                 low, high = min(low, curve.rates[0]), max(high, curve.rates[1])
             curve = self._curve = LoadCurve(self._question, (low, high), self._options.window, self._advance)
         return curve
+
+
+class DriftTest:
+    """What the first windows tell, and the test of those that follow.
+
+    Args:
+        learned: logarithms of measured over predicted latency of the first windows. deviation: of the curve.
+
+    Attributes:
+        offset: the mean of `learned`. deviation: of a window about it. minutes: until a drift is found, on average.
+    """
+
+    def __init__(self, learned: Floats, deviation: float, options: WatchOptions) -> None:
+        self.offset = float(learned.mean()) if len(learned) else 0.0
+        scatter = float(np.std(learned, ddof=1)) if len(learned) >= MIN_LEARNED else 0.0
+        self.deviation = math.hypot(max(deviation, scatter), SERVER)
+        self._cusum = Cusum(math.log1p(options.drift) / self.deviation, options.window, len(learned))
+        self.minutes = self._cusum.delay * options.window / 60
+
+    def run(self, further: Floats) -> tuple[int, int] | None:
+        """The first and the last window of an alarm. `further`: the logarithms less `offset`."""
+        return self._cusum.run(further / self.deviation)
 
 
 class Cusum:
@@ -169,20 +187,13 @@ def _rows(windows: Windows, curve: LoadCurve, excess: Floats) -> list[dict[str, 
 
 
 def _alarm(
-    judged: Windows,
-    learning: NDArray[np.bool_],
-    later: Windows,
-    first: int,
-    last: int,
-    excess: Floats,
-    deviation: float,
+    judged: Windows, later: Windows, further: Floats, alarm: tuple[int, int], deviation: float
 ) -> dict[str, Any]:
     """When latency changed, by how much, and whether the requests did, too."""
-    since = slice(first, last + 1)
+    first, last = alarm
     before = judged.where(judged.end <= later.start[first])
     after = later.where(np.arange(first, last + 1))
-    offset = float(excess[learning].mean()) if learning.any() else 0.0
-    change = float((excess[~learning][since] - offset).mean())
+    change = float(further[first : last + 1].mean())
     half_width = 1.96 * deviation / math.sqrt(len(after))
     lengths = {
         name: float((getattr(after, name).sum() / after.requests.sum())

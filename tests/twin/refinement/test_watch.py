@@ -151,8 +151,12 @@ def test_a_drift_is_found_with_its_begin_and_size_and_step_times_are_refined(
 
 
 def test_longer_requests_are_named_as_the_cause(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert watch(folder, "longer") == 4
-    assert "lengths of requests changed, too" in " ".join(capsys.readouterr().out.split())
+    refined = folder / "not.yaml"
+    assert watch(folder, "longer", "--refined", str(refined)) == 4  # the scenario has other requests
+    captured = capsys.readouterr()
+    assert "lengths of requests changed, too" in " ".join(captured.out.split())
+    assert "step times are not refined" in captured.err
+    assert not refined.exists()
 
 
 def test_too_few_pages_are_no_verdict(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,6 +180,10 @@ def test_pages_of_a_server_are_added(folder: Path, tmp_path: Path, capsys: pytes
     assert len(list(pages.iterdir())) == 2
     assert cli.run([*words, "--once", "--metrics", "http://127.0.0.1:9"]) == 1
     assert "does not answer /metrics" in capsys.readouterr().err
+    assert cli.run([*words[:-1], str(folder / "scenario.yaml"), "--once", "--metrics", "http://127.0.0.1:9"]) == 2
+    assert "--pages: got" in capsys.readouterr().err
+    assert cli.run([*words, "--refined", str(pages)]) == 2
+    assert "expected a file, found a folder" in capsys.readouterr().err
     assert cli.run([*words, "--once"]) == 2
     assert "--metrics" in capsys.readouterr().err
 
