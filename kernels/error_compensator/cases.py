@@ -11,12 +11,18 @@ from kernels.w4_gemm import PackedWeight, quantise
 def random_layer(
     outputs: int, inputs: int, rank: int, group: int, device: str, bits: int = 4
 ) -> tuple[PackedWeight, Compensator]:
-    """A layer with random weights: the gate's arguments are of order 1, and so is its correction."""
+    """A layer with random weights and a random compensator."""
+    weight = torch.randn(outputs, inputs, device=device) * inputs**-0.5
+    return quantise(weight, bits, group), random_compensator(outputs, inputs, rank, device)
+
+
+def random_compensator(outputs: int, inputs: int, rank: int, device: str) -> Compensator:
+    """A compensator with random weights: the gate's arguments are of order 1, and so is its correction."""
 
     def normal(*size: int, scale: float = 1.0) -> torch.Tensor:
         return scale * torch.randn(*size, device=device)
 
-    factors = compensator(
+    return compensator(
         normal(rank, inputs, scale=inputs**-0.5),
         normal(outputs, rank, scale=rank**-0.5),
         normal(4 * rank, rank, scale=rank**-0.5),
@@ -24,4 +30,3 @@ def random_layer(
         normal(rank, 4 * rank, scale=0.5 * rank**-0.5),
         normal(rank),
     )
-    return quantise(normal(outputs, inputs, scale=inputs**-0.5), bits, group), factors

@@ -32,6 +32,11 @@ class Compensated:
     weight: PackedWeight
     compensator: Compensator
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a product must read."""
+        return self.weight.nbytes + self.compensator.nbytes
+
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """Compute (..., inputs) to (..., outputs)."""
         return compensated_gemm(x, self.weight, self.compensator)
