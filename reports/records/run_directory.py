@@ -280,9 +280,9 @@ def _now() -> datetime:
 
 
 def commit() -> str | None:
-    """The commit of this checkout, marked if files have changed since; None outside a checkout of our own."""
+    """The commit of this checkout, marked if files have changed since; without a repository, what TWIN_COMMIT says."""
     if not (ROOT / ".git").exists():
-        return None
+        return os.environ.get("TWIN_COMMIT")
     try:
         process = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
