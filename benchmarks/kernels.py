@@ -82,7 +82,7 @@ class Bench:
 
     def time(self, case: Case, **more: Any) -> Timing:
         """Measure a case and keep a row of it."""
-        timing = measure(case, self.device, budget=0.05 if self.small else 0.5, samples=5 if self.small else 25,
+        timing = measure(case, self.device, budget=0.05 if self.small else 0.2, samples=5 if self.small else 15,
                          cold=0 if self.small else None)  # fmt: skip
         row = {"operation": case.operation, "sizes": dict(case.sizes), "seconds": timing.seconds}
         row |= {"spread": timing.spread, "of_copy": timing.bandwidth(case) / self.ceilings["copy"]}
