@@ -110,18 +110,18 @@ WORKLOADS = [
         (Published("vLLM", 1.7e-3, "H200", PRELUDE), Published("Prelude", 2.1e-3, "H200", PRELUDE)),
     ),
     Workload(
-        "Llama-2-7B in 4 bits, 128 in, 64 out, alone", "llama-2-7b", 4, 128, 64, 1, 12, "tpot", 1.25e-3,
+        "Llama-2-7B in 4 bits, 128 in, 64 out, alone", "llama-2-7b", 4, 128, 64, 1, 6, "tpot", 1.25e-3,
         (Published("MARLIN", 3.8e-3, "GH200", SPEAR),),
     ),
     Workload(
-        "Llama-2-7B in 4 bits with compensators, 128 in, 64 out, alone", "llama-2-7b", 4, 128, 64, 1, 12, "tpot",
+        "Llama-2-7B in 4 bits with compensators, 128 in, 64 out, alone", "llama-2-7b", 4, 128, 64, 1, 6, "tpot",
         1.35e-3, (Published("SPEAR", 4.7e-3, "GH200", SPEAR),), compensated=True,
     ),
     Workload(
-        "Llama-3.1-8B, 128 in, 64 out, alone", "llama-3.1-8b", 16, 128, 64, 1, 12, "tpot", 3.9e-3,
+        "Llama-3.1-8B, 128 in, 64 out, alone", "llama-3.1-8b", 16, 128, 64, 1, 6, "tpot", 3.9e-3,
         (Published("torchao", 7.44e-3, "H100", "torchao, quoted in this project's notes and not looked up again"),),
     ),
-    Workload("Llama-3.1-8B in 4 bits, 128 in, 64 out, alone", "llama-3.1-8b", 4, 128, 64, 1, 12, "tpot", 1.4e-3),
+    Workload("Llama-3.1-8B in 4 bits, 128 in, 64 out, alone", "llama-3.1-8b", 4, 128, 64, 1, 6, "tpot", 1.4e-3),
 ]  # fmt: skip
 
 

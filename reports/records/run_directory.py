@@ -280,9 +280,11 @@ def _now() -> datetime:
 
 
 def commit() -> str | None:
-    """The commit of this checkout, marked if files have changed since; without a repository, what TWIN_COMMIT says."""
+    """What TWIN_COMMIT says, else the commit of this checkout, marked if files have changed since; None elsewhere."""
+    if name := os.environ.get("TWIN_COMMIT"):
+        return name
     if not (ROOT / ".git").exists():
-        return os.environ.get("TWIN_COMMIT")
+        return None
     try:
         process = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
