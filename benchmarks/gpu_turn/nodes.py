@@ -1,8 +1,9 @@
-"""Every node of one replayed decode step: its name, its time, and the gap before it, by PyTorch's profiler.
+"""Decode steps with and without dependent launches: seconds a token, and every node of a replayed step.
 
     python -m benchmarks.gpu_turn.nodes --device cuda [--tiny] --out FILE
 
-On a CPU the nodes are PyTorch's operations.
+A node has its name, its time, and the gap before it, by PyTorch's profiler; on a CPU the nodes are PyTorch's
+operations. Exit code 4 if the tokens with dependent launches are not those without.
 """
 
 from __future__ import annotations
@@ -14,39 +15,50 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import live
 from benchmarks.provenance import provenance
+from kernels import dependent_launch
 from live.device import device_name, versions
 from live.engine import Engine
+from live.generation import Generation
+from live.models.decoder import Decoder
 
 STEPS_BEFORE = 24
 """Steps behind the last prompt and before the profile: shapes are captured in them."""
 
 MOST_PRINTED = 8
 
+DIFFERENT = 4
+
 SITUATIONS = [
-    live.Workload(f"{name}, {bits} bits, {batch} at once", name, bits, prompt, 64, batch, batch, "tpot", 0.0)
-    for name, bits in (("qwen3-0.6b", 16), ("llama-3.1-8b", 16), ("llama-2-7b", 4))
-    for batch, prompt in ((1, 1000), (64, 1000))
-]
+    live.Workload(
+        f"{name}, {bits} bits{' with compensators' * compensated}, {batch} at once", name, bits, prompt, 64,
+        concurrency=batch, requests=batch, metric="tpot", aim=0.0, compensated=compensated,
+    )
+    for name, bits, compensated, batch, prompt in (
+        ("llama-2-7b", 4, False, 1, 128), ("llama-2-7b", 4, True, 1, 128), ("qwen3-0.6b", 16, False, 4, 128),
+        ("llama-3.1-8b", 16, False, 1, 128), ("llama-3.1-8b", 16, False, 64, 1000),
+    )
+]  # fmt: skip
 
 
-def decoding_engine(workload: live.Workload, device: str, dtype: torch.dtype) -> Engine:
-    """An engine in the middle of the answers to all requests of a workload, with its graphs captured."""
-    decoder = live.model(workload, device, dtype)
+def decoding_engine(workload: live.Workload, decoder: Decoder) -> tuple[Engine, list[Generation]]:
+    """An engine in the middle of the answers to all requests of a workload, with its graphs captured, and these."""
     engine = live.engine(workload, decoder, "graphs")
-    for generation in live.requests(workload, decoder.config.shape.vocabulary, 1):
+    generations = live.requests(workload, decoder.config.shape.vocabulary, 1)
+    for generation in generations:
         engine.submit(generation)
     decode_steps = 0
     while decode_steps < STEPS_BEFORE:
         result = engine.step()
         assert result is not None, "answers are longer than the steps before the profile"
         decode_steps += len(result.output.decodes) == workload.concurrency
-    return engine
+    return engine, generations
 
 
 def nodes(engine: Engine, device: str) -> list[dict[str, Any]]:
@@ -79,21 +91,39 @@ def main(arguments: list[str] | None = None) -> int:
     dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
     situations = SITUATIONS
     if options.tiny:
-        situations = [replace(SITUATIONS[0], model="tiny-llama", prompt=20)]
+        situations = [replace(SITUATIONS[2], model="tiny-llama", prompt=20, concurrency=1, requests=1)]
     head = {**provenance("twin.gpu-nodes/1"), "device": device_name(options.device), "versions": versions()}
-    steps = []
+    steps: list[dict[str, Any]] = []
     for workload in situations:
-        rows = nodes(decoding_engine(workload, options.device, dtype), options.device)
-        steps.append({"situation": workload.name, "nodes": rows})
-        options.out.write_text(json.dumps({**head, "steps": steps}) + "\n", encoding="utf-8")
-        busy, idle = sum(row["us"] for row in rows), sum(row["gap_us"] for row in rows)
-        print(f"{workload.name}: {len(rows)} nodes, {busy:.0f} µs busy, {idle:.0f} µs idle")
-        times: Counter[str] = Counter()
-        for row in rows:
-            times[row["name"]] += row["us"]
-        for name, microseconds in times.most_common(MOST_PRINTED):
-            print(f"  {microseconds:8.0f} µs {name[:90]}")
-    return 0
+        decoder = live.model(workload, options.device, dtype)
+        for enabled in (False, True):
+            with mock.patch.object(dependent_launch, "ENABLED", enabled):
+                seconds = live.measure(workload, decoder, "graphs, a step ahead", 1)["tpot"]
+                engine, generations = decoding_engine(workload, decoder)
+                rows = nodes(engine, options.device)
+            step = {"situation": workload.name, "dependent_launch": enabled, "seconds_per_token": seconds}
+            steps.append(step | {"tokens": [list(generation.output) for generation in generations], "nodes": rows})
+            options.out.write_text(json.dumps({**head, "steps": steps}) + "\n", encoding="utf-8")
+            print_step(steps[-1])
+    wrong = [one for one, other in zip(steps[::2], steps[1::2], strict=True) if one["tokens"] != other["tokens"]]
+    for step in wrong:
+        print(f"WRONG {step['situation']}: other tokens with dependent launches")
+    return DIFFERENT if wrong else 0
+
+
+def print_step(step: dict[str, Any]) -> None:
+    """A step's figures, and its nodes by name, those that take longest first."""
+    rows = step["nodes"]
+    busy, idle = sum(row["us"] for row in rows), sum(row["gap_us"] for row in rows)
+    launches = "dependent launches" if step["dependent_launch"] else "launches in order"
+    print(f"{step['situation']}, {launches}: {1e3 * step['seconds_per_token']:.3f} ms a token; "
+          f"{len(rows)} nodes, {busy:.0f} µs busy, {idle:.0f} µs idle", flush=True)  # fmt: skip
+    times: Counter[str] = Counter()
+    for row in rows:
+        times[row["name"]] += row["us"]
+    for name, microseconds in times.most_common(MOST_PRINTED):
+        count = sum(row["name"] == name for row in rows)
+        print(f"  {microseconds:8.0f} µs in {count:3} {name[:90]}")
 
 
 if __name__ == "__main__":

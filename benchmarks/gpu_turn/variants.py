@@ -1,7 +1,8 @@
 """Other settings of kernels, to choose from by measurement: tiles and stages of decode attention, bits that a pass of
-sampling finds, and the number of tokens from which packed weights are unpacked once.
+sampling finds, the number of tokens from which packed weights are unpacked once, and how often a product of one token
+is split.
 
-    python -m benchmarks.gpu_turn.variants --device cuda [--tiny] --out FILE
+    python -m benchmarks.gpu_turn.variants --device cuda [--tiny] [--only TEXT] --out FILE
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from benchmarks.kernels import LLAMA_31_8B, SMALL
 from benchmarks.provenance import provenance
 from benchmarks.w4_cases import cases as w4_cases
+from kernels import dependent_launch
 from kernels.decode_attention import triton as decode_kernels
 from kernels.decode_attention.cases import cases as decode_cases
 from kernels.microbenchmark import Case, measure
@@ -45,6 +47,15 @@ def variants(device: str, tiny: bool) -> Iterator[Variant]:
     products = list(w4_cases(shape, device, dtype, [4] if tiny else [128, 256, 384, 512, 1024]))
     for name, tokens in (("packed", 1 << 30), ("unpacked", 1)):
         yield f"W4, {name}", [mock.patch.object(w4_kernels, "UNPACK_TOKENS", tokens)], products
+    single = list(w4_cases(shape, device, dtype, [1]))
+    for split in (2,) if tiny else (1, 2, 3, 4, 6, 8):
+        for stages in (3,) if tiny else (2, 3, 4):
+            tiling = w4_kernels.Tiling(64, 16, split, 4, stages)
+            change = mock.patch.object(w4_kernels, "select", lambda *_, tiling=tiling: tiling)
+            yield f"W4 of one token, split by {split}, {stages} stages", [change], single
+    for enabled in (False, True):
+        change = mock.patch.object(dependent_launch, "ENABLED", enabled)
+        yield f"W4 of one token, dependent launches: {enabled}", [change], single
     draws = list(sampling_cases(shape, device, dtype, [2] if tiny else [1, 64, 256], ["filtered"]))
     for bits in (1, 2, 4):
         yield f"sampling, {bits} bits a pass", [mock.patch.object(sampling_kernels, "SEARCH_BITS", bits)], draws
@@ -55,12 +66,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
     parser.add_argument("--tiny", action="store_true", help="small shapes")
+    parser.add_argument("--only", default="", help="variants whose names contain this")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
     head = {**provenance("twin.gpu-variants/1"), "device": device_name(options.device), "versions": versions()}
     rows: list[dict[str, Any]] = []
     for name, changes, cases in variants(options.device, options.tiny):
-        for case in cases:
+        for case in cases if options.only in name else []:
             row: dict[str, Any] = {"variant": name, "operation": case.operation, "sizes": dict(case.sizes)}
             with ExitStack() as stack:
                 for change in changes:
