@@ -88,8 +88,6 @@ def compile_shipped(operation: str, configuration: Shipped, arch: int) -> Compil
     kernel = configuration.kernel
     types = iter(configuration.types.split())
     constants = dict(configuration.constants)
-    if "DEPENDENT" in kernel.arg_names:
-        constants.setdefault("DEPENDENT", arch >= 90)
     signature = {name: "constexpr" if name in constants else next(types) for name in kernel.arg_names}
     aligned = {name for name, kind in signature.items() if kind.startswith("*") or name in configuration.aligned}
     source = source_of(kernel, signature, constants, aligned)

@@ -1,9 +1,8 @@
-"""Decode steps with and without dependent launches: seconds a token, and every node of a replayed step.
+"""Every node of one replayed decode step: its name, its time, and the gap before it, by PyTorch's profiler.
 
     python -m benchmarks.gpu_turn.nodes --device cuda [--tiny] --out FILE
 
-A node has its name, its time, and the gap before it, by PyTorch's profiler; on a CPU the nodes are PyTorch's
-operations. Exit code 4 if the tokens with dependent launches are not those without.
+On a CPU the nodes are PyTorch's operations.
 """
 
 from __future__ import annotations
@@ -15,25 +14,20 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import live
 from benchmarks.provenance import provenance
-from kernels import dependent_launch
 from live.device import device_name, versions
 from live.engine import Engine
-from live.generation import Generation
 from live.models.decoder import Decoder
 
 STEPS_BEFORE = 24
 """Steps behind the last prompt and before the profile: shapes are captured in them."""
 
 MOST_PRINTED = 8
-
-DIFFERENT = 4
 
 SITUATIONS = [
     live.Workload(
@@ -47,18 +41,17 @@ SITUATIONS = [
 ]  # fmt: skip
 
 
-def decoding_engine(workload: live.Workload, decoder: Decoder) -> tuple[Engine, list[Generation]]:
-    """An engine in the middle of the answers to all requests of a workload, with its graphs captured, and these."""
+def decoding_engine(workload: live.Workload, decoder: Decoder) -> Engine:
+    """An engine in the middle of the answers to all requests of a workload, with its graphs captured."""
     engine = live.engine(workload, decoder, "graphs")
-    generations = live.requests(workload, decoder.config.shape.vocabulary, 1)
-    for generation in generations:
+    for generation in live.requests(workload, decoder.config.shape.vocabulary, 1):
         engine.submit(generation)
     decode_steps = 0
     while decode_steps < STEPS_BEFORE:
         result = engine.step()
         assert result is not None, "answers are longer than the steps before the profile"
         decode_steps += len(result.output.decodes) == workload.concurrency
-    return engine, generations
+    return engine
 
 
 def nodes(engine: Engine, device: str) -> list[dict[str, Any]]:
@@ -96,27 +89,19 @@ def main(arguments: list[str] | None = None) -> int:
     steps: list[dict[str, Any]] = []
     for workload in situations:
         decoder = live.model(workload, options.device, dtype)
-        for enabled in (False, True):
-            with mock.patch.object(dependent_launch, "ENABLED", enabled):
-                seconds = live.measure(workload, decoder, "graphs, a step ahead", 1)["tpot"]
-                engine, generations = decoding_engine(workload, decoder)
-                rows = nodes(engine, options.device)
-            step = {"situation": workload.name, "dependent_launch": enabled, "seconds_per_token": seconds}
-            steps.append(step | {"tokens": [list(generation.output) for generation in generations], "nodes": rows})
-            options.out.write_text(json.dumps({**head, "steps": steps}) + "\n", encoding="utf-8")
-            print_step(steps[-1])
-    wrong = [one for one, other in zip(steps[::2], steps[1::2], strict=True) if one["tokens"] != other["tokens"]]
-    for step in wrong:
-        print(f"WRONG {step['situation']}: other tokens with dependent launches")
-    return DIFFERENT if wrong else 0
+        seconds = live.measure(workload, decoder, "graphs, a step ahead", 1)["tpot"]
+        rows = nodes(decoding_engine(workload, decoder), options.device)
+        steps.append({"situation": workload.name, "seconds_per_token": seconds, "nodes": rows})
+        options.out.write_text(json.dumps({**head, "steps": steps}) + "\n", encoding="utf-8")
+        print_step(steps[-1])
+    return 0
 
 
 def print_step(step: dict[str, Any]) -> None:
     """A step's figures, and its nodes by name, those that take longest first."""
     rows = step["nodes"]
     busy, idle = sum(row["us"] for row in rows), sum(row["gap_us"] for row in rows)
-    launches = "dependent launches" if step["dependent_launch"] else "launches in order"
-    print(f"{step['situation']}, {launches}: {1e3 * step['seconds_per_token']:.3f} ms a token; "
+    print(f"{step['situation']}: {1e3 * step['seconds_per_token']:.3f} ms a token; "
           f"{len(rows)} nodes, {busy:.0f} µs busy, {idle:.0f} µs idle", flush=True)  # fmt: skip
     times: Counter[str] = Counter()
     for row in rows:

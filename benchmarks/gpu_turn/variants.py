@@ -21,7 +21,6 @@ import torch
 from benchmarks.kernels import LLAMA_31_8B, SMALL
 from benchmarks.provenance import provenance
 from benchmarks.w4_cases import cases as w4_cases
-from kernels import dependent_launch
 from kernels.decode_attention import triton as decode_kernels
 from kernels.decode_attention.cases import cases as decode_cases
 from kernels.microbenchmark import Case, measure
@@ -53,9 +52,6 @@ def variants(device: str, tiny: bool) -> Iterator[Variant]:
             tiling = w4_kernels.Tiling(64, 16, split, 4, stages)
             change = mock.patch.object(w4_kernels, "select", lambda *_, tiling=tiling: tiling)
             yield f"W4 of one token, split by {split}, {stages} stages", [change], single
-    for enabled in (False, True):
-        change = mock.patch.object(dependent_launch, "ENABLED", enabled)
-        yield f"W4 of one token, dependent launches: {enabled}", [change], single
     draws = list(sampling_cases(shape, device, dtype, [2] if tiny else [1, 64, 256], ["filtered"]))
     for bits in (1, 2, 4):
         yield f"sampling, {bits} bits a pass", [mock.patch.object(sampling_kernels, "SEARCH_BITS", bits)], draws

@@ -18,7 +18,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.dependent_launch import dependent, wait_for_inputs
 from kernels.shipping import Shipped
 
 LOG2_E = 1.4426950408889634
@@ -114,7 +113,6 @@ def decode_kernel(
     COLUMNS: tl.constexpr,
     TILE: tl.constexpr,
     DOT: tl.constexpr,
-    DEPENDENT: tl.constexpr,
 ):
     """One split of one key head of one sequence; neighbours in the grid read neighbours in memory.
 
@@ -124,7 +122,6 @@ def decode_kernel(
     """
     kv_head = tl.program_id(0)
     sequence = tl.program_id(2)
-    wait_for_inputs(DEPENDENT)
     length = tl.load(lengths_ptr + sequence)
     split, splits = 0, 1  # known to the compiler, which saves a tenth of the loop
     if SPLIT:
@@ -186,13 +183,11 @@ def latent_decode_kernel(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     DOT: tl.constexpr,
-    DEPENDENT: tl.constexpr,
 ):
     """The `decode_kernel` for ROWS of the heads that all share one key; a tile is read once, as key and as value."""
     first = tl.program_id(0) * ROWS
     split = tl.program_id(1)
     sequence = tl.program_id(2)
-    wait_for_inputs(DEPENDENT)
     length = tl.load(lengths_ptr + sequence)
     splits = tl.num_programs(1)
     begin, end = _chunk(length, split, splits, least_tiles, TILE)
@@ -245,13 +240,11 @@ def join_kernel(
     COLUMNS: tl.constexpr,
     SPLITS_PADDED: tl.constexpr,
     AT_ONCE: tl.constexpr,
-    DEPENDENT: tl.constexpr,
 ):
     """out = Σ partial · 2^(lse − max) / Σ 2^(lse − max) over the splits that wrote; one program a head."""
     head = tl.program_id(0)
     sequence = tl.program_id(1)
     place = sequence.to(tl.int64) * tl.num_programs(0) + head
-    wait_for_inputs(DEPENDENT)
     length = tl.load(lengths_ptr + sequence)
     size, _ = _chunk(length, 1, splits, least_tiles, TILE)
     wrote = tl.cdiv(length, size)
@@ -320,7 +313,6 @@ def decode_attention(
         DOT=dot_type(q),
         num_warps=4,
         num_stages=STAGES,
-        **dependent(q),
     )
     _join(out, partial, lse, lengths, plan, tile)
     return out
@@ -371,7 +363,6 @@ def latent_decode_attention(
         DOT=dot_type(q),
         num_warps=warps,
         num_stages=2,
-        **dependent(q),
     )
     _join(out, partial, lse, lengths, plan, tile)
     return out
@@ -433,7 +424,6 @@ def _join(
         TILE=tile,
         **join_constants(width, plan.splits),
         num_warps=4,
-        **dependent(out),
     )
 
 

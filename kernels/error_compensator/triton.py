@@ -25,7 +25,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.dependent_launch import dependent, wait_for_inputs
 from kernels.error_compensator.factors import HIDDEN_PADDING, Compensator
 from kernels.shipping import Shipped
 from kernels.w4_gemm import triton as w4
@@ -222,7 +221,6 @@ def fused_kernel(
     INPUT_TILE: tl.constexpr,
     SHARES: tl.constexpr,
     GATED: tl.constexpr,
-    DEPENDENT: tl.constexpr,
 ):
     """The first SHARES programs store the gated latent; the others are W4 tiles and add B to it. One tile of tokens.
 
@@ -230,7 +228,6 @@ def fused_kernel(
     """
     token = tl.arange(0, TOKENS)
     if tl.program_id(0) < SHARES:
-        wait_for_inputs(DEPENDENT)
         last = leave_latent(
             x_ptr,
             down_ptr,
@@ -263,10 +260,6 @@ def fused_kernel(
         tile = (tl.program_id(0) - SHARES) // SPLIT
         part = (tl.program_id(0) - SHARES) % SPLIT
         row = tile * ROWS + tl.arange(0, ROWS)
-        begin = part * blocks // SPLIT
-        end = (part + 1) * blocks // SPLIT
-        w4.prefetch_words(qweight_ptr, row, begin, end, all_rows, BITS, TOKENS, DEPENDENT)
-        wait_for_inputs(DEPENDENT)
         total = w4.tile_product(
             x_ptr,
             qweight_ptr,
@@ -274,8 +267,8 @@ def fused_kernel(
             zeros_ptr,
             row,
             token,
-            begin,
-            end,
+            part * blocks // SPLIT,
+            (part + 1) * blocks // SPLIT,
             tokens,
             inputs,
             all_rows,
@@ -472,7 +465,6 @@ def _launch(
         GATED=gated,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
-        **dependent(x),
     )
 
 

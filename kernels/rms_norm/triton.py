@@ -6,7 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.dependent_launch import dependent, wait_for_inputs
 from kernels.shipping import Shipped
 
 
@@ -21,19 +20,17 @@ def rms_norm_kernel(
     epsilon,
     HAS_RESIDUAL: tl.constexpr,
     BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr,
 ):
     """y = norm(x + residual) · weight; the sum goes to `sum_ptr`. Rows are contiguous, BLOCK ≥ hidden."""
     row = tl.program_id(0).to(tl.int64) * hidden
     column = tl.arange(0, BLOCK)
     inside = column < hidden
-    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
-    wait_for_inputs(DEPENDENT)
     total = tl.load(x_ptr + row + column, mask=inside, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         total += tl.load(residual_ptr + row + column, mask=inside, other=0.0).to(tl.float32)
         tl.store(sum_ptr + row + column, total.to(sum_ptr.dtype.element_ty), mask=inside)
     mean = tl.sum(total * total, axis=0) / hidden
+    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
     y = total * tl.rsqrt(mean + epsilon) * weight
     tl.store(y_ptr + row + column, y.to(y_ptr.dtype.element_ty), mask=inside)
 
@@ -84,7 +81,6 @@ def _launch(
         HAS_RESIDUAL=has_residual,
         BLOCK=triton.next_power_of_2(hidden),
         num_warps=warps_for(hidden),
-        **dependent(x),
     )
 
 

@@ -10,7 +10,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.dependent_launch import dependent, wait_for_inputs
 from kernels.shipping import Shipped
 
 
@@ -33,7 +32,6 @@ def rope_kv_write_kernel(
     NORM: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
-    DEPENDENT: tl.constexpr,
 ):
     """One block of heads of one token; of a token, blocks of queries come first, then keys, then values.
 
@@ -46,7 +44,6 @@ def rope_kv_write_kernel(
     token = (tl.program_id(0) // BLOCKS).to(tl.int64)
     row = tl.arange(0, HEAD_BLOCK)
     column = tl.arange(0, COLUMNS)
-    wait_for_inputs(DEPENDENT)
     line = qkv_ptr + token * ((HEADS + 2 * KV_HEADS) * 2 * HALF)
     if block < Q_BLOCKS:
         head = block * HEAD_BLOCK + row
@@ -154,7 +151,6 @@ def rope_kv_write(
         HEAD_BLOCK=block,
         COLUMNS=triton.next_power_of_2(head_dim // 2),
         num_warps=warps,
-        **dependent(qkv),
     )
     return q
 

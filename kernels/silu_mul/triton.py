@@ -6,18 +6,16 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.dependent_launch import dependent, wait_for_inputs
 from kernels.shipping import Shipped
 
 
 @triton.jit
-def silu_mul_kernel(packed_ptr, y_ptr, intermediate, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+def silu_mul_kernel(packed_ptr, y_ptr, intermediate, BLOCK: tl.constexpr):
     """A program takes BLOCK columns of one row; columns run fastest, so that neighbours read neighbouring memory."""
     row = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column < intermediate
     gate_ptr = packed_ptr + row * 2 * intermediate
-    wait_for_inputs(DEPENDENT)
     gate = tl.load(gate_ptr + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_ptr + intermediate + column, mask=inside, other=0.0).to(tl.float32)
     y = gate * tl.sigmoid(gate) * up
@@ -51,7 +49,7 @@ def silu_mul(packed: torch.Tensor) -> torch.Tensor:
     for first in range(0, rows, MOST_ROWS):
         piece = flat[first : first + MOST_ROWS]
         grid = (triton.cdiv(intermediate, block), len(piece))
-        silu_mul_kernel[grid](packed[first:], piece, intermediate, BLOCK=block, num_warps=warps, **dependent(packed))
+        silu_mul_kernel[grid](packed[first:], piece, intermediate, BLOCK=block, num_warps=warps)
     return y
 
 

@@ -20,7 +20,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.dependent_launch import dependent, wait_for_inputs
 from kernels.shipping import Shipped
 from kernels.w4_gemm.pack import GROUP, SPAN, STEPS, WORDS, PackedWeight
 from kernels.w4_gemm.ptx import BF16_FOUR, BF16_THREE, FP16_FOUR, FP16_THREE
@@ -36,9 +35,6 @@ Llama-3.1-8B in 4 bits, unpacking takes 0.66 to 0.92 of the tile kernel's time a
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 """Triton's interpreter runs the kernels, which knows no PTX."""
-
-PREFETCHED_BLOCKS = tl.constexpr(4)
-"""Blocks of a program's packed words, 8 KB each, that it asks for before it waits for the kernel before."""
 
 MOST_TILES_SPLIT = 512
 """Tiles that a weight's counters suffice for."""
@@ -144,22 +140,6 @@ def with_zero(part, sums, zero, HAS_ZEROS: tl.constexpr, BITS: tl.constexpr):
     if HAS_ZEROS:
         part -= sums * (zero - (8.0 if BITS == 4 else 4.0))[:, None]
     return part
-
-
-@triton.jit
-def prefetch_words(
-    qweight_ptr, row, first, last, all_rows, BITS: tl.constexpr, TOKENS: tl.constexpr, DEPENDENT: tl.constexpr
-):
-    """Ask for the first packed words of a program's rows, which no kernel writes, before its activations are there.
-
-    A row of a block of 4 bits is one line of the cache. With more tokens, memory is not what such a product waits for.
-    """
-    if DEPENDENT and BITS == 4 and TOKENS == 16:
-        block = tl.minimum(first + tl.arange(0, PREFETCHED_BLOCKS), last - 1)
-        line = qweight_ptr + block[None, :] * all_rows * 32 + row[:, None] * 32
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; // $0", "=r,l", [line.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
-        )
 
 
 @triton.jit
@@ -304,7 +284,6 @@ def w4_gemm_kernel(
     SPLIT: tl.constexpr,
     STAGES: tl.constexpr,
     DOT: tl.constexpr,
-    DEPENDENT: tl.constexpr,
 ):
     """A tile of y and a share of its inputs. Programs of a tile's tokens are neighbours: they read the same weights."""
     token_tiles = tl.cdiv(tokens, TOKENS)
@@ -312,10 +291,6 @@ def w4_gemm_kernel(
     part = tl.program_id(0) % SPLIT
     row = tile // token_tiles * ROWS + tl.arange(0, ROWS)
     token = tile % token_tiles * TOKENS + tl.arange(0, TOKENS)
-    first = part * blocks // SPLIT
-    last = (part + 1) * blocks // SPLIT
-    prefetch_words(qweight_ptr, row, first, last, all_rows, BITS, TOKENS, DEPENDENT)
-    wait_for_inputs(DEPENDENT)
     total = tile_product(
         x_ptr,
         qweight_ptr,
@@ -323,8 +298,8 @@ def w4_gemm_kernel(
         zeros_ptr,
         row,
         token,
-        first,
-        last,
+        part * blocks // SPLIT,
+        (part + 1) * blocks // SPLIT,
         tokens,
         inputs,
         all_rows,
@@ -433,7 +408,6 @@ def launch(x: torch.Tensor, weight: PackedWeight, y: torch.Tensor, tiling: Tilin
         **constants(x.dtype, weight.bits, weight.group, weight.zeros is not None, weight.inputs, tiling),
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
-        **dependent(x),
     )
 
 

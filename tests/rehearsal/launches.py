@@ -108,8 +108,7 @@ def misfit_of(launch: Launch, arch: int = 90) -> str:
     """As `error_of`, all the way to the GPU's own code; also what spills, or needs more shared memory than there is."""
     types = " ".join(kind for _, kind in launch.types if kind != "constexpr")
     aligned = tuple(launch.aligned)
-    options = {name: value for name, value in launch.options if name != "launch_pdl"}
-    configuration = Shipped(launch.kernel, types, dict(launch.constants), aligned=aligned, **options)
+    configuration = Shipped(launch.kernel, types, dict(launch.constants), aligned=aligned, **dict(launch.options))
     build = compile_shipped("", configuration, arch)
     return "" if build.fits else build.error or f"{build.spilled} bytes spilled, {build.shared} bytes shared"
 
