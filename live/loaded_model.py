@@ -268,5 +268,7 @@ class LoadedModel:
             return executor.reset(pool)
         executor = self._executors[config] = GraphExecutor(decoder, pool, config)
         if decoder.weights.head is not None:
-            executor.warm_up(executor.capture_sizes.decode_shapes())
+            sizes = executor.capture_sizes
+            prompts = sizes.prompt_shapes() if executor.device.type == "cuda" else []
+            executor.warm_up([*prompts, *sizes.decode_shapes()])
         return executor

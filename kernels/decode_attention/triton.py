@@ -39,7 +39,7 @@ class Plan:
 
     Attributes:
         splits: programs a sequence and key head may have. least_tiles: tiles that a program takes at least, so that
-            a short sequence is split less.
+            a short sequence is split less where there are programs enough.
     """
 
     splits: int
@@ -50,6 +50,9 @@ def select(batch: int, kv_heads: int, longest: int, tile: int, slots: int) -> Pl
     """Enough programs to fill the GPU; beyond that, chunks of `LARGE_CHUNK` tokens, which even out uneven lengths, or
     longer ones where there would be more programs than `MOST_WAVES` times those that run at once.
 
+    Chunks of sequences that are shorter than `longest` are only as long as whole sequences would fill the GPU: 16 of
+    1,000 tokens in tables of 4,096, split by 512, took 11 µs a layer longer on an H200 than 8 that were split further.
+
     `slots`: programs that the GPU runs at once.
     """
     tiles = max(1, -(-longest // tile))
@@ -57,7 +60,8 @@ def select(batch: int, kv_heads: int, longest: int, tile: int, slots: int) -> Pl
     large = max(1, LARGE_CHUNK // tile)
     if programs * large <= tiles:
         most = max(programs, MOST_WAVES * slots // max(1, batch * kv_heads))
-        return Plan(min(MOST_SPLITS, -(-tiles // large), most), large)
+        least = max(1, min(large, large * batch * kv_heads // slots))
+        return Plan(min(MOST_SPLITS, -(-tiles // large), most), least)
     return Plan(min(MOST_SPLITS, programs, tiles), 1)
 
 

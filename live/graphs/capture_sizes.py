@@ -1,14 +1,19 @@
 """Sizes that steps are padded to, so that a few CUDA graphs serve all batches.
 
 A step that only decodes is bound by memory reads, and a padded row reads no cache: its sizes may be half an octave
-apart. Prompt tokens are bound by arithmetic, which padding wastes: their sizes are a quarter of an octave apart. Beyond
-`max_captured_tokens` prompt tokens the GPU takes longer than the host, so a step runs without padding or a graph.
+apart. Prompt tokens are bound by arithmetic, which padding wastes: their sizes are a quarter of an octave apart, and an
+eighth from `FINE_TOKENS` on.
+
+A step of more than `max_captured_tokens` prompt tokens runs without padding or a graph. Launching its kernels takes the
+host some 15 ms (28 layers, measured beside an H200), which a long step hides and a decode step before it does not.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+
+FINE_TOKENS = 2048
 
 WIDTHS = (64, 4)
 """The narrowest block table, columns, and the factor from one width to the next."""
@@ -31,6 +36,18 @@ class StepShape:
     greedy_only: bool
     captured: bool = True
 
+    @property
+    def rows(self) -> int:
+        """Rows of all decodes and chunks."""
+        return self.decodes + self.tokens
+
+    def holds(self, other: StepShape) -> bool:
+        """True if a batch of the other shape fits into this one, and asks no more of its outputs."""
+        sizes = ((self.decodes, other.decodes), (self.chunks, other.chunks), (self.tokens, other.tokens),
+                 (self.blocks, other.blocks))  # fmt: skip
+        alike = self.greedy_only == other.greedy_only and (self.chunks > 0) == (other.chunks > 0)
+        return alike and all(ours >= theirs for ours, theirs in sizes)
+
 
 class CaptureSizes:
     """The sizes of one engine, each list in ascending order.
@@ -40,11 +57,14 @@ class CaptureSizes:
         chunks, tokens, blocks: as in `StepShape`.
     """
 
-    def __init__(self, decodes: int, chunks: int, tokens: int, blocks: int, max_captured_tokens: int = 2048) -> None:
+    def __init__(self, decodes: int, chunks: int, tokens: int, blocks: int, max_captured_tokens: int = 8192) -> None:
         self.decodes_alone = sizes(decodes, 2)
         self.decodes_beside = [0, *powers(8, 4, decodes)]
         self.chunks = powers(1, 4, chunks)
-        self.tokens = [size for size in sizes(min(tokens, max_captured_tokens), 4) if size >= min(16, tokens)]
+        most = min(tokens, max_captured_tokens)
+        coarse = sizes(min(most, FINE_TOKENS), 4)
+        self.tokens = [size for size in coarse if size >= min(16, tokens)]
+        self.tokens += [size for size in sizes(most, 8) if size > FINE_TOKENS]
         self.blocks = powers(*WIDTHS, blocks)
 
     def shape(self, decodes: int, chunks: int, tokens: int, blocks: int, greedy_only: bool) -> StepShape:
@@ -61,6 +81,20 @@ class CaptureSizes:
         """The shapes of greedy steps without prompts, the largest first: later graphs share its memory."""
         return [
             StepShape(n, 0, 0, blocks, True) for blocks in reversed(self.blocks) for n in reversed(self.decodes_alone)
+        ]
+
+    def prompt_shapes(self) -> list[StepShape]:
+        """Shapes of greedy steps with prompts of up to `FINE_TOKENS` tokens, an octave or less apart, that hold all
+        others, the largest first."""
+        tokens = [
+            size for size in self.tokens if 64 <= size <= FINE_TOKENS and size in (1536, 1 << size.bit_length() - 1)
+        ]
+        decodes, chunks = sorted({*self.decodes_beside[1:2], self.decodes_beside[-1]}), self.chunks[:2][-1]
+        return [
+            StepShape(n, chunks, size, blocks, True)
+            for size in reversed(tokens or self.tokens[-1:])
+            for blocks in reversed(self.blocks)
+            for n in reversed(decodes)
         ]
 
 

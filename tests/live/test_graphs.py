@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from live.engine import Engine
 from live.executor import Executor
 from live.generation import Generation, make_generation
 from live.graphs.capture_sizes import CaptureSizes, StepShape, powers, sizes
-from live.graphs.executor import GraphExecutor
+from live.graphs.executor import MOST_EXTRA_ROWS, GraphExecutor
 from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder
 from live.models.weights import load_weights, random_weights
@@ -139,6 +139,71 @@ def test_a_batch_gets_the_smallest_shape_that_holds_it() -> None:
     assert capture_sizes.shape(9, 1, 1, 65, False) == StepShape(32, 1, 16, 256, False)
     assert capture_sizes.shape(17, 0, 0, 2000, True) == StepShape(24, 0, 0, 2000, True)
     assert capture_sizes.shape(17, 2, 513, 70, True) == StepShape(17, 2, 513, 70, True, captured=False)
+    assert CaptureSizes(100, 120, 8192, 2000).shape(0, 1, 4097, 70, True).tokens == 4608
+
+
+def test_shapes_made_ahead_hold_every_prompt_step_but_long_ones() -> None:
+    capture_sizes = CaptureSizes(100, 120, 8192, 2000)
+    ahead = capture_sizes.prompt_shapes()
+    for decodes, chunks, tokens, blocks in ((0, 1, 1, 1), (8, 4, 65, 64), (9, 2, 1025, 300), (100, 3, 2048, 2000)):
+        shape = capture_sizes.shape(decodes, chunks, tokens, blocks, True)
+        extra = min(other.rows - shape.rows for other in ahead if other.holds(shape))
+        assert extra <= max(MOST_EXTRA_ROWS, tokens)
+    assert not any(other.holds(capture_sizes.shape(0, 1, 2049, 1, True)) for other in ahead)
+    assert not any(other.holds(capture_sizes.shape(1, 0, 0, 1, True)) for other in ahead), "nor decodes alone"
+
+
+@dataclass
+class ReplayedGraphs:
+    """In place of a GPU's graphs: a replay launches the step again and overwrites its result."""
+
+    replays: int = 0
+
+    def capture(self, launch: Any) -> tuple[ReplayedGraphs.Graph, torch.Tensor]:
+        shape: StepShape = launch.__self__.shape
+        result = torch.zeros(shape.decodes + shape.chunks, dtype=torch.int64)
+        return self.Graph(self, launch, result), result
+
+    @dataclass
+    class Graph:
+        memory: ReplayedGraphs
+        launch: Callable[[], torch.Tensor]
+        result: torch.Tensor
+
+        def replay(self) -> None:
+            self.memory.replays += 1
+            self.result.copy_(self.launch())
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_shape_without_a_graph_runs_as_a_larger_graph(decoder: Decoder, frozen: bool) -> None:
+    config = EngineConfig(num_gpu_blocks=90, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=6)
+    outputs = []
+    for graphs in (False, True):
+        engine = Engine(decoder, config, make_executor=GraphExecutor)
+        executor = engine.executor
+        assert isinstance(executor, GraphExecutor)
+        if graphs:
+            memory = ReplayedGraphs()
+            executor._memory = memory  # type: ignore[assignment]
+            executor.warm_up([*executor.capture_sizes.prompt_shapes(), executor.capture_sizes.shape(6, 0, 0, 1, True)])
+            if frozen:
+                executor.freeze_graphs()
+            ahead, before = set(executor.steps), memory.replays
+        requests = [
+            make_generation(i, prompt, 6 + 6 * i, sampling_params=GREEDY, block_size=BLOCK)
+            for i, prompt in enumerate(prompts()[:5])
+        ]
+        for generation in requests:
+            engine.submit(generation)
+            engine.step()
+        drain(engine)
+        outputs.append([generation.output for generation in requests])
+    assert outputs[0] == outputs[1]
+    assert memory.replays > before
+    met = [step for shape, step in executor.steps.items() if shape not in ahead]
+    assert any(not step.runs for step in met), "some only ran as larger ones"
+    assert any(step.captured for step in met) != frozen, "the most frequent got graphs of their own"
 
 
 def test_shapes_are_made_ahead_and_met_again(decoder: Decoder) -> None:

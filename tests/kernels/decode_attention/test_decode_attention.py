@@ -201,6 +201,14 @@ def test_a_long_bound_leaves_few_programs_without_work() -> None:
     assert triton.select(8, 8, 131072, 64, 528).splits == triton.MOST_SPLITS  # fewer sequences may have more
 
 
+@pytest.mark.parametrize("batch", [8, 16, 32, 64])
+def test_sequences_far_below_the_bound_fill_the_gpu_as_far_as_they_have_tiles(batch: int) -> None:
+    """Sequences of 1,000 tokens that could have 4,096."""
+    plan, tiles = triton.select(batch, 8, 4096, 64, 528), 16
+    size = max(-(-tiles // plan.splits), plan.least_tiles)
+    assert batch * 8 * -(-tiles // size) >= 0.9 * 528
+
+
 def test_a_bound_that_does_not_hold_is_seen() -> None:
     inputs = paged([20], (1, 16), 16, torch.float32, "cpu", 2)
     with pytest.raises(AssertionError, match="above its bound"):
