@@ -386,7 +386,7 @@ def correction_kernel(
 
 def fits_one_launch(tokens: int, weight: PackedWeight, rank: int) -> bool:
     """True for few tokens: at most one tile of the W4 product and one of Ax."""
-    tiling = w4.select(tokens, weight.outputs, weight.qweight.shape[0], weight.bits)
+    tiling = w4.tiling_of(tokens, weight)
     return tokens <= min(tiling.tokens, latent_tokens(rank))
 
 
@@ -432,7 +432,7 @@ def _launch(
 ) -> None:
     tokens = x.numel() // weight.inputs
     blocks, rows, _ = weight.qweight.shape
-    tiling = w4.select(tokens, weight.outputs, blocks, weight.bits)
+    tiling = w4.tiling_of(tokens, weight)
     assert tokens <= tiling.tokens, "one tile of tokens"
     count = shares(weight.inputs)
     fused_kernel[(count + triton.cdiv(weight.outputs, tiling.rows) * tiling.split,)](
@@ -475,7 +475,7 @@ def overlapped(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) 
     """
     tokens = x.numel() // weight.inputs
     count = shares(weight.inputs, triton.cdiv(tokens, latent_tokens(compensator.rank)))
-    unpacked = tokens >= w4.UNPACK_TOKENS
+    unpacked = w4.unpacks(tokens, weight)
     # Allocated on the stream that both meet in, so that memory is not handed on while the other still reads it.
     parts = _parts_of_latent(x, tokens, count, compensator)
     latent = torch.empty(tokens, compensator.rank, dtype=x.dtype, device=x.device)
@@ -488,7 +488,7 @@ def overlapped(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) 
     if unpacked:
         dense = w4.unpack(weight, x.dtype)
     else:
-        w4.launch(x, weight, y, w4.select(tokens, weight.outputs, weight.qweight.shape[0], weight.bits))
+        w4.launch(x, weight, y, w4.tiling_of(tokens, weight))
     if main is not None:
         main.wait_stream(side_stream(main))
     if unpacked:

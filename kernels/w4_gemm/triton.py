@@ -32,6 +32,9 @@ UNPACK_TOKENS = 256
 Llama-3.1-8B in 4 bits, unpacking takes 0.66 to 0.92 of the tile kernel's time at 256 tokens, and 1.01 to 1.33 at 128.
 """
 
+UNPACK_TOKENS_WITH_ZEROS = 65
+"""The same with zero points, for which the tile kernel adds up activations besides, and has tiles of 32 tokens."""
+
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 """Triton's interpreter runs the kernels, which knows no PTX."""
@@ -51,19 +54,21 @@ class Tiling:
     num_stages: int
 
 
-def select(tokens: int, outputs: int, blocks: int, bits: int = 4, processors: int = PROCESSORS) -> Tiling:
+def select(
+    tokens: int, outputs: int, blocks: int, bits: int = 4, has_zeros: bool = False, processors: int = PROCESSORS
+) -> Tiling:
     """The tiling for a number of tokens, of rows of Ŵ, and of blocks of its inputs.
 
     64 rows are what one warpgroup multiplies at once. Up to 16 tokens, 4 programs fit on a multiprocessor, each with
     two stages of 8 KB of packed weights in flight: 64 KB, where latency times bandwidth is 25. Beyond 64 tokens two
-    warpgroups share the activations' tile, and registers suffice for one program. Blocks of 3 bits are twice as long
-    and are limited to 32 tokens: more would spill.
+    warpgroups share the activations' tile, and registers suffice for one program. Blocks of 3 bits, which are twice
+    as long, and products with zero points are limited to 32 tokens: more would spill.
 
     Inputs are split as long as all programs run at once and each has 4 blocks; and further, if multiprocessors would
     otherwise have no work.
     """
     rows, warps = (64, 4) if tokens <= 64 else (128, 8)
-    tile_tokens = max(16, min(64 if bits == 4 else 32, triton.next_power_of_2(tokens)))
+    tile_tokens = max(16, min(32 if bits == 3 or has_zeros else 64, triton.next_power_of_2(tokens)))
     stages = {16: 3, 32: 3, 64: 2}[tile_tokens] - (bits == 3 and tile_tokens == 32)
     resident = 1 if tokens > 64 else {16: 4, 32: 3, 64: 3}[tile_tokens] // (1 if bits == 4 else 2)
     tiles = -(-outputs // rows) * -(-tokens // tile_tokens)
@@ -355,15 +360,25 @@ def unpack_kernel(
 
 
 def w4_gemm(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-    """Compute `reference.w4_gemm`; x contiguous. Ŵ is rounded to x's type if there are `UNPACK_TOKENS` or more."""
+    """Compute `reference.w4_gemm`; x contiguous. Ŵ is rounded to x's type if it is unpacked."""
     assert x.is_contiguous(), "rows must follow one another"
     tokens = x.numel() // weight.inputs
-    if tokens >= UNPACK_TOKENS:
+    if unpacks(tokens, weight):
         return torch.nn.functional.linear(x, unpack(weight, x.dtype))
     y = x.new_empty(*x.shape[:-1], weight.outputs)
     if tokens:
-        launch(x, weight, y, select(tokens, weight.outputs, weight.qweight.shape[0], weight.bits))
+        launch(x, weight, y, tiling_of(tokens, weight))
     return y
+
+
+def tiling_of(tokens: int, weight: PackedWeight) -> Tiling:
+    """The tiling of a product."""
+    return select(tokens, weight.outputs, weight.qweight.shape[0], weight.bits, weight.zeros is not None)
+
+
+def unpacks(tokens: int, weight: PackedWeight) -> bool:
+    """True if Ŵ is unpacked for so many tokens."""
+    return tokens >= (UNPACK_TOKENS if weight.zeros is None else UNPACK_TOKENS_WITH_ZEROS)
 
 
 def unpack(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
@@ -435,7 +450,7 @@ def constants(
 
 
 def _shipped(dtype: torch.dtype, bits: int, group: int, has_zeros: bool, tokens: int, inputs: int) -> Shipped:
-    tiling = select(tokens, 4096, -(-inputs // (SPAN * STEPS[bits])), bits)
+    tiling = select(tokens, 4096, -(-inputs // (SPAN * STEPS[bits])), bits, has_zeros)
     name = {torch.bfloat16: "*bf16", torch.float16: "*fp16"}[dtype]
     zeros = "*u8" if has_zeros else "*fp16"
     return Shipped(
@@ -454,9 +469,9 @@ SHIPPED = [
     *(
         _shipped(torch.bfloat16, bits, group, zeros, tokens, 4096)
         for bits, group, zeros in ((4, 128, False), (4, 0, False), (4, 128, True), (3, 128, False))
-        for tokens in ((1, 32, 64, 256) if bits == 4 and not zeros else (1, 256))
+        for tokens in ((1, 64) if zeros else (1, 32, 64, 128) if bits == 4 else (1, 128))
     ),
-    *(_shipped(torch.float16, 4, 128, False, tokens, 4096) for tokens in (1, 256)),
+    *(_shipped(torch.float16, 4, 128, False, tokens, 4096) for tokens in (1, 128)),
     _shipped(torch.bfloat16, 3, 128, False, 1, 11008),
     *(
         Shipped(
