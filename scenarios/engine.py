@@ -11,8 +11,18 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 from latency_models.io.config_io import Strict
 from latency_models.io.late_section import late_section, late_sections
 from latency_models.step_time import StepTime
-from scenarios.limits import BlockTokens, Engines, KVBlocks, PipelineStages, Sequences, StepTokens
-from scenarios.policies import PolicySpec, name_or_section, named, registered
+from scenarios.fields import (
+    BlockTokens,
+    Engines,
+    KVBlocks,
+    PipelineStages,
+    PolicySpec,
+    Sequences,
+    StepTokens,
+    name_or_section,
+    named,
+    registered,
+)
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import CacheBlocksOn, EngineConfig, KVReservation, OneShotBudget
 from schedulers.engine_core import EngineCore

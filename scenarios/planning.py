@@ -17,8 +17,8 @@ from pydantic import (
 from latency_models.io.builtin_files import NameOrFile
 from latency_models.io.config_io import Strict
 from scenarios.afd import ratio_text
+from scenarios.fields import Engines, Microbatches, Name
 from scenarios.goals import Goal, read_goals
-from scenarios.limits import Engines, Microbatches, Name
 from scenarios.pools import DeviceSpec, LinkSpec, Role, RouterName
 from workloads.errors import BadInput
 

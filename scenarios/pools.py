@@ -12,8 +12,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from latency_models.io.config_io import Strict
 from latency_models.sources.registry import StepTimeSpec
 from scenarios.engine import EngineSpec
-from scenarios.limits import Engines, Name, VirtualNodes
-from scenarios.policies import PolicySpec, make_policy, name_or_section, named, registered
+from scenarios.fields import Engines, Name, PolicySpec, VirtualNodes, make_policy, name_or_section, named, registered
 from schedulers.routing import ROUTERS, Draw, Router
 from workloads.errors import BadInput
 

@@ -22,7 +22,7 @@ from latency_models.io.config_io import Strict, checked
 from latency_models.io.late_section import late_section, late_sections
 from latency_models.sources.registry import StepTimeSpec
 from scenarios.engine import EngineSpec
-from scenarios.limits import Engines
+from scenarios.fields import Engines
 from scenarios.pools import (
     SHARED_DECODER,
     DeviceSpec,

@@ -26,8 +26,8 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from latency_models.calibration.file_format import Provenance
-from latency_models.fitting.broken_line import BrokenLine, basis, choose_knots, from_basis
 from latency_models.fitting.estimator import CannotFit, Estimator, Floats
+from latency_models.fitting.linear import BrokenLine, basis, choose_knots, from_basis
 from latency_models.fitting.statistics import fit_huber
 from latency_models.io.builtin_files import FilePath
 from latency_models.io.config_io import Strict, checked, read_yaml

@@ -8,11 +8,10 @@ from typing import Protocol
 
 import torch
 
-from live.adaptation.decomposition import Modules
-from live.adaptation.forward import ForwardPass
+from live.adaptation.forward import ForwardPass, Modules
 from live.adaptation.tasks import draw
 from live.adaptation.training import SavedState, TrainingSettings, train
-from live.adaptation.tuning import Scope, TunedWeights
+from live.adaptation.weights import Scope, TunedWeights
 from live.models.weights import Weights
 
 Advance = Callable[[str], None]

@@ -23,9 +23,8 @@ from typing import Any
 
 import torch
 
-from live.adaptation.decomposition import Modules
 from live.adaptation.directories import read_model
-from live.adaptation.forward import ForwardPass
+from live.adaptation.forward import ForwardPass, Modules
 from live.adaptation.runs import Document, read_size
 from live.adaptation.tasks import draw
 from live.adaptation.text.pairs import Pair, pair_lesson

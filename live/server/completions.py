@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from live.generation import TopLogprobs
-from live.server.errors import bad_request
-from live.server.event_stream import encode, event
+from live.server.connection import encode, event
+from live.server.openapi import bad_request
 from live.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from live.server.replies import (
     Alternative,

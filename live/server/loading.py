@@ -16,17 +16,16 @@ from live.loaded_model import DTYPES, LoadedModel, ModelSource
 from live.memory import available_bytes, check_memory
 from live.models.config import ModelConfig
 from live.models.lora import load_adapters
-from live.server.config import ServiceClass
 from live.server.engine_backend import EngineBackend
-from live.server.options import EngineOptions, at_least_one, flag
+from live.server.options import EngineOptions, ServiceClass, at_least_one, flag
 from live.text.chat import ChatTemplate
 from live.text.tokenizer import Tokenizer
 from live.topologies.tensor_parallel import TensorParallelModel
 from scenarios.engine import EngineSpec, SchedulerPlan
-from scenarios.live_engines import single_engine, tensor_parallel_size
 from scenarios.overrides import Settings, single_settings
 from scenarios.reading import read_scenario
 from scenarios.serving import ServingScenario, check_scenario
+from scenarios.validation import single_engine, tensor_parallel_size
 from schedulers.engine_config import EngineConfig
 from schedulers.model_slots import SlotsConfig
 from workloads.errors import BadInput

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latency_models.message_link import MessageLink
+from latency_models.stages import MessageLink
 from live.loaded_model import LoadedModel
 from live.topologies.bundle.layout import BundleLayout
 from live.topologies.bundle.measure import BundleRun, MeasuredBundle, run_in_turns

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from latency_models.message_link import MessageLink
+from latency_models.stages import MessageLink
 from live.engine import Progress
 from live.generation import Generation
 from live.loaded_model import LoadedModel
@@ -26,8 +26,7 @@ from live.validation.profiling import ProfilingLimits, ProfilingResult
 from live.validation.replay import request_columns
 from live.validation.role_steps import RecordedTime, Span, role_steps, watch_steps
 from scenarios.engine import SchedulerPlan
-from scenarios.live_engines import engine_pools
-from scenarios.validation import ProfilingSpec, ValidationScenario
+from scenarios.validation import ProfilingSpec, ValidationScenario, engine_pools
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 from schedulers.speculation import AnswerDrafts

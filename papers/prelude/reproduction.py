@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from papers.data import Task, run_tasks
 from papers.layout import Claim, claim, ms
 from papers.prelude import lifetimes, prefixes
 from papers.prelude.engines import decode_tasks, floors, sweep_tasks
 from papers.prelude.published import ENGINES, arithmetic, one_shot_rows, sweep_rows
-from papers.tasks import Task, run_tasks
 
 SCHEMA = "twin.reproduction-prelude/1"
 

@@ -22,16 +22,18 @@ import torch
 
 from live.adaptation.compensation.calibrating import Calibrated, CalibrationText, calibrate, calibration_text
 from live.adaptation.compensation.compensators import compensated, initial_gate, svd_factors, whitened_factors
-from live.adaptation.compensation.costs import (
+from live.adaptation.compensation.measures import Evaluation, TokenMeasures, by_quartile, recovered
+from live.adaptation.compensation.selection import (
     LLAMA_2_7B,
+    Placement,
     Size,
     affordable_rank,
+    damage,
     deployment_costs,
+    select,
     share_of,
     total_bytes,
 )
-from live.adaptation.compensation.measures import Evaluation, TokenMeasures, by_quartile, recovered
-from live.adaptation.compensation.selection import Placement, damage, select
 from live.adaptation.forward import ForwardPass
 from live.adaptation.quantisers.models import QuantisedModel, quantise_model
 from live.adaptation.training import curve

@@ -22,13 +22,12 @@ from typing import Any, Protocol
 
 import torch
 
-from live.adaptation.decomposition import Modules
-from live.adaptation.forward import ForwardPass
+from live.adaptation.forward import ForwardPass, Modules
 from live.adaptation.quantisers.grid import Precision
 from live.adaptation.quantisers.models import Method, quantise_model
 from live.adaptation.recipes import Teacher, Trained, train_whole, tune_prefill
 from live.adaptation.training import TrainingSettings, curve
-from live.adaptation.tuning import Scope
+from live.adaptation.weights import Scope
 from live.models.weights import Weights
 
 Row = dict[str, Any]

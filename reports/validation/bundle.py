@@ -5,7 +5,7 @@ from __future__ import annotations
 from reports.blocks import Block, Chart, Curve, Document, Figure, Report, Table, Text
 from reports.layout import percent, table, timeline
 from reports.pages.theme import MEASURED, PREDICTED, SOFT, WAITING
-from reports.validation.verdict import SIDES, contention_line, verdict_blocks
+from reports.validation.engine import SIDES, contention_line, verdict_blocks
 
 METRICS = {
     "throughput": ("throughput, tokens/s per instance", 1.0, 1),

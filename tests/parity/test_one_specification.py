@@ -19,7 +19,7 @@ from live.server import launcher
 from live.server.loading import engine_of_plan
 from live.validation.clients import materialise
 from live.validation.replay import replay
-from scenarios.live_engines import single_engine
+from scenarios.validation import single_engine
 from tests.parity.test_live_and_twin import BLOCK, Recorded, durations_and_arrivals, noted, requests, trace
 from tests.twin.serving.scenarios import scenario
 from twin.cli import run

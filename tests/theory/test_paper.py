@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latency_models.pass_latency import PassLatency
+from latency_models.stages import PassLatency
 from twin.theory.paper import PaperModel
 
 TABLE_4 = PassLatency((0.00165, 50), (0.083, 100), (0.022, 20))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from latency_models.pass_latency import PassLatency
+from latency_models.stages import PassLatency
 from twin.afd.bundle import Bundle, BundleConfig, BundleRecords, Supply, step_table
 from twin.afd.measure import Measurement, measure, request_times
 from twin.afd.point import BundleRun, request_columns

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import twin
-from scenarios import limits
+from scenarios import fields
 from scenarios.overrides import combinations
 from tests.twin.conftest import SMALL
 from tests.twin.serving.scenarios import scenario
@@ -140,11 +140,11 @@ def test_requests_are_counted_over_all_attention_instances() -> None:
 
 def test_what_is_at_the_limit_is_accepted() -> None:
     settings = {
-        "workload.requests": limits.REQUESTS.maximum,
+        "workload.requests": fields.REQUESTS.maximum,
         "workload.prefill": {"distribution": "fixed", "mean": 9000},
         "workload.prefixes": {"groups": 10**7, "tokens": 9000, "block_tokens": 16},
-        "engine.num_gpu_blocks": limits.KV_BLOCKS.maximum,
-        "system": split(decode="shared", prefill_replicas=1, decode_replicas=limits.ENGINES.maximum - 1),
+        "engine.num_gpu_blocks": fields.KV_BLOCKS.maximum,
+        "system": split(decode="shared", prefill_replicas=1, decode_replicas=fields.ENGINES.maximum - 1),
     }
     sweep = prepare(scenario(), FILE, [settings], replications=10_000)
     assert sweep.cases[0].plan.requests == 10_000_000

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reports.records.columns import write_columns
+from reports.records.run_directory import write_columns
 from scenarios.overrides import Settings, combinations
 from twin.api.arguments import (
     Overrides,

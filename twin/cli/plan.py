@@ -6,8 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twin.cli.options import ExecutorOptions, Fresh, RunOptions
-from twin.cli.plan_options import AnswerOptions, CatalogueOptions, DayOptions, ObjectiveOptions, QuestionOptions
-from twin.cli.plan_values import (
+from twin.cli.plan_options import (
+    AnswerOptions,
+    CatalogueOptions,
+    DayOptions,
+    ObjectiveOptions,
+    QuestionOptions,
     api_price_of_text,
     by_name,
     commitments_of_texts,

@@ -22,9 +22,9 @@ from typing import Protocol
 
 from latency_models.deployment.hardware import Hardware
 from latency_models.deployment.models import ExpertFFN, LatentAttention, Model
-from latency_models.pass_latency import PassLatency
 from latency_models.sources.roofline.efficiency import built_in_efficiency
 from latency_models.sources.roofline.placement import CACHE_BYTES, COMPUTED_IN, WEIGHT_BYTES, Cache, Weights
+from latency_models.stages import PassLatency
 
 FITTED_SEQUENCES = 25
 """The largest fitted microbatch of an attention instance. Beside more sequences, whose caches are shorter, reading

@@ -18,7 +18,7 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 
-from live.adaptation.decomposition import Modules
+from live.adaptation.forward import Modules
 from live.adaptation.text.corpus import Corpus
 from workloads.errors import BadInput
 

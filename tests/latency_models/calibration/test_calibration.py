@@ -19,8 +19,8 @@ from latency_models.calibration.file_format import (
     Calibration,
     Component,
     Line,
+    to_line,
 )
-from latency_models.calibration.fitting import to_line
 from latency_models.calibration_loader import load_calibration
 from latency_models.fitting.linear import LinearLatency
 from latency_models.io.builtin_files import builtin_names

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from live.adaptation import sizes, training
-from live.adaptation.decomposition import Modules
 from live.adaptation.directories import read_model
+from live.adaptation.forward import Modules
 from live.adaptation.training import TrainingSettings
 from live.adaptation.weights import to_named
 from live.loaded_model import LoadedModel

@@ -13,8 +13,8 @@ import pytest
 from live.engine import Progress
 from live.generation import make_generation
 from live.server import service as service_module
-from live.server.config import ServerConfig
-from live.server.event_stream import EventStream
+from live.server.connection import EventStream
+from live.server.options import ServerConfig
 from live.server.request_state import RequestState, Response
 from live.server.service import MIN_WRITES, Service
 

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the live backend needs the extra [live]")
 
 from kernels.sampling import SamplingParams  # noqa: E402
-from latency_models.pass_latency import PassLatency  # noqa: E402
+from latency_models.stages import PassLatency  # noqa: E402
 from live.engine import Progress  # noqa: E402
 from live.topologies.bundle.deployment import LocalBundle  # noqa: E402
 from live.topologies.bundle.layout import ROWS, BundleLayout  # noqa: E402

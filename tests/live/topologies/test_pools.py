@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the live backend needs the extra [live]")
 
-from latency_models.message_link import MessageLink  # noqa: E402
+from latency_models.stages import MessageLink  # noqa: E402
 from live.engine import Progress  # noqa: E402
 from live.executor import AsyncModelRunnerOutput  # noqa: E402
 from live.generation import Generation, make_generation  # noqa: E402

@@ -13,7 +13,7 @@ import pytest
 from reports.planning.report import inventory_report
 from tests.twin.planning.scenarios import document, kind, question, simulations
 from twin.cli import run
-from twin.cli.plan_values import api_price_of_text, commitments_of_texts
+from twin.cli.plan_options import api_price_of_text, commitments_of_texts
 from twin.planning.cost import costs
 from twin.planning.inventory import Combination, Demand, Option, best_split, demands_of, divide
 from twin.planning.space import candidate, families

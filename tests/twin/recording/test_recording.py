@@ -15,8 +15,7 @@ import pytest
 
 from tests.twin.recording.server import METRICS, answering, serving
 from twin import cli
-from twin.recording.completion_stream import CompletionStream
-from twin.recording.player import prompts
+from twin.recording.player import CompletionStream, prompts
 from twin.recording.proxy import Proxy
 from twin.recording.run_writer import RunWriter
 from twin.recording.upstream import Upstream, cache_settings

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from latency_models.sources.engine_regression import read_engine_regression
-from live.vllm.scheduled import ScheduledChunk, ScheduledStep
-from live.vllm.step_log import LoggedEngine, StepLogWriter
+from live.vllm.step_log import LoggedEngine, ScheduledChunk, ScheduledStep, StepLogWriter
 from schedulers.batches import DecodeBatch
 from schedulers.sequence import Sequence
 from twin.cli import run

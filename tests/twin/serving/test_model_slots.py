@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latency_models.deployment.lora import TARGET_MODULES, adapter_bytes
 from latency_models.deployment.models import load_model
+from latency_models.deployment.quantization import TARGET_MODULES, adapter_bytes
 from latency_models.wrapped import LoRACost
 from scenarios.pools import balanced_groups, replicas_by_share
 from tests.twin.serving.scenarios import records, run, run_both_ways, scenario

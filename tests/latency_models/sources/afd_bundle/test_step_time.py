@@ -15,9 +15,9 @@ from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
 from latency_models.deployment.roofline import Deployment, footprint
 from latency_models.io.config_io import checked
-from latency_models.pass_latency import PassLatency
 from latency_models.sources.afd_bundle.spec import AfdBundleSpec, BundleStepTime, expected_largest
 from latency_models.sources.roofline.placement import RESERVED
+from latency_models.stages import PassLatency
 from schedulers.batches import Batch, Chunk
 from schedulers.sequence import Sequence
 from twin.afd.bundle import Bundle, BundleConfig, Supply, step_table

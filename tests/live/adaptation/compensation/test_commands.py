@@ -132,7 +132,7 @@ def test_models_of_two_shapes_are_not_measured(model: Path, capsys: pytest.Captu
 
 
 def test_tables_that_cannot_be_read_are_named(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from live.adaptation.compensation.costs import MEASURED
+    from live.adaptation.compensation.selection import MEASURED
 
     text = MEASURED.read_text()
     Path("broken.yaml").write_text(text.replace("twin.ec-tables/1", "twin.ec-tables/9"))
