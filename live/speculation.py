@@ -22,14 +22,7 @@ import torch
 from kernels.sampling import sample
 from live.block_pool import BlockPool
 from live.engine import Clock, Engine, StepResult
-from live.executor import (
-    AsyncModelRunnerOutput,
-    Executor,
-    ModelRunnerOutput,
-    next_position,
-    read_pooled,
-    wants_token,
-)
+from live.executor import AsyncModelRunnerOutput, Executor, ModelRunnerOutput, next_position, read_pooled, wants_token
 from live.generation import Generation
 from live.input_batch import Ints, generation_of
 from live.logprobs import LogprobsResult, sampled_logprobs

@@ -390,9 +390,6 @@ def _check(name: str, value: object, holds: bool, expected: str) -> None:
 
 
 SCALING_POLICIES: Registry[Callable[..., Any]] = Registry(
-    target_utilization=TargetUtilization,
-    queue_length=QueueLength,
-    scheduled=Scheduled,
-    slo=MeetGoals,
+    target_utilization=TargetUtilization, queue_length=QueueLength, scheduled=Scheduled, slo=MeetGoals
 )
 """Makes a policy (`ScalingPolicy`), given a predictor and its parameters by name. Each pool has one of its own."""

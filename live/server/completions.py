@@ -91,12 +91,7 @@ class GenerationResponse(Response, Generic[_Request]):
     chunk_object = "text_completion"
 
     def __init__(
-        self,
-        service: Service,
-        request: _Request,
-        prompts: list[list[int]],
-        max_tokens: int,
-        headers: Mapping[str, str],
+        self, service: Service, request: _Request, prompts: list[list[int]], max_tokens: int, headers: Mapping[str, str]
     ) -> None:
         self.service = service
         self.inputs = service.inputs

@@ -75,8 +75,7 @@ COMMANDS = {
         "Run a real model on this machine, predict the same run with the twin, and compare the two.",
     ),
     "watch": Command(
-        "twin.cli.watch:watch",
-        "Compare a running engine with its prediction, and raise an alarm when it drifts.",
+        "twin.cli.watch:watch", "Compare a running engine with its prediction, and raise an alarm when it drifts."
     ),
 }
 
