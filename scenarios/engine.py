@@ -30,9 +30,8 @@ from schedulers.kv_cache import KVCache
 from schedulers.model_slots import SlotsConfig
 from schedulers.pipeline import PipelinedEngineCore
 from schedulers.preemption import PREEMPTION_POLICIES
-from schedulers.presets import with_preset
 from schedulers.speculation import SpeculativeEngineCore
-from schedulers.vllm_versions import INSTALLED_VLLM
+from schedulers.vllm_versions import INSTALLED_VLLM, with_preset
 from schedulers.waiting_queue import SCHEDULING_POLICIES
 from workloads.errors import BadInput
 

@@ -14,9 +14,9 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, ConfigDict, Field, PositiveInt
 
 from latency_models.io.config_io import Strict
-from schedulers.registry import Registry
 from workloads.checks import MAX_TOKENS
 from workloads.errors import BadInput
+from workloads.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
-from schedulers.registry import Registry
+from workloads.registry import Registry
 
 Metric = Literal["busy", "load", "kv_used", "running", "waiting"]
 """The number that `TargetUtilization` holds at its target."""

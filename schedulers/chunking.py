@@ -8,7 +8,7 @@ from collections.abc import Sequence as Many
 from itertools import pairwise
 from typing import Protocol, TypeAlias
 
-from schedulers.registry import Registry
+from workloads.registry import Registry
 
 
 def interpolate(x: Many[int], y: Many[float], tokens: int) -> float:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Final, Protocol
 
 from schedulers.chunking import check_table, interpolate
-from schedulers.registry import Registry
+from workloads.registry import Registry
 
 MEMORY: Final = 0.99
 """The weight of an observation after a further one, so that the acceptance of some hundred drafts is remembered."""

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar
 
 from schedulers.load_tree import LoadTree
-from schedulers.registry import Registry
+from workloads.registry import Registry
 
 if TYPE_CHECKING:
     from workloads.request import Request

@@ -9,7 +9,7 @@ from math import inf
 from mypy_extensions import mypyc_attr
 
 from schedulers.recency import Linked, RecencyList
-from schedulers.registry import Registry
+from workloads.registry import Registry
 
 
 class TierBlock(Linked):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from latency_models.calibration.file_format import Calibration, FitReport, Line, Pair, Provenance
+from latency_models.calibration import Calibration, FitReport, Line, Pair, Provenance
 from latency_models.deployment.models import Model
 from latency_models.io.builtin_files import FilePath
 from latency_models.io.config_io import Strict, checked, read_yaml, write_yaml

@@ -25,7 +25,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from latency_models.calibration.file_format import Provenance
+from latency_models.calibration import Provenance
 from latency_models.fitting.estimator import CannotFit, Estimator, Floats
 from latency_models.fitting.linear import BrokenLine, basis, choose_knots, from_basis
 from latency_models.fitting.statistics import fit_huber

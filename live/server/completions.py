@@ -11,7 +11,6 @@ from typing import Any, Generic, TypeVar
 
 from live.generation import TopLogprobs
 from live.server.connection import encode, event
-from live.server.openapi import bad_request
 from live.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from live.server.replies import (
     Alternative,
@@ -23,6 +22,7 @@ from live.server.replies import (
     CompletionLogprobs,
     TokenLogprob,
     Usage,
+    bad_request,
 )  # fmt: skip
 from live.server.request_state import OutputDelta, RequestState, Response
 from live.server.service import Service

@@ -25,8 +25,8 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from live.server.openapi import ApiError
 from live.server.options import Limits
+from live.server.replies import ApiError
 from live.server.request_state import Response
 
 CONNECTION = "live.connection"

@@ -17,9 +17,9 @@ from live.device import versions
 from live.engine import Progress
 from live.generation import Contract, make_generation
 from live.server.metrics import FinishedReason, PrometheusExporter, ServerStats
-from live.server.openapi import ApiError, bad_request, busy
 from live.server.options import ServerConfig
 from live.server.protocol import ChatTemplateRequest, GenerationRequest, Prompts
+from live.server.replies import ApiError, bad_request, busy
 from live.server.request_state import RequestState, SamplingParams
 from live.text.chat import ChatTemplate
 from live.text.stream import TextStream

@@ -13,8 +13,7 @@ import pytest
 
 from latency_models.sources.vllm_step_log.spec import StepRegression
 from latency_models.sources.vllm_step_log.step_log import read_step_log
-from live.vllm.chunking import SizesChunks, decode_rows
-from live.vllm.one_shot import RunsOneShots
+from live.vllm.policies import RunsOneShots, SizesChunks, decode_rows
 from live.vllm.recording import CLOCKS, RecordsSteps
 from live.vllm.settings import read_settings
 from schedulers.chunking import SloChunks

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from latency_models.calibration.file_format import Calibration
+from latency_models.calibration import Calibration
 from latency_models.calibration_loader import load_calibration
 from latency_models.deployment.roofline import derive
 from latency_models.stages import PassLatency

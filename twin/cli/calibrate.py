@@ -155,7 +155,7 @@ def fit(
         layers: Number of the model's layers, if the times are of one layer.
         relative: Weigh errors in proportion to the time.
     """
-    from latency_models.calibration.file_format import fit_calibration, read_measurements
+    from latency_models.calibration import fit_calibration, read_measurements
     from twin.cli.console import write_or_print
 
     calibration = fit_calibration(

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from latency_models.calibration.file_format import Calibration
+from latency_models.calibration import Calibration
 from latency_models.deployment.hardware import Hardware, Precision, load_hardware
 from latency_models.deployment.models import ExpertFFN, Model
 from latency_models.deployment.roofline import Deployment, Footprint, footprint

@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from latency_models.calibration.file_format import Pair, Provenance
+from latency_models.calibration import Pair, Provenance
 from latency_models.io.config_io import Strict, checked
 from latency_models.origin import Origin
 from latency_models.sources.kernel_tables.skew import SkewFit

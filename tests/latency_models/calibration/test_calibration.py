@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latency_models.calibration.file_format import (
+from latency_models.calibration import (
     COMPONENTS,
     SIZES,
     Calibration,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latency_models.calibration.file_format import COMPONENTS, Calibration, fit_calibration, read_measurements
+from latency_models.calibration import COMPONENTS, Calibration, fit_calibration, read_measurements
 from workloads.errors import BadInput
 
 LINES = {"attention": (2e-8, 1e-4), "ffn": (5e-7, 2e-4), "communication": (1e-7, 3e-5)}
