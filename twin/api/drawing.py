@@ -22,7 +22,7 @@ REPORTS = {
     "twin.simulation/1": "serving.run:run_report",
     "twin.serving-sweep/1": "serving.sweep:sweep_report",
     "twin.ablation/1": "serving.sweep:ablation_report",
-    "twin.sweep/1": "afd.report:sweep_report",
+    "twin.sweep/1": "afd_report:sweep_report",
     "twin.plan/1": "planning.report:plan_report",
     "twin.max-load/1": "planning.report:load_report",
     "twin.day-plan/1": "planning.day:day_report",
