@@ -117,7 +117,6 @@ class Models:
     """Loads the parts of models that workers compute with: here for one worker, no more than it needs."""
 
     def decoder(self, source: ModelSource) -> Decoder:
-        """A whole model."""
         return source.load()
 
     def attention(self, source: ModelSource) -> Decoder:
@@ -136,19 +135,16 @@ class SharedModels(Models):
         self._decoders: dict[ModelSource, Decoder] = {}
 
     def decoder(self, source: ModelSource) -> Decoder:
-        """See `Models.decoder`."""
         decoder = self._decoders.get(source)
         if decoder is None:
             decoder = self._decoders[source] = source.load()
         return decoder.for_another_stream()
 
     def attention(self, source: ModelSource) -> Decoder:
-        """See `Models.attention`."""
         decoder = self.decoder(source)
         return Decoder(decoder.config, without_ffns(decoder.weights))
 
     def ffns(self, source: ModelSource) -> list[FFN]:
-        """See `Models.ffns`."""
         return ffns_of(self.decoder(source).weights)
 
 

@@ -250,7 +250,6 @@ class SpeculativeEngine(Engine):
         self.core.propose = drafts.propose
 
     def step(self) -> StepResult | None:
-        """See `Engine.step`."""
         begin = self.clock()
         batch = self.schedule(begin)
         if batch is None:
@@ -266,7 +265,6 @@ class SpeculativeEngine(Engine):
         return StepResult(verified.rest._replace(decodes=decodes), finished)
 
     def abort(self, request_id: int) -> Generation | None:
-        """See `Engine.abort`."""
         generation = super().abort(request_id)
         self.drafts.forget_finished()
         return generation

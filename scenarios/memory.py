@@ -145,7 +145,6 @@ class LoRACostSpec(Strict):
     row_rank: NonNegativeFloat = 0.0
 
     def at(self, rank: int) -> LoRACost:
-        """The cost at a rank."""
         return LoRACost(self.step, self.adapter + rank * self.adapter_rank, self.row + rank * self.row_rank)
 
 
@@ -205,7 +204,6 @@ class LoRASpec(Strict):
         return size
 
     def cost_at_rank(self, base: Path) -> LoRACost:
-        """The cost of adapters of this rank."""
         if isinstance(self.cost, LoRACostSpec):
             return self.cost.at(self.max_lora_rank)
         path = base / self.cost

@@ -142,12 +142,10 @@ class PlanSpec(Strict):
 
     @property
     def aim(self) -> Objective:
-        """The objective, with its default."""
         if self.objective is not None:
             return self.objective
         return "cost_per_hour" if all(self.price(kind.device) is not None for kind in self.engines) else "gpus"
 
     @property
     def wanted(self) -> list[Goal]:
-        """The goals."""
         return read_goals(self.goals)

@@ -43,7 +43,6 @@ class KVEventsSpec(Strict):
 
 
 def make_router(routing: str | RouterSpec, draw: Draw) -> Router:
-    """A new router."""
     return make_policy(ROUTERS, *named(routing), draw, field="system.routing")
 
 

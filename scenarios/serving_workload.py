@@ -118,7 +118,6 @@ class ModelsSpec(Strict):
 
     @property
     def names(self) -> list[str]:
-        """The models."""
         return [f"model-{i}" for i in range(self.count)]
 
     @property

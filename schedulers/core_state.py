@@ -142,7 +142,6 @@ class CoreState:
 
     @property
     def num_decodes(self) -> int:
-        """Decoding sequences."""
         return self.decode_set.size
 
     @property
@@ -210,7 +209,6 @@ class CoreState:
         return queues[0].count > 0 or queues[-1].count > 0
 
     def _queue_of(self, sequence: Sequence) -> WaitingQueue:
-        """The queue that a sequence waits in."""
         return self.queues[-1 if sequence.one_shot else 0]
 
     def num_missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:

@@ -50,7 +50,6 @@ class EvictionPolicy:
         raise NotImplementedError
 
     def remove(self, block: TierBlock) -> None:
-        """A block leaves the tier."""
         raise NotImplementedError
 
     def victim(self) -> TierBlock | None:

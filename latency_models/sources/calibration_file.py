@@ -130,7 +130,6 @@ class MeasuredCalibration(Strict):
 
 
 def read_measured_calibration(path: Path) -> MeasuredCalibration:
-    """Read and check a file."""
     return from_document(read_yaml(path), path)
 
 

@@ -124,7 +124,6 @@ class EngineRegressionFile(Strict):
 
 
 def read_engine_regression_file(path: Path) -> EngineRegressionFile:
-    """Read and check a file."""
     return checked(EngineRegressionFile, read_yaml(path), path)
 
 
@@ -314,7 +313,6 @@ class EngineRegression(Estimator, StepTime):
 
     @classmethod
     def from_file(cls, file: EngineRegressionFile) -> EngineRegression:
-        """The model in a file."""
         model = cls(file.block_size)
         model.overhead_ = file.overhead
         model.slopes_ = dict(file.slopes)

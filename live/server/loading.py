@@ -158,7 +158,6 @@ def _ranks(options: EngineOptions, default: int) -> int:
 
 
 def engine_of_plan(source: ModelSource, scheduler: SchedulerPlan, ranks: int = 1) -> EngineBackend:
-    """An engine with the model loaded by several ranks, and with this scheduler."""
     model = _load(source, ahead=scheduler.depth > 1, ranks=ranks)
     settings = scheduler.config
     _expect_blocks(

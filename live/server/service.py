@@ -58,7 +58,6 @@ class InputProcessor:
         self.max_model_len = backend.limits.max_model_len
 
     def require_tokenizer(self) -> Tokenizer:
-        """The tokenizer."""
         if self.tokenizer is None:
             raise bad_request(None, "this server has no tokenizer: it takes token ids and gives token ids")
         return self.tokenizer

@@ -44,7 +44,6 @@ Serve: TypeAlias = Callable[[TopologyBackend], int]
 
 
 def refuse(options: TopologyOptions) -> None:
-    """Refuse options of a topology where there is none."""
     values: dict[str, object] = {"--role": options.role, "--rendezvous": options.rendezvous}
     values |= {"--module": _first_module(options), "--decoder-bits": options.decoder_bits}
     values |= {"--in-process": options.in_process or None}

@@ -140,7 +140,6 @@ class Deployment(ABC):
 
     @cached_property
     def config(self) -> ModelConfig:
-        """The model's config."""
         return self.model.config()
 
     @property
@@ -159,7 +158,6 @@ class Deployment(ABC):
         return self.layout.names
 
     def forms(self) -> Forms:
-        """The forms of the messages."""
         return self.layout.forms(self.config, DTYPES[self.model.dtype])
 
     @property

@@ -129,7 +129,6 @@ class OneShotLanes:
         return request
 
     def add_request(self, request: Any) -> None:
-        """Add a request to its lane."""
         self._lane(request).add_request(request)
 
     def prepend_request(self, request: Any) -> None:
@@ -142,11 +141,9 @@ class OneShotLanes:
             self.prepend_request(request)
 
     def remove_request(self, request: Any) -> None:
-        """Remove a request."""
         self._lane(request).remove_request(request)
 
     def remove_requests(self, requests: Iterable[Any]) -> None:
-        """Remove requests."""
         gone = set(requests)
         self.ordinary.remove_requests(gone)
         self.one_shot.remove_requests(gone)

@@ -42,7 +42,6 @@ def check_replayable(goals: Sequence[Goal]) -> None:
 
 
 def value_of(goal: Goal, run: MeasuredRun) -> float:
-    """The measured value that a goal is about."""
     seconds = float(run.last.max() - run.start.min())
     if goal.metric in THROUGHPUTS:
         return (float(run.answers.sum()) if goal.metric == "output_throughput" else len(run)) / seconds

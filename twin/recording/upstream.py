@@ -34,7 +34,6 @@ class Upstream:
 
     @classmethod
     def of(cls, url: str, flag: str) -> Upstream:
-        """The server at a URL."""
         expected = "expected a URL such as http://127.0.0.1:8000"
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")

@@ -63,7 +63,6 @@ class TableFiles:
 
 
 def flat_tables(folder: Path) -> TableFiles:
-    """The tables in one folder."""
     files = {name: path for name in FAMILIES if (path := _table(folder, name)) is not None}
     systems = sorted((folder.parent / "systems").glob("*.yaml"), key=lambda path: -len(path.stem))
     system = next((path for path in systems if folder.name.startswith(f"{path.stem}_")), None)

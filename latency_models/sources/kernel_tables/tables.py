@@ -173,7 +173,6 @@ class KernelTables(Strict):
 
     @property
     def origin(self) -> Origin:
-        """The origin of the kernels."""
         source = self.provenance
         engine = next((name for name in source.versions if name not in TOOLS), "")
         names = ("" if text == UNKNOWN else text for text in (source.device, source.model))

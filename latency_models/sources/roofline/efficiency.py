@@ -75,7 +75,6 @@ class KindOfKernel(Strict):
     devices: dict[str, Reached]
 
     def of(self, device: str) -> Reached:
-        """The fit for a device."""
         return self.devices.get(device, self.any)
 
 

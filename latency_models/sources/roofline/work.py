@@ -232,7 +232,6 @@ def _dense_ffn(times: int, hidden: int, inner: float, weights: Weights, matrices
 
 
 def head(model: Model, placement: Placement) -> Matrix:
-    """The output head."""
     return Matrix(1, model.vocabulary / placement.tensor_parallel, model.hidden_size, "bf16")
 
 

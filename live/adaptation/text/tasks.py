@@ -97,7 +97,6 @@ def measure_examples(modules: Modules, parts: Iterable[Examples]) -> dict[str, f
 
 
 def text_lesson(task: str, corpus: Corpus, tokenizer: Tokenizer, seed: int) -> TextLesson:
-    """The examples of a task in a corpus."""
     if task not in FORMS:
         raise BadInput(f"expected one of {', '.join(FORMS)}", field="task", value=task)
     find = {"brackets": _brackets, "docstring": _docstrings}[task]

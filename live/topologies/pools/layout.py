@@ -122,7 +122,6 @@ class PoolsLayout:
         )
 
     def forms(self, config: ModelConfig, dtype: torch.dtype) -> Forms:
-        """The forms of the messages."""
         shape, engines = config.shape, [place.config for place in self.engines]
         tokens = max(engine.num_gpu_blocks * engine.block_size for engine in engines)
         longest = min(config.max_position_embeddings, tokens)
