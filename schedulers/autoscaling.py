@@ -194,7 +194,6 @@ class ScalingPolicy(Protocol):
 
     def desired(self, observation: Observation) -> int:
         """The number of engines, whatever the limits."""
-        ...
 
 
 def replicas_at_target(

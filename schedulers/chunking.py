@@ -50,7 +50,6 @@ class ChunkPolicy(Protocol):
             decode_kv, longest_decode: cached tokens that all decodes and the longest attend to, as in `Batch`.
             context: tokens of the first prompt under way that are in the cache already.
         """
-        ...
 
 
 class StaticChunks:

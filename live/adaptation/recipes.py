@@ -29,7 +29,6 @@ class Teacher(Protocol):
 
     def loss(self, modules: Modules, size: int, step: int) -> torch.Tensor:
         """The loss of a training step on a batch of `size` prompts, a scalar; equal arguments draw the same."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -115,15 +115,12 @@ class Layout(Protocol):
     @property
     def names(self) -> list[str]:
         """A name for each rank, such as "attention 0"."""
-        ...
 
     def limits(self, config: ModelConfig) -> BackendLimits:
         """The sizes that limit requests."""
-        ...
 
     def forms(self, config: ModelConfig, dtype: torch.dtype) -> Forms:
         """The forms of the messages."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -43,11 +43,9 @@ class Task(Teacher, Protocol):
 
     def measure(self, modules: Modules, prompts: int) -> Mapping[str, float]:
         """Measures by name, such as exact_match, of prompts that no training draws."""
-        ...
 
     def sequences(self, count: int) -> torch.Tensor:
         """Prompts with their answers, as a quantiser's calibration takes them, (count, n) int64."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from papers.sun.report import figures as sun_figures
 from papers.sun.report import tables as sun_table
 from papers.sun.skew import simulate, summarise_skew
 from tests.reports.rendering import lines_of
-from twin.api.drawing import draw
+from twin.api.run_folder import draw
 from twin.cli import run
 
 ROOT = Path(__file__).parents[2]

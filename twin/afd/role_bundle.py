@@ -98,7 +98,6 @@ class RoleWork(Protocol):
 
     def seconds(self, rank: int, stretch: Stretch) -> float:
         """Seconds of a role's next stretch."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

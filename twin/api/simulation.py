@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from scenarios.serving import ServingScenario
 from twin import process
 from twin.api.arguments import Overrides, check_counts, errors_name_arguments, path_of
-from twin.api.drawing import figure
-from twin.api.run_folder import complete, new_run
+from twin.api.run_folder import complete, figure, new_run
 from twin.api.scenario import Scenario, opened
 from twin.executors.executor import Executor, ExecutorChoice, choose_executor
 from twin.executors.processes import Processes

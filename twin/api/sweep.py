@@ -20,8 +20,7 @@ from twin.api.arguments import (
     refuse_for_kind,
     values_of,
 )
-from twin.api.drawing import figure
-from twin.api.run_folder import complete, new_run
+from twin.api.run_folder import complete, figure, new_run
 from twin.api.scenario import Scenario, opened
 from twin.executors.executor import Executor, choose_executor
 from twin.sweeps import ratio_sweep, serving_sweep

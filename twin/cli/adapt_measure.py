@@ -104,8 +104,7 @@ def _latency(scenario: ValidationScenario, directory: Path, runs: Path, note: Ca
     """Measured and predicted metrics of an engine, and its predicted capacity in requests per second."""
     from live.validation.backend import LiveBackend
     from reports.records.run_directory import fingerprint, open_run
-    from twin.api.drawing import illustrate
-    from twin.api.run_folder import manifest
+    from twin.api.run_folder import illustrate, manifest
     from twin.validation.run import EngineValidation
 
     engine = LiveBackend(

@@ -37,7 +37,7 @@ def print_result(document: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(document)
         return
-    from twin.api.drawing import report
+    from twin.api.run_folder import report
 
     print_table(report(document))
 

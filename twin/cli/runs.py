@@ -93,7 +93,7 @@ def report(run: Path, /) -> int:
         run: Run folder, for example runs/20260101T120000-sweep-0123456789.
     """
     from reports.records.run_directory import write_text
-    from twin.api.drawing import draw
+    from twin.api.run_folder import draw
 
     manifest, summary = _read(run)
     try:

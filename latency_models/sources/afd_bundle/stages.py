@@ -39,23 +39,18 @@ class Stages(Protocol):
 
     def attention(self, sequences: float) -> tuple[float, float, float]:
         """One microbatch on an attention instance: seconds beside its caches, for each token in them, and at least."""
-        ...
 
     def ffn(self, sequences: float) -> float:
         """One microbatch on an FFN instance, with so many sequences of all attention instances that it serves."""
-        ...
 
     def exchange(self, sequences: float) -> float:
         """The way to the FFN and back of an attention instance's sequences."""
-        ...
 
     def head(self, sequences: float) -> float:
         """The output head of one microbatch on an attention instance, once a step."""
-        ...
 
     def host(self, sequences: float) -> float:
         """The host's work between two steps of one microbatch on an attention instance."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

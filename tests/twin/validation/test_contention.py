@@ -11,7 +11,7 @@ import pytest
 
 from reports.blocks import Report
 from reports.pages.html import page
-from reports.validation.engine import contention_line, verdict_blocks, verdict_line
+from reports.validation import contention_line, verdict_blocks, verdict_line
 from twin.validation.contention import SCHEDSTAT, ContentionMeter, contention, verdict
 
 QUIET = {
