@@ -45,6 +45,13 @@ def test_one_prompt_is_cut_and_goes_first_in_the_next_step() -> None:
     assert run(core, 4) == [{0: 6, 1: 2}, {1: 5, 2: 3}, {0: 1, 1: 1, 2: 1}, {}]
 
 
+def test_a_step_s_prompt_tokens_are_spent_in_whole_pages() -> None:
+    """Of 12 tokens the first prompt takes a page of four, and the second, of nine, gets two of its three pages."""
+    core = core_of(block_size=4, prefix_id_tokens=4, chunk_unit_size=4, max_num_batched_tokens=12)
+    submit(core, (3, 1), (9, 1))
+    assert run(core, 2) == [{0: 3, 1: 8}, {1: 1}]
+
+
 def test_a_step_takes_no_further_prompt_beyond_its_prompt_tokens_or_its_number_of_prompts() -> None:
     core = core_of(max_num_batched_tokens=100, max_prefill_tokens=10)
     submit(core, (20, 1), (4, 1), (5, 1), (2, 1))
