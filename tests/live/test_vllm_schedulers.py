@@ -239,7 +239,6 @@ def test_settings_come_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("chunking: {policy: static, tokens: 64}\n")
     policy = read_settings({"serving_twin": str(file)}).chunk_policy()
-    assert policy is not None
     assert policy.max_prefill_tokens(10) == 54
 
 

@@ -140,7 +140,6 @@ def test_a_policy_learns_what_the_step_attends_to() -> None:
         core.submit(Request(i, 0.0, prompt, 9), 0.0)
     for _ in range(4):
         batch = core.begin_step(0.0)
-        assert batch is not None
         first = batch.chunks[0].context
         assert calls[-1] == (batch.n_decodes, batch.decode_kv, batch.longest_decode, first)
         core.end_step(batch, [], 0.0)

@@ -247,7 +247,6 @@ def test_a_sequence_preempted_by_the_step_that_admits_it_has_no_cache_to_take_ba
     assert step(core) == "mixed 0:0+4!"
     core.submit(chat(1, 7, 3), 0.0, remote_prefill=True)
     batch = core.begin_step(0.0)
-    assert batch is not None
     assert ([row.request.id for row in batch.transferred], [row.request.id for row in batch.decodes]) == ([1], [0])
     core.end_step(batch, [], 0.0)
     assert steps(core) == ["mixed 1:0+8!", "decode | 1"]

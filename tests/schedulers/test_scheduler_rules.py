@@ -147,7 +147,6 @@ def test_the_longest_cached_prefix_goes_first_but_not_in_a_long_queue() -> None:
             submit(core, (8, 1))
         submit(core, (8, 1), ids=(1, 2, 3, 4, 5, 6, 7, 8))
         batch = core.begin_step(0)
-        assert batch is not None
         assert batch.chunks[0].sequence.request.id == first
 
 
@@ -224,7 +223,6 @@ def test_prompts_of_ranks_wait_for_one_another() -> None:
             if step == 3 and other:
                 group.submit(Request(3, 0.0, 7, 90), 0)
             batch = group.begin_step(step)
-            assert batch is not None
             prompts.append(batch.prefill_tokens)
             group.end_step(batch, (), step)
         assert prompts == [4, 0, *steps], other

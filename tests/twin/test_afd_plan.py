@@ -87,7 +87,6 @@ def test_open_arrivals_come_at_their_rate() -> None:
     """The rate is an instance's: three come three times as fast."""
     arrivals = {"process": "poisson", "rate": 0.01}
     supply = plan_of(**{"workload.arrivals": arrivals, "requests_per_instance": 2000}).supply(ratio("3"))
-    assert supply.arrivals is not None
     assert (len(supply.prefill), len(supply.arrivals), supply.completions) == (6000, 6000, 6000)
     assert supply.arrivals[-1] == pytest.approx(6000 / 0.03, rel=5 / np.sqrt(6000))
     assert supply.decode.mean() == pytest.approx(40, rel=0.1)
@@ -124,7 +123,6 @@ def test_a_run_too_short_to_settle_is_followed_by_longer_ones(alpha: float, prec
     plan, topology = plan_of(**{"latency.attention.alpha": alpha}), ratio("2")
     supplies = (plan.closed_supply(topology, 200 * n, stationary=True, stream=stream) for n, stream in ((2, 1), (8, 2)))
     twice, eightfold = (steady_from_the_first_step(plan, topology, supply) for supply in supplies)
-    assert twice is not None
     assert (twice.relative_half_width < 0.005) == precise
     assert simulate(plan, topology).measured.steady == (twice if precise else eightfold)
 

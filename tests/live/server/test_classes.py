@@ -57,7 +57,6 @@ class Held:
 
         def look() -> tuple[str, str]:
             sequence = self.setting.engine.core.queues[0].peek()
-            assert sequence is not None
             return sequence.request.tenant, sequence.request.service_class
 
         values: tuple[str, str] = self.setting.on_loop(look)

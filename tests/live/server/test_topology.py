@@ -54,7 +54,6 @@ def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
             command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=log,
             text=True,
         )  # fmt: skip
-    assert process.stdout is not None
     line = process.stdout.readline()
     started = workers_of(process.pid)
     try:

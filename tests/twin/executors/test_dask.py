@@ -35,7 +35,6 @@ def cluster() -> Iterator[tuple[str, subprocess.Popen[str]]]:
     line, pipe = [sys.executable, str(Path(__file__).with_name("cluster.py"))], subprocess.PIPE
     with subprocess.Popen(line, stdin=pipe, stdout=pipe, text=True, env=environment()) as process:
         try:
-            assert process.stdout is not None
             yield process.stdout.readline().strip(), process
         finally:
             process.kill()

@@ -38,7 +38,6 @@ def weights_on_each(document: dict[str, Any], settings: dict[str, Any] | None = 
         except BadInput:
             continue
         measured = plan.step_time.measured_deployment()
-        assert measured is not None
         assert measured.weights is not None
         weight_bytes[family.kinds[0].name] = measured.weights
     return weight_bytes

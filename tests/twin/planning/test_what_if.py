@@ -47,7 +47,6 @@ def test_lengths_and_hit_rates_are_what_was_stated() -> None:
     assert longer.answers.mean() == pytest.approx(0.5 * lengths.answers.mean(), rel=0.05)
     shared = with_changes(base, "hit_rate=0.3")
     sample = shared.lengths()
-    assert sample.hits is not None
     assert sample.hits.cacheable.sum() / sample.prompts.sum() == pytest.approx(0.3, abs=0.03)
     np.testing.assert_array_equal(sample.prompts, lengths.prompts)
     assert shared.document["engine"]["enable_prefix_caching"]
@@ -84,8 +83,6 @@ def test_the_lengths_of_a_trace_are_scaled_on_the_side_that_is_named(tmp_path: P
     workload = {"trace": {"path": str(path)}, "arrivals": SCENARIO["workload"]["arrivals"]}
     base = question({**SCENARIO, "workload": workload})
     longer = with_changes(base, "prompts=2x")
-    assert base.trace is not None
-    assert longer.trace is not None
     np.testing.assert_array_equal(longer.trace.prefill_tokens, 2 * base.trace.prefill_tokens)
     np.testing.assert_array_equal(longer.trace.decode_tokens, base.trace.decode_tokens)
     assert with_changes(base, "hit_rate=0.5").lengths().hits is not None

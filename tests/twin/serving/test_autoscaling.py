@@ -131,7 +131,6 @@ def test_a_prefill_engine_stops_when_its_caches_have_left() -> None:
             },
         )
     )  # fmt: skip
-    assert result.scaling is not None
     stop = result.scaling[0].paid["prefill-1"][0][1]
     busy = result.engines[1].log.end_of(-1)
     assert stop is not None
@@ -188,7 +187,6 @@ def test_predictions_are_those_of_the_simulation_itself() -> None:
     document = scaled(policy, 2, workload={"requests": 900}, engine={"max_num_seqs": 8})
     plan = prepare(document, Path("scenario.yaml")).cases[0].plan
     simulation = Simulation(plan)
-    assert simulation.autoscaling is not None
     (predictor,) = simulation.autoscaling._predictors
     simulation.environment.run_to(Alarm(Priority.ARRIVAL, lambda now: None), 20.0)
     observations = [dict(predictor.predict(engines)) for engines in (1, 2, 3)]

@@ -117,11 +117,9 @@ def test_resident_models_are_as_many_as_leave_room_for_the_cache() -> None:
     document = scenario(workload={"models": {"count": 8}}, system=ALL)
     document["engine"] = {"kv_memory": MEMORY, "weight_swapping": {"load": {"bandwidth": 1e10}}}
     config = plan_of(document).scheduler.config
-    assert config.model_slots is not None
     assert config.model_slots.slots == 3  # 77.3 GB, of which three quarters are 58, and 16 GB each
     document["engine"]["weight_swapping"]["models"] = 2
     config = plan_of(document).scheduler.config
-    assert config.model_slots is not None
     assert config.model_slots.slots == 2
 
 

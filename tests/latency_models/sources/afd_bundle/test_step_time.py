@@ -89,7 +89,6 @@ def test_the_wait_for_the_fullest_instance_is_that_of_the_simulated_bundle(x: in
     supply = Supply(*pairs.sample(rng, decodes * 30), None, decodes * 28)
     records = Bundle(config, supply).run()
     state = steady_state(config, supply, records, step_table(records), slot_load=mean, warm_up=1600)
-    assert state is not None
     simulated = decodes / (state.throughput * (x + 1))
     assert seconds == pytest.approx(simulated, rel=0.015)
     without = calibrated(tmp_path, attention_instances=x, ffn_gpus=1).decode_seconds(

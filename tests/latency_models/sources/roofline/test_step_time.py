@@ -113,7 +113,6 @@ def test_linear_attention_reads_and_writes_a_state_whatever_the_context() -> Non
     short, long = (step_time.decode_seconds(8, 8 * kv, kv, 1)[0] for kv in (1000, 5000))
     assert long - short == pytest.approx(8 * 4000 * 15 * 2 * 1 * 256 * 2 / 4.8e12)  # one KV head a device
     linear = step_time.model.linear_attention
-    assert linear is not None
     halved = step_time.model.model_copy(update={"linear_attention": linear.model_copy(update={"state_bytes": 2.0})})
     half = RooflineStepTime(halved, step_time.hardware, step_time.placement, perfect())
     state = 45 * 64 * 128 * 128 / 2  # elements on each of two devices, read and written
@@ -229,7 +228,6 @@ def test_the_error_is_that_of_the_boards_rows_of_the_model() -> None:
 
     own = deviations(model="llama-3.1-70b", weights="fp8", tensor_parallel=4)
     cell = board_cell(load_model("llama-3.1-70b"), "h100-sxm", Placement(weights="fp8"), "vllm")
-    assert cell is not None
     assert cell.spread < 0.15
     assert own[WHOLE_STEP] == (pytest.approx(cell.spread * STEP_SHARE**0.5), "fitted")
     assert all(deviation <= own[WHOLE_STEP][0] for deviation, basis in own.values() if basis == "fitted")
