@@ -81,7 +81,7 @@ def mixed_requests(style: str) -> list[Generation]:
 
 @pytest.fixture(scope="module")
 def waited_for(decoder: Decoder) -> Callable[[str, str], list[Generation]]:
-    """What an engine gives that waits for each step, and pads none; kept."""
+    """The answers of an engine that waits for each step and pads none, computed once."""
     return cache(lambda name, style: answers(decoder, name, style, Executor, 1))
 
 

@@ -115,7 +115,7 @@ def test_events_at_the_same_instant(
 def test_in_processes_as_in_one(
     detail: bool | str, processes: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Also where steps leave memory, and the request file to the last byte."""
+    """Steps may leave memory, and the request file is the same to the last byte."""
     document = scenario(
         detail=detail, system={"layout": "colocated", "replicas": 4, "routing": "round_robin"},
         workload={"requests": 300, "arrivals": {"process": "poisson", "rate": 200}, "models": {"count": 2}},

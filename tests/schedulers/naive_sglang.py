@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.schedulers.naive_engine import NaiveBatch
-from tests.schedulers.naive_radix import NaiveRadix, NaiveRequest, give_tokens
+from tests.schedulers.naive_radix import NaiveBatch, NaiveRadix, NaiveRequest, give_tokens
 
 
 @dataclass(frozen=True)
@@ -233,9 +232,6 @@ class NaiveSGLang:
             self._leave(request, known)
         return list(leaving.items())
 
-    def abort(self, id: int) -> None:
-        raise NotImplementedError("stories of this oracle have no aborts")
-
     def _leave(self, request: NaiveRequest, tokens: int) -> None:
         self.cache.release(request, tokens)
         request.gone = True
@@ -248,7 +244,7 @@ class NaiveSGLang:
 
 
 def _common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
-    """How many ids two paths begin with alike."""
+    """The number of leading ids that two paths share."""
     n = 0
     while n < min(len(left), len(right)) and left[n] == right[n]:
         n += 1

@@ -212,14 +212,6 @@ def test_requests_that_are_refused_leave_nothing_behind() -> None:
     assert steps(core) == ["mixed 7:0+8! 9:0+8", *["decode | 7"] * 4, "mixed 9:8+2!", *["decode | 9"] * 10]
 
 
-def test_an_id_can_come_again_once_it_has_left() -> None:
-    core = EngineCore(EngineConfig(num_gpu_blocks=5, max_num_batched_tokens=16, max_num_seqs=3, **BLOCKS))
-    for _ in range(2):
-        core.submit(chat(7, 8, 2), 0.0)
-        assert steps(core) == ["mixed 7:0+8!", "decode | 7"]
-        assert core.abort(7, 0.0) is None
-
-
 @pytest.mark.parametrize(
     ("order", "policy", "preempted"),
     [

@@ -1,4 +1,4 @@
-"""Tiers below the device: blocks are conserved in each, everybody ends once, and LRU is Mattson's."""
+"""Tiers below the device: each conserves its blocks, every request ends once, and LRU hits are Mattson's."""
 
 from __future__ import annotations
 

@@ -53,12 +53,6 @@ def test_cycles_and_whole_steps(tmp_path: Path) -> None:
     ]
 
 
-def test_a_table_saved_by_a_spreadsheet(tmp_path: Path) -> None:
-    path = tmp_path / "times.csv"
-    path.write_bytes(b"\xef\xbb\xbfcomponent,size,time\r\nffn,1,2.5\r\n")
-    assert read_measurements(path)["ffn"] == ([1.0], [2.5])
-
-
 def test_a_component_that_cannot_be_fitted_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"^times\.csv: ffn\.alpha: got -.*expected times that do not fall"):
         fit(table(tmp_path, ffn=(-1e-9, 1e-3)))

@@ -73,7 +73,7 @@ def test_a_client_that_does_not_read_gets_all_at_once_later() -> None:
 
 
 def test_an_error_belongs_to_its_stream() -> None:
-    """What delivers to all streams goes on."""
+    """Delivery to the other streams goes on."""
     response, wire, stream = opened()
     response.pending.append(b"wrong")
     stream.write()

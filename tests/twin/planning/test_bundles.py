@@ -27,7 +27,7 @@ BUNDLE = {"model": "llama-3.1-8b", "hardware": "h200-sxm", "ratios": "1,2,3/2", 
 def bundled(*, bundles: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     """Prefill engines and bundles that decode."""
     section = {
-        "goals": {"ttft_p99": "300ms", "tpot_p99": "60ms"},
+        "goals": {"ttft_p90": "300ms", "tpot_p90": "60ms"},
         "layouts": ["afd"],
         "link": {"bandwidth": 1e11, "bytes_per_token": 1e5},
         "engines": [PREFILL],

@@ -1,4 +1,4 @@
-"""What an inventory serves: the split among models against brute force, simulated rates, and the cost."""
+"""Models on an inventory of GPUs: the split among models against brute force, simulated rates, and the cost."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def test_two_models_share_gpus_at_rates_that_simulation_confirms() -> None:
     def small(name: str, speed: float) -> Combination:
         plan = document(
             layouts=["colocated"], vary={}, engines=[kind("one", 1, 2.0, speed)], limits={"gpus": 3},
-            objective="throughput", window=300, commitments={"1y": 0.7}, api={"input": 1.0, "output": 4.0},
+            objective="throughput", goals={"ttft_p90": "300ms"}, commitments={"1y": 0.7},
+            api={"input": 1.0, "output": 4.0},
         )  # fmt: skip
         return Combination(name, "bf16", "X", question({**plan, "name": name}))
 

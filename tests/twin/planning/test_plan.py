@@ -21,7 +21,8 @@ RATE = 250.0
 
 
 def busy(**section: Any) -> dict[str, Any]:
-    scenario = document(**section)
+    """The question at a higher rate, with goals that fewer requests confirm than a 99th percentile."""
+    scenario = document(**{"goals": {"ttft_p90": "300ms", "tpot_p90": "40ms"}, **section})
     arrivals = {"process": "poisson", "rate": RATE}
     return {**scenario, "workload": {**scenario["workload"], "arrivals": arrivals}}
 
@@ -85,9 +86,9 @@ def test_the_written_scenario_gives_the_same_figures(tmp_path: Path, monkeypatch
     again = twin.simulate("out/scenario.yaml", replications=best["windows"], jobs=1).document
     for metric in ("ttft", "tpot", "itl", "e2e", "output_throughput", "steps"):
         assert again["summary"][metric] == best["summary"][metric]
-    assert again["intervals"]["ttft.p99"] == best["intervals"]["ttft.p99"]
+    assert again["intervals"]["ttft.p90"] == best["intervals"]["ttft.p90"]
     by_goal = {goal["name"]: goal["value"] for goal in best["goals"]}
-    assert by_goal["ttft_p99"] == pytest.approx(again["summary"]["ttft"]["p99"], rel=1e-12)
+    assert by_goal["ttft_p90"] == pytest.approx(again["summary"]["ttft"]["p90"], rel=1e-12)
     launch = (tmp_path / "out" / "launch.sh").read_text()
     assert launch.count("vllm serve") == len(best["sizes"])
     assert "--max-num-seqs 64" in launch

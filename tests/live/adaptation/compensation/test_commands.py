@@ -45,7 +45,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """That model, in the current folder."""
+    """The trained model in the current folder."""
     monkeypatch.setitem(sizes.TEXT_SIZES, "reduced", SMALLEST)
     monkeypatch.chdir(shutil.copytree(trained, tmp_path, dirs_exist_ok=True))
     return tmp_path / "model"
