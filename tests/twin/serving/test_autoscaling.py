@@ -174,7 +174,10 @@ def test_goals_are_met_by_a_planner_that_simulates() -> None:
     ],
 )
 def test_a_linear_forecast_by_hand(times: list[float], until: float, expected: float) -> None:
-    assert growth_until(times, 0.0, 10.0, until) == pytest.approx(expected)
+    """Of a window of ten seconds, whenever it begins."""
+    for begin in (0.0, 100.0):
+        growth = growth_until([begin + time for time in times], begin, begin + 10.0, begin + until)
+        assert growth == pytest.approx(expected)
 
 
 def test_predictions_are_those_of_the_simulation_itself() -> None:
