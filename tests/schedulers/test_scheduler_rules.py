@@ -1,4 +1,4 @@
-"""The rules of SGLang and TensorRT-LLM one by one, on examples that are worked out by hand."""
+"""Rules of SGLang, TensorRT-LLM and vLLM one by one, on examples that are worked out by hand."""
 
 from __future__ import annotations
 
@@ -152,6 +152,14 @@ def test_a_prompt_that_no_step_holds_whole_beside_others_waits_without_chunks() 
     core = core_of(max_num_batched_tokens=16, enable_chunked_prefill=False)
     submit(core, (10, 1), (10, 1))
     assert run(core, 2) == [{0: 10}, {1: 10}]
+
+
+def test_one_token_of_a_prompt_is_neither_held_nor_does_it_hold_others() -> None:
+    core = core_of(max_num_batched_tokens=10, prefill_schedule_interval=3)
+    submit(core, (9, 2), (11, 1))
+    assert run(core, 1) == [{0: 9, 1: 1}]
+    submit(core, (1, 3))
+    assert run(core, 4) == [{0: 1, 2: 1}, {2: 1}, {1: 10}, {2: 1}]  # the prompt comes first for the step's tokens
 
 
 def test_what_does_not_go_together_is_refused() -> None:
