@@ -162,6 +162,35 @@ def test_ranks_that_share_experts_step_as_their_slowest() -> None:
     assert step_time.seconds(group.ranks[0]) == step_time.rank_seconds(group.ranks[0], 4)
 
 
+@pytest.mark.parametrize(
+    ("devices", "rows", "measured"),
+    [(8, 128, 102.9e-6), (8, 4096, 1473e-6), (16, 32, 99.9e-6), (16, 8192, 5537e-6), (32, 128, 324.4e-6)],
+)
+def test_rows_go_to_their_experts_in_the_time_that_deepep_takes(devices: int, rows: int, measured: float) -> None:
+    """Dispatch and combine of so many rows of a device, as aiconfigurator measured them on one, two and four nodes."""
+    model, hardware = load_model("deepseek-v3"), load_hardware("h200-sxm")
+    placement = Placement(1, 1, devices, expert_parallel=True, weights="fp8", experts="fp8")
+    kinds = built_in_efficiency().kernels.items()
+    exchange = perfect().model_copy(
+        update={"kernels": dict(perfect().kernels) | {k: v for k, v in kinds if "all" in k}}
+    )
+    batch_of_rank = batch([(rows, 0)])
+    both, free = (
+        RooflineStepTime(model, hardware, placement, efficiency, scales=scales).rank_seconds(
+            batch_of_rank, rows * devices
+        )
+        for efficiency, scales in ((exchange, None), (exchange, {"all_reduce_kernels": 0.0}))
+    )
+    assert (both - free) / model.expert_layers == pytest.approx(measured, rel=0.25)
+
+
+def test_attention_replicas_of_several_devices_reduce_within_their_node() -> None:
+    whole, part = (model_of("deepseek-v3", "h200-sxm", tensor_parallel=2, data_parallel=n) for n in (4, 8))
+    prompt = batch([(4096, 0)])
+    rows = [model.rank_seconds(prompt, 0) for model in (whole, part)]
+    assert rows[0] == rows[1]
+
+
 def test_a_batch_of_tokens_reaches_few_experts_and_then_all() -> None:
     """Decodes of a mixture of experts slow down until every expert's weights are read, and little beyond."""
     step_time = model_of("qwen3-30b-a3b")
