@@ -121,12 +121,10 @@ def test_models_without_stages_are_unsupported() -> None:
 )
 def test_bad_input_is_one_line(
     change: dict[str, Any], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refusal,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     scenario = bundled()
     scenario["plan"] |= change
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(scenario))
-    assert run(["plan", "plan.yaml", "--no-figures", "--jobs", "1"]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert expected in line
+    assert expected in refusal("plan", "plan.yaml", "--no-figures", "--jobs", "1")

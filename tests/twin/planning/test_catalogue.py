@@ -10,7 +10,6 @@ import yaml
 
 from reports.planning.report import ledger_lines
 from tests.twin.planning.scenarios import document
-from twin.cli import run
 from twin.planning.catalogue import CatalogueQuestion, of_every_engine, scenario_of
 from twin.planning.question import read_question
 from twin.planning.result import measured_like, untried
@@ -72,24 +71,21 @@ def test_a_setting_of_the_step_times_is_one_of_every_engine() -> None:
     assert "tp1" in weights_on_each(bf16, {"step_time.experts": "mxfp4"})
 
 
-def test_a_setting_that_no_engine_reads_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_setting_that_no_engine_reads_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(document()))
-    assert run(["plan", "plan.yaml", "--set", "step_time.overhead=1", "--jobs", "1"]) == 2
-    message = capsys.readouterr().err.strip()
-    assert "--set: got 'step_time.overhead', expected plan.engines.one.step_time.overhead" in message
+    assert "--set: got 'step_time.overhead', expected plan.engines.one.step_time.overhead" in refusal(
+        "plan", "plan.yaml", "--set", "step_time.overhead=1", "--jobs", "1"
+    )
 
 
 @pytest.mark.parametrize("flag", ["--weights", "--cache", "--tensor-parallel", "--layout", "--chunk", "--gpu"])
 def test_flags_of_a_question_without_a_file_are_refused_beside_one(
-    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(document()))
-    assert run(["plan", "plan.yaml", flag, "1", "--jobs", "1"]) == 2
-    assert f"{flag}: " in capsys.readouterr().err
+    assert f"{flag}: " in refusal("plan", "plan.yaml", flag, "1", "--jobs", "1")
 
 
 @pytest.mark.parametrize(

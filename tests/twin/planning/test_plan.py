@@ -192,12 +192,11 @@ def test_the_most_throughput_on_given_devices() -> None:
 )
 def test_bad_input_is_one_line(
     change: dict[str, Any], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refusal,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(busy(**change)))
-    assert run(["plan", "plan.yaml", "--no-figures", "--jobs", "1"]) == 2
-    line = capsys.readouterr().err.strip().splitlines()[-1]
+    line = refusal("plan", "plan.yaml", "--no-figures", "--jobs", "1")
     assert expected in line
     assert "plan.yaml" in line
 

@@ -69,14 +69,11 @@ def test_lengths_and_hit_rates_are_what_was_stated() -> None:
     ],
 )
 def test_bad_input_is_one_line(
-    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("plan.yaml").write_text(yaml.safe_dump(SCENARIO))
-    assert run(["plan", "plan.yaml", "--what", text]) == 2
-    error = capsys.readouterr().err.strip()
-    assert "\n" not in error
-    assert f"--what: got '{text}', {message}" in error
+    assert f"--what: got '{text}', {message}" in refusal("plan", "plan.yaml", "--what", text)
 
 
 def test_the_lengths_of_a_trace_are_scaled_on_the_side_that_is_named(tmp_path: Path) -> None:
