@@ -24,7 +24,7 @@ from scenarios.fields import (
     registered,
 )
 from schedulers.chunking import ChunkPolicy
-from schedulers.engine_config import CacheBlocksOn, EngineConfig, KVReservation, OneShotBudget
+from schedulers.engine_config import MOST_UNSEEN_STEPS, CacheBlocksOn, EngineConfig, KVReservation, OneShotBudget
 from schedulers.engine_core import EngineCore
 from schedulers.kv_cache import KVCache
 from schedulers.model_slots import SlotsConfig
@@ -69,7 +69,8 @@ BEYOND_VLLM = (
     "max_table_blocks", "cache_blocks_on", "in_batch_prefix_caching", "preemption_policy", "kv_reservation",
     "data_parallel_size", "pipeline_parallel_size", "chunking", "one_shot", "speculative_config", "kv_offloading",
     "lora_config", "weight_swapping", "admission_control", "enable_mixed_chunk", "max_prefill_tokens",
-    "prefill_max_requests", "chunk_unit_size", "context_chunking_policy", "capacity_scheduler_policy",
+    "prefill_max_requests", "scheduler_recv_interval", "chunk_unit_size", "context_chunking_policy",
+    "capacity_scheduler_policy",
 )  # fmt: skip
 """Fields that `installed-vllm` must leave at their defaults: vLLM, or its scheduler alone, lacks them."""
 
@@ -142,6 +143,7 @@ class EngineSpec(Strict):
     enable_mixed_chunk: bool = True
     max_prefill_tokens: int = Field(default=0, ge=0)
     prefill_max_requests: int = Field(default=0, ge=0)
+    scheduler_recv_interval: int = Field(default=1, ge=1, le=MOST_UNSEEN_STEPS)
     chunk_unit_size: int = Field(default=1, ge=1)
     context_chunking_policy: Literal["first_come_first_served", "equal_progress"] | None = None
     capacity_scheduler_policy: Literal["max_utilization", "guaranteed_no_evict", "static_batch", "new_token_ratio"] = (

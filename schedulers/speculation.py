@@ -261,6 +261,8 @@ class SpeculativeEngineCore(EngineCore):
         decode_set = self.speculative_decodes
         if not decode_set.size or self._prefilling or self.waiting_for_remote_kv or self.model_slots is not None:
             return -1
+        if self.arrived:
+            return -1
         if not self._drafts_are_fixed or (self._has_queued() and (self._sharing or not self._admission_blocked)):
             return -1
         drafts = self.draft_policy.num_draft_tokens(decode_set.size)

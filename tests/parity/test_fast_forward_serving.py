@@ -69,15 +69,18 @@ def test_one_engine(
     limit=st.sampled_from([None, 12, 200]),
     blocks=st.sampled_from([20, 40, 400]),
     policy=st.sampled_from(["fcfs", "lpm"]),
+    interval=st.sampled_from([1, 1, 7]),
     seed=st.integers(0, 10**6),
 )
 def test_other_schedulers(
-    scheduler: str, rate: float, asynchronous: bool, limit: int | None, blocks: int, policy: str, seed: int
-) -> None:
+    scheduler: str, rate: float, asynchronous: bool, limit: int | None, blocks: int, policy: str, interval: int,
+    seed: int,
+) -> None:  # fmt: skip
     """Decodes pause for prompts, and room that running sequences may need decides on admissions."""
     engine = {
         "scheduler": scheduler, "num_gpu_blocks": blocks, "max_num_seqs": 16, "block_size": 16,
         "async_scheduling": asynchronous, "scheduling_policy": policy, "enable_chunked_prefill": True,
+        "scheduler_recv_interval": interval,
     }  # fmt: skip
     document = scenario(seed=seed, workload=shared_prefixes(rate, limit), engine=engine)
     assert sum(check(document)["output_tokens"]) == sum(answers(document))

@@ -116,6 +116,7 @@ def sglang_pair(args: SGLang, depth: int, rules: str = "sglang") -> Pair:
         max_num_batched_tokens=args.chunked_prefill_size,
         max_num_seqs=args.max_running_requests,
         max_prefill_tokens=args.max_prefill_tokens,
+        scheduler_recv_interval=args.recv_interval,
         prefill_max_requests=args.prefill_max_requests if args.prefill_max_requests < 10**6 else 0,
         enable_mixed_chunk=False,
         cache_blocks_on="computed",
@@ -174,10 +175,12 @@ visits = st.lists(
     seats=st.integers(1, 8),
     conservativeness=st.sampled_from([1.0, 1.0, 0.3, 2.0]),
     lpm=st.booleans(),
+    interval=st.sampled_from([1, 1, 2, 5]),
 )
 @example(  # an answer that ended has left room, which is seen though no sequence decodes
     visits=[*[Visit(0, 1, 1)] * 11, Visit(1, 1, 1), Visit(0, 1, 2, stop=1), Visit(0, 1, 1)],
     page=1, id_pages=1, spare=3, chunk=1, input_tokens=10**6, requests=10**6, seats=2, conservativeness=1.0, lpm=False,
+    interval=1,
 )  # fmt: skip
 @example(  # who waits is sorted where a slot is free, not where the batch turns out to be full
     visits=[
@@ -185,15 +188,16 @@ visits = st.lists(
         Visit(1, 3, 1, (1, 0)),
     ],
     page=2, id_pages=1, spare=15, chunk=6, input_tokens=30, requests=10**6, seats=4, conservativeness=2.0, lpm=True,
+    interval=1,
 )  # fmt: skip
 def test_sglang(
     depth: int, visits: list[Visit], page: int, id_pages: int, spare: int, chunk: int, input_tokens: int,
-    requests: int, seats: int, conservativeness: float, lpm: bool,
+    requests: int, seats: int, conservativeness: float, lpm: bool, interval: int,
 ) -> None:  # fmt: skip
     args = SGLang(
         pages=blocks_of_largest(visits, page) + spare, page_size=page, id_pages=id_pages,
         chunked_prefill_size=4 * chunk, max_prefill_tokens=input_tokens, prefill_max_requests=requests,
-        max_running_requests=seats, conservativeness=conservativeness, lpm=lpm,
+        max_running_requests=seats, conservativeness=conservativeness, lpm=lpm, recv_interval=interval,
     )  # fmt: skip
     sglang_pair(args, depth).run(visits)
 
