@@ -32,11 +32,7 @@ from papers.prelude.engines import (
 )
 from papers.prelude.lifetimes import Meter
 from papers.prelude.prefixes import cold_job, cold_tokens
-from papers.prelude.published import (
-    ENGINES,
-    SweepRow,
-    sweep_rows,
-)
+from papers.prelude.published import ENGINES, SweepRow, sweep_rows
 from papers.prelude.report import figures as prelude_figures
 from papers.prelude.report import tables as prelude_table
 from schedulers.engine_core import EngineCore

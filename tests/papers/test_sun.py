@@ -18,16 +18,7 @@ from papers.sun import reproduction as sun
 from papers.sun import skew as sun_skew
 from papers.sun.concurrency import errors, predict_engine
 from papers.sun.concurrency import scenario as row_scenario
-from papers.sun.decode import (
-    FITTED,
-    FORMS,
-    DecodeFit,
-    all_rows,
-    closed_loop,
-    fit_decode,
-    fit_prompts,
-    rows_of,
-)
+from papers.sun.decode import FITTED, FORMS, DecodeFit, all_rows, closed_loop, fit_decode, fit_prompts, rows_of
 from papers.sun.node import Load, Outcome, fitted_service, scenario
 from papers.sun.pool import choose, offered, predict_pools
 from papers.sun.published import ISOLATED, SHARED, ConcurrencyRow, concurrency_rows, pool_rows

@@ -42,13 +42,7 @@ def shared_prefixes(rate: float, limit: int | None) -> dict[str, Any]:
 @example(rate=200.0, asynchronous=True, limit=200, blocks=20, seats=16, caching=False, seed=780924)
 @example(rate=40.0, asynchronous=True, limit=200, blocks=20, seats=64, caching=True, seed=512919)
 def test_one_engine(
-    rate: float,
-    asynchronous: bool,
-    limit: int | None,
-    blocks: int,
-    seats: int,
-    caching: bool,
-    seed: int,
+    rate: float, asynchronous: bool, limit: int | None, blocks: int, seats: int, caching: bool, seed: int
 ) -> None:
     document = scenario(
         seed=seed,

@@ -214,12 +214,7 @@ def test_requests_that_are_refused_leave_nothing_behind() -> None:
 
 @pytest.mark.parametrize(
     ("order", "policy", "preempted"),
-    [
-        ("fcfs", None, 1),
-        ("priority", None, 0),
-        ("priority", "newest", 1),
-        ("fcfs", "lowest_priority", 0),
-    ],
+    [("fcfs", None, 1), ("priority", None, 0), ("priority", "newest", 1), ("fcfs", "lowest_priority", 0)],
 )
 def test_which_sequence_is_preempted(order: str, policy: str | None, preempted: int) -> None:
     """The older request has the lower priority. Both start a block at their 9th token, and none is free."""
@@ -230,6 +225,25 @@ def test_which_sequence_is_preempted(order: str, policy: str | None, preempted: 
     steps_until = next(n for n in range(5) if step(core) and core.preemptions)
     assert steps_until <= 2
     assert [core.sequences[id].preemptions for id in (0, 1)] == [preempted == 0, preempted == 1]
+
+
+def test_a_prompt_under_way_is_preempted_after_all_decodes() -> None:
+    """Its third chunk and the chat's next token each need the last of four blocks."""
+    limits = {"max_num_batched_tokens": 5, "max_num_seqs": 3, "scheduler_reserve_full_isl": False}
+    core = EngineCore(EngineConfig(4, preemption_policy="fewest_outputs", **limits, **BLOCKS))
+    core.submit(chat(0, 4, 6), 0.0)
+    assert step(core) == "mixed 0:0+4!"
+    core.submit(chat(1, 14, 2), 0.0)
+    assert steps(core)[:4] == ["mixed 1:0+4 | 0", "mixed 1:4+4 | 0", "mixed 1:8+4", "mixed 1:12+2!"]
+
+
+def test_blocks_of_a_whole_answer_are_taken_with_the_prompt_s() -> None:
+    """Twelve tokens are cached: the last of an answer never is."""
+    core = EngineCore(EngineConfig(10, max_num_seqs=3, kv_reservation="max_tokens", **BLOCKS))
+    core.submit(chat(0, 4, 9), 0.0)
+    assert {(step(core) != "nothing", core.kv_cache.num_free_blocks) for _ in range(8)} == {(True, 7)}
+    assert step(core) == "decode | 0"
+    assert core.kv_cache.num_free_blocks == 10
 
 
 def test_a_sequence_preempted_by_the_step_that_admits_it_has_no_cache_to_take_back() -> None:

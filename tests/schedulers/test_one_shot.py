@@ -118,6 +118,12 @@ def test_what_is_cut_again_needs_its_own_free_blocks_and_further_ones() -> None:
     assert steps(engine) == ["decode | 0", "one-shot 1:16+8", "one-shot 1:24+4!"]
 
 
+def test_a_prompt_may_fill_the_whole_cache() -> None:
+    engine = core(blocks=10)
+    submit(engine, judge(0, 40))
+    assert steps(engine) == ["one-shot 0:0+40!"]
+
+
 def test_a_full_class_does_not_hold_up_chats() -> None:
     engine = core(budget=OneShotBudget(tokens=64, sequences=1))
     submit(engine, judge(0, 4), judge(1, 4), chat(2, 100, 2))

@@ -205,10 +205,7 @@ def test_a_full_disk_is_one_line(scenario: Path) -> None:
         (["--set", "batch_size"], ["--set", "key=value"]),
         (["--set", "batch_size=1,,2"], ["--set"]),
         (["--set", "batch_size=1", "--set", "batch_size=2"], ["--set", "once"]),
-        (
-            ["--set", "latency.attention.alpha=-1"],
-            ["small.yaml", "latency.attention.alpha", "got -1", "at least 0"],
-        ),
+        (["--set", "latency.attention.alpha=-1"], ["small.yaml", "latency.attention.alpha", "got -1", "at least 0"]),
         (["--set", "workload.decode.mean=.nan"], ["workload.decode.mean", "nan"]),
         (["--set", "workload.decode.distribution=zipf"], ["workload.decode", "zipf", "geometric"]),
         (["--set", "workload.arrivals.process=replay"], ["workload", "replay", "trace"]),

@@ -13,14 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latency_models.calibration import (
-    COMPONENTS,
-    SIZES,
-    Calibration,
-    Component,
-    Line,
-    to_line,
-)
+from latency_models.calibration import COMPONENTS, SIZES, Calibration, Component, Line, to_line
 from latency_models.calibration_loader import load_calibration
 from latency_models.fitting.linear import LinearLatency
 from latency_models.io.builtin_files import builtin_names

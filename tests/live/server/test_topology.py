@@ -118,11 +118,7 @@ def test_a_client_gets_an_error_when_a_worker_is_killed(
         (BUNDLE, ["--in-process", "--role", "ffn"], "--role: got 'ffn', expected none beside --in-process"),
         (BUNDLE, ["--join-seconds", "0"], "--join-seconds: got 0.0, expected a number above 0"),
         (POOLS, ["--max-num-seqs", "4"], "--max-num-seqs: got 4, expected none beside --scenario"),
-        (
-            POOLS,
-            ["--module", "poems=x"],
-            "--module: got 'poems=x', expected NAME=PATH, with a name of model-0",
-        ),
+        (POOLS, ["--module", "poems=x"], "--module: got 'poems=x', expected NAME=PATH, with a name of model-0"),
         (POOLS, ["--decoder-bits", "5"], "--decoder-bits: got 5, expected 3 or 4"),
         (
             POOLS,

@@ -494,8 +494,7 @@ def test_isolated_pools_give_what_each_model_gives_alone() -> None:
     engines = [EnginePlace(role, config, name) for role in ("prefill", "decode") for name in MODELS]  # type: ignore[arg-type]
     ranks = range(len(MODELS))
     pools = LocalPools(
-        PoolsLayout(tuple(engines), {MODELS[i]: (1 + i,) for i in ranks}, {MODELS[i]: (4 + i,) for i in ranks}),
-        module,
+        PoolsLayout(tuple(engines), {MODELS[i]: (1 + i,) for i in ranks}, {MODELS[i]: (4 + i,) for i in ranks}), module
     )
     generations = of_models(30)
     serve(pools, generations)
