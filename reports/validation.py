@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reports.blocks import Block, Chart, Curve, Document, Figure, Report, Table, Text
 from reports.fields import LATENCIES
-from reports.layout import bullets, distribution, milliseconds, percent, table, timeline
+from reports.layout import bullets, distribution, percent, rows_table, table, timeline
 from reports.pages.theme import MEASURED, PREDICTED, SOFT, WAITING
 
 METRICS = (
@@ -190,23 +190,23 @@ def _value(name: str, value: float) -> str:
 
 
 def _steps(document: Document) -> Table:
-    rows = table("load", "kind", "steps", "seconds", "median", "P90", "bias")
-    for load in document["loads"]:
-        for kind, entry in ({"all": load["steps"]["all"]} | load["steps"]["by_kind"]).items():
-            rows.add_row(
-                f"{load['load']:g}", kind, str(entry["steps"]), f"{entry['seconds']:.2f}",
-                f"{100 * entry['median']:.1f} %", f"{100 * entry['p90']:.1f} %", percent(entry["bias"]),
-            )  # fmt: skip
-    return rows
+    return rows_table(
+        "load | kind | steps | seconds | median | P90 | bias",
+        "{load:g} | {kind} | {steps} | {seconds:.2f} | {median:100 .1f} % | {p90:100 .1f} % | {bias:100 +.1f} %",
+        [
+            {"load": load["load"], "kind": kind, **entry}
+            for load in document["loads"]
+            for kind, entry in ({"all": load["steps"]["all"]} | load["steps"]["by_kind"]).items()
+        ],
+    )
 
 
 def _worst(document: Document) -> Table:
-    rows = table("load", "batch", "measured, ms", "forecast, ms")
-    for load in document["loads"]:
-        for step in load["steps"]["worst"][:3]:
-            times = milliseconds(step["measured"]), milliseconds(step["predicted"])
-            rows.add_row(f"{load['load']:g}", step["batch"], *times)
-    return rows
+    return rows_table(
+        "load | batch | measured, ms | forecast, ms",
+        "{load:g} | {batch} | {measured:1e3 .1f} | {predicted:1e3 .1f}",
+        [step | {"load": load["load"]} for load in document["loads"] for step in load["steps"]["worst"][:3]],
+    )
 
 
 SIDES = {"live": ("measured", MEASURED, "solid"), "twin": ("forecast", PREDICTED, "dashed")}

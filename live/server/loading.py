@@ -20,6 +20,7 @@ from live.server.engine_backend import EngineBackend
 from live.server.options import EngineOptions, ServiceClass, at_least_one, flag
 from live.text.chat import ChatTemplate
 from live.text.tokenizer import Tokenizer
+from live.topologies.pools.layout import kv_bytes
 from live.topologies.tensor_parallel import TensorParallelModel
 from scenarios.engine import EngineSpec, SchedulerPlan
 from scenarios.overrides import Settings, single_settings
@@ -190,11 +191,6 @@ def _load(source: ModelSource, *, ahead: bool, ranks: int = 1) -> LoadedModel:
     )
 
 
-def _block_bytes(config: ModelConfig, model: ModelSource, block_size: int) -> int:
-    shape = config.shape
-    return 2 * shape.layers * block_size * shape.kv_heads * shape.head_dim * DTYPES[model.dtype].itemsize
-
-
 def _blocks(options: EngineOptions, loaded: LoadedModel, model: ModelSource, sequences: int, tokens: int) -> int:
     """The number of blocks, for which there is memory as well as for the sequences' block tables.
 
@@ -202,7 +198,7 @@ def _blocks(options: EngineOptions, loaded: LoadedModel, model: ModelSource, seq
         sequences, tokens: of a step at most.
     """
     config = loaded.decoder.config
-    size = _block_bytes(config, model, BLOCK)
+    size = BLOCK * kv_bytes(config, model.dtype)
     longest = -(-config.max_position_embeddings // BLOCK)
     requested, memory = options.num_gpu_blocks, options.kv_cache_memory_bytes
     field: str
@@ -225,7 +221,7 @@ def _expect_blocks(
     field: str, value: float, sequences_field: str,
 ) -> None:  # fmt: skip
     """Refuse more blocks or block tables than there is memory for. `field`, `value`: the setting to blame."""
-    size = _block_bytes(config, model, block_size)
+    size = block_size * kv_bytes(config, model.dtype)
     check_memory(blocks * size, f"blocks of {size} bytes", model.device, field=field, value=value)
     check_memory(blocks * ID_BYTES, "ids of so many blocks", "cpu", field=field, value=value)
     tables = 4 * sequences * min(-(-config.max_position_embeddings // block_size), blocks)

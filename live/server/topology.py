@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -12,7 +12,7 @@ from typing import TypeAlias
 from live.loaded_model import ModelSource
 from live.memory import check_memory
 from live.models.linear import Rounding
-from live.server.loading import ServedScenario
+from live.server.loading import BLOCK, ServedScenario
 from live.server.options import EngineOptions, TopologyOptions, flag
 from live.topologies.bundle.deployment import BundleDeployment
 from live.topologies.bundle.layout import BundleLayout
@@ -28,9 +28,6 @@ from scenarios.afd import AfdScenario, check_scenario, parse_ratios
 from scenarios.validation import engine_pools
 from schedulers.engine_config import EngineConfig
 from workloads.errors import BadInput
-
-BLOCK = 16
-"""Block size of the KV cache, tokens."""
 
 PROMPT_TOKENS = 512
 """Prompt and decode tokens of one attention instance in one step of a microbatch, unless the user says otherwise."""
@@ -94,11 +91,8 @@ def _serve_in_process(deployment: Deployment, options: TopologyOptions, serve: S
     for field, value in (("--role", options.role), ("--rendezvous", options.rendezvous)):
         if value is not None:
             raise BadInput("expected none beside --in-process", field=field, value=value)
-    backend = TopologyBackend(deployment, InProcessWorkers(deployment))
-    try:
+    with closing(TopologyBackend(deployment, InProcessWorkers(deployment))) as backend:
         return serve(backend)
-    finally:
-        backend.close()
 
 
 def _serve_front(

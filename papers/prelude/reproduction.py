@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from papers.data import Task, run_tasks
-from papers.layout import Claim, claim, ms
+from papers.layout import Claim, claim
 from papers.prelude import lifetimes, prefixes
 from papers.prelude.engines import decode_tasks, floors, sweep_tasks
 from papers.prelude.published import ENGINES, arithmetic, one_shot_rows, sweep_rows
+from reports.layout import milliseconds as ms
 
 SCHEMA = "twin.reproduction-prelude/1"
 

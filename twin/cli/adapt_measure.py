@@ -104,7 +104,7 @@ def _latency(scenario: ValidationScenario, directory: Path, runs: Path, note: Ca
     """Measured and predicted metrics of an engine, and its predicted capacity in requests per second."""
     from live.validation.backend import LiveBackend
     from reports.records.run_directory import fingerprint, open_run
-    from twin.api.run_folder import illustrate, manifest
+    from twin.api.run_folder import complete, manifest
     from twin.validation.run import EngineValidation
 
     engine = LiveBackend(
@@ -117,10 +117,7 @@ def _latency(scenario: ValidationScenario, directory: Path, runs: Path, note: Ca
     identity = fingerprint([described, content["version"], files])
     with open_run(runs, "adapt-measure", identity, content, resume=True) as run:
         document = EngineValidation(engine, scenario, directory, None, run, note).document()
-        document |= {"missed": [], "tolerance": 1.0, "run": {"id": run.id, "directory": str(run.path)}}
-        run.write_json("summary.json", document)
-        illustrate(document, run)
-        run.set_status(True, "complete")
+        document = complete(run, document | {"missed": [], "tolerance": 1.0}, figures=True)
     metrics = document["loads"][0]["metrics"]
     rows = {name: {key: metrics[name][key] for key in ("measured", "predicted", "error")} for name in SHOWN}
     return {"capacity": document["capacity"], "metrics": rows, "run": document["run"]}

@@ -99,27 +99,18 @@ def ablate(
     interval over replications and over what is not known of step times; `undecided` says that it includes zero. Leaves
     a run folder with a chart; the same command resumes a killed run.
 
-    Parameters
-    ----------
-    scenario
-        Scenario file (YAML) of kind serving.
-    features
-        Of prefix_caching, offload, routing, speculation, async_scheduling, parallelism, disaggregate, with commas;
-        default: all that the scenario can have.
-    change
-        A feature of your own, key=v1,v2: values of a field, each compared with the scenario's. Example: --change
-        engine.max_num_batched_tokens=1024,4096
-    set_
-        Change any field first, key=value.
-    trace
-        Trace to play: lengths, and arrivals where the scenario replays.
-    objective
-        The metric that decides: goodput, output_throughput or e2e.mean. Default: goodput where measure.slo has goals,
-        throughput in a closed loop, else the mean latency.
-    replications
-        Runs of each configuration with other seeds; the same seeds for all.
-    draws
-        Runs with what is not known of step times drawn, 10 or more; default: as many as replications.
+    Args:
+        scenario: Scenario file (YAML) of kind serving.
+        features: Of prefix_caching, offload, routing, speculation, async_scheduling, parallelism, disaggregate, with
+            commas; default: all that the scenario can have.
+        change: A feature of your own, key=v1,v2: values of a field, each compared with the scenario's. Example:
+            --change engine.max_num_batched_tokens=1024,4096
+        set_: Change any field first, key=value.
+        trace: Trace to play: lengths, and arrivals where the scenario replays.
+        objective: The metric that decides: goodput, output_throughput or e2e.mean. Default: goodput where measure.slo
+            has goals, throughput in a closed loop, else the mean latency.
+        replications: Runs of each configuration with other seeds; the same seeds for all.
+        draws: Runs with what is not known of step times drawn, 10 or more; default: as many as replications.
     """
     configure_libraries()
     from scenarios.overrides import apply, parse_overrides, single_settings
