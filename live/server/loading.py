@@ -180,15 +180,8 @@ def _parse_speculation(text: str) -> dict[str, Any]:
 
 
 def _load(source: ModelSource, *, ahead: bool, ranks: int = 1) -> LoadedModel:
-    return LoadedModel(
-        source.path,
-        random=source.random,
-        dtype=source.dtype,
-        device=source.device,
-        threads=source.threads,
-        async_scheduling=ahead,
-        start_ranks=partial(TensorParallelModel, size=ranks) if ranks > 1 else None,
-    )
+    start = partial(TensorParallelModel, size=ranks) if ranks > 1 else None
+    return LoadedModel(source, async_scheduling=ahead, start_ranks=start)
 
 
 def _blocks(options: EngineOptions, loaded: LoadedModel, model: ModelSource, sequences: int, tokens: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -281,16 +281,7 @@ def steps(run: Path, /, *, output: Output, json: Json = False) -> int:
         "output": str(output),
         "seen": seen(log),
         **{name: document[name] for name in ("heldout_median_error", "heldout_p90_error", "largest")},
-        "unknowns": [
-            {
-                "name": row.name,
-                "about": row.about,
-                "basis": row.basis,
-                "deviation": row.deviation,
-                "measure": row.measure,
-            }
-            for row in unknowns
-        ],
+        "unknowns": [asdict(row) for row in unknowns],
     }
     print_result(result, step_log_report, as_json=json)
     note(f"next: step_time: {{source: engine_regression, path: {output}}} in a scenario")

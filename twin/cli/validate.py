@@ -187,7 +187,7 @@ def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> Back
     if scenario.engine.backend == "vllm":
         return _vllm_backend(scenario, base)
     try:
-        from live.validation.backend import LiveBackend, model_arguments
+        from live.validation.backend import LiveBackend, model_source
         from live.validation.pools_backend import PoolsBackend
     except ImportError as error:
         raise missing_extra("live", error, field="--backend", value=device) from None
@@ -195,7 +195,7 @@ def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> Back
         return PoolsBackend(scenario, base)
     try:
         return LiveBackend(
-            **model_arguments(scenario.model, base, scenario.seed), device=device,
+            model_source(scenario.model, base, scenario.seed, device),
             async_scheduling=scenario.engine.async_scheduling, clock=scenario.clock or "wall",
             in_turns=scenario.profiling if scenario.profiling.in_turns else None,
             tensor_parallel_size=scenario.engine.tensor_parallel_size,

@@ -19,7 +19,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the live backend needs the extra [live]")
 
-from live.loaded_model import LoadedModel
+from live.loaded_model import ModelSource
 from live.topologies.front import TopologyBackend
 from live.topologies.in_process import InProcessWorkers
 from live.topologies.membership import Address, Membership, listen_at
@@ -105,7 +105,7 @@ def free_port() -> int:
 
 def answers_of_one_engine(folder: Path) -> list[list[int]]:
     config = folder / "config.json"
-    decoder = LoadedModel(config, random=True, dtype="float32", device="cpu", threads=1).decoder
+    decoder = ModelSource(config, random=True, dtype="float32", device="cpu", threads=1).load()
     return colocated(decoder, requests(12, seed=1))
 
 
