@@ -146,5 +146,4 @@ class CalibrationFileSpec(SourceSpec):
     path: FilePath
 
     def build(self, base: Path) -> StepTime:
-
         return read_measured_calibration(base / self.path).step_time()
