@@ -339,5 +339,4 @@ class EngineRegressionSpec(SourceSpec):
     path: FilePath
 
     def build(self, base: Path) -> StepTime:
-
         return read_engine_regression(base / self.path)
