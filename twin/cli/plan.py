@@ -154,7 +154,7 @@ def _catalogue_question(model: str, gpus: list[str], rate: float | None, asked: 
         hit_rate=catalogue.hit_rate,
         degrees=whole_numbers("--tensor-parallel", catalogue.tensor_parallel or "1,2,4,8"),
         stages=whole_numbers("--pipeline-parallel", catalogue.pipeline_parallel or "1"),
-        replicas=whole_numbers("--data-parallel", catalogue.data_parallel or "1"),
+        replicas=whole_numbers("--data-parallel", catalogue.data_parallel) if catalogue.data_parallel else None,
         layouts=(catalogue.layout or "colocated,disaggregated").split(","),
         weights=catalogue.weights.split(",") if catalogue.weights else (None,),
         cache=catalogue.cache or "bf16",

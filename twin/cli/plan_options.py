@@ -79,7 +79,7 @@ tried one by one."""
 
     data_parallel: str | None = None
     """Without a scenario: attention replicas of an engine to try, which share whole experts, over nodes where they are
-many. Default: 1."""
+many. Default: 1, and for latent attention (DeepSeek) also engines of 8 replicas of one GPU."""
 
     layout: str | None = None
     """Without a scenario: colocated, disaggregated (prefill and decode apart), afd (prefill engines and AFD bundles

@@ -52,7 +52,7 @@ def test_gpt_oss_fits_on_one_gpu_as_it_is_published(weights: str | None) -> None
 
 
 def test_deepseek_r1_fits_on_eight_h200() -> None:
-    assert weights_on_each(scenario("deepseek-ai/DeepSeek-R1", "h200")).keys() == {"tp8"}
+    assert weights_on_each(scenario("deepseek-ai/DeepSeek-R1", "h200")).keys() == {"tp8", "tp1-dp8"}
     assert not weights_on_each(scenario("deepseek-ai/DeepSeek-R1", "h200", weights=("bf16",)))
 
 
@@ -115,10 +115,11 @@ def test_the_error_of_measured_rows_like_the_engines_is_said() -> None:
 
 
 def test_engines_that_were_not_tried_are_said_where_they_matter() -> None:
-    def untried_engines(model: str, settings: dict[str, Any] | None = None) -> list[str]:
-        return untried(read_question(scenario(model, "h200"), settings or {}, Path("plan")))
+    def untried_engines(model: str, settings: dict[str, Any] | None = None, **question: Any) -> list[str]:
+        return untried(read_question(scenario(model, "h200", **question), settings or {}, Path("plan")))
 
-    (latent,) = untried_engines("deepseek-v3")
+    assert untried_engines("deepseek-v3") == []  # engines of eight replicas are among them
+    (latent,) = untried_engines("deepseek-v3", replicas=(1,))
     assert latent.startswith("Engines with data-parallel attention and spread experts were not tried: deepseek-v3")
     assert latent.endswith("each has a whole copy of its latent KV cache.")
     (sparse,) = untried_engines("qwen3-30b-a3b")
