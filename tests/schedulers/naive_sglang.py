@@ -88,7 +88,7 @@ class NaiveSGLang:
     def _receive(self) -> None:
         """`SchedulerRecvSkipper`: a batch of prompts counts as 1,000 of decodes, and an idle loop turns in no time."""
         self.counter += 1000 if self.last_prompts else 1
-        if self.counter >= self.args.recv_interval or not self.running:
+        if self.counter >= self.args.recv_interval or all(request.ending for request in self.running):
             self.waiting += self.socket
             self.socket, self.counter = [], 0
 

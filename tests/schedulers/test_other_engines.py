@@ -182,6 +182,11 @@ visits = st.lists(
     page=1, id_pages=1, spare=3, chunk=1, input_tokens=10**6, requests=10**6, seats=2, conservativeness=1.0, lpm=False,
     interval=1,
 )  # fmt: skip
+@example(  # the last token of what runs is in flight: there is nothing to run, and arrivals are looked at
+    visits=[Visit(0, 1, 1), Visit(0, 1, 1), Visit(6, 1, 10), Visit(16, 1, 1)],
+    page=1, id_pages=1, spare=3, chunk=1, input_tokens=10**6, requests=10**6, seats=2, conservativeness=1.0, lpm=False,
+    interval=2,
+)  # fmt: skip
 @example(  # who waits is sorted where a slot is free, not where the batch turns out to be full
     visits=[
         Visit(0, 6, 3), Visit(0, 2, 3), Visit(1, 2, 1, (0,)), Visit(0, 1, 2, (0, 0)), Visit(0, 3, 3, (1, 0)),
