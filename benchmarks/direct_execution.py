@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from benchmarks.provenance import provenance
-from latency_models.message_link import MessageLink
+from latency_models.stages import MessageLink
 from live.engine import Progress
 from live.generation import Generation
 from live.loaded_model import ModelSource

@@ -196,7 +196,7 @@ def _newer_no_slower(logs: Mapping[str, Floats], by_device: Mapping[str, Sequenc
 
 
 def _used(kind: Kind) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    computes = kind != "elementwise" and not kind.startswith(("all_reduce", "decode_attention"))
+    computes = kind != "elementwise" and not kind.startswith(("all_", "decode_attention"))
     return np.array([computes, True, kind.startswith("decode"), kind == "all_reduce"])
 
 

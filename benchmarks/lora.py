@@ -32,7 +32,7 @@ from benchmarks.provenance import provenance
 from latency_models.io.config_io import write_yaml
 from live.engine import Engine
 from live.generation import make_generation
-from live.loaded_model import LoadedModel
+from live.loaded_model import LoadedModel, ModelSource
 from live.lora_executor import LoRAExecutor
 from live.models.config import ModelConfig
 from live.models.lora import JOINED, Adapter, AdapterPart
@@ -143,7 +143,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=40, help="steps of each combination")
     parser.add_argument("--out", type=Path, help="write the cost to this file")
     options = parser.parse_args(arguments)
-    model = LoadedModel(options.model, random=True, dtype="float32", device="cpu", threads=1)
+    model = LoadedModel(ModelSource(options.model, random=True, dtype="float32", device="cpu", threads=1))
     combinations = [
         combination for combination in itertools.product(RANKS, ADAPTERS, ROWS) if combination[1] <= combination[2]
     ]

@@ -10,6 +10,7 @@ with the same goals, of which its own are means; its answers are kept in a folde
 
 `measured`: GPUs of the best deployment of the package's measured rows (`aiconfigurator_core`) whose means meet the
 goals, with the published weights and lengths within a factor of 1.35, at the rate of their closed loop by Little's law.
+Rows that do not state how many workers they have do not count.
 Percentiles need more.
 
 A file that is there is continued. `--page` writes its table.
@@ -168,7 +169,8 @@ def measured(question: Question, rows: list[Row]) -> int | None:
     published = load_model(question.model).checkpoints[0].formats.experts
     for row in rows:
         alike = max(row.isl / prompt, prompt / row.isl, row.osl / answer, answer / row.osl) <= ALIKE
-        same = row.precision == ("fp4" if published == "mxfp4" else published) and not row.refusal
+        same = row.precision == ("fp4" if published == "mxfp4" else published)
+        same = same and not row.refusal and not row.assumption
         if not alike or not same or (row.model, row.system) != (question.model, SYSTEMS[question.gpu]):
             continue
         if row.ttft <= limits[0] and row.tpot <= limits[1]:
@@ -189,6 +191,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         answer = "**over 60 s**" if "over" in own else own.get("refused") or _gpus(own)
         claimed, verdict = peer.get("claimed", peer.get("refused", "")), peer.get("simulated", "")
         cells = [row["model"], f"{row['gpu']}, {row['load']}", answer, own["cpu"], claimed, verdict]
+        if not row["aiconfigurator"]:
+            cells[4] = "not asked"
         lines.append("| " + " | ".join(str(cell) for cell in [*cells, row.get("measured") or ""]) + " |")
     return "\n".join(lines)
 

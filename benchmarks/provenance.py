@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from twin.api.run_folder import manifest
-from twin.compiled import runs_compiled
+from twin.process import runs_compiled
 
 
 def provenance(schema: str) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
     python -m benchmarks.roofline_efficiency --data ../shared/data [--tables DATA] [--out FILE]
     python -m benchmarks.roofline_efficiency --tables DATA --backend trtllm [--kinds PATTERN] [--out FILE]
+    python -m benchmarks.roofline_efficiency --tables DATA --all-to-all [--out FILE]
 
 Tables are those in the data folder, and with `--tables` those that aiconfigurator-core installs (its `systems/data`).
 The file in the package was made with the tables of aiconfigurator-core 0.12.0. The engine's own time is fitted to the
 measured rows marked calib; the errors printed last are those of the rows marked dev and of later ones, which enter
 nothing. With `--kinds PATTERN` (and `--tables`) only kinds that match are fitted, and everything else is kept as it is
 in the package; with `--further DEVICE`, fits of one more device are added to the kinds there are. With `--backend`,
-kinds that match are fitted to the tables of one engine alone, and others are those of vLLM.
+kinds that match are fitted to the tables of one engine alone, and others are those of vLLM. With `--all-to-all` those
+of the exchange between experts are fitted, which are the same for every engine.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import get_args
 
 import numpy as np
 
+from benchmarks.all_to_all_timings import all_to_alls
 from benchmarks.engine_time import NO_TIME, fit_engine_time, formats_of, placement_of, predict
 from benchmarks.kernel_fits import fit_kind
 from benchmarks.kernel_timings import Timings, elementwise_timings, table_timings
@@ -129,6 +132,16 @@ def extended(tables: Path, kinds: str, devices: Sequence[str]) -> Efficiency:
     return efficiency.model_copy(update={"kernels": dict(sorted(kernels.items())), "sources": sorted(sources)})
 
 
+def with_all_to_alls(tables: Path, efficiency: Efficiency) -> Efficiency:
+    """Fits with those of the exchange between experts, in the file of whichever engine."""
+    timings = all_to_alls(tables, DEVICES)
+    kernels = dict(efficiency.kernels) | {kind: fit_kind(parts) for kind, parts in timings.items()}
+    sources = {f"{part.device}: {part.source}" for parts in timings.values() for part in parts}
+    return efficiency.model_copy(
+        update={"kernels": dict(sorted(kernels.items())), "sources": sorted(sources | set(efficiency.sources))}
+    )
+
+
 def of_backend(tables: Path, backend: Backend, kinds: str) -> Efficiency:
     """The fits of vLLM's kernels, with those of one engine's tables in their place where there are any."""
     by_kind: dict[Kind, list[Timings]] = defaultdict(list)
@@ -210,12 +223,17 @@ def main() -> int:
     parser.add_argument("--kinds", default="*", help="kinds to fit, such as *_gdn; with --tables, without --data")
     parser.add_argument("--further", nargs="+", default=[], metavar="DEVICE", help="devices to add")
     parser.add_argument("--backend", choices=get_args(Backend), help="with --tables alone")
+    parser.add_argument("--all-to-all", action="store_true", help="with --tables, and --backend if it is not vLLM's")
     parser.add_argument("--tables", type=Path)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.data is None:
         if options.tables is None:
             parser.error("expected --data, or --tables alone with --kinds, --further or --backend")
+        if options.all_to_all:
+            efficiency = with_all_to_alls(options.tables, built_in_efficiency(options.backend or "vllm"))
+            print_fits(efficiency, "all_to_all*")
+            return write(efficiency, options.out)
         if options.backend:
             efficiency = of_backend(options.tables, options.backend, options.kinds)
             print_fits(efficiency, options.kinds)

@@ -41,9 +41,9 @@ from live.input_batch import generation_of
 from live.models.config import ModelConfig
 from live.models.decoder import Decoder
 from live.models.weights import random_weights
-from live.server.config import Limits, ServerConfig
 from live.server.engine_backend import EngineBackend
 from live.server.launcher import GracefulShutdown, listen, serve, start_server
+from live.server.options import Limits, ServerConfig
 from live.server.service import Service
 from live.text.chat import ChatTemplate
 from live.text.tokenizer import Tokenizer

@@ -30,9 +30,9 @@ from benchmarks.provenance import provenance
 from live.engine import Engine, StepResult
 from live.graphs.executor import GraphExecutor
 from live.graphs.step import StaticStep
-from live.server.config import ServerConfig
 from live.server.engine_backend import EngineBackend
 from live.server.launcher import GracefulShutdown, listen, serve
+from live.server.options import ServerConfig
 from live.server.service import Service
 from schedulers.engine_config import EngineConfig
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from latency_models.calibration.file_format import Calibration
+from latency_models.calibration import Calibration
 from latency_models.io.builtin_files import find_data
 from latency_models.io.config_io import checked, read_yaml
 

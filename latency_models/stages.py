@@ -1,7 +1,8 @@
-"""Pipeline stages: which layers each of them has, and the message between them."""
+"""Pipeline stages and their layers, the lines of a bundle's pass, and links between stages and roles."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,3 +51,31 @@ class Stages:
 def split(seconds: float, shares: Sequence[float]) -> list[float]:
     """Seconds of each stage, of a duration that all layers have alike."""
     return [share * seconds for share in shares]
+
+
+@dataclass(frozen=True, slots=True)
+class MessageLink:
+    """The link between any two roles, one in each direction: seconds of a message, bytes per second.
+
+    `overhead`: CPU seconds of sender and receiver (o of LogP), added in direct execution to what both really do.
+    """
+
+    latency: float = 0.0
+    bandwidth: float = math.inf
+    overhead: float = 0.0
+
+    def seconds(self, size: int) -> float:
+        """Time of a message of this many bytes."""
+        return self.latency + size / self.bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class PassLatency:
+    """Latencies of one pass attention → A→F → FFN → F→A, each a line α·x + β in the calibration's time unit (eq. 2-4).
+
+    `communication` is the round trip; half of it goes each way.
+    """
+
+    attention: tuple[float, float]
+    ffn: tuple[float, float]
+    communication: tuple[float, float]

@@ -55,16 +55,12 @@ class Backend(Protocol):
         """Begin. On the running event loop, `deliver` is called with what each step has changed, and `fail` once if the
         backend cannot go on, with the reason in one line.
         """
-        ...
 
     def submit(self, generation: Generation) -> None:
         """Run a generation; `ValueError` for a request that cannot be run."""
-        ...
 
     def abort(self, request_id: int) -> None:
         """Abort a generation; of one that is finished nothing happens."""
-        ...
 
     def state(self) -> BackendState:
         """The present state."""
-        ...

@@ -40,7 +40,6 @@ class BlockPool(KVCache):
     # -- the scheduler's interface -----------------------------------------------------------------------------------
 
     def attach(self, blocks: SequenceBlocks, nodes: Many[PrefixNode]) -> None:
-        """See `KVCache.attach`."""
         super().attach(blocks, nodes)
         table = self.table(blocks)
         for node in nodes:
@@ -62,7 +61,6 @@ class BlockPool(KVCache):
             self._ids[run] = ids
 
     def allocate(self, blocks: SequenceBlocks, count: int) -> None:
-        """See `KVCache.allocate`."""
         super().allocate(blocks, count)
         if count:
             self.table(blocks).extend(self.unassigned_ids[-count:])
@@ -94,7 +92,6 @@ class BlockPool(KVCache):
         super().allocate_unassigned(count)
 
     def cache_blocks(self, blocks: SequenceBlocks, ids: Many[int], tokens: int) -> None:
-        """See `KVCache.cache_blocks`."""
         before = len(blocks.nodes)
         super().cache_blocks(blocks, ids, tokens)
         size = self.blocks_per_node
@@ -109,7 +106,6 @@ class BlockPool(KVCache):
         table.extend(rest)
 
     def free(self, blocks: SequenceBlocks, num_hashed: int = 0, *, preempted: bool = False) -> None:
-        """See `KVCache.free`."""
         private = self.table(blocks)[len(blocks.nodes) * self.blocks_per_node :]
         lacking = blocks.num_private - len(private)  # allocated for it, but its step was never prepared
         if lacking > 0:
@@ -124,7 +120,6 @@ class BlockPool(KVCache):
             self._leaving = []
 
     def reset_prefix_cache(self) -> bool:
-        """See `KVCache.reset_prefix_cache`."""
         if not super().reset_prefix_cache():
             return False
         self._ids = {entry: list(range(self.num_blocks)) for entry in self._free_queue if isinstance(entry, FreeRun)}

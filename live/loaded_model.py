@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -117,7 +117,6 @@ class Models:
     """Loads the parts of models that workers compute with: here for one worker, no more than it needs."""
 
     def decoder(self, source: ModelSource) -> Decoder:
-        """A whole model."""
         return source.load()
 
     def attention(self, source: ModelSource) -> Decoder:
@@ -136,19 +135,16 @@ class SharedModels(Models):
         self._decoders: dict[ModelSource, Decoder] = {}
 
     def decoder(self, source: ModelSource) -> Decoder:
-        """See `Models.decoder`."""
         decoder = self._decoders.get(source)
         if decoder is None:
             decoder = self._decoders[source] = source.load()
         return decoder.for_another_stream()
 
     def attention(self, source: ModelSource) -> Decoder:
-        """See `Models.attention`."""
         decoder = self.decoder(source)
         return Decoder(decoder.config, without_ffns(decoder.weights))
 
     def ffns(self, source: ModelSource) -> list[FFN]:
-        """See `Models.ffns`."""
         return ffns_of(self.decoder(source).weights)
 
 
@@ -172,31 +168,20 @@ class ModelRanks(Protocol):
 class LoadedModel:
     """One model, loaded once; on a GPU its CUDA graphs are captured once for all engines of the same settings.
 
-    `quantise`: fields of `Rounding`, to round linear layers. `async_scheduling`: engines schedule a step while the one
-    before still runs. `start_ranks`: starts the processes of a tensor-parallel model. Raises `BadInput` for a model
-    that cannot be read or does not fit, a missing device, or too many threads.
+    `async_scheduling`: engines schedule a step while the one before still runs. `start_ranks`: starts the processes of
+    a tensor-parallel model. Raises `BadInput` for a model that cannot be read or does not fit, a missing device, or too
+    many threads.
     """
 
     def __init__(
-        self,
-        path: Path,
-        *,
-        random: bool,
-        dtype: str,
-        device: str,
-        threads: int,
-        seed: int = 0,
-        quantise: Mapping[str, Any] | None = None,
-        async_scheduling: bool = False,
+        self, source: ModelSource, *, async_scheduling: bool = False,
         start_ranks: Callable[[ModelSource], ModelRanks] | None = None,
-    ) -> None:
-        rounding = None if quantise is None else Rounding(**quantise)
-        source = ModelSource(path, random, dtype, device, threads, seed, rounding)
+    ) -> None:  # fmt: skip
         self.ranks = None if start_ranks is None else start_ranks(source)
         self.decoder = source.load() if self.ranks is None else self.ranks.decoder
-        self.device = device
-        self.dtype = dtype
-        self.uses_graphs = device != "cpu" and self.ranks is None
+        self.device = source.device
+        self.dtype = source.dtype
+        self.uses_graphs = source.device != "cpu" and self.ranks is None
         self._depth = 2 if async_scheduling else 1
         self._executors: dict[EngineConfig, GraphExecutor] = {}
 

@@ -47,7 +47,6 @@ class LoRAExecutor(Executor):
         return inputs
 
     def _groups(self, rows: Many[Sequence]) -> list[tuple[Adapter, slice | torch.Tensor]]:
-        """The rows of each adapter, given the sequence of each row."""
         by_model: dict[str, list[int]] = {}
         for row, sequence in enumerate(rows):
             if sequence.request.model != self._base:

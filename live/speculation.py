@@ -22,14 +22,7 @@ import torch
 from kernels.sampling import sample
 from live.block_pool import BlockPool
 from live.engine import Clock, Engine, StepResult
-from live.executor import (
-    AsyncModelRunnerOutput,
-    Executor,
-    ModelRunnerOutput,
-    next_position,
-    read_pooled,
-    wants_token,
-)
+from live.executor import AsyncModelRunnerOutput, Executor, ModelRunnerOutput, next_position, read_pooled, wants_token
 from live.generation import Generation
 from live.input_batch import Ints, generation_of
 from live.logprobs import LogprobsResult, sampled_logprobs
@@ -257,7 +250,6 @@ class SpeculativeEngine(Engine):
         self.core.propose = drafts.propose
 
     def step(self) -> StepResult | None:
-        """See `Engine.step`."""
         begin = self.clock()
         batch = self.schedule(begin)
         if batch is None:
@@ -273,7 +265,6 @@ class SpeculativeEngine(Engine):
         return StepResult(verified.rest._replace(decodes=decodes), finished)
 
     def abort(self, request_id: int) -> Generation | None:
-        """See `Engine.abort`."""
         generation = super().abort(request_id)
         self.drafts.forget_finished()
         return generation

@@ -1,12 +1,16 @@
-"""Reads what lies beside a paper's program: published tables (CSV) and scenarios (YAML)."""
+"""What lies beside a paper's program, published tables (CSV) and scenarios (YAML), and its independent tasks."""
 
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, TypeVar, get_type_hints
 
 import yaml
+
+from twin.executors.processes import each_as_done
 
 T = TypeVar("T")
 
@@ -37,3 +41,25 @@ def scenario(paper: str, name: str = "scenario") -> dict[str, Any]:
     text = (files("papers") / paper / f"{name}.yaml").read_text(encoding="utf-8")
     document: dict[str, Any] = yaml.safe_load(text)
     return document
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A function of a module with its arguments, and a name for progress."""
+
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+    def run(self) -> Any:
+        return self.function(*self.arguments)
+
+
+def run_tasks(tasks: Sequence[Task], jobs: int, progress: Callable[[str], None]) -> list[Any]:
+    """The tasks' results, in the order of the tasks; `progress` is called with every task that ends."""
+    results: dict[Task, Any] = {}
+    with each_as_done(Task.run, tasks, jobs) as pairs:
+        for task, result in pairs:
+            results[task] = result
+            progress(f"{task.name} ({len(results)} of {len(tasks)})")
+    return [results[task] for task in tasks]

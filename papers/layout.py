@@ -1,42 +1,14 @@
-"""Parts of a paper's report: claims beside results, intervals over seeds, and tables from format strings."""
+"""Parts of a paper's report: claims beside results, and intervals over seeds."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from statistics import mean, stdev
-from string import Formatter
 from typing import Any
 
-from reports.blocks import Document, Table, Text
+from reports.blocks import Table, Text
 from reports.layout import bullets, table
-
-MARKS = {"*": ("", "*"), "* ": (" ", "*"), "yes": ("no", "yes")}
-"""Format specs of booleans, with what stands for false and true."""
-
-
-class Cells(Formatter):
-    """Format strings whose specs may begin with a factor (`{ttft:1e3 .1f}`) or `±`: an interval's middle and half
-    width.
-    """
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        if format_spec in MARKS:
-            return MARKS[format_spec][bool(value)]
-        factor, _, digits = format_spec.rpartition(" ")
-        scale = float(factor) if factor else 1
-        if digits.startswith("±"):
-            low, high = value
-            return f"{scale * (low + high) / 2:{digits[1:]}} ± {scale * (high - low) / 2:{digits[1:]}}"
-        return format(scale * value if factor else value, digits)
-
-
-def rows_table(titles: str, cells: str, rows: Iterable[Document]) -> Table:
-    """A row for each document: `titles` and `cells` have a column each, separated by ` | `."""
-    result, formatter = table(*titles.split(" | ")), Cells()
-    for row in rows:
-        result.add_row(*(formatter.vformat(cell, (), row) for cell in cells.split(" | ")))
-    return result
 
 
 def step_shares(losses: Sequence[float]) -> list[float]:
@@ -85,11 +57,6 @@ def disagreements(claims: Iterable[Claim]) -> Text:
 def percent_range(ends: Sequence[float] | None) -> str:
     """Two shares in per cent, such as `1.0 to 2.5`; nothing for None."""
     return f"{100 * ends[0]:.1f} to {100 * ends[1]:.1f}" if ends else ""
-
-
-def ms(seconds: float) -> str:
-    """Milliseconds with one digit, without the unit."""
-    return f"{1e3 * seconds:.1f}"
 
 
 CONFIDENCE = 0.95

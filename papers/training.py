@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from papers.tasks import Task
+from papers.data import Task
 from twin.cli.console import progress
 from twin.executors.processes import each_as_done
 

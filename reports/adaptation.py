@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from reports.blocks import Document
-from reports.layout import render
+from reports.blocks import Document, Report, Text, texts
+from reports.layout import render, rows_table
 
 
 def loss_figure(document: Document) -> str:
@@ -47,62 +47,41 @@ def draw_damage(axes: Any, damage: dict[str, float], modules: Sequence[str]) -> 
     axes.set_yticks(range(layers))
 
 
-HEADINGS = (
-    "perplexity",
-    "right, %",
-    "KL, nats",
-    "MiB",
-    "ms/token",
-    "predicted",
-    "ms to first",
-    "predicted",
-    "tokens/s",
-    "predicted",
-)
+SIDES = ("measured", "predicted")
 
 
-def measured_table(document: Mapping[str, Any]) -> str:
-    """The table, from the command's document: a line for each model."""
-    rows = [_cells(row) for row in document["models"]]
-    name = max(len("model"), *(len(row["model"]) for row in document["models"]))
-    widths = [max(len(text) for text in column) for column in zip(HEADINGS, *rows, strict=True)]
-    lines = [f"At {100 * document['load']:.0f} % of each engine's capacity, up to {document['concurrency']} sequences"]
-    for first, cells in zip(("model", *(row["model"] for row in document["models"])), (HEADINGS, *rows), strict=True):
-        lines.append(
-            "  ".join([f"{first:{name}}", *(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))])
-        )
-    return "\n".join(lines)
+def measured_report(document: Document) -> Report:
+    """A row for each model of a `twin.quality-and-latency/1` document."""
+    title = f"At {100 * document['load']:.0f} % of each engine's capacity, up to {document['concurrency']} sequences"
+    metrics = (("tpot.mean", "1e3 .2f"), ("ttft.mean", "1e3 .2f"), ("output_throughput", ".0f"))
+    rows = rows_table(
+        "model | perplexity | right, % | KL, nats | MiB"
+        " | ms/token | predicted | ms to first | predicted | tokens/s | predicted",
+        "{model} | {perplexity:.3f} | {accuracy:100 .1f} | {kl:.4f} | {mib:.2f}"
+        + "".join(f" | {{metrics[{name}][{side}]:{spec}}}" for name, spec in metrics for side in SIDES),
+        [row | {"mib": row["bytes"] / 2**20} for row in document["models"]],
+    )
+    return Report("", [Text(title), rows])
 
 
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    tpot, ttft, rate = (row["metrics"][name] for name in ("tpot.mean", "ttft.mean", "output_throughput"))
-    return (
-        f"{row['perplexity']:.3f}", f"{100 * row['accuracy']:.1f}", f"{row['kl']:.4f}", f"{row['bytes'] / 2**20:.2f}",
-        f"{1e3 * tpot['measured']:.2f}", f"{1e3 * tpot['predicted']:.2f}",
-        f"{1e3 * ttft['measured']:.2f}", f"{1e3 * ttft['predicted']:.2f}",
-        f"{rate['measured']:.0f}", f"{rate['predicted']:.0f}",
-    )  # fmt: skip
-
-
-def served_table(document: Mapping[str, Any]) -> str:
-    """The table, from the command's document."""
-    width = max(len(task) for task in document["tasks"])
-    lines = [f"{'task':{width}}  served  offline  same answers"]
-    for task, row in document["tasks"].items():
-        shares = (row["exact_match_served"], row["exact_match_offline"], row["equal_answers"])
-        served, offline, same = (f"{100 * share:.1f} %" for share in shares)
-        lines.append(f"{task:{width}} {served:>7} {offline:>8} {same:>13}")
+def served_report(document: Document) -> Report:
+    """The answers of each task that modules gave while they were served together, and what that took."""
+    rows = rows_table(
+        "task | served | offline | same answers",
+        "{task} | {exact_match_served:100 .1f} % | {exact_match_offline:100 .1f} % | {equal_answers:100 .1f} %",
+        [{"task": task, **row} for task, row in document["tasks"].items()],
+    )
     steps = document["decode_steps_by_models"]
     total = sum(steps)
     mean = sum(models * count for models, count in enumerate(steps, 1)) / total if total else 0.0
     largest = max((models for models, count in enumerate(steps, 1) if count), default=0)
     bits = "" if document["bits"] is None else f" in {document['bits']} bits"
     decoders = len(document["tasks"]) if document["decode"] == "isolated" else 1
-    lines += [
+    lines = [
         f"measured: {document['tokens_per_second']:.0f} tokens/s, {1e3 * document['ttft_mean']:.1f} ms to the first "
         f"token, {1e3 * document['tpot_mean']:.2f} ms per further token",
         f"{document['decode']} decoding: {decoders} decode module{'s' * (decoders > 1)}{bits}, "
         f"{document['decoder_bytes'] / 2**20:.2f} MiB",
         f"tasks in a decode step: {mean:.1f} on average, {largest} at most",
     ]
-    return "\n".join(lines)
+    return Report("", [rows, *texts(lines)])

@@ -6,7 +6,7 @@ import math
 from datetime import UTC, datetime
 
 from reports.blocks import Block, Column, Document, Report, Table, Text, texts
-from reports.layout import percent, table
+from reports.layout import percent, table, time_text
 
 HEADERS = ("operation", "via", "points", "repeats within", "held-out median", "90 %", "allowed", "", "lines")
 
@@ -124,7 +124,7 @@ def _errors(errors: Document) -> Table:
     for name, row in errors.items():
         interval = row["interval"]
         inside += bool(interval and interval[0] <= row["measured"] <= interval[1])
-        show = "{:.1f}".format if name.endswith("throughput") else _seconds
+        show = "{:.1f}".format if name.endswith("throughput") else time_text
         errors_table.add_row(
             TITLES.get(name, name), show(row["measured"]), show(row["before"]), percent(row["before_error"]),
             show(row["after"]), percent(row["after_error"]),
@@ -136,8 +136,8 @@ def _errors(errors: Document) -> Table:
 
 def _bucket(name: str, row: Document) -> Text:
     metric, _, quantile = name.partition(".")
-    edges = f"between {_seconds(row['low'])} and {_seconds(row['high'])}" if row["high"] else f"above {row['low']} s"
-    predicted = f"{_seconds(row['before'])} before, {_seconds(row['after'])} refined"
+    edges = f"between {time_text(row['low'])} and {time_text(row['high'])}" if row["high"] else f"above {row['low']} s"
+    predicted = f"{time_text(row['before'])} before, {time_text(row['after'])} refined"
     return Text(f"{quantile.upper()} of {metric.upper()} lies {edges}, by its bucket; {predicted}")
 
 
@@ -149,10 +149,6 @@ def _steps(document: Document) -> Text:
         f"the other {document['held_out']} steps: median error {100 * row['before_median']:.1f} % before "
         f"({percent(row['before_error'])}), {100 * row['after_median']:.1f} % refined ({percent(row['after_error'])})"
     )
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.3f} s" if value >= 1 else f"{1e3 * value:.4g} ms"
 
 
 def step_log_report(document: Document) -> Report:

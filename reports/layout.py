@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from string import Formatter
 from typing import Any, TypeAlias
 
 from reports.blocks import Block, Chart, Column, Curve, Document, Report, Table, Text
@@ -33,8 +34,42 @@ def table(*titles: str) -> Table:
     return Table([Column(title, left=index == 0) for index, title in enumerate(titles)], sorts=True)
 
 
+MARKS = {"*": ("", "*"), "* ": (" ", "*"), "yes": ("no", "yes")}
+"""Format specs of booleans, with what stands for false and true."""
+
+
+class Cells(Formatter):
+    """Format strings whose specs may begin with a factor (`{ttft:1e3 .1f}`) or `±`: an interval's middle and half
+    width.
+    """
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec in MARKS:
+            return MARKS[format_spec][bool(value)]
+        factor, _, digits = format_spec.rpartition(" ")
+        scale = float(factor) if factor else 1
+        if digits.startswith("±"):
+            low, high = value
+            return f"{scale * (low + high) / 2:{digits[1:]}} ± {scale * (high - low) / 2:{digits[1:]}}"
+        return format(scale * value if factor else value, digits)
+
+
+def rows_table(titles: str, cells: str, rows: Iterable[Document]) -> Table:
+    """A row for each document: `titles` and `cells` have a column each, separated by ` | `."""
+    result, formatter = table(*titles.split(" | ")), Cells()
+    for row in rows:
+        result.add_row(*(formatter.vformat(cell, (), row) for cell in cells.split(" | ")))
+    return result
+
+
 def milliseconds(seconds: float) -> str:
+    """Milliseconds with one digit, without the unit."""
     return f"{1e3 * seconds:.1f}"
+
+
+def time_text(seconds: float) -> str:
+    """Seconds, or milliseconds below one."""
+    return f"{seconds:.3f} s" if seconds >= 1 else f"{1e3 * seconds:.4g} ms"
 
 
 def percent(share: float) -> str:

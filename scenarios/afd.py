@@ -11,12 +11,10 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, Po
 
 from latency_models.io.builtin_files import NAME_OR_FILE, NameOrFile
 from latency_models.io.config_io import Strict
-from scenarios.lengths import LengthSpec
-from scenarios.limits import Layers, Microbatches, Requests, Slots
+from scenarios.fields import Layers, Microbatches, Requests, Slots, registered
 from scenarios.overrides import Settings
-from scenarios.policies import registered
 from scenarios.reading import ScenarioFile, check
-from scenarios.requests import TraceSpec
+from scenarios.requests import LengthSpec, TraceSpec
 from schedulers.bundle_slots import REFILL_POLICIES, Advance, FfnOrder
 from workloads.arrivals import Arrivals, ClosedLoop, Deterministic, Gamma, Poisson, Replay
 from workloads.errors import BadInput

@@ -11,18 +11,27 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 from latency_models.io.config_io import Strict
 from latency_models.io.late_section import late_section, late_sections
 from latency_models.step_time import StepTime
-from scenarios.limits import BlockTokens, Engines, KVBlocks, PipelineStages, Sequences, StepTokens
-from scenarios.policies import PolicySpec, name_or_section, named, registered
+from scenarios.fields import (
+    BlockTokens,
+    Engines,
+    KVBlocks,
+    PipelineStages,
+    PolicySpec,
+    Sequences,
+    StepTokens,
+    name_or_section,
+    named,
+    registered,
+)
 from schedulers.chunking import ChunkPolicy
-from schedulers.engine_config import CacheBlocksOn, EngineConfig, KVReservation, OneShotBudget
+from schedulers.engine_config import MOST_UNSEEN_STEPS, CacheBlocksOn, EngineConfig, KVReservation, OneShotBudget
 from schedulers.engine_core import EngineCore
 from schedulers.kv_cache import KVCache
 from schedulers.model_slots import SlotsConfig
 from schedulers.pipeline import PipelinedEngineCore
 from schedulers.preemption import PREEMPTION_POLICIES
-from schedulers.presets import with_preset
 from schedulers.speculation import SpeculativeEngineCore
-from schedulers.vllm_versions import INSTALLED_VLLM
+from schedulers.vllm_versions import INSTALLED_VLLM, with_preset
 from schedulers.waiting_queue import SCHEDULING_POLICIES
 from workloads.errors import BadInput
 
@@ -60,7 +69,8 @@ BEYOND_VLLM = (
     "max_table_blocks", "cache_blocks_on", "in_batch_prefix_caching", "preemption_policy", "kv_reservation",
     "data_parallel_size", "pipeline_parallel_size", "chunking", "one_shot", "speculative_config", "kv_offloading",
     "lora_config", "weight_swapping", "admission_control", "enable_mixed_chunk", "max_prefill_tokens",
-    "prefill_max_requests", "chunk_unit_size", "context_chunking_policy", "capacity_scheduler_policy",
+    "prefill_max_requests", "scheduler_recv_interval", "chunk_unit_size", "context_chunking_policy",
+    "capacity_scheduler_policy",
 )  # fmt: skip
 """Fields that `installed-vllm` must leave at their defaults: vLLM, or its scheduler alone, lacks them."""
 
@@ -133,6 +143,7 @@ class EngineSpec(Strict):
     enable_mixed_chunk: bool = True
     max_prefill_tokens: int = Field(default=0, ge=0)
     prefill_max_requests: int = Field(default=0, ge=0)
+    scheduler_recv_interval: int = Field(default=1, ge=1, le=MOST_UNSEEN_STEPS)
     chunk_unit_size: int = Field(default=1, ge=1)
     context_chunking_policy: Literal["first_come_first_served", "equal_progress"] | None = None
     capacity_scheduler_policy: Literal["max_utilization", "guaranteed_no_evict", "static_batch", "new_token_ratio"] = (

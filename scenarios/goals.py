@@ -52,7 +52,6 @@ class Goal:
 
 
 def read_goals(limits: Mapping[str, float | str]) -> list[Goal]:
-    """The goals of a mapping of names to limits."""
     return [read_goal(name, limit) for name, limit in limits.items()]
 
 
@@ -64,7 +63,6 @@ def refuse_milliseconds(metric: str, limit: float, field: str) -> None:
 
 
 def read_goal(name: str, limit: float | str) -> Goal:
-    """The goal of a name and a limit."""
     value = _number(name, limit)
     if name == "goodput":
         if value > 1:

@@ -10,13 +10,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from latency_models.deployment.lora import TARGET_MODULES, TargetModule, adapter_bytes
+from latency_models.deployment.quantization import TARGET_MODULES, TargetModule, adapter_bytes
 from latency_models.io.builtin_files import NAME_OR_FILE, NameOrFile
 from latency_models.io.config_io import Strict, checked, read_yaml
 from latency_models.step_time import StepTime
 from latency_models.wrapped import LoRACost, ModelSlotsStepTime
-from scenarios.limits import KV_BLOCKS, Engines, Models
-from scenarios.policies import registered
+from scenarios.fields import KV_BLOCKS, Engines, Models, registered
 from schedulers.engine_config import KVOffloading, TierConfig, WritePolicy
 from schedulers.model_slots import SlotsConfig
 from schedulers.tier_eviction import EVICTION_POLICIES
@@ -146,7 +145,6 @@ class LoRACostSpec(Strict):
     row_rank: NonNegativeFloat = 0.0
 
     def at(self, rank: int) -> LoRACost:
-        """The cost at a rank."""
         return LoRACost(self.step, self.adapter + rank * self.adapter_rank, self.row + rank * self.row_rank)
 
 
@@ -206,7 +204,6 @@ class LoRASpec(Strict):
         return size
 
     def cost_at_rank(self, base: Path) -> LoRACost:
-        """The cost of adapters of this rank."""
         if isinstance(self.cost, LoRACostSpec):
             return self.cost.at(self.max_lora_rank)
         path = base / self.cost

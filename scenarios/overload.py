@@ -9,9 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from latency_models.io.config_io import Strict
+from scenarios.fields import Engines, PolicySpec, Requests, make_policy, registered
 from scenarios.goals import Goal, read_goals
-from scenarios.limits import Engines, Requests
-from scenarios.policies import PolicySpec, make_policy, registered
 from schedulers.admission_control import AdmissionLimits, WaitingLimits
 from schedulers.autoscaling import SCALING_POLICIES, Autoscaler, Predict, RatePolicy, ScalingRules
 from workloads.errors import BadInput

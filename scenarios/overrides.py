@@ -18,8 +18,8 @@ import yaml
 
 from latency_models.io.builtin_files import from_command_line
 from latency_models.io.config_io import MAX_DEPTH, read_yaml_text
+from scenarios.fields import SWEEP_POINTS
 from scenarios.goals import LATENCY, has_no_unit, read_goal
-from scenarios.limits import SWEEP_POINTS
 from workloads.errors import BadInput
 
 Settings = dict[str, Any]

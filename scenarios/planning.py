@@ -17,8 +17,8 @@ from pydantic import (
 from latency_models.io.builtin_files import NameOrFile
 from latency_models.io.config_io import Strict
 from scenarios.afd import ratio_text
+from scenarios.fields import Engines, Microbatches, Name
 from scenarios.goals import Goal, read_goals
-from scenarios.limits import Engines, Microbatches, Name
 from scenarios.pools import DeviceSpec, LinkSpec, Role, RouterName
 from workloads.errors import BadInput
 
@@ -142,12 +142,10 @@ class PlanSpec(Strict):
 
     @property
     def aim(self) -> Objective:
-        """The objective, with its default."""
         if self.objective is not None:
             return self.objective
         return "cost_per_hour" if all(self.price(kind.device) is not None for kind in self.engines) else "gpus"
 
     @property
     def wanted(self) -> list[Goal]:
-        """The goals."""
         return read_goals(self.goals)

@@ -19,7 +19,7 @@ from pydantic import BeforeValidator, Field
 
 from latency_models.io.builtin_files import CommandLineText
 from latency_models.io.config_io import Strict, checked, read_text, read_yaml
-from scenarios.limits import Name
+from scenarios.fields import Name
 from scenarios.overrides import Settings, apply
 from workloads.errors import BadInput, TwinError
 

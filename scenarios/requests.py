@@ -1,4 +1,4 @@
-"""Sections of a workload on its requests: `tasks`, `clients`, `service_classes`, `prefixes` and `trace`."""
+"""Sections of a workload on its requests: lengths, `tasks`, `clients`, `service_classes`, `prefixes` and `trace`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,67 @@ from pydantic import Field, PositiveFloat, model_validator
 
 from latency_models.io.builtin_files import FilePath
 from latency_models.io.config_io import Strict
-from scenarios.lengths import LengthSpec
-from scenarios.limits import PREFIX_IDS, BlockTokens, PositiveTokens, PrefixGroups
-from scenarios.policies import registered
+from scenarios.fields import PREFIX_IDS, BlockTokens, PositiveTokens, PrefixGroups, Tokens, registered
+from workloads.checks import MAX_TOKENS
 from workloads.errors import BadInput
-from workloads.lengths import Lengths
+from workloads.lengths import Fixed, Geometric, Lengths, LogNormal, Uniform
 from workloads.mixes import TaskShare
 from workloads.pairs import Independent, LengthPairs
 from workloads.prefixes import REMEMBERED_RUBRICS, SharedPrefixes
 from workloads.traces import AUTO, TRACE_FORMATS, Trace, read_trace
+
+
+class FixedLengths(Strict):
+    """The same length for every request, tokens."""
+
+    distribution: Literal["fixed"]
+    mean: Tokens
+
+    def build(self) -> Lengths:
+        return Fixed(self.mean)
+
+
+class GeometricLengths(Strict):
+    """Geometric lengths on {1, 2, …} with the given mean, tokens."""
+
+    distribution: Literal["geometric"]
+    mean: float = Field(ge=1, le=MAX_TOKENS)
+
+    def build(self) -> Lengths:
+        return Geometric(self.mean)
+
+
+class LogNormalLengths(Strict):
+    """Log-normal lengths with the given mean (tokens) and coefficient of variation."""
+
+    distribution: Literal["lognormal"]
+    mean: float = Field(ge=1, le=MAX_TOKENS)
+    cv: float = Field(default=1.0, ge=1e-6, le=100)
+
+    def build(self) -> Lengths:
+        return LogNormal(self.mean, self.cv)
+
+
+class UniformLengths(Strict):
+    """Whole lengths from `low` to `high`, both included, tokens."""
+
+    distribution: Literal["uniform"]
+    low: Tokens
+    high: Tokens
+
+    @model_validator(mode="after")
+    def _in_order(self) -> UniformLengths:
+        if self.high < self.low:
+            raise BadInput(f"expected at least low ({self.low})", field="high", value=self.high)
+        return self
+
+    def build(self) -> Lengths:
+        return Uniform(self.low, self.high)
+
+
+LengthSpec = Annotated[
+    FixedLengths | GeometricLengths | LogNormalLengths | UniformLengths, Field(discriminator="distribution")
+]
 
 
 class ServiceClassSpec(Strict):

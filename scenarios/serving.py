@@ -13,8 +13,8 @@ from latency_models.io.config_io import Strict
 from latency_models.io.late_section import late_section
 from latency_models.sources.registry import StepTimeSpec
 from scenarios.engine import EngineSpec
+from scenarios.fields import DECISIONS, ENGINES, RING_PLACES
 from scenarios.goals import refuse_milliseconds
-from scenarios.limits import DECISIONS, ENGINES, RING_PLACES
 from scenarios.overrides import Settings
 from scenarios.pools import PoolSpec, fill_pools
 from scenarios.reading import ScenarioFile, check

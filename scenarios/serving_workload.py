@@ -11,8 +11,8 @@ from pydantic import Field, PositiveFloat, model_validator
 
 from latency_models.io.config_io import Strict
 from latency_models.io.late_section import late_section, late_sections
-from scenarios.lengths import LengthSpec, UniformLengths
-from scenarios.limits import Clients, Models, PositiveTokens, Requests, refuse_first
+from scenarios.fields import Clients, Models, PositiveTokens, Requests, refuse_first
+from scenarios.requests import LengthSpec, UniformLengths
 from workloads.arrivals import LONGEST, SMALLEST_CV, Arrivals, ClosedLoop, Deterministic, Gamma, Pauses, Poisson
 from workloads.errors import BadInput
 from workloads.generator import Workload
@@ -118,7 +118,6 @@ class ModelsSpec(Strict):
 
     @property
     def names(self) -> list[str]:
-        """The models."""
         return [f"model-{i}" for i in range(self.count)]
 
     @property

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from latency_models.io.config_io import Strict
-from scenarios.lengths import LengthSpec
-from scenarios.limits import SESSION_IDS, BlockTokens, PositiveTokens
+from scenarios.fields import SESSION_IDS, BlockTokens, PositiveTokens
+from scenarios.requests import LengthSpec
 from workloads.arrivals import LONGEST, SMALLEST_CV, Arrivals, Pauses
 from workloads.errors import BadInput
 from workloads.lengths import Lengths

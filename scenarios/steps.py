@@ -14,8 +14,7 @@ from latency_models.io.config_io import Strict
 from latency_models.sources.registry import StepTimeSpec
 from latency_models.stages import StageLink, Stages, stage_layers
 from latency_models.step_time import StepTime
-from scenarios.limits import StepTokens
-from scenarios.policies import PolicySpec, make_policy, registered
+from scenarios.fields import PolicySpec, StepTokens, make_policy, registered
 from schedulers.chunking import CHUNK_POLICIES, ChunkPolicy, PredictedSloChunks, SloChunks, StaticChunks
 from schedulers.draft_policies import DRAFT_POLICIES, DraftPolicy
 from workloads.errors import BadInput

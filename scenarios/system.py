@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import heapq
 import operator
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -22,19 +23,8 @@ from latency_models.io.config_io import Strict, checked
 from latency_models.io.late_section import late_section, late_sections
 from latency_models.sources.registry import StepTimeSpec
 from scenarios.engine import EngineSpec
-from scenarios.limits import Engines
-from scenarios.pools import (
-    SHARED_DECODER,
-    DeviceSpec,
-    Fleet,
-    KVEventsSpec,
-    LinkSpec,
-    PoolSpec,
-    Routing,
-    Serves,
-    Strategy,
-    expand_strategy,
-)
+from scenarios.fields import Engines
+from scenarios.pools import DeviceSpec, KVEventsSpec, LinkSpec, PoolSpec, Role, Routing, Serves
 from workloads.errors import BadInput
 from workloads.registry import Registry
 
@@ -174,6 +164,21 @@ class PoolsSpec(SystemSpec):
         return f"system.pools[{expanded[pool]}].{field}"
 
 
+Strategy = Literal["isolated", "sun", "qsun", "multi_lora", "swapping"]
+"""Ways in which the models of a fleet share its engines. Each expands to the pools that one would write by hand:
+
+- `isolated`: every model has engines of its own, by popularity. Where there are more models than devices, a device is
+  divided into equal parts.
+- `sun`: prefill engines have modules of their own for each model, decode engines one decoder for all (SUN 3.2).
+- `qsun`: the same with a decoder in few bits (SUN 3.3).
+- `multi_lora`: every engine has one base model, and adapters of the others.
+- `swapping`: every engine serves its share of the models, whose weights it swaps.
+"""
+
+SHARED_DECODER = ("sun", "qsun")
+"""Strategies with one decoder for all models."""
+
+
 @LAYOUTS.register("many_models")
 class ManyModelsSpec(SystemSpec):
     """One fleet, and the strategy by which the models of the workload share it; the reference has every field."""
@@ -224,11 +229,85 @@ class ManyModelsSpec(SystemSpec):
         return self.expand_for({"default": 1.0}, engine, step_time)
 
     def expand_for(self, shares: Mapping[str, float], engine: EngineSpec, step_time: StepTimeSpec) -> list[PoolSpec]:
-        fleet = Fleet(
-            self.strategy, self.engines, self.num_prefill, self.quantised_step_time, self.lora, self.swapping,
-            self.device,
+        if self.strategy == "isolated":
+            return self._isolated(shares, engine, step_time)
+        if self.strategy == "multi_lora":
+            with_adapters = engine.model_copy(update={"lora_config": self.lora})
+            return [self._pool("engine", self.engines, [*shares], with_adapters, step_time)]
+        if self.strategy == "swapping":
+            return self._swapping("engine", self.engines, shares, engine, step_time)
+        decoder = step_time if self.strategy == "sun" else self.quantised_step_time or step_time
+        prefill = self._swapping("prefill", self.num_prefill, shares, engine, step_time, "prefill")
+        return [*prefill, self._pool("decode", self.engines - self.num_prefill, [*shares], engine, decoder, "decode")]
+
+    def _isolated(self, shares: Mapping[str, float], engine: EngineSpec, step_time: StepTimeSpec) -> list[PoolSpec]:
+        """A pool for each model, on equal parts of devices where there are fewer devices than models."""
+        parts = -(-len(shares) // self.engines)
+        if parts > 1:
+            if engine.num_gpu_blocks is not None:
+                expected = f"expected kv_memory in its place, since {parts} models share the memory of a device"
+                raise BadInput(expected, field="engine.num_gpu_blocks", value=engine.num_gpu_blocks)
+            from scenarios.memory import KVMemorySpec
+
+            memory = engine.kv_memory or KVMemorySpec()
+            part = memory.model_copy(update={"gpu_memory_utilization": memory.gpu_memory_utilization / parts})
+            engine = engine.model_copy(update={"kv_memory": part})
+        replicas = replicas_by_share(shares, self.engines * parts)
+        pools = [self._pool(model, count, [model], engine, step_time) for model, count in replicas.items()]
+        return [pool.model_copy(update={"engines_per_device": parts}) for pool in pools]
+
+    def _swapping(
+        self, name: str, engines: int, shares: Mapping[str, float], engine: EngineSpec,
+        step_time: StepTimeSpec, role: Role = "both",
+    ) -> list[PoolSpec]:  # fmt: skip
+        """A pool for each engine, which swaps its share of the models, or for each model where engines suffice."""
+        if len(shares) <= engines:
+            counts = replicas_by_share(shares, engines)
+            return [self._pool(f"{name}-{of}", count, [of], engine, step_time, role) for of, count in counts.items()]
+        pools = []
+        # Prefill engines can keep equal numbers of models in memory; one that swaps for decodes is better with few.
+        room = -(-len(shares) // engines) if role == "prefill" else len(shares)
+        for i, models in enumerate(balanced_groups(shares, engines, room)):
+            assert self.swapping is not None, "the section is required of strategies that swap"
+            swapping = self.swapping.model_copy(update={"models": len(models)})
+            settings = engine.model_copy(update={"weight_swapping": swapping}) if len(models) > 1 else engine
+            pools.append(self._pool(f"{name}-{i}", 1, models, settings, step_time, role))
+        return pools
+
+    def _pool(
+        self, name: str, replicas: int, models: list[str], engine: EngineSpec, step_time: StepTimeSpec,
+        role: Role = "both",
+    ) -> PoolSpec:  # fmt: skip
+        return PoolSpec(
+            name=name, role=role, replicas=replicas, models=models, engine=engine, step_time=step_time,
+            device=self.device,
         )  # fmt: skip
-        return expand_strategy(fleet, shares, engine, step_time)
+
+
+def replicas_by_share(shares: Mapping[str, float], engines: int) -> dict[str, int]:
+    """Engines of each model: one, and the others one by one to the model with the largest share an engine."""
+    replicas = dict.fromkeys(shares, 1)
+    heap = [(-share, i, model) for i, (model, share) in enumerate(shares.items())]
+    heapq.heapify(heap)
+    for _ in range(engines - len(shares)):
+        _, i, model = heap[0]
+        replicas[model] += 1
+        heapq.heapreplace(heap, (-shares[model] / replicas[model], i, model))
+    return replicas
+
+
+def balanced_groups(shares: Mapping[str, float], groups: int, room: int) -> list[list[str]]:
+    """Models in `groups` groups of similar shares, at most `room` each: the most popular first, to the least group."""
+    heap: list[tuple[float, int]] = [(0.0, i) for i in range(groups)]
+    members: list[list[str]] = [[] for _ in range(groups)]
+    for model in sorted(shares, key=lambda model: -shares[model]):
+        load, i = heap[0]
+        members[i].append(model)
+        if len(members[i]) < room:
+            heapq.heapreplace(heap, (load + shares[model], i))
+        else:
+            heapq.heappop(heap)
+    return [group for group in members if group]
 
 
 def _with_layout(system: Any) -> Any:

@@ -15,7 +15,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
-from schedulers.registry import Registry
+from workloads.registry import Registry
 
 Metric = Literal["busy", "load", "kv_used", "running", "waiting"]
 """The number that `TargetUtilization` holds at its target."""
@@ -194,7 +194,6 @@ class ScalingPolicy(Protocol):
 
     def desired(self, observation: Observation) -> int:
         """The number of engines, whatever the limits."""
-        ...
 
 
 def replicas_at_target(
@@ -390,9 +389,6 @@ def _check(name: str, value: object, holds: bool, expected: str) -> None:
 
 
 SCALING_POLICIES: Registry[Callable[..., Any]] = Registry(
-    target_utilization=TargetUtilization,
-    queue_length=QueueLength,
-    scheduled=Scheduled,
-    slo=MeetGoals,
+    target_utilization=TargetUtilization, queue_length=QueueLength, scheduled=Scheduled, slo=MeetGoals
 )
 """Makes a policy (`ScalingPolicy`), given a predictor and its parameters by name. Each pool has one of its own."""

@@ -167,7 +167,6 @@ class DraftedSteps:
         self.finishes = False
 
     def batches(self) -> Iterator[Batch]:
-        """The steps one by one."""
         sequences = tuple(decode.sequence for decode in self.decodes)
         for step, (kv, longest) in enumerate(zip(self.kv_tokens, self.longest, strict=True)):
             draft_tokens = [decode.num_drafted[step] for decode in self.decodes]

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeAlias
 
-from schedulers.registry import Registry
+from workloads.registry import Registry
 
 Advance: TypeAlias = Literal["lockstep", "independent"]
 """The way attention instances go on to the next microbatch: all when the slowest is done, or each on its own."""

@@ -210,7 +210,6 @@ class FullBatch:
         self.unseen = 0
 
     def begin_step(self) -> None:
-        """Begin to schedule a step."""
         if self._renewed:
             self.is_full = self._renewed = False
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Many
 from itertools import pairwise
 from typing import Protocol, TypeAlias
 
-from schedulers.registry import Registry
+from workloads.registry import Registry
 
 
 def interpolate(x: Many[int], y: Many[float], tokens: int) -> float:
@@ -50,7 +50,6 @@ class ChunkPolicy(Protocol):
             decode_kv, longest_decode: cached tokens that all decodes and the longest attend to, as in `Batch`.
             context: tokens of the first prompt under way that are in the cache already.
         """
-        ...
 
 
 class StaticChunks:

@@ -36,6 +36,7 @@ class CoreState:
         config: the settings. chunk_policy: limits prompt tokens a step besides the settings, or None.
         scheduling_policy: the order of waiting sequences.
         kv_cache: the blocks. decode_set: the decoding sequences.
+        arrived: sequences that the scheduler has not looked at yet (`scheduler_recv_interval`).
         queues: waiting sequences: [all], or with one-shot limits [generation, one-shot].
         waiting_for_remote_kv: sequences whose cache was computed by a prefill engine, and that wait for admission.
             Those that have their blocks already come first.
@@ -121,6 +122,8 @@ class CoreState:
     def _keep_settings(self, config: EngineConfig) -> None:
         """Keep what is read for every step or sequence: attributes of a compiled class are read faster."""
         self.holds_prompts = False
+        self.arrived: list[Sequence] = []
+        self._prompts_step = 0  # the latest step with prompts
         self.max_step_tokens = config.max_num_batched_tokens
         self.leads_prefixes = config.in_batch_prefix_caching
         self.limits_prefills = config.max_prefill_tokens > 0 or config.prefill_max_requests > 0
@@ -142,7 +145,6 @@ class CoreState:
 
     @property
     def num_decodes(self) -> int:
-        """Decoding sequences."""
         return self.decode_set.size
 
     @property
@@ -159,7 +161,7 @@ class CoreState:
     def num_waiting(self) -> int:
         """Requests that wait for admission."""
         waiting = sum(queue.count for queue in self.queues) + len(self.waiting_for_remote_kv)
-        waiting += len(self.preempted_finishing)
+        waiting += len(self.preempted_finishing) + len(self.arrived)
         return waiting if self.kv_tiers is None else waiting + len(self.kv_tiers.loads)
 
     def cached_prefix_tokens(self, request: Request) -> int:
@@ -204,13 +206,24 @@ class CoreState:
                 unassigned -= self.kv_cache.num_blocks_of(sequence.blocks)
         return unassigned
 
+    def _receive(self) -> None:
+        """Queue what has arrived, after a step with prompts or so many steps of decodes, or if there is nothing to run.
+
+        SGLang 0.5.9 `managers/scheduler_recv_skipper.py`.
+        """
+        idle = not self.decode_set.size and not self._prefilling
+        if idle or (self.step_index - self._prompts_step) % self.config.scheduler_recv_interval == 0:
+            for sequence in self.arrived:
+                self._queue_of(sequence).push(sequence)
+            self.arrived.clear()
+            self._admission_blocked = False
+
     def _has_queued(self) -> bool:
         """Tell whether a queue has a sequence."""
         queues = self.queues
         return queues[0].count > 0 or queues[-1].count > 0
 
     def _queue_of(self, sequence: Sequence) -> WaitingQueue:
-        """The queue that a sequence waits in."""
         return self.queues[-1 if sequence.one_shot else 0]
 
     def num_missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
@@ -316,6 +329,9 @@ class CoreState:
         if not self._admission_blocked and self._has_queued():
             return 0
         steps = decode_set.steps_to_max_tokens() - 1
+        if self.arrived:
+            interval = self.config.scheduler_recv_interval
+            steps = min(steps, -(decode_set.step_index - self._prompts_step) % interval - 1)
         if self._sharing and self._has_queued():
             steps = min(steps, self._steps_to_shared_block() - 1)
         return decode_set.steps_within_blocks(self.kv_cache.num_free_blocks, steps)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Final, Protocol
 
 from schedulers.chunking import check_table, interpolate
-from schedulers.registry import Registry
+from workloads.registry import Registry
 
 MEMORY: Final = 0.99
 """The weight of an observation after a further one, so that the acceptance of some hundred drafts is remembered."""
@@ -23,11 +23,9 @@ class DraftPolicy(Protocol):
 
     def num_draft_tokens(self, num_decodes: int) -> int:
         """Draft tokens of each decode in a step with `num_decodes` decodes, at least 0."""
-        ...
 
     def observe(self, num_drafted: int, num_accepted: int) -> None:
         """Learn that of `num_drafted` draft tokens of one decode, at least 1, the first `num_accepted` were right."""
-        ...
 
 
 class FixedDrafts:

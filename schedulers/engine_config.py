@@ -19,6 +19,9 @@ from schedulers.waiting_queue import SCHEDULING_POLICIES
 KVReservation = Literal["chunk", "prompt", "max_tokens"]
 """Blocks allocated at admission: for the first chunk, for the prompt, or for the prompt and `max_tokens` of output."""
 
+MOST_UNSEEN_STEPS = 1000
+"""Steps of decodes that a step of prompts counts as where `scheduler_recv_interval` counts."""
+
 CacheBlocksOn = Literal["scheduled", "computed"]
 """When a prompt block enters the prefix cache: when its step is scheduled (vLLM), or when it is computed (Prelude)."""
 
@@ -123,6 +126,7 @@ class EngineConfig:
             there are some, and decodes pause for it (SGLang).
         max_prefill_tokens: prompt tokens a step beyond which no further prompt begins, 0 for no limit.
             prefill_max_requests: prompts a step, 0 for no limit (both SGLang's).
+        scheduler_recv_interval: steps of decodes from one look at arriving requests to the next (SGLang).
         chunk_unit_size: parts of prompts are multiples of it. context_chunking_policy: how prompts share the tokens of
             a step (`schedulers.token_sharing`); None: in order, and none is admitted without tokens.
         capacity_scheduler_policy: when blocks suffice for an admission (`schedulers.capacity`).
@@ -159,6 +163,7 @@ class EngineConfig:
     enable_mixed_chunk: bool = True
     max_prefill_tokens: int = 0
     prefill_max_requests: int = 0
+    scheduler_recv_interval: int = 1
     chunk_unit_size: int = 1
     context_chunking_policy: str | None = None
     capacity_scheduler_policy: str = MAX_UTILIZATION
@@ -214,7 +219,7 @@ class EngineConfig:
         for name, least in {
             "long_prefill_token_threshold": 0, "max_num_active_seqs": 0, "prefill_schedule_interval": 1,
             "max_prefill_tokens": 0, "prefill_max_requests": 0, "chunk_unit_size": 1, "schedule_conservativeness": 0,
-            "attention_dp_timeout_iters": 0, "attention_dp_batching_wait_iters": 0,
+            "attention_dp_timeout_iters": 0, "attention_dp_batching_wait_iters": 0, "scheduler_recv_interval": 1,
         }.items():  # fmt: skip
             if getattr(self, name) < least:
                 raise ValueError(f"{name}: expected at least {least}, found {getattr(self, name)}")
@@ -228,6 +233,8 @@ class EngineConfig:
                 f"prefill_schedule_interval: expected 1 with enable_mixed_chunk false or a context_chunking_policy, "
                 f"found {self.prefill_schedule_interval}"
             )
+        if self.scheduler_recv_interval > MOST_UNSEEN_STEPS:
+            raise ValueError(f"scheduler_recv_interval: expected at most {MOST_UNSEEN_STEPS}")
         if not 0.0 <= self.watermark < 1.0:
             raise ValueError(f"watermark: expected a share of at least 0 and below 1, found {self.watermark}")
 

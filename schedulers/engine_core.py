@@ -74,7 +74,10 @@ class EngineCore(StepScheduling):
                 if not never_shed:
                     self.admission_control.check(sequence, getattr(queue, "ahead_of", None), now)
                 self.admission_control.submitted(sequence)
-            queue.push(sequence)
+            if self.config.scheduler_recv_interval > 1:
+                self.arrived.append(sequence)
+            else:
+                queue.push(sequence)
         self._num_submitted += 1
         self.outstanding_tokens += request.prompt_tokens + sequence.max_tokens
         self.sequences[request.id] = sequence
@@ -120,6 +123,8 @@ class EngineCore(StepScheduling):
         decode_set, slots = self.decode_set, self.model_slots
         if slots is not None:
             slots.begin_step(now)
+        if self.arrived:
+            self._receive()
         transferred = self._transferred = admit_transferred(self) if self.waiting_for_remote_kv else ()
         chunks: list[Chunk] = []
         paused = self._schedule_running(chunks)
@@ -236,6 +241,7 @@ class EngineCore(StepScheduling):
         self, chunks: list[Chunk], decodes: tuple[Sequence, ...], finishing: list[Sequence]
     ) -> type[Batch]:
         """Complete the prompts whose last chunks these are, in the step just begun. Returns the step's kind."""
+        self._prompts_step = self.decode_set.step_index
         for chunk in chunks:
             if chunk.last:
                 self._complete_prefill(chunk.sequence, finishing)

@@ -78,7 +78,6 @@ class HostedCore(EngineCore):
         return sequence
 
     def end_step(self, batch: Batch, stopped: Iterable[Sequence], now: float) -> list[Sequence]:
-        """See `EngineCore.end_step`."""
         stopped = list(stopped)
         self._host.end_step({sequence.request.id for sequence in stopped})
         finished = super().end_step(batch, stopped, now)
@@ -86,13 +85,11 @@ class HostedCore(EngineCore):
         return finished
 
     def abort(self, request_id: int, now: float) -> Sequence | None:
-        """See `EngineCore.abort`."""
         if request_id in self.sequences:
             self._host.abort(request_id)
         return super().abort(request_id, now)
 
     def cached_prefix_tokens(self, request: Request) -> int:
-        """See `CoreState.cached_prefix_tokens`."""
         return self._host.cached_prefix_tokens(request)
 
     def steady_decode_steps(self) -> int:

@@ -15,15 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Final
 
-from schedulers.kv_cache import (
-    PATH_HASHES,
-    CacheObserver,
-    KVCache,
-    PrefixNode,
-    SequenceBlocks,
-    block_hash,
-    cached_path,
-)
+from schedulers.kv_cache import PATH_HASHES, CacheObserver, KVCache, PrefixNode, SequenceBlocks, block_hash, cached_path
 from schedulers.tier_eviction import EVICTION_POLICIES, EvictionPolicy, TierBlock
 
 if TYPE_CHECKING:

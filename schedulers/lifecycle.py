@@ -230,6 +230,8 @@ class Lifecycle(CoreState):
             return  # its cache is on its way
         if sequence in self.waiting_for_remote_kv:
             self.waiting_for_remote_kv.remove(sequence)
+        elif sequence in self.arrived:
+            self.arrived.remove(sequence)
         else:
             self._queue_of(sequence).remove(sequence)
 

@@ -30,7 +30,6 @@ class LoadTree:
         self._sorted = sorted(leaves)
 
     def set(self, position: int, load: int) -> None:
-        """Set the load of the engine at a position."""
         nodes, node = self._nodes, self._first_leaf + position
         if nodes[node] == load:
             return

@@ -26,7 +26,6 @@ MICRO_BATCH_STEPS: Final = 1 << 40
 
 
 def micro_batch_of(step_index: int) -> int:
-    """The micro-batch that has a step of this number."""
     return step_index // MICRO_BATCH_STEPS
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from schedulers.registry import Registry
 from schedulers.sequence import DECODING, Sequence
 from schedulers.waiting_queue import priority
+from workloads.registry import Registry
 
 PreemptionPolicy = Callable[[Iterable[Sequence]], list[Sequence]]
 """Orders running sequences, given in the order of their admission. The last of the result is preempted first."""

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar
 
 from schedulers.load_tree import LoadTree
-from schedulers.registry import Registry
+from workloads.registry import Registry
 
 if TYPE_CHECKING:
     from workloads.request import Request
@@ -189,29 +189,30 @@ class WeightedLeastLoaded:
         self._turn = 0
 
     def choose(self, request: Request, engines: Many[Engine]) -> Engine:
+        return self._soonest(engines, 0)
+
+    def _soonest(self, engines: Many[Engine], tokens: int) -> Engine:
+        """The engine with the least time for its load and this many further tokens."""
         start = self._turn % len(engines)
         self._turn += 1
-        return _soonest(engines, start, 0)
+        best, minimum = engines[start], 0.0
+        for i in range(len(engines)):
+            engine = engines[(start + i) % len(engines)]
+            delay = (engine.load + tokens) / engine.speed
+            if not i or delay < minimum:
+                best, minimum = engine, delay
+        return best
 
 
-class ShortestExpectedDelay:
+class ShortestExpectedDelay(WeightedLeastLoaded):
     """The engine that is first to have worked off its load and the request, by its speed.
 
     An idle slow engine gets no request that a fast one would finish sooner behind others, unlike with the least load
-    for the speed (Banawan and Zahorjan 1989; `sed` beside `wlc` in the Linux virtual server). Engines take turns among
-    equals.
+    for the speed (Banawan and Zahorjan 1989; `sed` beside `wlc` in the Linux virtual server).
     """
 
-    DRAWS: ClassVar[bool] = False
-    READS_CACHES: ClassVar[bool] = False
-
-    def __init__(self, draw: Draw) -> None:
-        self._turn = 0
-
     def choose(self, request: Request, engines: Many[Engine]) -> Engine:
-        start = self._turn % len(engines)
-        self._turn += 1
-        return _soonest(engines, start, request.prompt_tokens + request.max_tokens)
+        return self._soonest(engines, request.prompt_tokens + request.max_tokens)
 
 
 class WeightedRandom:
@@ -232,17 +233,6 @@ class WeightedRandom:
             if remainder < 0:
                 return engine
         return engines[-1]
-
-
-def _soonest(engines: Many[Engine], start: int, tokens: int) -> Engine:
-    """The engine with the least time for its load and this many further tokens; from `start` on among equals."""
-    best, minimum = engines[start], 0.0
-    for i in range(len(engines)):
-        engine = engines[(start + i) % len(engines)]
-        delay = (engine.load + tokens) / engine.speed
-        if not i or delay < minimum:
-            best, minimum = engine, delay
-    return best
 
 
 class PowerOfTwo:

@@ -62,7 +62,6 @@ class SpeculationStats:
         self.num_accepted_tokens_per_pos = [0] * num_speculative_tokens
 
     def counters(self) -> dict[str, int | list[int]]:
-        """All counters by name."""
         return {
             "num_drafts": self.num_drafts,
             "num_draft_tokens": self.num_draft_tokens,
@@ -128,7 +127,6 @@ class SpeculativeDecodeSet(DecodeSet):
         return sequence.num_output_tokens
 
     def begin_step(self) -> None:
-        """Begin a step."""
         self.step_index += 1
         self.in_step = True
 
@@ -262,6 +260,8 @@ class SpeculativeEngineCore(EngineCore):
         """
         decode_set = self.speculative_decodes
         if not decode_set.size or self._prefilling or self.waiting_for_remote_kv or self.model_slots is not None:
+            return -1
+        if self.arrived:
             return -1
         if not self._drafts_are_fixed or (self._has_queued() and (self._sharing or not self._admission_blocked)):
             return -1

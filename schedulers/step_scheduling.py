@@ -262,7 +262,6 @@ class StepScheduling(Lifecycle):
         return ()
 
     def _admit_waiting(self, chunks: list[Chunk], budget: int) -> None:
-        """Admit waiting sequences to the step."""
         if self.capacity is not None:
             decode_blocks = 0 if self._prompts_first else self.decode_set.num_new_blocks()
             if not self.capacity.begin_admission(self.running, self.decode_set, chunks, decode_blocks):

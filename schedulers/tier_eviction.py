@@ -9,7 +9,7 @@ from math import inf
 from mypy_extensions import mypyc_attr
 
 from schedulers.recency import Linked, RecencyList
-from schedulers.registry import Registry
+from workloads.registry import Registry
 
 
 class TierBlock(Linked):
@@ -50,7 +50,6 @@ class EvictionPolicy:
         raise NotImplementedError
 
     def remove(self, block: TierBlock) -> None:
-        """A block leaves the tier."""
         raise NotImplementedError
 
     def victim(self) -> TierBlock | None:

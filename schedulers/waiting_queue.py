@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
-from schedulers.registry import Registry
 from schedulers.sequence import WAITING, Sequence
+from workloads.registry import Registry
 
 SortKey = Callable[[Sequence], tuple[float, ...]]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,20 @@ def pytest_configure(config: pytest.Config) -> None:
         if not source.exists() or source.stat().st_mtime > extension.stat().st_mtime:
             again = "SERVING_TWIN_COMPILE=1 pip install -e . --no-deps"
             raise pytest.UsageError(f"{extension} is older than its source; compile again ({again}) or remove it")
+
+
+@pytest.fixture
+def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Types a command that must refuse its input: exit code 2, and nothing but the one line that is returned."""
+
+    def line(*words: object) -> str:
+        from twin.cli import run
+
+        capsys.readouterr()
+        assert run([str(word) for word in words]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        (message,) = captured.err.strip().splitlines()
+        return message
+
+    return line

@@ -37,8 +37,8 @@ BY_HAND = ["tests/twin/serving/test_*_by_hand.py", "tests/twin/serving/test_util
 BUNDLE = ["tests/twin/test_bundle_*.py", "tests/twin/test_sweep_summary.py", "tests/golden", "tests/twin/test_afd_*.py"]
 THEORY = ["tests/theory/test_gaps.py", "tests/theory/test_cycle.py", "tests/theory/test_load.py"]
 STORIES = ["tests/schedulers/test_engine_story.py", "tests/schedulers/test_one_shot.py"]
-RANDOM_STORIES = ["tests/schedulers/test_engine_against_naive.py", "tests/schedulers/test_engine_properties.py"]
-RULES = [f"tests/schedulers/test_{name}.py" for name in ("scheduler_rules", "running_pass", "other_engines")]
+RANDOM_STORIES = ["tests/vllm_parity/test_decisions.py", "tests/schedulers/test_engine_properties.py"]
+RULES = [f"tests/schedulers/test_{name}.py" for name in ("scheduler_rules", "other_engines", "pipeline")]
 
 NEAREST = {
     "schedulers/bundle_slots.py": ["tests/schedulers/test_bundle_slots.py", *BUNDLE],

@@ -1,4 +1,4 @@
-"""Settings of the interpreter and its libraries that make simulations quicker."""
+"""Settings of the interpreter and its libraries that make simulations quicker, and whether modules are compiled."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 
 @contextlib.contextmanager
@@ -48,3 +49,9 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def runs_compiled() -> bool:
+    """Tell whether `schedulers.engine_core` is a C extension. It is found, not imported."""
+    core = find_spec("schedulers.engine_core")
+    return core is not None and core.origin is not None and not core.origin.endswith(".py")

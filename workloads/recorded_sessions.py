@@ -164,7 +164,6 @@ class RecordedSessions:
         return main, {row: list(agents.values()) for row, agents in chains.items()}
 
     def _chain(self, rows: list[int], pause: Callable[[], float] | None, first_id: int) -> Iterator[Round]:
-        """The rounds of one agent."""
         prompts = self._named(rows) if self.trace.prefix_blocks is not None else self._grown(rows, first_id)
         for row, prompt in zip(rows, prompts, strict=True):
             not_before = 0.0 if self.think is not None else self._time(row)

@@ -1,4 +1,22 @@
-"""A dictionary of the things that a scenario can name, to which plug-ins add."""
+"""A dictionary of the things that a scenario can name, to which plug-ins add.
+
+A registry is a dictionary from the name that a configuration uses to a factory or function. The allowed names of a
+setting are the keys of its registry. A plug-in is one Python file that adds its own policy when it is imported:
+
+    from schedulers.routing import ROUTERS
+
+    class LongestPrefix:
+        def choose(self, request, engines):
+            return max(engines, key=lambda engine: engine.cached_prefix_tokens(request))
+
+    ROUTERS.register("longest_prefix")(lambda draw: LongestPrefix())
+
+A scenario lists the file under `plugins`, and it is imported before the fields are checked. The registries are
+`SCHEDULING_POLICIES` (`schedulers.waiting_queue`), `PREEMPTION_POLICIES` (`schedulers.preemption`), `CHUNK_POLICIES`
+(`schedulers.chunking`), `DRAFT_POLICIES` (`schedulers.draft_policies`), `ROUTERS` (`schedulers.routing`),
+`SCALING_POLICIES` (`schedulers.autoscaling`) and `REFILL_POLICIES` (`schedulers.bundle_slots`). Traces have theirs:
+`TRACE_FORMATS` (`workloads.traces`).
+"""
 
 from __future__ import annotations
 

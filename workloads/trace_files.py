@@ -67,7 +67,6 @@ class Table:
 
     @property
     def names(self) -> list[str]:
-        """The names of the columns."""
         return list(self._first)
 
     def named(self, name: str) -> bool:

@@ -17,6 +17,7 @@ import math
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +38,31 @@ KINDS = ("aggregated", "disaggregated", "assumed")
 SOURCE = "systems/silicon_sample.csv of aiconfigurator-core 0.12, read by python -m benchmarks.error_board"
 
 
-def predictions(rows: Sequence[Row]) -> tuple[list[tuple[Row, Prediction]], dict[str, str]]:
+def predictions(rows: Sequence[Row], jobs: int) -> tuple[list[tuple[Row, Prediction]], dict[str, str]]:
     """The rows that can be predicted, and by id the reasons why the others cannot."""
+    alike = list(dict.fromkeys(replace(row, id="") for row in rows))
+    if jobs == 1:
+        results = list(map(prediction_or_reason, alike))
+    else:
+        with ProcessPoolExecutor(jobs) as pool:
+            results = list(pool.map(prediction_or_reason, alike, chunksize=8))
+    by_row = dict(zip(alike, results, strict=True))
     predicted, reasons = [], {}
     for row in rows:
-        try:
-            predicted.append((row, predict(row)))
-        except BadInput as error:
-            reasons[row.id] = f"{error.field} {error.value}: {error.expected}" if error.value else error.expected
+        result = by_row[replace(row, id="")]
+        if isinstance(result, str):
+            reasons[row.id] = result
+        else:
+            predicted.append((row, result))
     return predicted, reasons
+
+
+def prediction_or_reason(row: Row) -> Prediction | str:
+    """A row's prediction, or why there is none."""
+    try:
+        return predict(row)
+    except BadInput as error:
+        return f"{error.field} {error.value}: {error.expected}" if error.value else error.expected
 
 
 def cases(predicted: Sequence[tuple[Row, Prediction]], quantity: str) -> list[Case]:
@@ -124,7 +141,7 @@ def kind_of(row: Row) -> str:
 
 def board(rows: Sequence[Row], folder: Path | None, jobs: int) -> tuple[dict[str, Any], list[cells.Judged]]:
     """The document, and the judged rows."""
-    predicted, reasons = predictions(rows)
+    predicted, reasons = predictions(rows, jobs)
     judged = judge(predicted, folder, jobs)
     document = {
         **provenance("twin.error-board/1"),

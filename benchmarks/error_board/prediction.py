@@ -1,7 +1,7 @@
 """Predictions of measured rows from data sheets, with nothing of them fitted, and the parts that these add up from.
 
-An aggregated row is the steady state of `closed_loop`. In a disaggregated one, prefill workers compute prompts alone,
-their caches cross the network between nodes, and decode workers take them into steps without prompts:
+An aggregated row is its client's loop, simulated (`loop.simulated`). In a disaggregated one, prefill workers compute
+prompts alone, their caches cross the network between nodes, and decode workers take them into steps without prompts:
 
     TTFT = OVERHEAD_APART + prompt + cache + D + waiting        TPOT = D of the requests in flight at one decode worker
 
@@ -20,12 +20,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from benchmarks.error_board.loop import ROUNDS, simulated
 from benchmarks.error_board.rows import Row, Workers
 from benchmarks.roofline_efficiency import DEVICES
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import ExpertFFN, Formats, Model, Weights, load_model
 from latency_models.io.builtin_files import builtin_names
-from latency_models.sources.aiconfigurator.closed_loop import closed_loop, prompt_alone, step_and_prompt
+from latency_models.sources.aiconfigurator.closed_loop import prompt_alone, step_and_prompt
 from latency_models.sources.roofline.efficiency import Backend, built_in_efficiency
 from latency_models.sources.roofline.error_board import family
 from latency_models.sources.roofline.placement import Cache, Placement, check_placement, device_memory
@@ -44,17 +45,11 @@ MAX_BATCHED_TOKENS = 8192
 MEMORY = 0.95
 """Share of the memory that engines use: DeepSeek-V3 in FP8 was served on four B200, which nine tenths do not allow."""
 
-ROUNDS = 10
-"""Requests that a client sends, over those in flight: those of InferenceX. Other sources do not say."""
-
 OVERHEAD = 0.03
 """Seconds of a request outside the engine: HTTP, tokenizer, the way to the first byte. Assumed."""
 
 OVERHEAD_APART = 0.13
 """The same with prefill and decode engines: the router asks two engines, which agree on blocks to send. Assumed."""
-
-AHEAD = (1.0, 0.07)
-"""Prompts computed before one, of a closed loop: a constant, and a slope over the requests in flight."""
 
 HOST = {"host": "layer", "sequence": "per_sequence", "prompt host": "prompt_layer"}
 """Times of the engine by the names of their parts: of each layer, of each sequence, of each layer with prompts."""
@@ -149,27 +144,18 @@ def _engine_of(row: Row, workers: Workers) -> _Engine:
 
 def _aggregated(row: Row) -> Prediction:
     engine = _engine_of(row, row.decode)
-    in_flight = max(row.in_flight / row.decode.data_parallel / row.decode.count, 1.0)
-    base, slope = AHEAD
-    loop = closed_loop(
-        engine.step_time,
-        in_flight,
-        row.isl,
-        row.osl,
-        ahead=base + slope * in_flight,
-        max_batched_tokens=MAX_BATCHED_TOKENS,
-        kv_capacity=engine.kv_tokens,
-    )
-    ahead = min(base + slope * in_flight, loop.residents - 1)
-    later = (loop.residents - 1 - ahead) / (row.osl - 1)
-    parts = _parts(engine, loop.decoding, row)
-    tpot = {f"decode {part}": step for part, (step, _) in parts.items()}
-    tpot |= {f"prompt {part}": later * prompt for part, (_, prompt) in parts.items()}
-    first = (loop.residents + max(MAX_BATCHED_TOKENS / row.isl, 1.0)) / 2 * loop.prompt / ROUNDS
-    ttft = {"overhead": OVERHEAD, "decodes": 1.5 * loop.decode_step, "own prompt": loop.prompt, "first wave": first}
-    life = sum(ttft.values()) + (row.osl - 1) * loop.tpot
-    ttft["waiting"] = (in_flight - loop.residents) / loop.residents * life
-    return Prediction(loop.tpot, sum(ttft.values()), _shares(tpot), _shares(ttft), loop.decoding)
+    means = simulated(row, engine.step_time, engine.kv_tokens, chip(row.system))
+    answer = (row.osl - 1) * means.tpot
+    streams = row.decode.count * row.decode.data_parallel
+    decoding = max(row.in_flight / streams * answer / (means.ttft + answer), 1.0)  # Little's law
+    step, prompt = step_and_prompt(engine.step_time, round(decoding), row.isl, row.osl, MAX_BATCHED_TOKENS)
+    parts = _parts(engine, decoding, row)
+    prompts = max(means.tpot - step, 0.0) / prompt
+    tpot = {f"decode {part}": seconds for part, (seconds, _) in parts.items()}
+    tpot |= {f"prompt {part}": prompts * seconds for part, (_, seconds) in parts.items()}
+    ttft = {"overhead": OVERHEAD, "decodes": step, "own prompt": prompt}
+    ttft["waiting"] = max(means.ttft - step - prompt, 0.0)
+    return Prediction(means.tpot, OVERHEAD + means.ttft, _shares(tpot), _shares(ttft), decoding)
 
 
 def _disaggregated(row: Row, workers: Workers) -> Prediction:

@@ -136,7 +136,6 @@ class Checkpoint(Strict):
 
     @property
     def formats(self) -> Formats:
-        """The formats of its weights."""
         return Formats(self.weights, self.experts or self.weights)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from latency_models.calibration.file_format import SIZES, Calibration, Component, Line, Provenance
+from latency_models.calibration import SIZES, Calibration, Component, Line, Provenance
 from latency_models.deployment.expert_load import ExpertLoad
 from latency_models.deployment.hardware import WEIGHT_BYTES, Hardware, Precision, Share
 from latency_models.deployment.models import ExpertFFN, Model

@@ -31,7 +31,6 @@ SIMILAR = 0.5
 
 
 def builtin_names(kind: Kind) -> list[str]:
-    """Names of the built-in files of one kind, sorted."""
     return list(_names(kind))
 
 

@@ -26,7 +26,6 @@ class Columns:
         return len(self._lines)
 
     def text(self, name: str) -> list[str]:
-        """A column as text."""
         if name not in self._columns:
             raise BadInput(f"expected this column, found {', '.join(self.names)}", field=name, file=self.path, line=1)
         return list(self._columns[name])

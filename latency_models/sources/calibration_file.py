@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from latency_models.calibration.file_format import Calibration, FitReport, Line, Pair, Provenance
+from latency_models.calibration import Calibration, FitReport, Line, Pair, Provenance
 from latency_models.deployment.models import Model
 from latency_models.io.builtin_files import FilePath
 from latency_models.io.config_io import Strict, checked, read_yaml, write_yaml
@@ -130,7 +130,6 @@ class MeasuredCalibration(Strict):
 
 
 def read_measured_calibration(path: Path) -> MeasuredCalibration:
-    """Read and check a file."""
     return from_document(read_yaml(path), path)
 
 
@@ -147,5 +146,4 @@ class CalibrationFileSpec(SourceSpec):
     path: FilePath
 
     def build(self, base: Path) -> StepTime:
-
         return read_measured_calibration(base / self.path).step_time()

@@ -25,9 +25,9 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from latency_models.calibration.file_format import Provenance
-from latency_models.fitting.broken_line import BrokenLine, basis, choose_knots, from_basis
+from latency_models.calibration import Provenance
 from latency_models.fitting.estimator import CannotFit, Estimator, Floats
+from latency_models.fitting.linear import BrokenLine, basis, choose_knots, from_basis
 from latency_models.fitting.statistics import fit_huber
 from latency_models.io.builtin_files import FilePath
 from latency_models.io.config_io import Strict, checked, read_yaml
@@ -124,7 +124,6 @@ class EngineRegressionFile(Strict):
 
 
 def read_engine_regression_file(path: Path) -> EngineRegressionFile:
-    """Read and check a file."""
     return checked(EngineRegressionFile, read_yaml(path), path)
 
 
@@ -314,7 +313,6 @@ class EngineRegression(Estimator, StepTime):
 
     @classmethod
     def from_file(cls, file: EngineRegressionFile) -> EngineRegression:
-        """The model in a file."""
         model = cls(file.block_size)
         model.overhead_ = file.overhead
         model.slopes_ = dict(file.slopes)
@@ -341,5 +339,4 @@ class EngineRegressionSpec(SourceSpec):
     path: FilePath
 
     def build(self, base: Path) -> StepTime:
-
         return read_engine_regression(base / self.path)

@@ -54,7 +54,6 @@ class RefinedFile(Strict):
 
 
 def read_refined_file(path: Path) -> RefinedFile:
-    """Read and check a file."""
     return checked(RefinedFile, read_yaml(path), path)
 
 
@@ -78,7 +77,6 @@ class RefinedStepTime(ScaledStepTime):
 
     @classmethod
     def from_file(cls, file: RefinedFile, prior: StepTime, path: Path) -> RefinedStepTime:
-        """The model of a file."""
         names = {unknown.name for unknown in prior.unknowns()}
         for i, name in enumerate(file.unknowns):
             if name not in names:

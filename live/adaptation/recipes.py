@@ -8,11 +8,10 @@ from typing import Protocol
 
 import torch
 
-from live.adaptation.decomposition import Modules
-from live.adaptation.forward import ForwardPass
+from live.adaptation.forward import ForwardPass, Modules
 from live.adaptation.tasks import draw
 from live.adaptation.training import SavedState, TrainingSettings, train
-from live.adaptation.tuning import Scope, TunedWeights
+from live.adaptation.weights import Scope, TunedWeights
 from live.models.weights import Weights
 
 Advance = Callable[[str], None]
@@ -30,7 +29,6 @@ class Teacher(Protocol):
 
     def loss(self, modules: Modules, size: int, step: int) -> torch.Tensor:
         """The loss of a training step on a batch of `size` prompts, a scalar; equal arguments draw the same."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from live.adaptation.decomposition import Modules
 from live.adaptation.directories import (
     RECORD,
     SCHEMA,
@@ -18,14 +17,13 @@ from live.adaptation.directories import (
     write_model,
     write_record,
 )
-from live.adaptation.forward import ForwardPass
+from live.adaptation.forward import ForwardPass, Modules
 from live.adaptation.recipes import Advance, Lesson, Trained, quiet, train_whole, tune_prefill
 from live.adaptation.sizes import Size
 from live.adaptation.tasks import BASE_OPERATIONS
 from live.adaptation.text.pairs import PairLesson, pair_lesson
 from live.adaptation.training import TrainingSettings
-from live.adaptation.tuning import Scope
-from live.adaptation.weights import initial_weights, rounded
+from live.adaptation.weights import Scope, initial_weights, rounded
 from live.models.checkpoint import weight_files
 from live.models.config import Family, ModelConfig
 from live.models.linear import Rounding

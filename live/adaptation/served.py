@@ -16,16 +16,15 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from live.adaptation.decomposition import Modules
 from live.adaptation.directories import read_model
-from live.adaptation.forward import ForwardPass
+from live.adaptation.forward import ForwardPass, Modules
 from live.adaptation.runs import Document, read_size
 from live.adaptation.tasks import draw
 from live.adaptation.text.pairs import Pair, pair_lesson
@@ -218,12 +217,9 @@ def _events(reply: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
 
 def _steps_by_models(port: int, models: int) -> list[int]:
     """Decode steps with sequences of 1, 2, … models, from the server's metrics."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
-    try:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)) as connection:
         connection.request("GET", "/metrics")
         page = connection.getresponse().read().decode()
-    finally:
-        connection.close()
     name = "serving_twin:models_per_decode_step_bucket"
     cumulative = [float(line.split()[-1]) for line in page.splitlines() if line.startswith(name)][:models]
     return [int(count - before) for count, before in zip(cumulative, [0.0, *cumulative], strict=False)]

@@ -9,8 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from latency_models.calibration.file_format import Component, Line, Provenance
-from latency_models.calibration.fitting import to_line
+from latency_models.calibration import Component, Line, Provenance, to_line
 from latency_models.fitting.linear import CannotFit, LinearLatency, fit_piecewise
 from latency_models.sources.calibration_file import FittedPiece, MeasuredCalibration, Operation, StepOverhead
 from latency_models.sources.ec_tables import LAYER_TYPES, LayerTables

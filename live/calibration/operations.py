@@ -204,8 +204,6 @@ def step_point(chunk: int, decodes: int, context: int) -> Point:
 
 
 def step_case(point: Point, bench: Bench) -> Case:
-    """The step as one call."""
-
     def prepare() -> Call:
         operations = _operations(point["chunk"], point["decodes"], point["context"], bench.shape.layers)
         calls = [case_of(operation, bench, layer).prepare() for layer, operation in operations]

@@ -56,7 +56,6 @@ class Inputs:
 
     @property
     def decodes(self) -> int:
-        """The number of decodes."""
         return self.decode_lengths.shape[0]
 
     @property

@@ -51,7 +51,6 @@ class LinearLayer(Protocol):
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """Compute (..., inputs) to (..., outputs)."""
-        ...
 
 
 Matrix: TypeAlias = torch.Tensor | PackedWeight | Reordered | Stacked | LinearLayer

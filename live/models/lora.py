@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from latency_models.deployment.lora import TARGET_MODULES
+from latency_models.deployment.quantization import TARGET_MODULES
 from live.models.config import ModelConfig
 from live.models.decoder import Decoder
 from live.models.linear import Matrix, linear
@@ -44,7 +44,6 @@ class AdapterPart:
     start: int
 
     def to(self, device: torch.device) -> AdapterPart:
-        """The same on a device."""
         return AdapterPart(self.down.to(device), self.up.to(device), self.start)
 
 
@@ -57,7 +56,6 @@ class Adapter:
     parts: dict[str, list[AdapterPart]]
 
     def to(self, device: torch.device) -> Adapter:
-        """The same on a device."""
         parts = {key: [part.to(device) for part in parts] for key, parts in self.parts.items()}
         return Adapter(self.name, self.rank, parts)
 

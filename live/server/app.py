@@ -18,11 +18,10 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from live.server import openapi
-from live.server.connection import CONNECTION
-from live.server.errors import INVALID, ApiError, busy, invalid_body
-from live.server.event_stream import DONE, EventStream, event, to_bytes
+from live.server.connection import CONNECTION, DONE, EventStream, event, to_bytes
 from live.server.openapi import Operation
 from live.server.protocol import MAX_CONTAINERS, has_too_many_containers
+from live.server.replies import INVALID, ApiError, busy, invalid_body
 from live.server.request_state import Response
 from live.server.service import Service
 

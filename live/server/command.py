@@ -16,7 +16,7 @@ from live.server.options import EngineOptions, ModelOptions, ServerOptions, Topo
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from live.server.config import ServerConfig, ServiceClass
+    from live.server.options import ServerConfig, ServiceClass
 
 KEY = "SERVING_TWIN_API_KEY"
 """Environment variable that holds the API key."""
@@ -73,7 +73,7 @@ def serve_live(
 
 
 def _server_config(name: str, options: ServerOptions, classes: Mapping[str, ServiceClass]) -> ServerConfig:
-    from live.server.config import Limits, ServerConfig
+    from live.server.options import Limits, ServerConfig
     from workloads.errors import BadInput
 
     for field in ("max_body_mib", "drain_seconds", "header_seconds", "body_seconds", "write_seconds"):

@@ -10,8 +10,7 @@ from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from live.generation import TopLogprobs
-from live.server.errors import bad_request
-from live.server.event_stream import encode, event
+from live.server.connection import encode, event
 from live.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from live.server.replies import (
     Alternative,
@@ -23,6 +22,7 @@ from live.server.replies import (
     CompletionLogprobs,
     TokenLogprob,
     Usage,
+    bad_request,
 )  # fmt: skip
 from live.server.request_state import OutputDelta, RequestState, Response
 from live.server.service import Service
@@ -91,12 +91,7 @@ class GenerationResponse(Response, Generic[_Request]):
     chunk_object = "text_completion"
 
     def __init__(
-        self,
-        service: Service,
-        request: _Request,
-        prompts: list[list[int]],
-        max_tokens: int,
-        headers: Mapping[str, str],
+        self, service: Service, request: _Request, prompts: list[list[int]], max_tokens: int, headers: Mapping[str, str]
     ) -> None:
         self.service = service
         self.inputs = service.inputs

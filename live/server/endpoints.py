@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from live.server.errors import bad_request
 from live.server.protocol import DetokenizeRequest, TokenizeChat, TokenizeText
-from live.server.replies import Models, Prompt, Status, Tokens, Version
+from live.server.replies import Models, Prompt, Status, Tokens, Version, bad_request
 from live.server.service import Service
 
 MAX_TOKENS = 1 << 18

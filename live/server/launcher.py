@@ -20,12 +20,12 @@ from live.memory import freeze_loaded_objects
 from live.server import protocol, replies
 from live.server.app import STOPPED, App
 from live.server.completions import create_chat_completion, create_completion
-from live.server.config import Limits, ServerConfig
 from live.server.connection import ConnectionConfig, cut_off
 from live.server.endpoints import detokenize, health, metrics, models, tokenize, version
-from live.server.errors import busy
 from live.server.openapi import Operation
+from live.server.options import Limits, ServerConfig
 from live.server.pooling import classify, embeddings, pooling, rerank, score
+from live.server.replies import busy
 from live.server.service import Service
 from live.text.chat import ChatTemplate
 from live.text.tokenizer import Tokenizer

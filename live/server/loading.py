@@ -16,17 +16,17 @@ from live.loaded_model import DTYPES, LoadedModel, ModelSource
 from live.memory import available_bytes, check_memory
 from live.models.config import ModelConfig
 from live.models.lora import load_adapters
-from live.server.config import ServiceClass
 from live.server.engine_backend import EngineBackend
-from live.server.options import EngineOptions, at_least_one, flag
+from live.server.options import EngineOptions, ServiceClass, at_least_one, flag
 from live.text.chat import ChatTemplate
 from live.text.tokenizer import Tokenizer
+from live.topologies.pools.layout import kv_bytes
 from live.topologies.tensor_parallel import TensorParallelModel
 from scenarios.engine import EngineSpec, SchedulerPlan
-from scenarios.live_engines import single_engine, tensor_parallel_size
 from scenarios.overrides import Settings, single_settings
 from scenarios.reading import read_scenario
 from scenarios.serving import ServingScenario, check_scenario
+from scenarios.validation import single_engine, tensor_parallel_size
 from schedulers.engine_config import EngineConfig
 from schedulers.model_slots import SlotsConfig
 from workloads.errors import BadInput
@@ -159,7 +159,6 @@ def _ranks(options: EngineOptions, default: int) -> int:
 
 
 def engine_of_plan(source: ModelSource, scheduler: SchedulerPlan, ranks: int = 1) -> EngineBackend:
-    """An engine with the model loaded by several ranks, and with this scheduler."""
     model = _load(source, ahead=scheduler.depth > 1, ranks=ranks)
     settings = scheduler.config
     _expect_blocks(
@@ -181,20 +180,8 @@ def _parse_speculation(text: str) -> dict[str, Any]:
 
 
 def _load(source: ModelSource, *, ahead: bool, ranks: int = 1) -> LoadedModel:
-    return LoadedModel(
-        source.path,
-        random=source.random,
-        dtype=source.dtype,
-        device=source.device,
-        threads=source.threads,
-        async_scheduling=ahead,
-        start_ranks=partial(TensorParallelModel, size=ranks) if ranks > 1 else None,
-    )
-
-
-def _block_bytes(config: ModelConfig, model: ModelSource, block_size: int) -> int:
-    shape = config.shape
-    return 2 * shape.layers * block_size * shape.kv_heads * shape.head_dim * DTYPES[model.dtype].itemsize
+    start = partial(TensorParallelModel, size=ranks) if ranks > 1 else None
+    return LoadedModel(source, async_scheduling=ahead, start_ranks=start)
 
 
 def _blocks(options: EngineOptions, loaded: LoadedModel, model: ModelSource, sequences: int, tokens: int) -> int:
@@ -204,7 +191,7 @@ def _blocks(options: EngineOptions, loaded: LoadedModel, model: ModelSource, seq
         sequences, tokens: of a step at most.
     """
     config = loaded.decoder.config
-    size = _block_bytes(config, model, BLOCK)
+    size = BLOCK * kv_bytes(config, model.dtype)
     longest = -(-config.max_position_embeddings // BLOCK)
     requested, memory = options.num_gpu_blocks, options.kv_cache_memory_bytes
     field: str
@@ -227,7 +214,7 @@ def _expect_blocks(
     field: str, value: float, sequences_field: str,
 ) -> None:  # fmt: skip
     """Refuse more blocks or block tables than there is memory for. `field`, `value`: the setting to blame."""
-    size = _block_bytes(config, model, block_size)
+    size = block_size * kv_bytes(config, model.dtype)
     check_memory(blocks * size, f"blocks of {size} bytes", model.device, field=field, value=value)
     check_memory(blocks * ID_BYTES, "ids of so many blocks", "cpu", field=field, value=value)
     tables = 4 * sequences * min(-(-config.max_position_embeddings // block_size), blocks)

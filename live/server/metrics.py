@@ -55,7 +55,6 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one observation."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 

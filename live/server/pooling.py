@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from live.server.errors import bad_request
 from live.server.protocol import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
+from live.server.replies import bad_request
 from live.server.request_state import Response
 from live.server.service import Service
 

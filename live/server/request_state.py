@@ -10,9 +10,8 @@ from typing import Any, NamedTuple, Self
 
 from kernels import sampling
 from live.generation import Generation
-from live.server.errors import ApiError
 from live.server.protocol import GenerationRequest
-from live.server.replies import FinishReason
+from live.server.replies import ApiError, FinishReason
 from live.text.stream import StopStrings, TextStream
 
 

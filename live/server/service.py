@@ -16,10 +16,10 @@ from live.backend import Backend
 from live.device import versions
 from live.engine import Progress
 from live.generation import Contract, make_generation
-from live.server.config import ServerConfig
-from live.server.errors import ApiError, bad_request, busy
 from live.server.metrics import FinishedReason, PrometheusExporter, ServerStats
+from live.server.options import ServerConfig
 from live.server.protocol import ChatTemplateRequest, GenerationRequest, Prompts
+from live.server.replies import ApiError, bad_request, busy
 from live.server.request_state import RequestState, SamplingParams
 from live.text.chat import ChatTemplate
 from live.text.stream import TextStream
@@ -58,7 +58,6 @@ class InputProcessor:
         self.max_model_len = backend.limits.max_model_len
 
     def require_tokenizer(self) -> Tokenizer:
-        """The tokenizer."""
         if self.tokenizer is None:
             raise bad_request(None, "this server has no tokenizer: it takes token ids and gives token ids")
         return self.tokenizer

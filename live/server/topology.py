@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -12,7 +12,7 @@ from typing import TypeAlias
 from live.loaded_model import ModelSource
 from live.memory import check_memory
 from live.models.linear import Rounding
-from live.server.loading import ServedScenario
+from live.server.loading import BLOCK, ServedScenario
 from live.server.options import EngineOptions, TopologyOptions, flag
 from live.topologies.bundle.deployment import BundleDeployment
 from live.topologies.bundle.layout import BundleLayout
@@ -25,12 +25,9 @@ from live.topologies.pools.layout import PoolsLayout, kv_bytes, pools_layout
 from live.topologies.processes import LocalWorkers, TimeLimits, WorkerProcesses, run_worker, visible_gpus
 from live.topologies.transport import TransportError
 from scenarios.afd import AfdScenario, check_scenario, parse_ratios
-from scenarios.live_engines import engine_pools
+from scenarios.validation import engine_pools
 from schedulers.engine_config import EngineConfig
 from workloads.errors import BadInput
-
-BLOCK = 16
-"""Block size of the KV cache, tokens."""
 
 PROMPT_TOKENS = 512
 """Prompt and decode tokens of one attention instance in one step of a microbatch, unless the user says otherwise."""
@@ -44,7 +41,6 @@ Serve: TypeAlias = Callable[[TopologyBackend], int]
 
 
 def refuse(options: TopologyOptions) -> None:
-    """Refuse options of a topology where there is none."""
     values: dict[str, object] = {"--role": options.role, "--rendezvous": options.rendezvous}
     values |= {"--module": _first_module(options), "--decoder-bits": options.decoder_bits}
     values |= {"--in-process": options.in_process or None}
@@ -95,11 +91,8 @@ def _serve_in_process(deployment: Deployment, options: TopologyOptions, serve: S
     for field, value in (("--role", options.role), ("--rendezvous", options.rendezvous)):
         if value is not None:
             raise BadInput("expected none beside --in-process", field=field, value=value)
-    backend = TopologyBackend(deployment, InProcessWorkers(deployment))
-    try:
+    with closing(TopologyBackend(deployment, InProcessWorkers(deployment))) as backend:
         return serve(backend)
-    finally:
-        backend.close()
 
 
 def _serve_front(

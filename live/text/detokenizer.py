@@ -39,7 +39,6 @@ class ByteLevel:
         return value
 
     def incremental(self) -> ByteLevelDetokenizer:
-        """A detokenizer for one output."""
         return ByteLevelDetokenizer(self)
 
     @staticmethod
@@ -86,7 +85,6 @@ class ByteFallback:
         return self._cache[token]
 
     def incremental(self) -> ByteFallbackDetokenizer:
-        """A detokenizer for one output."""
         return ByteFallbackDetokenizer(self)
 
     @staticmethod

@@ -34,7 +34,6 @@ LONG = 4096
 
 
 def read_text(file: Path) -> str:
-    """The text of a whole file."""
     return read_bounded_text(file, MAX_BYTES)
 
 

@@ -115,15 +115,12 @@ class Layout(Protocol):
     @property
     def names(self) -> list[str]:
         """A name for each rank, such as "attention 0"."""
-        ...
 
     def limits(self, config: ModelConfig) -> BackendLimits:
         """The sizes that limit requests."""
-        ...
 
     def forms(self, config: ModelConfig, dtype: torch.dtype) -> Forms:
         """The forms of the messages."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -140,7 +137,6 @@ class Deployment(ABC):
 
     @cached_property
     def config(self) -> ModelConfig:
-        """The model's config."""
         return self.model.config()
 
     @property
@@ -159,7 +155,6 @@ class Deployment(ABC):
         return self.layout.names
 
     def forms(self) -> Forms:
-        """The forms of the messages."""
         return self.layout.forms(self.config, DTYPES[self.model.dtype])
 
     @property

@@ -13,7 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import ClassVar
 
-from latency_models.message_link import MessageLink
+from latency_models.stages import MessageLink
 from live.clock import ClockName
 from live.topologies.local import Timekeeper
 from reports.bundle_metrics import Transfers

@@ -223,7 +223,6 @@ class SocketTransport:
             raise self._blame(destination, error) from None
 
     def receive(self, source: int) -> Message:
-        """The next message from a source."""
         connection, buffer, view = self._connections[source], self._buffers[source], self._views[source]
         try:
             connection.receive(view[:HEADER_BYTES])

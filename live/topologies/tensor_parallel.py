@@ -156,7 +156,6 @@ def step_message(cache: int, inputs: Inputs) -> Message:
 
 
 def inputs_of(message: Message, device: torch.device) -> Inputs:
-    """The inputs of a step from its message."""
     _, rows, decodes, width, chunks, chunk_width = message.fields
     sizes = [rows, rows, rows, decodes * width, decodes, chunks * chunk_width, chunks + 1, chunks]
     tokens, positions, slots, *others = message.tensors[0].to(device, copy=True).split(sizes)
@@ -244,7 +243,6 @@ class RankedModel:
         return repr((self.size, replace(self.model, path=Path()), self.model.config()))
 
     def forms(self) -> Forms:
-        """The forms of the messages."""
         return forms(self.model.config(), DTYPES[self.model.dtype])
 
     def load(self, rank: int, models: Models) -> MakeRole:

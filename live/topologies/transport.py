@@ -214,11 +214,9 @@ class Transport(Protocol):
 
     def send(self, destination: int, message: Message) -> None:
         """Send a message with its tensors; `TransportError` if its form is wrong or the destination does not read."""
-        ...
 
     def clock(self) -> float:
         """The role's time, seconds."""
-        ...
 
 
 def received(message: Message | None) -> Message:

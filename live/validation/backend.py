@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,8 @@ from typing import Any
 from live.clock import CLOCKS, Clock, ClockName, RanksClock
 from live.engine import Engine
 from live.generation import Generation
-from live.loaded_model import LoadedModel
+from live.loaded_model import LoadedModel, ModelSource
+from live.models.linear import Rounding
 from live.speculation import NgramLookup, num_right
 from live.topologies.tensor_parallel import TensorParallelModel
 from live.validation.clients import Sessions, materialise
@@ -40,17 +41,14 @@ class LiveBackend(LoadedModel):
     """
 
     def __init__(
-        self, path: Path, *, random: bool, dtype: str, device: str, threads: int, seed: int,
-        quantise: Mapping[str, Any] | None = None, async_scheduling: bool = False,
-        clock: ClockName = "wall", in_turns: ProfilingSpec | None = None, tensor_parallel_size: int = 1,
+        self, source: ModelSource, *, async_scheduling: bool = False, clock: ClockName = "wall",
+        in_turns: ProfilingSpec | None = None, tensor_parallel_size: int = 1,
     ) -> None:  # fmt: skip
         start = partial(TensorParallelModel, size=tensor_parallel_size) if tensor_parallel_size > 1 else None
-        super().__init__(
-            path, random=random, dtype=dtype, device=device, threads=threads, seed=seed, quantise=quantise,
-            async_scheduling=async_scheduling, start_ranks=start,
-        )  # fmt: skip
-        assert clock == "wall" or (device == "cpu" and threads == 1), "CPU time is elapsed time on one thread only"
-        assert in_turns is None or device == "cpu", "two engines cannot share captured graphs"
+        super().__init__(source, async_scheduling=async_scheduling, start_ranks=start)
+        single = source.device == "cpu" and source.threads == 1
+        assert clock == "wall" or single, "CPU time is elapsed time on one thread only"
+        assert in_turns is None or source.device == "cpu", "two engines cannot share captured graphs"
         self._clock: Callable[[], Clock] = CLOCKS[clock]
         self._description: dict[str, Any] = {}
         if isinstance(self.ranks, TensorParallelModel):
@@ -128,12 +126,10 @@ def clients_of(requests: Requests, vocabulary: int, id_tokens: int) -> Sequence[
     return [materialise(request, answer, vocabulary, id_tokens) for request, answer in listed]
 
 
-def model_arguments(spec: LiveModelSpec, base: Path, seed: int) -> dict[str, Any]:
-    """Arguments of `LoadedModel` for the model of a scenario; relative paths start from `base`."""
-    return {
-        "path": base / spec.path, "random": spec.weights == "random", "dtype": spec.dtype, "threads": spec.threads,
-        "seed": seed, "quantise": spec.quantise.model_dump() if spec.quantise else None,
-    }  # fmt: skip
+def model_source(spec: LiveModelSpec, base: Path, seed: int, device: str = "cpu") -> ModelSource:
+    """The model of a scenario; relative paths start from `base`."""
+    rounding = Rounding(**spec.quantise.model_dump()) if spec.quantise else None
+    return ModelSource(base / spec.path, spec.weights == "random", spec.dtype, device, spec.threads, seed, rounding)
 
 
 def measure_drafts(engine: Engine, generations: Sequence[Generation], spec: SpeculativeSpec) -> list[AnswerDrafts]:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latency_models.message_link import MessageLink
+from latency_models.stages import MessageLink
 from live.loaded_model import LoadedModel
 from live.topologies.bundle.layout import BundleLayout
 from live.topologies.bundle.measure import BundleRun, MeasuredBundle, run_in_turns
 from live.topologies.direct_time import DirectTime
-from live.validation.backend import model_arguments
+from live.validation.backend import model_source
 from scenarios.validation import BundleValidationScenario
 from schedulers.bundle_slots import REFILL_POLICIES
 from schedulers.engine_config import EngineConfig
@@ -26,7 +26,7 @@ class LiveBundle:
     """Bundles of the model of a scenario, loaded once, on the CPU."""
 
     def __init__(self, scenario: BundleValidationScenario, base: Path) -> None:
-        self._model = LoadedModel(**model_arguments(scenario.model, base, scenario.seed), device="cpu")
+        self._model = LoadedModel(model_source(scenario.model, base, scenario.seed))
         self._system = scenario.system
         self._link: MessageLink = self._system.link.build()
 

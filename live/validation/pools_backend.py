@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from latency_models.message_link import MessageLink
+from latency_models.stages import MessageLink
 from live.engine import Progress
 from live.generation import Generation
 from live.loaded_model import LoadedModel
@@ -19,15 +20,14 @@ from live.memory import no_garbage_collection
 from live.models.decoder import Decoder
 from live.topologies.pools.deployment import LocalPools
 from live.topologies.pools.layout import FRONT, kv_bytes, pools_layout
-from live.validation.backend import IN_TURNS_SEED, Requests, model_arguments
+from live.validation.backend import IN_TURNS_SEED, Requests, model_source
 from live.validation.clients import materialise
 from live.validation.pools_profiling import TURNS, PoolsProfile
 from live.validation.profiling import ProfilingLimits, ProfilingResult
 from live.validation.replay import request_columns
 from live.validation.role_steps import RecordedTime, Span, role_steps, watch_steps
 from scenarios.engine import SchedulerPlan
-from scenarios.live_engines import engine_pools
-from scenarios.validation import ProfilingSpec, ValidationScenario
+from scenarios.validation import ProfilingSpec, ValidationScenario, engine_pools
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 from schedulers.speculation import AnswerDrafts
@@ -70,7 +70,7 @@ class PoolsBackend(LoadedModel):
     def __init__(self, scenario: ValidationScenario, base: Path) -> None:
         spec, link = scenario.model, scenario.system.kv_link
         assert link is not None
-        super().__init__(**model_arguments(spec, base, scenario.seed), device="cpu")
+        super().__init__(model_source(spec, base, scenario.seed))
         if link.bytes_per_token != (expected := kv_bytes(self.decoder.config, spec.dtype)):
             raise BadInput(
                 f"expected {expected}, the bytes of the model's KV cache of a token",
@@ -97,8 +97,7 @@ class PoolsBackend(LoadedModel):
             raise BadInput("expected random with several models", field="model.weights", value=spec.weights)
         decoders: dict[str | None, Decoder] = {None: self.decoder}
         for seed, name in enumerate(names, start=scenario.seed + 1):
-            arguments = model_arguments(spec, base, seed) | {"quantise": None}
-            decoders[name] = LoadedModel(**arguments, device="cpu").decoder
+            decoders[name] = replace(model_source(spec, base, seed), rounding=None).load()
         return decoders.__getitem__
 
     def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfilingResult:

@@ -138,7 +138,6 @@ class EngineProfile:
         self._steps = self._all_rounds()
 
     def run(self) -> ProfilingResult:
-        """Run all rounds."""
         with no_garbage_collection():
             while len(self._rounds) < self._limits.rounds:
                 next(self._steps)

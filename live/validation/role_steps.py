@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from latency_models.message_link import MessageLink
+from latency_models.stages import MessageLink
 from live.engine import Engine
 from live.generation import Generation
 from live.topologies.direct_time import DirectTime

@@ -19,8 +19,7 @@ from live.device import device_name, versions
 from live.validation.backend import IN_TURNS_SEED, Requests, clients_of, profiling_limits
 from live.validation.profiling import EngineProfile, ProfilingResult
 from live.validation.replay import ReplayResult, replay
-from live.vllm.clock import ProcessClock
-from live.vllm.engine import VllmEngine
+from live.vllm.engine import ProcessClock, VllmEngine
 from live.vllm.schedulers import AsyncPolicyScheduler, PolicyScheduler
 from live.vllm.settings import SECTION
 from scenarios.engine import SchedulerPlan

@@ -1,4 +1,4 @@
-"""vLLM's engine in this process, with the interface by which profiles and replays time an engine."""
+"""vLLM's engine in this process, with its clock, and the interface by which profiles and replays time an engine."""
 
 from __future__ import annotations
 
@@ -10,12 +10,22 @@ from typing import Any, NamedTuple
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
+from live.clock import DirectClock
 from live.generation import Generation
-from live.vllm.scheduled import ScheduledStep
+from live.vllm.step_log import ScheduledStep
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
 from schedulers.chunking import ChunkPolicy
 from schedulers.sequence import Sequence
 from workloads.request import Request
+
+
+class ProcessClock(DirectClock):
+    """`DirectClock` over the CPU time of all threads, for an engine that computes on one but has others beside it."""
+
+    def elapsed(self) -> float:
+        """Seconds of CPU time of the process."""
+        return time.process_time()
+
 
 Clock = Callable[[], float]
 Watch = Callable[[Batch, float, float], None]

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from live.vllm.scheduled import ScheduledStep, scheduled_step
 from live.vllm.settings import read_settings, vllm_config_of
-from live.vllm.step_log import LoggedEngine, StepLogWriter
+from live.vllm.step_log import LoggedEngine, ScheduledStep, StepLogWriter, scheduled_step
 from schedulers.vllm_versions import NULL_BLOCKS
 
 CLOCKS = {"wall": time.perf_counter, "direct": time.process_time}

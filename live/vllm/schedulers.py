@@ -5,8 +5,7 @@ from __future__ import annotations
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from live.vllm.chunking import SizesChunks
-from live.vllm.one_shot import RunsOneShots
+from live.vllm.policies import RunsOneShots, SizesChunks
 from live.vllm.recording import RecordsSteps
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from papers.layout import claim, claims_table, disagreements, rows_table
+from papers.layout import claim, claims_table, disagreements
 from reports.blocks import Document, Report, Table
-from reports.layout import render, sections
+from reports.layout import render, rows_table, sections
 
 
 def tables(document: Document) -> Report:

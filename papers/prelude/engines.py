@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 
-from latency_models.deployment.hardware import load_hardware
-from latency_models.deployment.models import load_model
+from latency_models.deployment.hardware import WEIGHT_BYTES, Hardware, load_hardware
+from latency_models.deployment.models import Model, load_model
 from latency_models.sources.linear import LinearStepTime
-from papers.data import scenario
-from papers.prelude.hardware import floor_seconds, step_line
+from papers.data import Task, scenario
 from papers.prelude.published import (
     ENGINES,
     PROMPT_TOKENS,
@@ -31,12 +30,54 @@ from papers.prelude.published import (
     one_shot_rows,
     sweep_rows,
 )
-from papers.tasks import Task
 from schedulers.batches import Batch
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.results.uncertainty import combine
 from twin.serving.run.simulation import Run, Simulation
 from twin.sweeps.serving_sweep import prepare
+
+CACHE_BYTES = 2.0
+"""Bytes of one KV element, BF16 like the weights."""
+
+
+def weight_bytes(model: Model) -> float:
+    """Bytes of weights that a forward pass reads: every layer, and the output head."""
+    return (_layer_weights(model) + model.vocabulary * model.hidden_size) * WEIGHT_BYTES["bf16"]
+
+
+def floor_seconds(model: Model, hardware: Hardware, prompts: int, tokens: int) -> float:
+    """The shortest time of a forward pass over `prompts` whole prompts of `tokens` tokens on one device.
+
+    FLOPs over peak (causal attention, and the head for last tokens) or weight bytes over bandwidth, without launches.
+    """
+    pairs = tokens * (tokens + 1) / 2
+    attention = 4 * model.attention.heads * _head_dim(model) * model.layers * pairs
+    flops = prompts * (2 * _layer_weights(model) * tokens + attention + 2 * model.vocabulary * model.hidden_size)
+    return max(flops / hardware.flops("bf16"), weight_bytes(model) / hardware.memory_bandwidth)
+
+
+def step_line(model: Model, hardware: Hardware) -> dict[str, float]:
+    """Seconds a step, a token, and a cached token: a roofline whose parts are added up, so an upper bound."""
+    bandwidth = hardware.memory_bandwidth * hardware.efficiency.memory
+    rate = hardware.flops("bf16") * hardware.efficiency.compute
+    cached = model.kv_bytes_per_token(CACHE_BYTES)
+    return {
+        "overhead": weight_bytes(model) / bandwidth,
+        "per_token": 2 * _layer_weights(model) / rate,
+        "per_kv_token": cached / bandwidth,
+    }
+
+
+def _layer_weights(model: Model) -> float:
+    hidden = model.hidden_size
+    return model.layers * (model.attention.projection_weights(hidden) + model.ffn.weights(hidden))
+
+
+def _head_dim(model: Model) -> int:
+    attention = model.attention
+    assert attention.kind == "gqa"  # both of the paper's models
+    return attention.head_dim
+
 
 FITTED = (1, 16, 96)
 """Concurrencies of Table 5 that parameters are fitted to; the others are predicted."""

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
+from papers.data import Task
 from papers.data import scenario as read_scenario
-from papers.prelude.hardware import step_line
-from papers.tasks import Task
+from papers.prelude.engines import step_line
 from reports.metrics import spread
 from scenarios.overrides import Settings
 from schedulers.batches import Batch

@@ -12,10 +12,10 @@ import numpy as np
 
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
+from papers.data import Task
 from papers.data import scenario as read_scenario
-from papers.prelude.hardware import step_line
+from papers.prelude.engines import step_line
 from papers.prelude.lifetimes import combined, mean_and_tail
-from papers.tasks import Task
 from scenarios.overrides import Settings
 from schedulers.engine_core import EngineCore
 from twin.serving.results.uncertainty import flatten

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from papers.layout import Claim, claim, ms
+from papers.data import Task, run_tasks
+from papers.layout import Claim, claim
 from papers.prelude import lifetimes, prefixes
 from papers.prelude.engines import decode_tasks, floors, sweep_tasks
 from papers.prelude.published import ENGINES, arithmetic, one_shot_rows, sweep_rows
-from papers.tasks import Task, run_tasks
+from reports.layout import milliseconds as ms
 
 SCHEMA = "twin.reproduction-prelude/1"
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from papers.layout import Claim, claim, ms
+from papers.layout import Claim, claim
 from papers.spear.published import GOALS, REQUESTS
+from reports.layout import milliseconds as ms
 
 ROUNDING = 1e-9
 """Relative rounding error. Step ends are summed, and a gap is the difference of two of them."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from papers.layout import claims_table, disagreements, percent_range, rows_table, step_shares
+from papers.layout import claims_table, disagreements, percent_range, step_shares
 from reports.adaptation import draw_damage
 from reports.blocks import Document, Report, Table
-from reports.layout import Section, bullets, render, sections, table
+from reports.layout import Section, bullets, render, rows_table, sections, table
 
 NAMES = {
     "spear": "SPEAR",

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from papers.data import Task, run_tasks
 from papers.spear.claims import claims, meets, notes
 from papers.spear.published import DENSITIES, GOALS, RATE, Row, published_rows, slo_rows
 from papers.spear.tables import (
@@ -29,7 +30,6 @@ from papers.spear.tables import (
     density_misfit,
 )
 from papers.spear.workload import SAMPLINGS, SYNTHETIC, Sampling
-from papers.tasks import Task, run_tasks
 from twin.serving.results.uncertainty import combine
 from workloads.traces import Trace
 

@@ -12,7 +12,7 @@ from live.adaptation.sizes import TEXT_SIZES, TextSize
 from live.adaptation.training import TrainingSettings
 
 VARIANTS = ("spear", "random", "uniform", "all", "gate_off", "corpus", "svd", "whitened")
-"""Ways to compensate, as `papers.spear.variants` describes them."""
+"""Ways to compensate, as `papers.spear.training` describes them."""
 
 
 @dataclass(frozen=True)

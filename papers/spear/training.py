@@ -1,23 +1,182 @@
-"""`twin reproduce spear --quality`: language models, and quantised models that are compensated in several ways."""
+"""`twin reproduce spear --quality`: language models, and quantised models that are compensated in several ways.
+
+All but `all` have the same budget of bytes:
+
+spear       Algorithm 1's modules, two phases (Table 1)
+random      as many modules, drawn at random (Table 4)
+uniform     all modules, at the rank that the budget allows (Table 18)
+all         all modules, at twice the budget (Table 4)
+gate_off    spear's modules with γ at 1, at the rank that the gate's bytes allow (5.4.2)
+corpus      spear calibrated on the training text (Table 17)
+svd         all modules, a static term: SVD of the error (LQER, Table 2)
+whitened    all modules, a static term with the least error of the output (QERA and EoRA, Table 2)
+"""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from live.adaptation.compensation.calibrating import Calibrated, CalibrationText, calibrate, calibration_text
+from live.adaptation.compensation.compensators import compensated, initial_gate, svd_factors, whitened_factors
+from live.adaptation.compensation.measures import Evaluation, TokenMeasures, by_quartile, recovered
+from live.adaptation.compensation.selection import (
+    LLAMA_2_7B,
+    Placement,
+    Size,
+    affordable_rank,
+    damage,
+    deployment_costs,
+    select,
+    share_of,
+    total_bytes,
+)
 from live.adaptation.directories import read_model
 from live.adaptation.forward import ForwardPass, final_states
+from live.adaptation.quantisers.models import QuantisedModel, quantise_model
 from live.adaptation.text.language_model import self_sampled, train_text_model
+from live.adaptation.training import curve
+from live.adaptation.weights import module_sizes
+from live.models.weights import Weights
 from papers.spear.quality import summarise
-from papers.spear.sizes import STUDY_SIZES, Cell
-from papers.spear.variants import StudiedModel
+from papers.spear.sizes import STUDY_SIZES, Cell, StudySize
 from papers.training import Recipe, Study, language_model_row
 from reports.records.run_directory import replacing
+
+
+@dataclass(frozen=True)
+class StudiedModel:
+    """A language model with everything that is computed of it once.
+
+    `texts`: `sampled` and `corpus` to calibrate with, `evaluation`; each (sequences, n) int64, with the model's states.
+    """
+
+    forward: ForwardPass
+    weights: Weights
+    texts: dict[str, torch.Tensor]
+    size: StudySize
+    seed: int
+
+    @cached_property
+    def evaluation(self) -> Evaluation:
+        assert self.weights.head is not None
+        return Evaluation(self.forward, self.texts["evaluation"], self.texts["evaluation_states"], self.weights.head)
+
+    @cached_property
+    def sizes(self) -> dict[str, Size]:
+        return module_sizes(self.forward.config, self.weights)
+
+    @cached_property
+    def budget(self) -> int:
+        """Bytes of compensators: half of those on all modules at full rank."""
+        return total_bytes(self.sizes.values(), self.size.full_rank) // 2
+
+    def run(self, cell: Cell) -> Row:
+        """The quantised model's measures, its damage and placement, and every variant of the cell."""
+        sampled = self.texts["sampled"]
+        rounded = sampled[: self.size.rounded]
+        model = quantise_model(self.forward, self.weights, cell.method, cell.precision, rounded)
+        damages = damage(self.forward, model, sampled[: self.size.diagnosed])
+        placement = select(damages, deployment_costs(damages), self.sizes, self.budget, self.size.rule)
+        full, quantised = self.evaluation.reference(), self.evaluation.measure(model.weights())
+        compensation = Compensation(self, model, placement, full, quantised)
+        layers, bits = self.forward.config.shape.layers, cell.precision.bits
+        return {
+            "cell": cell.name,
+            "full": full.summary(),
+            "quantised": {**quantised.summary(), "bytes": model.nbytes},
+            "damage": damages,
+            "entropy": placement.entropy,
+            "modules": list(placement.modules),
+            "budget": self.budget,
+            "share": total_bytes([self.sizes[name] for name in placement.modules], placement.rank) / model.nbytes,
+            "share_llama_2_7b": share_of(LLAMA_2_7B, placement.modules, layers, placement.rank, bits),
+            "variants": {name: compensation.variant(name) for name in cell.variants},
+        }
+
+
+@dataclass(frozen=True)
+class Compensation:
+    """A quantised model that is compensated in several ways."""
+
+    study: StudiedModel
+    model: QuantisedModel
+    placement: Placement
+    full: TokenMeasures
+    quantised: TokenMeasures
+
+    def variant(self, name: str) -> Row:
+        if name in ("svd", "whitened"):
+            return self._static(name)
+        modules, rank, text = self._placed(name), None, self._sampled
+        if name == "all":
+            rank = self.study.size.full_rank
+        elif name == "corpus":
+            text = self._text("corpus")
+        return self._trained(modules, rank, text, gated=name != "gate_off", closely=name == "spear")
+
+    def _placed(self, name: str) -> Sequence[str]:
+        every = list(self.study.sizes)
+        if name == "random":
+            rng = random.Random(f"{self.study.seed} {self.model.method} {self.model.precision}")
+            return rng.sample(every, len(self.placement.modules))
+        return every if name in ("all", "uniform") else self.placement.modules
+
+    def _trained(
+        self, modules: Sequence[str], rank: int | None, text: CalibrationText, *, gated: bool, closely: bool
+    ) -> Row:
+        """Train compensators of a rank, or the largest in the budget; `closely`: measure float32 and quartiles, too."""
+        study = self.study
+        if rank is None:
+            rank = affordable_rank([study.sizes[name] for name in modules], study.budget, gate=gated)
+        trained = calibrate(
+            study.forward, self.model, modules, rank, text, study.size.calibration, gated=gated, seed=study.seed
+        )
+        row = self._row(trained, rank, gated=gated) | {"losses": curve(trained.losses)}
+        if closely:
+            exact = study.evaluation.measure(trained.weights())
+            row["perplexity_float"] = exact.perplexity
+            ungated = compensated(self.model.weights(), trained.dense(), trained.parts, gated=False)
+            row["quartiles"] = by_quartile(self.quantised, exact, study.evaluation.measure(ungated))
+        return row
+
+    def _static(self, name: str) -> Row:
+        study, errors = self.study, self.model.errors()
+        rank = affordable_rank(study.sizes.values(), study.budget, gate=False)
+        parts = {}
+        for module, error in errors.items():
+            moment = self._sampled.inputs[module].second_moment
+            down, up = svd_factors(error, rank) if name == "svd" else whitened_factors(error, moment, rank)
+            parts[module] = {"down": down, "up": up, **initial_gate(rank, 0)}
+        return self._row(Calibrated(self.model, parts, []), rank, gated=False)
+
+    def _row(self, trained: Calibrated, rank: int, *, gated: bool) -> Row:
+        measures = self.study.evaluation.measure(trained.stored_weights())
+        sizes = [self.study.sizes[name] for name in trained.parts]
+        full, quantised = self.full.perplexity, self.quantised.perplexity
+        return {
+            **measures.summary(),
+            "recovered": recovered(full, quantised, measures.perplexity),
+            "modules": len(sizes),
+            "rank": rank,
+            "bytes": total_bytes(sizes, rank, gate=gated),
+        }
+
+    @cached_property
+    def _sampled(self) -> CalibrationText:
+        return self._text("sampled")
+
+    def _text(self, name: str) -> CalibrationText:
+        """Calibration text, computed with the weights that were quantised: AWQ scales what layers get."""
+        return calibration_text(self.study.forward, self.model.reference, self.study.texts[name])
+
 
 Row = dict[str, Any]
 

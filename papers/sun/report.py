@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from papers.layout import disagreements, rows_table
+from papers.layout import disagreements
 from reports.blocks import Document, Report, Table
-from reports.layout import Section, bullets, render, sections, table
+from reports.layout import Section, bullets, render, rows_table, sections, table
 
 FORMS = {"batching": "batching, rows free: what the roofline says", "rows": "every row", "neither": "neither: KV alone"}
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from papers.data import Task, run_tasks
 from papers.layout import Claim, claim
 from papers.sun import skew
 from papers.sun.concurrency import METRICS, errors, fits, forms, predict_engine
 from papers.sun.node import LARGEST_BATCH, PROMPT, fitted_service
 from papers.sun.pool import choose, possible_answers, predict_pools
 from papers.sun.published import ISOLATED, SHARED, concurrency_rows
-from papers.tasks import Task, run_tasks
 
 SCHEMA = "twin.reproduction-sun/1"
 REPLICATIONS = 8

@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from live.adaptation.decomposition import Modules
 from live.adaptation.directories import read_model
-from live.adaptation.forward import ForwardPass
+from live.adaptation.forward import ForwardPass, Modules
 from live.adaptation.quantisers.models import METHODS, Method
 from live.adaptation.recipes import Lesson
 from live.adaptation.runs import train_base
@@ -22,7 +21,7 @@ from live.adaptation.text.corpus import read_corpus
 from live.adaptation.text.language_model import read_tokenizer, text_data, train_text_model
 from live.adaptation.text.tasks import FORMS, text_lesson
 from live.adaptation.training import TrainingSettings, curve
-from live.adaptation.tuning import Scope
+from live.adaptation.weights import Scope
 from papers.sun.quality import summarise
 from papers.sun.variants import Comparison
 from papers.training import Recipe, Study, language_model_row

@@ -22,13 +22,12 @@ from typing import Any, Protocol
 
 import torch
 
-from live.adaptation.decomposition import Modules
-from live.adaptation.forward import ForwardPass
+from live.adaptation.forward import ForwardPass, Modules
 from live.adaptation.quantisers.grid import Precision
 from live.adaptation.quantisers.models import Method, quantise_model
 from live.adaptation.recipes import Teacher, Trained, train_whole, tune_prefill
 from live.adaptation.training import TrainingSettings, curve
-from live.adaptation.tuning import Scope
+from live.adaptation.weights import Scope
 from live.models.weights import Weights
 
 Row = dict[str, Any]
@@ -44,11 +43,9 @@ class Task(Teacher, Protocol):
 
     def measure(self, modules: Modules, prompts: int) -> Mapping[str, float]:
         """Measures by name, such as exact_match, of prompts that no training draws."""
-        ...
 
     def sequences(self, count: int) -> torch.Tensor:
         """Prompts with their answers, as a quantiser's calibration takes them, (count, n) int64."""
-        ...
 
 
 @dataclass(frozen=True)

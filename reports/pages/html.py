@@ -149,7 +149,6 @@ def _text(block: Text) -> Iterator[str]:
 
 
 def charts(figure: Figure) -> list[UIElement]:
-    """The charts of a figure as models."""
     first, *following = figure.charts
     models = [bokeh_chart(first)]
     shared = {"x_range": models[0].x_range} if figure.shared else {}

@@ -248,7 +248,6 @@ def change(value: float | None, reference: float | None) -> str:
 
 
 def seconds(value: float | None) -> Shown:
-    """A cell of seconds."""
     return Shown(milliseconds(value), value, "s")
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.error_board.cells import Judged, in_own_cell
 from benchmarks.error_board.correction import LEVELS, Case, Deviations, Prior, covariance, left_out
+from benchmarks.error_board.loop import settings, simulated
 from benchmarks.error_board.prediction import predict
 from benchmarks.error_board.rows import ASSUMED, Row, Workers, read_rows
+from latency_models.sources.linear import LinearStepTime
 
 STAGE = ("num_workers", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
 COLUMNS = (
@@ -145,6 +149,29 @@ def test_the_interval_of_a_cell_is_that_of_its_other_layouts() -> None:
     summary = in_own_cell(judged)
     assert summary["coverage"] == 0.5  # errors of 0.1 within 1.645 times 0.2, and not the other way round
     assert summary["width"] == pytest.approx(2 * 1.645 * 0.15, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {"max_num_batched_tokens": 8192}),
+        ({"engine": "sglang", "model": "deepseek-v3"}, {"max_prefill_tokens": 32768, "scheduler_recv_interval": 10}),
+        ({"engine": "trtllm", "model": "gpt-oss-120b"}, {"max_num_batched_tokens": 20000}),
+        ({"drawn": False, "isl": 1000.0}, {"max_num_batched_tokens": 2508, "max_num_seqs": 8}),
+    ],
+)
+def test_engines_are_set_as_the_scripts_of_their_source_say(changes: dict[str, Any], expected: dict[str, int]) -> None:
+    row = replace(row_of("qwen3-32b", 8, 8.0), isl=900.0, drawn=True)
+    assert expected.items() <= settings(replace(row, **changes), "blackwell").items()
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_one_request_in_flight_waits_for_nothing(engine: str) -> None:
+    """Its prompt is computed alone, and its decode steps one after another."""
+    row = replace(row_of("qwen3-32b", 1, 1.0), engine=engine)
+    means = simulated(row, LinearStepTime(overhead=0.01, per_token=1e-5), 1e5, "hopper")
+    assert means.ttft == pytest.approx(0.01 + 1000 * 1e-5)
+    assert means.tpot == pytest.approx(0.01 + 1e-5)
 
 
 def test_prefill_workers_limit_a_disaggregated_loop(tmp_path: Path) -> None:

@@ -33,9 +33,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     environment = {**os.environ, "PYTHONPATH": str(root)}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
         try:
-            assert server.stderr is not None
             match = re.search(r"http://127\.0\.0\.1:\d+/", server.stderr.readline())
-            assert match is not None
             yield match[0]
         finally:
             server.send_signal(signal.SIGTERM)

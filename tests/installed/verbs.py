@@ -109,7 +109,6 @@ def newest(folder: Path) -> str:
 def recorded_requests() -> str:
     """The recorded requests in the how-to of refinement."""
     match = re.search(r"```jsonl\n(.*?)```", (ROOT / "docs" / "how-to" / "refine.md").read_text(), re.DOTALL)
-    assert match is not None
     return match[1]
 
 

@@ -18,7 +18,7 @@ if DEVICE == "cpu":
 
 @pytest.fixture
 def device() -> str:
-    """Where tensors of the tests live."""
+    """The device of the tests' tensors."""
     return DEVICE
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from latency_models.calibration.file_format import Calibration, FitReport, Line, Provenance
+from latency_models.calibration import Calibration, FitReport, Line, Provenance
 from latency_models.deployment.expert_load import ExpertLoad
 from latency_models.deployment.hardware import Efficiency, Hardware, Network
 from latency_models.deployment.models import (

@@ -127,8 +127,7 @@ def test_a_folder_of_another_source_is_named(tables: Path, profile: Path, tmp_pa
     with pytest.raises(BadInput, match=rf"expected a file dense.csv or dense.csv.gz; {hint} aiconfigurator$"):
         read_kernel_tables(tables)
     with pytest.raises(
-        BadInput,
-        match=rf"expected a file gemm_perf.parquet, gemm_perf.txt or .*; {hint} kernel_tables$",
+        BadInput, match=rf"expected a file gemm_perf.parquet, gemm_perf.txt or .*; {hint} kernel_tables$"
     ):
         read_tables(profile)
     (tmp_path / "empty").mkdir()

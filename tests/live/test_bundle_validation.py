@@ -83,11 +83,8 @@ def test_a_whole_validation_that_is_interrupted_and_goes_on(
         (["--set", "system.layout=colocated", "--ratio", "2"], "--ratio", "expected none with layout: colocated"),
     ],
 )
-def test_bad_input(
-    scenario: Path, arguments: list[str], field: str, expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["validate", str(scenario), *arguments]) == 2
-    message = capsys.readouterr().err
+def test_bad_input(scenario: Path, arguments: list[str], field: str, expected: str, refusal) -> None:
+    message = refusal("validate", str(scenario), *arguments)
     assert f"{field}: " in message
     assert expected in message
 

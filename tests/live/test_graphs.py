@@ -20,6 +20,7 @@ from live.executor import Executor
 from live.generation import Generation, make_generation
 from live.graphs.capture_sizes import CaptureSizes, StepShape, powers, sizes
 from live.graphs.executor import MOST_EXTRA_ROWS, GraphExecutor
+from live.loaded_model import ModelSource
 from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder
 from live.models.weights import load_weights, random_weights
@@ -81,7 +82,7 @@ def mixed_requests(style: str) -> list[Generation]:
 
 @pytest.fixture(scope="module")
 def waited_for(decoder: Decoder) -> Callable[[str, str], list[Generation]]:
-    """What an engine gives that waits for each step, and pads none; kept."""
+    """The answers of an engine that waits for each step and pads none, computed once."""
     return cache(lambda name, style: answers(decoder, name, style, Executor, 1))
 
 
@@ -300,10 +301,9 @@ def test_graphs_give_what_the_same_steps_give_launched_one_by_one(depth: int) ->
 
 
 def test_engines_of_a_backend_share_what_was_captured() -> None:
-    backend = LiveBackend(
-        Path(__file__).resolve().parents[2] / "examples" / "models" / "tiny-llama.json",
-        random=True, dtype="float32", device="cpu", threads=1, seed=0, async_scheduling=True,
-    )  # fmt: skip
+    model = Path(__file__).resolve().parents[2] / "examples" / "models" / "tiny-llama.json"
+    source = ModelSource(model, random=True, dtype="float32", device="cpu", threads=1)
+    backend = LiveBackend(source, async_scheduling=True)
     config = EngineConfig(num_gpu_blocks=300, max_num_seqs=3)
     engines = [
         Engine(backend.decoder, settings, make_executor=backend._graph_executor)

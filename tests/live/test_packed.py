@@ -19,7 +19,8 @@ from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder
 from live.models.linear import Matrix, Reordered, Rounding, Stacked, linear
 from live.models.weights import DenseFFN, load_weights, random_weights
-from live.validation.backend import LiveBackend
+from live.validation.backend import LiveBackend, model_source
+from scenarios.validation import LiveModelSpec, QuantiseSpec
 from tests.live.packed_checkpoints import Format, Tensors, change, gptq_words, model_of, write
 from tests.live.test_decoder import assert_logits_agree
 from workloads.errors import BadInput
@@ -137,8 +138,8 @@ def test_random_weights_are_as_few_bits_as_the_config_says(tmp_path: Path) -> No
 
 def test_the_backend_rounds_what_a_scenario_says(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(model_of("Llama").config.to_dict()))
-    how = {"bits": 3, "group": -1, "symmetric": False}
-    backend = LiveBackend(tmp_path, random=True, dtype="float32", device="cpu", threads=1, seed=0, quantise=how)
+    model = LiveModelSpec(path=".", weights="random", quantise=QuantiseSpec(bits=3, group=-1, symmetric=False))
+    backend = LiveBackend(model_source(model, tmp_path, 0))
     weight = backend.decoder.weights.layers[0].o
     assert isinstance(weight, PackedWeight)
     assert (weight.bits, weight.group, weight.zeros is None) == (3, 0, False)

@@ -107,10 +107,7 @@ def test_engines_take_requests_at_their_arrivals(scenario: Path) -> None:
         (["--set", "model.threads=2"], "system.layout", "expected clock: direct"),
     ],
 )
-def test_bad_input(
-    scenario: Path, arguments: list[str], field: str, expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["validate", str(scenario), *arguments]) == 2
-    message = capsys.readouterr().err
+def test_bad_input(scenario: Path, arguments: list[str], field: str, expected: str, refusal) -> None:
+    message = refusal("validate", str(scenario), *arguments)
     assert f"{field}: " in message
     assert expected in message

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from live.clock import DirectClock
+from live.loaded_model import ModelSource
 from live.validation.backend import LiveBackend
 from live.validation.profiling import ProfilingLimits, profile, sequences_left, stratified_sizes
 from schedulers.batches import Batch
@@ -44,7 +45,8 @@ def test_all_stay_for_half_a_round_and_leave_evenly_until_one_is_left(num_seqs: 
 def test_prompts_begin_as_earlier_ones_where_that_is_asked_for(resent: float, tmp_path: Path) -> None:
     """Then some prompts find blocks in the cache, and no prompt is longer than the limit by more than a token."""
     config = write_validation(tmp_path, "").with_name("config.json")
-    backend = LiveBackend(config, random=True, dtype="float32", device="cpu", threads=1, seed=0, clock="direct")
+    source = ModelSource(config, random=True, dtype="float32", device="cpu", threads=1)
+    backend = LiveBackend(source, clock="direct")
     engine = backend.engine(EngineConfig(num_gpu_blocks=400, block_size=4, prefix_id_tokens=4, max_num_seqs=4))
     chunks: list[tuple[int, int]] = []
     schedule = engine.schedule

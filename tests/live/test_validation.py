@@ -126,7 +126,7 @@ UNREAD = SCENARIO.replace("clock: wall\n", "")
 
 
 def test_a_validation_on_one_cpu_thread_takes_the_direct_clock(
-    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal
 ) -> None:
     """It waits for no arrival: requests a day apart are served at once, and tables and figures name the clock."""
     scenario.write_text(
@@ -144,8 +144,9 @@ def test_a_validation_on_one_cpu_thread_takes_the_direct_clock(
     assert max(load["timeline"]["time"]) > 3 * (time.perf_counter() - begin)
     assert "clock: direct" in (folder / "figures" / "latencies-0.0001.svg").read_text()
     # Steps timed with one clock do not forecast a run with the other.
-    assert run([*again, "--calibration", str(folder / "engine-steps.yaml"), "--clock", "wall"]) == 2
-    assert "engine-steps.yaml: clock: got 'direct', expected steps timed with clock: wall" in capsys.readouterr().err
+    assert "engine-steps.yaml: clock: got 'direct', expected steps timed with clock: wall" in refusal(
+        *again, "--calibration", str(folder / "engine-steps.yaml"), "--clock", "wall"
+    )
 
 
 @pytest.mark.parametrize(
@@ -254,24 +255,24 @@ def test_a_validation_of_sessions(scenario: Path, tmp_path: Path, capsys: pytest
     ],
 )
 def test_sessions_that_live_engines_do_not_hold_are_refused(
-    scenario: Path, changed: str, expected: str, capsys: pytest.CaptureFixture[str]
+    scenario: Path, changed: str, expected: str, refusal
 ) -> None:
     scenario.write_text(HELD)
-    assert run(["validate", str(scenario), "--set", changed]) == 2
-    assert expected in capsys.readouterr().err
+    assert expected in refusal("validate", str(scenario), "--set", changed)
 
 
 @pytest.mark.slow
 def test_steps_without_drafts_do_not_forecast_an_engine_that_speculates(
-    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    scenario: Path, tmp_path: Path, refusal
 ) -> None:
     scenario.write_text(UNREAD)
     again = ["validate", str(scenario), "--runs", str(tmp_path / "runs"), "--set", "loads=[0.5]", "--tolerance", "1000"]
     assert run(again) == 0
     file = next((tmp_path / "runs").glob("*/engine-steps.yaml"))
     scenario.write_text(SPECULATING)
-    assert run([*again, "--calibration", str(file)]) == 2
-    assert "engine-steps.yaml: largest.drafted: expected steps with drafts" in capsys.readouterr().err
+    assert "engine-steps.yaml: largest.drafted: expected steps with drafts" in refusal(
+        *again, "--calibration", str(file)
+    )
 
 
 def test_a_workload_beyond_the_models_context_is_one_line(
@@ -311,7 +312,7 @@ def test_errors_are_taken_repeat_by_repeat() -> None:
 
 
 def test_what_was_measured_elsewhere_is_predicted_without_a_device(
-    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is run again: the second command has no device to run anything on."""
     command = ["validate", str(scenario), "--json", "--runs", str(tmp_path / "runs")]
@@ -326,5 +327,4 @@ def test_what_was_measured_elsewhere_is_predicted_without_a_device(
     document = json.loads(capsys.readouterr().out)
     assert len(document["loads"]) == 2
     assert document["backend"]["dtype"] == "float32"
-    assert run([*command, "--fresh"]) == 2
-    assert "expected a CUDA device, found none" in capsys.readouterr().err
+    assert "expected a CUDA device, found none" in refusal(*command, "--fresh")

@@ -13,8 +13,7 @@ import pytest
 
 from latency_models.sources.vllm_step_log.spec import StepRegression
 from latency_models.sources.vllm_step_log.step_log import read_step_log
-from live.vllm.chunking import SizesChunks, decode_rows
-from live.vllm.one_shot import RunsOneShots
+from live.vllm.policies import RunsOneShots, SizesChunks, decode_rows
 from live.vllm.recording import CLOCKS, RecordsSteps
 from live.vllm.settings import read_settings
 from schedulers.chunking import SloChunks
@@ -240,7 +239,6 @@ def test_settings_come_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("chunking: {policy: static, tokens: 64}\n")
     policy = read_settings({"serving_twin": str(file)}).chunk_policy()
-    assert policy is not None
     assert policy.max_prefill_tokens(10) == 54
 
 

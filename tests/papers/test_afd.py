@@ -26,6 +26,7 @@ def test_printed_ratios_beside_computed() -> None:
     assert rows[9.34]["within_rounding"] is False
 
 
+@pytest.mark.slow  # CI runs the whole command, installed
 def test_the_whole_reproduction_on_short_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -246,11 +246,7 @@ def test_steps_of_another_folder_are_fitted(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal
 ) -> None:
     monkeypatch.chdir(tmp_path)
     step = true_step(8192, 10, 3)
@@ -262,9 +258,5 @@ def test_what_cannot_be_used_is_refused_in_one_line(
         "model,prompt_tokens,system,gpus,batch_per_gpu,output_tokens_per_second_per_gpu,note\nm,8192,afd-7-1,31,9,99,\n"
     )
     Path("broken.csv").write_text("a,b\n1,2\n")
-    assert run(["reproduce", *arguments]) == 2
-    output = capsys.readouterr()
-    assert output.out == ""
-    assert message in output.err
-    assert output.err.count("\n") == 1
+    assert message in refusal("reproduce", *arguments)
     assert not Path("runs").exists()

@@ -24,18 +24,15 @@ from papers.prelude.engines import (
     decode_tasks,
     fit_share,
     fit_sweep,
+    floor_seconds,
     split_costs,
+    step_line,
     sweep_rates,
     sweep_tasks,
 )
-from papers.prelude.hardware import floor_seconds, step_line
 from papers.prelude.lifetimes import Meter
 from papers.prelude.prefixes import cold_job, cold_tokens
-from papers.prelude.published import (
-    ENGINES,
-    SweepRow,
-    sweep_rows,
-)
+from papers.prelude.published import ENGINES, SweepRow, sweep_rows
 from papers.prelude.report import figures as prelude_figures
 from papers.prelude.report import tables as prelude_table
 from schedulers.engine_core import EngineCore

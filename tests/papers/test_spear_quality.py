@@ -12,7 +12,7 @@ import pytest
 
 from papers.spear.published import quality_rows
 from papers.spear.quality import claims, printed_recovery, shifts
-from twin.api.drawing import draw
+from twin.api.run_folder import draw
 from twin.cli import run
 
 if TYPE_CHECKING:

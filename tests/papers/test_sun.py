@@ -18,16 +18,7 @@ from papers.sun import reproduction as sun
 from papers.sun import skew as sun_skew
 from papers.sun.concurrency import errors, predict_engine
 from papers.sun.concurrency import scenario as row_scenario
-from papers.sun.decode import (
-    FITTED,
-    FORMS,
-    DecodeFit,
-    all_rows,
-    closed_loop,
-    fit_decode,
-    fit_prompts,
-    rows_of,
-)
+from papers.sun.decode import FITTED, FORMS, DecodeFit, all_rows, closed_loop, fit_decode, fit_prompts, rows_of
 from papers.sun.node import Load, Outcome, fitted_service, scenario
 from papers.sun.pool import choose, offered, predict_pools
 from papers.sun.published import ISOLATED, SHARED, ConcurrencyRow, concurrency_rows, pool_rows
@@ -35,7 +26,7 @@ from papers.sun.report import figures as sun_figures
 from papers.sun.report import tables as sun_table
 from papers.sun.skew import simulate, summarise_skew
 from tests.reports.rendering import lines_of
-from twin.api.drawing import draw
+from twin.api.run_folder import draw
 from twin.cli import run
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ import pytest
 
 from papers.sun.published import accuracy_rows
 from papers.sun.quality import GOAL, claims, summarise
-from twin.api.drawing import draw
+from twin.api.run_folder import draw
 from twin.cli import run
 
 QUANTISED = tuple(f"{kind}_{method}{bits}" for method in ("awq", "rtn") for bits in (4, 3) for kind in

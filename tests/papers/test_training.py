@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from papers.tasks import Task
+from papers.data import Task
 from papers.training import Models, waves
 
 

@@ -42,13 +42,7 @@ def shared_prefixes(rate: float, limit: int | None) -> dict[str, Any]:
 @example(rate=200.0, asynchronous=True, limit=200, blocks=20, seats=16, caching=False, seed=780924)
 @example(rate=40.0, asynchronous=True, limit=200, blocks=20, seats=64, caching=True, seed=512919)
 def test_one_engine(
-    rate: float,
-    asynchronous: bool,
-    limit: int | None,
-    blocks: int,
-    seats: int,
-    caching: bool,
-    seed: int,
+    rate: float, asynchronous: bool, limit: int | None, blocks: int, seats: int, caching: bool, seed: int
 ) -> None:
     document = scenario(
         seed=seed,
@@ -69,15 +63,18 @@ def test_one_engine(
     limit=st.sampled_from([None, 12, 200]),
     blocks=st.sampled_from([20, 40, 400]),
     policy=st.sampled_from(["fcfs", "lpm"]),
+    interval=st.sampled_from([1, 1, 7]),
     seed=st.integers(0, 10**6),
 )
 def test_other_schedulers(
-    scheduler: str, rate: float, asynchronous: bool, limit: int | None, blocks: int, policy: str, seed: int
-) -> None:
+    scheduler: str, rate: float, asynchronous: bool, limit: int | None, blocks: int, policy: str, interval: int,
+    seed: int,
+) -> None:  # fmt: skip
     """Decodes pause for prompts, and room that running sequences may need decides on admissions."""
     engine = {
         "scheduler": scheduler, "num_gpu_blocks": blocks, "max_num_seqs": 16, "block_size": 16,
         "async_scheduling": asynchronous, "scheduling_policy": policy, "enable_chunked_prefill": True,
+        "scheduler_recv_interval": interval,
     }  # fmt: skip
     document = scenario(seed=seed, workload=shared_prefixes(rate, limit), engine=engine)
     assert sum(check(document)["output_tokens"]) == sum(answers(document))

@@ -66,7 +66,7 @@ def test_early_visits_change_no_record(
 @pytest.mark.parametrize("tasks", [False, True])
 @pytest.mark.parametrize("routing", ["least_loaded", "round_robin"])
 def test_most_step_ends_are_visited_early(routing: str, tasks: bool) -> None:
-    """Also with requests that have no answer, whose load grows by a token when the scheduler gets them."""
+    """The load of requests without an answer grows by a token when the scheduler gets them."""
     document = scenario(
         workload={"requests": 400, "arrivals": {"process": "poisson", "rate": 400}},
         system={"layout": "colocated", "replicas": 8, "routing": routing},

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.records.columns import writing_columns
+from reports.records.run_directory import writing_columns
 from schedulers.routing import ROUTERS
 from tests.twin.serving import by_hand
 from tests.twin.serving.by_hand import Row
@@ -115,7 +115,7 @@ def test_events_at_the_same_instant(
 def test_in_processes_as_in_one(
     detail: bool | str, processes: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Also where steps leave memory, and the request file to the last byte."""
+    """Steps may leave memory, and the request file is the same to the last byte."""
     document = scenario(
         detail=detail, system={"layout": "colocated", "replicas": 4, "routing": "round_robin"},
         workload={"requests": 300, "arrivals": {"process": "poisson", "rate": 200}, "models": {"count": 2}},
@@ -166,7 +166,6 @@ def test_engines_that_share_something_are_simulated_together(sections: dict[str,
     sections["system"] = {"layout": "colocated", **sections["system"]}
     plan = plan_of(scenario(**sections))
     shared = why_together(plan)
-    assert shared is not None
     assert shared.startswith(why)
     assert len(independent_groups(plan)) == 1
 

@@ -20,7 +20,7 @@ from live.models.weights import random_weights  # noqa: E402
 from live.validation.clients import Sessions  # noqa: E402
 from live.validation.replay import ReplayResult, replay  # noqa: E402
 from schedulers.batches import Batch  # noqa: E402
-from tests.parity.test_live_and_twin import BLOCK, CONFIG, noted, trace  # noqa: E402
+from tests.parity.live_and_twin import BLOCK, CONFIG, noted, trace  # noqa: E402
 from twin.serving.plan.plan import ServingPlan  # noqa: E402
 from twin.serving.results.summary import summarise  # noqa: E402
 from twin.serving.run.simulation import Simulation, realised_sessions  # noqa: E402

@@ -4,12 +4,10 @@ drafts, and the same tokens accepted.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from simpy.events import Event
 
 torch = pytest.importorskip("torch", reason="the live engine needs the extra [live]")
 
@@ -22,12 +20,17 @@ from live.validation.replay import replay  # noqa: E402
 from scenarios.engine import EngineSpec, SchedulerPlan  # noqa: E402
 from scenarios.steps import SpeculativeSpec  # noqa: E402
 from schedulers.speculation import AnswerDrafts, SpeculativeEngineCore  # noqa: E402
-from tests.parity.test_live_and_twin import BLOCK, CONFIG, Recorded, durations_and_arrivals, noted, trace  # noqa: E402
-from twin.environment import Environment, Priority  # noqa: E402
+from tests.parity.live_and_twin import (  # noqa: E402
+    BLOCK,
+    CONFIG,
+    Recorded,
+    answered,
+    durations_and_arrivals,
+    noted,
+    simulate,
+)
 from twin.serving.engine.draft_outcomes import DraftOutcomes  # noqa: E402
-from twin.serving.engine.engine import Engine as SimulatedEngine  # noqa: E402
 from twin.serving.engine.speculation import Acceptance, SimulatedSpeculation  # noqa: E402
-from twin.serving.records.requests import RequestRecord  # noqa: E402
 from workloads.request import Request  # noqa: E402
 
 VOCABULARY = 12
@@ -77,22 +80,11 @@ def test_the_twin_schedules_what_the_live_engine_verified(blocks: int) -> None:
     replayed = replay(engine, [materialise(*request, VOCABULARY, BLOCK) for request in requests()])
     durations, arrivals = durations_and_arrivals(replayed)
 
-    simulated: list[tuple[object, ...]] = []
     speculation = SimulatedSpeculation(Acceptance((), measured=outcomes), SPEC.num_speculative_tokens, seed=0)
-    env, records = Environment(), []
-    twin = SimulatedEngine(
-        env, scheduler.make_core, Recorded(iter(durations)), name="twin", index=0, fast_forward=False,
-        speculation=speculation, watch=lambda engine, batch, start, end: simulated.append(trace(batch)),
-    )  # fmt: skip
-
-    def client() -> Generator[Event, object, None]:
-        for generation, arrival in zip(replayed.by_arrival, arrivals, strict=True):
-            yield env.at(arrival, Priority.ARRIVAL)
-            records.append(RequestRecord(generation.request, len(generation.output)))
-            twin.submit(records[-1], generation.request)
-
-    env.process(client())
-    env.run()
+    records = list(map(answered, replayed.by_arrival))
+    twin, simulated = simulate(
+        scheduler.make_core, Recorded(iter(durations)), zip(arrivals, records, strict=True), speculation=speculation
+    )
     assert simulated == lived
     assert speculation.stats.counters() == stats.counters()
     assert speculation.stats.num_accepted_tokens > 50

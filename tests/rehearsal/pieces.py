@@ -36,11 +36,10 @@ from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder
 from live.models.linear import Rounding
 from live.models.weights import random_weights
-from live.server.config import ServerConfig
 from live.server.engine_backend import EngineBackend
 from live.server.launcher import GracefulShutdown, listen, serve
 from live.server.loading import engine_of_flags
-from live.server.options import EngineOptions
+from live.server.options import EngineOptions, ServerConfig
 from live.server.service import Service
 from live.topologies.bundle.deployment import LocalBundle
 from live.topologies.bundle.layout import BundleLayout

@@ -12,7 +12,7 @@ from reports.blocks import Figure, Report
 from reports.pages.html import page
 from reports.svg import drawing, figures
 from reports.terminal import printed
-from twin.api.drawing import report
+from twin.api.run_folder import report
 
 
 def lines_of(result: Report | dict[str, Any], width: int = 200) -> list[str]:

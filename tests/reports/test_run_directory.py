@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from reports.records import run_directory
-from reports.records.columns import write_columns
-from reports.records.run_directory import open_run, read_run
+from reports.records.run_directory import open_run, read_run, write_columns
 from reports.serving.trace_events import write_trace_events
 
 

@@ -209,7 +209,6 @@ def test_predicted_steps_keep_a_margin_for_their_scatter() -> None:
     def largest(step_time: LinearStepTime, **changes: float) -> int:
         section = {"policy": "slo", "slo_seconds": 0.1, "min_tokens": 1} | changes
         policy = checked(EngineSpec, {"num_gpu_blocks": 10, "chunking": section}, None).chunking
-        assert policy is not None
         return policy.build(step_time).max_prefill_tokens(0)
 
     exact, scattering = LinearStepTime(0.0, 0.001), Scattering(0.0, 0.001)

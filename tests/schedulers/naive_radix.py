@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tests.schedulers.naive_engine import NaiveBatch
-
 Path = tuple[int, ...]
+
+
+@dataclass
+class NaiveBatch:
+    """One step: (request, tokens, context) of the chunks, (request, cached tokens) of the decodes, who ends with it."""
+
+    number: int
+    chunks: list[tuple[int, int, int]] = field(default_factory=list)
+    decodes: list[tuple[int, int]] = field(default_factory=list)
+    ending: list[int] = field(default_factory=list)
 
 
 @dataclass(eq=False)

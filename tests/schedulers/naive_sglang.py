@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.schedulers.naive_engine import NaiveBatch
-from tests.schedulers.naive_radix import NaiveRadix, NaiveRequest, give_tokens
+from tests.schedulers.naive_radix import NaiveBatch, NaiveRadix, NaiveRequest, give_tokens
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,7 @@ class SGLang:
     max_running_requests: int = 8
     conservativeness: float = 1.0
     lpm: bool = False
+    recv_interval: int = 1
 
 
 class NaiveSGLang:
@@ -34,7 +34,9 @@ class NaiveSGLang:
         self.args = args
         self.cache = NaiveRadix(args.pages, args.page_size, args.id_pages)
         self.requests: dict[int, NaiveRequest] = {}
+        self.socket: list[NaiveRequest] = []
         self.waiting: list[NaiveRequest] = []
+        self.counter = 0
         self.running_batch: list[NaiveRequest] = []
         self.chunked: NaiveRequest | None = None
         self.last_prompts: list[NaiveRequest] = []
@@ -53,15 +55,16 @@ class NaiveSGLang:
 
     @property
     def running(self) -> list[NaiveRequest]:
-        return [request for request in self.requests.values() if request not in self.waiting]
+        return [request for request in self.requests.values() if request not in self.waiting + self.socket]
 
     def submit(self, id: int, prompt: int, limit: int, ids: tuple[int, ...]) -> None:
         self.requests[id] = request = NaiveRequest(id, prompt, limit, ids)
-        self.waiting.append(request)
+        self.socket.append(request)
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
     def begin(self) -> NaiveBatch | None:
+        self._receive()
         merged = [r for r in self.last_prompts if r is not self.last_chunked and not r.gone]
         if len(merged) < len(self.last_prompts):
             self.full = False
@@ -81,6 +84,13 @@ class NaiveSGLang:
         self.steps += 1
         give_tokens(batch, self.requests)
         return batch
+
+    def _receive(self) -> None:
+        """`SchedulerRecvSkipper`: a batch of prompts counts as 1,000 of decodes, and an idle loop turns in no time."""
+        self.counter += 1000 if self.last_prompts else 1
+        if self.counter >= self.args.recv_interval or all(request.ending for request in self.running):
+            self.waiting += self.socket
+            self.socket, self.counter = [], 0
 
     def _new_prompts(self, batch: NaiveBatch) -> list[NaiveRequest]:
         """The prefill adder: the chunked request, then waiting ones until one does not fit."""
@@ -233,22 +243,21 @@ class NaiveSGLang:
             self._leave(request, known)
         return list(leaving.items())
 
-    def abort(self, id: int) -> None:
-        raise NotImplementedError("stories of this oracle have no aborts")
-
     def _leave(self, request: NaiveRequest, tokens: int) -> None:
         self.cache.release(request, tokens)
         request.gone = True
         del self.requests[request.id]
         if request in self.waiting:
             self.waiting.remove(request)
+        elif request in self.socket:
+            self.socket.remove(request)
 
     def check(self) -> None:
         self.cache.check()
 
 
 def _common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
-    """How many ids two paths begin with alike."""
+    """The number of leading ids that two paths share."""
     n = 0
     while n < min(len(left), len(right)) and left[n] == right[n]:
         n += 1

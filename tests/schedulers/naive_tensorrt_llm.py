@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.schedulers.naive_engine import NaiveBatch
-from tests.schedulers.naive_radix import NaiveRadix, NaiveRequest, give_tokens
+from tests.schedulers.naive_radix import NaiveBatch, NaiveRadix, NaiveRequest, give_tokens
 
 
 @dataclass(frozen=True)
@@ -182,9 +181,6 @@ class NaiveTensorRT:
             self.cache.release(request, known if self.settings.reuse else 0)
             del self.requests[request.id]
         return list(leaving.items())
-
-    def abort(self, id: int) -> None:
-        raise NotImplementedError("stories of this oracle have no aborts")
 
     def check(self) -> None:
         self.cache.check()

@@ -54,11 +54,9 @@ def test_who_enters_is_first_come_first_served(policy: Refill) -> None:
     slots = BundleSlots(3, 1, 2, policy)
     slots.submit((identity, 10 * identity) for identity in range(20))
     microbatch = slots.begin_step(0)
-    assert microbatch is not None
     assert sorted(microbatch.admitted) == list(range(6))
     slots.end_step(microbatch, [4, 1])
     again = slots.begin_step(0)
-    assert again is not None
     assert sorted(again.admitted) == [6, 7]
 
 
@@ -66,7 +64,6 @@ def test_first_requests_spread_over_instances() -> None:
     slots = BundleSlots(4, 1, 8, refill_fcfs)
     slots.submit((identity, 1) for identity in range(6))
     microbatch = slots.begin_step(0)
-    assert microbatch is not None
     assert microbatch.active == [2, 2, 1, 1]
 
 
@@ -74,7 +71,6 @@ def test_load_is_prompt_plus_generated_and_starts_at_the_prompt() -> None:
     slots = BundleSlots(1, 1, 2, refill_fcfs)
     slots.submit([(0, 100), (1, 7)])
     microbatch = slots.begin_step(0)
-    assert microbatch is not None
     assert microbatch.loads == [107]
     slots.end_step(microbatch, [])
     assert microbatch.loads == [109]
@@ -86,7 +82,6 @@ def test_least_loaded_pairs_the_longest_prompt_with_the_lightest_instance() -> N
     slots = BundleSlots(2, 1, 2, refill_least_loaded)
     slots.submit([(0, 50), (1, 10), (2, 40), (3, 30)])
     microbatch = slots.begin_step(0)
-    assert microbatch is not None
     # 50 | 40, then 30 goes to the instance with 40, then 10 to the one place left.
     assert sorted(microbatch.loads) == [60, 70]
 
@@ -104,7 +99,6 @@ def test_integrity_check_speaks_up() -> None:
     slots = BundleSlots(2, 1, 2, refill_fcfs)
     slots.submit([(0, 5), (1, 6)])
     microbatch = slots.begin_step(0)
-    assert microbatch is not None
     slots.check_integrity()
     microbatch.loads[0] += 1
     with pytest.raises(AssertionError, match="running"):

@@ -79,12 +79,7 @@ def test_blocks_last_for_ever_where_none_is_started() -> None:
 def test_by_hand() -> None:
     """Blocks of 4: the members' next tokens are their 4th, 5th and 9th, so two of them start a block at once."""
     decodes, (short, middle, long) = decode_set_of([Member(3, 1, 3), Member(4, 1, 9), Member(8, 2, 9)], 4)
-    assert (decodes.size, decodes.kv_tokens, decodes.longest(), decodes.steps_to_max_tokens()) == (
-        3,
-        15,
-        8,
-        2,
-    )
+    assert (decodes.size, decodes.kv_tokens, decodes.longest(), decodes.steps_to_max_tokens()) == (3, 15, 8, 2)
     assert [decodes.needs_block(sequence) for sequence in (short, middle, long)] == [False, True, True]
     assert [decodes.num_new_blocks_within(steps) for steps in range(7)] == [0, 2, 3, 3, 3, 5, 6]
     assert [decodes.steps_within_blocks(blocks, 9) for blocks in range(7)] == [0, 0, 1, 4, 4, 5, 8]

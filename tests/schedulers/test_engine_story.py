@@ -212,22 +212,9 @@ def test_requests_that_are_refused_leave_nothing_behind() -> None:
     assert steps(core) == ["mixed 7:0+8! 9:0+8", *["decode | 7"] * 4, "mixed 9:8+2!", *["decode | 9"] * 10]
 
 
-def test_an_id_can_come_again_once_it_has_left() -> None:
-    core = EngineCore(EngineConfig(num_gpu_blocks=5, max_num_batched_tokens=16, max_num_seqs=3, **BLOCKS))
-    for _ in range(2):
-        core.submit(chat(7, 8, 2), 0.0)
-        assert steps(core) == ["mixed 7:0+8!", "decode | 7"]
-        assert core.abort(7, 0.0) is None
-
-
 @pytest.mark.parametrize(
     ("order", "policy", "preempted"),
-    [
-        ("fcfs", None, 1),
-        ("priority", None, 0),
-        ("priority", "newest", 1),
-        ("fcfs", "lowest_priority", 0),
-    ],
+    [("fcfs", None, 1), ("priority", None, 0), ("priority", "newest", 1), ("fcfs", "lowest_priority", 0)],
 )
 def test_which_sequence_is_preempted(order: str, policy: str | None, preempted: int) -> None:
     """The older request has the lower priority. Both start a block at their 9th token, and none is free."""
@@ -240,6 +227,25 @@ def test_which_sequence_is_preempted(order: str, policy: str | None, preempted: 
     assert [core.sequences[id].preemptions for id in (0, 1)] == [preempted == 0, preempted == 1]
 
 
+def test_a_prompt_under_way_is_preempted_after_all_decodes() -> None:
+    """Its third chunk and the chat's next token each need the last of four blocks."""
+    limits = {"max_num_batched_tokens": 5, "max_num_seqs": 3, "scheduler_reserve_full_isl": False}
+    core = EngineCore(EngineConfig(4, preemption_policy="fewest_outputs", **limits, **BLOCKS))
+    core.submit(chat(0, 4, 6), 0.0)
+    assert step(core) == "mixed 0:0+4!"
+    core.submit(chat(1, 14, 2), 0.0)
+    assert steps(core)[:4] == ["mixed 1:0+4 | 0", "mixed 1:4+4 | 0", "mixed 1:8+4", "mixed 1:12+2!"]
+
+
+def test_blocks_of_a_whole_answer_are_taken_with_the_prompt_s() -> None:
+    """Twelve tokens are cached: the last of an answer never is."""
+    core = EngineCore(EngineConfig(10, max_num_seqs=3, kv_reservation="max_tokens", **BLOCKS))
+    core.submit(chat(0, 4, 9), 0.0)
+    assert {(step(core) != "nothing", core.kv_cache.num_free_blocks) for _ in range(8)} == {(True, 7)}
+    assert step(core) == "decode | 0"
+    assert core.kv_cache.num_free_blocks == 10
+
+
 def test_a_sequence_preempted_by_the_step_that_admits_it_has_no_cache_to_take_back() -> None:
     """A prefill engine's cache is written when the step runs, and by then its blocks belong to another sequence."""
     core = EngineCore(EngineConfig(num_gpu_blocks=3, block_size=4, prefix_id_tokens=4))
@@ -247,7 +253,6 @@ def test_a_sequence_preempted_by_the_step_that_admits_it_has_no_cache_to_take_ba
     assert step(core) == "mixed 0:0+4!"
     core.submit(chat(1, 7, 3), 0.0, remote_prefill=True)
     batch = core.begin_step(0.0)
-    assert batch is not None
     assert ([row.request.id for row in batch.transferred], [row.request.id for row in batch.decodes]) == ([1], [0])
     core.end_step(batch, [], 0.0)
     assert steps(core) == ["mixed 1:0+8!", "decode | 1"]

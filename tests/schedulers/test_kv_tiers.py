@@ -1,4 +1,4 @@
-"""Tiers below the device: blocks are conserved in each, everybody ends once, and LRU is Mattson's."""
+"""Tiers below the device: each conserves its blocks, every request ends once, and LRU hits are Mattson's."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ def engine(
 def serve(core: EngineCore, request: Request) -> int:
     """Serve one request alone, all copies taking no time; returns the prompt tokens that were not computed."""
     before, tiers = core.cached_tokens, core.kv_tiers
-    assert tiers is not None
     core.submit(request, 0.0)
     while core.sequences:
         batch = core.begin_step(0.0)
@@ -97,7 +96,6 @@ def test_what_the_device_evicts_is_copied_once() -> None:
     """Write-back copies a block when the device loses it, and not again while the tier has it."""
     core = engine(100, device=6, policy="write_back")
     tiers = core.kv_tiers
-    assert tiers is not None
     (host,) = tiers.tiers
     counts = []
     for number in range(24):
@@ -112,7 +110,6 @@ def test_a_shared_prefix_is_loaded_once() -> None:
     """The second request waits for the load of the first, and then finds its blocks on the device."""
     core = engine(100, device=20)
     tiers = core.kv_tiers
-    assert tiers is not None
     for number in range(6):  # the first prompt is evicted
         serve(core, Request(number, 0.0, 9, 1, prefix_blocks=(number, 1, 2, 3)))
     for number in (100, 101):
@@ -120,13 +117,11 @@ def test_a_shared_prefix_is_loaded_once() -> None:
     core.submit(Request(102, 0.0, 9, 1, prefix_blocks=(50, 1, 2, 3)), 0.0)
     batch = core.begin_step(0.0)
     (load,) = tiers.take_loads()
-    assert batch is not None
     assert [chunk.sequence.request.id for chunk in batch.chunks] == [102], "it does not wait for the load"
     assert core.num_waiting == 2
     core.end_step(batch, (), 0.0)
     core.finish_load(load)
     batch = core.begin_step(0.0)
-    assert batch is not None
     assert [(chunk.sequence.request.id, chunk.context) for chunk in batch.chunks] == [(100, 8), (101, 8)]
     assert tiers.tiers[0].loaded == 4
 
@@ -134,7 +129,6 @@ def test_a_shared_prefix_is_loaded_once() -> None:
 def test_a_block_is_not_loaded_before_its_copy_is_complete() -> None:
     core = engine(100, device=6)
     tiers = core.kv_tiers
-    assert tiers is not None
     stores = []
     for number in range(3):
         core.submit(Request(number, 0.0, 9, 1, prefix_blocks=(number, 1, 2, 3)), 0.0)
@@ -155,7 +149,6 @@ def test_a_block_is_not_loaded_before_its_copy_is_complete() -> None:
 def test_an_aborted_request_leaves_its_load_to_end() -> None:
     core = engine(100, device=6)
     tiers = core.kv_tiers
-    assert tiers is not None
     for number in range(4):
         serve(core, Request(number, 0.0, 9, 1, prefix_blocks=(number, 1, 2, 3)))
     core.submit(Request(9, 0.0, 9, 1, prefix_blocks=(0, 1, 2, 3)), 0.0)
@@ -207,7 +200,6 @@ def test_what_costs_more_to_compute_stays_longer() -> None:
     order = []
     for number in range(3):
         victim = policy.victim()
-        assert victim is not None
         order.append(victim.block_hash)
         policy.remove(victim)
         policy.add(TierBlock(10 + number, 0, 3), 2.0)  # the clock has reached 1, 3: these are worth 3, 5
@@ -256,6 +248,5 @@ def test_any_story_with_tiers(
     for leaps in (False, True)[: 3 - depth]:
         plant = Plant(config, None, depth, leaps=leaps).run(story)
         kv_tiers = plant.core.kv_tiers
-        assert kv_tiers is not None
         assert not kv_tiers.loads
         assert not kv_tiers.orphans

@@ -25,7 +25,6 @@ def submit(core: EngineCore, models: str, tokens: int = 3) -> None:
 def models_of_step(core: EngineCore, now: float = 0.0) -> str:
     """Run a step; the models of its rows, in order, with those it loads behind a bar."""
     batch = core.begin_step(now)
-    assert batch is not None
     rows = [*batch.decodes, *(chunk.sequence for chunk in batch.chunks)]
     core.end_step(batch, (), now)
     core.check_integrity()
@@ -78,7 +77,6 @@ def test_models_that_host_memory_gave_up_come_from_disk() -> None:
     for i, model in enumerate("abacab"):
         core.submit(Request(i, 0.0, 8, 1, model), 0.0)
         batch = core.begin_step(0.0)
-        assert batch is not None
         colds += [load.cold for load in batch.loads]
         core.end_step(batch, (), 0.0)
     assert colds == [True, True, False, True, False, True]  # b was used least recently when c came

@@ -107,6 +107,23 @@ def test_what_is_cut_is_of_the_step_s_kind() -> None:
     assert steps(engine) == ["one-shot 0:0+16", "one-shot 0:16+8! 2:0+4!", "one-shot 1:0+4!"]
 
 
+def test_what_is_cut_again_needs_its_own_free_blocks_and_further_ones() -> None:
+    """Preempted, the judge left 16 tokens in four of five free blocks. Its next chunk takes two more: it waits."""
+    engine = core(9, OneShotBudget(tokens=8), blocks=7)
+    submit(engine, chat(0, 4, 5))
+    assert step(engine) == "mixed 0:0+4!"
+    submit(engine, judge(1, 28))
+    assert [step(engine) for _ in range(3)] == ["mixed 1:0+8 | 0", "mixed 1:8+8 | 0", "decode | 0"]
+    assert (engine.preemptions, engine.kv_cache.num_free_blocks) == (1, 5)
+    assert steps(engine) == ["decode | 0", "one-shot 1:16+8", "one-shot 1:24+4!"]
+
+
+def test_a_prompt_may_fill_the_whole_cache() -> None:
+    engine = core(blocks=10)
+    submit(engine, judge(0, 40))
+    assert steps(engine) == ["one-shot 0:0+40!"]
+
+
 def test_a_full_class_does_not_hold_up_chats() -> None:
     engine = core(budget=OneShotBudget(tokens=64, sequences=1))
     submit(engine, judge(0, 4), judge(1, 4), chat(2, 100, 2))

@@ -2,16 +2,107 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import Counter, deque
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from schedulers.batches import Batch
 from schedulers.engine_config import EngineConfig
+from schedulers.engine_core import EngineCore
+from schedulers.sequence import FINISHED, Sequence
 from tests.schedulers.naive_sglang import NaiveSGLang, SGLang
 from tests.schedulers.naive_tensorrt_llm import NaiveTensorRT, TensorRT
-from tests.schedulers.test_engine_against_naive import Pair, Visit, blocks_of_largest
+from workloads.request import Request
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One request, which `stop` output tokens end early."""
+
+    at: int
+    prompt: int
+    limit: int
+    ids: tuple[int, ...] = ()
+    stop: int = 10**6
+
+
+class Pair:
+    """An engine and its oracle, driven alike; `depth` steps may be begun and not ended."""
+
+    def __init__(self, config: EngineConfig, naive: Any, depth: int) -> None:
+        self.depth = depth
+        self.core = EngineCore(config)
+        self.naive = naive
+        self.in_flight: deque[tuple[Batch, Any]] = deque()
+        self.delivered: Counter[int] = Counter()
+        self.steps = 0
+
+    def run(self, visits: list[Visit]) -> None:
+        clock = 0
+        work = sum(visit.prompt + visit.limit for visit in visits)
+        while self.naive.requests or clock <= max(visit.at for visit in visits):
+            for id, visit in enumerate(visits):
+                if visit.at == clock:
+                    self.core.submit(Request(id, 0.0, visit.prompt, visit.limit, prefix_blocks=visit.ids), clock)
+                    self.naive.submit(id, visit.prompt, visit.limit, visit.ids)
+            batch = self.begin(clock)
+            if len(self.in_flight) == self.depth or (self.in_flight and not batch):
+                self.end(visits, clock)
+            clock += 1
+            assert clock < 1000 + 20 * work
+        assert not self.core.sequences
+        assert self.core.kv_cache.num_free_blocks == self.core.kv_cache.num_blocks
+
+    def begin(self, clock: int) -> bool:
+        batch, naive = self.core.begin_step(clock), self.naive.begin()
+        self.compare()
+        if batch is None or naive is None:
+            assert batch is naive
+            return False
+        assert [(chunk.sequence.request.id, chunk.tokens, chunk.context) for chunk in batch.chunks] == naive.chunks
+        assert sorted(sequence.request.id for sequence in batch.decodes) == sorted(id for id, _ in naive.decodes)
+        lengths = [tokens for _, tokens in naive.decodes]
+        assert (batch.n_decodes, batch.decode_kv) == (len(lengths), sum(lengths))
+        assert batch.longest_decode == max(lengths, default=0)
+        assert sorted(sequence.request.id for sequence in batch.finishing) == sorted(naive.ending)
+        assert batch.step_index == naive.number
+        self.in_flight.append((batch, naive))
+        self.steps += 1
+        return True
+
+    def end(self, visits: list[Visit], clock: int) -> None:
+        batch, naive = self.in_flight.popleft()
+        stopped: list[Sequence] = []
+        receivers = [*batch.decodes, *(chunk.sequence for chunk in batch.chunks if chunk.last)]
+        for sequence in receivers:
+            if sequence.state != FINISHED:
+                id = sequence.request.id
+                self.delivered[id] += 1
+                if self.delivered[id] == visits[id].stop:
+                    stopped.append(sequence)
+        remaining = self.naive.end(naive, [sequence.request.id for sequence in stopped])
+        finished = self.core.end_step(batch, stopped, clock)
+        assert sorted((sequence.request.id, sequence.num_output_tokens) for sequence in finished) == sorted(remaining)
+        for id, generated in remaining:
+            assert generated == self.delivered[id] == min(visits[id].limit, visits[id].stop)
+        self.compare()
+
+    def compare(self) -> None:
+        self.core.check_integrity()
+        self.naive.check()
+        assert self.core.kv_cache.num_free_blocks == self.naive.free
+        assert len(self.core.running) == len(self.naive.running)
+        assert self.core.num_waiting == len(self.naive.requests) - len(self.naive.running)
+        assert self.core.preemptions == self.naive.preemptions
+
+
+def blocks_of_largest(visits: list[Visit], block_tokens: int) -> int:
+    return max(-(-(visit.prompt + visit.limit - 1) // block_tokens) for visit in visits)
+
 
 CHUNKING = {"fcfs": "first_come_first_served", "equal": "equal_progress"}
 
@@ -25,6 +116,7 @@ def sglang_pair(args: SGLang, depth: int, rules: str = "sglang") -> Pair:
         max_num_batched_tokens=args.chunked_prefill_size,
         max_num_seqs=args.max_running_requests,
         max_prefill_tokens=args.max_prefill_tokens,
+        scheduler_recv_interval=args.recv_interval,
         prefill_max_requests=args.prefill_max_requests if args.prefill_max_requests < 10**6 else 0,
         enable_mixed_chunk=False,
         cache_blocks_on="computed",
@@ -83,10 +175,17 @@ visits = st.lists(
     seats=st.integers(1, 8),
     conservativeness=st.sampled_from([1.0, 1.0, 0.3, 2.0]),
     lpm=st.booleans(),
+    interval=st.sampled_from([1, 1, 2, 5]),
 )
 @example(  # an answer that ended has left room, which is seen though no sequence decodes
     visits=[*[Visit(0, 1, 1)] * 11, Visit(1, 1, 1), Visit(0, 1, 2, stop=1), Visit(0, 1, 1)],
     page=1, id_pages=1, spare=3, chunk=1, input_tokens=10**6, requests=10**6, seats=2, conservativeness=1.0, lpm=False,
+    interval=1,
+)  # fmt: skip
+@example(  # the last token of what runs is in flight: there is nothing to run, and arrivals are looked at
+    visits=[Visit(0, 1, 1), Visit(0, 1, 1), Visit(6, 1, 10), Visit(16, 1, 1)],
+    page=1, id_pages=1, spare=3, chunk=1, input_tokens=10**6, requests=10**6, seats=2, conservativeness=1.0, lpm=False,
+    interval=2,
 )  # fmt: skip
 @example(  # who waits is sorted where a slot is free, not where the batch turns out to be full
     visits=[
@@ -94,15 +193,16 @@ visits = st.lists(
         Visit(1, 3, 1, (1, 0)),
     ],
     page=2, id_pages=1, spare=15, chunk=6, input_tokens=30, requests=10**6, seats=4, conservativeness=2.0, lpm=True,
+    interval=1,
 )  # fmt: skip
 def test_sglang(
     depth: int, visits: list[Visit], page: int, id_pages: int, spare: int, chunk: int, input_tokens: int,
-    requests: int, seats: int, conservativeness: float, lpm: bool,
+    requests: int, seats: int, conservativeness: float, lpm: bool, interval: int,
 ) -> None:  # fmt: skip
     args = SGLang(
         pages=blocks_of_largest(visits, page) + spare, page_size=page, id_pages=id_pages,
         chunked_prefill_size=4 * chunk, max_prefill_tokens=input_tokens, prefill_max_requests=requests,
-        max_running_requests=seats, conservativeness=conservativeness, lpm=lpm,
+        max_running_requests=seats, conservativeness=conservativeness, lpm=lpm, recv_interval=interval,
     )  # fmt: skip
     sglang_pair(args, depth).run(visits)
 

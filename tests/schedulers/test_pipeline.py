@@ -53,9 +53,6 @@ def test_sequences_circulate_in_micro_batches_and_a_prompt_passes_in_chunks() ->
     core = core_of(3, max_num_batched_tokens=8, max_num_seqs=8)
     a, b, c = (core.submit(request(i, prompt, 9), 0.0) for i, prompt in enumerate((4, 4, 10)))
     first, second, third = (core.begin_step(0.0) for _ in range(3))
-    assert first is not None
-    assert second is not None
-    assert third is not None
     assert [chunk.sequence for chunk in first.chunks] == [a, b]
     # The second chunk begins while the first one is in flight: stages compute them in order.
     assert [(chunk.sequence, chunk.context, chunk.tokens) for chunk in second.chunks] == [(c, 0, 8)]
@@ -63,13 +60,11 @@ def test_sequences_circulate_in_micro_batches_and_a_prompt_passes_in_chunks() ->
     assert core.begin_step(0.0) is None, "three stages, three batches"
     core.end_step(first, (), 0.0)
     again = core.begin_step(0.0)
-    assert again is not None
     assert again.decodes == (a, b), "those whose tokens came together"
     core.end_step(second, (), 0.0)
     assert core.begin_step(0.0) is None, "the second batch gave no token, and the third is in flight"
     core.end_step(third, (), 0.0)
     latest = core.begin_step(0.0)
-    assert latest is not None
     assert latest.decodes == (c,)
     core.check_integrity()
 
@@ -95,7 +90,6 @@ def test_a_sequence_that_is_preempted_in_flight_is_queued_when_its_batch_has_end
     assert not core.awaits_token(b)
     assert core.end_step(fourth, (), 0.0) == [a]
     again = core.begin_step(0.0)
-    assert again is not None
     assert [(chunk.sequence, chunk.tokens) for chunk in again.chunks] == [(b, 2)]  # of its three tokens now
     core.check_integrity()
 
@@ -135,6 +129,5 @@ def test_layers_are_divided_as_vllm_divides_them(layers: int, stages: int, divid
 def test_shares_and_messages() -> None:
     stages = Stages((3, 1), StageLink(latency=0.5, bandwidth=100.0, bytes_per_token=4.0))
     assert stages.shares == [0.75, 0.25]
-    assert stages.link is not None
     assert stages.link.seconds(25) == 1.5
     assert Stages((7,)).shares == [1.0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schedulers.preemption import PREEMPTION_POLICIES
-from schedulers.registry import Registry
+from workloads.registry import Registry
 
 
 def test_a_plug_in_adds_itself_by_name() -> None:

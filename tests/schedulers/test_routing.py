@@ -89,11 +89,6 @@ def test_least_loaded_takes_the_least() -> None:
     assert [policy.choose(REQUEST, [a, c]) for _ in range(4)] == [c] * 4
 
 
-def test_among_equals_the_turn_goes_around() -> None:
-    policy, engines = LeastLoaded(), [Engine(0) for _ in range(3)]
-    assert [policy.choose(REQUEST, engines) for _ in range(6)] == engines * 2
-
-
 def test_of_two_equals_beside_a_busy_one_both_are_used() -> None:
     policy, (a, b, c) = LeastLoaded(), (Engine(5), Engine(5), Engine(9))
     choice = Counter(policy.choose(REQUEST, [a, b, c]) for _ in range(300))

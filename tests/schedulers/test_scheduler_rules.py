@@ -1,4 +1,4 @@
-"""The rules of SGLang and TensorRT-LLM one by one, on examples that are worked out by hand."""
+"""Rules of SGLang, TensorRT-LLM and vLLM one by one, on examples that are worked out by hand."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from schedulers.capacity import NewTokenRatio
 from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
 from schedulers.lockstep import LockstepGroup
-from schedulers.token_sharing import share_tokens
-from tests.schedulers.test_running_pass import run
 from workloads.errors import BadInput
 from workloads.request import Request
 
@@ -22,6 +20,21 @@ def core_of(**settings: object) -> EngineCore:
         "cache_blocks_on": "computed", **settings,
     }  # fmt: skip
     return EngineCore(EngineConfig(**limits))  # type: ignore[arg-type]
+
+
+def run(core: EngineCore, steps: int) -> list[dict[int, int]]:
+    """Tokens of each request in the next steps, each of which ends before the next begins."""
+    tokens = []
+    for step in range(steps):
+        batch = core.begin_step(step)
+        core.check_integrity()
+        if batch is None:
+            tokens.append({})
+            continue
+        tokens.append({sequence.request.id: 1 for sequence in batch.decodes})
+        tokens[-1].update({chunk.sequence.request.id: chunk.tokens for chunk in batch.chunks})
+        core.end_step(batch, (), step)
+    return tokens
 
 
 def submit(core: EngineCore, *requests: tuple[int, int], ids: tuple[int, ...] = ()) -> None:
@@ -39,10 +52,11 @@ def test_prompts_run_before_decodes_and_alone() -> None:
         assert run(core, 2) == steps
 
 
-def test_one_prompt_is_cut_and_goes_first_in_the_next_step() -> None:
-    core = core_of(enable_mixed_chunk=False)
-    submit(core, (6, 2), (7, 2), (3, 2))
-    assert run(core, 4) == [{0: 6, 1: 2}, {1: 5, 2: 3}, {0: 1, 1: 1, 2: 1}, {}]
+def test_a_step_s_prompt_tokens_are_spent_in_whole_pages() -> None:
+    """Of 12 tokens the first prompt takes a page of four, and the second, of nine, gets two of its three pages."""
+    core = core_of(block_size=4, prefix_id_tokens=4, chunk_unit_size=4, max_num_batched_tokens=12)
+    submit(core, (3, 1), (9, 1))
+    assert run(core, 2) == [{0: 3, 1: 8}, {1: 1}]
 
 
 def test_a_step_takes_no_further_prompt_beyond_its_prompt_tokens_or_its_number_of_prompts() -> None:
@@ -52,16 +66,6 @@ def test_a_step_takes_no_further_prompt_beyond_its_prompt_tokens_or_its_number_o
     core = core_of(max_num_batched_tokens=100, prefill_max_requests=2)
     submit(core, (1, 1), (1, 1), (1, 1))
     assert run(core, 2) == [{0: 1, 1: 1}, {2: 1}]
-
-
-def test_the_new_token_ratio_reserves_a_share_of_what_decodes_may_still_say() -> None:
-    """Of 100 tokens the first has 11 now, and may say 39 more after its first: 0.7 of that is 27.3, 61.7 are left."""
-    for prompt, admitted in ((41, True), (42, False)):
-        core = core_of(num_gpu_blocks=100, max_num_batched_tokens=64, capacity_scheduler_policy="new_token_ratio")
-        submit(core, (10, 40))
-        run(core, 1)
-        submit(core, (prompt, 20))
-        assert run(core, 1) == [{0: 1, 1: prompt} if admitted else {0: 1}]
 
 
 def test_the_ratio_falls_with_decode_steps_and_starts_anew_when_idle() -> None:
@@ -76,49 +80,6 @@ def test_the_ratio_falls_with_decode_steps_and_starts_anew_when_idle() -> None:
     core.abort(0, 0)
     assert core.begin_step(0) is None
     assert core.capacity.ratio == 0.7
-
-
-def test_a_step_that_only_makes_room_is_no_decode_step() -> None:
-    """The second prompt has its turn after the last answer, and the ratio falls by the first's two decodes alone."""
-    core = core_of(
-        max_num_seqs=1, capacity_scheduler_policy="new_token_ratio", enable_mixed_chunk=False, scheduler="sglang",
-    )  # fmt: skip
-    assert isinstance(core.capacity, NewTokenRatio)
-    submit(core, (4, 3), (5, 3))
-    assert run(core, 4) == [{0: 4}, {0: 1}, {0: 1}, {1: 5}]
-    assert core.capacity.ratio == pytest.approx(0.7 - 2 * (0.7 - 0.098) / 600)
-
-
-def test_decodes_with_the_fewest_tokens_are_retracted_and_wait_behind_those_that_came_meanwhile() -> None:
-    """40 tokens are cached when the first has 11 outputs and two have 9: of these the one with the longer prompt goes.
-
-    Nothing is reserved for the first (a ratio of 0), so that they were admitted.
-    """
-    core = core_of(
-        num_gpu_blocks=40, max_num_batched_tokens=20, enable_mixed_chunk=False, preemption_policy="fewest_outputs",
-        capacity_scheduler_policy="new_token_ratio", schedule_conservativeness=0.0, scheduler="sglang",
-    )  # fmt: skip
-    submit(core, (1, 39))
-    run(core, 3)
-    submit(core, (6, 11), (7, 11))
-    assert run(core, 9) == [{1: 6, 2: 7}, *[{0: 1, 1: 1, 2: 1}] * 8]
-    submit(core, (1, 1))
-    assert run(core, 1) == [{0: 1, 1: 1}]
-    waiting = []
-    for _ in range(2):
-        assert core.queues[0].peek()
-        waiting.append(core.queues[0].pop().request.id)
-    assert waiting == [3, 2]
-
-
-def test_a_retraction_estimates_the_ratio_anew() -> None:
-    """From the outputs so far and 20 more of each decode, over all that they may have."""
-    core = core_of(capacity_scheduler_policy="new_token_ratio")
-    submit(core, (4, 400), (4, 400))
-    run(core, 3)
-    assert isinstance(core.capacity, NewTokenRatio)
-    core.capacity.preempted(core.decode_set)
-    assert core.capacity.ratio == (3 + 3 + 20 + 20) / 801
 
 
 def test_a_full_batch_is_full_until_a_decode_step_has_seen_it_smaller() -> None:
@@ -140,15 +101,7 @@ def test_the_longest_cached_prefix_goes_first_but_not_in_a_long_queue() -> None:
             submit(core, (8, 1))
         submit(core, (8, 1), ids=(1, 2, 3, 4, 5, 6, 7, 8))
         batch = core.begin_step(0)
-        assert batch is not None
         assert batch.chunks[0].sequence.request.id == first
-
-
-def test_of_prompts_that_begin_alike_one_goes_first() -> None:
-    core = core_of(scheduling_policy="lpm", enable_mixed_chunk=False, max_num_batched_tokens=90, prefix_id_tokens=16)
-    for ids in ((1, 2), (1, 2), (3, 4)):
-        submit(core, (40, 1), ids=ids)
-    assert run(core, 2) == [{0: 40, 2: 40, 1: 10}, {1: 30}]
 
 
 def test_prompts_without_a_prefix_lead_nobody() -> None:
@@ -166,44 +119,6 @@ def test_equal_blocks_are_held_once() -> None:
         assert core.kv_cache.num_free_blocks == free
 
 
-@pytest.mark.parametrize(
-    ("policy", "steps"),
-    [
-        ("max_utilization", [{0: 1, 1: 8}, {0: 1, 1: 1, 2: 7}]),
-        ("guaranteed_no_evict", [{0: 1, 1: 8}, {0: 1, 1: 1}]),
-        ("static_batch", [{0: 1}, {0: 1}]),
-    ],
-)
-def test_capacity(policy: str, steps: list[dict[int, int]]) -> None:
-    """Of 40 tokens the first may take 20 in all, the second 16: the third, of 10, waits unless nothing is reserved."""
-    core = core_of(num_gpu_blocks=40, max_num_batched_tokens=9, capacity_scheduler_policy=policy)
-    submit(core, (8, 12))
-    assert run(core, 1) == [{0: 8}]
-    submit(core, (8, 8), (8, 2))
-    assert run(core, 2) == steps
-
-
-def test_prompts_share_the_tokens_of_a_step_in_whole_units() -> None:
-    assert share_tokens("first_come_first_served", [20, 50, 9], 60, 16) == [20, 32, 0]
-    assert share_tokens("first_come_first_served", [20, 50, 8], 60, 16) == [20, 32, 8]  # it fits behind the cut one
-    assert share_tokens("equal_progress", [20, 50, 8], 60, 16) == [20, 32, 8]
-    assert share_tokens("equal_progress", [100, 100], 70, 16) == [32, 32]
-    assert share_tokens("equal_progress", [30, 30], 60, 16) == [30, 30]
-
-
-def test_prompts_that_fit_begin_together_where_they_progress_equally() -> None:
-    for policy, steps in (
-        ("equal_progress", [{0: 4, 1: 4}, {0: 4, 1: 4}]),
-        ("first_come_first_served", [{0: 8}, {0: 4, 1: 4}]),
-    ):
-        core = core_of(
-            block_size=4, prefix_id_tokens=4, chunk_unit_size=4, context_chunking_policy=policy,
-            kv_reservation="prompt",
-        )  # fmt: skip
-        submit(core, (12, 2), (12, 2))
-        assert run(core, 2) == steps
-
-
 def test_prompts_of_ranks_wait_for_one_another() -> None:
     """Both ranks decode, and one has a prompt: it waits for two steps, or until the other has one, and one for more."""
     for other, steps in ((False, [0, 0, 7, 0]), (True, [0, 0, 0, 14])):
@@ -217,7 +132,6 @@ def test_prompts_of_ranks_wait_for_one_another() -> None:
             if step == 3 and other:
                 group.submit(Request(3, 0.0, 7, 90), 0)
             batch = group.begin_step(step)
-            assert batch is not None
             prompts.append(batch.prefill_tokens)
             group.end_step(batch, (), step)
         assert prompts == [4, 0, *steps], other
@@ -232,6 +146,20 @@ def test_a_scheduler_brings_settings_that_a_scenario_may_replace() -> None:
     spec = EngineSpec(num_gpu_blocks=100, scheduler="tensorrt-llm")
     assert (spec.block_size, spec.capacity_scheduler_policy) == (32, "guaranteed_no_evict")
     assert EngineSpec(num_gpu_blocks=100).block_size == 16
+
+
+def test_a_prompt_that_no_step_holds_whole_beside_others_waits_without_chunks() -> None:
+    core = core_of(max_num_batched_tokens=16, enable_chunked_prefill=False)
+    submit(core, (10, 1), (10, 1))
+    assert run(core, 2) == [{0: 10}, {1: 10}]
+
+
+def test_one_token_of_a_prompt_is_neither_held_nor_does_it_hold_others() -> None:
+    core = core_of(max_num_batched_tokens=10, prefill_schedule_interval=3)
+    submit(core, (9, 2), (11, 1))
+    assert run(core, 1) == [{0: 9, 1: 1}]
+    submit(core, (1, 3))
+    assert run(core, 4) == [{0: 1, 2: 1}, {2: 1}, {1: 10}, {2: 1}]  # the prompt comes first for the step's tokens
 
 
 def test_what_does_not_go_together_is_refused() -> None:

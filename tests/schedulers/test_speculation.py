@@ -212,7 +212,6 @@ def test_a_sequence_gets_its_token_before_another_gets_drafts() -> None:
         core.submit(Request(number, 0.0, 1, 9), 0.0)
     for _ in range(2):
         batch = core.begin_step(0.0)
-        assert batch is not None
         batches.append((batch.n_decodes, list(batch.draft_tokens), batch.prefill_tokens))
         core.record_outputs(batch, [0] * batch.n_decodes, [1] * batch.n_decodes)
         core.end_step(batch, (), 0.0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latency_models.pass_latency import PassLatency
+from latency_models.stages import PassLatency
 from twin.afd.bundle import Bundle, BundleConfig, Supply
 from twin.theory.cycle import CycleModel
 from twin.theory.load import LoadLaw, constant_load

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from latency_models.pass_latency import PassLatency
+from latency_models.stages import PassLatency
 from twin.theory.cycle import CycleModel
 from twin.theory.gaps import NAMES, decompose
 from twin.theory.load import LoadLaw, constant_load

@@ -51,7 +51,6 @@ def test_a_stable_queue_is_not_overloaded(requests: int) -> None:
 def test_a_load_above_one_is_told_with_its_rates() -> None:
     for seed in SEEDS:
         overload = simulated_overload(queue(1.2, 2000), seed)
-        assert overload is not None
         assert overload["arrival_rate"] == pytest.approx(1.2 / SERVICE, rel=0.1)
         assert overload["service_rate"] == pytest.approx(1 / SERVICE, rel=0.1)
         assert overload["drain"] == pytest.approx(overload["waiting"] * SERVICE, rel=0.35)
@@ -71,7 +70,6 @@ def test_one_model_of_several_is_told() -> None:
     """Three quarters of the requests go to the first model, whose engine they overload at a load of 1.36."""
     models = {"count": 3, "zipf": 2.0}
     overload = simulated_overload(queue(1.85, 3000, workload={"models": models}))
-    assert overload is not None
     assert overload["engines"] == ["model-0/engine-0"]
 
 
@@ -79,7 +77,6 @@ def test_a_decode_pool_that_is_too_small_is_told() -> None:
     link = {"bandwidth": 1e12, "latency": 0.0, "bytes_per_token": 1.0}
     document = queue(1.2, 2000, system={"layout": "disaggregated", "link": link})
     overload = simulated_overload(document)
-    assert overload is not None
     assert overload["engines"] == ["decode-0"]
     assert simulated_overload(queue(0.8, 2000, system={"layout": "disaggregated", "link": link})) is None
 
@@ -123,7 +120,6 @@ def test_counts_by_hand() -> None:
         if i % 2 == 0:
             backlog.start(10.0 + i)
     overload = overload_of({"engine-0": backlog})
-    assert overload is not None
     assert (overload.waiting, overload.arrival_rate, overload.service_rate) == (51, 1.0, 0.49)
     backlog.lose_all(111.0)
     backlog.arrive(112.0)
@@ -136,5 +132,4 @@ def test_preempted_requests_start_once() -> None:
     assert sum(result.columns.preemptions) > 0
     backlog = result.engines[0].backlog
     backlog.arrive(result.end)
-    assert backlog.last is not None
     assert (backlog.last.arrived, backlog.last.started) == (61, 60)

@@ -8,15 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latency_models.pass_latency import PassLatency
+from latency_models.stages import PassLatency
 from twin.theory.paper import PaperModel
 
 TABLE_4 = PassLatency((0.00165, 50), (0.083, 100), (0.022, 20))
 
 
 @pytest.mark.parametrize(
-    ("batch", "prefill", "decode", "printed"),
-    [(256, 100, 500, 9.30), (256, 500, 500, 17.25), (256, 100, 100, 2.17)],
+    ("batch", "prefill", "decode", "printed"), [(256, 100, 500, 9.30), (256, 500, 500, 17.25), (256, 100, 100, 2.17)]
 )
 def test_published_optimal_ratios(batch: int, prefill: float, decode: float, printed: float) -> None:
     assert round(PaperModel(TABLE_4, batch, prefill, decode, 10_000).r_star, 2) == printed

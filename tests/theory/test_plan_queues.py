@@ -71,7 +71,6 @@ def fewest(load: float, answers: str, goals: dict[str, float]) -> int:
     }
     simulations = Simulations({}, lambda key, point: None, Processes(1))
     best = Planner(read_question(document, {}, Path("q.yaml")), simulations, brief=True).run().best
-    assert best is not None
     return best.candidate.gpus
 
 

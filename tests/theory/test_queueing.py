@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from latency_models.pass_latency import PassLatency
+from latency_models.stages import PassLatency
 from reports.statistics import student_quantile
 from twin.afd.bundle import Bundle, BundleConfig, Supply, step_table
 from twin.afd.measure import request_times

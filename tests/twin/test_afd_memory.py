@@ -26,11 +26,8 @@ def full(tokens: float, **more: float) -> str:
                      attention_weights=500, **more)  # fmt: skip
 
 
-def refused(scenario: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    capsys.readouterr()
-    assert run(["sweep", str(scenario), "--jobs", "1", "--no-figures", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1
+def refused(scenario: Path, refusal, *arguments: str) -> str:
+    error = refusal("sweep", str(scenario), "--jobs", "1", "--no-figures", *arguments)
     assert not (scenario.parent / "runs").exists()
     return error
 
@@ -61,10 +58,8 @@ def test_what_fits_to_the_last_token(sweep) -> None:
     assert all(point["fits"] and point["attention_memory"] == memory["limit"] for point in document["points"])
 
 
-def test_one_token_less_is_refused_with_the_largest_batch_that_fits(
-    scenario: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    error = refused(scenario, capsys, *FIXED, "--set", full(32 * 119 - 1))
+def test_one_token_less_is_refused_with_the_largest_batch_that_fits(scenario: Path, refusal) -> None:
+    error = refused(scenario, refusal, *FIXED, "--set", full(32 * 119 - 1))
     assert "batch_size: got 16, expected at most 15: 2 x 16 requests take" in error
     assert "on an attention card" in error
     assert "0.5 of" in error
@@ -98,23 +93,23 @@ def test_a_sweep_over_batch_sizes_marks_what_does_not_fit_and_recommends_none_of
     assert page.read_text().count("memory of a card: attention") == 2
 
 
-def test_ffn_weights_that_do_not_fit_are_refused(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ffn_weights_that_do_not_fit_are_refused(scenario: Path, refusal) -> None:
     bytes_each = instances(memory=1000, kv_bytes_per_token=1e-6, ffn_weights=901, ffn_cards=4)
-    error = refused(scenario, capsys, "--set", bytes_each)
+    error = refused(scenario, refusal, "--set", bytes_each)
     assert "instances.ffn_cards: got 4, expected more cards: FFN weights take" in error
 
 
-def test_long_prompts_on_real_hardware_are_refused(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_prompts_on_real_hardware_are_refused(scenario: Path, refusal) -> None:
     """Llama-3.1-70B: 2 x 64 requests of up to 16,019 tokens at 327,680 bytes each are 672 GB."""
     calibration = "calibration={hardware: h200-sxm, model: llama-3.1-70b, deployment: {precision: PRECISION}}"
     prompts = "workload.prefill={distribution: fixed, mean: 16000}"
     fp8 = [FIXED[1], "--set", calibration.replace("PRECISION", "fp8"), "--set", prompts]
-    error = refused(scenario, capsys, *fp8, "--set", "batch_size=64")
+    error = refused(scenario, refusal, *fp8, "--set", "batch_size=64")
     assert "batch_size: got 64, expected at most 11: 2 x 64 requests take 686.1 GB on an attention card" in error
     assert "(KV cache at the 99.9 % quantile 671.9 GB, weights 14.18 GB)" in error
     assert "the limit is 136.3 GB (0.9 of 151.4 GB)" in error
     bf16 = ["--set", calibration.replace("PRECISION", "bf16"), "--set", "instances.gpu_memory_utilization=0.7"]
-    error = refused(scenario, capsys, *bf16)
+    error = refused(scenario, refusal, *bf16)
     assert "calibration.deployment.ffn_cards: got 1, expected more cards: FFN weights take 112.7 GB" in error
 
 
@@ -149,17 +144,13 @@ def test_the_largest_load_adds_up_what_microbatches_hold_at_the_same_time() -> N
         ({"memory": 1e9, "gpu_memory_utilization": 1.1}, "instances.gpu_memory_utilization: got 1.1, expected"),
     ],
 )
-def test_half_of_what_is_needed_is_refused(
-    scenario: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, Any], message: str
-) -> None:
-    assert message in refused(scenario, capsys, "--set", instances(**settings))
+def test_half_of_what_is_needed_is_refused(scenario: Path, refusal, settings: dict[str, Any], message: str) -> None:
+    assert message in refused(scenario, refusal, "--set", instances(**settings))
 
 
-def test_memory_of_derived_hardware_may_be_changed_and_its_model_may_not(
-    scenario: Path, sweep, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_memory_of_derived_hardware_may_be_changed_and_its_model_may_not(scenario: Path, sweep, refusal) -> None:
     calibration = "calibration={hardware: h200-sxm, model: llama-3.1-8b}"
-    error = refused(scenario, capsys, "--set", calibration, "--set", "instances.kv_bytes_per_token=1.0")
+    error = refused(scenario, refusal, "--set", calibration, "--set", "instances.kv_bytes_per_token=1.0")
     assert "instances.kv_bytes_per_token: got 1.0, expected none: a derived calibration has it" in error
     document = sweep("--set", calibration, "--set", "instances.memory=40e9", "--ratio", "1")
     assert document["configurations"][0]["memory"]["limit"] == pytest.approx(36e9)

@@ -11,7 +11,7 @@ import pytest
 from papers.afd.reproduction import BASELINE
 from scenarios.afd import Topology, check_scenario, parse_ratios
 from scenarios.overrides import apply
-from twin.afd.bundle import Bundle, step_table
+from twin.afd.bundle import Bundle, Supply, step_table
 from twin.afd.plan import BundlePlan, make_plan
 from twin.afd.point import simulate
 from twin.afd.steady import SteadyState, steady_state
@@ -87,7 +87,6 @@ def test_open_arrivals_come_at_their_rate() -> None:
     """The rate is an instance's: three come three times as fast."""
     arrivals = {"process": "poisson", "rate": 0.01}
     supply = plan_of(**{"workload.arrivals": arrivals, "requests_per_instance": 2000}).supply(ratio("3"))
-    assert supply.arrivals is not None
     assert (len(supply.prefill), len(supply.arrivals), supply.completions) == (6000, 6000, 6000)
     assert supply.arrivals[-1] == pytest.approx(6000 / 0.03, rel=5 / np.sqrt(6000))
     assert supply.decode.mean() == pytest.approx(40, rel=0.1)
@@ -110,9 +109,7 @@ def test_a_trace_s_content_is_its_digest() -> None:
     assert plan_of().trace_digest is None
 
 
-def resumed(plan: BundlePlan, topology: Topology, times: int, stream: int) -> SteadyState | None:
-    completions = 100 * topology.attention_instances
-    supply = plan.closed_supply(topology, times * completions, stationary=True, stream=stream)
+def steady_from_the_first_step(plan: BundlePlan, topology: Topology, supply: Supply) -> SteadyState | None:
     config = plan.config(topology)
     records = Bundle(config, supply).run()
     return steady_state(config, supply, records, step_table(records), slot_load=plan.slot_load, warm_up=0)
@@ -124,7 +121,13 @@ def test_a_run_too_short_to_settle_is_followed_by_longer_ones(alpha: float, prec
     twice the length will do if its interval is narrow; if not, there is one of eight times.
     """
     plan, topology = plan_of(**{"latency.attention.alpha": alpha}), ratio("2")
-    twice, eightfold = resumed(plan, topology, 2, 1), resumed(plan, topology, 8, 2)
-    assert twice is not None
+    supplies = (plan.closed_supply(topology, 200 * n, stationary=True, stream=stream) for n, stream in ((2, 1), (8, 2)))
+    twice, eightfold = (steady_from_the_first_step(plan, topology, supply) for supply in supplies)
     assert (twice.relative_half_width < 0.005) == precise
     assert simulate(plan, topology).measured.steady == (twice if precise else eightfold)
+
+
+def test_a_stationary_start_leaves_no_step_out() -> None:
+    plan, topology = plan_of(start="stationary"), ratio("2")
+    steady = steady_from_the_first_step(plan, topology, plan.supply(topology))
+    assert simulate(plan, topology).measured.steady == steady

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from latency_models.pass_latency import PassLatency
+from latency_models.stages import PassLatency
 from schedulers.bundle_slots import refill_least_loaded
 from twin.afd.bundle import Bundle, BundleConfig, Supply, step_table
 from twin.afd.measure import measure, request_times

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latency_models.pass_latency import PassLatency
+from latency_models.stages import PassLatency
 from schedulers.bundle_slots import FfnOrder
 from twin.afd.bundle import Bundle, BundleConfig, Supply
 from twin.afd.measure import measure

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from latency_models.pass_latency import PassLatency
+from latency_models.stages import PassLatency
 from twin.afd.bundle import Bundle, BundleConfig, BundleRecords, Supply, step_table
 from twin.afd.measure import Measurement, measure, request_times
 from twin.afd.point import BundleRun, request_columns
@@ -144,7 +144,6 @@ def test_steps_of_the_steady_state(warm_up: int, period: int, steps: int | None)
     if steps is None:
         assert result is None
         return
-    assert result is not None
     assert result.steps == steps
     assert result.throughput == result.plain == pytest.approx(1 / 6 / 2)
     assert result.interval == pytest.approx((1 / 6 / 2, 1 / 6 / 2))
@@ -154,7 +153,6 @@ def test_two_microbatches_are_cut_in_whole_rounds() -> None:
     """Eighty steps, forty rounds; what is left after three is 36 and a half: 32 batches of a round."""
     config = BundleConfig(1, 1, 1, LATENCY, microbatches=2)
     result = steady(Supply.of([8] * 82, [1] * 82, completions=80), config, warm_up=3)
-    assert result is not None
     assert result.steps == 64
     # Attention, 4 a step, is always busy.
     assert result.throughput == pytest.approx(1 / 4 / 2)
@@ -163,7 +161,6 @@ def test_two_microbatches_are_cut_in_whole_rounds() -> None:
 def test_the_load_is_known_exactly() -> None:
     """Steps take 0.25 a token and 4. Loads are 7 and 9 in the mean of the run, and 10 is given: the line is exact."""
     result = steady(Supply.of([4, 12] * 21, [1] * 42, completions=41), slot_load=10.0)
-    assert result is not None
     assert result.throughput == pytest.approx(1 / (0.25 * 10 + 4) / 2)
     assert result.plain == pytest.approx(1 / (0.25 * 8 + 4) / 2)
     assert result.relative_half_width == pytest.approx(0, abs=1e-9)
@@ -173,7 +170,6 @@ def test_a_slot_that_runs_empty_ends_it() -> None:
     """Of 60 steps the last 20 have one request in two slots."""
     config = BundleConfig(1, 1, 2, PassLatency((0.0, 4.0), (0.0, 2.0), (0.0, 1.0)), microbatches=1)
     result = steady(Supply.of([0] * 41, [1] * 40 + [40]), config, slot_load=0.0)
-    assert result is not None
     # Pairs for 20 steps, then the long one alone: 19 steps after the first have both slots full.
     assert (result.steps, result.throughput) == (19, pytest.approx(2 / 7 / 2))
 
@@ -182,7 +178,6 @@ def test_open_arrivals_have_no_control() -> None:
     """A request every 10, each done in a step of 6: the last one comes at 390, when 39 have ended."""
     supply = Supply.of([8] * 40, [1] * 40, arrivals=[10.0 * i for i in range(40)])
     result = steady(supply, slot_load=1000.0)
-    assert result is not None
     # 38 steps after the first, in 32 batches of one.
     assert result.steps == 32
     assert result.throughput == result.plain == pytest.approx(1 / 10 / 2)

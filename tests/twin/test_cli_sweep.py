@@ -189,16 +189,6 @@ def test_a_full_disk_is_one_line(scenario: Path) -> None:
     assert (folder / "points.jsonl").read_text().endswith("}\n")
 
 
-def fault(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Run a command that must fail; returns its one line."""
-    capsys.readouterr()
-    assert run(list(arguments)) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    (line,) = captured.err.splitlines()
-    return line
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -215,10 +205,7 @@ def fault(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--set", "batch_size"], ["--set", "key=value"]),
         (["--set", "batch_size=1,,2"], ["--set"]),
         (["--set", "batch_size=1", "--set", "batch_size=2"], ["--set", "once"]),
-        (
-            ["--set", "latency.attention.alpha=-1"],
-            ["small.yaml", "latency.attention.alpha", "got -1", "at least 0"],
-        ),
+        (["--set", "latency.attention.alpha=-1"], ["small.yaml", "latency.attention.alpha", "got -1", "at least 0"]),
         (["--set", "workload.decode.mean=.nan"], ["workload.decode.mean", "nan"]),
         (["--set", "workload.decode.distribution=zipf"], ["workload.decode", "zipf", "geometric"]),
         (["--set", "workload.arrivals.process=replay"], ["workload", "replay", "trace"]),
@@ -234,40 +221,32 @@ def fault(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--colour", "red"], ["--colour"]),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(
-    scenario: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
-) -> None:
-    line = fault(capsys, "sweep", str(scenario), *arguments)
+def test_bad_input_is_one_line_and_exit_code_2(scenario: Path, refusal, arguments: list[str], words: list[str]) -> None:
+    line = refusal("sweep", str(scenario), *arguments)
     assert all(word in line for word in words), line
     assert not (scenario.parent / "runs").exists()
 
 
-def test_bad_files_are_one_line(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "No such file" in fault(capsys, "sweep", "nowhere.yaml")
-    assert "directory" in fault(capsys, "sweep", str(scenario.parent))
+def test_bad_files_are_one_line(scenario: Path, refusal) -> None:
+    assert "No such file" in refusal("sweep", "nowhere.yaml")
+    assert "directory" in refusal("sweep", str(scenario.parent))
     broken = scenario.parent / "broken.yaml"
     broken.write_text("a: [1,\nb: 2\n")
-    assert "broken.yaml:" in fault(capsys, "sweep", str(broken))
+    assert "broken.yaml:" in refusal("sweep", str(broken))
     broken.write_text("kind: unknown\n")
-    assert "kind" in fault(capsys, "sweep", str(broken))
+    assert "kind" in refusal("sweep", str(broken))
     trace = scenario.parent / "trace.csv"
     trace.write_text("prompt_tokens,output_tokens\n10,20\n10,twenty\n")
-    line = fault(
-        capsys,
-        "sweep",
-        str(scenario),
-        "--trace",
-        str(trace),
-    )
+    line = refusal("sweep", scenario, "--trace", trace)
     assert "trace.csv:3" in line
     assert "output_tokens" in line
     assert "twenty" in line
 
 
-def test_time_units_are_not_mixed(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_time_units_are_not_mixed(scenario: Path, refusal) -> None:
     copy = scenario.parent / "own.yaml"
     assert run(["calibrate", "roofline", "--hardware", "h200-sxm", "--model", "qwen3-4b", "-o", str(copy)]) == 0
-    line = fault(capsys, "sweep", str(scenario), "--set", f"calibration=deepseek-v3-ascend-910c,{copy}")
+    line = refusal("sweep", str(scenario), "--set", f"calibration=deepseek-v3-ascend-910c,{copy}")
     assert "cycles and seconds" in line
 
 
@@ -286,12 +265,12 @@ def test_a_trace_replaces_the_synthetic_lengths(scenario: Path, sweep, capsys: p
     assert interval in " ".join(capsys.readouterr().out.split())
 
 
-def test_replay_plays_the_trace_at_its_own_times(scenario: Path, sweep, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_plays_the_trace_at_its_own_times(scenario: Path, sweep, refusal) -> None:
     trace = scenario.parent / "trace.csv"
     rows = [f"{0.5 * index},100,{10 + index % 7}" for index in range(60)]
     trace.write_text("\n".join(["arrival,prompt_tokens,output_tokens", *rows]))
     replay = ("--trace", str(trace), "--set", "workload.arrivals={process: replay, speed: 2}", "--ratio", "2")
-    assert "in cycles" in fault(capsys, "sweep", str(scenario), *replay)
+    assert "in cycles" in refusal("sweep", str(scenario), *replay)
     seconds = ("--set", "calibration={hardware: h200-sxm, model: llama-3.1-8b}", "--requests")
     document = sweep(*replay, *seconds)
     (point,) = document["points"]
@@ -301,9 +280,9 @@ def test_replay_plays_the_trace_at_its_own_times(scenario: Path, sweep, capsys: 
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_may_not_be_written(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_may_not_be_written(scenario: Path, refusal) -> None:
     scenario.parent.chmod(0o500)
-    assert "Permission denied" in fault(capsys, "sweep", str(scenario), "--jobs", "1", "--no-figures")
+    assert "Permission denied" in refusal("sweep", str(scenario), "--jobs", "1", "--no-figures")
 
 
 def test_what_all_configurations_share_is_said_once(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from schedulers import engine_core
 from twin.cli import run
-from twin.compiled import runs_compiled
+from twin.process import runs_compiled
 
 
 def test_the_version_says_what_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,15 +55,6 @@ def reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return (folder / "report.html").read_text()
 
 
-def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    capsys.readouterr()
-    assert run(["report", str(folder)]) == 2
-    output = capsys.readouterr()
-    assert output.out == ""
-    assert len(output.err.splitlines()) == 1
-    return output.err
-
-
 @pytest.mark.parametrize(
     ("command", "figures"),
     [
@@ -98,25 +89,25 @@ def test_a_run_without_figures_gets_them(here: Path, capsys: pytest.CaptureFixtu
     assert "decode-1" in page
 
 
-def test_folders_that_are_no_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "none: expected a run folder: No such file" in refused(here / "none", capsys)
-    assert "expected a run folder: No such file" in refused(here, capsys)
-    assert "expected a run folder: Not a directory" in refused(here / "s.yaml", capsys)
+def test_folders_that_are_no_runs(here: Path, refusal) -> None:
+    assert "none: expected a run folder: No such file" in refusal("report", here / "none")
+    assert "expected a run folder: No such file" in refusal("report", here)
+    assert "expected a run folder: Not a directory" in refusal("report", here / "s.yaml")
     (here / "manifest.json").write_text("[]")
-    assert "expected a run folder: manifest.json is no JSON object" in refused(here, capsys)
+    assert "expected a run folder: manifest.json is no JSON object" in refusal("report", here)
 
 
-def test_runs_that_are_not_finished(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_that_are_not_finished(here: Path, refusal) -> None:
     folder = finished_run(here, "simulate", "s.yaml", "--no-figures")
     (folder / "summary.json").unlink()
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(
         json.dumps(manifest | {"status": "running", "command": "twin simulate s.yaml"})
     )
-    message = refused(folder, capsys)
+    message = refusal("report", folder)
     assert "expected a finished run, this one is not (running); the command was: twin simulate s.yaml" in message
     (folder / "manifest.json").write_text("{}")
-    assert "(unknown); the command was: not said" in refused(folder, capsys)
+    assert "(unknown); the command was: not said" in refusal("report", folder)
 
 
 def enormous(value: Any) -> Any:
@@ -145,20 +136,18 @@ def enormous(value: Any) -> Any:
         (lambda document: document.pop("schema"), "expected the schema of a run"),
     ],
 )
-def test_summaries_that_cannot_be_drawn(
-    here: Path, capsys: pytest.CaptureFixture[str], spoil: Any, message: str
-) -> None:
+def test_summaries_that_cannot_be_drawn(here: Path, refusal, spoil: Any, message: str) -> None:
     folder = finished_run(here, "simulate", "s.yaml", "--no-figures")
     document = json.loads((folder / "summary.json").read_text())
     spoil(document)
     (folder / "summary.json").write_text(json.dumps(document))
-    error = refused(folder, capsys)
+    error = refusal("report", folder)
     assert "summary.json" in error
     assert message in error
     assert not (folder / "report.html").exists()
 
 
-def test_a_summary_cut_short(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_summary_cut_short(here: Path, refusal) -> None:
     folder = finished_run(here, "simulate", "s.yaml", "--no-figures")
     (folder / "summary.json").write_text((folder / "summary.json").read_text()[:200])
-    assert "expected a run folder: summary.json is not JSON" in refused(folder, capsys)
+    assert "expected a run folder: summary.json is not JSON" in refusal("report", folder)

@@ -1,4 +1,4 @@
-"""What these tests share: the public traces, and a way to judge a sample by its own sampling error."""
+"""Public traces, and a way to judge a sample by its own sampling error."""
 
 from __future__ import annotations
 

@@ -59,14 +59,10 @@ def sessions_file(folder: Path) -> Path:
 def test_pauses_are_those_after_the_answer_and_the_sub_agents(tmp_path: Path) -> None:
     trace = read_trace(table(tmp_path), "agents")
     assert trace.arrivals is None
-    assert trace.pauses is not None
     assert trace.pauses.tolist() == [0.0, 0.0, 3.0, 0.0, 3.0, 0.0]
-    assert trace.sessions is not None
     assert trace.sessions.tolist() == [0, 0, 0, 0, 0, 1]
-    assert trace.agents is not None
     assert trace.agents.tolist() == [0, 1, 1, 2, 0, 0]
     assert trace.decode_tokens.tolist() == [10, 5, 5, 1, 20, 1]  # a call without an answer computes one token
-    assert trace.prefix_blocks is not None
     assert trace.prefix_blocks[4] == (1, 2, 3, 7, 8)
     assert not set(trace.prefix_blocks[0]) & set(trace.prefix_blocks[5])  # ids count anew in each session
 
@@ -97,9 +93,7 @@ def test_spans_of_a_conversation(tmp_path: Path) -> None:
     path.write_text(f"{json.dumps(export)}\n{json.dumps(spans[2])}\n")
     trace = read_trace(path, "otlp")
     assert trace.prefill_tokens.tolist() == [100, 50, 300]
-    assert trace.agents is not None
     assert trace.agents.tolist() == [0, 1, 0]
-    assert trace.pauses is not None
     assert trace.pauses.tolist() == [0.0, 0.0, 5.0]  # 20 - 12 - (15 - 12)
     assert trace.prefix_blocks is None
 

@@ -6,7 +6,6 @@ import math
 import tracemalloc
 from collections import deque
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 import pytest
@@ -140,11 +139,6 @@ def test_tasks_bring_their_lengths_and_priorities() -> None:
         assert (answer > 0) == (request.task == "generate")
 
 
-def test_what_is_not_mixed_is_left_at_its_default() -> None:
-    request = requests(Workload(CHATS), 1)[0]
-    assert (request.model, request.task, request.priority, request.prefix_blocks) == ("default", "generate", 0, ())
-
-
 def test_rubrics_reach_the_requests_of_every_block(p_value) -> None:
     workload = Workload(Independent(Fixed(100), Fixed(1)), prefixes=SharedPrefixes(3, 64, 16, zipf=1.0))
     rows = drawn_requests(workload, 30_000, block=100)
@@ -208,11 +202,6 @@ def test_seeds_repeat_and_differ() -> None:
     first, second = list(workload.requests(rng, 20)), list(workload.requests(rng, 20))
     assert first == drawn_requests(workload, 20, seed=1)
     assert first != second
-
-
-def test_nothing_is_drawn_before_it_is_read() -> None:
-    endless = Workload(CHATS, Poisson(1.0)).requests(np.random.default_rng(0), 10**9)
-    assert [request.id for request, _ in islice(endless, 3)] == [0, 1, 2]
 
 
 def test_memory_does_not_grow_with_the_number_of_requests() -> None:

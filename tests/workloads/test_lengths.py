@@ -132,10 +132,7 @@ def test_both_sides_of_that_refusal_are_met() -> None:
         (Geometric(1e7), (1 - 1e-7) ** (PMF_ENTRIES - 2)),
         (Uniform(0, 10**8 - 1), 1 - (PMF_ENTRIES - 1) / 10**8),
         (Uniform(10**7, 10**8), 1.0),
-        (
-            LogNormal(1e7, 1.0),
-            1 - ndtr((math.log((PMF_ENTRIES - 1.5) / 1e7) + math.log(2) / 2) / math.log(2) ** 0.5),
-        ),
+        (LogNormal(1e7, 1.0), 1 - ndtr((math.log((PMF_ENTRIES - 1.5) / 1e7) + math.log(2) / 2) / math.log(2) ** 0.5)),
         (Empirical([1, 1, 10**8]), 1 / 3),
     ],
     ids=repr,

@@ -212,7 +212,8 @@ def test_a_stream_has_the_means_and_no_covariance(pairs: Independent) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompts", "answers", "constant"), [([3, 3], [2, 2], True), ([3, 4], [2, 2], False), ([3, 3], [2, 1], False)]
+    ("prompts", "answers", "constant"),
+    [([3, 3], [2, 2], True), ([3], [2], True), ([3, 4], [2, 2], False), ([3, 3], [2, 1], False)],
 )
 def test_pairs_are_constant_where_all_are_alike(prompts: list[int], answers: list[int], constant: bool) -> None:
     assert JointEmpirical(prompts, answers).is_constant == constant

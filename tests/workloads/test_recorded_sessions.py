@@ -67,12 +67,12 @@ def test_a_prompt_of_exactly_what_was_said_repeats_it() -> None:
 
 def test_the_next_prompt_names_the_blocks_of_an_answer() -> None:
     """33 + 40 tokens are four whole blocks; the second prompt has the same first two, and 73 tokens or more."""
-    blocks = ((1, 2, 99), (1, 2, 3, 4, 5), (1, 7))
-    chats = trace((0, 33, 40), (1, 80, 2), (2, 34, 1), sessions=[0, 0, 0], blocks=blocks)
+    blocks = ((1, 2, 99), (1, 2, 3, 4, 5, 6), (1, 7))
+    chats = trace((0, 33, 40), (1, 96, 2), (2, 34, 1), sessions=[0, 0, 0], blocks=blocks)
     ((_, rounds),) = drawn_sessions(RecordedSessions(chats, "session_ids"))
     assert [round.prompts[0] for round in rounds] == [
         Prompt(33, 0, 40, 40, (1, 2, 3, 4)),
-        Prompt(80, 73, 2, 2, (1, 2, 3, 4, 5)),
+        Prompt(96, 73, 2, 2, (1, 2, 3, 4, 5, 6)),
         Prompt(34, 16, 1, 1, (1, 7)),  # another context, whose first block is the same
     ]
 

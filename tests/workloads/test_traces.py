@@ -50,7 +50,6 @@ def read(tmp_path: Path, content: str | bytes, name: str = "trace.csv", format: 
 
 
 def arrivals(trace: Trace) -> list[float]:
-    assert trace.arrivals is not None
     assert trace.arrivals.dtype == np.float64
     return trace.arrivals.tolist()
 

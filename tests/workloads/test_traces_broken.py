@@ -188,8 +188,7 @@ def test_no_file_a_directory_and_no_name_at_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "reason"),
-    [(PermissionError(13, "no"), "permission is denied"), (OSError(5, "I/O error"), "I/O error")],
+    ("failure", "reason"), [(PermissionError(13, "no"), "permission is denied"), (OSError(5, "I/O error"), "I/O error")]
 )
 def test_a_file_that_cannot_be_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: OSError, reason: str
@@ -211,11 +210,7 @@ def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "format", "column"),
-    [
-        (AZURE, "mooncake", "input_length"),
-        (MOONCAKE, "azure", "ContextTokens"),
-        (PLAIN, "lengths", "num_prefill"),
-    ],
+    [(AZURE, "mooncake", "input_length"), (MOONCAKE, "azure", "ContextTokens"), (PLAIN, "lengths", "num_prefill")],
 )
 def test_a_wrong_format_is_answered_with_the_columns_found(
     tmp_path: Path, content: str, format: str, column: str

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from simpy.events import Event
 
-from latency_models.pass_latency import PassLatency
+from latency_models.stages import PassLatency
 from schedulers.bundle_slots import Advance, BundleSlots, FfnOrder, Microbatch, Refill, refill_fcfs
 from twin.afd.stages import IndependentSteps, LockstepSteps
 from twin.environment import Environment

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from latency_models.calibration.file_format import Calibration
+from latency_models.calibration import Calibration
 from latency_models.calibration_loader import load_calibration
 from latency_models.deployment.roofline import derive
-from latency_models.pass_latency import PassLatency
+from latency_models.stages import PassLatency
 from scenarios.afd import AfdScenario, LineSpec, RooflineSpec, Topology
 from schedulers.bundle_slots import REFILL_POLICIES
 from twin.afd.bundle import BundleConfig, IntArray, Supply

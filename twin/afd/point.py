@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from reports.records.columns import write_columns
+from reports.records.run_directory import write_columns
 from scenarios.afd import Topology
 from twin.afd.bundle import Bundle, BundleConfig, BundleRecords, Supply, step_table
 from twin.afd.measure import Measurement, measure, request_times

@@ -19,7 +19,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from latency_models.message_link import MessageLink
+from latency_models.stages import MessageLink
 from reports.bundle_metrics import Transfers
 from schedulers.bundle_slots import BundleSlots, Microbatch, Refill, refill_fcfs
 from twin.afd.bundle import Supply
@@ -98,7 +98,6 @@ class RoleWork(Protocol):
 
     def seconds(self, rank: int, stretch: Stretch) -> float:
         """Seconds of a role's next stretch."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

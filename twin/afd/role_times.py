@@ -78,7 +78,6 @@ class RoleTimes:
         self.microbatches = microbatches
 
     def fit(self, recorded: Mapping[Part, Sequence[TimedStretch]]) -> RoleTimes:
-        """Learn from the parts of a recording."""
         by_kind: dict[str, list[TimedStretch]] = defaultdict(list)
         for stretches in recorded.values():
             for stretch in stretches:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import simpy
 from simpy.events import Event
 
-from latency_models.pass_latency import PassLatency
+from latency_models.stages import PassLatency
 from schedulers.bundle_slots import FfnOrder, Microbatch
 from twin.environment import Environment
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from os.path import relpath
 from pathlib import Path
@@ -253,11 +254,8 @@ def _replay(session: _Session, section: Document | None, options: AdoptionOption
     session.note(f"sending {len(trace)} requests in {seconds:g} s; one alone took {latency:.3g} s")
     run = folder / "run"
     meta = {"source": "twin adopt", "upstream": f"{target.server.host}:{target.server.port}", "model": live.model}
-    writer = RunWriter(run, {**meta, "engine_effective": dict(live.settings)})
-    try:
+    with closing(RunWriter(run, {**meta, "engine_effective": dict(live.settings)})) as writer:
         late = play(trace, target, writer, advance=session.advance)
-    finally:
-        writer.close()
     change = _latency(_probe(target, folder / "probe-after", *lengths)) / latency - 1
     if abs(change) > STEADY:
         session.note(f"the server's speed has changed: a request alone takes {change:+.0%} longer than before")
@@ -287,13 +285,10 @@ def _means(page: Scrape) -> dict[str, float]:
 
 
 def _probe(target: Target, folder: Path, prompt: int, answer: int) -> MeasuredRun:
-    writer = RunWriter(folder, {"source": "twin adopt"})
-    try:
+    with closing(RunWriter(folder, {"source": "twin adopt"})) as writer:
         for i in range(PROBES):
             alone = Trace("probe", np.zeros(1), np.array([max(prompt - i, 1)]), np.array([answer]))
             play(alone, target, writer)
-    finally:
-        writer.close()
     if writer.skipped:
         raise BadInput(f"expected a server that completes token ids: {_first_failure(folder)}", field="URL")
     return read_measured_run(folder)

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twin.api.arguments import Overrides, check_counts, errors_name_arguments, path_of, settings_of
-from twin.api.drawing import figure
 from twin.api.planning import catalogue_question, deployments_of_file, scenario_question
-from twin.api.run_folder import complete, new_run
+from twin.api.run_folder import complete, figure, new_run
 from twin.api.simulation import Result
 from twin.executors.executor import choose_executor
 from twin.planning.catalogue import CatalogueQuestion

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from reports.blocks import Report, Text
-from reports.layout import table
+from reports.layout import table, time_text
 from scenarios.goals import THROUGHPUTS, Goal
 from scenarios.reading import read_scenario
 from twin.refinement.measured_run import MeasuredRun
@@ -42,7 +42,6 @@ def check_replayable(goals: Sequence[Goal]) -> None:
 
 
 def value_of(goal: Goal, run: MeasuredRun) -> float:
-    """The measured value that a goal is about."""
     seconds = float(run.last.max() - run.start.min())
     if goal.metric in THROUGHPUTS:
         return (float(run.answers.sum()) if goal.metric == "output_throughput" else len(run)) / seconds
@@ -62,18 +61,9 @@ def verdicts(goals: Sequence[Goal], run: MeasuredRun) -> tuple[Report, bool]:
         value = value_of(goal, run)
         ratio = goal.ratio(value)
         met = met and ratio <= 1
-        show = _seconds if goal.at_most else "{:.4g}/s".format
+        show = time_text if goal.at_most else "{:.4g}/s".format
         sign = "≤" if goal.at_most else "≥"
-        rows.add_row(
-            goal.name,
-            f"{sign} {show(goal.limit)}",
-            show(value),
-            f"{100 * ratio:.0f} %",
-            "met" if ratio <= 1 else "missed",
-        )
+        verdict = "met" if ratio <= 1 else "missed"
+        rows.add_row(goal.name, f"{sign} {show(goal.limit)}", show(value), f"{100 * ratio:.0f} %", verdict)
     verdict = "all goals are met" if met else "not all goals are met"
     return Report("replay", [Text(f"{len(run)} requests: {verdict}", "answer"), rows]), met
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.3f} s" if value >= 1 else f"{1e3 * value:.4g} ms"

@@ -1,18 +1,27 @@
-"""Run folders at a path that a program gives, and the manifest and the last files of every run folder."""
+"""Run folders of commands and programs: manifest, figures and page, which a finished run's document alone makes."""
 
 from __future__ import annotations
 
 import platform
+import re
 import shlex
 import sys
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reports.records.run_directory import RunDirectory, begin_run, commit
 from twin import __version__
 from twin.api.arguments import path_of
-from twin.api.drawing import illustrate
 from workloads.errors import BadInput
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from matplotlib.figure import Figure
+
+    from reports.blocks import Report
+    from reports.records.run_directory import RunDirectory
 
 Document = dict[str, Any]
 
@@ -56,3 +65,84 @@ def _platform() -> str:
     """System, release, machine and C library; `platform.platform` starts a process to ask for the processor, too."""
     system = platform.uname()
     return "-".join((system.system, system.release, system.machine, *filter(None, platform.libc_ver())))
+
+
+REPORTS = {
+    "twin.simulation/1": "serving.run:run_report",
+    "twin.serving-sweep/1": "serving.sweep:sweep_report",
+    "twin.ablation/1": "serving.sweep:ablation_report",
+    "twin.sweep/1": "afd_report:sweep_report",
+    "twin.plan/1": "planning.report:plan_report",
+    "twin.max-load/1": "planning.report:load_report",
+    "twin.day-plan/1": "planning.day:day_report",
+    "twin.inventory/1": "planning.report:inventory_report",
+    "twin.validation/2": "validation:validation_report",
+    "twin.bundle-validation/1": "validation:bundle_report",
+}
+"""Functions of `reports` that make a result's report, by the schema of its document."""
+
+PAPER = re.compile(r"twin\.reproduction-(?P<paper>[a-z]+)(?P<quality>-quality)?/1")
+"""Schemas of reproduced papers; `papers.<paper>` shows their documents."""
+
+
+def report(document: Document) -> Report:
+    """The report of a document; `BadInput` if no command of this version writes it, `KeyError` without a field."""
+    schema = document.get("schema")
+    if schema == "twin.reproduction/1":
+        return report(document["sweep"])
+    if isinstance(schema, str) and schema in REPORTS:
+        module, _, name = REPORTS[schema].partition(":")
+        result: Report = getattr(import_module(f"reports.{module}"), name)(document)
+        return result
+    paper = _paper_report(schema)
+    if paper is None:
+        expected = "expected the schema of a run: a sweep, a simulation, a plan or a reproduction of this version"
+        raise BadInput(expected, field="schema", value=schema)
+    from reports.blocks import Picture, Report
+
+    pictures = [Picture(name, svg) for name, svg in paper.figures(document).items()]
+    title = f"The {document['paper']} paper: printed, and computed again"
+    return Report(title, [*pictures, *paper.tables(document)])
+
+
+def draw(document: Document, manifest: Document) -> tuple[dict[str, str], str]:
+    """Figures by name, each an SVG text, and the HTML page; errors are those of `report`."""
+    from reports.pages.html import page
+    from reports.svg import figures
+
+    content = report(document)
+    return figures(content), page(content, manifest)
+
+
+def figure(document: Document, kind: str) -> Figure:
+    """One figure of a simulation or a sweep; else a `BadInput` that lists the kinds that there are."""
+    from reports.blocks import Figure as Charts
+    from reports.svg import drawing
+
+    figures = {block.name: block for block in report(document) if isinstance(block, Charts) and block.name}
+    if isinstance(kind, str) and kind in figures:
+        return drawing(figures[kind])
+    needed = "a run with detail: true" if document["schema"] == "twin.simulation/1" else "several configurations"
+    expected = f"expected one of {', '.join(figures)}" if figures else f"expected {needed}"
+    raise BadInput(expected, field="kind", value=kind)
+
+
+def illustrate(document: Document, run: RunDirectory) -> None:
+    """Write figures and page into the run's folder."""
+    figures, page = draw(document, run.manifest)
+    for name, svg in figures.items():
+        run.write_text(f"figures/{name}.svg", svg)
+    run.write_text("report.html", page)
+
+
+def _paper_report(schema: object) -> ModuleType | None:
+    """The module in `papers` that shows documents of a schema, if this version has one."""
+    named = PAPER.fullmatch(schema) if isinstance(schema, str) else None
+    if named is None:
+        return None
+    try:
+        return import_module(f"papers.{named['paper']}.{'quality_report' if named['quality'] else 'report'}")
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("papers."):
+            raise
+        return None

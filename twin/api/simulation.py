@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from scenarios.serving import ServingScenario
 from twin import process
 from twin.api.arguments import Overrides, check_counts, errors_name_arguments, path_of
-from twin.api.drawing import figure
-from twin.api.run_folder import complete, new_run
+from twin.api.run_folder import complete, figure, new_run
 from twin.api.scenario import Scenario, opened
 from twin.executors.executor import Executor, ExecutorChoice, choose_executor
 from twin.executors.processes import Processes
@@ -121,7 +120,7 @@ class Result:
         first = self._first.run
         if self._spec.detail:
             if first.columns.sink is None:
-                from reports.records.columns import write_columns
+                from reports.records.run_directory import write_columns
 
                 write_columns(run.path / REQUESTS, first.request_table())
             if events and self._spec.detail is True:
@@ -243,7 +242,7 @@ def _simulate(plan: ServingPlan, requests: Path | None, jobs: int | None) -> one
     processes = jobs or process.usable_cores()
     if requests is None or not plan.scenario.detail or not isinstance(plan.workload, Workload):
         return one_run.simulate(plan, processes=processes)
-    from reports.records.columns import writing_columns
+    from reports.records.run_directory import writing_columns
 
     with writing_columns(requests) as write:
         return one_run.simulate(plan, sink=write, processes=processes)

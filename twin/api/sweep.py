@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reports.records.columns import write_columns
+from reports.records.run_directory import write_columns
 from scenarios.overrides import Settings, combinations
 from twin.api.arguments import (
     Overrides,
@@ -20,8 +20,7 @@ from twin.api.arguments import (
     refuse_for_kind,
     values_of,
 )
-from twin.api.drawing import figure
-from twin.api.run_folder import complete, new_run
+from twin.api.run_folder import complete, figure, new_run
 from twin.api.scenario import Scenario, opened
 from twin.executors.executor import Executor, choose_executor
 from twin.sweeps import ratio_sweep, serving_sweep

@@ -171,10 +171,12 @@ def serve(
         raise BadInput("expected none beside --isolated", field="--bits", value=bits)
     TorchOptions(seed).start(prompts=(prompts, 1), concurrency=(concurrency, 1))
     from live.adaptation.served import ServedModules, measure_served
-    from reports.adaptation import served_table
+    from reports.adaptation import served_report
+    from twin.cli.console import print_result
 
     document = measure_served(ServedModules(model, _by_task(module), bits, isolated), prompts, concurrency, seed)
-    return finish(document, [str(served_table(document))], as_json=json)
+    print_result(document, served_report, as_json=json)
+    return 0
 
 
 def _by_task(modules: list[str]) -> dict[str, Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from twin.cli.adapt_options import SOURCES, TorchOptions, finish
+from twin.cli.adapt_options import SOURCES, TorchOptions
 from twin.cli.options import FLAG, Json
 from workloads.errors import BadInput
 
@@ -58,8 +58,8 @@ def measure(
         raise BadInput("expected a number between 0 and 1", field="--load", value=load)
     TorchOptions(seed).start(requests=(requests, 4), concurrency=(concurrency, 1), rounds=(rounds, 10))
     from live.adaptation.compensation.measures import text_quality
-    from reports.adaptation import measured_table
-    from twin.cli.console import note
+    from reports.adaptation import measured_report
+    from twin.cli.console import note, print_result
 
     quality = text_quality(models, sources)
     rows = []
@@ -67,7 +67,8 @@ def measure(
         scenario = _scenario(directory, load, requests, concurrency, rounds, seed)
         rows.append({"model": str(directory), **row, **_latency(scenario, directory, runs, note)})
     document = {"schema": SCHEMA, "load": load, "concurrency": concurrency, "seed": seed, "models": rows}
-    return finish(document, [str(measured_table(document))], as_json=json)
+    print_result(document, measured_report, as_json=json)
+    return 0
 
 
 def _scenario(
@@ -102,15 +103,12 @@ def _scenario(
 
 def _latency(scenario: ValidationScenario, directory: Path, runs: Path, note: Callable[[str], None]) -> dict[str, Any]:
     """Measured and predicted metrics of an engine, and its predicted capacity in requests per second."""
-    from live.validation.backend import LiveBackend
+    from live.validation.backend import LiveBackend, model_source
     from reports.records.run_directory import fingerprint, open_run
-    from twin.api.drawing import illustrate
-    from twin.api.run_folder import manifest
+    from twin.api.run_folder import complete, manifest
     from twin.validation.run import EngineValidation
 
-    engine = LiveBackend(
-        directory, random=False, dtype="float32", device="cpu", threads=1, seed=scenario.seed, clock="direct"
-    )
+    engine = LiveBackend(model_source(scenario.model, directory, scenario.seed), clock="direct")
     described = scenario.model_dump(mode="json", by_alias=True)
     content = manifest({"scenarios": [described]})
     paths = sorted([*directory.glob("*.safetensors"), directory / "config.json"])
@@ -118,10 +116,7 @@ def _latency(scenario: ValidationScenario, directory: Path, runs: Path, note: Ca
     identity = fingerprint([described, content["version"], files])
     with open_run(runs, "adapt-measure", identity, content, resume=True) as run:
         document = EngineValidation(engine, scenario, directory, None, run, note).document()
-        document |= {"missed": [], "tolerance": 1.0, "run": {"id": run.id, "directory": str(run.path)}}
-        run.write_json("summary.json", document)
-        illustrate(document, run)
-        run.set_status(True, "complete")
+        document = complete(run, document | {"missed": [], "tolerance": 1.0}, figures=True)
     metrics = document["loads"][0]["metrics"]
     rows = {name: {key: metrics[name][key] for key in ("measured", "predicted", "error")} for name in SHOWN}
     return {"capacity": document["capacity"], "metrics": rows, "run": document["run"]}

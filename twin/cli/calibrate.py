@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -155,7 +155,7 @@ def fit(
         layers: Number of the model's layers, if the times are of one layer.
         relative: Weigh errors in proportion to the time.
     """
-    from latency_models.calibration.fitting import fit_calibration, read_measurements
+    from latency_models.calibration import fit_calibration, read_measurements
     from twin.cli.console import write_or_print
 
     calibration = fit_calibration(
@@ -208,7 +208,7 @@ def run_(
     """
     from reports.calibration import operations_report
     from twin.api.arguments import require_at_least
-    from twin.cli.console import note, print_json, print_table, progress
+    from twin.cli.console import note, print_result, progress
 
     try:
         from live.calibration import calibrate as calibration
@@ -229,10 +229,7 @@ def run_(
     if (link := calibration.link_of(output)).exists():
         note(f"all-reduces: {link}, for step_time.communication.link")
     document = result.model_dump(mode="json", by_alias=True, exclude={"tables", "ec"}, exclude_none=True)
-    if json:
-        print_json(document)
-    else:
-        print_table(operations_report(document))
+    print_result(document, operations_report, as_json=json)
     return 0 if all(operation.holds for operation in result.operations.values()) else MISSED
 
 
@@ -261,7 +258,7 @@ def steps(run: Path, /, *, output: Output, json: Json = False) -> int:
     from latency_models.sources.engine_regression import EngineRegression, EngineRegressionFile
     from latency_models.sources.vllm_step_log.step_log import UNPADDED, read_logged_steps
     from reports.calibration import step_log_report
-    from twin.cli.console import note, print_json, print_table, write_or_print
+    from twin.cli.console import note, print_result, write_or_print
     from twin.recording.step_logs import seen
     from twin.validation.fitting import fitted_document
     from twin.validation.recordings import ProfilingRecording
@@ -284,21 +281,9 @@ def steps(run: Path, /, *, output: Output, json: Json = False) -> int:
         "output": str(output),
         "seen": seen(log),
         **{name: document[name] for name in ("heldout_median_error", "heldout_p90_error", "largest")},
-        "unknowns": [
-            {
-                "name": row.name,
-                "about": row.about,
-                "basis": row.basis,
-                "deviation": row.deviation,
-                "measure": row.measure,
-            }
-            for row in unknowns
-        ],
+        "unknowns": [asdict(row) for row in unknowns],
     }
-    if json:
-        print_json(result)
-    else:
-        print_table(step_log_report(result))
+    print_result(result, step_log_report, as_json=json)
     note(f"next: step_time: {{source: engine_regression, path: {output}}} in a scenario")
     return 0
 
@@ -334,10 +319,11 @@ def refine(
     """
     configure_libraries()
     from latency_models.io.config_io import write_yaml
+    from reports.calibration import refinement_report
     from scenarios.overrides import single_settings
     from scenarios.reading import read_scenario
     from twin.api.arguments import require_at_least
-    from twin.cli.console import note, print_json, print_table, progress, write_or_print
+    from twin.cli.console import note, print_result, progress, write_or_print
     from twin.refinement.question import Question, factor_names
     from twin.refinement.refine import refine
 
@@ -351,12 +337,7 @@ def refine(
     for text in result.notes:
         note(text)
     write_or_print(write_yaml(result.content(scenario, output)), output)
-    if json:
-        print_json({**result.document, "output": str(output)})
-    else:
-        from reports.calibration import refinement_report
-
-        print_table(refinement_report(result.document))
+    print_result({**result.document, "output": str(output)}, refinement_report, as_json=json)
     note(f"next: twin simulate {scenario} --set 'step_time={{source: refined, path: {output}}}'"
          + "".join(f" --set {field}={value}" for field, value in result.document["settings"].items()))  # fmt: skip
     return 0

@@ -23,7 +23,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "ablate": Command(
-        "twin.cli.ablate:ablate",
+        "twin.cli.sweep:ablate",
         "Switch each feature of a serving system on and off, on the same requests: which pay, and which cost.",
     ),
     "adapt": Command(
@@ -40,11 +40,11 @@ COMMANDS = {
         "Make a calibration file: by measuring this machine, from a run of an engine, or from specifications.",
     ),
     "init": Command(
-        "twin.cli.init:init",
+        "twin.cli.adopt:init",
         "Write a serving scenario with comments, which runs as it is: one model on the fewest GPUs that hold it.",
     ),
     "observe": Command(
-        "twin.cli.observe:observe", "Record a live server: its requests through a proxy, or pages of its metrics."
+        "twin.cli.recording:observe", "Record a live server: its requests through a proxy, or pages of its metrics."
     ),
     "page": Command(
         "twin.cli.page:page",
@@ -55,16 +55,16 @@ COMMANDS = {
         "Find the deployment that meets goals at the least cost: how many GPUs, which parallelism, together or apart.",
     ),
     "replay": Command(
-        "twin.cli.replay:replay",
+        "twin.cli.recording:replay",
         "Send a recorded workload to a live server at the recorded times, and write when its tokens came.",
     ),
     "report": Command(
-        "twin.cli.report:report", "Draw a run's figures and its self-contained HTML page again, from its summary."
+        "twin.cli.runs:report", "Draw a run's figures and its self-contained HTML page again, from its summary."
     ),
     "reproduce": Command(
         "twin.cli.reproduce:reproduce", "Compute a paper's tables and figures again, beside the published values."
     ),
-    "serve-live": Command("twin.cli.serve_live:serve_live", "Serve a model over HTTP, with OpenAI's endpoints."),
+    "serve-live": Command("live.server.command:serve_live", "Serve a model over HTTP, with OpenAI's endpoints."),
     "simulate": Command(
         "twin.cli.simulate:simulate",
         "Simulate a serving system: its latencies, its throughput, and the work of its engines.",
@@ -75,8 +75,7 @@ COMMANDS = {
         "Run a real model on this machine, predict the same run with the twin, and compare the two.",
     ),
     "watch": Command(
-        "twin.cli.watch:watch",
-        "Compare a running engine with its prediction, and raise an alarm when it drifts.",
+        "twin.cli.watch:watch", "Compare a running engine with its prediction, and raise an alarm when it drifts."
     ),
 }
 

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from reports.blocks import Report
 
+    Show = Callable[[dict[str, Any]], Report]
+    """Makes the report of a document."""
+
 LINE_SECONDS = 30.0
 
 MAX_LEFT_RATIO = 50.0
@@ -32,14 +35,12 @@ def print_json(document: object) -> None:
     print(json.dumps(document, indent=1, allow_nan=False))
 
 
-def print_result(document: dict[str, Any], *, as_json: bool) -> None:
-    """Print a run's result on stdout: its document, or its report."""
+def print_result(document: dict[str, Any], show: Show, *, as_json: bool) -> None:
+    """Print a result on stdout: its document, or its report."""
     if as_json:
         print_json(document)
-        return
-    from twin.api.drawing import report
-
-    print_table(report(document))
+    else:
+        print_table(show(document))
 
 
 def print_table(report: Report) -> None:
@@ -51,9 +52,11 @@ def print_table(report: Report) -> None:
     Console(width=None if sys.stdout.isatty() else 200).print(printed(report))
 
 
-def print_run(document: dict[str, Any], *, as_json: bool) -> None:
-    """Print the result of a run on stdout, and its folder on stderr."""
-    print_result(document, as_json=as_json)
+def print_run(document: dict[str, Any], show: Show | None = None, *, as_json: bool) -> None:
+    """Print the result of a run on stdout, and its folder on stderr. `show`: default by the document's schema."""
+    from twin.api.run_folder import report
+
+    print_result(document, show or report, as_json=as_json)
     note(f"run folder: {document['run']['directory']}")
 
 

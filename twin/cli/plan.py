@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twin.cli.options import ExecutorOptions, Fresh, RunOptions
-from twin.cli.plan_options import AnswerOptions, CatalogueOptions, DayOptions, ObjectiveOptions, QuestionOptions
-from twin.cli.plan_values import (
+from twin.cli.plan_options import (
+    AnswerOptions,
+    CatalogueOptions,
+    DayOptions,
+    ObjectiveOptions,
+    QuestionOptions,
     api_price_of_text,
     by_name,
     commitments_of_texts,
@@ -21,13 +27,13 @@ from twin.cli.plan_values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from scenarios.overrides import Settings
+    from reports.records.run_directory import RunDirectory
     from twin.executors.executor import ExecutorChoice
     from twin.planning.catalogue import CatalogueQuestion
     from twin.planning.day import DayTask
-    from twin.planning.planner import Planner
+    from twin.planning.planner import Planner, Simulations
     from twin.planning.question import Question
     from twin.planning.trial import Trial
 
@@ -68,84 +74,87 @@ def plan(
     executor = execution.choose()
     require_at_least("--max-gpus", target.max_gpus, 1)
     require_at_least("--node-size", target.node_size, 1)
-    settings: Settings = single_settings(question.set_ or [])
-    goals = goals_of_texts(question.slo or [])
+    settings, goals = single_settings(question.set_ or []), goals_of_texts(question.slo or [])
+    asked = _Asked(settings, goals, question, catalogue, target, answer, day, executor, fresh, run)
     if day.day is not None:
         unused = {**catalogue.flags, **target.flags, **answer.flags, "--rate": question.rate}
         _refuse(unused, "with --day, which compares fleets of the scenario's own deployment")
-        return _day(required("SCENARIO", scenario), settings, goals, question.trace, day, run, executor, fresh=fresh)
+        return _day(required("SCENARIO", scenario), asked)
     _refuse(day.flags, "without --day")
-    settings |= _set("plan.confidence", target.confidence)
-    settings |= _set("plan.commitments", commitments_of_texts(target.commitment))
-    settings |= _set("plan.api", api_price_of_text(target.api_price))
+    asked.set("plan.confidence", target.confidence)
+    asked.set("plan.commitments", commitments_of_texts(target.commitment))
+    asked.set("plan.api", api_price_of_text(target.api_price))
     if catalogue.have:
         limits = {"--gpu": catalogue.gpu, "--max-gpus": target.max_gpus, "--objective": target.objective}
         files = {"SCENARIO": scenario, "--candidate": answer.candidate, "--write": answer.write}
-        unused = {**files, **limits, "--what": answer.what}
-        _refuse(unused, "with --have, which asks what these GPUs serve")
-        return _inventory(settings, goals, question, catalogue, target, answer, run, executor, fresh=fresh)
+        _refuse({**files, **limits, "--what": answer.what}, "with --have, which asks what these GPUs serve")
+        return _inventory(asked)
     if answer.max_load:
         flags = {"--candidate": answer.candidate, "--objective": target.objective, "--max-gpus": target.max_gpus}
         unused = {**catalogue.flags, **flags, "--write": answer.write, "--what": answer.what}
         _refuse(unused, "with --max-load, which asks about the scenario's own deployment")
-        settings |= _set("workload.arrivals.rate", rate_of_text(question.rate))
-        settings |= _set("plan.node_size", target.node_size)
-        return _max_load(required("SCENARIO", scenario), settings, goals, question.trace, run, executor, fresh=fresh)
-    return _plan(_question(scenario, settings, goals, question, catalogue, target), run, answer, executor, fresh=fresh)
+        asked.set("workload.arrivals.rate", rate_of_text(question.rate))
+        asked.set("plan.node_size", target.node_size)
+        return _max_load(required("SCENARIO", scenario), asked)
+    return _plan(_question(scenario, asked), asked)
 
 
-def _question(
-    scenario: Path | None,
-    settings: Settings,
-    goals: Goals,
-    options: QuestionOptions,
-    catalogue: CatalogueOptions,
-    target: ObjectiveOptions,
-) -> Question:
+@dataclass(frozen=True)
+class _Asked:
+    """The flags of the command. `settings`: changed fields of the scenario, by `--set` and by other flags."""
+
+    settings: dict[str, Any]
+    goals: Goals
+    question: QuestionOptions
+    catalogue: CatalogueOptions
+    target: ObjectiveOptions
+    answer: AnswerOptions
+    day: DayOptions
+    executor: ExecutorChoice
+    fresh: bool
+    run: RunOptions
+
+    def set(self, field: str, value: object) -> None:
+        """Change a field if its flag is given."""
+        if value is not None:
+            self.settings[field] = value
+
+
+def _question(scenario: Path | None, asked: _Asked) -> Question:
     from twin.api.planning import catalogue_question, scenario_question
 
+    options, catalogue, target = asked.question, asked.catalogue, asked.target
     if scenario is None:
-        return catalogue_question(_catalogue_question(goals, options, catalogue, target), settings)
+        model = required("--model", single("--model", catalogue.model, "with --have"))
+        gpus, rate = required("--gpu", catalogue.gpu), rate_of_text(options.rate)
+        if options.trace is None:
+            required("--rate", rate)
+        return catalogue_question(_catalogue_question(model, gpus, rate, asked), asked.settings)
     _refuse(catalogue.flags, "beside a scenario, whose section plan says it")
-    settings |= _set("plan.goals", goals or None) | _set("workload.arrivals.rate", rate_of_text(options.rate))
-    settings |= _set("plan.limits.gpus", target.max_gpus) | _set("plan.objective", target.objective)
-    settings |= _set("plan.node_size", target.node_size)
-    return scenario_question(scenario, settings, options.trace)
+    asked.set("plan.goals", asked.goals or None)
+    asked.set("workload.arrivals.rate", rate_of_text(options.rate))
+    asked.set("plan.limits.gpus", target.max_gpus)
+    asked.set("plan.objective", target.objective)
+    asked.set("plan.node_size", target.node_size)
+    return scenario_question(scenario, asked.settings, options.trace)
 
 
-def _catalogue_question(
-    goals: Goals, options: QuestionOptions, catalogue: CatalogueOptions, target: ObjectiveOptions
-) -> CatalogueQuestion:
-    model = required("--model", single("--model", catalogue.model, "with --have"))
-    gpus, rate = required("--gpu", catalogue.gpu), rate_of_text(options.rate)
-    if options.trace is None:
-        required("--rate", rate)
-    return _of_flags(model, gpus, rate, goals, options, catalogue, target)
-
-
-def _of_flags(
-    model: str,
-    gpus: list[str],
-    rate: float | None,
-    goals: Goals,
-    options: QuestionOptions,
-    catalogue: CatalogueOptions,
-    target: ObjectiveOptions,
-) -> CatalogueQuestion:
+def _catalogue_question(model: str, gpus: list[str], rate: float | None, asked: _Asked) -> CatalogueQuestion:
     from twin.planning.catalogue import CatalogueQuestion
 
+    catalogue, target = asked.catalogue, asked.target
     return CatalogueQuestion(
         model=model,
         gpus=gpus,
-        goals=required("--slo", goals or None),
+        goals=required("--slo", asked.goals or None),
         rate=rate,
-        trace=options.trace,
+        trace=asked.question.trace,
         prompt_tokens=catalogue.prompt_tokens,
         answer_tokens=catalogue.answer_tokens,
         hit_rate=catalogue.hit_rate,
         degrees=whole_numbers("--tensor-parallel", catalogue.tensor_parallel or "1,2,4,8"),
         stages=whole_numbers("--pipeline-parallel", catalogue.pipeline_parallel or "1"),
-        replicas=whole_numbers("--data-parallel", catalogue.data_parallel or "1"),
+        replicas=whole_numbers("--data-parallel", catalogue.data_parallel) if catalogue.data_parallel else None,
         layouts=(catalogue.layout or "colocated,disaggregated").split(","),
         weights=catalogue.weights.split(",") if catalogue.weights else (None,),
         cache=catalogue.cache or "bf16",
@@ -157,20 +166,19 @@ def _of_flags(
     )
 
 
-def _plan(question: Question, run: RunOptions, answer: AnswerOptions, executor: ExecutorChoice, *, fresh: bool) -> int:
+def _plan(question: Question, asked: _Asked) -> int:
     from twin.api.planning import deployments_of_file, planning_run, save
-    from twin.cli.console import progress
     from twin.planning.planner import Planner
     from twin.planning.what_if import with_changes
 
+    answer, run = asked.answer, asked.run
     variants = [(text, with_changes(question, text)) for text in answer.what or []]
     candidates = [deployment for path in answer.candidate or [] for deployment in deployments_of_file(path, question)]
-    with planning_run(question, candidates, run.runs, executor, fresh=fresh) as (folder, simulations):
-        _note_resumed(folder.path, len(simulations.store))
+    opened = planning_run(question, candidates, run.runs, asked.executor, fresh=asked.fresh)
+    with opened as (folder, simulations):
         planner = Planner(question, simulations, lambda trial: _note_better(trial, planner), answer.brief, candidates)
         windows_left = None if question.spec.aim == "throughput" or variants else planner.windows_left
-        with progress("evaluating", None, 0, remaining=windows_left) as advance:
-            simulations.advance = lambda key: advance("")
+        with _evaluating(folder, simulations, windows_left):
             result = planner.run().beside(
                 (text, Planner(variant, simulations, brief=True, given=candidates).run()) for text, variant in variants
             )
@@ -180,74 +188,40 @@ def _plan(question: Question, run: RunOptions, answer: AnswerOptions, executor: 
     return _print(document, as_json=run.json)
 
 
-def _inventory(
-    settings: Settings,
-    goals: Goals,
-    options: QuestionOptions,
-    catalogue: CatalogueOptions,
-    target: ObjectiveOptions,
-    answer: AnswerOptions,
-    run: RunOptions,
-    executor: ExecutorChoice,
-    *,
-    fresh: bool,
-) -> int:
+def _inventory(asked: _Asked) -> int:
     from twin.api.planning import inventory_questions, planning_run, save
-    from twin.cli.console import progress
     from twin.planning.inventory import Option, demands_of, divide
 
-    have = counts_by_name("--have", catalogue.have or [], "GPU=NUMBER, as h100=2")
-    demands = demands_of(required("--model", catalogue.model), options.rate or [])
-    template = _of_flags(demands[0].model, list(have), 1.0, goals, options, catalogue, target)
-    have, entries = inventory_questions(template, have, demands, settings)
+    run = asked.run
+    have = counts_by_name("--have", asked.catalogue.have or [], "GPU=NUMBER, as h100=2")
+    demands = demands_of(required("--model", asked.catalogue.model), asked.question.rate or [])
+    template = _catalogue_question(demands[0].model, list(have), 1.0, asked)
+    have, entries = inventory_questions(template, have, demands, asked.settings)
     wanted = {"have": have, "demands": [[demand.model, demand.rate] for demand in demands]}
-    opened = planning_run(entries[0].question, [], run.runs, executor, fresh=fresh, kind="inventory", inputs=wanted)
+    opened = planning_run(
+        entries[0].question, [], run.runs, asked.executor, fresh=asked.fresh, kind="inventory", inputs=wanted
+    )
     with opened as (folder, simulations):
-        _note_resumed(folder.path, len(simulations.store))
-        with progress("evaluating", None, 0) as advance:
-            simulations.advance = lambda key: advance("")
-            parts = [Option(entry, simulations) for entry in entries]
-            result = divide(have, demands, parts, brief=answer.brief)
+        with _evaluating(folder, simulations):
+            result = divide(have, demands, [Option(entry, simulations) for entry in entries], brief=asked.answer.brief)
         document = save(folder, result, figures=not run.no_figures)
     return _print(document, as_json=run.json)
 
 
-def _max_load(
-    scenario: Path,
-    settings: Settings,
-    goals: Goals,
-    trace: Path | None,
-    run: RunOptions,
-    executor: ExecutorChoice,
-    *,
-    fresh: bool,
-) -> int:
+def _max_load(scenario: Path, asked: _Asked) -> int:
     from twin.api.planning import deployment_question, planning_run, save
-    from twin.cli.console import progress
     from twin.planning.planner import find_max_load
 
-    question, deployment = deployment_question(scenario, settings, goals, trace)
-    opened = planning_run(question, [deployment], run.runs, executor, fresh=fresh, kind="max-load")
+    question, deployment = deployment_question(scenario, asked.settings, asked.goals, asked.question.trace)
+    opened = planning_run(question, [deployment], asked.run.runs, asked.executor, fresh=asked.fresh, kind="max-load")
     with opened as (folder, simulations):
-        _note_resumed(folder.path, len(simulations.store))
-        with progress("evaluating", None, 0) as advance:
-            simulations.advance = lambda key: advance("")
+        with _evaluating(folder, simulations):
             result = find_max_load(question, deployment, simulations)
         document = save(folder, result)
-    return _print(document, as_json=run.json)
+    return _print(document, as_json=asked.run.json)
 
 
-def _day(
-    scenario: Path,
-    settings: Settings,
-    goals: Goals,
-    trace: Path | None,
-    options: DayOptions,
-    run: RunOptions,
-    executor: ExecutorChoice,
-    *,
-    fresh: bool,
-) -> int:
+def _day(scenario: Path, asked: _Asked) -> int:
     from scenarios.overrides import apply
     from scenarios.reading import read_scenario
     from twin.api.arguments import require_at_least
@@ -258,19 +232,21 @@ def _day(
     from twin.planning.day_question import prepare_day
     from twin.serving.results.report import run_inputs
 
+    options, run = asked.day, asked.run
     days = 3 if options.days is None else options.days
     require_at_least("--days", days, 1)
     outages = None if options.mttf is None else seconds_of_text("--mttf", options.mttf)
     back = None if options.mttr is None else seconds_of_text("--mttr", options.mttr)
     spot = None if options.spot is None else spot_of_text(options.spot)
     share = 0.95 if options.minutes is None else options.minutes
-    document = apply(read_scenario(scenario, "serving"), settings)
-    rentals = outages, back, spot
-    power = options.energy_price, options.max_kw
-    question = prepare_day(document, scenario, str(options.day), goals, *rentals, share, days, trace, *power)
+    document = apply(read_scenario(scenario, "serving"), asked.settings)
+    question = prepare_day(
+        document, scenario, str(options.day), asked.goals, outages, back, spot, share, days, asked.question.trace,
+        options.energy_price, options.max_kw,
+    )  # fmt: skip
     inputs = question.stated | run_inputs([question.base], days, None)
-    opened = open_folder("plan", run.runs, inputs, question.fingerprint, fresh=fresh)
-    with executor.start() as started, opened as folder:
+    opened = open_folder("plan", run.runs, inputs, question.fingerprint, fresh=asked.fresh)
+    with asked.executor.start() as started, opened as folder:
         points = folder.points()
         _note_resumed(folder.path, len(points))
         with progress("evaluating", None, 0) as advance:
@@ -287,15 +263,24 @@ def _day(
     return _print(document, as_json=run.json)
 
 
+@contextmanager
+def _evaluating(
+    folder: RunDirectory, simulations: Simulations, remaining: Callable[[], int] | None = None
+) -> Iterator[None]:
+    """Show progress while windows are simulated. `remaining`: a bound of those to come."""
+    from twin.cli.console import progress
+
+    _note_resumed(folder.path, len(simulations.store))
+    with progress("evaluating", None, 0, remaining=remaining) as advance:
+        simulations.advance = lambda key: advance("")
+        yield
+
+
 def _print(document: dict[str, Any], *, as_json: bool) -> int:
     from twin.cli.console import print_run
 
     print_run(document, as_json=as_json)
     return 0 if document["feasible"] else INFEASIBLE
-
-
-def _set(field: str, value: Any) -> dict[str, Any]:
-    return {} if value is None else {field: value}
 
 
 def _refuse(flags: dict[str, Any], why: str) -> None:

@@ -8,7 +8,7 @@ import cyclopts
 
 from twin import __version__
 from twin.cli.commands import ABOUT, COMMANDS
-from twin.compiled import runs_compiled
+from twin.process import runs_compiled
 from workloads.errors import TwinError
 
 

@@ -189,11 +189,7 @@ def _computation(
 
 
 def _print(document: dict[str, Any], report: str, *, as_json: bool) -> int:
-    from twin.cli.console import note, print_json, print_table
+    from twin.cli.console import print_run
 
-    if as_json:
-        print_json(document)
-    else:
-        print_table(import_module(report).tables(document))
-    note(f"run folder: {document['run']['directory']}")
+    print_run(document, import_module(report).tables, as_json=as_json)
     return 0

@@ -1,4 +1,4 @@
-"""Simulations and sweeps in run folders: open or resume one, simulate with progress, print the results."""
+"""Simulations and sweeps in run folders: open or resume one, simulate with progress, draw again (`twin report`)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twin import __version__
+from workloads.errors import BadInput
 
 if TYPE_CHECKING:
     from reports.records.run_directory import RunDirectory
@@ -81,3 +82,43 @@ def note_partial_replay(*plans: ServingPlan) -> None:
 def load_figures() -> None:
     """Import the drawing library, which takes a second, while the workers simulate."""
     import reports.svg  # noqa: F401
+
+
+def report(run: Path, /) -> int:
+    """Draw a run's figures and its self-contained HTML page again, from its summary.
+
+    It takes any run: a sweep or simulation of a serving system or an AFD bundle, or a reproduced paper.
+
+    Args:
+        run: Run folder, for example runs/20260101T120000-sweep-0123456789.
+    """
+    from reports.records.run_directory import write_text
+    from twin.api.run_folder import draw
+
+    manifest, summary = _read(run)
+    try:
+        figures, page = draw(summary, manifest)
+    except BadInput as error:
+        raise BadInput(error.expected, field=error.field, value=error.value, file=run / "summary.json") from None
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        lacking = f"the field {error}" if isinstance(error, KeyError) else f"other values ({error})"
+        expected = f"expected a whole document of schema {summary['schema']}, with {lacking}"
+        raise BadInput(expected, file=run / "summary.json") from None
+    for name, svg in figures.items():
+        write_text(run / "figures" / f"{name}.svg", svg)
+    print(write_text(run / "report.html", page))
+    return 0
+
+
+def _read(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    from reports.records.run_directory import read_run
+
+    try:
+        manifest, summary = read_run(run)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BadInput(f"expected a run folder: {reason}", file=run) from None
+    if summary is None:
+        status, command = manifest.get("status", "unknown"), manifest.get("command", "not said")
+        raise BadInput(f"expected a finished run, this one is not ({status}); the command was: {command}", file=run)
+    return manifest, summary

@@ -83,16 +83,17 @@ def validate(
     options = {name: value for name, value in options.items() if value is not None}
     source = _Source(document, settings, scenario, backend, options)
     validation = _bundle(source) if source.layout == "afd" else _engine(source)
-    if measure_only:
-        source.refuse_unless_engine("--measure-only")
+    if measure_only and source.layout == "afd":
+        raise BadInput("expected none with layout: afd", field="--measure-only", value="true")
     with ExitStack() as stack:
         stack.callback(validation.close)
         folder = stack.enter_context(_run_folder(validation, source, run.runs, fresh=fresh))
+        begun = validation.begin(folder, note)
         if measure_only:
-            validation.measure(folder, note)
+            begun.measure()
             note(f"measured in {folder.path}; the same command without --measure-only predicts")
             return 0
-        result = validation.document(folder, note)
+        result = begun.document()
         result["missed"] = validation.missed(result, tolerance)
         result["tolerance"] = tolerance
         result["contention"] = contention(folder.points().values())
@@ -117,11 +118,6 @@ class _Source:
         system = self.document.get("system")
         return self.settings.get("system.layout", system.get("layout") if isinstance(system, dict) else None)
 
-    def refuse_unless_engine(self, option: str) -> None:
-        """Refuse an option that only validations of engines have."""
-        if self.layout == "afd":
-            raise BadInput("expected none with layout: afd", field=option, value="true")
-
     def refuse(self, *options: str) -> None:
         """Refuse options that this layout does not have."""
         for name in options:
@@ -135,14 +131,13 @@ class _Validation:
     """A validation that is ready to run.
 
     Attributes:
-        scenario: checked. document: runs it. measure: runs what comes before its prediction. missed: its lines for
+        scenario: checked. begin: an `EngineValidation` or a `BundleValidation` in a run folder. missed: its lines for
             goals, times a tolerance, that the prediction misses. steps: the file of an earlier calibration. close: ends
             processes of the backend.
     """
 
     scenario: ValidationScenario | BundleValidationScenario
-    document: Callable[[RunDirectory, Callable[[str], None]], Document]
-    measure: Callable[[RunDirectory, Callable[[str], None]], object]
+    begin: Callable[[RunDirectory, Callable[[str], None]], Any]
     missed: Callable[[Document, float], list[str]]
     steps: Path | None = None
     close: Callable[[], None] = lambda: None
@@ -163,8 +158,7 @@ def _engine(source: _Source) -> _Validation:
     steps = calibration or (base / checked.calibration if checked.calibration else None)
     return _Validation(
         checked,
-        lambda run, note: EngineValidation(engine, checked, base, steps, run, note).document(),
-        lambda run, note: EngineValidation(engine, checked, base, steps, run, note).measure(),
+        lambda run, note: EngineValidation(engine, checked, base, steps, run, note),
         lambda document, tolerance: missed(document["loads"], tolerance),
         steps,
         engine.close,
@@ -184,12 +178,7 @@ def _bundle(source: _Source) -> _Validation:
     settings = source.settings | source.options
     checked = check_bundle_validation(source.document, settings, source.path)
     live = _live_bundle(checked, source.path.parent)
-    return _Validation(
-        checked,
-        lambda run, note: BundleValidation(live, checked, run, note).document(),
-        lambda run, note: None,
-        missed_goals,
-    )
+    return _Validation(checked, lambda run, note: BundleValidation(live, checked, run, note), missed_goals)
 
 
 def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> Backend:
@@ -198,7 +187,7 @@ def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> Back
     if scenario.engine.backend == "vllm":
         return _vllm_backend(scenario, base)
     try:
-        from live.validation.backend import LiveBackend, model_arguments
+        from live.validation.backend import LiveBackend, model_source
         from live.validation.pools_backend import PoolsBackend
     except ImportError as error:
         raise missing_extra("live", error, field="--backend", value=device) from None
@@ -206,7 +195,7 @@ def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> Back
         return PoolsBackend(scenario, base)
     try:
         return LiveBackend(
-            **model_arguments(scenario.model, base, scenario.seed), device=device,
+            model_source(scenario.model, base, scenario.seed, device),
             async_scheduling=scenario.engine.async_scheduling, clock=scenario.clock or "wall",
             in_turns=scenario.profiling if scenario.profiling.in_turns else None,
             tensor_parallel_size=scenario.engine.tensor_parallel_size,

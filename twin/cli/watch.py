@@ -61,7 +61,7 @@ def watch(
     from scenarios.reading import read_scenario
     from twin.api.arguments import require_above_0
     from twin.api.watching import follow, judge_folder
-    from twin.cli.console import note, print_json, print_table, progress
+    from twin.cli.console import note, print_result, progress
     from twin.recording.upstream import Upstream
     from twin.refinement.question import Question, factor_names
     from twin.refinement.watch import DRIFTED, PREDICTED, Watch, WatchOptions
@@ -90,10 +90,7 @@ def watch(
             return STOPPED
         if refined is not None and document["verdict"] == DRIFTED:
             document |= _refine(engine, document, scenario, refined)
-    if json:
-        print_json(document)
-    else:
-        print_table(watch_report(document))
+    print_result(document, watch_report, as_json=json)
     return {PREDICTED: 0, DRIFTED: ALARM}.get(document["verdict"], TOO_EARLY)
 
 

@@ -37,23 +37,18 @@ class Cluster(Protocol[Handle]):
 
     def workers(self) -> int:
         """The number of worker processes at present."""
-        ...
 
     def submit(self, batch: Batch) -> Handle:
         """Start a batch on any worker."""
-        ...
 
     def next_reply(self) -> tuple[Handle, Reply]:
         """Wait for a batch that was submitted and not dropped; raises what a task raised, or `ExecutorLost`."""
-        ...
 
     def supply(self, worker: str, parts: Mapping[str, bytes], plugins: Sequence[ImportedPlugin]) -> None:
         """Send parts to a worker that misses them; a worker that has gone needs none."""
-        ...
 
     def drop(self, handles: Iterable[Handle]) -> None:
         """Forget batches, of which one may have ended in an error."""
-        ...
 
 
 @dataclass

@@ -29,7 +29,6 @@ class Executor(Protocol):
         `work`: a function of a module, which depends on nothing but its argument. Raises what a task raised when its
         result is asked for, and `ExecutorLost` where the executor, or every worker that runs a task, is gone.
         """
-        ...
 
 
 @dataclass(frozen=True)

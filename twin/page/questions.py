@@ -10,7 +10,7 @@ from typing import Any
 
 from latency_models.deployment.hugging_face import any_model
 from latency_models.io.builtin_files import CommandLineText, is_path
-from reports.afd.report import curve_per_unit
+from reports.afd_report import curve_per_unit
 from scenarios.overrides import Settings, apply
 from scenarios.serving import ServingScenario, check_scenario
 from twin.page.knobs import AS_PUBLISHED, Choices, Knob, knobs_of, settings_of, to_link

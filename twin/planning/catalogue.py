@@ -7,13 +7,15 @@ built.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from latency_models.deployment.hardware import Hardware, load_hardware
 from latency_models.deployment.hugging_face import any_model
+from latency_models.deployment.models import ExpertFFN, LatentAttention, Model
 from latency_models.io.builtin_files import is_path, name_on_command_line
 from scenarios.overrides import Settings
 from workloads.errors import BadInput
@@ -33,7 +35,8 @@ class CatalogueQuestion:
         model: a name, a model file or a config.json. gpus: names of the hardware catalogue, or hardware files.
         goals: as in `plan.goals`. rate: requests per second; None: the trace's own times. trace: file of lengths; or
         prompt_tokens, answer_tokens: their means, log-normal with a coefficient of variation of 1.
-        degrees: tensor parallelism. stages: pipeline parallelism. replicas: of attention, which share whole experts.
+        degrees: tensor parallelism. stages: pipeline parallelism. replicas: of attention, which share whole experts;
+        None: 1, and for latent attention REPLICAS of one GPU, too.
         weights: formats; None: as the model is published. cache: its format.
         chunks: values of `max_num_batched_tokens`.
         prices: of a GPU per hour, by its name as given.
@@ -50,7 +53,7 @@ class CatalogueQuestion:
     answer_tokens: float | None = None
     degrees: Sequence[int] = (1, 2, 4, 8)
     stages: Sequence[int] = (1,)
-    replicas: Sequence[int] = (1,)
+    replicas: Sequence[int] | None = None
     layouts: Sequence[str] = ("colocated", "disaggregated")
     weights: Sequence[str | None] = (None,)
     cache: str = "bf16"
@@ -60,6 +63,10 @@ class CatalogueQuestion:
     node_size: int | None = None
     objective: str | None = None
     hit_rate: float | None = None
+
+
+REPLICAS = 8
+"""Attention replicas of one GPU that share experts. Where attention is split, each GPU has a whole latent cache."""
 
 
 def scenario_of(question: CatalogueQuestion) -> Document:
@@ -73,13 +80,10 @@ def scenario_of(question: CatalogueQuestion) -> Document:
         if name not in {gpu for gpu, _, _ in devices} | prices.keys():
             raise BadInput("expected the name of a --gpu", field="--price", value=name)
     kinds = [
-        _kind(question, key, hardware, (degree, stages, replicas), weights, several=len(devices) > 1)
+        _kind(question, key, hardware, parallelism, weights, several=len(devices) > 1)
         for _, key, hardware in devices
         for weights in question.weights
-        for degree in question.degrees
-        for stages in question.stages
-        for replicas in question.replicas
-        if degree * stages <= (question.node_size or hardware.devices_per_node)
+        for parallelism in _parallelisms(question, model, question.node_size or hardware.devices_per_node)
     ]
     plan: Document = {
         "goals": dict(question.goals),
@@ -111,6 +115,16 @@ def scenario_of(question: CatalogueQuestion) -> Document:
         },
         "plan": plan,
     }
+
+
+def _parallelisms(question: CatalogueQuestion, model: Model, node_size: int) -> Iterator[tuple[int, int, int]]:
+    """Tensor parallelism, stages and attention replicas of the engines to try."""
+    for degree, stages, replicas in itertools.product(question.degrees, question.stages, question.replicas or (1,)):
+        if degree * stages <= node_size:
+            yield degree, stages, replicas
+    latent = isinstance(model.attention, LatentAttention) and isinstance(model.ffn, ExpertFFN)
+    if question.replicas is None and latent and 1 in question.degrees and node_size >= REPLICAS:
+        yield 1, 1, REPLICAS
 
 
 def of_every_engine(settings: Settings, document: Document) -> Settings:

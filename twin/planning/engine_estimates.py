@@ -45,6 +45,7 @@ class Steady:
     Attributes:
         seconds: mean of all steps. decodes: running decodes. decode_only: seconds of a step of these alone.
         with_prompt: seconds of a step with a chunk of prompt tokens too. share: of the steps that have one.
+        chunks: of all attention replicas, in a step that has one. Decodes are those of one replica.
     """
 
     seconds: float
@@ -52,6 +53,7 @@ class Steady:
     decode_only: float
     with_prompt: float
     share: float
+    chunks: float = 1.0
 
     @property
     def busy(self) -> float:
@@ -66,6 +68,7 @@ class EngineEstimate:
         role: `both`, `prefill` (answers of one token) or `decode` (no prompts).
         stages: of a pipeline. A step is then the time from one token of a sequence to its next: batches in flight take
             turns in the slowest stage, or each passes all stages, whichever is longer.
+        replicas: of attention, which share experts and so step together. Requests are spread over them evenly.
         supplied: share of the prompt tokens which a prefix cache could supply that it does; None: as expected of one
             with this memory.
 
@@ -81,8 +84,10 @@ class EngineEstimate:
         role: str,
         stages: Stages | None = None,
         supplied: float | None = None,
+        replicas: int = 1,
     ) -> None:
         self.stages = stages
+        self.replicas = replicas
         self.max_tokens_in_step = config.max_num_batched_tokens * (1 if stages is None else len(stages.layers))
         self.config = config
         self.step_time = step_time
@@ -106,7 +111,9 @@ class EngineEstimate:
     def under(self, scores: Mapping[str, float]) -> EngineEstimate:
         """The same engine at these scores of the unknowns of its step times."""
         step_time = self.step_time.vary(scores)
-        return EngineEstimate(self.config, step_time, self.lengths, self.role, self.stages, self.supplied)
+        return EngineEstimate(
+            self.config, step_time, self.lengths, self.role, self.stages, self.supplied, self.replicas
+        )
 
     @cached_property
     def ceiling(self) -> EngineEstimate:
@@ -121,7 +128,9 @@ class EngineEstimate:
     def _with(self, supplied: float) -> EngineEstimate:
         if not self._caches or supplied == self.supplied:
             return self
-        return EngineEstimate(self.config, self.step_time, self.lengths, self.role, self.stages, supplied)
+        return EngineEstimate(
+            self.config, self.step_time, self.lengths, self.role, self.stages, supplied, self.replicas
+        )
 
     @property
     def _caches(self) -> bool:
@@ -144,15 +153,26 @@ class EngineEstimate:
         """Requests of this engine until its prefix cache, empty at first, supplies what it does in the long run."""
         return self.lengths.hits.settled(self.cache_blocks) if self._caches and self.lengths.hits is not None else 0.0
 
-    def step(self, decodes: int, prompt_tokens: int) -> float:
-        """Seconds of a step of this many decodes of mean context, and prompt tokens of one mean prompt."""
+    def step(self, decodes: int, prompt_tokens: int, chunks: float = 1.0) -> float:
+        """Seconds of a step of this many decodes of mean context, and prompt tokens of one mean prompt.
+
+        The attention replicas together have this many decodes each, and `chunks` of so many prompt tokens.
+        """
         if self.stages is not None:
             return self._pipelined_step(decodes, prompt_tokens, self.stages)
         kv = round(decodes * self.context)
         if not prompt_tokens:
             return self.step_time.decode_seconds(decodes, kv, round(self.context), 1)[0] if decodes else 0.0
         before = self._before(prompt_tokens)
-        return self.step_time.mixed_seconds(decodes, kv, round(self.context), before, prompt_tokens, last=before == 0)
+        return self._mixed(decodes, before, prompt_tokens, last=before == 0, chunks=chunks)
+
+    def _mixed(self, decodes: int, before: int, tokens: int, *, last: bool, chunks: float) -> float:
+        """Seconds of a replica's step with a chunk behind `before` tokens of its prompt."""
+        kv, longest = round(decodes * self.context), round(self.context)
+        if self.replicas == 1:
+            return self.step_time.mixed_seconds(decodes, kv, longest, before, tokens, last)
+        batch = Batch([Chunk(ANY_SEQUENCE, tokens, before, last)], [ANY_SEQUENCE] * decodes, kv, longest)
+        return self.step_time.rank_seconds(batch, round(self.replicas * decodes + chunks * tokens))
 
     def _before(self, prompt_tokens: int) -> int:
         """Tokens of a mean prompt that are there before a chunk in the middle of it."""
@@ -192,7 +212,8 @@ class EngineEstimate:
             return self._prefill(rate)
         seconds = self.step(1, 0)
         for _ in range(ITERATIONS):
-            decodes, tokens = rate * self.answer * seconds, rate * self.prompt * seconds
+            requests = rate * seconds / self.replicas
+            decodes, tokens = requests * self.answer, requests * self.prompt
             if decodes > self.max_decodes or decodes + tokens > self.max_tokens_in_step:
                 return None
             state = self._mixture(decodes, tokens)
@@ -206,8 +227,10 @@ class EngineEstimate:
         chunk = max(round(min(self.prompt, self.config.max_num_batched_tokens)), 1)
         full = self.config.max_num_batched_tokens
         seconds = min(self._pass(0, chunk)[1] / chunk, self._pass(0, full)[1] / full)
-        share = rate * self.prompt * seconds
-        return Steady(self.step(0, chunk), 0.0, 0.0, self.step(0, chunk), share) if share < 1 else None
+        share = rate / self.replicas * self.prompt * seconds
+        chunks = 1 + (self.replicas - 1) * share
+        duration = self.step(0, chunk, chunks)
+        return Steady(duration, 0.0, 0.0, duration, share, chunks) if share < 1 else None
 
     def _mixture(self, decodes: float, tokens: float) -> Steady:
         """Steps of this many decodes, of which some have a chunk: this many prompt tokens a step on average."""
@@ -216,8 +239,12 @@ class EngineEstimate:
         if not tokens:
             return Steady(decode_only, decodes, decode_only, decode_only, 0.0)
         chunk = max(round(min(max(self.prompt, tokens), self.max_tokens_in_step - decodes)), 1)
-        with_prompt, share = self.step(count, chunk), min(tokens / chunk, 1.0)
-        return Steady(decode_only + share * (with_prompt - decode_only), decodes, decode_only, with_prompt, share)
+        own = min(tokens / chunk, 1.0)
+        share = 1 - (1 - own) ** self.replicas  # a replica's chunk holds up all
+        chunks = max(self.replicas * own / share, 1.0)
+        with_prompt = self.step(count, chunk, chunks)
+        seconds = decode_only + share * (with_prompt - decode_only)
+        return Steady(seconds, decodes, decode_only, with_prompt, share, chunks)
 
     def token_seconds(self, rate: float, quantile: float | None) -> float:
         """The TPOT of a request, or a percentile over requests; infinite for a saturated engine.
@@ -244,14 +271,16 @@ class EngineEstimate:
         prompts = self.prompts
         prompt = float(prompts.mean() if quantile is None else np.quantile(prompts, quantile))
         decodes = round(steady.decodes)
-        mean = self.prompt_seconds(max(self.prompt, 1.0), decodes) - steady.decode_only
+        mean = self.prompt_seconds(max(self.prompt, 1.0), decodes, chunks=steady.chunks) - steady.decode_only
         busy = min(steady.share if not self.answer else steady.busy, 0.999)
         variation = (1 + float(np.var(prompts)) / max(self.prompt, 1.0) ** 2) / 2
         wait = busy / (1 - busy) * variation * max(mean, 0.0)
         factor = 1.0 if quantile is None else max(-math.log(1 - min(quantile, 0.9999)), 1.0)
-        return self.prompt_seconds(prompt, decodes) + steady.seconds / 2 + wait * factor
+        return self.prompt_seconds(prompt, decodes, chunks=steady.chunks) + steady.seconds / 2 + wait * factor
 
-    def prompt_seconds(self, prompt: float, decodes: int = 0, cached: float | None = None) -> float:
+    def prompt_seconds(
+        self, prompt: float, decodes: int = 0, cached: float | None = None, chunks: float = 1.0
+    ) -> float:
         """Seconds of so many prompt tokens that have an engine's steps to themselves, beside some decodes.
 
         They come after those of the prompt that are `cached`; None: as many as on average.
@@ -259,7 +288,7 @@ class EngineEstimate:
         Chunks in a pipeline follow each other, one for each stage at a time.
         """
         budget = max(self.config.max_num_batched_tokens - decodes, 1)
-        computed, seconds, kv = round(self.cached if cached is None else cached), 0.0, round(decodes * self.context)
+        computed, seconds = round(self.cached if cached is None else cached), 0.0
         prompt = computed + math.ceil(prompt)
         if self.stages is not None:
             free = [0.0] * (2 * len(self.stages.layers) - 1)
@@ -273,8 +302,7 @@ class EngineEstimate:
             return seconds
         while computed < prompt:
             tokens = min(budget, prompt - computed)
-            last = computed + tokens >= prompt
-            seconds += self.step_time.mixed_seconds(decodes, kv, round(self.context), computed, tokens, last)
+            seconds += self._mixed(decodes, computed, tokens, last=computed + tokens >= prompt, chunks=chunks)
             computed += tokens
         return seconds
 
@@ -295,7 +323,7 @@ def bound(goal: Goal, prefill: EngineEstimate, decode: EngineEstimate) -> float 
         return None
     if goal.metric in ("tpot", "itl"):
         shortest = int(decode.lengths.prompts.min()) + 1
-        return decode.step_time.decode_seconds(1, shortest, shortest, 1)[0]
+        return decode.step_time.rank_decode_seconds(1, shortest, shortest, 1, 1)[0]
     prefill = prefill.ceiling
     prompts = prefill.prompts
     shortest_prompt = float(prompts.min()) if goal.quantile is None else float(np.quantile(prompts, goal.quantile))

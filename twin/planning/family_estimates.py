@@ -139,7 +139,8 @@ def estimate_families(
             key = f"{role} {kind.name} {family.settings} {family.name if only else ''}"
             if key not in engines:
                 config, stages = pool.scheduler.config, pool.scheduler.stages
-                engines[key] = EngineEstimate(config, pool.step_time, lengths, role, stages)
+                replicas = pool.spec.engine.data_parallel_size
+                engines[key] = EngineEstimate(config, pool.step_time, lengths, role, stages, replicas=replicas)
             sides.append(engines[key])
         problem = _too_long(sides, lengths, question) or _unreachable(question.goals, sides[0], sides[-1])
         if problem is not None:

@@ -369,12 +369,11 @@ def _capital(text: str) -> str:
 def untried(question: Question) -> list[str]:
     """Lines on engines that the question leaves out although they matter for its models."""
     sections = [kind.step_time or question.document.get("step_time") or {} for kind in question.spec.engines]
-    rooflines = [
-        section for section in sections if section.get("source") == "roofline" and section.get("tensor_parallel", 1) > 1
-    ]
+    rooflines = [section for section in sections if section.get("source") == "roofline"]
     spread = {section["model"] for section in rooflines if section.get("data_parallel", 1) > 1}
+    split = dict.fromkeys(section["model"] for section in rooflines if section.get("tensor_parallel", 1) > 1)
     lines = []
-    for name in dict.fromkeys(section["model"] for section in rooflines if section["model"] not in spread):
+    for name in (name for name in split if name not in spread):
         model = any_model(name, question.path.parent)
         if isinstance(model.ffn, ExpertFFN):
             latent = isinstance(model.attention, LatentAttention)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scenarios.limits import SWEEP_POINTS
+from scenarios.fields import SWEEP_POINTS
 from scenarios.overrides import apply
 from scenarios.planning import EngineKindSpec, Layout, PlanSpec
 from scenarios.pools import fill_pools

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twin.recording.completion_stream import CompletionStream
 from twin.recording.run_writer import RunWriter
-from twin.recording.upstream import Upstream
+from twin.recording.upstream import CompletionStream, Upstream
 from workloads.trace import Trace
 
 FIRST_ID = 10

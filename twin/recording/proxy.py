@@ -11,9 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
-from twin.recording.completion_stream import CompletionStream
 from twin.recording.run_writer import RunWriter
-from twin.recording.upstream import Upstream
+from twin.recording.upstream import CompletionStream, Upstream
 
 COMPLETIONS = ("/v1/completions", "/v1/chat/completions")
 MAX_BODY = 64 << 20

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from twin.recording.completion_stream import CompletionStream
+from twin.recording.upstream import CompletionStream
 from workloads.errors import BadInput
 
 REQUESTS, META, SKIPPED = "requests.jsonl", "meta.json", "skipped.jsonl"

@@ -60,7 +60,6 @@ class Windows:
         return len(self.end)
 
     def where(self, mask: NDArray[Any]) -> Windows:
-        """The windows of a mask or slice."""
         return Windows(*(getattr(self, field.name)[mask] for field in fields(self)))
 
     @classmethod

@@ -12,7 +12,7 @@ from typing import Any
 
 from reports.records.run_directory import fingerprint, write_bytes
 from scenarios.afd import Topology, check_scenario, parse_ratios
-from scenarios.limits import BUNDLE_REQUESTS, RUNS, SLOTS
+from scenarios.fields import BUNDLE_REQUESTS, RUNS, SLOTS
 from scenarios.overrides import Settings, in_words, with_trace
 from twin.afd.plan import BundlePlan, make_plan
 from twin.afd.point import run_point

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
-from scenarios.limits import DRAWS, REPLICATIONS, RUNS
+from scenarios.fields import DRAWS, REPLICATIONS, RUNS
 from scenarios.overrides import Settings, in_words, with_trace
 from scenarios.serving import check_scenario
 from twin.serving.plan.plan import Draw, ServingPlan, StepTimes, make_plan

@@ -24,7 +24,6 @@ class Keyed(Protocol):
     @property
     def key(self) -> str:
         """Its name in a run folder."""
-        ...
 
 
 Plan = TypeVar("Plan")

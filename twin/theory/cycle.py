@@ -30,7 +30,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from latency_models.pass_latency import PassLatency
+from latency_models.stages import PassLatency
 from schedulers.bundle_slots import Advance
 from twin.theory.load import LoadLaw
 

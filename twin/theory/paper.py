@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from latency_models.pass_latency import PassLatency
+from latency_models.stages import PassLatency
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from latency_models.pass_latency import PassLatency
+from latency_models.stages import PassLatency
 from reports.bundle_metrics import BundleMetrics
 from scenarios.validation import BundleValidationScenario
 from twin.afd.role_bundle import TOKEN_BYTES, RoleBundleConfig

@@ -1,9 +1,10 @@
-"""Errors of predicted metrics and step times, repeat by repeat."""
+"""Errors of predicted metrics and step times, repeat by repeat, and how often intervals contain them."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +18,12 @@ from reports.metrics import spread
 from reports.statistics import student_quantile
 from schedulers.speculation import SpeculationStats
 from twin.serving.engine.speculation import describe_speculation
+from twin.serving.plan.plan import ServingPlan
 from twin.serving.records.requests import Columns
+from twin.serving.results.summary import summarise
 from twin.serving.results.timeseries import curve
-from twin.serving.results.uncertainty import flatten
+from twin.serving.results.uncertainty import CONFIDENCE, combine, flatten
+from twin.serving.run.simulation import Simulation
 from twin.validation.recordings import TimedBatch
 
 Floats = NDArray[np.float64]
@@ -43,7 +47,6 @@ OF_SESSIONS = ("time.mean", "time.p99", "waited.mean", "resent_cached")
 OF_SPECULATION = ("acceptance_rate", "mean_acceptance_length", "tokens_per_decode")
 """Metrics of speculative decoding, as in the simulation document."""
 
-CONFIDENCE = 0.95
 WORST = 10
 TIMELINE_POINTS = 200
 
@@ -263,3 +266,76 @@ def _in_system(arrivals: Floats, finished: Floats, times: Floats) -> list[int]:
     departed = np.searchsorted(np.sort(finished), times, side="right")
     counts: list[int] = (arrived - departed).tolist()
     return counts
+
+
+DRAWS = 10
+"""Draws of the step-time model, in the first repeat's requests."""
+
+
+def drawn_summaries(plan: ServingPlan) -> list[dict[str, Any]]:
+    """Summaries of the first repeat with drawn step times; none if their error is unknown."""
+    if not plan.can_draw:
+        return []
+    return [summarise(Simulation(plan, 0, draw).run(), plan.scenario.measure) for draw in range(DRAWS)]
+
+
+def summaries_of_drafts(plan: ServingPlan) -> list[dict[str, Any]]:
+    """Summaries of the first repeat with other luck of the drafts, which a forecast does not know; else none."""
+    if plan.scheduler.speculation is None:
+        return []
+    return [summarise(Simulation(plan, 0, drafts=1 + i).run(), plan.scenario.measure) for i in range(DRAWS)]
+
+
+def forecast_intervals(
+    measured: Sequence[Mapping[str, Any]],
+    predicted: Sequence[Mapping[str, Any]],
+    draws: Sequence[Mapping[str, Any]],
+    of_drafts: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, dict[str, Any]]:
+    """The interval of each metric, and the number of repeats whose measured value it contains.
+
+    `forecast_interval` is of one more run with other requests, with its relative `parts` by sampling, model and drafts.
+    `inside` counts by the interval of model and drafts alone around the forecast for a repeat's own requests.
+    """
+    _, intervals = combine([*map(dict, predicted)], [*map(dict, draws)])
+    tables = [(flatten(dict(live)), flatten(dict(twin))) for live, twin in zip(measured, predicted, strict=True)]
+    entries = {}
+    for name, interval in intervals.items():
+        model = interval["parts"]["model"]
+        if of_drafts:
+            interval["parts"]["drafts"] = luck = _deviation([flatten(dict(run)).get(name) for run in of_drafts])
+            model = None if model is None or luck is None else math.hypot(model, luck)
+        reach = None if model is None else model * student_quantile(CONFIDENCE, len(draws) - 1)
+        values = [(live.get(name), twin.get(name)) for live, twin in tables]
+        entries[name] = {
+            "forecast_interval": interval["prediction"],
+            "parts": interval["parts"],
+            "inside": None if reach is None else sum(_within(live, twin, reach) for live, twin in values),
+        }
+    return entries
+
+
+def coverage(loads: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, int] | None:
+    """Measured values of these metrics, over loads and repeats, and how many lie in their intervals."""
+    entries = [
+        (load["metrics"][name]["inside"], len(load["measured"]))
+        for load in loads
+        for name in names
+        if load["metrics"].get(name, {}).get("inside") is not None
+    ]
+    if not entries:
+        return None
+    return {"inside": sum(inside for inside, _ in entries), "values": sum(repeats for _, repeats in entries)}
+
+
+def _deviation(values: Sequence[float | None]) -> float | None:
+    """The relative deviation of values of one metric; None if one is missing, or all are 0."""
+    numbers = [value for value in values if value is not None]
+    mean = statistics.fmean(numbers) if numbers else 0.0
+    return statistics.stdev(numbers) / mean if len(numbers) == len(values) and mean else None
+
+
+def _within(live: float | None, twin: float | None, reach: float) -> bool:
+    if not live or not twin:
+        return live == twin
+    return abs(math.log(live / twin)) <= reach

@@ -135,7 +135,6 @@ class FixedStepModel:
         return {}
 
     def fitted_file(self, name: str, *, in_turns: bool = False) -> Path:
-        """The given file, for any name."""
         return self._file
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from latency_models.sources.engine_regression import Step, describe
 from reports.bundle_metrics import BundleTimes, Transfers
-from reports.records.columns import read_columns, write_columns
+from reports.records.run_directory import read_columns, write_columns
 from schedulers.batches import Batch, DecodeBatch, OneShotBatch
 from schedulers.speculation import SpeculationStats
 from twin.afd.role_bundle import FEATURES

@@ -29,13 +29,16 @@ from twin.validation.compare import (
     StepTimes,
     compare_load,
     compare_steps,
+    coverage,
     curves,
+    drawn_summaries,
+    forecast_intervals,
     refit_error,
+    summaries_of_drafts,
     summary,
     timeline,
 )  # fmt: skip
 from twin.validation.contention import ContentionMeter
-from twin.validation.coverage import coverage, drawn_summaries, forecast_intervals, summaries_of_drafts
 from twin.validation.fitting import FixedStepModel, ProfiledStepModel, measured_drafts
 from twin.validation.recordings import Recording
 from workloads.errors import BadInput

@@ -24,17 +24,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from latency_models.calibration.file_format import Calibration
+from latency_models.calibration import Calibration
 from latency_models.deployment.hardware import Hardware, Precision, load_hardware
 from latency_models.deployment.models import ExpertFFN, Model
 from latency_models.deployment.roofline import Deployment, Footprint, footprint
 from latency_models.io.builtin_files import NameOrFile, find_data
 from latency_models.io.config_io import checked, read_yaml
 from latency_models.origin import MeasuredDeployment, Origin
-from latency_models.pass_latency import PassLatency
 from latency_models.sources.afd_bundle.stages import CalibratedStages, DataSheetStages, Measured
 from latency_models.sources.registry import SourceSpec, register
 from latency_models.sources.roofline.placement import CACHE_BYTES, COMPUTED_IN, RESERVED, Cache, Weights
+from latency_models.stages import PassLatency
 from latency_models.step_time import StepTime
 from latency_models.unknowns import Unknown
 from schedulers.batches import Batch

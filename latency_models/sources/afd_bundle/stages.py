@@ -22,9 +22,9 @@ from typing import Protocol
 
 from latency_models.deployment.hardware import Hardware
 from latency_models.deployment.models import ExpertFFN, LatentAttention, Model
-from latency_models.pass_latency import PassLatency
 from latency_models.sources.roofline.efficiency import built_in_efficiency
 from latency_models.sources.roofline.placement import CACHE_BYTES, COMPUTED_IN, WEIGHT_BYTES, Cache, Weights
+from latency_models.stages import PassLatency
 
 FITTED_SEQUENCES = 25
 """The largest fitted microbatch of an attention instance. Beside more sequences, whose caches are shorter, reading
@@ -39,23 +39,18 @@ class Stages(Protocol):
 
     def attention(self, sequences: float) -> tuple[float, float, float]:
         """One microbatch on an attention instance: seconds beside its caches, for each token in them, and at least."""
-        ...
 
     def ffn(self, sequences: float) -> float:
         """One microbatch on an FFN instance, with so many sequences of all attention instances that it serves."""
-        ...
 
     def exchange(self, sequences: float) -> float:
         """The way to the FFN and back of an attention instance's sequences."""
-        ...
 
     def head(self, sequences: float) -> float:
         """The output head of one microbatch on an attention instance, once a step."""
-        ...
 
     def host(self, sequences: float) -> float:
         """The host's work between two steps of one microbatch on an attention instance."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

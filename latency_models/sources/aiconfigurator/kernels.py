@@ -136,7 +136,6 @@ class ModelKernels:
 
 
 def compose(tables: KernelTables, model: Model, placement: Placement) -> ModelKernels:
-    """The kernels of a model on one rank."""
     _check(model, placement)
     if HEAD_FORMAT not in tables.gemms:
         expected = f"expected GEMMs in {HEAD_FORMAT} too: the output head and routers run in it whatever the weights"

@@ -12,7 +12,7 @@ In the last, a family may lack a version. Its newest earlier version is used the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,6 +39,21 @@ FAMILIES = {
 }
 """The tables that are read, and the family of each."""
 
+UNREAD = {
+    "dsv4_": "no model file describes DeepSeek-V4's attention (CSA, HCA) and its fused experts",
+    "mhc_": "no model file describes DeepSeek-V4's hyper-connections",
+    "msa_": "no model file describes MiniMax-M3's sparse attention (MSA)",
+    "wideep_": "kernels of wide expert parallelism; ranks of composed engines exchange rows by all-reduces",
+    "moe_a2a": "all-to-alls of wide expert parallelism, as wideep_",
+    "trtllm_alltoall": "all-to-alls of wide expert parallelism, as wideep_",
+    "glm5_dsa_attn": "part of the layers that dsa_*_module time whole",
+    "mla_bmm": "part of the layers that mla_*_module time whole",
+    "computescale": "quantisation that engines fuse with the layer before",
+    "scale_matrix": "quantisation that engines fuse with the layer before",
+    "encoder_attention": "attention of vision encoders, which no workload has",
+}
+"""Tables that are not read, by the begin of their names, and why."""
+
 ENDINGS = (".parquet", ".txt", ".txt.gz")
 
 PACKAGES = ("aiconfigurator_core", "aiconfigurator")
@@ -63,7 +78,6 @@ class TableFiles:
 
 
 def flat_tables(folder: Path) -> TableFiles:
-    """The tables in one folder."""
     files = {name: path for name in FAMILIES if (path := _table(folder, name)) is not None}
     systems = sorted((folder.parent / "systems").glob("*.yaml"), key=lambda path: -len(path.stem))
     system = next((path for path in systems if folder.name.startswith(f"{path.stem}_")), None)
@@ -115,10 +129,22 @@ def packaged_tables(data: Path, system: str, backend: str, version: str | None =
         files[table] = path
         if table_version != newest:
             notes.append(f"{table}: of {backend} {table_version}, since {newest} has no such table")
+    notes += _not_read(path.name for path in (data / system).glob(f"*/{backend}/*/*_perf.*"))
     system_file = data.parent / f"{system}.yaml"
     return TableFiles(
         data, files, system, backend, newest, system_file if system_file.is_file() else None, tuple(notes)
     )
+
+
+def _not_read(names: Iterable[str]) -> Iterator[str]:
+    """A note for each reason why some of these files are not read."""
+    by_reason: dict[str, list[str]] = {}
+    for table in sorted({name.partition("_perf.")[0] for name in names} - FAMILIES.keys()):
+        reason = next((why for begin, why in UNREAD.items() if table.startswith(begin)), "")
+        if reason:
+            by_reason.setdefault(reason, []).append(table)
+    for reason, tables in by_reason.items():
+        yield f"not read: {', '.join(tables)} ({reason})"
 
 
 def _place(system: Path, family: str, backend: str, version: str, table: str) -> tuple[Path, str] | None:

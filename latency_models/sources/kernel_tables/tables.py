@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from latency_models.calibration.file_format import Pair, Provenance
+from latency_models.calibration import Pair, Provenance
 from latency_models.io.config_io import Strict, checked
 from latency_models.origin import Origin
 from latency_models.sources.kernel_tables.skew import SkewFit
@@ -173,7 +173,6 @@ class KernelTables(Strict):
 
     @property
     def origin(self) -> Origin:
-        """The origin of the kernels."""
         source = self.provenance
         engine = next((name for name in source.versions if name not in TOOLS), "")
         names = ("" if text == UNKNOWN else text for text in (source.device, source.model))

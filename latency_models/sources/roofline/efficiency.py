@@ -29,9 +29,12 @@ Kind: TypeAlias = Literal[
     "prompt_latent", "decode_latent", "prompt_index", "decode_index",
     "prompt_gdn", "decode_gdn", "prompt_kda", "decode_kda",
     "elementwise", "all_reduce", "all_reduce_pcie",
+    "all_to_all", "all_to_all_ll", "all_to_all_nodes", "all_to_all_nodes_ll",
 ]  # fmt: skip
 """Kinds of kernels, by the format of their weights or of the KV cache; all-reduces over a fabric or over PCIe. Those of
-an index score cached tokens and choose among them (DSA); those of linear attention have its name."""
+an index score cached tokens and choose among them (DSA); those of linear attention have its name. All-to-alls take rows
+to the devices of their experts and back, in a node or over nodes, and as DeepEP's for high throughput or low latency
+(`ll`)."""
 
 PCIE = 1e11
 """Bytes/s below which the network in a node is PCIe: 16 lanes of generation 5 have 64 GB/s in one direction."""
@@ -75,7 +78,6 @@ class KindOfKernel(Strict):
     devices: dict[str, Reached]
 
     def of(self, device: str) -> Reached:
-        """The fit for a device."""
         return self.devices.get(device, self.any)
 
 
@@ -121,7 +123,7 @@ def at_the_peaks(efficiency: Efficiency) -> Efficiency:
     free = Reached(launch=0.0, compute=1.0, memory=1e12, spread=0.0, error=0.0, kernels=1)
     kernels: dict[Kind, KindOfKernel] = {
         kind: KindOfKernel(
-            any=free if kind.startswith(("elementwise", "all_reduce")) else free.model_copy(update={"memory": 1.0}),
+            any=free if kind.startswith(("elementwise", "all_")) else free.model_copy(update={"memory": 1.0}),
             devices={},
         )
         for kind in efficiency.kernels

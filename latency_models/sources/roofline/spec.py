@@ -47,7 +47,6 @@ class RooflineSpec(SourceSpec):
     efficiency: FilePath | None = None
 
     def placement(self, model: Model) -> Placement:
-        """The model on its devices."""
         formats = model.formats(self.weights, self.experts)
         return Placement(
             tensor_parallel=self.tensor_parallel,

@@ -10,10 +10,14 @@ from latency_models.sources.roofline.efficiency import ONE_SHOT, Efficiency, Kin
 from latency_models.sources.roofline.placement import CACHE_BYTES, COMPUTED_IN, WEIGHT_BYTES, Cache, Placement
 from latency_models.sources.roofline.work import (
     ACTIVATION_BYTES,
+    DISPATCHED_BYTES,
+    EXCHANGES,
+    EXCHANGES_OVER_NODES,
     MORE_PRECISE,
     SMALL_KERNELS,
     WHOLE_STEP,
     ExpertRows,
+    Experts,
     Matrix,
     attended_pairs,
     attention_shape,
@@ -23,6 +27,7 @@ from latency_models.sources.roofline.work import (
     linear_kind,
     matrices,
     routed_experts,
+    sent_copies,
     state_shape,
 )
 from latency_models.stages import TENSORS_SENT
@@ -58,6 +63,8 @@ class StepKernels:
         self.scales = scales
         self.kinds: dict[str, Kind] = kinds_of_parts(model, hardware, placement)
         self._link = link
+        grouped = placement.data_parallel > 1 and placement.tensor_parallel <= hardware.devices_per_node
+        self._tensor_link: Literal["intra_node", "inter_node"] = "intra_node" if grouped else link
         self._load = load
         self._floor = floor
         self._whole_step: float = scales[WHOLE_STEP]
@@ -172,7 +179,7 @@ class StepKernels:
         # Behind attention, and behind a dense FFN; experts have their own.
         apart = self._experts is not None and placement.data_parallel > 1
         reductions = model.mixers + (0 if apart else model.layers_with_ffn)
-        messages = reductions * self._all_reduce(placement.tensor_parallel, rows * hidden)
+        messages = reductions * self._all_reduce(placement.tensor_parallel, rows * hidden, self._tensor_link)
         if placement.pipeline_parallel > 1:
             messages += (placement.pipeline_parallel - 1) * self._send(rows * hidden)
         scales = self.scales
@@ -201,8 +208,29 @@ class StepKernels:
         compute = experts.times * self._kernel(kind, 2.0 * rows * weights, size, COMPUTED_IN[experts.weights])
         messages = 0.0
         if self.placement.data_parallel > 1:
-            messages = experts.times * self._all_reduce(self.placement.stage_devices, gathered * experts.hidden)
+            messages = experts.times * self._exchange(experts, gathered)
         return self.scales["experts_kernels"] * compute + self.scales["all_reduce_kernels"] * messages
+
+    def _exchange(self, experts: Experts, gathered: int) -> float:
+        """Seconds in which rows reach the devices of their experts, and results return, by the fastest way.
+
+        Rows go to the devices, or over nodes to the nodes, of their experts. In a node, all may gather all rows, and
+        reduce and scatter results.
+        """
+        devices, network = self.placement.stage_devices, self.hardware.network
+        size = gathered / devices * experts.hidden * DISPATCHED_BYTES[COMPUTED_IN[experts.weights]]
+        within = self._link == "intra_node"
+        places = float(devices) if within else max(devices / self.hardware.devices_per_node, 2.0)
+        rate = network.intra_node if within else network.inter_node
+        kinds = [kind for kind in (EXCHANGES if within else EXCHANGES_OVER_NODES) if kind in self.efficiency.kernels]
+        seconds: list[float] = []
+        if within or not kinds:
+            seconds.append(self._all_reduce(devices, gathered * experts.hidden, self._link))
+        for kind in kinds:
+            reached = self._reached(kind)
+            copies = sent_copies(places, experts.chosen, each_expert=kind.endswith("_ll"))
+            seconds.append(reached.launch + copies * size / (rate * reached.memory))
+        return min(seconds)
 
     def sampled(self, outputs: int) -> float:
         """Seconds of the output head."""
@@ -212,12 +240,12 @@ class StepKernels:
             cached = self._by_outputs[outputs] = seconds
         return cached
 
-    def _all_reduce(self, devices: int, elements: float) -> float:
+    def _all_reduce(self, devices: int, elements: float, link: Literal["intra_node", "inter_node"]) -> float:
         if devices == 1:
             return 0.0
         efficiency = self._reached(self.kinds["all_reduce_kernels"])
         size = 2.0 * (devices - 1) / devices * elements * ACTIVATION_BYTES
-        rate = getattr(self.hardware.network, self._link) * efficiency.memory
+        rate = getattr(self.hardware.network, link) * efficiency.memory
         second = efficiency.two_shots if devices > 2 and devices * elements * ACTIVATION_BYTES >= ONE_SHOT else 0.0
         return float(efficiency.launch + (devices - 2) * efficiency.each_device + second + size / rate)
 

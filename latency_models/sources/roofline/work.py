@@ -101,6 +101,14 @@ def notes_on(model: Model, hardware: Hardware, placement: Placement, efficiency:
 ACTIVATION_BYTES = 2.0
 """Bytes of an activation element."""
 
+DISPATCHED_BYTES: dict[Precision, float] = {"bf16": 4.0, "fp8": 3.0, "int8": 3.0, "fp4": 3.0}
+"""Bytes of an element that goes to an expert and comes back, by what experts compute in: there in FP8 if they compute
+in no more, back in bf16."""
+
+EXCHANGES: tuple[Kind, ...] = ("all_to_all", "all_to_all_ll")
+EXCHANGES_OVER_NODES: tuple[Kind, ...] = ("all_to_all_nodes", "all_to_all_nodes_ll")
+"""All-to-alls of rows with their experts, for high throughput and for low latency."""
+
 SMALL_KERNELS = 4
 """Elementwise kernels of a layer: two norms, rotary positions, and the activation of the FFN."""
 
@@ -163,6 +171,16 @@ class Experts:
     def rows(self, tokens: float) -> float:
         """Rows of the fullest device: a row is a token at one of its experts."""
         return tokens * self.chosen * self.resident / self.total * self.use.fullest
+
+
+def sent_copies(places: float, chosen: float, *, each_expert: bool) -> float:
+    """Copies of a row that go to other places (devices, or nodes), among which the experts are spread evenly.
+
+    One goes to each place that has one of the `chosen` experts; with `each_expert`, one to each expert.
+    """
+    if each_expert:
+        return chosen * (1.0 - 1.0 / places)
+    return (places - 1.0) * float(1.0 - (1.0 - 1.0 / places) ** chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +250,6 @@ def _dense_ffn(times: int, hidden: int, inner: float, weights: Weights, matrices
 
 
 def head(model: Model, placement: Placement) -> Matrix:
-    """The output head."""
     return Matrix(1, model.vocabulary / placement.tensor_parallel, model.hidden_size, "bf16")
 
 

@@ -92,7 +92,6 @@ class StepRegression(Estimator, StepTime):
         self.huber = huber
 
     def fit(self, steps: StepLog) -> Self:
-        """Fit the line."""
         self._check_settings()
         executed_steps = steps.executed() if self.late else steps
         if len(executed_steps) < 8:

@@ -16,16 +16,20 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from live.adaptation.compensation.calibrating import CalibrationSettings, calibrate, calibration_text
-from live.adaptation.compensation.costs import (
+from live.adaptation.compensation.measures import Evaluation, by_quartile, recovered
+from live.adaptation.compensation.selection import (
+    DEFAULT_RULE,
     LLAMA_2_7B,
+    Placement,
+    Rule,
     Size,
     affordable_rank,
+    damage,
     deployment_costs,
+    select,
     share_of,
     total_bytes,
 )
-from live.adaptation.compensation.measures import Evaluation, by_quartile, recovered
-from live.adaptation.compensation.selection import DEFAULT_RULE, Placement, Rule, damage, select
 from live.adaptation.directories import copy_text_files, read_model
 from live.adaptation.forward import ForwardPass
 from live.adaptation.quantisers.checkpoint import write_compensators, write_quantised

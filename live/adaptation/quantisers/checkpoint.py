@@ -15,17 +15,10 @@ from live.adaptation.quantisers.grid import QuantisedMatrix
 from live.adaptation.quantisers.models import QuantisedModel
 from live.models.compensated import COMPENSATORS
 from live.models.config import ModelConfig
+from live.models.lora import JOINED
 from live.models.packed import pack
 from reports.records.run_directory import replacing
 from workloads.errors import BadInput
-
-PARTS = {
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "o": ("self_attn.o_proj",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
-}
-"""The modules of a checkpoint that a joined module stands for, in the order of its rows."""
 
 
 def write_quantised(directory: Path, config: ModelConfig, model: QuantisedModel) -> None:
@@ -35,7 +28,7 @@ def write_quantised(directory: Path, config: ModelConfig, model: QuantisedModel)
     tensors = stored_tensors(config, model.reference)
     for name, matrix in model.modules.items():
         _, layer, kind = name.split(".")
-        parts = [f"model.layers.{layer}.{part}" for part in PARTS[kind]]
+        parts = [f"model.layers.{layer}.{part}" for part in JOINED[kind]]
         sizes = [tensors.pop(f"{module}.weight").shape[0] for module in parts]
         for module, rows in zip(parts, torch.arange(len(matrix.codes)).split(sizes), strict=True):
             tensors |= {f"{module}.{part}": tensor for part, tensor in _packed(matrix, rows).items()}

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy
 
-from live.adaptation.decomposition import Modules
 from live.adaptation.directories import SCHEMA, saved_state, write_model, write_record
-from live.adaptation.forward import ForwardPass
+from live.adaptation.forward import ForwardPass, Modules
 from live.adaptation.recipes import Advance, quiet, train_whole
 from live.adaptation.sizes import BYTES, TextSize
 from live.adaptation.text.corpus import read_corpus

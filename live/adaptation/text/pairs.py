@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from live.adaptation.decomposition import Modules
+from live.adaptation.forward import Modules
 from live.adaptation.text.corpus import is_held_out
 from live.adaptation.text.tasks import Examples, measure_examples
 from live.models.config import ModelConfig

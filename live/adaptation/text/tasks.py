@@ -18,7 +18,7 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 
-from live.adaptation.decomposition import Modules
+from live.adaptation.forward import Modules
 from live.adaptation.text.corpus import Corpus
 from workloads.errors import BadInput
 
@@ -97,7 +97,6 @@ def measure_examples(modules: Modules, parts: Iterable[Examples]) -> dict[str, f
 
 
 def text_lesson(task: str, corpus: Corpus, tokenizer: Tokenizer, seed: int) -> TextLesson:
-    """The examples of a task in a corpus."""
     if task not in FORMS:
         raise BadInput(f"expected one of {', '.join(FORMS)}", field="task", value=task)
     find = {"brackets": _brackets, "docstring": _docstrings}[task]

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from live.loaded_model import Models
 from live.models.decoder import Decoder
 from live.models.weights import ffns_of, with_new_counters, without_ffns
-from live.topologies.bundle.attention_worker import AttentionWorker
 from live.topologies.bundle.coordinator import Coordinator
-from live.topologies.bundle.ffn_worker import FFNWorker
 from live.topologies.bundle.layout import COORDINATOR, BundleLayout
+from live.topologies.bundle.workers import AttentionWorker, FFNWorker
 from live.topologies.deployment import Deployment, MakeRole, OnProgress
 from live.topologies.local import Handover, LocalNetwork, LocalTopology, PackedMessages, Timekeeper
 from live.topologies.transport import Transport

@@ -60,7 +60,6 @@ class RoutedEngine:
 
     @property
     def index(self) -> int:
-        """The rank."""
         return self.rank
 
     @property
@@ -79,7 +78,6 @@ class RoutedEngine:
         self.load += tokens
 
     def remove(self, request_id: int) -> None:
-        """A request has left it."""
         self.load -= self.requests.pop(request_id, 0)
 
 

@@ -112,11 +112,7 @@ def test_kernel_equals_float64(
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(
     ("heads", "latent", "rope", "block_size", "splits", "dtype"),
-    [
-        (20, 64, 16, 16, 3, torch.float32),
-        (20, 64, 16, 16, 3, torch.bfloat16),
-        (16, 512, 64, 64, 1, torch.float16),
-    ],
+    [(20, 64, 16, 16, 3, torch.float32), (20, 64, 16, 16, 3, torch.bfloat16), (16, 512, 64, 64, 1, torch.float16)],
 )
 def test_latent_kernel_equals_float64(
     heads: int, latent: int, rope: int, block_size: int, splits: int, dtype: torch.dtype, device: str

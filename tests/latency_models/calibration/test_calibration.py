@@ -13,14 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latency_models.calibration.file_format import (
-    COMPONENTS,
-    SIZES,
-    Calibration,
-    Component,
-    Line,
-)
-from latency_models.calibration.fitting import to_line
+from latency_models.calibration import COMPONENTS, SIZES, Calibration, Component, Line, to_line
 from latency_models.calibration_loader import load_calibration
 from latency_models.fitting.linear import LinearLatency
 from latency_models.io.builtin_files import builtin_names
@@ -243,5 +236,4 @@ def test_a_fit_survives_the_file_with_its_intervals(
     checked(Calibration, content, None).save(tmp_path / "fitted.yaml")
     result: Line = getattr(load_calibration(tmp_path / "fitted.yaml"), component)
     assert result == content[component]
-    assert result.fit is not None
     assert (result.fit.degrees == result.fit.points - 1) == fitted.through_origin_ == (shift < 0)

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latency_models.calibration.file_format import COMPONENTS, Calibration
-from latency_models.calibration.fitting import fit_calibration, read_measurements
+from latency_models.calibration import COMPONENTS, Calibration, fit_calibration, read_measurements
 from workloads.errors import BadInput
 
 LINES = {"attention": (2e-8, 1e-4), "ffn": (5e-7, 2e-4), "communication": (1e-7, 3e-5)}
@@ -52,12 +51,6 @@ def test_cycles_and_whole_steps(tmp_path: Path) -> None:
         "cycles/request",
         "cycles/request",
     ]
-
-
-def test_a_table_saved_by_a_spreadsheet(tmp_path: Path) -> None:
-    path = tmp_path / "times.csv"
-    path.write_bytes(b"\xef\xbb\xbfcomponent,size,time\r\nffn,1,2.5\r\n")
-    assert read_measurements(path)["ffn"] == ([1.0], [2.5])
 
 
 def test_a_component_that_cannot_be_fitted_is_named(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from latency_models.calibration.file_format import Calibration
+from latency_models.calibration import Calibration
 from latency_models.deployment.hardware import Hardware, load_hardware
 from latency_models.deployment.models import Model, load_model
 from latency_models.deployment.roofline import Deployment, derive, read_deployment

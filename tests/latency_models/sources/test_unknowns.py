@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latency_models.fitting.broken_line import BrokenLine
+from latency_models.fitting.linear import BrokenLine
 from latency_models.interpolation import Curve, Surface
 from latency_models.io.config_io import checked
 from latency_models.sources.afd_bundle.spec import AfdBundleSpec

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from live.adaptation import sizes, training
-from live.adaptation.decomposition import Modules
 from live.adaptation.directories import read_model
+from live.adaptation.forward import Modules
 from live.adaptation.training import TrainingSettings
 from live.adaptation.weights import to_named
-from live.loaded_model import LoadedModel
+from live.loaded_model import LoadedModel, ModelSource
 from schedulers.engine_config import EngineConfig
 from tests.live.adaptation.typed import adapt, refused
 from twin.cli import run
@@ -65,7 +65,7 @@ def test_a_hard_operation_is_trained_longer(base: Path, capsys: pytest.CaptureFi
 
 
 def test_the_live_engine_serves_what_was_written(base: Path) -> None:
-    loaded = LoadedModel(base, random=False, dtype="float32", device="cpu", threads=1)
+    loaded = LoadedModel(ModelSource(base, random=False, dtype="float32", device="cpu", threads=1))
     assert loaded.vocabulary == read_model(base)[0].shape.vocabulary
     loaded.engine(EngineConfig(max_num_seqs=2, num_gpu_blocks=8, block_size=4))
 

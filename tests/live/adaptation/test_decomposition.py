@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from live.adaptation.decomposition import Modules
 from live.adaptation.directories import read_model, write_model
-from live.adaptation.forward import ForwardPass, KVCache
+from live.adaptation.forward import ForwardPass, KVCache, Modules
 from live.adaptation.tasks import draw
 from live.adaptation.weights import from_named, initial_weights, rounded, to_named
 from live.models.config import ModelConfig, read_config

@@ -10,13 +10,11 @@ import torch
 
 from kernels.shapes import Shape
 from live.adaptation import training
-from live.adaptation.decomposition import Modules
-from live.adaptation.forward import ForwardPass
+from live.adaptation.forward import ForwardPass, Modules
 from live.adaptation.recipes import Lesson, Trained, train_whole, tune_prefill
 from live.adaptation.tasks import VOCABULARY
 from live.adaptation.training import SavedState, TrainingSettings
-from live.adaptation.tuning import TunedWeights
-from live.adaptation.weights import initial_weights, to_named
+from live.adaptation.weights import TunedWeights, initial_weights, to_named
 from live.models.config import ModelConfig
 from live.models.weights import Weights
 from workloads.errors import BadInput

@@ -80,7 +80,6 @@ def test_a_known_machine_is_recovered(plan: Plan, tmp_path: Path) -> None:
     for name, operation in file.operations.items():
         assert operation.repeat_spread == 0
         assert operation.allowed == 0.05
-        assert operation.held_out is not None
         assert operation.held_out.median < 1e-6 or name == "gate_up_proj"
         assert operation.holds
     lines = {line.where: line for line in file.operations["decode_attention"].lines}
@@ -106,7 +105,6 @@ def test_what_does_not_hold_is_said(plan: Plan, tmp_path: Path) -> None:
     file = calibrated(plan, tmp_path / "c.yaml", Clock(uneven))
     o_proj = file.operations["o_proj"]
     assert not o_proj.holds
-    assert o_proj.held_out is not None
     assert o_proj.held_out.median == pytest.approx(0.5)
     assert file.operations["qkv_proj"].holds
 
@@ -205,7 +203,6 @@ def test_overhead_is_what_whole_steps_take_more(tmp_path: Path) -> None:
 
 def test_tables_of_compensated_layers(plan: Plan, tmp_path: Path) -> None:
     file = calibrated(plan, tmp_path / "c.yaml", Clock())
-    assert file.ec is not None
     assert file.ec.tokens == list(plan.grid.quantised)
     assert file.ec.w4["qkv"][4] == pytest.approx(BETA + 16 * ALPHA)
     assert file.ec.attention[4] == pytest.approx(5 * (BETA + 16 * ALPHA))  # a prompt, two norms, rope, activation
@@ -228,7 +225,6 @@ def test_attention_alone_is_judged(tmp_path: Path) -> None:
     file = calibrated(calibration.make_plan(TINY, "cpu", groups=("attention",)), tmp_path / "c.yaml", Clock())
     assert file.tables is None
     for operation in file.operations.values():
-        assert operation.held_out is not None
         assert operation.held_out.median < 1e-6
 
 
@@ -280,12 +276,9 @@ def test_a_minute_grid_end_to_end(
         (["--device", "cpu", "--dtype", "int8"], "--dtype: got 'int8'"),
     ],
 )
-def test_bad_arguments_are_told(
-    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_arguments_are_told(arguments: list[str], message: str, tmp_path: Path, refusal) -> None:
     command = ["calibrate", "run", "--model", str(TINY), "-o", str(tmp_path / "c.yaml")]
-    assert run([*command, *arguments]) == 2
-    assert message in capsys.readouterr().err
+    assert message in refusal(*command, *arguments)
 
 
 def test_all_reduces_are_a_link_file(tmp_path: Path) -> None:

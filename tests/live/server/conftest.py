@@ -24,9 +24,9 @@ from live.graphs.executor import GraphExecutor  # noqa: E402
 from live.models.config import read_config  # noqa: E402
 from live.models.decoder import Decoder  # noqa: E402
 from live.models.weights import random_weights  # noqa: E402
-from live.server.config import Limits, ServerConfig, ServiceClass  # noqa: E402
 from live.server.engine_backend import EngineBackend  # noqa: E402
 from live.server.launcher import GracefulShutdown, listen, serve  # noqa: E402
+from live.server.options import Limits, ServerConfig, ServiceClass  # noqa: E402
 from live.server.service import Service  # noqa: E402
 from live.text.chat import ChatTemplate  # noqa: E402
 from live.text.tokenizer import Tokenizer  # noqa: E402

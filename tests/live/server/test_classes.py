@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from live.models.decoder import Decoder
-from live.server.config import ServiceClass
 from live.server.engine_backend import EngineBackend
+from live.server.options import ServiceClass
 from schedulers.admission_control import AdmissionLimits, WaitingLimits
 from tests.live.server.conftest import Setting, config, running
 from tests.live.server.wire import Answer
@@ -57,7 +57,6 @@ class Held:
 
         def look() -> tuple[str, str]:
             sequence = self.setting.engine.core.queues[0].peek()
-            assert sequence is not None
             return sequence.request.tenant, sequence.request.service_class
 
         values: tuple[str, str] = self.setting.on_loop(look)

@@ -13,8 +13,8 @@ import pytest
 from live.engine import Progress
 from live.generation import make_generation
 from live.server import service as service_module
-from live.server.config import ServerConfig
-from live.server.event_stream import EventStream
+from live.server.connection import EventStream
+from live.server.options import ServerConfig
 from live.server.request_state import RequestState, Response
 from live.server.service import MIN_WRITES, Service
 
@@ -73,7 +73,7 @@ def test_a_client_that_does_not_read_gets_all_at_once_later() -> None:
 
 
 def test_an_error_belongs_to_its_stream() -> None:
-    """What delivers to all streams goes on."""
+    """Delivery to the other streams goes on."""
     response, wire, stream = opened()
     response.pending.append(b"wrong")
     stream.write()

@@ -14,8 +14,8 @@ from live.models.config import read_config
 from live.models.decoder import Decoder
 from live.models.weights import random_weights
 from live.server.app import LARGE
-from live.server.config import Limits
 from live.server.endpoints import MAX_TOKENS
+from live.server.options import Limits
 from live.server.protocol import MAX_CONTAINERS, has_too_many_containers
 from tests.live.server.conftest import Setting, config, running, write_model
 from tests.live.server.test_life import eventually

@@ -178,7 +178,6 @@ def started(folder: Path, port: int = 0, *flags: str) -> Iterator[Process]:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(root)},
     )  # fmt: skip
     try:
-        assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("http://127.0.0.1:"), process.stderr.read() if process.stderr else line
         yield Process(process, int(line.split(":")[2].split()[0]), line)

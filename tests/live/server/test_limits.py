@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from live.models.decoder import Decoder
-from live.server.config import Limits
+from live.server.options import Limits
 from tests.live.server.conftest import Setting, config, running
 
 

@@ -10,9 +10,9 @@ import hypothesis
 import pytest
 
 from live.models.decoder import Decoder
-from live.server.errors import INVALID
 from live.server.launcher import OPERATIONS
 from live.server.openapi import Operation
+from live.server.replies import INVALID
 from tests.live.server.conftest import config, running
 
 CHECKS = {"positive_data_acceptance": {"expected-statuses": ["2xx", "400", "404"]}}

@@ -17,8 +17,8 @@ from starlette.types import Message, Receive, Send
 from uvicorn.server import ServerState
 
 from live.models.decoder import Decoder
-from live.server.config import Limits
 from live.server.connection import MAX_HEAD, Connection, ConnectionConfig
+from live.server.options import Limits
 from tests.live.server.conftest import Setting, running
 from tests.live.server.test_life import eventually
 

@@ -64,7 +64,6 @@ def test_a_bundle_over_nccl_serves_what_one_process_serves(tmp_path: Path) -> No
             "--join-seconds", "60", *more,
         ]  # fmt: skip
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout is not None
             url = server.stdout.readline().split()[0]
             body = {"prompt": [1, 2, 3], "max_tokens": 40, "ignore_eos": True, "temperature": 0}
             request = Request(f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the live backend needs the extra [live]")
 
-from latency_models.message_link import MessageLink  # noqa: E402
+from latency_models.stages import MessageLink  # noqa: E402
 from live.engine import Progress  # noqa: E402
 from live.executor import AsyncModelRunnerOutput  # noqa: E402
 from live.generation import Generation, make_generation  # noqa: E402
@@ -309,8 +309,7 @@ WITH_CHUNKS = {
 }
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("case", WITH_CHUNKS)
+@pytest.mark.parametrize(("case", "packed"), [*((case, False) for case in WITH_CHUNKS), ("two to two", True)])
 def test_caches_that_leave_with_chunks_give_the_same_tokens(case: str, packed: bool) -> None:
     prefill, decode, first, second = WITH_CHUNKS[case]
     decoder = make_decoder("qwen3")
@@ -495,8 +494,7 @@ def test_isolated_pools_give_what_each_model_gives_alone() -> None:
     engines = [EnginePlace(role, config, name) for role in ("prefill", "decode") for name in MODELS]  # type: ignore[arg-type]
     ranks = range(len(MODELS))
     pools = LocalPools(
-        PoolsLayout(tuple(engines), {MODELS[i]: (1 + i,) for i in ranks}, {MODELS[i]: (4 + i,) for i in ranks}),
-        module,
+        PoolsLayout(tuple(engines), {MODELS[i]: (1 + i,) for i in ranks}, {MODELS[i]: (4 + i,) for i in ranks}), module
     )
     generations = of_models(30)
     serve(pools, generations)

@@ -19,7 +19,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the live backend needs the extra [live]")
 
-from live.loaded_model import LoadedModel
+from live.loaded_model import ModelSource
 from live.topologies.front import TopologyBackend
 from live.topologies.in_process import InProcessWorkers
 from live.topologies.membership import Address, Membership, listen_at
@@ -75,8 +75,6 @@ class Starter:
     ) -> Ranks:
         (folder / "config.json").write_text(json.dumps(TINY))
         port = port or free_port()
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         options = {"kind": kind, "folder": str(folder), "port": port, "missing": missing, "link": link}
         self._process.stdin.write(json.dumps(options) + "\n")
         self._process.stdin.flush()
@@ -91,14 +89,12 @@ def starter() -> Iterator[Starter]:
         command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip
-    assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
     yield Starter(process)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # its own session, and so all ranks of all tests
     process.wait()
     for pipe in (process.stdin, process.stdout):
-        assert pipe is not None
         pipe.close()
 
 
@@ -109,7 +105,7 @@ def free_port() -> int:
 
 def answers_of_one_engine(folder: Path) -> list[list[int]]:
     config = folder / "config.json"
-    decoder = LoadedModel(config, random=True, dtype="float32", device="cpu", threads=1).decoder
+    decoder = ModelSource(config, random=True, dtype="float32", device="cpu", threads=1).load()
     return colocated(decoder, requests(12, seed=1))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the live backend needs the extra [live]")
 
-from latency_models.message_link import MessageLink  # noqa: E402
+from latency_models.stages import MessageLink  # noqa: E402
 from live.topologies.bundle.deployment import LocalBundle  # noqa: E402
 from live.topologies.bundle.layout import BundleLayout  # noqa: E402
 from live.topologies.bundle.measure import BundleRun, MeasuredBundle, run_in_turns  # noqa: E402

@@ -15,7 +15,7 @@ from reports.pages.theme import OUTAGE, PREDICTED
 from tests.reports.pages.page_contents import Tables, columns, models, titles
 from tests.reports.rendering import drawings_of, page_of, svgs_of
 from tests.reports.serving.documents import measured, replicated, simulation, spread, sweep
-from twin.api.drawing import report
+from twin.api.run_folder import report
 
 SVG = "{http://www.w3.org/2000/svg}"
 MANIFEST = {"command": "twin simulate a<b.yaml", "commit": "0123abcd"}

@@ -7,8 +7,7 @@ from typing import Any
 
 from reports.blocks import Block, Report
 from reports.pages.html import page
-from reports.validation.bundle import bundle_figures
-from reports.validation.engine import latencies, over_time
+from reports.validation import bundle_figures, latencies, over_time
 from tests.reports.pages.page_contents import columns, models, titles
 
 

@@ -35,7 +35,6 @@ def cluster() -> Iterator[tuple[str, subprocess.Popen[str]]]:
     line, pipe = [sys.executable, str(Path(__file__).with_name("cluster.py"))], subprocess.PIPE
     with subprocess.Popen(line, stdin=pipe, stdout=pipe, text=True, env=environment()) as process:
         try:
-            assert process.stdout is not None
             yield process.stdout.readline().strip(), process
         finally:
             process.kill()
@@ -174,12 +173,9 @@ def test_a_scheduler_that_does_not_answer_is_refused(
     assert not Path("runs").exists()
 
 
-def test_a_missing_library_is_named_with_its_extra(
-    serving: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_library_is_named_with_its_extra(serving: Path, refusal, monkeypatch: pytest.MonkeyPatch) -> None:
     for executor, library in (("dask", "distributed"), ("ray", "ray")):
         monkeypatch.setitem(sys.modules, library, None)  # as if it were not installed
-        assert run(["sweep", str(serving), "--executor", executor]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        line = refusal("sweep", str(serving), "--executor", executor)
         assert line.startswith(f"twin: --executor: expected the extra [{executor}] to be installed: pip install ")
         assert not Path("runs").exists()

@@ -45,7 +45,7 @@ def document(**plan: Any) -> dict[str, Any]:
         "vary": {"max_num_batched_tokens": [256, 1024]},
         "engines": [kind("one", 1, 2.0, 1.0), kind("two", 2, 2.0, 1.8)],
         "replications": 4,
-        "window": 600,
+        "window": 300,
     }
     return {**deepcopy(SMALL), "plan": {**section, **plan}}  # tests change the parts of their documents
 
@@ -70,3 +70,13 @@ def planner(
 def plan(scenario: dict[str, Any], **options: Any) -> dict[str, Any]:
     """The document of a plan."""
     return planner(scenario, **options).run().document()
+
+
+def uncertain(**changes: Any) -> Planner:
+    """A planner of two kinds of engines, whose step times have a stated error."""
+    engines = [kind("one", 1, 2.0, 1.0), kind("two", 2, 2.0, 1.8)]
+    engines = [entry | {"step_time": entry["step_time"] | {"spread": 0.3}} for entry in engines]
+    section = {"goals": {"tpot_p50": "12ms"}, "layouts": ["colocated"], "vary": {}, "engines": engines, "window": 300}
+    scenario = document(**{**section, **changes})
+    arrivals = {"process": "poisson", "rate": 100}
+    return planner({**scenario, "workload": {**scenario["workload"], "arrivals": arrivals}})

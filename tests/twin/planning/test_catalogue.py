@@ -10,7 +10,6 @@ import yaml
 
 from reports.planning.report import ledger_lines
 from tests.twin.planning.scenarios import document
-from twin.cli import run
 from twin.planning.catalogue import CatalogueQuestion, of_every_engine, scenario_of
 from twin.planning.question import read_question
 from twin.planning.result import measured_like, untried
@@ -38,7 +37,6 @@ def weights_on_each(document: dict[str, Any], settings: dict[str, Any] | None = 
         except BadInput:
             continue
         measured = plan.step_time.measured_deployment()
-        assert measured is not None
         assert measured.weights is not None
         weight_bytes[family.kinds[0].name] = measured.weights
     return weight_bytes
@@ -54,7 +52,7 @@ def test_gpt_oss_fits_on_one_gpu_as_it_is_published(weights: str | None) -> None
 
 
 def test_deepseek_r1_fits_on_eight_h200() -> None:
-    assert weights_on_each(scenario("deepseek-ai/DeepSeek-R1", "h200")).keys() == {"tp8"}
+    assert weights_on_each(scenario("deepseek-ai/DeepSeek-R1", "h200")).keys() == {"tp8", "tp1-dp8"}
     assert not weights_on_each(scenario("deepseek-ai/DeepSeek-R1", "h200", weights=("bf16",)))
 
 
@@ -73,24 +71,21 @@ def test_a_setting_of_the_step_times_is_one_of_every_engine() -> None:
     assert "tp1" in weights_on_each(bf16, {"step_time.experts": "mxfp4"})
 
 
-def test_a_setting_that_no_engine_reads_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_setting_that_no_engine_reads_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(document()))
-    assert run(["plan", "plan.yaml", "--set", "step_time.overhead=1", "--jobs", "1"]) == 2
-    message = capsys.readouterr().err.strip()
-    assert "--set: got 'step_time.overhead', expected plan.engines.one.step_time.overhead" in message
+    assert "--set: got 'step_time.overhead', expected plan.engines.one.step_time.overhead" in refusal(
+        "plan", "plan.yaml", "--set", "step_time.overhead=1", "--jobs", "1"
+    )
 
 
 @pytest.mark.parametrize("flag", ["--weights", "--cache", "--tensor-parallel", "--layout", "--chunk", "--gpu"])
 def test_flags_of_a_question_without_a_file_are_refused_beside_one(
-    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(document()))
-    assert run(["plan", "plan.yaml", flag, "1", "--jobs", "1"]) == 2
-    assert f"{flag}: " in capsys.readouterr().err
+    assert f"{flag}: " in refusal("plan", "plan.yaml", flag, "1", "--jobs", "1")
 
 
 @pytest.mark.parametrize(
@@ -120,10 +115,11 @@ def test_the_error_of_measured_rows_like_the_engines_is_said() -> None:
 
 
 def test_engines_that_were_not_tried_are_said_where_they_matter() -> None:
-    def untried_engines(model: str, settings: dict[str, Any] | None = None) -> list[str]:
-        return untried(read_question(scenario(model, "h200"), settings or {}, Path("plan")))
+    def untried_engines(model: str, settings: dict[str, Any] | None = None, **question: Any) -> list[str]:
+        return untried(read_question(scenario(model, "h200", **question), settings or {}, Path("plan")))
 
-    (latent,) = untried_engines("deepseek-v3")
+    assert untried_engines("deepseek-v3") == []  # engines of eight replicas are among them
+    (latent,) = untried_engines("deepseek-v3", replicas=(1,))
     assert latent.startswith("Engines with data-parallel attention and spread experts were not tried: deepseek-v3")
     assert latent.endswith("each has a whole copy of its latent KV cache.")
     (sparse,) = untried_engines("qwen3-30b-a3b")

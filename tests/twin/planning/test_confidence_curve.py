@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from reports.planning.report import plan_report
-from tests.twin.planning.scenarios import document, kind, planner
-from twin.planning.planner import Planner
+from tests.twin.planning.scenarios import kind, uncertain
 from twin.planning.trial import Trial
-
-
-def uncertain(**plan: Any) -> Planner:
-    """Two kinds of engines, whose step times have a stated error."""
-    engines = [kind("one", 1, 2.0, 1.0), kind("two", 2, 2.0, 1.8)]
-    engines = [engine | {"step_time": engine["step_time"] | {"spread": 0.3}} for engine in engines]
-    section = {"goals": {"tpot_p50": "12ms"}, "layouts": ["colocated"], "vary": {}, "engines": engines, "window": 300}
-    scenario = document(**{**section, **plan})
-    arrivals = {"process": "poisson", "rate": 100}
-    return planner({**scenario, "workload": {**scenario["workload"], "arrivals": arrivals}})
 
 
 def test_each_level_is_the_cheapest_deployment_that_reaches_it() -> None:

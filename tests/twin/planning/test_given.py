@@ -82,7 +82,7 @@ def test_a_goal_that_no_rate_reaches(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_command_prints_the_document_and_takes_goals(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refusal
 ) -> None:
     monkeypatch.chdir(tmp_path)
     scenario = server({}, window=200, replications=4)
@@ -92,10 +92,8 @@ def test_the_command_prints_the_document_and_takes_goals(
     answer = json.loads(capsys.readouterr().out)
     assert answer["schema"] == "twin.max-load/1"
     assert answer["interval"][0] <= answer["rate"]
-    assert run(["plan", "one.yaml", "--max-load", "--slo", "ttft_mean=400ms", "--gpu", "h200"]) == 2
-    assert "--gpu" in capsys.readouterr().err
-    assert run(["plan", "one.yaml", "--max-load", "--jobs", "1"]) == 2
-    assert "goals" in capsys.readouterr().err
+    assert "--gpu" in refusal("plan", "one.yaml", "--max-load", "--slo", "ttft_mean=400ms", "--gpu", "h200")
+    assert "goals" in refusal("plan", "one.yaml", "--max-load", "--jobs", "1")
 
 
 @pytest.mark.parametrize("system", [{"layout": "colocated", "replicas": 2}, APART], ids=["together", "apart"])
@@ -162,7 +160,6 @@ def test_hit_rates_of_the_prefix_cache_are_among_the_changes() -> None:
     scenario |= {"workload": workload | {"prefixes": prefixes}, "engine": {"num_gpu_blocks": 8000, "max_num_seqs": 64}}
     search = planner(scenario | {"workload": scenario["workload"] | {"arrivals": {"process": "poisson", "rate": 8}}})
     best = search.run().best
-    assert best is not None
     rows = {row["change"]: row for row in changes(search.evaluator, search.question, best.candidate)}
     base = best.value(0)
     more, less, none = (

@@ -353,8 +353,5 @@ def test_paths_of_every_kind_move_and_names_stay(tmp_path: Path) -> None:
     }  # fmt: skip
     assert result["engine"]["lora_config"]["cost"] == "../question/cost.yaml"
     assert result["engine"]["speculative_config"]["acceptance_profile"] == "../question/a.csv"
-    assert (result["system"], result["plugins"]) == (
-        section["system"],
-        ["../question/mine.py", "package.module"],
-    )
+    assert (result["system"], result["plugins"]) == (section["system"], ["../question/mine.py", "package.module"])
     assert re.search(r'"hardware": "/.*/question/mine.yaml"', json.dumps(moved(section, base)))

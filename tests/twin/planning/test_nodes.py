@@ -58,7 +58,7 @@ def test_a_gpu_of_the_catalogue_knows_its_node_and_engines_fit_it() -> None:
 
 
 def test_nodes_are_in_the_answer_and_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refusal
 ) -> None:
     monkeypatch.chdir(tmp_path)
     unsized = document(layouts=["colocated"], vary={})
@@ -74,5 +74,4 @@ def test_nodes_are_in_the_answer_and_its_files(
     assert f" {best['nodes'][0]['count']} of 3 " in capsys.readouterr().out
     header = Path("files/scenario.yaml").read_text()
     assert f"# GPUs: {best['devices']} on {Nodes(**best['nodes'][0])}." in header
-    assert run(["plan", "plan.yaml", "--node-size", "0"]) == 2
-    assert "--node-size: got 0, expected a whole number from 1 up" in capsys.readouterr().err
+    assert "--node-size: got 0, expected a whole number from 1 up" in refusal("plan", "plan.yaml", "--node-size", "0")

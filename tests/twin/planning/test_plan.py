@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 import twin
-from scenarios.live_engines import engine_pools, single_engine
 from scenarios.reading import read_scenario
+from scenarios.validation import engine_pools, single_engine
 from tests.twin.planning.scenarios import document, kind, plan, planner, simulations
 from twin.cli import run
 from twin.planning.planner import Planner
@@ -21,7 +21,8 @@ RATE = 250.0
 
 
 def busy(**section: Any) -> dict[str, Any]:
-    scenario = document(**section)
+    """The question at a higher rate, with goals that fewer requests confirm than a 99th percentile."""
+    scenario = document(**{"goals": {"ttft_p90": "300ms", "tpot_p90": "40ms"}, **section})
     arrivals = {"process": "poisson", "rate": RATE}
     return {**scenario, "workload": {**scenario["workload"], "arrivals": arrivals}}
 
@@ -85,9 +86,9 @@ def test_the_written_scenario_gives_the_same_figures(tmp_path: Path, monkeypatch
     again = twin.simulate("out/scenario.yaml", replications=best["windows"], jobs=1).document
     for metric in ("ttft", "tpot", "itl", "e2e", "output_throughput", "steps"):
         assert again["summary"][metric] == best["summary"][metric]
-    assert again["intervals"]["ttft.p99"] == best["intervals"]["ttft.p99"]
+    assert again["intervals"]["ttft.p90"] == best["intervals"]["ttft.p90"]
     by_goal = {goal["name"]: goal["value"] for goal in best["goals"]}
-    assert by_goal["ttft_p99"] == pytest.approx(again["summary"]["ttft"]["p99"], rel=1e-12)
+    assert by_goal["ttft_p90"] == pytest.approx(again["summary"]["ttft"]["p90"], rel=1e-12)
     launch = (tmp_path / "out" / "launch.sh").read_text()
     assert launch.count("vllm serve") == len(best["sizes"])
     assert "--max-num-seqs 64" in launch
@@ -151,8 +152,6 @@ def test_goals_of_one_kind_of_request() -> None:
 def test_headroom_and_changes() -> None:
     search = planner(busy(layouts=["colocated"], replications=8), brief=False)
     result = search.run()
-    assert result.headroom is not None
-    assert result.best is not None
     assert result.headroom.rate >= RATE * 0.98
     changes = {row["change"]: row for row in result.changes}
     assert changes["rate -20 %"]["meets"]
@@ -193,12 +192,11 @@ def test_the_most_throughput_on_given_devices() -> None:
 )
 def test_bad_input_is_one_line(
     change: dict[str, Any], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refusal,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(busy(**change)))
-    assert run(["plan", "plan.yaml", "--no-figures", "--jobs", "1"]) == 2
-    line = capsys.readouterr().err.strip().splitlines()[-1]
+    line = refusal("plan", "plan.yaml", "--no-figures", "--jobs", "1")
     assert expected in line
     assert "plan.yaml" in line
 
@@ -219,7 +217,6 @@ def test_a_rate_that_changes_is_planned_for_at_its_peaks() -> None:
     swinging["workload"]["arrivals"] |= {"profile": profile}
     search = planner(swinging)
     best = search.run().best
-    assert best is not None
     assert (best.candidate.cost or 0.0) > constant["cost_per_hour"]
     written = search.evaluator(search.question).scenario(best.candidate, 200)["workload"]
     assert written["arrivals"]["profile"]["start"] == "random"

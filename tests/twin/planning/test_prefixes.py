@@ -44,7 +44,6 @@ def test_one_engine_is_enough_if_its_prefix_cache_is_warm() -> None:
     """A long simulation says so, of which only the first part has cold caches."""
     search = planner(shared())
     best = search.run().best
-    assert best is not None
     assert best.candidate.gpus == 1
     document = search.evaluator(search.question).scenario(best.candidate, 8 * 600)
     run = Simulation(search.question.plan({**document, "measure": {}}), 0).run()
@@ -69,7 +68,6 @@ def test_pools_are_large_enough_should_nothing_hit() -> None:
     search = planner(shared(blocks=700, goals={"ttft_p50": "10s"}))
     best = search.run().best
     assert search.families[0].prefill.supplied < 0.2
-    assert best is not None
     assert best.candidate.gpus >= 3
 
 
@@ -90,7 +88,6 @@ def test_expected_hits_are_those_of_a_least_recently_used_cache() -> None:
     ids = list(prefixes.stream(rng)(np.full(3000, 129)))
     requests = [Request(i, float(i), 129, 4, prefix_blocks=blocks) for i, blocks in enumerate(ids)]
     hits = prefix_hits(requests, 16, prefixes)
-    assert hits is not None
     assert hits.cacheable.tolist() == [64] * 3000  # four of the eight full blocks
     stream = BlockStream()
     for blocks in ids:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from reports.planning.report import percent
-from tests.twin.planning.scenarios import document, kind, plan, planner, question
+from tests.twin.planning.scenarios import document, kind, plan, question, uncertain
 from twin.planning.confirming import OTHER_SEED
 from twin.planning.evaluation import DRAWS, SEARCH_DRAWS
 from twin.planning.max_load import changes
@@ -17,16 +17,6 @@ from twin.planning.planner import Planner
 from twin.planning.result import Plan
 from twin.planning.search import Search
 from twin.planning.space import Candidate, candidate, families
-
-
-def uncertain(**changes: Any) -> Planner:
-    """Two engines with linear step times of an error that is stated."""
-    engines = [kind("one", 1, 2.0, 1.0), kind("two", 2, 2.0, 1.8)]
-    engines = [entry | {"step_time": entry["step_time"] | {"spread": 0.3}} for entry in engines]
-    section = {"goals": {"tpot_p50": "12ms"}, "layouts": ["colocated"], "vary": {}, "engines": engines, "window": 300}
-    scenario = document(**{**section, **changes})
-    arrivals = {"process": "poisson", "rate": 100}
-    return planner({**scenario, "workload": {**scenario["workload"], "arrivals": arrivals}})
 
 
 @cache
@@ -107,7 +97,6 @@ def test_model_error_is_separate_from_chance_and_all_rows_have_the_same_windows_
     assert "100 hours like this one if its step times are as estimated" in answer["answer"]
     assert "for 100 requests/s, Poisson arrivals" in answer["answer"]
     # Harder questions are asked about the same windows and draws.
-    assert search.best is not None
     harder = {row["change"]: row for row in changes(search.confirming, search.question, search.best.candidate)}
     for name in ("rate +20 %", "lengths +20 %", "one engine lost"):
         assert (harder[name]["sure"] or 0.0) <= best["sure"]

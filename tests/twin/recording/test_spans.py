@@ -65,15 +65,12 @@ def test_a_file_of_spans_is_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_other_files_are_refused_in_one_line(
-    text: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    text: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("spans.json").write_text(text)
-    assert run(["observe", "--spans", "spans.json", "-o", "observed"]) == 2
-    (message,) = capsys.readouterr().err.strip().splitlines()
-    assert expected in message
+    assert expected in refusal("observe", "--spans", "spans.json", "-o", "observed")
 
 
-def test_a_server_or_spans(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert run(["observe", "-o", str(tmp_path / "x")]) == 2
-    assert "either this, or --spans" in capsys.readouterr().err
+def test_a_server_or_spans(refusal, tmp_path: Path) -> None:
+    assert "either this, or --spans" in refusal("observe", "-o", str(tmp_path / "x"))

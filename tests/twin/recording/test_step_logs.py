@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from latency_models.sources.engine_regression import read_engine_regression
-from live.vllm.scheduled import ScheduledChunk, ScheduledStep
-from live.vllm.step_log import LoggedEngine, StepLogWriter
+from live.vllm.step_log import LoggedEngine, ScheduledChunk, ScheduledStep, StepLogWriter
 from schedulers.batches import DecodeBatch
 from schedulers.sequence import Sequence
 from twin.cli import run
@@ -53,15 +52,13 @@ def test_what_a_log_lacks_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
     ("text", "error"),
     [("a,b\n1,2\n", "log.csv: batch.decode_kv_tokens: expected a log of live.vllm.schedulers"), ("", "log.csv")],
 )
-def test_another_file_is_refused(text: str, error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_file_is_refused(text: str, error: str, tmp_path: Path, refusal) -> None:
     (tmp_path / "log.csv").write_text(text)
-    assert run(["observe", "--vllm-log", str(tmp_path / "log.csv"), "-o", str(tmp_path / "run")]) == 2
-    assert error in capsys.readouterr().err
+    assert error in refusal("observe", "--vllm-log", str(tmp_path / "log.csv"), "-o", str(tmp_path / "run"))
 
 
-def test_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_not_overwritten(tmp_path: Path, refusal) -> None:
     write_log(tmp_path / "log.csv")
     command = ["observe", "--vllm-log", str(tmp_path / "log.csv"), "-o", str(tmp_path / "run")]
     assert run(command) == 0
-    assert run(command) == 2
-    assert "expected a folder without steps.csv" in capsys.readouterr().err
+    assert "expected a folder without steps.csv" in refusal(*command)

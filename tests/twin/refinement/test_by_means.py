@@ -135,10 +135,7 @@ def test_all_factors_hang_together_and_two_pages_hold_nothing_out(
         (["--factors", "all_reduce_kernels"], "expected some of"),
         (["--factors", "prompt_attention_kernels"], "expected a run that shows some of the factors"),
         (["--first", "10"], "--first: got 10, expected none: a metrics page has no first requests"),
-        (
-            ["--set", "workload.prefill.mean=300"],
-            "workload.prefill: got '3",
-        ),
+        (["--set", "workload.prefill.mean=300"], "workload.prefill: got '3"),
         (["--set", "workload.decode.mean=90"], "output tokens on average"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What an autoscaled run reports: the document, the table, the figure and the page agree with the requests."""
+"""Reports of an autoscaled run: the document, the table, the figure and the page agree with the requests."""
 
 from __future__ import annotations
 

@@ -182,11 +182,9 @@ def test_tiny_pools_and_outages_lose_nothing(document: dict[str, Any]) -> None:
     for engine in result.engines:
         for core in engine.cores:
             core.check_integrity()
-            assert core.kv_tiers is not None
             assert not core.kv_tiers.loads
             assert not core.kv_tiers.orphans
             assert not any(block.pins for row in core.kv_tiers.tiers for block in row.blocks.values())
-    assert result.prefix_reuse is not None
     summary = result.prefix_reuse.summary()
     if not document["failures"]:  # what is computed again after an outage is looked up twice
         assert summary["hit_rate"] <= summary["infinite"] + 1e-12

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latency_models.deployment.lora import TARGET_MODULES, adapter_bytes
 from latency_models.deployment.models import load_model
-from latency_models.wrapped import LoRACost
-from scenarios.pools import balanced_groups, replicas_by_share
+from latency_models.deployment.quantization import TARGET_MODULES, adapter_bytes
 from tests.twin.serving.scenarios import records, run, run_both_ways, scenario
 from twin.serving.plan.plan import ServingPlan
 from twin.sweeps.serving_sweep import prepare
@@ -81,11 +79,6 @@ def test_requests_for_the_base_model_cost_nothing_more() -> None:
     assert records(run(plain)) == records(run(with_lora))
 
 
-def test_cost_of_a_step() -> None:
-    cost = LoRACost(step=1.0, adapter=10.0, row=100.0)
-    assert [cost.seconds(0, 0), cost.seconds(2, 5)] == [0.0, 521.0]
-
-
 def test_bytes_of_an_adapter_are_those_of_its_layers() -> None:
     model = load_model("llama-3.1-8b", Path())
     widths = 2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336)
@@ -117,11 +110,9 @@ def test_resident_models_are_as_many_as_leave_room_for_the_cache() -> None:
     document = scenario(workload={"models": {"count": 8}}, system=ALL)
     document["engine"] = {"kv_memory": MEMORY, "weight_swapping": {"load": {"bandwidth": 1e10}}}
     config = plan_of(document).scheduler.config
-    assert config.model_slots is not None
     assert config.model_slots.slots == 3  # 77.3 GB, of which three quarters are 58, and 16 GB each
     document["engine"]["weight_swapping"]["models"] = 2
     config = plan_of(document).scheduler.config
-    assert config.model_slots is not None
     assert config.model_slots.slots == 2
 
 
@@ -167,16 +158,6 @@ def test_devices_divided_are_counted_whole() -> None:
     document["engine"] = {"kv_memory": MEMORY}
     document["system"] = {**FLEET, "strategy": "isolated", "device": {"type": "h100", "price_per_hour": 2.0}}
     assert describe_devices(plan_of(document).pools) == {"total": 4, "by_type": {"h100": 4}, "cost_per_hour": 8.0}
-
-
-def test_replicas_even_out_the_share_of_an_engine() -> None:
-    assert replicas_by_share({"a": 4.0, "b": 2.0, "c": 1.0}, 7) == {"a": 4, "b": 2, "c": 1}
-    assert replicas_by_share({"a": 9.0, "b": 0.0}, 4) == {"a": 3, "b": 1}
-
-
-def test_groups_have_similar_shares_and_no_more_models_than_room() -> None:
-    assert balanced_groups({"a": 9.0, "b": 3.0, "c": 2.0, "d": 1.0}, 2, 2) == [["a", "d"], ["b", "c"]]
-    assert balanced_groups({"a": 4.0, "b": 3.0, "c": 2.0, "d": 1.0}, 2, 4) == [["a", "d"], ["b", "c"]]
 
 
 @pytest.mark.parametrize(

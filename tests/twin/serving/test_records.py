@@ -63,7 +63,7 @@ def test_a_run_with_a_sink_keeps_its_summary() -> None:
 def test_latencies_between_tokens_in_parts_are_those_of_the_whole(
     measure: dict[str, float], asynchronous: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also with gaps over preemptions, and with more than one engine."""
+    """Gaps over preemptions and several engines change nothing."""
     document = scenario(
         measure=measure, system={"layout": "colocated", "replicas": 2},
         engine={"num_gpu_blocks": 20, "async_scheduling": asynchronous},
@@ -81,7 +81,7 @@ def test_latencies_between_tokens_in_parts_are_those_of_the_whole(
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_latencies_between_tokens_add_up_to_the_time_of_decoding(asynchronous: bool, seed: int) -> None:
-    """Also where a prompt that is computed again is preempted before its step has ended."""
+    """A prompt that is computed again may be preempted before its step has ended."""
     document = scenario(
         seed=seed, engine={"num_gpu_blocks": 12, "async_scheduling": asynchronous},
         workload={

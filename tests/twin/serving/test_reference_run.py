@@ -50,8 +50,7 @@ def test_time_series(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "number"),
-    [("[1, 2]", 4), ('{"queued_ts": 1, "first_token_ts": 2, "last_token_ts": 3}', 4), ("{", 4)],
+    ("line", "number"), [("[1, 2]", 4), ('{"queued_ts": 1, "first_token_ts": 2, "last_token_ts": 3}', 4), ("{", 4)]
 )
 def test_a_line_that_is_no_request_is_named(tmp_path: Path, line: str, number: int) -> None:
     file = write(tmp_path, ROWS)

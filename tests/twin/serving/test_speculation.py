@@ -103,13 +103,7 @@ def test_shares_by_position_and_by_model_are_those_that_are_counted() -> None:
 
 
 @settings(max_examples=settings().max_examples // 2)
-@given(
-    st.booleans(),
-    st.floats(0.0, 1.0),
-    st.integers(1, 5),
-    st.integers(0, 2**16),
-    st.booleans(),
-)
+@given(st.booleans(), st.floats(0.0, 1.0), st.integers(1, 5), st.integers(0, 2**16), st.booleans())
 def test_with_failures_transfers_and_little_memory_every_request_ends(
     apart: bool, acceptance: float, tokens: int, seed: int, fails: bool
 ) -> None:

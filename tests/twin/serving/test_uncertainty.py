@@ -1,14 +1,11 @@
-"""Intervals from several runs, and percentiles from weighted values."""
+"""Intervals from several runs."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy import stats
 
-from reports.metrics import spread, weighted_spread, weighted_spread_of_parts
 from twin.serving.results.uncertainty import combine, sensitivities, with_width
 
 
@@ -103,29 +100,3 @@ def test_the_effect_of_each_unknown_alone() -> None:
     result = sensitivities({"x": {"mean": 10.0}, "n": 5}, varied)
     assert result["overhead"] == {"x.mean": pytest.approx(0.1), "n": 0.0}
     assert result["fit"] == {"x.mean": pytest.approx(0.05), "n": pytest.approx(0.2)}
-
-
-@given(st.lists(st.tuples(st.floats(0, 1e3), st.integers(0, 5)), min_size=1, max_size=40))
-def test_weights_are_repetitions(pairs: list[tuple[float, int]]) -> None:
-    values, weights = np.array([v for v, _ in pairs]), np.array([w for _, w in pairs])
-    plain = spread(np.repeat(values, weights))
-    result = weighted_spread(values, weights)
-    assert (plain is None) == (result is None)
-    if plain is not None:
-        assert result == pytest.approx(plain)
-
-
-@given(
-    st.lists(
-        st.tuples(st.one_of(st.floats(0, 1e3), st.sampled_from([0.0, 0.25, 1e-300])), st.integers(0, 5)), max_size=40
-    ),
-    st.integers(0, 40),
-)
-def test_values_in_parts_have_exactly_the_percentiles_of_the_whole(pairs: list[tuple[float, int]], split: int) -> None:
-    values, weights = np.array([v for v, _ in pairs]), np.array([w for _, w in pairs], dtype=np.int64)
-    total = weighted_spread(values, weights)
-    result = weighted_spread_of_parts(lambda: [(values[:split], weights[:split]), (values[split:], weights[split:])])
-    assert (total is None) == (result is None)
-    if total is not None and result is not None:
-        assert result.pop("mean") == pytest.approx(total.pop("mean"))
-        assert result == total

@@ -11,7 +11,7 @@ import pytest
 
 from reports.blocks import Report
 from reports.pages.html import page
-from reports.validation.verdict import contention_line, verdict_blocks, verdict_line
+from reports.validation import contention_line, verdict_blocks, verdict_line
 from twin.validation.contention import SCHEDSTAT, ContentionMeter, contention, verdict
 
 QUIET = {
@@ -31,7 +31,6 @@ QUIET = {
 )
 def test_missed_goals_are_undecided_on_a_contended_machine(change: dict[str, float], reason: str | None) -> None:
     result = contention([{"contention": QUIET}, {}, {"contention": QUIET | change}])
-    assert result is not None
     assert (result["parts"], result["contended"]) == (2, reason is not None)
     assert verdict([], result) == "met"
     assert verdict(["a goal"], result) == ("missed" if reason is None else "undecided")
@@ -76,6 +75,5 @@ def test_a_rival_on_the_same_processor_is_noticed() -> None:
     finally:
         os.sched_setaffinity(0, processors)
     result = contention([{"contention": meter.document}])
-    assert result is not None
     assert result["contended"]
     assert result["waited_share"] > 0.3

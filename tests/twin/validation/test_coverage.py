@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from twin.validation.coverage import coverage, forecast_intervals
+from twin.validation.compare import coverage, forecast_intervals
 
 
 def summaries(values: list[float]) -> list[dict[str, object]]:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from simpy.events import Event
 
-from latency_models.fitting.broken_line import BrokenLine
+from latency_models.fitting.linear import BrokenLine
 from latency_models.sources.engine_regression import EngineRegression, Step
 from reports.records.run_directory import RunDirectory, open_run
 from scenarios.engine import SchedulerPlan

@@ -143,7 +143,6 @@ class EngineState:
 
     @property
     def records(self) -> list[RequestRecord]:
-        """Its unfinished requests."""
         records: list[RequestRecord] = [sequence.payload for sequence in self.core.sequences.values()]  # type: ignore[misc]
         return records + [record for record, *_ in self._inbox.requests]
 

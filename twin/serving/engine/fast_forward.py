@@ -83,11 +83,7 @@ class FastForward:
     """
 
     def __init__(
-        self,
-        log: EngineLog,
-        running: deque[RunningStep],
-        answer_ends: AnswerEnds,
-        step_time: StepTime,
+        self, log: EngineLog, running: deque[RunningStep], answer_ends: AnswerEnds, step_time: StepTime
     ) -> None:
         self._log = log
         self._running = running

@@ -48,13 +48,11 @@ class InstalledScheduler:
         self._aborted = import_module("vllm.v1.request").RequestStatus.FINISHED_ABORTED
 
     def add(self, request: Request, max_tokens: int) -> None:
-        """See `HostedScheduler.add`."""
         self._num_added += 1
         self.scheduler.add_request(self._request(request, max_tokens))
         self._prefixes[str(request.id)] = request.prefix_blocks
 
     def schedule(self) -> tuple[list[int], list[ScheduledRequest]]:
-        """See `HostedScheduler.schedule`."""
         output, requests = self.scheduler.schedule(), self.scheduler.requests
         tokens = output.num_scheduled_tokens
         if tokens:
@@ -64,7 +62,6 @@ class InstalledScheduler:
         return sorted(int(id) for id in output.preempted_req_ids or ()), scheduled
 
     def end_step(self, stopped: set[int]) -> None:
-        """See `HostedScheduler.end_step`."""
         sampled, output = self._in_flight.popleft()
         requests, ids = self.scheduler.requests, list(output.num_scheduled_tokens)
         tokens: dict[str, list[int]] = {id: [] for id in ids}
@@ -81,12 +78,10 @@ class InstalledScheduler:
                 self._prefixes.pop(id, None)
 
     def abort(self, request_id: int) -> None:
-        """See `HostedScheduler.abort`."""
         self.scheduler.finish_requests(str(request_id), self._aborted)
         self._prefixes.pop(str(request_id))
 
     def cached_prefix_tokens(self, request: Request) -> int:
-        """See `HostedScheduler.cached_prefix_tokens`."""
         return int(self.scheduler.kv_cache_manager.get_computed_blocks(self._request(request, 1))[1])
 
     def num_free_blocks(self) -> int:
@@ -127,7 +122,6 @@ def installed_core(config: EngineConfig, async_scheduling: bool) -> HostedCore:
 
 
 def vllm_version() -> str:
-    """The version of the installed vLLM."""
     return str(import_module("vllm").__version__)
 
 

@@ -21,7 +21,7 @@ from schedulers.engine_core import EngineCore
 from schedulers.lockstep import LockstepGroup
 from schedulers.sequence import DECODING, Sequence
 from schedulers.speculation import AnswerDrafts, SpeculationStats, SpeculativeEngineCore
-from twin.compiled import runs_compiled
+from twin.process import runs_compiled
 from twin.serving.records.requests import RequestRecord
 
 if TYPE_CHECKING:

@@ -61,7 +61,6 @@ class PlannedPool:
 
     @property
     def names(self) -> list[str]:
-        """The names of its engines."""
         return list(dict.fromkeys(name for names in self.engines.values() for name in names))
 
     def unknowns(self) -> tuple[Unknown, ...]:

@@ -34,7 +34,6 @@ class PrefixReuse:
         self._prompts: list[Prompt] = []
 
     def add(self, record: RequestRecord) -> None:
-        """Add a finished request."""
         request = record.request
         self.cached_tokens += record.cached_tokens
         self._prompts.append(

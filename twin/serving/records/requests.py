@@ -112,7 +112,6 @@ class Columns:
         self.tokens = array("q")
 
     def add(self, record: RequestRecord) -> None:
-        """Add a finished request."""
         request = record.request
         self.arrival.append(request.arrival)
         self.queued.append(record.queued)

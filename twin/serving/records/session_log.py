@@ -90,7 +90,6 @@ class SessionLog:
             self.turn_of.append(record.turn - 1)
 
     def add(self, record: SessionRecord, end: float) -> None:
-        """Add a finished session."""
         self.id.append(record.id)
         self.start.append(record.start)
         self.end.append(end)

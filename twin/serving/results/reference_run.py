@@ -30,11 +30,7 @@ def read_reference_run(requests: Path, timeseries: Path | None = None) -> dict[s
     """
     queued, first, last, tokens = _read(requests)
     several = tokens > 1
-    latencies = {
-        "ttft": first - queued,
-        "tpot": (last - first)[several] / (tokens[several] - 1),
-        "e2e": last - queued,
-    }
+    latencies = {"ttft": first - queued, "tpot": (last - first)[several] / (tokens[several] - 1), "e2e": last - queued}
     seconds = float(last.max() - queued.min())
     document: dict[str, Any] = {
         "source": requests.parent.name + "/" + requests.name,

@@ -98,7 +98,6 @@ class Run:
 
     @property
     def logs(self) -> list[EngineLog]:
-        """The logs of all engines."""
         return [engine.log for engine in self.engines]
 
     @cached_property

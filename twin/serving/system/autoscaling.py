@@ -99,7 +99,6 @@ class Autoscaling:
         return [scaler.log for scaler in self._scalers]
 
     def arrived(self, record: RequestRecord) -> None:
-        """Note a request."""
         self._to_come -= 1
         for predictor in self._predictors:
             predictor.arrived(record)
@@ -143,7 +142,6 @@ class _Instance:
         self.life = 0
 
     def enter(self, state: str, now: float) -> None:
-        """Change to a state."""
         self.state = state
         self.since = now
         self.life += 1

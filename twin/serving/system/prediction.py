@@ -169,7 +169,6 @@ class _Coming:
         self.judged = judged
 
     def record(self, number: int) -> RequestRecord:
-        """A record with a request of its own."""
         request = replace(self.request, id=number, arrival=self.time)
         record = RequestRecord(request, self.tokens)
         if self.begun:

@@ -59,7 +59,6 @@ class EngineParts:
         tier_links: TierLinks | None = None,
         speculation: SimulatedSpeculation | None = None,
     ) -> Engine:
-        """The engine, in an environment."""
         engine = self._made(env, watch, view, tier_links, speculation)
         engine.find_speed = self._speed
         return engine

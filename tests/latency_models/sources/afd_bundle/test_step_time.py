@@ -15,9 +15,9 @@ from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
 from latency_models.deployment.roofline import Deployment, footprint
 from latency_models.io.config_io import checked
-from latency_models.pass_latency import PassLatency
 from latency_models.sources.afd_bundle.spec import AfdBundleSpec, BundleStepTime, expected_largest
 from latency_models.sources.roofline.placement import RESERVED
+from latency_models.stages import PassLatency
 from schedulers.batches import Batch, Chunk
 from schedulers.sequence import Sequence
 from twin.afd.bundle import Bundle, BundleConfig, Supply, step_table
@@ -89,7 +89,6 @@ def test_the_wait_for_the_fullest_instance_is_that_of_the_simulated_bundle(x: in
     supply = Supply(*pairs.sample(rng, decodes * 30), None, decodes * 28)
     records = Bundle(config, supply).run()
     state = steady_state(config, supply, records, step_table(records), slot_load=mean, warm_up=1600)
-    assert state is not None
     simulated = decodes / (state.throughput * (x + 1))
     assert seconds == pytest.approx(simulated, rel=0.015)
     without = calibrated(tmp_path, attention_instances=x, ffn_gpus=1).decode_seconds(

@@ -61,6 +61,18 @@ def test_a_package_reads_as_its_tables_did(tables: Path, data: Path) -> None:
     assert "custom_allreduce: of vllm 0.9.0, since 0.24.0 has no such table" in now.notes
 
 
+def test_tables_that_are_not_read_are_named(data: Path) -> None:
+    """With the reason, once for all tables that share it."""
+    for family, table in (("moe", "wideep_moe"), ("comm", "wideep_deepep_ll"), ("msa", "msa_context_module")):
+        folder = data / "lab" / family / "vllm" / "0.24.0"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{table}_perf.parquet").touch()
+    notes = [note for note in packaged_tables(data, "lab", "vllm").notes if note.startswith("not read")]
+    assert [note.partition(" (")[0] for note in notes] == [
+        "not read: msa_context_module", "not read: wideep_deepep_ll, wideep_moe"
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("part", ["", "systems", "systems/data"])
 def test_a_package_is_found_by_any_of_its_folders(data: Path, part: str) -> None:
     assert data_folder(data.parents[1] / part) == data

@@ -63,7 +63,6 @@ def test_experts_and_all_reduces_inside_graphs(tables: Path) -> None:
 
 def test_the_system_file_beside_the_tables_describes_the_device(tables: Path) -> None:
     device = read_tables(tables).device
-    assert device is not None
     assert (device.memory_bandwidth, device.memory_capacity, device.reserved) == (1e12, 8e10, 4e9)
 
 
@@ -138,7 +137,6 @@ def test_the_published_tables_are_read_whole(real_tables: Path) -> None:
         "fp8": 440,
         "fp8_block": 360,
     }
-    assert content.device is not None
     assert content.device.memory_bandwidth == 3.35e12
     # By hand: `fp8,8192,65536,10240,7.548380533854167` is among the first lines.
     assert content.gemm("fp8", 65536, 10240)[0].at(8192) == pytest.approx(7.548380533854167e-3)

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latency_models.fitting.broken_line import BrokenLine
 from latency_models.fitting.estimator import CannotFit, NotFitted
+from latency_models.fitting.linear import BrokenLine
 from latency_models.io.config_io import write_yaml
 from latency_models.sources.engine_regression import (
     EngineRegression,

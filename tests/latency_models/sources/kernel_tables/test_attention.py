@@ -115,12 +115,7 @@ def test_beside_decodes_further_chunks_add_what_they_add_to_prompts(attention: A
     ],
 )
 def test_beyond_the_table_lines_go_on_and_are_flagged(
-    attention: AttentionTimes,
-    flags: Flags,
-    chunks: list[tuple[int, int]],
-    lengths: list[int],
-    axis: str,
-    value: float,
+    attention: AttentionTimes, flags: Flags, chunks: list[tuple[int, int]], lengths: list[int], axis: str, value: float
 ) -> None:
     count, mean = len(lengths), sum(lengths) / max(len(lengths), 1) - 1
     if not chunks:

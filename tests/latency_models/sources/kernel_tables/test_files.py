@@ -44,10 +44,8 @@ def test_what_is_read(folder: Path) -> None:
     assert regimes.decode[4, 128] == decode_time(4, 128)
     assert regimes.prefill[64, 512] == prefill_time(64, 512)
     assert regimes.mixed[64, 512, 4, 128] == mixed_time(64, 512, 4, 128)
-    assert tables.moe is not None
     assert tables.moe.points(2) == {(1, 1): 61.0, (1, 4): 211.0, (64, 1): 124.0, (64, 4): 274.0}
     assert tables.moe.points(4) == {}
-    assert tables.skew is not None
     assert tables.skew.alphas("pure", 4) == [0.5] * 6
 
 

@@ -57,7 +57,6 @@ def test_where_they_come_from_and_how_far_interpolation_is_off(real_tables: Kern
     assert all(error.median < 0.02 for error in held_out.values())
     assert all(error.p90 < 0.2 for error in held_out.values())
     skew = real_tables.skew
-    assert skew is not None
     # Halfway to the neighbours' α, 3.1 %; 2.7 % without, and 3.9 in place of 3.7 % between the measured sizes.
     assert (skew.heldout_median_error or 0.0) < 0.035 < 0.045 < (skew.uncorrected_median_error or 0.0)
     assert (skew.heldout_p90_error or 0.0) < 0.13 < 0.2 < (skew.uncorrected_p90_error or 0.0)

@@ -34,7 +34,6 @@ def joined(*parts: SkewShots) -> SkewShots:
 
 def test_alpha_is_found_by_regime_and_number_of_decodes() -> None:
     fit = fit_skew(joined(shots(0.1), shots(0.3, decodes=32), shots(0.6, mixed=True)), errors=True)
-    assert fit is not None
     assert fit.alphas("pure", 8) == pytest.approx([0.1] * 6)
     assert fit.alphas("pure", 16) == pytest.approx([0.2] * 6)
     assert fit.alphas("pure", 2) == pytest.approx([0.1] * 6)
@@ -51,9 +50,6 @@ def test_a_peak_at_one_number_of_decodes_is_no_batchs_beside_it() -> None:
     peak = fit_skew(joined(*(shots(0.5 if size == 64 else 0.1, decodes=size) for size in sizes)))
     separate = fit_skew(joined(*(shots(0.5 if size == 64 else 0.0, decodes=size) for size in sizes)))
     even = fit_skew(joined(*(shots(0.1, decodes=size) for size in sizes)))
-    assert peak is not None
-    assert separate is not None
-    assert even is not None
     assert peak.alphas("pure", 64) == pytest.approx([0.3] * 6)
     assert separate.alphas("pure", 64) == [0.0] * 6
     assert even.alphas("pure", 64) == pytest.approx([0.1] * 6)
@@ -63,7 +59,6 @@ def test_a_peak_at_one_number_of_decodes_is_no_batchs_beside_it() -> None:
 def test_errors_are_of_lengths_that_were_left_out() -> None:
     """Each length has an α of its own: predicted by the other's, every shot is wrong by the same share of its gap."""
     fit = fit_skew(joined(shots(0.0, shorts=(100,)), shots(1.0, shorts=(200,))), errors=True)
-    assert fit is not None
     assert fit.heldout_median_error is not None
     assert fit.heldout_median_error > 0.3
 
@@ -73,7 +68,6 @@ def test_the_median_minimises_relative_errors_of_the_time() -> None:
     part = shots(0.0, shorts=(100,)).where(np.arange(18) < 3)
     part.time[2] = part.at_longest[2]
     fit = fit_skew(part)
-    assert fit is not None
     assert fit.alphas("pure", 8)[0] == 0.0
 
 
@@ -83,7 +77,6 @@ def test_two_shots_are_too_few() -> None:
     keep = np.arange(18) != 6
     part.time[6:9] = part.at_longest[6:9]
     fit = fit_skew(part.where(keep))
-    assert fit is not None
     assert fit.alphas("pure", 8) == pytest.approx([0.2] * 6)
 
 

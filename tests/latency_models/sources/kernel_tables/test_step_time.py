@@ -221,7 +221,6 @@ def test_experts_of_one_rank_are_divided(folder: Path) -> None:
     single, step = load(folder, MOE), batch(lengths=[20] * 16)
     two = load(folder, MOE, expert_parallel=True, data_parallel=2, communication=link)
     deployment = two.measured_deployment()
-    assert deployment is not None
     assert deployment.notes[0].startswith("experts were measured on one rank: each of 2 is taken to have 1/2")
 
     def experts(tokens: float, active: float) -> float:

@@ -113,7 +113,6 @@ def test_linear_attention_reads_and_writes_a_state_whatever_the_context() -> Non
     short, long = (step_time.decode_seconds(8, 8 * kv, kv, 1)[0] for kv in (1000, 5000))
     assert long - short == pytest.approx(8 * 4000 * 15 * 2 * 1 * 256 * 2 / 4.8e12)  # one KV head a device
     linear = step_time.model.linear_attention
-    assert linear is not None
     halved = step_time.model.model_copy(update={"linear_attention": linear.model_copy(update={"state_bytes": 2.0})})
     half = RooflineStepTime(halved, step_time.hardware, step_time.placement, perfect())
     state = 45 * 64 * 128 * 128 / 2  # elements on each of two devices, read and written
@@ -161,6 +160,35 @@ def test_ranks_that_share_experts_step_as_their_slowest() -> None:
     assert step_time.rank_seconds(None, 2) > 0
     # One batch stands for all replicas: each has as large a one.
     assert step_time.seconds(group.ranks[0]) == step_time.rank_seconds(group.ranks[0], 4)
+
+
+@pytest.mark.parametrize(
+    ("devices", "rows", "measured"),
+    [(8, 128, 102.9e-6), (8, 4096, 1473e-6), (16, 32, 99.9e-6), (16, 8192, 5537e-6), (32, 128, 324.4e-6)],
+)
+def test_rows_go_to_their_experts_in_the_time_that_deepep_takes(devices: int, rows: int, measured: float) -> None:
+    """Dispatch and combine of so many rows of a device, as aiconfigurator measured them on one, two and four nodes."""
+    model, hardware = load_model("deepseek-v3"), load_hardware("h200-sxm")
+    placement = Placement(1, 1, devices, expert_parallel=True, weights="fp8", experts="fp8")
+    kinds = built_in_efficiency().kernels.items()
+    exchange = perfect().model_copy(
+        update={"kernels": dict(perfect().kernels) | {k: v for k, v in kinds if "all" in k}}
+    )
+    batch_of_rank = batch([(rows, 0)])
+    both, free = (
+        RooflineStepTime(model, hardware, placement, efficiency, scales=scales).rank_seconds(
+            batch_of_rank, rows * devices
+        )
+        for efficiency, scales in ((exchange, None), (exchange, {"all_reduce_kernels": 0.0}))
+    )
+    assert (both - free) / model.expert_layers == pytest.approx(measured, rel=0.25)
+
+
+def test_attention_replicas_of_several_devices_reduce_within_their_node() -> None:
+    whole, part = (model_of("deepseek-v3", "h200-sxm", tensor_parallel=2, data_parallel=n) for n in (4, 8))
+    prompt = batch([(4096, 0)])
+    rows = [model.rank_seconds(prompt, 0) for model in (whole, part)]
+    assert rows[0] == rows[1]
 
 
 def test_a_batch_of_tokens_reaches_few_experts_and_then_all() -> None:
@@ -229,7 +257,6 @@ def test_the_error_is_that_of_the_boards_rows_of_the_model() -> None:
 
     own = deviations(model="llama-3.1-70b", weights="fp8", tensor_parallel=4)
     cell = board_cell(load_model("llama-3.1-70b"), "h100-sxm", Placement(weights="fp8"), "vllm")
-    assert cell is not None
     assert cell.spread < 0.15
     assert own[WHOLE_STEP] == (pytest.approx(cell.spread * STEP_SHARE**0.5), "fitted")
     assert all(deviation <= own[WHOLE_STEP][0] for deviation, basis in own.values() if basis == "fitted")

@@ -308,16 +308,8 @@ def test_a_log_is_read_in_seconds_and_tokens(tmp_path: Path) -> None:
     log = read_step_log(written(tmp_path, "e,chat,3,17500.5,1,20,90,0.25,1000", "e,chat,9,16000,0,21,0,0.5,1000"))
     assert log.seconds.tolist() == pytest.approx([17.5005e-3, 16e-3])
     assert log.kv_tokens.tolist() == [250 * 16, 500 * 16]
-    assert (log.prompts.tolist(), log.prompt_tokens.tolist(), log.decodes.tolist()) == (
-        [1, 0],
-        [90, 0],
-        [20, 21],
-    )
-    assert (log.run.tolist(), log.workload.tolist(), log.step.tolist()) == (
-        ["e", "e"],
-        ["chat", "chat"],
-        [3, 9],
-    )
+    assert (log.prompts.tolist(), log.prompt_tokens.tolist(), log.decodes.tolist()) == ([1, 0], [90, 0], [20, 21])
+    assert (log.run.tolist(), log.workload.tolist(), log.step.tolist()) == (["e", "e"], ["chat", "chat"], [3, 9])
     assert log.decode_only.tolist() == [False, True]
 
 

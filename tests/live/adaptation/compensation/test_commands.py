@@ -15,9 +15,10 @@ from live.adaptation.compensation.measures import weight_bytes
 from live.adaptation.directories import read_model
 from live.adaptation.text.corpus import is_held_out
 from live.adaptation.training import TrainingSettings
-from live.loaded_model import LoadedModel
+from live.loaded_model import LoadedModel, ModelSource
 from live.models.compensated import Compensated
-from reports.adaptation import measured_table
+from reports.adaptation import measured_report
+from reports.blocks import Table
 from schedulers.engine_config import EngineConfig
 from tests.live.adaptation.typed import adapt, refused
 from twin.cli import run
@@ -45,7 +46,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """That model, in the current folder."""
+    """The trained model in the current folder."""
     monkeypatch.setitem(sizes.TEXT_SIZES, "reduced", SMALLEST)
     monkeypatch.chdir(shutil.copytree(trained, tmp_path, dirs_exist_ok=True))
     return tmp_path / "model"
@@ -79,7 +80,7 @@ def test_a_model_is_diagnosed_compensated_and_loaded(model: Path, capsys: pytest
     assert document["rank"] == diagnosis["rank"] >= 1
     assert len(document["losses"]) == 5
     assert json.loads(Path("made/compensation.json").read_text()) == document
-    loaded = LoadedModel(Path("made"), random=False, dtype="float32", device="cpu", threads=1)
+    loaded = LoadedModel(ModelSource(Path("made"), random=False, dtype="float32", device="cpu", threads=1))
     loaded.engine(EngineConfig(max_num_seqs=2, num_gpu_blocks=8, block_size=4))
     layers = read_model(Path("made"))[1].layers
     carrying = {f"layers.{i}.qkv" for i, layer in enumerate(layers) if isinstance(layer.qkv, Compensated)}
@@ -115,10 +116,10 @@ def test_quality_and_speed_stand_in_one_table(model: Path, capsys: pytest.Captur
         summary = json.loads((Path(row["run"]["directory"]) / "summary.json").read_text())
         assert summary["clock"] == "direct"
         assert summary["loads"][0]["metrics"]["tpot.mean"]["measured"] == row["metrics"]["tpot.mean"]["measured"]
-    lines = measured_table(document).splitlines()
-    assert [line.split()[0] for line in lines[1:]] == ["model", "model", "made"]
-    assert f"{100 * compensated['accuracy']:.1f}" == lines[-1].split()[2]
-    assert f"{compensated['bytes'] / 2**20:.2f}" in lines[-1].split()
+    table = next(block for block in measured_report(document) if isinstance(block, Table))
+    assert [row[0] for row in table.rows] == ["model", "made"]
+    assert table.rows[1][2] == f"{100 * compensated['accuracy']:.1f}"
+    assert f"{compensated['bytes'] / 2**20:.2f}" in table.rows[1]
 
 
 def test_models_of_two_shapes_are_not_measured(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,7 +133,7 @@ def test_models_of_two_shapes_are_not_measured(model: Path, capsys: pytest.Captu
 
 
 def test_tables_that_cannot_be_read_are_named(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from live.adaptation.compensation.costs import MEASURED
+    from live.adaptation.compensation.selection import MEASURED
 
     text = MEASURED.read_text()
     Path("broken.yaml").write_text(text.replace("twin.ec-tables/1", "twin.ec-tables/9"))

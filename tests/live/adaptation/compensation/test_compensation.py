@@ -57,9 +57,7 @@ def model() -> tuple[ForwardPass, Weights, QuantisedModel, torch.Tensor]:
     return forward, weights, quantise_model(forward, weights, "rtn", Precision(2), tokens), tokens
 
 
-def test_damage_is_of_one_module_at_a_time(
-    model: tuple[ForwardPass, Weights, QuantisedModel, torch.Tensor],
-) -> None:
+def test_damage_is_of_one_module_at_a_time(model: tuple[ForwardPass, Weights, QuantisedModel, torch.Tensor]) -> None:
     forward, weights, quantised, tokens = model
     damages = damage(forward, quantised, tokens)
     assert list(damages) == module_names(forward.config)

@@ -12,16 +12,20 @@ from kernels.error_compensator import compensator, to_int8
 from latency_models.io.config_io import write_yaml
 from latency_models.sources.ec_tables import read_layer_tables
 from live.adaptation.compensation.compensators import initial_gate
-from live.adaptation.compensation.costs import (
+from live.adaptation.compensation.selection import (
     LLAMA_2_7B,
     MEASURED,
+    NOISE,
+    Rule,
     affordable_rank,
     compensator_bytes,
     deployment_costs,
+    normalised_entropy,
+    select,
     share_of,
+    support,
     total_bytes,
 )
-from live.adaptation.compensation.selection import NOISE, Rule, normalised_entropy, select, support
 
 
 def names(*values: float) -> dict[str, float]:

@@ -102,7 +102,6 @@ def serving(directory: Path) -> Iterator[Client]:
     command = [sys.executable, "-m", "live.server", "--model", str(directory), "--num-gpu-blocks", "64", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout is not None
             yield Client(int(process.stdout.readline().split()[0].rpartition(":")[2]))
         finally:
             process.terminate()

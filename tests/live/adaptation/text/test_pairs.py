@@ -17,7 +17,7 @@ from live.adaptation.compensation.measures import text_quality  # noqa: E402
 from live.adaptation.directories import read_model  # noqa: E402
 from live.adaptation.text.corpus import is_held_out  # noqa: E402
 from live.adaptation.text.pairs import pair_lesson  # noqa: E402
-from live.loaded_model import LoadedModel  # noqa: E402
+from live.loaded_model import LoadedModel, ModelSource  # noqa: E402
 from live.text.tokenizer import Tokenizer  # noqa: E402
 from tests.live.adaptation.typed import adapt, refused  # noqa: E402
 from tests.live.conftest import LLAMA3  # noqa: E402
@@ -75,7 +75,7 @@ def test_a_tuned_module_suits_the_frozen_decode_module_better_than_naive_sharing
     prompts = [json.loads(line)["prompt"] for line in Path("second.jsonl").read_text().splitlines()]
     assert measured["prompts"] == sum(map(is_held_out, prompts)) > 0
     assert adapt(capsys, "prefill", "base", "sun", *second, *FAST, "--steps", "20") == sun  # nothing is trained again
-    loaded = LoadedModel(Path("sun"), random=False, dtype="float32", device="cpu", threads=1)
+    loaded = LoadedModel(ModelSource(Path("sun"), random=False, dtype="float32", device="cpu", threads=1))
     assert loaded.decoder.config == read_model(model)[0]
     assert Tokenizer(Path("sun")).end_tokens == Tokenizer(model).end_tokens
     served = adapt(capsys, "serve", "base", "--module", "second.jsonl=sun", "--module", "first.jsonl=base")
@@ -112,7 +112,7 @@ def test_compensators_are_trained_for_any_directory_on_any_text(
     assert 300 < document["full"]["perplexity"] < 400  # of random weights: about the size of the vocabulary
     quality = text_quality([model, Path("better")], Path("notes.jsonl"))
     assert quality[1]["perplexity"] == pytest.approx(document["compensated"]["perplexity"], rel=1e-5)
-    better = LoadedModel(Path("better"), random=False, dtype="float32", device="cpu", threads=1).decoder.config
+    better = ModelSource(Path("better"), random=False, dtype="float32", device="cpu", threads=1).load().config
     assert replace(better, quantisation=None) == read_model(model)[0]
     assert Tokenizer(Path("better")).end_tokens == Tokenizer(model).end_tokens
     write("notes.jsonl", {"text": "The engine"}, {"text": 3})

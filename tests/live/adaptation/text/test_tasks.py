@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from kernels.shapes import Shape
-from live.adaptation.decomposition import Modules
-from live.adaptation.forward import ForwardPass
+from live.adaptation.forward import ForwardPass, Modules
 from live.adaptation.recipes import train_whole, tune_prefill
 from live.adaptation.text.corpus import Corpus
 from live.adaptation.text.language_model import train_tokenizer

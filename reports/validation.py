@@ -1,11 +1,11 @@
-"""The report of `twin validate` of an engine or of pools."""
+"""The reports of `twin validate` of engines, pools and bundles: measured beside predicted, and the verdict."""
 
 from __future__ import annotations
 
-from reports.blocks import Block, Curve, Document, Figure, Report, Table, Text
+from reports.blocks import Block, Chart, Curve, Document, Figure, Report, Table, Text
 from reports.fields import LATENCIES
-from reports.layout import distribution, milliseconds, percent, table, timeline
-from reports.validation.verdict import SIDES, contention_line, verdict_blocks
+from reports.layout import bullets, distribution, percent, rows_table, table, timeline
+from reports.pages.theme import MEASURED, PREDICTED, SOFT, WAITING
 
 METRICS = (
     "ttft.mean", "ttft.p50", "ttft.p99", "tpot.mean", "tpot.p99", "itl.p99", "e2e.mean", "e2e.p99",
@@ -190,20 +190,168 @@ def _value(name: str, value: float) -> str:
 
 
 def _steps(document: Document) -> Table:
-    rows = table("load", "kind", "steps", "seconds", "median", "P90", "bias")
-    for load in document["loads"]:
-        for kind, entry in ({"all": load["steps"]["all"]} | load["steps"]["by_kind"]).items():
-            rows.add_row(
-                f"{load['load']:g}", kind, str(entry["steps"]), f"{entry['seconds']:.2f}",
-                f"{100 * entry['median']:.1f} %", f"{100 * entry['p90']:.1f} %", percent(entry["bias"]),
-            )  # fmt: skip
-    return rows
+    return rows_table(
+        "load | kind | steps | seconds | median | P90 | bias",
+        "{load:g} | {kind} | {steps} | {seconds:.2f} | {median:100 .1f} % | {p90:100 .1f} % | {bias:100 +.1f} %",
+        [
+            {"load": load["load"], "kind": kind, **entry}
+            for load in document["loads"]
+            for kind, entry in ({"all": load["steps"]["all"]} | load["steps"]["by_kind"]).items()
+        ],
+    )
 
 
 def _worst(document: Document) -> Table:
-    rows = table("load", "batch", "measured, ms", "forecast, ms")
-    for load in document["loads"]:
-        for step in load["steps"]["worst"][:3]:
-            times = milliseconds(step["measured"]), milliseconds(step["predicted"])
-            rows.add_row(f"{load['load']:g}", step["batch"], *times)
+    return rows_table(
+        "load | batch | measured, ms | forecast, ms",
+        "{load:g} | {batch} | {measured:1e3 .1f} | {predicted:1e3 .1f}",
+        [step | {"load": load["load"]} for load in document["loads"] for step in load["steps"]["worst"][:3]],
+    )
+
+
+SIDES = {"live": ("measured", MEASURED, "solid"), "twin": ("forecast", PREDICTED, "dashed")}
+"""Label, colour and line of each side."""
+
+
+def verdict_blocks(document: Document, side: str) -> list[Block]:
+    """The goals that the prediction (`side`) misses, and the verdict."""
+    missed = document["missed"]
+    return [
+        Text(f"Goals that the {side} misses", "heading"), bullets(missed) if missed else Text("none"),
+        Text("\n\n" + verdict_line(document), "warning" if missed else "answer"),
+    ]  # fmt: skip
+
+
+def verdict_line(document: Document) -> str:
+    """A sentence: the goals are met or missed, or a contended machine leaves it undecided."""
+    missed, contention = len(document["missed"]), document.get("contention")
+    if not missed:
+        return "Verdict: all goals are met."
+    goals = f"{missed} goal{'s' * (missed > 1)}"
+    if document.get("verdict") != "undecided" or contention is None:
+        return f"Verdict: {goals} missed."
+    reasons = "; ".join(contention["reasons"])
+    return (
+        f"Verdict: undecided. {goals} missed, but other programs disturbed the measurement: {reasons}."
+        " Repeat it with --fresh on an idle machine."
+    )
+
+
+def contention_line(document: Document) -> list[str]:
+    """The contention that was measured; nothing for documents of earlier versions."""
+    contention = document.get("contention")
+    if contention is None:
+        return []
+    waits = contention["waited_share"]
+    waits_note = "" if waits is None else f"waits for a processor {100 * waits:.1f} %, "
+    return [
+        f"contention: {waits_note}involuntary switches {contention['involuntary_switches_per_second']:.1f} a second,"
+        f" CPU time of equal work spread by {100 * contention['equal_work_spread']:.1f} %"
+        f" ({'contended' if contention['contended'] else 'not contended'})"
+    ]
+
+
+BUNDLE_METRICS = {
+    "throughput": ("throughput, tokens/s per instance", 1.0, 1),
+    "tpot": ("TPOT, ms", 1e3, 2),
+    "idle_attention": ("attention idle, %", 100.0, 1),
+    "idle_ffn": ("FFN idle, %", 100.0, 1),
+    "transfer_attention_to_ffn": ("a message to the FFN, µs", 1e6, 1),
+    "transfer_ffn_to_attention": ("a message back, µs", 1e6, 1),
+}
+"""Metrics with their labels, factors of their units, and digits."""
+
+THEORIES = {"barrier": ("theory with barrier", WAITING), "published": ("theory as published", SOFT)}
+RATIOS = {"measured": "live", "predicted": "twin", **{name: label for name, (label, _) in THEORIES.items()}}
+
+
+def bundle_report(document: Document) -> Report:
+    """Measured beside predicted at each ratio, the best ratio of each side, and the goals that were missed."""
+    blocks: list[Block] = [Text("How it was measured", "heading"), Text("\n".join(bundle_headline(document)))]
+    for name, (label, _, _) in BUNDLE_METRICS.items():
+        blocks += [Text(label, "heading"), _metric(document, name)]
+    blocks += [Text("Best ratio", "heading"), _best(document), *bundle_figures(document)]
+    blocks += verdict_blocks(document, "prediction")
+    return Report(f"{document['name']}: predicted and measured", blocks)
+
+
+def bundle_figures(document: Document) -> list[Block]:
+    """Throughput, TPOT and idle shares over the ratio, and tokens over time at the measured optimum."""
+    entries = document["ratios"]
+    ratios = [entry["ratio"] for entry in entries]
+    theories = [
+        Curve(label, ratios, [entry["theory"][name] for entry in entries], colour, "dashed")
+        for name, (label, colour) in THEORIES.items()
+    ]
+    panels = [("Throughput", "throughput", 1.0, "tokens/s per instance")]
+    if all("tpot" in entry["metrics"] for entry in entries):
+        panels.append(("TPOT", "tpot", 1e3, "TPOT, ms"))
+    panels += [(f"Idle share, {label}", f"idle_{role}", 100.0, "idle time, %")
+               for role, label in (("attention", "attention"), ("ffn", "FFN"))]  # fmt: skip
+    charts = []
+    for title, name, factor, unit in panels:
+        curves = [
+            Curve(label, ratios, [factor * entry["metrics"][name][side] for entry in entries], colour, "both")
+            for side, label, colour in (("measured", "live", MEASURED), ("predicted", "twin", PREDICTED))
+        ]
+        curves += theories if name == "throughput" else []
+        charts.append(Chart(title, curves, "attention instances per FFN instance, r", unit))
+    best = document["best_ratio"]["measured"]
+    line = document["timelines"][str(best)]
+    curves = [Curve(label, line["time"], line[side], colour, style) for side, (label, colour, style) in SIDES.items()]
+    clock = f"{document['name']}; clock: {document['clock']}"
+    over_time = timeline(f"Tokens over time, {best}A-1F", curves, "tokens")
+    return [
+        Figure("ratios", charts, clock, columns=2, size=(9.0, 6.4)),
+        Figure("over-time", [over_time], clock, size=(7.2, 4.2)),
+    ]
+
+
+def bundle_headline(document: Document) -> list[str]:
+    backend, scenario = document["backend"], document["scenario"]
+    system = scenario["system"]
+    return [
+        f"{document['name']}: {scenario['model']['path']} ({backend['dtype']}) on {backend['device']}",
+        f"B = {system['batch_size']}, {system['microbatches']} microbatches, {scenario['requests']} requests a"
+        f" repeat, {scenario['repeats']} repeats",
+        f"clock: {document['clock']} (CPU time of each role's own computation). {document['note']}",
+        *contention_line(document),
+    ]
+
+
+def _metric(document: Document, name: str) -> Table:
+    _, factor, digits = BUNDLE_METRICS[name]
+    share = factor == 100.0
+    rows = table("", "measured", "repeat spread", "predicted", "error", "95 % interval", "goal")
+    for entry in document["ratios"]:
+        metric = entry["metrics"].get(name)
+        if metric is None:
+            continue
+        low, high = (_error(end, share) for end in metric["interval"])
+        rows.add_row(
+            entry["topology"],
+            f"{factor * metric['measured']:.{digits}f}",
+            f"{factor * metric['repeat_spread']:.{digits}f}",
+            f"{factor * metric['predicted']:.{digits}f}",
+            _error(metric["error"], share),
+            f"{low} … {high}",
+            "" if metric["goal"] is None else f"{100 * metric['goal']:g} {'points' if share else '%'}",
+        )
+    return rows
+
+
+def _error(error: float, share: bool) -> str:
+    return f"{100 * error:+.1f} points" if share else percent(error)
+
+
+def _best(document: Document) -> Table:
+    rows = table("", "r*", "continuous r*", "measured throughput lost")
+    for side, label in RATIOS.items():
+        theory = document["theory"].get(side)
+        rows.add_row(
+            label,
+            str(document["best_ratio"][side]),
+            f"{theory['r_star']:.2f}" if theory else "",
+            f"{100 * document['regrets'][side]:.1f} %",
+        )
     return rows

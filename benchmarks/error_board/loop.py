@@ -1,0 +1,128 @@
+"""The closed loop of a measured row, simulated with its engine's scheduler.
+
+What engine and client were set to is known of InferenceX, whose scripts are public (SemiAnalysisAI/InferenceX,
+`benchmarks/single_node/fixed_seq_len`, read in the version of August 2026; earlier images may have had others): ten
+requests for each in flight, the first of which come at once, and the settings below. Rows of equal lengths come from
+AIConfigurator's own runs, and are taken to have the settings that its generator writes; its rounds are not stated.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.error_board.rows import Row
+from benchmarks.silicon import RANDOM_RANGE_MEAN
+from latency_models.step_time import StepTime
+from scenarios.serving import ServingScenario
+from twin.serving.plan.plan import make_plan
+from twin.serving.run.simulation import Simulation
+
+ROUNDS = 10
+"""Requests that a client sends, over those in flight."""
+
+SCHEDULERS = {"vllm": "vllm-0.33", "sglang": "sglang", "trtllm": "tensorrt-llm"}
+
+RANGE = (0.8, 1.0)
+"""Drawn lengths over the stated one."""
+
+BLOCK = 16
+MAX_BATCHED_TOKENS = 8192
+MAX_SEQS = 2048
+
+SGLANG: dict[tuple[str, str, str], tuple[int, int, int]] = {
+    ("deepseek-v3", "hopper", "fp8"): (32768, 1, 1),
+    ("deepseek-v3", "blackwell", "fp4"): (16384, 10, 30),
+    ("deepseek-v3", "blackwell", "fp8"): (32768, 10, 30),
+    ("qwen3.5-397b-a17b", "hopper", "fp8"): (16384, 1, 1),
+    ("qwen3.5-397b-a17b", "blackwell", "fp4"): (16384, 10, 30),
+    ("qwen3.5-397b-a17b", "blackwell", "fp8"): (16384, 10, 30),
+    ("qwen3.5-397b-a17b", "blackwell", "bf16"): (32768, 10, 30),
+    ("glm-5", "blackwell", "fp4"): (32768, 10, 10),
+    ("glm-5", "blackwell", "fp8"): (32768, 1, 1),
+}
+"""By model, chip and format: prompt tokens a step, and `scheduler_recv_interval` below and from MANY in flight."""
+
+MANY = 16
+
+SPARE = 1500
+"""Tokens a step that AIConfigurator's generator of settings adds to requests in flight and one prompt."""
+
+DELAY = 30
+"""Steps for which prompts of SGLang's replicas wait for one another (`--enable-prefill-delayer`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """Mean TTFT and TPOT in seconds, as the engine's times have them."""
+
+    ttft: float
+    tpot: float
+
+
+def settings(row: Row, chip: str) -> dict[str, Any]:
+    """The engine's settings that are known of a row, beyond its scheduler's defaults."""
+    clients, replicas = math.ceil(row.in_flight), row.decode.data_parallel
+    stated: dict[str, Any] = {}
+    if row.engine != "vllm" and replicas > 1:
+        stated["attention_dp_timeout_iters"] = DELAY if row.engine == "sglang" else 60
+    if not row.drawn:
+        tokens = clients + math.ceil(row.isl) + SPARE
+        return {**stated, "max_num_batched_tokens": tokens, "max_num_seqs": min(clients, MAX_SEQS)}
+    prompt = math.ceil(row.isl / RANDOM_RANGE_MEAN)
+    tokens = max(MAX_BATCHED_TOKENS, prompt)
+    if row.engine == "sglang":
+        tokens, few, many = SGLANG.get((row.model, chip, row.precision), (MAX_BATCHED_TOKENS, 1, 1))
+        stated["max_prefill_tokens"] = max(tokens, 16384)
+        if replicas == 1:
+            stated["scheduler_recv_interval"] = few if row.in_flight < MANY else many
+    elif row.engine == "trtllm":
+        tokens = 20000 if row.model == "gpt-oss-120b" else max(tokens, clients + prompt + 64)
+    elif row.model == "minimax-m2.5" and chip == "blackwell":
+        tokens = 2 * prompt
+    return {**stated, "max_num_batched_tokens": max(tokens, min(clients, MAX_SEQS)), "max_num_seqs": MAX_SEQS}
+
+
+def simulated(row: Row, step_time: StepTime, kv_tokens: float, chip: str) -> Means:
+    """The means of all requests that the client of a row sends to one of its engines."""
+    replicas = row.decode.data_parallel
+    clients = max(round(row.in_flight / row.decode.count), 1)
+    document = {
+        "schema": "twin.scenario/1",
+        "kind": "serving",
+        "name": "row",
+        "detail": False,
+        "workload": {
+            "requests": ROUNDS * clients,
+            "prefill": _lengths(row.isl, row.drawn),
+            "decode": _lengths(row.osl, row.drawn),
+            "arrivals": {"process": "closed_loop", "concurrency": clients},
+        },
+        "engine": {
+            "scheduler": SCHEDULERS[row.engine],
+            "block_size": BLOCK,
+            "num_gpu_blocks": int(kv_tokens) // BLOCK,
+            "enable_prefix_caching": False,
+            "async_scheduling": True,
+            "data_parallel_size": replicas,
+            **settings(row, chip),
+        },
+        "step_time": {"source": "linear", "overhead": 1.0},  # takes no part
+    }
+    plan = make_plan(ServingScenario.model_validate(document), Path(), None).with_step_time(step_time)
+    columns = Simulation(plan).run().columns
+    arrival, first, last, tokens = (
+        np.array(column) for column in (columns.arrival, columns.first_token, columns.last_token, columns.output_tokens)
+    )
+    return Means(float(np.mean(first - arrival)), float(np.mean((last - first) / (tokens - 1))))
+
+
+def _lengths(mean: float, drawn: bool) -> dict[str, Any]:
+    if not drawn:
+        return {"distribution": "fixed", "mean": round(mean)}
+    low, high = (round(mean / RANDOM_RANGE_MEAN * share) for share in RANGE)
+    return {"distribution": "uniform", "low": low, "high": high}

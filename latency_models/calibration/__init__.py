@@ -1,1 +1,0 @@
-"""The calibration file: α and β of attention, FFN and communication (`file_format`), and its fit (`fitting`)."""

@@ -1,1 +1,0 @@
-"""A live run and its prediction, side by side."""
