@@ -129,26 +129,6 @@ class ModelSlotsStepTime(WrappedStepTime):
         return ModelSlotsStepTime(self.base.vary(scores), self.cost, self.load, self.cold_load, self.base_model)
 
 
-class PartitionedStepTime(WrappedStepTime):
-    """Steps on an equal part of a device's compute units and bandwidth, as MIG and MPS give them out.
-
-    Every step takes `parts` times as long: an upper bound, since the host's overhead would not grow.
-    """
-
-    def __init__(self, base: StepTime, parts: int) -> None:
-        self.base = base
-        self.parts = parts
-
-    def seconds(self, batch: Batch) -> float:
-        return self.base.seconds(batch) * self.parts
-
-    def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
-        return [seconds * self.parts for seconds in self.base.decode_seconds(decodes, kv, longest, steps)]
-
-    def vary(self, scores: Mapping[str, float]) -> StepTime:
-        return PartitionedStepTime(self.base.vary(scores), self.parts)
-
-
 class ScaledStepTime(WrappedStepTime):
     """All step times of another model times a factor, at one value of its unknowns."""
 
@@ -184,3 +164,16 @@ class ScaledStepTime(WrappedStepTime):
 
     def _scaled(self, durations: list[float]) -> list[float]:
         return [self.factor * seconds for seconds in durations]
+
+
+class PartitionedStepTime(ScaledStepTime):
+    """Steps on an equal part of a device's compute units and bandwidth, as MIG and MPS give them out.
+
+    Every step takes `factor` times as long: an upper bound, since the host's overhead would not grow.
+    """
+
+    def unknowns(self) -> tuple[Unknown, ...]:
+        return self.base.unknowns()
+
+    def vary(self, scores: Mapping[str, float]) -> StepTime:
+        return PartitionedStepTime(self.base.vary(scores), self.factor)

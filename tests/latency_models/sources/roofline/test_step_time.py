@@ -19,6 +19,7 @@ from latency_models.sources.roofline.placement import RESERVED, Placement, devic
 from latency_models.sources.roofline.spec import RooflineSpec
 from latency_models.sources.roofline.step_time import STEP_SHARE, RooflineStepTime
 from latency_models.sources.roofline.work import ABOUT, WHOLE_STEP, attended_pairs
+from latency_models.wrapped import PartitionedStepTime
 from schedulers.lockstep import GroupBatch
 from tests.latency_models.sources.kernel_tables.small_tables import batch
 from workloads.errors import BadInput
@@ -160,6 +161,8 @@ def test_ranks_that_share_experts_step_as_their_slowest() -> None:
     assert step_time.rank_seconds(None, 2) > 0
     # One batch stands for all replicas: each has as large a one.
     assert step_time.seconds(group.ranks[0]) == step_time.rank_seconds(group.ranks[0], 4)
+    part = PartitionedStepTime(step_time, 2)
+    assert part.group_seconds(group) == 2 * step_time.group_seconds(group), "on half of each device, too"
 
 
 @pytest.mark.parametrize(
