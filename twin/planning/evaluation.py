@@ -360,6 +360,6 @@ def _severities(result: Document) -> list[float]:
 
 def _shift(result: Document, base: Document) -> list[float]:
     """The shift of a window's excesses by a draw of the step-time model."""
-    if result["overload"]:
+    if "refused" in result or result["overload"]:
         return [math.inf] * len(base["excess"])
     return [after - before for after, before in zip(result["excess"], base["excess"], strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from reports.planning.report import percent
 from tests.twin.planning.scenarios import document, kind, plan, question, uncertain
 from twin.planning.confirming import OTHER_SEED
-from twin.planning.evaluation import DRAWS, SEARCH_DRAWS
+from twin.planning.evaluation import DRAWS, SEARCH_DRAWS, _shift
 from twin.planning.max_load import changes
 from twin.planning.planner import Planner
 from twin.planning.result import Plan
@@ -139,3 +140,8 @@ def test_a_recommendation_that_pays_nothing_for_the_error_is_not_said_to() -> No
     assert replace(result, best=result.by_estimate).price_of_error() == ""
     assert replace(result, by_estimate=None).price_of_error() == ""
     assert replace(result, best=None, costliest_unknowns=[]).price_of_error().endswith(", but not with its error.")
+
+
+def test_a_draw_that_an_engine_refuses_misses_every_goal() -> None:
+    """A draw may leave too little memory for a window that the best estimate can run."""
+    assert _shift({"refused": "out of memory"}, {"excess": [-0.1, 0.2]}) == [math.inf, math.inf]
