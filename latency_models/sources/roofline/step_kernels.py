@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from latency_models.deployment.hardware import Hardware, Precision
@@ -32,6 +33,9 @@ from latency_models.sources.roofline.work import (
 )
 from latency_models.stages import TENSORS_SENT
 from schedulers.batches import Batch
+
+CLEARLY_LESS = 1 - 1e-9
+"""A share of some seconds below which others are less whatever the rounding."""
 
 
 class StepKernels:
@@ -81,6 +85,7 @@ class StepKernels:
         self._by_outputs: dict[int, float] = {}
         self._by_gathered: dict[int, float] = {}
         self._by_decodes: dict[tuple[int, int], float] = {}
+        self._above_floor: dict[tuple[int, int], bool] = {}
         self._prepare_attention()
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
@@ -90,15 +95,53 @@ class StepKernels:
 
     def rank_seconds(self, batch: Batch | None, gathered: int) -> float:
         """Seconds of a rank's step, while all ranks together have `gathered` rows."""
-        seconds = self._rank_seconds(batch, gathered)
-        return seconds if self._floor is None else max(seconds, self._floor.rank_seconds(batch, gathered))
+        seconds, floor = self._rank_seconds(batch, gathered), self._floor
+        if floor is None:
+            return seconds
+        decodes = batch is None or not (batch.chunks or batch.draft_tokens)
+        if decodes and self._is_above_floor(0 if batch is None else batch.n_decodes, gathered):
+            return seconds
+        return max(seconds, floor.rank_seconds(batch, gathered))
 
     def decode_seconds(self, decodes: int, kv: int, gathered: int, steps: int) -> list[float]:
         """The same of successive steps of the same decodes."""
-        seconds = self._decode_seconds(decodes, kv, gathered, steps)
-        if self._floor is None:
+        seconds, floor = self._decode_seconds(decodes, kv, gathered, steps), self._floor
+        if floor is None or self._is_above_floor(decodes, gathered):
             return seconds
-        return list(map(max, seconds, self._floor.decode_seconds(decodes, kv, gathered, steps)))
+        return list(map(max, seconds, floor.decode_seconds(decodes, kv, gathered, steps)))
+
+    def group_decode_seconds(self, runs: Sequence[tuple[int, int, int]], gathered: int, steps: int) -> list[float]:
+        """The same of the slowest rank at each step, by (decodes, kv, longest) of each."""
+        if not self._window and all([self._is_above_floor(decodes, gathered) for decodes, _, _ in runs]):
+            runs = self._slowest(runs, gathered, steps)
+        ranks = [self.decode_seconds(decodes, kv, gathered, steps) for decodes, kv, _ in runs]
+        return ranks[0] if len(ranks) == 1 else list(map(max, *ranks))
+
+    def _slowest(
+        self, runs: Sequence[tuple[int, int, int]], gathered: int, steps: int
+    ) -> Sequence[tuple[int, int, int]]:
+        """Ranks that may be the slowest. Times lie on lines: one below another at both ends is below it between."""
+        first = [self._rank_decode(decodes, kv, gathered) for decodes, kv, _ in runs]
+        last = [self._rank_decode(decodes, kv + decodes * (steps - 1), gathered) for decodes, kv, _ in runs]
+        sums = [begin + end for begin, end in zip(first, last, strict=True)]
+        slow = sums.index(max(sums))
+        begin, end = CLEARLY_LESS * first[slow], CLEARLY_LESS * last[slow]
+        return [run for i, run in enumerate(runs) if i == slow or first[i] > begin or last[i] > end]
+
+    def _is_above_floor(self, decodes: int, gathered: int) -> bool:
+        """True if decode steps are slower than the floor's however many tokens are cached."""
+        floor = self._floor
+        if floor is None:
+            return True
+        above = self._above_floor.get((decodes, gathered))
+        if above is None:
+            own, least = CLEARLY_LESS * self._whole_step, floor._whole_step
+            above = least * floor._fixed(decodes, gathered) < own * self._fixed(decodes, gathered)
+            if decodes:
+                above = above and least * floor._decode_token <= own * self._decode_token
+                above = above and least * floor._index_token <= own * self._index_token
+            self._above_floor[decodes, gathered] = above
+        return above
 
     def _rank_seconds(self, batch: Batch | None, gathered: int) -> float:
         if batch is None:
@@ -360,9 +403,13 @@ class StepKernels:
 
     def _rank_decode(self, decodes: int, kv: int, gathered: int) -> float:
         if not decodes:
-            return self._whole_step * (self._shared(0) + self._routed(gathered))
+            return self._whole_step * self._fixed(0, gathered)
         attended = self._decode_token * self._attended(decodes, kv) + self._index_token * kv
         return self._whole_step * (self._decode_fixed(decodes, gathered) + attended)
+
+    def _fixed(self, decodes: int, gathered: int) -> float:
+        """Seconds of a decode step without cached tokens; 0 decodes mean an idle rank."""
+        return self._decode_fixed(decodes, gathered) if decodes else self._shared(0) + self._routed(gathered)
 
     def _decode_fixed(self, decodes: int, gathered: int) -> float:
         fixed = self._by_decodes.get((decodes, gathered))

@@ -28,7 +28,7 @@ class RooflineStepTime(StepTime):
 
     Decodes of uneven lengths count as decodes of their mean length. Sparse attention (DSA) is attention to at most
     `top_k` tokens, and an indexer's work on all of them; linear attention works on a state of each sequence. `scales`:
-    factors by unknown; with them, too, no step is faster than its FLOPs and bytes at the device's peaks.
+    factors by unknown. `floor`: kernels that no step is faster than; of a draw, those that reach the device's peaks.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class RooflineStepTime(StepTime):
         link: Literal["intra_node", "inter_node"] | None = None,
         scales: Mapping[str, float] | None = None,
         load: ExpertRows = EVEN,
+        floor: StepKernels | None = None,
     ) -> None:
         self.model = model
         self.hardware = hardware
@@ -51,11 +52,8 @@ class RooflineStepTime(StepTime):
         self._link: Literal["intra_node", "inter_node"] = link or (
             "intra_node" if placement.stage_devices <= hardware.devices_per_node else "inter_node"
         )
-        floor = None
-        if scales is not None:
-            unscaled, peaks = dict.fromkeys(ABOUT, 1.0) | {WHOLE_STEP: load.slowdown}, at_the_peaks(efficiency)
-            floor = StepKernels(model, hardware, placement, peaks, self._link, unscaled, load, None)
         self._kernels = StepKernels(model, hardware, placement, efficiency, self._link, self.scales, load, floor)
+        self._floor = floor  # of its draws, which share what it remembers, once there are some
         self.kinds = self._kernels.kinds
 
     # -- the protocol ------------------------------------------------------------------------------------------------
@@ -73,6 +71,9 @@ class RooflineStepTime(StepTime):
 
     def rank_decode_seconds(self, decodes: int, kv: int, longest: int, gathered: int, steps: int) -> list[float]:
         return self._kernels.decode_seconds(decodes, kv, gathered, steps)
+
+    def group_decode_seconds(self, runs: Sequence[tuple[int, int, int]], steps: int) -> list[float]:
+        return self._kernels.group_decode_seconds(runs, sum(decodes for decodes, _, _ in runs), steps)
 
     def stage_seconds(self, batch: Batch, shares: Sequence[float]) -> list[float]:
         """With the messages between stages, they sum to `seconds`; the last has the output head and the host's work."""
@@ -116,8 +117,15 @@ class RooflineStepTime(StepTime):
             unknown.name: self.scales[unknown.name] * unknown.factor(scores.get(unknown.name, 0.0))
             for unknown in self.unknowns()
         }
+        parts = self.model, self.hardware, self.placement
+        if self._floor is None:
+            unscaled, peaks = (
+                dict.fromkeys(ABOUT, 1.0) | {WHOLE_STEP: self._load.slowdown},
+                at_the_peaks(self.efficiency),
+            )
+            self._floor = StepKernels(*parts, peaks, self._link, unscaled, self._load, None)
         return RooflineStepTime(
-            self.model, self.hardware, self.placement, self.efficiency, link=self._link, scales=scales, load=self._load
+            *parts, self.efficiency, link=self._link, scales=scales, load=self._load, floor=self._floor
         )
 
     def __deepcopy__(self, memo: dict[int, object]) -> RooflineStepTime:

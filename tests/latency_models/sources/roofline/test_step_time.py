@@ -153,6 +153,24 @@ def test_runs_of_decode_steps_are_equal_to_single_steps(name: str) -> None:
     assert run == [step_time.seconds(batch(lengths=[length + i for length in lengths])) for i in range(50)]
 
 
+@pytest.mark.parametrize("name", ["deepseek-v3", "glm-5", "qwen3-30b-a3b"])
+@pytest.mark.parametrize("score", [-40.0, 0.0, 2.0])
+def test_runs_of_ranks_are_equal_to_single_steps_and_no_faster_than_the_peaks(name: str, score: float) -> None:
+    estimate = model_of(name, data_parallel=4, expert_parallel=True)
+    drawn = estimate.vary(dict.fromkeys((unknown.name for unknown in estimate.unknowns()), score))
+    peaks = estimate.vary(dict.fromkeys((unknown.name for unknown in estimate.unknowns()), -1000.0))
+    ranks = [[40_000], [100, 39_850], [9_000] * 4, []]  # the first is the slowest at first, the third at the end
+    runs = [(len(lengths), sum(lengths), max(lengths, default=0)) for lengths in ranks]
+    for step_time in (estimate, drawn, peaks):
+        run = step_time.group_decode_seconds(runs, 3000)
+        for i in (0, 1, 1500, 2999):
+            step = [batch(lengths=[length + i for length in lengths]) if lengths else None for lengths in ranks]
+            assert run[i] == step_time.group_seconds(GroupBatch(step, 1))
+    least = peaks.group_decode_seconds(runs, 3000)
+    assert all(seconds >= low for seconds, low in zip(drawn.group_decode_seconds(runs, 3000), least, strict=True))
+    assert (drawn.group_decode_seconds(runs, 3) == least[:3]) == (score < 0)
+
+
 def test_ranks_that_share_experts_step_as_their_slowest() -> None:
     step_time = model_of("qwen3-30b-a3b", data_parallel=2, expert_parallel=True)
     group = GroupBatch([batch(lengths=[10, 10]), None], 1)
