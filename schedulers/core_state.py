@@ -214,9 +214,15 @@ class CoreState:
         idle = not self.decode_set.size and not self._prefilling
         if idle or (self.step_index - self._prompts_step) % self.config.scheduler_recv_interval == 0:
             for sequence in self.arrived:
-                self._queue_of(sequence).push(sequence)
+                self._queue_behind(sequence)
             self.arrived.clear()
             self._admission_blocked = False
+
+    def _queue_behind(self, sequence: Sequence) -> None:
+        """Queue a sequence that was submitted earlier behind all that wait."""
+        sequence.queue_index = self._num_submitted
+        self._num_submitted += 1
+        self._queue_of(sequence).push(sequence)
 
     def _has_queued(self) -> bool:
         """Tell whether a queue has a sequence."""

@@ -183,9 +183,7 @@ class Lifecycle(CoreState):
     def _requeue(self, sequence: Sequence) -> None:
         """Queue a preempted sequence again."""
         if self.config.rules.requeues_behind:
-            sequence.queue_index = self._num_submitted
-            self._num_submitted += 1
-            self._queue_of(sequence).push(sequence)
+            self._queue_behind(sequence)
         else:
             self._queue_of(sequence).requeue(sequence)
 

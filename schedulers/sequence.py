@@ -22,7 +22,7 @@ class Sequence:
 
     Attributes:
         seq_id: position in the order of submission; breaks ties in every order. queue_index: the same at first; a
-            scheduler that queues preempted sequences behind others gives them new ones.
+            new one where the scheduler looks at it late (`scheduler_recv_interval`) or queues it again behind others.
         num_tokens_to_compute: tokens that its prefill computes: the prompt, and after a preemption the generated tokens
             as well.
         num_computed_tokens: tokens in the KV cache. Not updated while the sequence decodes: ask the `DecodeSet`.

@@ -187,6 +187,11 @@ visits = st.lists(
     page=1, id_pages=1, spare=3, chunk=1, input_tokens=10**6, requests=10**6, seats=2, conservativeness=1.0, lpm=False,
     interval=2,
 )  # fmt: skip
+@example(  # who arrived before a retraction and is looked at after it waits behind the retracted
+    visits=[Visit(0, 1, 10), Visit(1, 1, 8), Visit(8, 1, 1)],
+    page=1, id_pages=1, spare=4, chunk=1, input_tokens=10**6, requests=10**6, seats=2, conservativeness=0.3, lpm=False,
+    interval=5,
+)  # fmt: skip
 @example(  # who waits is sorted where a slot is free, not where the batch turns out to be full
     visits=[
         Visit(0, 6, 3), Visit(0, 2, 3), Visit(1, 2, 1, (0,)), Visit(0, 1, 2, (0, 0)), Visit(0, 3, 3, (1, 0)),
