@@ -13,6 +13,9 @@ DOCUMENT = "{document}"
 WORK = "{work}"
 """In a command: the file for the stage's JSON document, and the folder of the turn's files."""
 
+LAUNCHES = f"{WORK}/../launches.jsonl"
+"""Launches that a rehearsal has recorded, if they came along."""
+
 NO_TESTS_OF_COMPILATION = ("--deselect", "tests/kernels/test_ahead_of_time.py")
 PLAIN_PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-o", "addopts=")
 LENIENT = ("-o", "filterwarnings=default")
@@ -55,7 +58,7 @@ RUNS = ("--runs", WORK, "--no-figures", "--json")
 
 STAGES = [
     Stage("environment", 40, own("environment", *CUDA), own("environment", *CPU)),
-    Stage("precompile", 60, own("precompile"), own("precompile", "--first", "--processes", "1", "silu_mul")),
+    Stage("precompile", 90, own("precompile", LAUNCHES), own("precompile", LAUNCHES)),
     Stage(
         "tests", 100,
         (*PLAIN_PYTEST, *LENIENT, "-m", "not slow", "-n", "8", "--junitxml", f"{WORK}/tests.xml", "tests/kernels",

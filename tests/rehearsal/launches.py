@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton.language as tl
 from torch._subclasses.fake_tensor import FakeTensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import make_backend
@@ -25,6 +26,8 @@ TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.bool: "i1",
     torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
 }  # fmt: skip
+NAMES = {name: str(dtype).removeprefix("torch.") for dtype, name in TYPES.items()}
+"""Triton's names of types, and the attributes of PyTorch's and of `triton.language` that have them."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,15 @@ class Launch:
     constants: tuple[tuple[str, Any], ...]
     aligned: frozenset[str]
     options: tuple[tuple[str, Any], ...]
+
+    def document(self) -> dict[str, Any]:
+        """The launch for `benchmarks.gpu_turn.precompile`."""
+        tensors = {name: NAMES[kind[1:]] for name, kind in self.types if kind.startswith("*")}
+        constants = {k: {"dtype": NAMES[v.name]} if isinstance(v, tl.dtype) else v for k, v in self.constants}
+        document = {"module": self.kernel.__module__, "kernel": self.kernel.__name__, "types": dict(self.types)}
+        return document | {
+            "tensors": tensors, "constants": constants, "aligned": sorted(self.aligned), "options": dict(self.options)
+        }  # fmt: skip
 
     def __str__(self) -> str:
         constants = ", ".join(f"{name}={value}" for name, value in self.constants)

@@ -6,6 +6,7 @@ In a process of its own: the pretended device takes PyTorch's place there, and t
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,9 +32,16 @@ def rehearsed(*pieces: str) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pieces", [ENGINES, COMMANDS], ids=["engines", "commands"])
-def test_what_runs_on_a_gpu_runs_on_a_pretended_one(pieces: list[str]) -> None:
-    result = rehearsed(*pieces)
+def test_what_runs_on_a_gpu_runs_on_a_pretended_one(pieces: list[str], tmp_path: Path) -> None:
+    result = rehearsed(*pieces, "--record", str(tmp_path / "launches.jsonl"))
     assert list(result) == pieces
+    launches = (tmp_path / "launches.jsonl").read_text().splitlines(keepends=True)
+    assert len(launches) >= max(row["launches"] for row in result.values())
+    (tmp_path / "few.jsonl").write_text("".join(launches[:3]))
+    out = tmp_path / "compiled.json"
+    process = run_compiling("-m", "benchmarks.gpu_turn.precompile", str(tmp_path / "few.jsonl"), "--out", str(out))
+    assert process.returncode == 0, process.stdout + process.stderr[-3000:]
+    assert [row["error"] for row in json.loads(out.read_text())["launches"]] == ["", "", ""]
     for row in result.values():
         assert row["launches"] >= 10
         assert row["refused"] == {}
