@@ -74,7 +74,8 @@ class NaiveSGLang:
         self.last_prompts, self.last_chunked = [], None
         batch = NaiveBatch(self.steps + 1)
         prompts = self._new_prompts(batch)
-        if not prompts and not self._decode(batch) and self.waiting:
+        was_full = self.full  # if not, what waits now was looked at, or is retracted by this very round
+        if not prompts and not self._decode(batch) and was_full:
             prompts = self._new_prompts(batch)
         if not prompts and not batch.decodes:
             if self.ended == self.steps:

@@ -192,6 +192,11 @@ visits = st.lists(
     page=1, id_pages=1, spare=4, chunk=1, input_tokens=10**6, requests=10**6, seats=2, conservativeness=0.3, lpm=False,
     interval=5,
 )  # fmt: skip
+@example(  # who is retracted while the only other ends is looked at when it has ended, in a batch that still counts it
+    visits=[Visit(0, 1, 10), Visit(1, 1, 8), Visit(10, 1, 1)],
+    page=1, id_pages=1, spare=6, chunk=1, input_tokens=10**6, requests=10**6, seats=2, conservativeness=0.3, lpm=False,
+    interval=1,
+)  # fmt: skip
 @example(  # who waits is sorted where a slot is free, not where the batch turns out to be full
     visits=[
         Visit(0, 6, 3), Visit(0, 2, 3), Visit(1, 2, 1, (0,)), Visit(0, 1, 2, (0, 0)), Visit(0, 3, 3, (1, 0)),
