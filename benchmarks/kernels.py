@@ -108,7 +108,7 @@ class Bench:
     def _copy(self) -> float:
         """Bytes read and written a second by the faster of a copy and an elementwise kernel.
 
-        A copy in a graph may go through a copy engine, which moved 2.8 TB/s on an H200 whose kernels move 4.
+        A copy in a graph may go through a copy engine, which moved 2.8 TB/s on an H200 whose kernels move 4.3.
         """
         size = 1 << (21 if self.small else 29)
 

@@ -145,7 +145,7 @@ def exhaustive(planner: Planner) -> list[Trial]:
 
 
 def passes(planner: Planner, trials: list[Trial], name: str) -> bool:
-    """Whether a candidate meets its goals by all windows, also where it is dearer than the trials' optimum."""
+    """True if a candidate meets its goals in all windows; one that is dearer than the optimum is simulated for it."""
     tried = [trial for trial in trials if trial.candidate.name == name]
     if not tried:
         candidate = next(candidate for candidate in every(planner) if candidate.name == name)

@@ -1,4 +1,4 @@
-"""What lies beside a paper's program, published tables (CSV) and scenarios (YAML), and its independent tasks."""
+"""Data of a paper: its published tables (CSV), its scenarios (YAML), and its independent tasks."""
 
 from __future__ import annotations
 

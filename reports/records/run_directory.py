@@ -282,7 +282,7 @@ def _now() -> datetime:
 
 
 def commit() -> str | None:
-    """What TWIN_COMMIT says, else the commit of this checkout, marked if files have changed since; None elsewhere."""
+    """The commit: the variable TWIN_COMMIT, or this checkout's, marked if files have changed since; None elsewhere."""
     if name := os.environ.get("TWIN_COMMIT"):
         return name
     if not (ROOT / ".git").exists():

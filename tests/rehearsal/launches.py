@@ -32,7 +32,7 @@ NAMES = {name: str(dtype).removeprefix("torch.") for dtype, name in TYPES.items(
 
 @dataclass(frozen=True)
 class Launch:
-    """What Triton makes code for: launches that are alike in this share it.
+    """A launch as Triton compiles it: launches that are alike in this share their code.
 
     Attributes:
         types: of each argument, as Triton writes them. constants: values of those that are "constexpr".
@@ -117,7 +117,7 @@ def launch(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], grid: 
 
 
 def misfit_of(launch: Launch, arch: int = 90) -> str:
-    """As `error_of`, all the way to the GPU's own code; also what spills, or needs more shared memory than there is."""
+    """The error of `error_of` or of the GPU's own code; also if that spills, or needs too much shared memory."""
     types = " ".join(kind for _, kind in launch.types if kind != "constexpr")
     aligned = tuple(launch.aligned)
     configuration = Shipped(launch.kernel, types, dict(launch.constants), aligned=aligned, **dict(launch.options))
