@@ -179,6 +179,10 @@ class EngineCore(StepScheduling):
             self._free(sequence)
         return sequence
 
+    def end_idle_step(self, step_index: int) -> None:
+        """Record that a step has run in which other ranks alone had sequences."""
+        self._num_ended = step_index
+
     def release(self, sequence: Sequence) -> None:
         """Free the blocks of a finished sequence that was submitted with `hold_blocks`."""
         if sequence in self.awaiting_transfer:

@@ -123,6 +123,8 @@ class LockstepGroup:
         for rank, part in zip(self.ranks, batch.ranks, strict=True):
             if part is not None:
                 finished.extend(rank.end_step(part, stopped_by_rank.get(id(rank), ()), now))
+            else:
+                rank.end_idle_step(batch.step_index)
         self._forget(finished)
         return finished
 

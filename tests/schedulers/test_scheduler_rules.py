@@ -137,6 +137,24 @@ def test_prompts_of_ranks_wait_for_one_another() -> None:
         assert prompts == [4, 0, *steps], other
 
 
+def test_an_idle_rank_whose_batch_was_full_takes_requests_again() -> None:
+    """The blocks of a prompt that is sent away keep the next one waiting, while the other rank decodes."""
+    settings = {"scheduler": "sglang", "capacity_scheduler_policy": "new_token_ratio", "enable_mixed_chunk": False}
+    group = LockstepGroup(lambda: core_of(num_gpu_blocks=40, max_num_batched_tokens=30, **settings), 2)
+    sent = group.submit(Request(0, 0.0, 30, 1), 0, max_tokens=1, hold_blocks=True)
+    group.submit(Request(1, 0.0, 2, 30), 0)
+    prompts = []
+    for step in range(6):
+        if step == 1:
+            group.submit(Request(2, 0.0, 30, 1), step)
+        if step == 4:
+            group.release(sent)
+        batch = group.begin_step(step)
+        prompts.append(batch.prefill_tokens)
+        group.end_step(batch, (), step)
+    assert prompts == [32, 0, 0, 0, 30, 0]
+
+
 def test_a_scheduler_brings_settings_that_a_scenario_may_replace() -> None:
     spec = EngineSpec(num_gpu_blocks=100, scheduler="sglang")
     assert (spec.block_size, spec.enable_mixed_chunk, spec.capacity_scheduler_policy) == (1, False, "new_token_ratio")
