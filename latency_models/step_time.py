@@ -126,10 +126,10 @@ class StepTime(ABC):
         """The model and devices that the times were measured for; None where the source does not say."""
         return None
 
-    def kv_tokens(self, gpu_memory_utilization: float, max_num_seqs: int) -> float | None:
+    def kv_tokens(self, gpu_memory_utilization: float, max_num_seqs: int, *, mtp: bool = False) -> float | None:
         """Tokens of the KV cache beside the weights in a share of the memory; 0: none, None: not known.
 
-        Layers with a window keep one for each of `max_num_seqs` sequences.
+        Layers with a window keep one for each of `max_num_seqs` sequences. `mtp`: with the model's MTP modules.
         """
         return None
 

@@ -36,8 +36,8 @@ class WrappedStepTime(StepTime):
     def measured_deployment(self) -> MeasuredDeployment | None:
         return self.base.measured_deployment()
 
-    def kv_tokens(self, gpu_memory_utilization: float, max_num_seqs: int) -> float | None:
-        return self.base.kv_tokens(gpu_memory_utilization, max_num_seqs)
+    def kv_tokens(self, gpu_memory_utilization: float, max_num_seqs: int, *, mtp: bool = False) -> float | None:
+        return self.base.kv_tokens(gpu_memory_utilization, max_num_seqs, mtp=mtp)
 
 
 class DraftedStepTime(WrappedStepTime):

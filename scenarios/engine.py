@@ -260,7 +260,8 @@ class EngineSpec(Strict):
             from scenarios.memory import KVMemorySpec
 
             memory = self.kv_memory or KVMemorySpec()
-            blocks = memory.blocks(self.block_size, base, step_time, self.max_num_seqs, reserved)
+            mtp = self.speculative_config is not None and self.speculative_config.method == "mtp"
+            blocks = memory.blocks(self.block_size, base, step_time, self.max_num_seqs, reserved, mtp=mtp)
         of_scheduler = {field.name for field in dataclasses.fields(EngineConfig)} - {
             "num_gpu_blocks", "one_shot", "kv_offloading", "model_slots", "admission_control",
         }  # fmt: skip

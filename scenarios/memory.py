@@ -6,7 +6,7 @@ The sections `engine.kv_memory`, `engine.kv_offloading`, `engine.lora_config` an
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -20,6 +20,9 @@ from schedulers.engine_config import KVOffloading, TierConfig, WritePolicy
 from schedulers.model_slots import SlotsConfig
 from schedulers.tier_eviction import EVICTION_POLICIES
 from workloads.errors import BadInput
+
+if TYPE_CHECKING:
+    from latency_models.deployment.models import Model
 
 
 class KVMemorySpec(Strict):
@@ -51,14 +54,21 @@ class KVMemorySpec(Strict):
         step_time: StepTime | None = None,
         max_num_seqs: int = 256,
         reserved: float = 0.0,
+        *,
+        mtp: bool = False,
     ) -> int:
-        """The number of blocks that fit; `reserved`: bytes of each device for something else, such as LoRA adapters."""
+        """The number of blocks that fit; `reserved`: bytes of each device for something else, such as LoRA adapters.
+
+        `mtp`: beside the weights of MTP modules, which have a KV cache, too.
+        """
         if self.memory is None or self.model is None:
-            return self._blocks_of(step_time, block_size, max_num_seqs, reserved)
+            return self._blocks_of(step_time, block_size, max_num_seqs, reserved, mtp)
         from latency_models.deployment.hugging_face import any_model  # builds models of pydantic
 
         model = any_model(self.model, base)
-        weights = self.device_weights(base) + reserved
+        joined = 2.0 * model.mtp_weights if mtp else 0.0
+        model = model.with_mtp() if mtp else model
+        weights = self._weights_of(model) + joined + reserved
         states = max_num_seqs * model.state_bytes_per_sequence / self.tensor_parallel_size
         free = self.memory * self.gpu_memory_utilization - weights - self.activations - states
         block = model.kv_bytes_per_token(self.cache_bytes) * block_size / self.tensor_parallel_size
@@ -74,7 +84,10 @@ class KVMemorySpec(Strict):
         from latency_models.deployment.hugging_face import any_model
 
         assert self.model is not None, "a section without a model does not know its weights"
-        model, stated = any_model(self.model, base), self.weight_bytes
+        return self._weights_of(any_model(self.model, base))
+
+    def _weights_of(self, model: Model) -> float:
+        stated = self.weight_bytes
         size = model.weight_bytes(model.formats()) if stated is None else model.parameters * stated
         return size / self.tensor_parallel_size
 
@@ -84,12 +97,14 @@ class KVMemorySpec(Strict):
         memory = self.memory if self.memory is not None or deployment is None else deployment.memory
         return None if memory is None else memory * self.gpu_memory_utilization - self.activations
 
-    def _blocks_of(self, step_time: StepTime | None, block_size: int, max_num_seqs: int, reserved: float) -> int:
+    def _blocks_of(
+        self, step_time: StepTime | None, block_size: int, max_num_seqs: int, reserved: float, mtp: bool
+    ) -> int:
         share = self.gpu_memory_utilization
         deployment = step_time.measured_deployment() if step_time and reserved else None
         if deployment is not None and deployment.memory is not None:
             share = max(share - reserved / deployment.memory, 0.0)
-        tokens = step_time.kv_tokens(share, max_num_seqs) if step_time else None
+        tokens = step_time.kv_tokens(share, max_num_seqs, mtp=mtp) if step_time else None
         if tokens is None:
             raise BadInput("expected either num_gpu_blocks or kv_memory", field="engine")
         if tokens < block_size:

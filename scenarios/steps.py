@@ -97,7 +97,7 @@ ChunkingSpec = Annotated[
 
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Method = Literal["ngram", "draft_model"]
+Method = Literal["ngram", "draft_model", "mtp"]
 MOST_DRAFT_TOKENS = 64
 
 

@@ -216,6 +216,23 @@ class Model(Strict):
         indexer = self.indexer
         return 0 if indexer is None else indexer.layers or self.attention_layers
 
+    def with_mtp(self) -> Model:
+        """The model with its MTP modules: each is one more layer with a KV cache and an FFN (DeepSeek-V3, section 2.2).
+
+        The matrix and the two norms before it (`mtp_weights`) are not in the layers. Embedding and head are shared.
+        """
+        if not self.mtp_depth:
+            raise BadInput("expected a model with MTP modules", field="model", value=self.name)
+        alone = self.ffn_layers is not None  # attention and FFN are layers of their own
+        added = {"layers": self.layers + (1 + alone) * self.mtp_depth}
+        added |= {"ffn_layers": (self.ffn_layers or 0) + self.mtp_depth} if alone else {}
+        return self.model_copy(update=added)
+
+    @property
+    def mtp_weights(self) -> int:
+        """Weights of MTP modules outside their layers: a matrix that joins two vectors, and their norms."""
+        return self.mtp_depth * (2 * self.hidden_size**2 + 2 * self.hidden_size)
+
     def check_layers_alike(self) -> None:
         """Refuse a model with layers without a KV cache or an FFN, and one with sparse attention."""
         linear, indexer = self.linear_attention, self.indexer

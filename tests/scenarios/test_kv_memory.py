@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
 from latency_models.io.config_io import checked
 from latency_models.sources.registry import find_source
 from latency_models.sources.roofline.engines import EngineOption, engine_option
-from latency_models.sources.roofline.placement import Placement
+from latency_models.sources.roofline.placement import Placement, device_memory
 from scenarios.engine import EngineSpec
 from workloads.errors import BadInput
 
@@ -77,3 +78,30 @@ def test_states_of_sequences_have_slots_beside_the_blocks(stated: bool) -> None:
     # Two KV heads: the roofline keeps one on each of eight devices; a stated memory divides them.
     token = 15 * 2 * 256 * 2 * (2 / 8 if stated else 1)
     assert few - many == pytest.approx(240 * model.state_bytes_per_sequence / 8 / (16 * token), abs=1)
+
+
+def test_an_mtp_module_has_weights_and_a_cache() -> None:
+    """DeepSeek-V3's, by hand, on one of eight B300: a layer of attention and experts, a matrix, and 576 elements."""
+    split = 1536 * 128 * 192 + 512 * 128 * 256 + 128 * 128 * 7168  # of attention; both compressions are whole
+    linear = 7168 * (1536 + 576) + (split + 3 * 7168 * 2048) / 8 + 256 * 3 * 7168 * 2048 / 8  # FP8
+    small = 1536 + 512 + 2 * 7168 + 256 * 7168 + 2 * 7168**2 + 2 * 7168  # norms, router, joining matrix: bf16
+    section = {"source": "roofline", "model": "deepseek-v3", "hardware": "b300-sxm", "tensor_parallel": 8}
+    drafts = {"num_speculative_tokens": 1, "acceptance": 0.8}
+    model = load_model("deepseek-v3")
+    before = device_memory(model, load_hardware("b300-sxm"), Placement(8, weights="fp8", experts="fp8"))
+    expected = (before.free - linear - 2 * small) / (62 * 576 * 2)
+    assert blocks({"speculative_config": {"method": "mtp", **drafts}}, section) == expected // 16
+    assert blocks({"speculative_config": {"method": "draft_model", **drafts}}, section) == before.kv_tokens // 16
+    whole = model.with_mtp().parameters + model.mtp_weights - model.parameters
+    assert whole == pytest.approx(684_531_386_000 - 671_026_404_352 - 2 * 129280 * 7168, rel=4e-3)  # as published
+    with pytest.raises(BadInput, match="MTP modules"):
+        blocks({"speculative_config": {"method": "mtp", **drafts}}, ROOFLINE)
+
+
+@pytest.mark.parametrize("name", ["glm-5", "qwen3.5-397b-a17b", "nemotron-3-super-120b-a12b"])
+def test_mtp_layers_attend_to_every_token(name: str) -> None:
+    model = load_model(name)
+    speculating = model.with_mtp()
+    assert speculating.attention_layers == model.attention_layers + model.mtp_depth
+    assert speculating.expert_layers == model.expert_layers + model.mtp_depth
+    assert speculating.linear_layers == model.linear_layers

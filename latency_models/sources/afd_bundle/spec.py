@@ -161,8 +161,8 @@ class BundleStepTime(StepTime):
             measured=False, device=self.hardware.name, devices=self.shape.gpus,
         )  # fmt: skip
 
-    def kv_tokens(self, gpu_memory_utilization: float, max_num_seqs: int) -> float:
-        """Tokens of all attention instances together."""
+    def kv_tokens(self, gpu_memory_utilization: float, max_num_seqs: int, *, mtp: bool = False) -> float:
+        """Tokens of all attention instances together, without MTP modules."""
         need, limit = self.footprint.ffn_weights + RESERVED, self.hardware.memory_capacity * gpu_memory_utilization
         if need > limit:
             expected = (

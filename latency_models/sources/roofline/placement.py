@@ -124,23 +124,42 @@ class DeviceMemory:
 
 
 def device_memory(
-    model: Model, hardware: Hardware, placement: Placement, gpu_memory_utilization: float = 0.9, max_num_seqs: int = 256
+    model: Model,
+    hardware: Hardware,
+    placement: Placement,
+    gpu_memory_utilization: float = 0.9,
+    max_num_seqs: int = 256,
+    *,
+    mtp: bool = False,
 ) -> DeviceMemory:
     """The memory of the device whose cache holds the fewest tokens: all stages of a pipeline have as many KV blocks.
 
-    Windows and the states of linear attention are set aside for `max_num_seqs` sequences.
+    Windows and the states of linear attention are set aside for `max_num_seqs` sequences. `mtp`: MTP modules are
+    loaded, with a KV cache of their own; the matrix of each is whole on every device, in bf16.
     """
     stages = range(placement.pipeline_parallel)
+    joined = model.mtp_weights * 2.0 if mtp else 0.0
+    model = model.with_mtp() if mtp else model
     stages_memory = [
-        _stage_memory(model, hardware, placement, stage, gpu_memory_utilization, max_num_seqs) for stage in stages
+        _stage_memory(model, hardware, placement, stage, gpu_memory_utilization, max_num_seqs, joined)
+        for stage in stages
     ]
     return min(stages_memory, key=lambda memory: memory.free / memory.kv_bytes_per_token)
 
 
 def _stage_memory(
-    model: Model, hardware: Hardware, placement: Placement, stage: int, gpu_memory_utilization: float, max_num_seqs: int
+    model: Model,
+    hardware: Hardware,
+    placement: Placement,
+    stage: int,
+    gpu_memory_utilization: float,
+    max_num_seqs: int,
+    joined: float,
 ) -> DeviceMemory:
-    """The memory of a device of one pipeline stage, which has its share of each kind of layer."""
+    """The memory of a device of one pipeline stage, which has its share of each kind of layer.
+
+    `joined`: bytes of what MTP modules have beside their layers.
+    """
     layers = stage_layers(model.layers, placement.pipeline_parallel)[stage]
     share = layers / model.layers
     cached = _cached_elements(model, placement) * CACHE_BYTES[placement.cache]
@@ -150,7 +169,7 @@ def _stage_memory(
     if isinstance(model.attention, GroupedQueryAttention):
         slot += model.attention.window * cached * share * model.windowed_layers
     slots = max_num_seqs * slot
-    weights = layers * _layer_bytes(model, placement) + _embedding_bytes(model, placement, stage)
+    weights = layers * _layer_bytes(model, placement) + _embedding_bytes(model, placement, stage) + joined
     usable = hardware.memory_capacity * gpu_memory_utilization
     free = usable - weights - RESERVED - slots
     return DeviceMemory(hardware.memory_capacity, weights, RESERVED, free, token, slots)

@@ -149,8 +149,9 @@ class RooflineStepTime(StepTime):
             weights=memory.weights,
         )
 
-    def kv_tokens(self, gpu_memory_utilization: float, max_num_seqs: int) -> float:
-        return device_memory(self.model, self.hardware, self.placement, gpu_memory_utilization, max_num_seqs).kv_tokens
+    def kv_tokens(self, gpu_memory_utilization: float, max_num_seqs: int, *, mtp: bool = False) -> float:
+        shares = gpu_memory_utilization, max_num_seqs
+        return device_memory(self.model, self.hardware, self.placement, *shares, mtp=mtp).kv_tokens
 
     def notes(self) -> list[str]:
         """Notes on the parts of the step that are extrapolated."""
