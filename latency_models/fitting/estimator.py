@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,16 +34,6 @@ class Estimator:
     def get_params(self) -> dict[str, Any]:
         """The constructor's arguments."""
         return {name: getattr(self, name) for name in self._param_names()}
-
-    def set_params(self, **params: Any) -> Self:
-        """Change some of the constructor's arguments. Fitted attributes stay until the next `fit`."""
-        names = self._param_names()
-        for name in params:
-            if name not in names:
-                raise BadInput(f"expected one of {', '.join(names)}", field=type(self).__name__, value=name)
-        for name, value in params.items():
-            setattr(self, name, value)
-        return self
 
     def __repr__(self) -> str:
         params = ", ".join(f"{name}={value!r}" for name, value in self.get_params().items())

@@ -49,19 +49,6 @@ class LinearLatency(Estimator):
         self.holdout = holdout
         self.confidence = confidence
 
-    @classmethod
-    def from_coefficients(cls, alpha: float, beta: float) -> Self:
-        """A published or derived line, valid for any size, without intervals (NaN); `CannotFit` if it falls."""
-        for name, value in (("alpha", alpha), ("beta", beta)):
-            if not (math.isfinite(value) and value >= 0):
-                raise CannotFit("expected a finite number of at least 0", field=name, value=value)
-        line = cls()
-        line._learn(_Line(float(alpha), float(beta), np.full((2, 2), math.nan), math.nan, 0))
-        line.range_ = (0.0, math.inf)
-        line.points_ = 0
-        line.r_squared_ = line.heldout_median_error_ = math.nan
-        return line
-
     def fit(self, sizes: Numbers, times: Numbers) -> Self:
         """Learn the line from sizes x and times t, both of shape (n,), n ≥ 3, in any order.
 
@@ -104,11 +91,6 @@ class LinearLatency(Estimator):
         of_noise = self.noise_variance_ * (centre**2 if self.relative else 1.0)
         reach = student_quantile(self.confidence, self.degrees_) * np.sqrt(np.maximum(of_line, 0.0) + of_noise)
         return np.maximum(centre - reach, 0.0), centre + reach
-
-    def in_range(self, size: float) -> bool:
-        """True if a size lies within the measured range; `NotFitted` before `fit`."""
-        self._require_fit()
-        return self.range_[0] <= size <= self.range_[1]
 
     def _check_settings(self) -> None:
         if not 0 <= self.holdout <= 0.5:

@@ -23,8 +23,8 @@ INTERNAL = {"write"}
 
 
 def table(heading: str) -> dict[str, list[str]]:
-    """Cells of the rows below a heading, by the name in the first one."""
-    return {names(cells[0])[0]: cells for where, cells in rows(PAGE) if where == heading}
+    """Cells of the rows below a heading, by each name in the first one."""
+    return {name: cells for where, cells in rows(PAGE) if where == heading for name in names(cells[0])}
 
 
 def signature(function: Callable[..., Any]) -> str:
@@ -102,8 +102,9 @@ def test_kinds_and_units_are_listed(result: twin.Result) -> None:
 def test_columns_of_a_sweep(workplace: Path) -> None:
     small = {"requests_per_instance": 100, "batch_size": 16, "workload.decode.mean": 20}
     swept = twin.sweep("examples/afd-deepseek-v3.yaml", ratio=2, overrides=small, requests=True)
-    assert set(table("SweepResult.requests")) == set(swept.requests)
-    documented = {names(cells[0])[0] for where, cells in rows("sweep-document.md") if where == "points[]"}
+    columns = {name for where, cells in rows("run-folder.md") if where == "requests/" for name in names(cells[0])}
+    assert columns | {"point"} == set(swept.requests)
+    documented = {name for where, cells in rows("sweep-document.md") if where == "points[]" for name in names(cells[0])}
     changed = {"throughput_ci": ["throughput_ci_low", "throughput_ci_high"], "seed": ["point_seed"]}
     plain = {column for name in documented - {"gaps", "state_shares"} for column in changed.get(name, [name])}
     nested = {name for name in swept.points if re.match(r"(gaps|state_shares)\.", name)}

@@ -206,7 +206,7 @@ def test_the_sweep_document_has_every_key_of_a_real_one_and_no_other(folder: Pat
     assert all(point["gaps"] for point in document["points"]), "too short for a steady state, so keys are missing"
     here = set(keys({**document, "theory": None, "simulation": None}))
     short = {"calibration", "run", "gap_names"}
-    documented = {(heading, names(cells[0])[0]) for heading, cells in rows("sweep-document.md")}
+    documented = {(heading, name) for heading, cells in rows("sweep-document.md") for name in names(cells[0])}
     assert documented == {(where, key) for where, key in here if where not in short}
     text = (REFERENCE / "sweep-document.md").read_text()
     for where, key in sorted(here):
@@ -217,7 +217,7 @@ def test_the_sweep_document_has_every_key_of_a_real_one_and_no_other(folder: Pat
 
 
 def test_the_run_folder_lists_every_file_and_every_key_of_the_manifest(folder: Path) -> None:
-    documented = [(heading, names(cells[0])[0]) for heading, cells in rows("run-folder.md")]
+    documented = [(heading, name) for heading, cells in rows("run-folder.md") for name in names(cells[0])]
     files = {str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()}
     files = {re.sub(r"\d+-\d+A-\d+F", "<configuration>-<bundle>", name) for name in files}
     assert {name for heading, name in documented if heading == ""} == files

@@ -41,9 +41,23 @@ def scenario(tmp_path: Path) -> Path:
     return write_validation(tmp_path, SCENARIO)
 
 
-def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code = run(["validate", str(scenario), "--json", "--runs", str(tmp_path / "runs")])
-    document = json.loads(capsys.readouterr().out)
+def no_device(*_: object, **__: object) -> None:
+    raise BadInput("expected a CUDA device, found none", field="device", value="cuda")
+
+
+def test_a_whole_validation(
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was measured elsewhere is predicted without a device: nothing is run again."""
+    command = ["validate", str(scenario), "--json", "--runs", str(tmp_path / "runs")]
+    assert run([*command, "--measure-only"]) == 0
+    capsys.readouterr()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("live.validation.backend.LiveBackend.__init__", no_device)
+        code = run(command)
+        document = json.loads(capsys.readouterr().out)
+        assert "expected a CUDA device, found none" in refusal(*command, "--fresh")
+    assert document["backend"]["dtype"] == "float32"
     assert code == {"met": 0, "missed": 4, "undecided": 5}[document["verdict"]]
     folder = Path(document["run"]["directory"])
     files = [f"live/load-0.8-repeat-2/{name}.parquet" for name in ("requests", "steps")]
@@ -63,6 +77,7 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
         assert load["timeline"]["live"][-1] == load["timeline"]["twin"][-1] == 0
     # The fitted model serves again without profiling, also with asynchronous scheduling.
     again = ["--calibration", str(folder / "engine-steps.yaml"), "--tolerance", "1000", "--set", "loads=[0.5]"]
+    again += ["--no-figures"]
     again += ["--set", "engine.async_scheduling=true", "--clock", "wall"]
     assert run(["validate", str(scenario), "--runs", str(tmp_path / "runs"), *again]) == 0
     output = capsys.readouterr()
@@ -309,22 +324,3 @@ def test_errors_are_taken_repeat_by_repeat() -> None:
         for name, goal in (("ttft.mean", 5), ("tpot.mean", 3), ("e2e.mean", 3))
     ]
     assert missed([load], 4.0) == []
-
-
-def test_what_was_measured_elsewhere_is_predicted_without_a_device(
-    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is run again: the second command has no device to run anything on."""
-    command = ["validate", str(scenario), "--json", "--runs", str(tmp_path / "runs")]
-    assert run([*command, "--measure-only"]) == 0
-    capsys.readouterr()
-
-    def no_device(*_: object, **__: object) -> None:
-        raise BadInput("expected a CUDA device, found none", field="device", value="cuda")
-
-    monkeypatch.setattr("live.validation.backend.LiveBackend.__init__", no_device)
-    assert run(command) in (0, 4, 5)
-    document = json.loads(capsys.readouterr().out)
-    assert len(document["loads"]) == 2
-    assert document["backend"]["dtype"] == "float32"
-    assert "expected a CUDA device, found none" in refusal(*command, "--fresh")

@@ -45,7 +45,7 @@ def planted_rows(line: DecodeFit, prompts: LinearLatency) -> Iterator[Concurrenc
 
 def test_a_planted_line_is_found_again_and_predicts() -> None:
     line = DecodeFit({4: 6e-3, 16: 12e-3}, batching=4e-4, per_row=0.0, per_kv_token=9e-8, misfit=math.nan)
-    prompts = LinearLatency.from_coefficients(7e-5, 2e-2)
+    prompts = LinearLatency().fit([0.0, 1e3, 1e4], [0.02, 0.09, 0.72])
     rows = list(planted_rows(line, prompts))
     fit = fit_decode(rows)
     assert fit.weights == pytest.approx(line.weights, rel=1e-9)

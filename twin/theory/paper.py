@@ -35,11 +35,6 @@ class PaperModel:
         """The horizon K(B) = N/(B p) in steps (eq. 12)."""
         return math.inf if self.requests is None else self.requests / (self.batch_size * self.p)
 
-    def expected_load(self, step: float) -> float:
-        """The mean token load E[T_k] of one instance at decode step k (eq. 11)."""
-        grown: float = 1 - (1 - self.p) ** step
-        return self.batch_size * (self.mean_prefill + (1 - self.p) / self.p * grown)
-
     @property
     def mean_load(self) -> float:
         """The mean load T̄(B; N), or its limit T̄ when the horizon is not given (eq. 13-14)."""

@@ -7,7 +7,7 @@ It climbs ever more slowly: small products read all weights whatever their rows,
 rows, fitted to batches of 20 to 45 decodes, is 13 % too long at 90 to 120, the logarithm 6 %. Fitted to one workload of
 a log it is closer to the other one, too (decision 0042). The logarithm counts rows up to `ROWS`, where products become
 bound by arithmetic; prompt tokens have a term of their own. Attention within long prompts, which grows with their
-square, is not in the model: `in_range` tells whether a batch is within the measured range.
+square, is not in the model.
 
 Rows and resident tokens rise together in a run, so what the curve misses goes into κ, and grows without end beyond the
 fitted batches. Steps of equal rows do not have that error. κ is the mean of two estimates, weighted by their precision:

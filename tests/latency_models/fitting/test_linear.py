@@ -191,19 +191,3 @@ def test_settings_out_of_range(settings: dict[str, float], message: str) -> None
     with pytest.raises(CannotFit) as error:
         LinearLatency(**settings).fit([1, 2, 3], [1, 2, 3])  # type: ignore[arg-type]
     assert str(error.value) == message
-
-
-def test_known_coefficients_predict_and_claim_no_certainty() -> None:
-    line = LinearLatency.from_coefficients(0.00165, 50)
-    assert line.seconds(153_344) == 0.00165 * 153_344 + 50
-    assert line.predict([0.0, 1e6]).tolist() == [50.0, 1700.0]
-    assert np.isnan(line.interval([1.0, 2.0])).all()
-    assert np.isnan([*line.alpha_interval_, line.r_squared_, line.heldout_median_error_]).all()
-    assert line.in_range(1e12)
-    assert not line.in_range(-1)
-
-
-@pytest.mark.parametrize(("alpha", "beta", "field"), [(-1, 0, "alpha"), (1, -0.1, "beta"), (math.inf, 0, "alpha")])
-def test_known_coefficients_must_be_possible(alpha: float, beta: float, field: str) -> None:
-    with pytest.raises(CannotFit, match=rf"^{field}: .*at least 0"):
-        LinearLatency.from_coefficients(alpha, beta)

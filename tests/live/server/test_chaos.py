@@ -42,7 +42,11 @@ async def client(port: int, fields: dict[str, Any], leave_after: float | None) -
     return [token for piece in pieces for token in piece["token_ids"]]
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["waiting for each step", "a step ahead"])
+@pytest.mark.parametrize(
+    "ahead",
+    [pytest.param(False, marks=pytest.mark.slow), True],
+    ids=["waiting for each step", "a step ahead"],
+)
 def test_nothing_is_lost_and_nothing_answered_twice(ahead: bool, decoder: Decoder, folder: Path) -> None:
     rng = np.random.default_rng(4)
     common = rng.integers(0, 256, 12).tolist()

@@ -138,21 +138,29 @@ LOST = [
     ("bundle", 0, "coordinator", signal.SIGKILL),
     ("bundle", 2, "attention 1", signal.SIGKILL),
     ("bundle", 3, "ffn 0", signal.SIGKILL),
-    ("bundle", 0, "coordinator", signal.SIGSTOP),
     ("bundle", 2, "attention 1", signal.SIGSTOP),
-    ("bundle", 3, "ffn 0", signal.SIGSTOP),
     ("pools", 0, "frontend 0", signal.SIGKILL),
     ("pools", 1, "prefill 0", signal.SIGKILL),
     ("pools", 3, "decode 0", signal.SIGSTOP),
     ("with chunks", 1, "prefill 0", signal.SIGKILL),
     ("with chunks", 3, "decode 0", signal.SIGKILL),
 ]
-LINKED = [("bundle", 3, "ffn 0", signal.SIGKILL), ("bundle", 2, "attention 1", signal.SIGSTOP)]
+LINKED = [("bundle", 3, "ffn 0", signal.SIGKILL)]
+SILENT = [
+    ("bundle", 0, "coordinator", signal.SIGSTOP, False),
+    ("bundle", 3, "ffn 0", signal.SIGSTOP, False),
+    ("bundle", 2, "attention 1", signal.SIGSTOP, True),
+]
+"""Further ranks that do not answer, which is found after some seconds in the same way."""
 
 
 @pytest.mark.parametrize(
     ("kind", "rank", "name", "number", "link"),
-    [*((*case, False) for case in LOST), *((*case, True) for case in LINKED)],
+    [
+        *((*case, False) for case in LOST),
+        *((*case, True) for case in LINKED),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in SILENT),
+    ],
 )
 def test_a_rank_that_is_lost_is_named_by_all_others(
     kind: str, rank: int, name: str, number: int, link: bool, starter: Starter, tmp_path: Path

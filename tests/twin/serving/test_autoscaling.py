@@ -225,6 +225,7 @@ def check(document: dict[str, Any]) -> None:
     assert slow.scaling is not None
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(
     st.sampled_from(POLICIES), st.sampled_from(POLICIES), outages(["prefill-0", "prefill-1", "decode-0", "decode-2"]),
     st.sampled_from([0.0, 0.3]), st.sampled_from([2e4, 1e9]), st.sampled_from([20, 60, 400]), st.booleans(),

@@ -75,7 +75,7 @@ def scaled(policy: dict[str, Any]) -> dict[str, Any]:
     return {"large": {"max_replicas": 3, **section}, "small": {"max_replicas": 2, **section}}
 
 
-@settings(max_examples=settings().max_examples // 2)
+@settings(max_examples=settings().max_examples // 3)
 @given(
     st.sampled_from(POLICIES), outages(ENGINES), TIERS, STEPS, LIMITS, ROUTERS, ORDERS,
     st.sampled_from([16, 40, 200]), st.sampled_from([None, 0.02]), st.booleans(),

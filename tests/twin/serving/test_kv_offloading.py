@@ -166,7 +166,7 @@ WITHIN_A_WINDOW = [
 
 @example(WITHIN_A_WINDOW[0])
 @example(WITHIN_A_WINDOW[1])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings().max_examples // 3)
 @given(documents)
 def test_tiny_pools_and_outages_lose_nothing(document: dict[str, Any]) -> None:
     """`Simulation` checks that all requests have ended and every block of the device is free; this the rest."""

@@ -167,7 +167,7 @@ def check(plan: ServingPlan, result: Run, failing: bool) -> None:
         assert engine.load == 0
 
 
-@settings(max_examples=settings().max_examples * 2 // 3)
+@settings(max_examples=settings().max_examples // 2)
 @given(
     seed=st.integers(0, 10_000),
     blocks=st.sampled_from([14, 20, 60, 400]),

@@ -103,7 +103,7 @@ def test_steps_pad_to_the_sizes_that_graphs_were_captured_for() -> None:
 
 
 def test_the_covariance_is_what_repeated_fits_show() -> None:
-    fits = [StepRegression(late=False).fit(made_up(200, noise=0.01, seed=seed)) for seed in range(60)]
+    fits = [StepRegression(late=False).fit(made_up(200, noise=0.01, seed=seed)) for seed in range(30)]
     spread = np.std([coefficients(fit) for fit in fits], axis=0, ddof=1)
     claimed = np.mean([np.sqrt(np.diag(fit.covariance_)) for fit in fits], axis=0)
     assert spread / claimed == pytest.approx(1, abs=0.35)

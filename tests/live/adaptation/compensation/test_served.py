@@ -120,7 +120,7 @@ def greedy(config: ModelConfig, weights: Weights, prompt: list[int], tokens: int
         logits, cache = forward(weights, torch.tensor([answer[-1:]]), cache)
 
 
-@pytest.mark.parametrize("method", ["rtn", "awq"])
+@pytest.mark.parametrize("method", [pytest.param("rtn", marks=pytest.mark.slow), "awq"])
 def test_the_server_s_answers_are_those_of_the_training_code(
     config: ModelConfig, write: Callable[..., Weights], tmp_path: Path, method: Method
 ) -> None:
