@@ -50,7 +50,11 @@ def drive(operation: Any, mode: Literal["positive", "negative"]) -> None:
     holds()
 
 
-@pytest.mark.parametrize("route", OPERATIONS, ids=lambda route: route.path)
+FIRST_PATHS = {route.handler: route for route in reversed(OPERATIONS)}.values()
+"""One path of each endpoint: the others are answered by the same function."""
+
+
+@pytest.mark.parametrize("route", FIRST_PATHS, ids=lambda route: route.path)
 def test_the_server_does_what_its_document_says(schema: Any, route: Operation) -> None:
     operation = schema[route.path][route.method]
     drive(operation, "positive")
