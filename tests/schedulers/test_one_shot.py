@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from schedulers.chunking import StaticChunks
 from schedulers.engine_config import EngineConfig, OneShotBudget
 from schedulers.engine_core import EngineCore
 from tests.schedulers.stories import batch_text, chat, judge, step, steps
+from workloads.request import Request
 
 
 def core(
@@ -32,26 +35,51 @@ def test_a_prompt_that_the_next_step_holds_whole_waits_for_it() -> None:
     assert step(engine) == "mixed 1:0+40! | 0"
 
 
-def test_a_prompt_under_way_is_no_reason_to_cut_either() -> None:
-    """The chat's last 6 tokens leave 58 rows to a judge of 60."""
-    engine = core()
-    submit(engine, chat(0, 70, 2), judge(1, 60))
-    assert steps(engine) == ["mixed 0:0+64", "mixed 0:64+6!", "mixed 1:0+60! | 0"]
+STORIES = {
+    # The chat's last 6 tokens leave 58 rows to a judge of 60.
+    "a prompt under way is no reason to cut": (
+        core(), [chat(0, 70, 2), judge(1, 60)], ["mixed 0:0+64", "mixed 0:64+6!", "mixed 1:0+60! | 0"],
+    ),
+    "other one-shot work ahead is no reason either": (
+        core(), [chat(0, 10, 2), judge(1, 30), judge(2, 30)], ["mixed 0:0+10! 1:0+30!", "mixed 2:0+30! | 0"],
+    ),
+    # Chat 2 could begin in the 34 rows that are left, and its other 66 tokens would come first in the next step.
+    "nobody behind takes the room of the step that it waits for": (
+        core(), [chat(0, 30, 3), judge(1, 60), chat(2, 100, 2), chat(3, 20, 2)],
+        ["mixed 0:0+30!", "mixed 1:0+60! 2:0+3 | 0", "mixed 2:3+63 | 0", "mixed 2:66+34! 3:0+20!", "decode | 2 3"],
+    ),
+    "a chunk policy's allowance is a step's room": (
+        core(policy=20), [chat(0, 8, 3), judge(1, 18), judge(2, 30)],
+        ["mixed 0:0+8!", "mixed 1:0+18! 2:0+1 | 0", "mixed 2:1+19 | 0", "one-shot 2:20+10!"],
+    ),
+    # A step has 64 rows, but one-shot work may take 16 of them: activation memory for 16.
+    "what is cut stays within the class's tokens": (
+        core(budget=OneShotBudget(tokens=64, activation_bytes=33.0, bytes_per_token=2.0)), [judge(0, 40)],
+        ["one-shot 0:0+16", "one-shot 0:16+16", "one-shot 0:32+8!"],
+    ),
+    # Its second chunk takes 8 of 16 tokens and one of two places: judge 1 fits, judge 2 would be a third.
+    "what is cut counts in the class's budgets of every step": (
+        core(budget=OneShotBudget(tokens=16, sequences=2)), [judge(0, 24), judge(1, 4), judge(2, 4)],
+        ["one-shot 0:0+16", "one-shot 0:16+8! 1:0+4!", "one-shot 2:0+4!"],
+    ),
+    # Judge 1 has another output head than judge 0, which is under way; judge 2 has the same and goes ahead.
+    "what is cut is of the step's kind": (
+        core(budget=OneShotBudget(tokens=16, sequences=8)),
+        [judge(0, 24), judge(1, 4, task="embed"), judge(2, 4)],
+        ["one-shot 0:0+16", "one-shot 0:16+8! 2:0+4!", "one-shot 1:0+4!"],
+    ),
+    "a prompt may fill the whole cache": (core(blocks=10), [judge(0, 40)], ["one-shot 0:0+40!"]),
+    "a full class does not hold up chats": (
+        core(budget=OneShotBudget(tokens=64, sequences=1)), [judge(0, 4), judge(1, 4), chat(2, 100, 2)],
+        ["mixed 0:0+4! 2:0+60", "mixed 2:60+40! 1:0+4!", "decode | 2"],
+    ),
+}  # fmt: skip
 
 
-def test_other_one_shot_work_ahead_is_no_reason_either() -> None:
-    engine = core()
-    submit(engine, chat(0, 10, 2), judge(1, 30), judge(2, 30))
-    assert steps(engine) == ["mixed 0:0+10! 1:0+30!", "mixed 2:0+30! | 0"]
-
-
-def test_nobody_behind_takes_the_room_of_the_step_that_it_waits_for() -> None:
-    """Chat 2 could begin in the 34 rows that are left, and its other 66 tokens would come first in the next step."""
-    engine = core()
-    submit(engine, chat(0, 30, 3), judge(1, 60), chat(2, 100, 2), chat(3, 20, 2))
-    assert step(engine) == "mixed 0:0+30!"
-    assert step(engine) == "mixed 1:0+60! 2:0+3 | 0"
-    assert steps(engine) == ["mixed 2:3+63 | 0", "mixed 2:66+34! 3:0+20!", "decode | 2 3"]
+@pytest.mark.parametrize(("engine", "requests", "expected"), STORIES.values(), ids=STORIES)
+def test_steps(engine: EngineCore, requests: list[Request], expected: list[str]) -> None:
+    submit(engine, *requests)
+    assert steps(engine) == expected
 
 
 def test_whoever_behind_leaves_nothing_for_the_next_step_may_go() -> None:
@@ -79,34 +107,6 @@ def test_what_decodes_take_they_take_of_every_step() -> None:
     assert steps(engine) == ["mixed 1:0+63 | 0", "mixed 1:63+1! | 0", "decode | 0"]
 
 
-def test_a_chunk_policy_s_allowance_is_a_step_s_room() -> None:
-    engine = core(policy=20)
-    submit(engine, chat(0, 8, 3), judge(1, 18), judge(2, 30))
-    assert step(engine) == "mixed 0:0+8!"
-    assert steps(engine) == ["mixed 1:0+18! 2:0+1 | 0", "mixed 2:1+19 | 0", "one-shot 2:20+10!"]
-
-
-def test_what_is_cut_stays_within_the_class_s_tokens() -> None:
-    """A step has 64 rows, but one-shot work may take 16 of them: activation memory for 16."""
-    engine = core(budget=OneShotBudget(tokens=64, activation_bytes=33.0, bytes_per_token=2.0))
-    submit(engine, judge(0, 40))
-    assert steps(engine) == ["one-shot 0:0+16", "one-shot 0:16+16", "one-shot 0:32+8!"]
-
-
-def test_what_is_cut_counts_in_the_class_s_budgets_of_every_step() -> None:
-    """Its second chunk takes 8 of 16 tokens and one of two places: judge 1 fits, judge 2 would be a third."""
-    engine = core(budget=OneShotBudget(tokens=16, sequences=2))
-    submit(engine, judge(0, 24), judge(1, 4), judge(2, 4))
-    assert steps(engine) == ["one-shot 0:0+16", "one-shot 0:16+8! 1:0+4!", "one-shot 2:0+4!"]
-
-
-def test_what_is_cut_is_of_the_step_s_kind() -> None:
-    """Judge 1 has another output head than judge 0, which is under way; judge 2 has the same and goes ahead."""
-    engine = core(budget=OneShotBudget(tokens=16, sequences=8))
-    submit(engine, judge(0, 24), judge(1, 4, task="embed"), judge(2, 4))
-    assert steps(engine) == ["one-shot 0:0+16", "one-shot 0:16+8! 2:0+4!", "one-shot 1:0+4!"]
-
-
 def test_what_is_cut_again_needs_its_own_free_blocks_and_further_ones() -> None:
     """Preempted, the judge left 16 tokens in four of five free blocks. Its next chunk takes two more: it waits."""
     engine = core(9, OneShotBudget(tokens=8), blocks=7)
@@ -116,18 +116,6 @@ def test_what_is_cut_again_needs_its_own_free_blocks_and_further_ones() -> None:
     assert [step(engine) for _ in range(3)] == ["mixed 1:0+8 | 0", "mixed 1:8+8 | 0", "decode | 0"]
     assert (engine.preemptions, engine.kv_cache.num_free_blocks) == (1, 5)
     assert steps(engine) == ["decode | 0", "one-shot 1:16+8", "one-shot 1:24+4!"]
-
-
-def test_a_prompt_may_fill_the_whole_cache() -> None:
-    engine = core(blocks=10)
-    submit(engine, judge(0, 40))
-    assert steps(engine) == ["one-shot 0:0+40!"]
-
-
-def test_a_full_class_does_not_hold_up_chats() -> None:
-    engine = core(budget=OneShotBudget(tokens=64, sequences=1))
-    submit(engine, judge(0, 4), judge(1, 4), chat(2, 100, 2))
-    assert steps(engine) == ["mixed 0:0+4! 2:0+60", "mixed 2:60+40! 1:0+4!", "decode | 2"]
 
 
 def test_what_is_left_of_a_prompt_that_was_preempted_counts_as_taken() -> None:
