@@ -159,7 +159,7 @@ class LiveModelSpec(Strict):
 
 
 class LiveEngineSpec(EngineSpec):
-    """One engine that is run for real: `live`, this project's own, or `vllm`, the installed one, on a CPU."""
+    """One engine that is run for real: `live`, this project's own, or `vllm`, the installed one."""
 
     backend: Literal["live", "vllm"] = "live"
     tensor_parallel_size: Ranks = 1
@@ -291,15 +291,16 @@ class ValidationScenario(ScenarioFile):
         single = device == "cpu" and self.model.threads == 1
         clock = self.clock or ("direct" if single else "wall")
         in_pools = isinstance(self.system, DisaggregatedSpec)
+        served = self.engine.backend == "vllm" and clock == "wall"  # by vLLM's server, in a process of its own
         refuse_first([
             (in_pools and (not single or self.clock == "wall"), "system.layout", "disaggregated",
              "expected clock: direct, model.threads: 1 and --backend cpu"),
             (clock == "direct" and not single, "clock", clock,
              "expected wall with --backend cuda or several model.threads: the CPU time of one thread is not all"),
-            (self.profiling.in_turns and not single, "profiling.in_turns", True,
+            (self.profiling.in_turns and not single and not served, "profiling.in_turns", True,
              "expected false with --backend cuda or several model.threads"),
-            (self.engine.backend == "vllm" and not single, "engine.backend", "vllm",
-             "expected model.threads: 1 and --backend cpu"),
+            (served and self.engine.chunking is not None, "engine.chunking", None,
+             "expected none with engine.backend: vllm and clock: wall"),
         ])  # fmt: skip
         return self.model_copy(update={"clock": clock})
 
@@ -309,7 +310,7 @@ class ValidationScenario(ScenarioFile):
         """The scenario of kind serving at a rate; without one, `max_concurrency` clients that always have a request."""
         step_time = {"source": "engine_regression", "path": str(calibration.resolve())}
         scenario = self._serving(step_time, rate)
-        if frontend and isinstance(self.system, DisaggregatedSpec):
+        if frontend:
             scenario["system"]["frontend"] = dict(frontend)
         if drafts is not None:
             scenario["engine"]["speculative_config"]["acceptance_profile"] = str(drafts.resolve())

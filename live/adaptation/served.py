@@ -8,7 +8,6 @@ several tasks.
 from __future__ import annotations
 
 import http.client
-import json
 import statistics
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -32,6 +30,7 @@ from live.adaptation.weights import rounded
 from live.models.config import read_config
 from live.models.linear import Rounding
 from live.models.weights import model_bytes
+from live.streamed import HOST, completion_events
 from workloads.errors import BadInput, TwinError
 
 SCHEMA = "twin.served-modules/1"
@@ -187,37 +186,20 @@ def _ask(port: int, model: str, pair: Pair) -> Answer:
         "model": model, "prompt": pair.prompt, "max_tokens": len(pair.answer), "temperature": 0, "ignore_eos": True,
         "stream": True, "return_token_ids": True,
     }  # fmt: skip
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
-    try:
-        begin = time.perf_counter()
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-        reply = connection.getresponse()
-        if reply.status != 200:
-            raise TwinError(f"the server answers with status {reply.status}: {reply.read().decode()[:200]}")
-        token_ids: list[int] = []
-        first = last = 0.0
-        for event in _events(reply):
-            last = time.perf_counter() - begin
-            first = first or last
-            for choice in event.get("choices", ()):
-                token_ids += choice.get("token_ids") or ()
-        return Answer(token_ids, first, last)
-    except (OSError, http.client.HTTPException) as error:
-        raise TwinError(f"the server has not answered: {type(error).__name__}: {error}") from None
-    finally:
-        connection.close()
-
-
-def _events(reply: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    for line in reply:
-        text = line.decode().strip()
-        if text.startswith("data: ") and text != "data: [DONE]":
-            yield json.loads(text.removeprefix("data: "))
+    begin = time.perf_counter()
+    token_ids: list[int] = []
+    first = last = 0.0
+    for event in completion_events(port, body, TIMEOUT):
+        last = time.perf_counter() - begin
+        first = first or last
+        for choice in event.get("choices", ()):
+            token_ids += choice.get("token_ids") or ()
+    return Answer(token_ids, first, last)
 
 
 def _steps_by_models(port: int, models: int) -> list[int]:
     """Decode steps with sequences of 1, 2, … models, from the server's metrics."""
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)) as connection:
+    with closing(http.client.HTTPConnection(HOST, port, timeout=TIMEOUT)) as connection:
         connection.request("GET", "/metrics")
         page = connection.getresponse().read().decode()
     name = "serving_twin:models_per_decode_step_bucket"

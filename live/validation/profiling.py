@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from latency_models.sources.engine_regression import Step, describe
 from live.clock import Clock, WallClock
-from live.generation import make_generation
+from live.generation import Generation, make_generation
 from live.memory import no_garbage_collection
 from live.speculation import SpeculativeEngine
 from live.validation.clients import GREEDY
@@ -110,6 +110,37 @@ def sequences_left(num_seqs: int, step: int, max_steps: int) -> int:
     return min(max(-(-2 * num_seqs * (max_steps - step) // max_steps), 1), num_seqs)
 
 
+class RandomRequests:
+    """Requests of random tokens and lengths, numbered from 0; the share `resent` begins as an earlier one."""
+
+    def __init__(self, rng: np.random.Generator, vocabulary: int, block_size: int, resent: float = 0.0) -> None:
+        self._rng = rng
+        self._vocabulary = vocabulary
+        self._block_size = block_size
+        self._resent = resent
+        self._ids = itertools.count()
+        self._earlier = deque[Tokens](maxlen=EARLIER_PROMPTS)
+
+    def make(self, size: Round) -> Generation:
+        """Another request, within the limits of a round."""
+        rng = self._rng
+        prompt = rng.integers(self._vocabulary, size=int(rng.integers(1, size.max_prompt_tokens + 1)))
+        if self._resent:
+            prompt = self._repeating(prompt, size)
+        output = int(rng.integers(1, size.max_output_tokens + 1))
+        return make_generation(next(self._ids), prompt, output, sampling_params=GREEDY, block_size=self._block_size)
+
+    def _repeating(self, prompt: Tokens, size: Round) -> Tokens:
+        """A prompt that for a share of requests begins as an earlier one, within the limit of its length."""
+        rng, earlier = self._rng, self._earlier
+        if earlier and rng.random() < self._resent:
+            begin = earlier[int(rng.integers(len(earlier)))]
+            prefix = begin[: int(rng.integers(1, len(begin) + 1))]
+            prompt = np.concatenate((prefix, prompt))[: max(size.max_prompt_tokens, len(prefix) + 1)]
+        earlier.append(prompt)
+        return prompt
+
+
 class EngineProfile:
     """A profile of one engine under way: a round to warm up, then others without end.
 
@@ -122,12 +153,8 @@ class EngineProfile:
         self._engine = engine
         self._limits = limits
         self._clock = clock
-        self._vocabulary = vocabulary
         self._rng = np.random.default_rng([seed, 23])
-        self._ids = itertools.count()
-        self._resent = limits.resent
-        self._earlier = deque[Tokens](maxlen=EARLIER_PROMPTS)
-        self._block_size = engine.block_size
+        self._requests = RandomRequests(self._rng, vocabulary, engine.block_size, limits.resent)
         self._rounds: list[list[tuple[float, Step]]] = []
         self._drafts: _MadeUpDrafts | None = None
         if isinstance(engine, SpeculativeEngine):
@@ -201,26 +228,9 @@ class EngineProfile:
         ])  # fmt: skip
 
     def _submit(self, size: Round) -> None:
-        rng = self._rng
         with self._clock.paused():
-            prompt = rng.integers(self._vocabulary, size=int(rng.integers(1, size.max_prompt_tokens + 1)))
-            if self._resent:
-                prompt = self._repeating(prompt, size)
-            output = int(rng.integers(1, size.max_output_tokens + 1))
-            generation = make_generation(
-                next(self._ids), prompt, output, sampling_params=GREEDY, block_size=self._block_size
-            )
+            generation = self._requests.make(size)
         self._engine.submit(generation)
-
-    def _repeating(self, prompt: Tokens, size: Round) -> Tokens:
-        """A prompt that for a share of requests begins as an earlier one, within the limit of its length."""
-        rng, earlier = self._rng, self._earlier
-        if earlier and rng.random() < self._resent:
-            begin = earlier[int(rng.integers(len(earlier)))]
-            prefix = begin[: int(rng.integers(1, len(begin) + 1))]
-            prompt = np.concatenate((prefix, prompt))[: max(size.max_prompt_tokens, len(prefix) + 1)]
-        earlier.append(prompt)
-        return prompt
 
     def _drain(self) -> None:
         """Abort all sequences, and end the steps that were launched ahead."""

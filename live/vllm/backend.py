@@ -14,13 +14,11 @@ import vllm
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from live.clock import Clock, WallClock
 from live.device import device_name, versions
 from live.validation.backend import IN_TURNS_SEED, Requests, clients_of, profiling_limits
 from live.validation.profiling import EngineProfile, ProfilingResult
 from live.validation.replay import ReplayResult, replay
 from live.vllm.engine import ProcessClock, VllmEngine
-from live.vllm.schedulers import AsyncPolicyScheduler, PolicyScheduler
 from live.vllm.settings import SECTION
 from scenarios.engine import SchedulerPlan
 from scenarios.validation import ProfilingSpec, ValidationScenario
@@ -34,10 +32,11 @@ from workloads.request import Request
 
 
 class VllmBackend:
-    """One model in vLLM's engine, started when it first runs; `BadInput` for settings that vLLM refuses."""
+    """One model in vLLM's engine, timed by CPU time, started when it first runs; `BadInput` for what vLLM refuses."""
 
-    def __init__(self, scenario: ValidationScenario, base: Path) -> None:
+    def __init__(self, scenario: ValidationScenario, base: Path, device: str = "cpu") -> None:
         self._scenario = scenario
+        self._device = device
         self._base = base
         self._engine: VllmEngine | None = None
         self._profile_in_turns: EngineProfile | None = None
@@ -46,8 +45,8 @@ class VllmBackend:
     def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfilingResult:
         """Time steps of random requests (`live.validation.profiling`), without a chunk policy."""
         engine = self._settled(scheduler, None)
-        clock = self._clock()
-        return EngineProfile(engine, profiling_limits(scheduler, spec), self._vocabulary, seed, clock).run()
+        limits = profiling_limits(scheduler, spec)
+        return EngineProfile(engine, limits, self._vocabulary, seed, ProcessClock()).run()
 
     def measure_drafts(
         self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]
@@ -70,23 +69,19 @@ class VllmBackend:
             limits = profiling_limits(scheduler, spec)
             beside = self._start(scheduler)
             beside.share_weights(engine)
-            self._profile_in_turns = EngineProfile(beside, limits, self._vocabulary, IN_TURNS_SEED, self._clock())
+            self._profile_in_turns = EngineProfile(beside, limits, self._vocabulary, IN_TURNS_SEED, ProcessClock())
         clients = clients_of(requests, self._vocabulary, scheduler.config.prefix_id_tokens)
-        return replay(engine, clients, self._clock(), self._profile_in_turns)
+        return replay(engine, clients, ProcessClock(), self._profile_in_turns)
 
     def describe(self) -> dict[str, Any]:
         """The device, the dtype and the versions of the packages."""
         return {
-            "device": device_name("cpu"), "dtype": self._scenario.model.dtype, "engine": "vllm",
+            "device": device_name(self._device), "dtype": self._scenario.model.dtype, "engine": "vllm",
             "versions": versions() | {"vllm": vllm.__version__},
         }  # fmt: skip
 
     def close(self) -> None:
         """Nothing: the engine is in this process."""
-
-    def _clock(self) -> Clock:
-        """A clock of timed runs."""
-        return ProcessClock() if self._scenario.clock == "direct" else WallClock()
 
     def _settled(self, scheduler: SchedulerPlan, chunk_policy: ChunkPolicy | None) -> VllmEngine:
         """The engine without requests and cached prefixes."""
@@ -103,35 +98,46 @@ class VllmBackend:
 
 def start(scenario: ValidationScenario, config: EngineConfig, base: Path) -> tuple[LLMEngine, int]:
     """vLLM's engine with a scenario's settings, and its number of token ids; `BadInput` if vLLM refuses."""
-    model = scenario.model
-    engine = scenario.engine
     with tempfile.TemporaryDirectory() as folder:
-        directory = base / model.path
-        if model.weights == "random":
-            file = directory / "config.json" if directory.is_dir() else directory
-            shutil.copy(file, Path(folder) / "config.json")
-            directory = Path(folder)
-        budgets = engine.model_dump(mode="json", include={"one_shot"}, exclude_none=True)
-        fields = read_json_object(directory / "config.json")
-        kv_tokens = config.num_gpu_blocks * config.block_size
-        kv_bytes = (kv_tokens + NULL_BLOCKS * config.block_size) * bytes_per_token(fields, model.dtype)
+        arguments = engine_arguments(scenario, config, base, Path(folder))
         try:
-            arguments = EngineArgs(
-                model=str(directory), load_format="dummy" if model.weights == "random" else "auto",
-                skip_tokenizer_init=True, dtype=model.dtype, seed=scenario.seed, enforce_eager=True,
-                num_gpu_blocks_override=config.num_gpu_blocks + NULL_BLOCKS, kv_cache_memory_bytes=kv_bytes,
-                max_model_len=min(fields["max_position_embeddings"], kv_tokens),
-                async_scheduling=engine.async_scheduling,
-                scheduler_cls=AsyncPolicyScheduler if engine.async_scheduling else PolicyScheduler,
-                additional_config={SECTION: budgets}, disable_log_stats=True, **shared_settings(config),
-            )  # fmt: skip
-            llm = LLMEngine.from_engine_args(arguments)
+            engine = EngineArgs(**arguments, enforce_eager=True, disable_log_stats=True)
+            llm = LLMEngine.from_engine_args(engine)
         except (ValueError, RuntimeError) as error:
             text = str(error).strip().splitlines()
             raise BadInput(
                 f"expected settings that vLLM accepts: {text[-1] if text else error}", field="engine"
             ) from None
     return llm, int(llm.model_config.get_vocab_size())
+
+
+def engine_arguments(
+    scenario: ValidationScenario, config: EngineConfig, base: Path, folder: Path, **settings: str
+) -> dict[str, Any]:
+    """Arguments of vLLM's engine for a scenario. A config.json without weights is copied into `folder`.
+
+    `settings`: further ones of the scheduler class, see `live.vllm.settings`.
+    """
+    model = scenario.model
+    engine = scenario.engine
+    directory = base / model.path
+    if model.weights == "random":
+        file = directory / "config.json" if directory.is_dir() else directory
+        shutil.copy(file, folder / "config.json")
+        directory = folder
+    budgets = engine.model_dump(mode="json", include={"one_shot"}, exclude_none=True)
+    fields = read_json_object(directory / "config.json")
+    kv_tokens = config.num_gpu_blocks * config.block_size
+    kv_bytes = (kv_tokens + NULL_BLOCKS * config.block_size) * bytes_per_token(fields, model.dtype)
+    kind = "AsyncPolicyScheduler" if engine.async_scheduling else "PolicyScheduler"
+    return {
+        "model": str(directory), "load_format": "dummy" if model.weights == "random" else "auto",
+        "skip_tokenizer_init": True, "dtype": model.dtype, "seed": scenario.seed,
+        "num_gpu_blocks_override": config.num_gpu_blocks + NULL_BLOCKS, "kv_cache_memory_bytes": kv_bytes,
+        "max_model_len": min(fields["max_position_embeddings"], kv_tokens),
+        "async_scheduling": engine.async_scheduling, "scheduler_cls": f"live.vllm.schedulers.{kind}",
+        "additional_config": {SECTION: {**budgets, **settings}}, **shared_settings(config),
+    }  # fmt: skip
 
 
 def shared_settings(config: EngineConfig) -> dict[str, Any]:

@@ -12,11 +12,10 @@ from vllm.sampling_params import RequestOutputKind
 
 from live.clock import DirectClock
 from live.generation import Generation
-from live.vllm.step_log import ScheduledStep
+from live.vllm.step_log import UNKNOWN, ScheduledStep
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
 from schedulers.chunking import ChunkPolicy
 from schedulers.sequence import Sequence
-from workloads.request import Request
 
 
 class ProcessClock(DirectClock):
@@ -151,7 +150,4 @@ class VllmEngine:
 
     def _sequence(self, request_id: str) -> Sequence:
         """The sequence of vLLM's internal request id, `number-suffix`; a placeholder for one that was aborted."""
-        return self.sequences.get(int(request_id.partition("-")[0]), _ABORTED)
-
-
-_ABORTED = Sequence(Request(-1, 0.0, 1, 1), -1, one_shot=False)
+        return self.sequences.get(int(request_id.partition("-")[0]), UNKNOWN)

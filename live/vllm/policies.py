@@ -37,33 +37,34 @@ class SizesChunks:
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedule a step within the policy's limit."""
         if self.chunk_policy is not None:
-            rows = kv_tokens = longest = context = 0
-            for request in self.running:
-                tokens = decode_rows(request)
-                if tokens:
-                    attended = request.num_computed_tokens + tokens
-                    rows += tokens
-                    kv_tokens += attended
-                    longest = max(longest, attended)
-                elif request.is_prefill_chunk and not context:
-                    context = request.num_computed_tokens
+            rows, kv_tokens, longest, context = running_work(self.running)
             limit = rows + self.chunk_policy.max_prefill_tokens(rows, kv_tokens, longest, context)
             self.max_num_scheduled_tokens = min(limit, self._token_budget)
         return super().schedule(*args, **kwargs)  # type: ignore[misc]
 
 
-def decode_rows(request: Any) -> int:
-    """Rows of a running request in the next step as a decode, drafts included; 0 for a prompt, or a last token in
-    flight.
+def running_work(running: Iterable[Any]) -> tuple[int, int, int, int]:
+    """Of the running requests' next step: rows of decodes, drafts included, the cached tokens that all of them and the
+    longest attend to, and the tokens of the first prompt under way that are cached.
+
+    A decode whose last token is in flight has no row. The loop is the cost of a policy: it calls nothing.
     """
-    computed = request.num_computed_tokens
-    pending = request.num_output_placeholders
-    if request.is_prefill_chunk:
-        return 0
-    if pending and computed + 2 - pending >= request.num_prompt_tokens + request.max_tokens:
-        return 0
-    rows: int = request.num_tokens_with_spec + pending - computed
-    return rows
+    rows = kv_tokens = longest = context = 0
+    for request in running:
+        computed = request.num_computed_tokens
+        if request.is_prefill_chunk:
+            context = context or computed
+            continue
+        pending = request.num_output_placeholders
+        if pending and computed + 2 - pending >= request.num_prompt_tokens + request.max_tokens:
+            continue
+        attended = request.num_tokens_with_spec + pending
+        if attended > computed:
+            rows += attended - computed
+            kv_tokens += attended
+            if attended > longest:
+                longest = attended
+    return rows, kv_tokens, longest, context
 
 
 class OneShotLanes:
@@ -179,11 +180,12 @@ class RunsOneShots:
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedule a step, with one-shot requests beside others."""
         if self._lanes is not None:
-            budget = self.max_num_scheduled_tokens
+            budget = self.max_num_scheduled_tokens - running_work(self.running)[0]
             ordinary = 0
             for request in self.running:
-                missing = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
-                budget -= min(missing if request.is_prefill_chunk else decode_rows(request), budget)
+                if request.is_prefill_chunk:
+                    tokens = request.num_tokens_with_spec + request.num_output_placeholders
+                    budget -= tokens - request.num_computed_tokens
                 ordinary += request.max_tokens > 1
-            self._lanes.begin_step(budget, self.max_num_running_reqs - self._lanes.sequences - ordinary)
+            self._lanes.begin_step(max(budget, 0), self.max_num_running_reqs - self._lanes.sequences - ordinary)
         return super().schedule(*args, **kwargs)  # type: ignore[misc]

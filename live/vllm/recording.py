@@ -67,9 +67,11 @@ class RecordsSteps:
                 return result
             if self._step_log is not None:
                 end = self._now()
-                self._step_log.write(step, end - (begin if self._last_end is None else self._last_end), usage)
+                self._step_log.write(step, begin if self._last_end is None else self._last_end, end, usage)
                 busy = bool(self._in_flight) or self.has_unfinished_requests()  # type: ignore[attr-defined]
                 self._last_end = end if busy else None
+                if not busy:
+                    self._step_log.flush()
             if self.watch is not None:
                 self.watch(step)
         return result

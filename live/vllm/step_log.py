@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
+
+from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
+from schedulers.sequence import Sequence
+from workloads.request import Request
 
 
 class ScheduledChunk(NamedTuple):
@@ -29,25 +34,24 @@ class ScheduledStep(NamedTuple):
 
 def scheduled_step(output: Any, requests: Mapping[str, Any]) -> ScheduledStep:
     """The step of a `SchedulerOutput`, right after vLLM's requests count it as computed."""
-    chunks = []
-    decodes = []
-    decode_tokens = 0
-    decode_kv = 0
-    longest = 0
     drafts = output.scheduled_spec_decode_tokens
-    for request_id, tokens in output.num_scheduled_tokens.items():
-        request = requests[request_id]
-        attended = request.num_computed_tokens
-        context = attended - tokens
-        drafted = len(drafts[request_id]) if request_id in drafts else 0
-        if tokens == 1 + drafted and context >= request.num_prompt_tokens:
-            decodes.append(request_id)
-            decode_tokens += tokens
-            decode_kv += attended
-            longest = max(longest, attended)
-        else:
-            chunks.append(ScheduledChunk(request_id, tokens, context, attended >= request.num_tokens))
-    return ScheduledStep(chunks, decodes, decode_tokens, decode_kv, longest)
+    scheduled = output.num_scheduled_tokens
+    attended = {
+        request_id: request.num_computed_tokens
+        for request_id, tokens in scheduled.items()
+        if (tokens == 1 or tokens == 1 + len(drafts.get(request_id, ())))
+        and (request := requests[request_id]).num_computed_tokens - tokens >= request.num_prompt_tokens
+    }
+    chunks = []
+    if len(attended) < len(scheduled):
+        for request_id, tokens in scheduled.items():
+            if request_id not in attended:
+                request = requests[request_id]
+                computed = request.num_computed_tokens
+                chunks.append(ScheduledChunk(request_id, tokens, computed - tokens, computed >= request.num_tokens))
+    decode_tokens = sum([scheduled[request_id] for request_id in attended]) if drafts else len(attended)
+    lengths = attended.values()
+    return ScheduledStep(chunks, list(attended), decode_tokens, sum(lengths), max(lengths, default=0))
 
 
 FLUSH_SECONDS = 1.0
@@ -57,9 +61,10 @@ COLUMNS = (
     "experiment_id", "workload", "model", "tp", "step.clock", "step.id", "step.late", "step_time_us",
     "batch.num_prefill_reqs", "batch.prefill_tokens", "batch.prefill_kv_tokens", "batch.prefill_attention",
     "batch.num_decode_reqs", "batch.decode_tokens", "batch.decode_kv_tokens", "batch.longest_decode",
-    "batch.num_outputs", "kv.usage_gpu_ratio", "kv.blocks_total_gpu", "kv.block_size",
+    "batch.num_outputs", "batch.chunks", "step.end_s", "kv.usage_gpu_ratio", "kv.blocks_total_gpu", "kv.block_size",
 )  # fmt: skip
-"""Columns of the file. `step.late` is 0: `step_time_us` is of the row's own batch, with async scheduling as well."""
+"""Columns of the file. `step.late` is 0: `step_time_us` is of the row's own batch, with async scheduling as well.
+`batch.chunks`: context+tokens of each. `step.end_s`: by the log's clock, whose zero is arbitrary."""
 
 
 class LoggedEngine(NamedTuple):
@@ -88,26 +93,32 @@ class StepLogWriter:
         self._steps = 0
         self._flushed = time.monotonic()
 
-    def write(self, step: ScheduledStep, seconds: float, usage: float) -> None:
+    def write(self, step: ScheduledStep, begin: float, end: float, usage: float) -> None:
         """Write one step. `usage`: the share of KV blocks in use."""
         prompt_tokens = 0
         prompt_kv = 0
         attention = 0
         outputs = step.decode_tokens
+        chunks = ""
         for _, tokens, context, last in step.chunks:
+            chunks += f"{context}+{tokens} "
             prompt_tokens += tokens
             prompt_kv += context + tokens
             attention += tokens * (context + tokens)
             outputs += last
         self._steps += 1
         self._file.write(
-            f"{self._begin},{self._steps},0,{seconds * 1e6:.1f},{len(step.chunks)},{prompt_tokens},{prompt_kv},"
+            f"{self._begin},{self._steps},0,{(end - begin) * 1e6:.1f},{len(step.chunks)},{prompt_tokens},{prompt_kv},"
             f"{attention},{len(step.decodes)},{step.decode_tokens},{step.decode_kv},{step.longest_decode},{outputs},"
-            f"{usage:.6f},{self._end}"
+            f"{chunks},{end:.7f},{usage:.6f},{self._end}"
         )
-        if (now := time.monotonic()) - self._flushed > FLUSH_SECONDS:
-            self._file.flush()
-            self._flushed = now
+        if time.monotonic() - self._flushed > FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Let other processes read the rows that are written."""
+        self._file.flush()
+        self._flushed = time.monotonic()
 
     def close(self) -> None:
         """Write what is buffered, and close the file."""
@@ -117,3 +128,39 @@ class StepLogWriter:
 def _cell(text: str) -> str:
     """A cell of a CSV file."""
     return '"' + text.replace('"', '""') + '"' if any(sign in text for sign in ',"\n') else text
+
+
+UNKNOWN = Sequence(Request(-1, 0.0, 1, 1), -1, one_shot=False)
+"""Stands for sequences that only vLLM knows."""
+
+
+Span: TypeAlias = tuple[Batch, float, float]
+"""A step: its batch, whose sequences are `UNKNOWN`, its begin and its end by the log's clock."""
+
+
+class StepLogReader:
+    """Reads the steps that another process appends to a log."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+
+    def read(self) -> list[Span]:
+        """The steps since the last call."""
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            text, line_end, _ = file.read().rpartition(b"\n")
+        self._position += len(text + line_end)
+        rows = csv.reader(text.decode().splitlines())
+        return [_timed_batch(dict(zip(COLUMNS, row, strict=True))) for row in rows if row[0] != COLUMNS[0]]
+
+
+def _timed_batch(row: Mapping[str, str]) -> Span:
+    decodes = int(row["batch.num_decode_reqs"])
+    completed = int(row["batch.num_outputs"]) - int(row["batch.decode_tokens"])
+    sizes = [chunk.split("+") for chunk in row["batch.chunks"].split()]
+    chunks = [Chunk(UNKNOWN, int(tokens), int(context), i < completed) for i, (context, tokens) in enumerate(sizes)]
+    kind = MixedBatch if chunks else DecodeBatch
+    kv_tokens, longest = int(row["batch.decode_kv_tokens"]), int(row["batch.longest_decode"])
+    end = float(row["step.end_s"])
+    return kind(chunks, [UNKNOWN] * decodes, kv_tokens, longest), end - float(row["step_time_us"]) * 1e-6, end

@@ -13,7 +13,7 @@ import pytest
 
 from latency_models.sources.vllm_step_log.spec import StepRegression
 from latency_models.sources.vllm_step_log.step_log import read_step_log
-from live.vllm.policies import RunsOneShots, SizesChunks, decode_rows
+from live.vllm.policies import RunsOneShots, SizesChunks, running_work
 from live.vllm.recording import CLOCKS, RecordsSteps
 from live.vllm.settings import read_settings
 from schedulers.chunking import SloChunks
@@ -174,12 +174,14 @@ def test_a_request_whose_last_token_is_in_flight_takes_no_row() -> None:
     request.num_tokens = 11
     request.num_computed_tokens = 10
     request.is_prefill_chunk = False
-    assert decode_rows(request) == 1
+    chunks = [FakeRequest("b", 30, 2), FakeRequest("c", 30, 2)]
+    chunks[0].num_computed_tokens = 7
+    assert running_work([request, *chunks]) == (1, 11, 11, 7)
     request.num_computed_tokens = 11
     request.num_output_placeholders = 1
-    assert decode_rows(request) == 0
+    assert running_work([request]) == (0, 0, 0, 0)
     request.max_tokens = 3
-    assert decode_rows(request) == 1
+    assert running_work([request]) == (1, 12, 12, 0)
 
 
 def test_the_log_has_every_batch_and_its_time(tmp_path: Path, ticks: list[float]) -> None:

@@ -21,9 +21,8 @@ FILE = Path(__file__).resolve().parents[2] / "examples" / "validate-vllm-cpu.yam
         ({"engine.max_table_blocks": 9}, "cpu", "engine.max_table_blocks"),
         ({"engine.kv_reservation": "max_tokens"}, "cpu", "engine.kv_reservation"),
         ({"model.quantise": {}}, "cpu", "model.quantise"),
-        ({"model.threads": 2, "profiling.in_turns": False}, "cpu", "engine.backend"),
-        ({"profiling.in_turns": False}, "cuda", "engine.backend"),
-        ({}, "cuda", "profiling.in_turns"),
+        ({"model.threads": 2, "clock": "direct"}, "cpu", "clock"),
+        ({"clock": "wall", "engine.chunking": {"policy": "static", "tokens": 9}}, "cpu", "engine.chunking"),
         ({"engine.backend": "sglang"}, "cpu", "engine.backend"),
     ],
 )
@@ -39,3 +38,9 @@ def test_the_prediction_is_of_the_same_engine() -> None:
     engine = scenario.serving(Path("steps.yaml"), 1.0, {})["engine"]
     assert "backend" not in engine
     assert engine["block_size"] == 32
+
+
+def test_a_gpu_takes_the_wall_clock_and_ways_to_the_server_are_predicted() -> None:
+    scenario = check_validation(read_yaml(FILE), {}, FILE).on_device("cuda")
+    assert scenario.clock == "wall"
+    assert scenario.serving(Path("steps.yaml"), 1.0, {"route": 0.003})["system"]["frontend"] == {"route": 0.003}

@@ -46,7 +46,8 @@ def validate(
     profiled before the first replay: a step-time model is fitted to steps of random requests. The errors are those of
     the forecast, which uses nothing that was measured during the replays.
     On a CPU, time is the CPU time of the engine's own computation: the engine does not wait for arrivals, and other
-    processes are not counted. On a GPU it is wall time; keep the machine idle meanwhile.
+    processes are not counted. On a GPU it is wall time; keep the machine idle meanwhile. By wall time, vLLM's server is
+    started and answers over HTTP.
     With `layout: disaggregated` prefill and decode engines are run, for one model or several.
     With `layout: afd` a bundle of attention and FFN workers is run at several ratios, each worker by its own CPU time.
     The same command resumes a validation that was killed.
@@ -185,7 +186,7 @@ def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> Back
     from twin.validation.backend import AbsentBackend
 
     if scenario.engine.backend == "vllm":
-        return _vllm_backend(scenario, base)
+        return _vllm_backend(scenario, base, device)
     try:
         from live.validation.backend import LiveBackend, model_source
         from live.validation.pools_backend import PoolsBackend
@@ -206,15 +207,16 @@ def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> Back
         return cast("Backend", AbsentBackend(error))
 
 
-def _vllm_backend(scenario: ValidationScenario, base: Path) -> VllmBackend:
+def _vllm_backend(scenario: ValidationScenario, base: Path, device: str) -> VllmBackend:
     from live.vllm.environment import prepare_process
 
     prepare_process()
     try:
         from live.vllm.backend import VllmBackend
+        from live.vllm.server_backend import VllmServerBackend
     except ImportError as error:
         raise missing_extra("vllm", error, field="engine.backend", value="vllm") from None
-    return VllmBackend(scenario, base)
+    return VllmBackend(scenario, base) if scenario.clock == "direct" else VllmServerBackend(scenario, base, device)
 
 
 def _live_bundle(scenario: BundleValidationScenario, base: Path) -> LiveBundle:

@@ -24,7 +24,7 @@ def write_log(file: Path, prompts: bool = True, steps: int = 400) -> None:
             continue
         chunks = [ScheduledChunk("p", tokens, 0, True)] if tokens else []
         step = ScheduledStep(chunks, ["d"] * decodes, decodes, 50 * decodes, 50 if decodes else 0)
-        writer.write(step, 0.005 + 2e-4 * decodes + 1e-4 * tokens, 0.1)
+        writer.write(step, 0.0, 0.005 + 2e-4 * decodes + 1e-4 * tokens, 0.1)
     writer.close()
 
 
