@@ -252,8 +252,5 @@ class LoadedModel:
         if executor is not None:
             return executor.reset(pool)
         executor = self._executors[config] = GraphExecutor(decoder, pool, config)
-        if decoder.weights.head is not None:
-            sizes = executor.capture_sizes
-            prompts = sizes.prompt_shapes() if executor.device.type == "cuda" else []
-            executor.warm_up([*prompts, *sizes.decode_shapes()])
+        executor.capture_ahead()
         return executor

@@ -124,6 +124,12 @@ class GraphExecutor(Executor):
         self.buffers.clear()
         return self
 
+    def capture_ahead(self) -> None:
+        """Compile and capture what serving begins with: greedy steps of decodes and, on a GPU, of prompts."""
+        prompts = [] if self._on_host else self.capture_sizes.prompt_shapes()
+        if self.decoder.weights.head is not None:
+            self.warm_up([*prompts, *self.capture_sizes.decode_shapes()])
+
     @torch.inference_mode()
     def warm_up(self, shapes: Many[StepShape]) -> None:
         """Compile and capture shapes before the first request. The KV cache is not written."""

@@ -276,6 +276,11 @@ def pools(gpu: PretendedGPU) -> None:
     engines = [EnginePlace("prefill", CONFIGS[1])] * 2 + [EnginePlace("decode", CONFIGS[1])]
     layout = PoolsLayout(tuple(engines), {"default": (1, 2)}, {"default": (3,)})
     topology = LocalPools(layout, lambda name: model, timekeeper=streams, handover=streams, graphs=True)
+    for worker in topology.workers:
+        executor = worker.engine.executor
+        assert isinstance(executor, GraphExecutor)
+        ahead = [*executor.capture_sizes.prompt_shapes(), *executor.capture_sizes.decode_shapes()]
+        assert all(executor.steps[shape].captured for shape in ahead), "as those of a single engine"
     gpu.capture_streams.clear()
     for _ in range(3):
         requests = [make_generation(i, [1] * (20 + i), 12, sampling_params=GREEDY) for i in range(24)]

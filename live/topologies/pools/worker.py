@@ -43,7 +43,7 @@ class EngineWorker:
         self.engine = Engine(decoder, place.config, chunks, clock=transport.clock, make_executor=make)
         executor = self.engine.executor
         if isinstance(executor, ReceivingGraphExecutor):
-            executor.warm_up(executor.capture_sizes.decode_shapes())
+            executor.capture_ahead()
         assert isinstance(executor, ReceivingExecutor)
         self._on_gpu = executor.device.type == "cuda"
         self._transport = transport
