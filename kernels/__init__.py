@@ -1,7 +1,7 @@
 """Compute kernels: one folder for each operation, with a PyTorch reference beside the Triton kernel.
 
     rms_norm  rope_kv_write  silu_mul            element-wise, memory-bound
-    decode_attention  prefill_attention          over a paged cache         kv_blocks   its blocks, for transfer
+    decode_attention  prefill_attention          over a paged cache
     w4_gemm  error_compensator  ec_tail          4-bit weights, and SPEAR's correction of them
     expert_gemm                                  mixtures of experts        sampling    logits to tokens
     dispatch                                     between reference and kernel, by device
