@@ -17,6 +17,7 @@ from live.engine import Engine
 from live.executor import Executor
 from live.generation import make_generation
 from live.graphs.executor import GraphExecutor
+from live.graphs.padded_forward import pad_steps
 from live.lora_executor import LoRAExecutor
 from live.memory import check_memory, keep_freed_memory, use_huge_pages
 from live.models.config import ModelConfig, read_config
@@ -51,7 +52,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class ModelSource:
     """The origin of a model (a directory, or with `random` weights a config.json) and the device that runs it.
 
-    `rounding`: of the linear layers of a whole model; None: they stay as they are.
+    `rounding`: of the linear layers of a whole model; None: they stay as they are. `attention_backend`: of a `Decoder`;
+    None: its default.
     """
 
     path: Path
@@ -61,6 +63,7 @@ class ModelSource:
     threads: int
     seed: int = 0
     rounding: Rounding | None = None
+    attention_backend: str | None = None
 
     def config(self) -> ModelConfig:
         """The model's config, without its weights; `BadInput` if it cannot be read."""
@@ -69,7 +72,9 @@ class ModelSource:
     def load(self) -> Decoder:
         """The whole model. Raises as `LoadedModel`."""
         config, dtype = self._prepare(self.rounding)
-        return Decoder(config, self._weights(config, dtype, self.rounding))
+        decoder = Decoder(config, self._weights(config, dtype, self.rounding))
+        decoder.attention_backend = self.attention_backend or decoder.attention_backend
+        return decoder
 
     def load_part(self, group: Group) -> tuple[ModelConfig, Weights]:
         """One rank's part of the whole model; the LM head is rank 0's. Raises as `LoadedModel`."""
@@ -235,11 +240,18 @@ class LoadedModel:
         from live.speculation import SpeculativeEngine
 
         shortest, longest = spec.prompt_lookup_min, spec.prompt_lookup_max
-        return SpeculativeEngine(self.decoder, scheduler.config, scheduler.make_core, shortest, longest)
+        engine = SpeculativeEngine(self.decoder, scheduler.config, scheduler.make_core, shortest, longest)
+        return self._padded(engine, scheduler.config)
 
     def lora_engine(self, config: EngineConfig, adapters: Sequence[Adapter]) -> Engine:
-        """An engine whose requests may name one of several adapters; it runs its steps kernel by kernel."""
-        return Engine(self.decoder, config, make_executor=partial(LoRAExecutor, adapters=adapters))
+        """An engine whose requests may name one of several adapters."""
+        make = partial(LoRAExecutor, adapters=adapters, fixed=self.uses_graphs)
+        return self._padded(Engine(self.decoder, config, make_executor=make), config)
+
+    def _padded(self, engine: Engine, config: EngineConfig) -> Engine:
+        if self.uses_graphs:
+            pad_steps(engine.executor, config)
+        return engine
 
     def close(self) -> None:
         """End the other ranks."""

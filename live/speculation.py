@@ -118,7 +118,7 @@ class SpeculativeExecutor(Executor):
             plain = [i for i, drafted in enumerate(batch.draft_tokens) if not drafted]
             drafted = [i for i, drafted in enumerate(batch.draft_tokens) if drafted]
             pieces = [self._piece(batch, i) for i in drafted]
-            hidden = self.decoder.forward(self._inputs_of(batch, plain, pieces), self.cache)
+            hidden = self.forward(self._inputs_of(batch, plain, pieces))
             return self._verified(batch, plain, drafted, hidden)
 
     def _piece(self, batch: Batch, i: int) -> Chunk:

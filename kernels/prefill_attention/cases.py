@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from kernels.microbenchmark import Case
-from kernels.prefill_attention import prefill_attention
+from kernels.prefill_attention import prefill_attention, prompt_attention
 from kernels.shapes import Shape
 
 
@@ -42,6 +43,20 @@ def cases(
                     moved=ends + cache,
                     flops=4 * pairs * shape.heads * shape.head_dim,
                 )
+
+
+def prompt_cases(shape: Shape, device: str, dtype: torch.dtype, tokens: Sequence[int]) -> Iterator[Case]:
+    """One prompt of each length without context, by PyTorch's attention, lying as an engine has it."""
+    for count in tokens:
+        (paged,) = cases(shape, device, dtype, [1], [count], [0])
+        yield replace(paged, operation="prompt_attention", prepare=partial(_prompt, shape, count, device, dtype))
+
+
+def _prompt(shape: Shape, tokens: int, device: str, dtype: torch.dtype) -> Callable[[], object]:
+    turned = torch.randn(tokens, shape.heads + shape.kv_heads, shape.head_dim, device=device, dtype=dtype)
+    qkv = torch.randn(tokens, shape.heads + 2 * shape.kv_heads, shape.head_dim, device=device, dtype=dtype)
+    q, k, v = turned[:, : shape.heads], turned[:, shape.heads :], qkv[:, -shape.kv_heads :]
+    return lambda: prompt_attention(q, k, v, shape.head_dim**-0.5)
 
 
 def _prepare(

@@ -66,6 +66,7 @@ def rope_kv_write(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     epsilon: float = 1e-6,
+    keep_keys: bool = False,
 ) -> torch.Tensor:
     """Rotate queries and keys by their positions, and write keys and values to their slots.
 
@@ -80,9 +81,10 @@ def rope_kv_write(
         cos, sin: (most positions, head_dim / 2), float32, of `rope_table`.
         k_cache, v_cache: (blocks, block_size, kv_heads, head_dim), contiguous; written in place.
         q_norm, k_norm: (head_dim,), both or none.
+        keep_keys: return the keys, too, those of padded rows included.
 
     Returns:
-        Queries, (tokens, heads, head_dim), in qkv's type.
+        Queries, (tokens, heads, head_dim), in qkv's type; with `keep_keys` (tokens, heads + kv_heads, head_dim).
     """
     kv_heads, head_dim = k_cache.shape[2:]
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
@@ -94,9 +96,11 @@ def rope_kv_write(
     write = (slots >= 0).nonzero().squeeze(1)
     cache_slots = slots[write]
     v = qkv.view(len(qkv), -1, head_dim)[:, heads + kv_heads :]
-    k_cache.view(-1, kv_heads, head_dim)[cache_slots] = _turn(k, cosine, sine).to(k_cache.dtype)[write]
+    k = _turn(k, cosine, sine)
+    k_cache.view(-1, kv_heads, head_dim)[cache_slots] = k.to(k_cache.dtype)[write]
     v_cache.view(-1, kv_heads, head_dim)[cache_slots] = v.to(v_cache.dtype)[write]
-    return _turn(q, cosine, sine).to(qkv.dtype)
+    q = _turn(q, cosine, sine)
+    return (torch.cat((q, k), dim=1) if keep_keys else q).to(qkv.dtype)
 
 
 def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -30,13 +30,15 @@ def rope_kv_write_kernel(
     KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     NORM: tl.constexpr,
+    KEEP_KEYS: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """One block of heads of one token; of a token, blocks of queries come first, then keys, then values.
 
-    `HALF` is head_dim / 2; COLUMNS ≥ HALF is a power of two.
+    `HALF` is head_dim / 2; COLUMNS ≥ HALF is a power of two. With KEEP_KEYS the keys of all rows follow the queries.
     """
+    OUT_HEADS: tl.constexpr = HEADS + KV_HEADS if KEEP_KEYS else HEADS
     Q_BLOCKS: tl.constexpr = (HEADS + HEAD_BLOCK - 1) // HEAD_BLOCK
     K_BLOCKS: tl.constexpr = (KV_HEADS + HEAD_BLOCK - 1) // HEAD_BLOCK
     BLOCKS: tl.constexpr = Q_BLOCKS + 2 * K_BLOCKS
@@ -53,32 +55,37 @@ def rope_kv_write_kernel(
         low, high = _normed_and_turned(
             line + at, inside, q_norm_ptr, cos_ptr, sin_ptr, position, column, epsilon, HALF, NORM
         )
-        target = q_ptr + token * (HEADS * 2 * HALF) + at
+        target = q_ptr + token * (OUT_HEADS * 2 * HALF) + at
         tl.store(target, low.to(q_ptr.dtype.element_ty), mask=inside)
         tl.store(target + HALF, high.to(q_ptr.dtype.element_ty), mask=inside)
     else:
         slot = tl.load(slots_ptr + token).to(tl.int64)
-        if slot < 0:
+        if not KEEP_KEYS and slot < 0:
             return
         is_value = block >= Q_BLOCKS + K_BLOCKS
         head = (block - Q_BLOCKS - tl.where(is_value, K_BLOCKS, 0)) * HEAD_BLOCK + row
         inside = (head < KV_HEADS)[:, None] & (column < HALF)[None, :]
         at = head[:, None] * (2 * HALF) + column[None, :]
         to = slot * (KV_HEADS * 2 * HALF) + at
+        written = inside & (slot >= 0) if KEEP_KEYS else inside
         if is_value:
             source = line + (HEADS + KV_HEADS) * 2 * HALF + at
             low = tl.load(source, mask=inside, other=0.0).to(tl.float32)
             high = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
-            tl.store(v_cache_ptr + to, low.to(v_cache_ptr.dtype.element_ty), mask=inside)
-            tl.store(v_cache_ptr + to + HALF, high.to(v_cache_ptr.dtype.element_ty), mask=inside)
+            tl.store(v_cache_ptr + to, low.to(v_cache_ptr.dtype.element_ty), mask=written)
+            tl.store(v_cache_ptr + to + HALF, high.to(v_cache_ptr.dtype.element_ty), mask=written)
         else:
             position = tl.load(positions_ptr + token).to(tl.int64)
             source = line + HEADS * 2 * HALF + at
             low, high = _normed_and_turned(
                 source, inside, k_norm_ptr, cos_ptr, sin_ptr, position, column, epsilon, HALF, NORM
             )
-            tl.store(k_cache_ptr + to, low.to(k_cache_ptr.dtype.element_ty), mask=inside)
-            tl.store(k_cache_ptr + to + HALF, high.to(k_cache_ptr.dtype.element_ty), mask=inside)
+            tl.store(k_cache_ptr + to, low.to(k_cache_ptr.dtype.element_ty), mask=written)
+            tl.store(k_cache_ptr + to + HALF, high.to(k_cache_ptr.dtype.element_ty), mask=written)
+            if KEEP_KEYS:
+                target = q_ptr + (token * OUT_HEADS + HEADS) * 2 * HALF + at
+                tl.store(target, low.to(q_ptr.dtype.element_ty), mask=inside)
+                tl.store(target + HALF, high.to(q_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -121,6 +128,7 @@ def rope_kv_write(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     epsilon: float = 1e-6,
+    keep_keys: bool = False,
 ) -> torch.Tensor:
     """Compute `reference.rope_kv_write`; all contiguous."""
     kv_heads, head_dim = k_cache.shape[2:]
@@ -128,7 +136,7 @@ def rope_kv_write(
     assert (q_norm is None) == (k_norm is None), "both queries and keys are normed, or none"
     for tensor in (qkv, cos, sin, k_cache, v_cache):
         assert tensor.is_contiguous(), "heads and slots must follow one another"
-    q = torch.empty((len(qkv), heads, head_dim), dtype=qkv.dtype, device=qkv.device)
+    q = torch.empty((len(qkv), heads + kv_heads * keep_keys, head_dim), dtype=qkv.dtype, device=qkv.device)
     if len(qkv) == 0:
         return q
     block, warps = select(heads, kv_heads, head_dim // 2)
@@ -148,6 +156,7 @@ def rope_kv_write(
         KV_HEADS=kv_heads,
         HALF=head_dim // 2,
         NORM=q_norm is not None,
+        KEEP_KEYS=keep_keys,
         HEAD_BLOCK=block,
         COLUMNS=triton.next_power_of_2(head_dim // 2),
         num_warps=warps,
@@ -155,7 +164,7 @@ def rope_kv_write(
     return q
 
 
-def _shipped(heads: int, kv_heads: int, head_dim: int, *, norm: bool) -> Shipped:
+def _shipped(heads: int, kv_heads: int, head_dim: int, *, norm: bool, keep_keys: bool = False) -> Shipped:
     block, warps = select(heads, kv_heads, head_dim // 2)
     weights = "*bf16 *bf16" if norm else "*fp32 *fp32"
     return Shipped(
@@ -166,6 +175,7 @@ def _shipped(heads: int, kv_heads: int, head_dim: int, *, norm: bool) -> Shipped
             "KV_HEADS": kv_heads,
             "HALF": head_dim // 2,
             "NORM": norm,
+            "KEEP_KEYS": keep_keys,
             "HEAD_BLOCK": block,
             "COLUMNS": head_dim // 2,
         },
@@ -180,4 +190,5 @@ SHIPPED = [
     _shipped(32, 8, 128, norm=False),  # Llama-3.1-8B
     _shipped(32, 32, 128, norm=False),  # Llama-2-7B
     _shipped(32, 8, 64, norm=False),  # Llama-3.2-1B
+    *(_shipped(32, 8, 128, norm=norm, keep_keys=True) for norm in (False, True)),
 ]

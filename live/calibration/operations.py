@@ -29,7 +29,7 @@ from kernels.w4_gemm import w4_gemm
 from kernels.w4_gemm.pack import GROUP
 from latency_models.deployment.models import DenseFFN, GroupedQueryAttention, Model
 from live.calibration.grid import LINEAR, Point
-from live.graphs.capture_sizes import padded_width
+from live.graphs.capture_sizes import SDPA_TOKENS, padded_width
 from workloads.errors import BadInput
 
 BLOCK = 16
@@ -135,6 +135,9 @@ def _decodes(bench: Bench, batch: int, context: int) -> Iterator[Case]:
 
 
 def _prompt(bench: Bench, chunk: int, before: int) -> Iterator[Case]:
+    """One chunk, by what an engine computes it with."""
+    if bench.device != "cpu" and bench.dtype != torch.float32 and before == 0 and chunk >= SDPA_TOKENS:
+        return prefill_attention.prompt_cases(bench.shape, bench.device, bench.dtype, [chunk])
     return prefill_attention.cases(bench.shape, bench.device, bench.dtype, [1], [chunk], [before], block_size=BLOCK)
 
 

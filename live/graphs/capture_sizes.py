@@ -13,7 +13,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
+from schedulers.engine_config import EngineConfig
+
 FINE_TOKENS = 2048
+
+SDPA_TOKENS = 512
+"""Tokens from which PyTorch's attention computes a prompt without context, where it may: fewer were not measured."""
 
 WIDTHS = (64, 4)
 """The narrowest block table, columns, and the factor from one width to the next."""
@@ -26,7 +31,7 @@ class StepShape:
     Attributes:
         decodes: decode rows. chunks: prompt chunks. tokens: rows of all chunks together. blocks: columns of tables.
         greedy_only: all outputs are greedy tokens, so that sampling is part of the step and only tokens leave it.
-        captured: the sizes are padded ones, and the step may become a graph.
+        captured: the sizes are padded ones, and the step may become a graph. no_context: as in `Inputs`.
     """
 
     decodes: int
@@ -35,6 +40,7 @@ class StepShape:
     blocks: int
     greedy_only: bool
     captured: bool = True
+    no_context: bool = False
 
     @property
     def rows(self) -> int:
@@ -46,6 +52,7 @@ class StepShape:
         sizes = ((self.decodes, other.decodes), (self.chunks, other.chunks), (self.tokens, other.tokens),
                  (self.blocks, other.blocks))  # fmt: skip
         alike = self.greedy_only == other.greedy_only and (self.chunks > 0) == (other.chunks > 0)
+        alike = alike and self.no_context <= other.no_context
         return alike and all(ours >= theirs for ours, theirs in sizes)
 
 
@@ -67,15 +74,28 @@ class CaptureSizes:
         self.tokens += [size for size in sizes(most, 8) if size > FINE_TOKENS]
         self.blocks = powers(*WIDTHS, blocks)
 
-    def shape(self, decodes: int, chunks: int, tokens: int, blocks: int, greedy_only: bool) -> StepShape:
+    @classmethod
+    def of(cls, config: EngineConfig, tables: tuple[int, int], longest: int) -> CaptureSizes:
+        """Those of an engine. `tables`: rows and columns of its decodes' block tables. `longest`: blocks of a context.
+
+        Each sequence may be a decode or a chunk. One-shot prompts have scratch blocks on top of those in the cache.
+        """
+        rows, blocks = tables
+        one_shot = config.one_shot.sequences if config.one_shot else 0
+        tokens = config.max_num_batched_tokens
+        return cls(rows, min(rows + one_shot, tokens), tokens, longest if one_shot else blocks)
+
+    def shape(
+        self, decodes: int, chunks: int, tokens: int, blocks: int, greedy_only: bool, *, no_context: bool = False
+    ) -> StepShape:
         """The smallest shape with at least these sizes."""
         if tokens > self.tokens[-1]:
-            return StepShape(decodes, chunks, tokens, blocks, greedy_only, captured=False)
+            return StepShape(decodes, chunks, tokens, blocks, greedy_only, captured=False, no_context=no_context)
         width = at_least(self.blocks, blocks)
         if not chunks:
             return StepShape(at_least(self.decodes_alone, decodes), 0, 0, width, greedy_only)
         parts = at_least(self.decodes_beside, decodes), at_least(self.chunks, chunks), at_least(self.tokens, tokens)
-        return StepShape(*parts, width, greedy_only)
+        return StepShape(*parts, width, greedy_only, no_context=no_context)
 
     def decode_shapes(self) -> list[StepShape]:
         """The shapes of greedy steps without prompts, the largest first: later graphs share its memory."""
@@ -83,18 +103,19 @@ class CaptureSizes:
             StepShape(n, 0, 0, blocks, True) for blocks in reversed(self.blocks) for n in reversed(self.decodes_alone)
         ]
 
-    def prompt_shapes(self) -> list[StepShape]:
+    def prompt_shapes(self, *, sdpa: bool = False) -> list[StepShape]:
         """Shapes of greedy steps with prompts of up to `FINE_TOKENS` tokens, an octave or less apart, that hold all
-        others, the largest first."""
+        others, the largest first; with `sdpa` those of one prompt without context, too."""
         tokens = [
             size for size in self.tokens if 64 <= size <= FINE_TOKENS and size in (1536, 1 << size.bit_length() - 1)
         ]
         decodes, chunks = sorted({*self.decodes_beside[1:2], self.decodes_beside[-1]}), self.chunks[:2][-1]
         return [
-            StepShape(n, chunks, size, blocks, True)
+            StepShape(n, 1 if no_context else chunks, size, blocks, True, no_context=no_context)
             for size in reversed(tokens or self.tokens[-1:])
             for blocks in reversed(self.blocks)
             for n in reversed(decodes)
+            for no_context in ([False, True] if sdpa and size >= SDPA_TOKENS else [False])
         ]
 
 

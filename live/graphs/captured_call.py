@@ -67,7 +67,7 @@ class CapturedCall(Generic[Result]):
         self._graph.replay()
         return self._result
 
-    @property
-    def captured(self) -> bool:
-        """True if the function is a graph."""
-        return self._graph is not None
+    def capture(self) -> None:
+        """Run the function until it is a graph; nothing where there are no graphs."""
+        while self._memory is not None and self._graph is None:
+            self()

@@ -32,7 +32,7 @@ from live.executor import (
     read_pooled,
     wants_token,
 )
-from live.graphs.capture_sizes import CaptureSizes, StepShape
+from live.graphs.capture_sizes import SDPA_TOKENS, CaptureSizes, StepShape
 from live.graphs.captured_call import GraphMemory
 from live.graphs.device_buffers import DeviceBuffers
 from live.graphs.sampling_batch import SamplingBatch
@@ -72,18 +72,15 @@ class GraphExecutor(Executor):
 
     def __init__(self, decoder: Decoder, pool: BlockPool, config: EngineConfig, *, graphs: bool = True) -> None:
         super().__init__(decoder, pool, config)
-        rows, kept_blocks = self.input_batch.tables.shape
-        one_shot = config.one_shot.sequences if config.one_shot else 0
-        chunks = min(rows + one_shot, config.max_num_batched_tokens)
-        # A one-shot prompt's table may be longer than any table in the cache, since its scratch blocks come on top.
-        blocks = -(-decoder.config.max_position_embeddings // pool.block_size) if one_shot else kept_blocks
-        self.capture_sizes = CaptureSizes(rows, chunks, config.max_num_batched_tokens, blocks)
-        self.buffers = DeviceBuffers(rows, chunks, blocks, self.device)
+        longest = -(-decoder.config.max_position_embeddings // pool.block_size)
+        self.capture_sizes = sizes = CaptureSizes.of(config, self.input_batch.tables.shape, longest)
+        self.buffers = DeviceBuffers(sizes.decodes_alone[-1], sizes.chunks[-1], sizes.blocks[-1], self.device)
         self.steps: dict[StepShape, StaticStep] = {}
         self._met: Counter[StepShape] = Counter()
         self._graphs = 0
         self._frozen = False
         self._memory = GraphMemory.on(self.device) if graphs else None
+        self._sdpa = decoder.attention_backend == "sdpa"
         self._version = self.input_batch.version
         self._decode_sampling = SamplingBatch(())
 
@@ -126,7 +123,7 @@ class GraphExecutor(Executor):
 
     def capture_ahead(self) -> None:
         """Compile and capture what serving begins with: greedy steps of decodes and, on a GPU, of prompts."""
-        prompts = [] if self._on_host else self.capture_sizes.prompt_shapes()
+        prompts = [] if self._on_host else self.capture_sizes.prompt_shapes(sdpa=self._sdpa)
         if self.decoder.weights.head is not None:
             self.warm_up([*prompts, *self.capture_sizes.decode_shapes()])
 
@@ -161,8 +158,9 @@ class GraphExecutor(Executor):
         ends = [-(-(chunk.context + chunk.tokens) // size) for chunk in batch.chunks]
         greedy_only = greedy and not decodes.wants_logprobs and self.decoder.weights.head is not None
         greedy_only = greedy_only and not any(_wants_more(chunk.sequence) for chunk in batch.chunks)
-        blocks = max([decodes.width, *ends])
-        return self.capture_sizes.shape(len(decodes), len(batch.chunks), batch.prefill_tokens, blocks, greedy_only)
+        blocks, tokens = max([decodes.width, *ends]), batch.prefill_tokens
+        no_context = self._sdpa and tokens >= SDPA_TOKENS and len(ends) == 1 and batch.chunks[0].context == 0
+        return self.capture_sizes.shape(len(decodes), len(ends), tokens, blocks, greedy_only, no_context=no_context)
 
     def _step(self, shape: StepShape) -> StaticStep:
         """The step of exactly this shape."""
@@ -184,7 +182,7 @@ class GraphExecutor(Executor):
                 self._capture(step)
             return step
         larger = [other for other in self.steps.values() if other.captured and other.shape.holds(shape)]
-        smallest = min(larger, key=lambda other: (other.shape.rows, other.shape.blocks), default=step)
+        smallest = min(larger, key=_cost, default=step)
         return smallest if smallest.shape.rows - shape.rows <= MOST_EXTRA_ROWS else step
 
     def _capture(self, step: StaticStep) -> bool:
@@ -293,6 +291,11 @@ class GraphExecutor(Executor):
             return []
         rows = torch.tensor([row for row, _ in sampled_rows], device=self.device)
         return sampled_logprobs([generation for _, generation in sampled_rows], logits[rows], logprobs[rows])
+
+
+def _cost(step: StaticStep) -> tuple[int, bool, int]:
+    """Orders steps that could run the same batch."""
+    return step.shape.rows, not step.shape.no_context, step.shape.blocks
 
 
 def _wants_more(sequence: Sequence) -> bool:

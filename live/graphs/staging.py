@@ -10,6 +10,7 @@ import torch
 
 from live.graphs.capture_sizes import StepShape
 
+Fields: TypeAlias = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 Tensors: TypeAlias = dict[str, torch.Tensor]
 
@@ -17,7 +18,7 @@ ALIGNMENT = 16
 """Bytes. Triton loads this many at once from arrays whose addresses are known to be multiples."""
 
 
-def fields(shape: StepShape) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+def fields(shape: StepShape) -> Fields:
     """Type and shape of each array.
 
     table_rows: each decode's row of `DeviceBuffers.tables`. table_columns, table_blocks: where in it, and which block,
@@ -28,7 +29,7 @@ def fields(shape: StepShape) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """
     d, c, n = shape.decodes, shape.chunks, shape.tokens
     int64, int32, float32 = torch.int64, torch.int32, torch.float32
-    result: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+    result: Fields = {
         "table_rows": (int64, (d,)),
         "table_columns": (int64, (d,)),
         "table_blocks": (int32, (d,)),
@@ -49,15 +50,15 @@ def fields(shape: StepShape) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     return result
 
 
-def size(shape: StepShape) -> int:
+def size(arrays: Fields) -> int:
     """Bytes of all arrays together."""
-    return sum(_padded(dtype, extent) for dtype, extent in fields(shape).values())
+    return sum(_padded(dtype, extent) for dtype, extent in arrays.values())
 
 
-def views(shape: StepShape, memory: torch.Tensor) -> Tensors:
+def views(arrays: Fields, memory: torch.Tensor) -> Tensors:
     """The arrays as views of one buffer, (size,) uint8."""
     result, begin = {}, 0
-    for name, (dtype, extent) in fields(shape).items():
+    for name, (dtype, extent) in arrays.items():
         end = begin + int(np.prod(extent)) * dtype.itemsize
         result[name] = memory[begin:end].view(dtype).view(extent)
         begin += _padded(dtype, extent)

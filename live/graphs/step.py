@@ -11,7 +11,7 @@ from kernels.sampling import SamplingMetadata, sample
 from live.graphs.capture_sizes import StepShape
 from live.graphs.captured_call import GraphMemory
 from live.graphs.device_buffers import DeviceBuffers
-from live.graphs.staging import Arrays, size, views
+from live.graphs.staging import Arrays, fields, size, views
 from live.models.decoder import Decoder, Inputs, PagedCache
 
 
@@ -52,10 +52,11 @@ class StaticStep:
         self._buffers = buffers
         device = buffers.sampled.device
         on_gpu = device.type == "cuda"
-        staged = [torch.zeros(size(shape), dtype=torch.uint8, pin_memory=on_gpu) for _ in range(2)]
-        self._staged = [(memory, {k: v.numpy() for k, v in views(shape, memory).items()}) for memory in staged]
-        self._memory = torch.zeros(size(shape), dtype=torch.uint8, device=device)
-        self.inputs = views(shape, self._memory)
+        layout = fields(shape)
+        staged = [torch.zeros(size(layout), dtype=torch.uint8, pin_memory=on_gpu) for _ in range(2)]
+        self._staged = [(memory, {k: v.numpy() for k, v in views(layout, memory).items()}) for memory in staged]
+        self._memory = torch.zeros(size(layout), dtype=torch.uint8, device=device)
+        self.inputs = views(layout, self._memory)
         rows = shape.decodes + shape.chunks
         self._greedy = buffers.greedy_metadata(rows) if shape.greedy_only else None
         self.runs = 0
@@ -130,6 +131,7 @@ class StaticStep:
             chunk_tables=x["chunk_tables"],
             chunk_starts=x["chunk_starts"],
             chunk_contexts=x["chunk_contexts"],
+            no_context=self.shape.no_context,
         )
 
     def _decode_tables(self) -> torch.Tensor:

@@ -7,7 +7,7 @@ is computed by two narrow products beside the base model's, which computes all r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -72,9 +72,60 @@ class Adapter:
 
 @dataclass
 class ActiveAdapters:
-    """The adapters of the step that is being computed, each with its rows: a slice, or (rows,) int64 indices."""
+    """The adapters of the step that is being computed, each with its rows: a slice, or (rows,) int64 indices.
+
+    `slots`: computes them instead, in captured steps.
+    """
 
     groups: list[tuple[Adapter, slice | torch.Tensor]] = field(default_factory=list)
+    slots: AdapterSlots | None = None
+
+
+class AdapterSlots:
+    """Adapters side by side at fixed addresses, so that a captured step computes any of them for any row.
+
+    The first product, of all adapters at once, has columns for each: those that are not a row's own are set to 0. That
+    is more arithmetic than groups of rows need, and the launches do not depend on the rows.
+    """
+
+    def __init__(self, adapters: Sequence[Adapter], slots: int, like: torch.Tensor) -> None:
+        """`like`: a tensor of the model's type, on its device."""
+        self._rank = rank = max(adapter.rank for adapter in adapters)
+        sizes: dict[str, dict[int, tuple[int, int]]] = {}
+        for adapter in adapters:
+            for key, parts in adapter.parts.items():
+                sizes.setdefault(key, {}).update({p.start: (p.down.shape[1], p.up.shape[0]) for p in parts})
+        self._down = {key: like.new_zeros(len(p), slots * rank, p[min(p)][0]) for key, p in sizes.items()}
+        self._up = {
+            key: {start: like.new_zeros(outputs, slots * rank) for start, (_, outputs) in sorted(parts.items())}
+            for key, parts in sizes.items()
+        }
+        self._columns = torch.arange(slots, device=like.device).repeat_interleave(rank)
+        self._own = like.new_zeros(0, slots * rank)
+
+    def write(self, slot: int, adapter: Adapter) -> None:
+        """Put an adapter into a slot."""
+        begin = slot * self._rank
+        for key, ups in self._up.items():
+            parts = {part.start: part for part in adapter.parts.get(key, ())}
+            for down, (start, up) in zip(self._down[key], ups.items(), strict=True):
+                down[begin : begin + self._rank] = 0
+                up[:, begin : begin + self._rank] = 0
+                if start in parts:
+                    down[begin : begin + adapter.rank] = parts[start].down
+                    up[:, begin : begin + adapter.rank] = parts[start].up
+
+    def choose(self, slots: torch.Tensor) -> None:
+        """Set the slot of each row, (n,) int64; -1: no adapter."""
+        self._own = (slots[:, None] == self._columns).to(self._own.dtype)
+
+    def add(self, key: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Add the adapters' outputs of one layer to y, (n, outputs)."""
+        if key in self._down:
+            latents = torch.matmul(x, self._down[key].transpose(1, 2)).mul_(self._own)
+            for latent, (start, up) in zip(latents, self._up[key].items(), strict=True):
+                y[:, start : start + len(up)].addmm_(latent, up.T)
+        return y
 
 
 @dataclass(frozen=True)
@@ -88,6 +139,8 @@ class AdaptedLinear:
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """See `LinearLayer.product`."""
         y = linear(x, self.base)
+        if self.active.slots is not None:
+            return self.active.slots.add(self.key, x, y)
         for adapter, rows in self.active.groups:
             for part in adapter.parts.get(self.key, ()):
                 added = linear(linear(x[rows], part.down), part.up)

@@ -51,7 +51,9 @@ def serve_live(
         raise missing_extra("live", error) from None
     use_threads(model.threads, "--threads")
     dtype = model.dtype or DEFAULT_DTYPE[model.device]
-    source = ModelSource(model.model, model.random_weights, dtype, model.device, model.threads)
+    source = ModelSource(
+        model.model, model.random_weights, dtype, model.device, model.threads, attention_backend=model.attention_backend
+    )
     text = build_text(model.tokenizer, model.model, model.random_weights)
     scenario = ServedScenario.read(engine)
     config = _server_config(model.name, server, scenario.service_classes if scenario is not None else {})

@@ -85,6 +85,9 @@ class ModelOptions:
     threads: int = 1
     """CPU threads for one operation."""
 
+    attention_backend: Literal["triton", "sdpa"] | None = None
+    """Attention of a prompt's first chunk if alone in its step: PyTorch's (default on a GPU, faster) or our kernel."""
+
     @property
     def name(self) -> str:
         """The model's name for clients."""
@@ -113,7 +116,7 @@ class EngineOptions:
     """Number of KV cache blocks, 16 tokens each."""
 
     kv_cache_memory_bytes: str | None = None
-    """Memory of the KV cache, instead of blocks: bytes, 4G or 512M. Default: 1G, or less if contexts need less."""
+    """Memory of the KV cache, instead of blocks: bytes, 4G or 512M. Default: 1G on a CPU, what is free on a GPU."""
 
     tensor_parallel_size: int | None = None
     """Processes (on a GPU with one each) that share each layer; default: as the scenario says, or 1."""

@@ -151,7 +151,8 @@ class RankGroup:
 def step_message(cache: int, inputs: Inputs) -> Message:
     """The inputs of a step as a message. `cache`: the number of the KV cache."""
     (decodes, width), (chunks, chunk_width) = inputs.decode_tables.shape, inputs.chunk_tables.shape
-    numbers = torch.cat([part.reshape(-1).to("cpu", torch.int64) for part in vars(inputs).values()])
+    parts = [part for part in vars(inputs).values() if isinstance(part, torch.Tensor)]
+    numbers = torch.cat([part.reshape(-1).to("cpu", torch.int64) for part in parts])
     return Message(STEP, (cache, len(inputs.tokens), decodes, width, chunks, chunk_width), (numbers,))
 
 

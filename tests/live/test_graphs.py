@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -20,6 +21,7 @@ from live.executor import Executor
 from live.generation import Generation, make_generation
 from live.graphs.capture_sizes import CaptureSizes, StepShape, powers, sizes
 from live.graphs.executor import MOST_EXTRA_ROWS, GraphExecutor
+from live.graphs.padded_forward import pad_steps
 from live.loaded_model import ModelSource
 from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder
@@ -150,6 +152,10 @@ def test_shapes_made_ahead_hold_every_prompt_step_but_long_ones() -> None:
         shape = capture_sizes.shape(decodes, chunks, tokens, blocks, True)
         extra = min(other.rows - shape.rows for other in ahead if other.holds(shape))
         assert extra <= max(MOST_EXTRA_ROWS, tokens)
+    with_sdpa = set(capture_sizes.prompt_shapes(sdpa=True)) - set(ahead)
+    assert {(shape.chunks, shape.no_context) for shape in with_sdpa} == {(1, True)}
+    assert capture_sizes.shape(3, 1, 600, 64, True, no_context=True).no_context
+    assert not any(shape.holds(capture_sizes.shape(0, 1, 512, 1, True)) for shape in with_sdpa), "it may have context"
     assert not any(other.holds(capture_sizes.shape(0, 1, 2049, 1, True)) for other in ahead)
     assert not any(other.holds(capture_sizes.shape(1, 0, 0, 1, True)) for other in ahead), "nor decodes alone"
 
@@ -174,6 +180,21 @@ class ReplayedGraphs:
         def replay(self) -> None:
             self.memory.replays += 1
             self.result.copy_(self.launch())
+
+
+class ReplayedForward(ReplayedGraphs):
+    """The same for steps whose results are hidden states."""
+
+    def capture(self, launch: Any) -> tuple[ReplayedGraphs.Graph, torch.Tensor]:
+        result = launch().clone()
+        return self.Graph(self, launch, result), result
+
+
+def replayed_steps(engine: Engine) -> ReplayedForward:
+    """Let an engine's steps be padded and, from the third of a shape on, replayed."""
+    padded, memory = pad_steps(engine.executor, engine.core.config), ReplayedForward()
+    padded._memory = memory  # type: ignore[assignment]
+    return memory
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -205,6 +226,33 @@ def test_a_shape_without_a_graph_runs_as_a_larger_graph(decoder: Decoder, frozen
     met = [step for shape, step in executor.steps.items() if shape not in ahead]
     assert any(not step.runs for step in met), "some only ran as larger ones"
     assert any(step.captured for step in met) != frozen, "the most frequent got graphs of their own"
+
+
+def test_a_prompt_without_context_is_left_to_pytorch(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone in its step, beside decodes, in chunks of which the second has context, padded, and as a larger graph."""
+    for module in ("executor", "capture_sizes"):
+        monkeypatch.setattr(f"live.graphs.{module}.SDPA_TOKENS", 2)
+    config = EngineConfig(num_gpu_blocks=90, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=6)
+    outputs = []
+    for backend in ("triton", "sdpa"):
+        chosen = copy.copy(decoder)
+        chosen.attention_backend = backend
+        engine = Engine(chosen, config, StaticChunks(32), make_executor=GraphExecutor)
+        executor = engine.executor
+        assert isinstance(executor, GraphExecutor)
+        memory = ReplayedGraphs()
+        executor._memory = memory  # type: ignore[assignment]
+        executor.warm_up(executor.capture_sizes.prompt_shapes(sdpa=backend == "sdpa"))
+        requests = [make_generation(i, prompt, 9, sampling_params=GREEDY, block_size=BLOCK)
+                    for i, prompt in enumerate(prompts()[:9])]  # fmt: skip
+        for generation in requests:
+            engine.submit(generation)
+            engine.step()
+        drain(engine)
+        outputs.append([generation.output for generation in requests])
+    assert outputs[0] == outputs[1]
+    kinds = [(shape.no_context, shape.decodes > 0) for shape, step in executor.steps.items() if step.runs > 2]
+    assert {(True, True), (False, True)} <= set(kinds)
 
 
 def test_shapes_are_made_ahead_and_met_again(decoder: Decoder) -> None:

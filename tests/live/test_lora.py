@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from live.models.lora import load_adapter, load_adapters
 from live.models.weights import load_weights
 from schedulers.engine_config import EngineConfig
 from schedulers.model_slots import SlotsConfig
+from tests.live.test_graphs import replayed_steps
 from workloads.errors import BadInput
 
 BLOCK = 4
@@ -115,35 +117,56 @@ def fine_tuned(
 MIXTURE = ["every", "base", "attention", "down", "every", "every", "down", "base", "attention", "down", "every", "base"]
 
 
-@pytest.mark.parametrize("slots", [1, 2, 3])
+@pytest.fixture(scope="module")
+def plain_answers(
+    fine_tuned: tuple[Decoder, dict[str, Path], dict[str, Decoder]],
+) -> Callable[[float, int], dict[str, list[list[int]]]]:
+    """The answers of each model alone, computed once for a temperature and a budget."""
+    base, _, merged = fine_tuned
+
+    def compute(temperature: float, budget: int) -> dict[str, list[list[int]]]:
+        plain = EngineConfig(200, BLOCK, max_num_batched_tokens=budget, max_num_seqs=8, prefix_id_tokens=BLOCK)
+        sampling = SamplingParams(temperature, seed=4)
+        models = {"base": base, **merged}
+        return {name: answers(Engine(model, plain), prompts(MIXTURE, sampling)) for name, model in models.items()}
+
+    return cache(compute)
+
+
+@pytest.mark.parametrize(("slots", "fixed"), [(1, False), (2, False), (3, False), (1, True), (2, True)])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("budget", [8, 64])
 def test_answers_are_those_of_merged_weights(
-    fine_tuned: tuple[Decoder, dict[str, Path], dict[str, Decoder]], slots: int, temperature: float, budget: int
+    fine_tuned: tuple[Decoder, dict[str, Path], dict[str, Decoder]],
+    plain_answers: Callable[[float, int], dict[str, list[list[int]]]],
+    slots: int,
+    fixed: bool,
+    temperature: float,
+    budget: int,
 ) -> None:
-    base, directories, merged = fine_tuned
+    """`fixed`: as captured steps compute adapters, with replays in place of a GPU's graphs."""
+    base, directories, _ = fine_tuned
     sampling = SamplingParams(temperature, seed=4)
-    plain = EngineConfig(200, BLOCK, max_num_batched_tokens=budget, max_num_seqs=8, prefix_id_tokens=BLOCK)
     adapters = [load_adapter(name, path, base.config, torch.float64) for name, path in directories.items()]
     config = EngineConfig(
         200, BLOCK, max_num_batched_tokens=budget, max_num_seqs=8, prefix_id_tokens=BLOCK,
         model_slots=SlotsConfig(slots, base="base"),
     )  # fmt: skip
-    engine = Engine(base, config, make_executor=lambda *parts: LoRAExecutor(*parts, adapters))
+    engine = Engine(base, config, make_executor=lambda *parts: LoRAExecutor(*parts, adapters, fixed=fixed))
+    memory = replayed_steps(engine) if fixed else None
     generations = prompts(MIXTURE, sampling)
     mixed = answers(engine, generations)
     assert engine.core.model_loads >= 3
-    assert isinstance(engine.executor, LoRAExecutor)
-    assert set(engine.executor.slots) == set(engine.core.model_slots.resident if engine.core.model_slots else ())
-    for model, decoder in {"base": base, **merged}.items():
-        plain_answers = answers(Engine(decoder, plain), prompts(MIXTURE, sampling))
+    assert memory is None or memory.replays > 10
+    executor, resident = engine.executor, engine.core.model_slots.resident if engine.core.model_slots else ()
+    assert isinstance(executor, LoRAExecutor)
+    assert set(executor.slot_of if fixed else executor.slots) == set(resident)
+    for model, alone in plain_answers(temperature, budget).items():
         for i, name in enumerate(MIXTURE):
             if name == model:
-                assert mixed[i] == plain_answers[i], f"request {i} of {name}"
+                assert mixed[i] == alone[i], f"request {i} of {name}"
             elif model == "base" and temperature == 0:
-                assert mixed[i] != plain_answers[i] or len(mixed[i]) < 5, (
-                    "an adapter that changes nothing shows nothing"
-                )
+                assert mixed[i] != alone[i] or len(mixed[i]) < 5, "an adapter that changes nothing shows nothing"
 
 
 @pytest.fixture

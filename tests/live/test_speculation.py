@@ -24,6 +24,7 @@ from schedulers.draft_policies import FixedDrafts
 from schedulers.engine_config import EngineConfig
 from schedulers.kv_cache import KVCache
 from schedulers.speculation import SpeculativeEngineCore
+from tests.live.test_graphs import replayed_steps
 
 CONFIG = ModelConfig("llama", Shape(2, 32, 48, 4, 2, 8, 23), max_position_embeddings=256, tied=False)
 BLOCK = 4
@@ -92,6 +93,18 @@ def test_answers_are_those_without_speculation(decoder: Decoder, name: str, samp
     assert answered(engine, generations(params)) == plain
     stats = engine.core.stats
     assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "filtered"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_padded_steps_and_their_graphs_give_the_same_answers(decoder: Decoder, name: str, sampling: str) -> None:
+    config, params = CONFIGS[name], SAMPLING[sampling]
+    engine = speculating(decoder, config, 4)
+    memory = replayed_steps(engine)
+    wanted: dict[str, Any] = {"logprobs": 1, "prompt_logprobs": 1} if name == "plenty" else {}
+    assert answered(engine, generations(params, **wanted)) == answered(Engine(decoder, config), generations(params))
+    assert memory.replays > 10
+    assert engine.core.stats.num_accepted_tokens > 0
 
 
 def test_an_aborted_request_leaves_the_others_as_they_are(decoder: Decoder) -> None:

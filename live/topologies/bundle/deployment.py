@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from live.loaded_model import Models
+import torch
+
+from live.loaded_model import DTYPES, Models
 from live.models.decoder import Decoder
 from live.models.weights import ffns_of, with_new_counters, without_ffns
 from live.topologies.bundle.coordinator import Coordinator
 from live.topologies.bundle.layout import COORDINATOR, BundleLayout
-from live.topologies.bundle.workers import AttentionWorker, FFNWorker
+from live.topologies.bundle.workers import AttentionWorker, FFNWorker, zero_rows
 from live.topologies.deployment import Deployment, MakeRole, OnProgress
 from live.topologies.local import Handover, LocalNetwork, LocalTopology, PackedMessages, Timekeeper
 from live.topologies.transport import Transport
@@ -32,8 +34,9 @@ class BundleDeployment(Deployment):
         if rank in self.layout.attention_ranks:
             decoder = models.attention(self.model)
             return lambda transport: AttentionWorker(self.layout, decoder, transport, graphs=graphs).run()
-        ffns = models.ffns(self.model)
-        return lambda transport: FFNWorker(self.layout, ffns, transport, graphs=graphs).run()
+        ffns, dtype, device = models.ffns(self.model), DTYPES[self.model.dtype], torch.device(self.model.device)
+        captured = zero_rows(self.model.config(), dtype, device, 1) if graphs else None
+        return lambda transport: FFNWorker(self.layout, ffns, transport, captured=captured).run()
 
     def _settings(self) -> object:
         return self.refill
@@ -64,8 +67,9 @@ class LocalBundle(LocalTopology):
             AttentionWorker(layout, attention_only.for_another_stream(), transport(rank), graphs=graphs)
             for rank in layout.attention_ranks
         ]
+        captured = zero_rows(config, weights.norm.dtype, weights.norm.device, 1) if graphs else None
         ffns = [
-            FFNWorker(layout, with_new_counters(ffns_of(weights)), transport(rank), graphs=graphs)
+            FFNWorker(layout, with_new_counters(ffns_of(weights)), transport(rank), captured=captured)
             for rank in layout.ffn_ranks
         ]
         roles = [*(worker.run() for worker in self.attention), *(worker.run() for worker in ffns)]

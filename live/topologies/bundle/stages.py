@@ -7,18 +7,18 @@ too much and run kernel by kernel. On a CPU the padded stages run kernel by kern
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 
 from live.engine import Engine
 from live.executor import ModelRunnerOutput
-from live.graphs.capture_sizes import WIDTHS, at_least, powers, sizes
+from live.graphs.capture_sizes import WIDTHS, StepShape, at_least, powers, sizes
 from live.graphs.captured_call import CapturedCall, GraphMemory
-from live.models.decoder import Decoder, FFNRows, Inputs, ffn_stage
+from live.graphs.padded_forward import PaddedInputs, on_device
+from live.models.decoder import Decoder, FFNRows, Inputs, PagedCache, ffn_stage, with_decode_work
 from live.models.weights import FFN
 from schedulers.batches import Batch
 
@@ -32,9 +32,15 @@ class AttentionStages:
         self._inputs: Inputs | None = None
         self._residual: torch.Tensor | None = None
 
+    def capture_ahead(self) -> None:
+        """Do before the first step what would delay it. These stages have nothing to do."""
+
     def begin(self, batch: Batch) -> None:
         """Take the inputs of a step."""
-        self._inputs = self._executor.step_inputs(batch)
+        self._begin(self._executor.step_inputs(batch))
+
+    def _begin(self, inputs: Inputs) -> None:
+        self._inputs = with_decode_work(on_device(inputs, self._executor.device), self._executor.cache)
         self._residual = None
 
     def layer(self, index: int, hidden: torch.Tensor | None) -> FFNRows:
@@ -61,23 +67,34 @@ class GraphedAttentionStages(AttentionStages):
         self._sizes = sizes(rows, 2)
         self._widths = powers(*WIDTHS, blocks)
         self._memory = GraphMemory.on(engine.executor.device)
+        engine.executor.inputs_on_host = True
         self._steps: dict[tuple[int, int], _PaddedStep] = {}
         self._padded: _PaddedStep | None = None
         self._rows = 0
 
     def begin(self, batch: Batch) -> None:
-        super().begin(batch)
+        inputs = self._executor.step_inputs(batch)
         self._padded = None
-        if not batch.chunks:
-            assert self._inputs is not None
-            self._rows, width = self._inputs.decode_tables.shape
-            key = at_least(self._sizes, self._rows), at_least(self._widths, width)
-            step = self._steps.get(key)
-            if step is None:
-                step = self._steps[key] = _PaddedStep(self._decoder, self._executor.cache, self._inputs, *key)
-                step.stages = [CapturedCall(partial(step.run, i), self._memory) for i in range(step.layers)]
-            step.fill(self._inputs)
-            self._padded = step
+        if batch.chunks:
+            self._begin(inputs)
+        else:
+            self._rows, width = inputs.decode_tables.shape
+            self._padded = self._step(at_least(self._sizes, self._rows), at_least(self._widths, width))
+            self._padded.fill(inputs)
+
+    @torch.inference_mode()
+    def capture_ahead(self) -> None:
+        """Compile and capture the stages of the narrowest block tables, whose rows so far are padding."""
+        for rows in reversed(self._sizes):
+            for stage in self._step(rows, self._widths[0]).stages:
+                stage.capture()
+
+    def _step(self, rows: int, width: int) -> _PaddedStep:
+        step = self._steps.get((rows, width))
+        if step is None:
+            step = self._steps[rows, width] = _PaddedStep(self._decoder, self._executor.cache, rows, width)
+            step.stages = [CapturedCall(partial(step.run, i), self._memory) for i in range(step.layers)]
+        return step
 
     def layer(self, index: int, hidden: torch.Tensor | None) -> FFNRows:
         step = self._padded
@@ -93,44 +110,27 @@ class GraphedAttentionStages(AttentionStages):
         return super().output(batch, hidden)
 
 
-class _PaddedStep:
-    """Tensors of a padded step without prompts, which keep their addresses; `hidden`, `residual`: (rows, hidden)."""
+class _PaddedStep(PaddedInputs):
+    """A padded step without prompts; `hidden`, `residual`: (rows, hidden), which keep their addresses, too."""
 
-    def __init__(self, decoder: Decoder, cache: Any, inputs: Inputs, rows: int, width: int) -> None:
+    def __init__(self, decoder: Decoder, cache: PagedCache, rows: int, width: int) -> None:
+        embedding = decoder.weights.embedding
+        super().__init__(StepShape(rows, 0, 0, width, greedy_only=False), embedding.device)
         self._decoder = decoder
         self._cache = cache
         self.layers = decoder.config.shape.layers
-        embedding = decoder.weights.embedding
         self.hidden = embedding.new_zeros((rows, embedding.shape[1]))
         self.residual = torch.zeros_like(self.hidden)
         self.stages: list[CapturedCall[FFNRows]] = []
-        self._inputs = replace(
-            inputs,
-            tokens=inputs.tokens.new_zeros(rows),
-            positions=inputs.positions.new_zeros(rows),
-            slots=inputs.slots.new_full((rows,), -1),
-            decode_tables=inputs.decode_tables.new_zeros((rows, width)),
-            decode_lengths=inputs.decode_lengths.new_zeros(rows),
-        )
-
-    def fill(self, inputs: Inputs) -> None:
-        """Copy a step's inputs; the other rows become padding, which reads and writes no cache."""
-        n, width = inputs.decode_tables.shape
-        padded = self._inputs
-        padded.slots[n:] = -1
-        padded.decode_lengths[n:] = 0
-        padded.tokens[:n].copy_(inputs.tokens)
-        padded.positions[:n].copy_(inputs.positions)
-        padded.slots[:n].copy_(inputs.slots)
-        padded.decode_lengths[:n].copy_(inputs.decode_lengths)
-        padded.decode_tables[:n, :width].copy_(inputs.decode_tables)
 
     def run(self, index: int) -> FFNRows:
         """One layer's stage, from `hidden` and `residual`; writes `residual`."""
         first = index == 0
-        hidden = self._decoder.embed(self._inputs) if first else self.hidden
+        if first:
+            self.inputs = with_decode_work(self.inputs, self._cache)
+        hidden = self._decoder.embed(self.inputs) if first else self.hidden
         residual = None if first else self.residual
-        rows, residual = self._decoder.attention_stage(index, hidden, residual, self._inputs, self._cache)
+        rows, residual = self._decoder.attention_stage(index, hidden, residual, self.inputs, self._cache)
         self.residual.copy_(residual)
         return rows
 
@@ -160,20 +160,31 @@ class GraphedFFNStages(FFNStages):
         n = rows.hidden.shape[0]
         if n > self._sizes[-1]:
             return super().layer(index, rows)
-        size = at_least(self._sizes, n)
-        padded = self._inputs.get(size)
-        if padded is None:
-            self._memory = self._memory or GraphMemory.on(rows.hidden.device)
-            padded = self._inputs[size] = _map_rows(rows, lambda tensor: tensor.new_empty((size, *tensor.shape[1:])))
-        call = self._calls.get((index, size))
-        if call is None:
-            function = partial(ffn_stage, self._ffns[index], padded)
-            call = self._calls[index, size] = CapturedCall(function, self._memory)
+        padded, call = self._call(index, at_least(self._sizes, n), rows)
         for tensor, values in zip(padded, rows, strict=True):
             if tensor is not None and values is not None:
                 tensor[:n].copy_(values)
                 tensor[n:] = values[:1]  # padding that asks for no other expert
         return call()[:n].clone()  # the next microbatch may run before this one's output has been sent
+
+    @torch.inference_mode()
+    def capture_ahead(self, rows: FFNRows, max_rows: int) -> None:
+        """Compile and capture the stages of up to `max_rows` rows. `rows`: any that have their types and widths."""
+        for size in reversed(self._sizes[: bisect_left(self._sizes, max_rows) + 1]):
+            for index in range(len(self._ffns)):
+                self._call(index, size, rows)[1].capture()
+
+    def _call(self, index: int, size: int, rows: FFNRows) -> tuple[FFNRows, CapturedCall[torch.Tensor]]:
+        """The padded rows of a size, and a layer's stage of them."""
+        padded = self._inputs.get(size)
+        if padded is None:
+            self._memory = self._memory or GraphMemory.on(rows.hidden.device)
+            padded = self._inputs[size] = _map_rows(rows, lambda tensor: tensor.new_zeros((size, *tensor.shape[1:])))
+        call = self._calls.get((index, size))
+        if call is None:
+            function = partial(ffn_stage, self._ffns[index], padded)
+            call = self._calls[index, size] = CapturedCall(function, self._memory)
+        return padded, call
 
 
 def _map_rows(rows: FFNRows, function: Callable[[torch.Tensor], torch.Tensor]) -> FFNRows:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Sequence
+from functools import partial
 
 import torch
 
 from live.engine import Engine, StepResult
 from live.executor import ModelRunnerOutput
 from live.generation import Generation
+from live.models.config import ModelConfig
 from live.models.decoder import Decoder, FFNRows
 from live.models.weights import FFN
 from live.topologies.bundle.layout import COMMAND, COORDINATOR, OUTPUT, RESULT, ROWS, BundleLayout
@@ -38,6 +40,10 @@ class AttentionWorker:
         self.engines = [Engine(decoder, layout.engine, clock=transport.clock) for _ in range(layout.microbatches)]
         make = GraphedAttentionStages if graphs else AttentionStages
         self._stages: list[AttentionStages] = [make(decoder, engine) for engine in self.engines]
+        for stages in self._stages:
+            stages.capture_ahead()
+        norm = decoder.weights.norm
+        self._no_rows = zero_rows(decoder.config, norm.dtype, norm.device, 0)
         self._home: dict[int, Engine] = {}  # of each unfinished request
         self._turns: deque[tuple[int, Turn]] = deque()
 
@@ -101,7 +107,7 @@ class AttentionWorker:
             stages.begin(batch)
         hidden: torch.Tensor | None = None
         for layer in range(self._decoder.config.shape.layers):
-            rows = self._empty_rows() if batch is None else stages.layer(layer, hidden)
+            rows = self._no_rows if batch is None else stages.layer(layer, hidden)
             shares = self._send(index, layer, rows)
             yield None
             hidden = yield from self._receive(index, layer, shares)
@@ -140,28 +146,23 @@ class AttentionWorker:
             del self._home[generation.request.id]
         return StepResult(output, finished).progress.advanced
 
-    def _empty(self) -> torch.Tensor:
-        weight = self._decoder.weights.embedding
-        return weight.new_empty((0, weight.shape[1]))
-
-    def _empty_rows(self) -> FFNRows:
-        count, empty = self._decoder.config.shape.experts_per_token, self._empty()
-        if not count:
-            return FFNRows(empty)
-        return FFNRows(
-            empty, empty.new_empty((0, count), dtype=torch.float32), empty.new_empty((0, count), dtype=torch.int32)
-        )
-
 
 class FFNWorker:
-    """Computes the FFN stage for all attention instances together. `graphs`: as CUDA graphs, padded."""
+    """Computes the FFN stage for all attention instances together.
+
+    `captured`: rows such as those that come (`zero_rows`), for which padded stages become CUDA graphs; None: no graphs.
+    """
 
     def __init__(
-        self, layout: BundleLayout, ffns: Sequence[FFN], transport: Transport, *, graphs: bool = False
+        self, layout: BundleLayout, ffns: Sequence[FFN], transport: Transport, *, captured: FFNRows | None = None
     ) -> None:
         self._layout = layout
         self._transport = transport
-        self._stages = GraphedFFNStages(ffns) if graphs else FFNStages(ffns)
+        self._stages = FFNStages(ffns)
+        if captured is not None:
+            self._stages = graphed = GraphedFFNStages(ffns)
+            share = -(-layout.engine.max_num_seqs // layout.ffn_instances)
+            graphed.capture_ahead(captured, layout.attention_instances * share)
 
     def run(self) -> Role:
         """One microbatch after the other, in the instances' order: waiting for all is the barrier of AFD 3.1."""
@@ -187,6 +188,15 @@ class FFNWorker:
         parts = output.split(counts) if len(counts) > 1 else (output,)
         for rank, part in zip(self._layout.attention_ranks, parts, strict=True):
             self._transport.send(rank, Message(OUTPUT, fields, (part,)))
+
+
+def zero_rows(config: ModelConfig, dtype: torch.dtype, device: torch.device, count: int) -> FFNRows:
+    """So many rows of zeros as an FFN's input."""
+    zeros, top_k = partial(torch.zeros, device=device), config.shape.experts_per_token
+    hidden = zeros((count, config.shape.hidden), dtype=dtype)
+    if not top_k:
+        return FFNRows(hidden)
+    return FFNRows(hidden, zeros((count, top_k), dtype=torch.float32), zeros((count, top_k), dtype=torch.int32))
 
 
 def _common(messages: Sequence[Message]) -> int:

@@ -177,3 +177,11 @@ def test_case_runs_and_counts(device: str) -> None:
     assert case.moved == 4 * (2 * 15 * 64 + 2 * 75 * 32)
     assert case.flops == 3 * (21 + 22 + 23 + 24 + 25) * 4 * 4 * 16
     assert case.prepare()().shape == (15, 4, 16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_prompt_without_context_needs_no_cache(dtype: torch.dtype, device: str) -> None:
+    inputs = sample([40], [0], PADDING, (6, 2, 64), 16, dtype, device)
+    keys, values = (torch.cat([rows[0].to(device), inputs.q[40:, :2]]) for rows in inputs.tokens)
+    result = dispatch.prompt_attention(inputs.q, keys, values, 0.125)
+    assert_near(result[:40], naive(inputs, 0.125)[:40], dtype, 40)

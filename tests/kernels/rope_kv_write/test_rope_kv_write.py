@@ -85,6 +85,18 @@ def test_kernel_equals_float64(
     assert torch.equal(keys[~written], untouched[~written])
 
 
+@pytest.mark.usefixtures("poisoned")
+def test_keys_are_kept_also_of_rows_that_are_not_written(device: str) -> None:
+    shape = 7, 6, 3, 64, 4
+    kernel, exact, plain = (sample(*shape, torch.float32, device) for _ in range(3))
+    exact = {name: value.double() if value.is_floating_point() else value for name, value in exact.items()}
+    kept = triton.rope_kv_write(**kernel, keep_keys=True)
+    assert_near(kept, reference.rope_kv_write(**exact, keep_keys=True), torch.float32)
+    assert torch.equal(kept[:, :6], triton.rope_kv_write(**plain))
+    for name in ("k_cache", "v_cache"):
+        assert torch.equal(kernel[name], plain[name])
+
+
 def test_reference_as_hugging_face_writes_it() -> None:
     """rotate_half and duplicated tables, one token and one head at a time."""
     inputs = sample(6, 4, 2, 8, 4, torch.float64, "cpu")
