@@ -304,6 +304,9 @@ def _compensated(bench: Bench, form: str, tokens: int, outputs: int, inputs: int
     return bench.call(f"layer/{form}", sizes, make, _packed_bytes(outputs, inputs, tokens, bench))
 
 
+PARTS = (elementwise, attention, sampling, four_bits, compensators)
+
+
 def verdicts(bench: Bench) -> Iterator[dict[str, Any]]:
     """Each target with its worst figure."""
     for name, (relation, figure, of) in TARGETS.items():
@@ -335,13 +338,14 @@ def main(arguments: list[str] | None = None) -> int:
     """The command's entry point."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__.split("\n\n")[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+    parser.add_argument("--parts", nargs="+", choices=[part.__name__ for part in PARTS], help="default: all")
     parser.add_argument("--out", type=Path, help="file for the JSON document")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device: got cuda, expected a device that is here")
     bench = Bench(options.device)
     judged = []
-    for part in (elementwise, attention, sampling, four_bits, compensators):
+    for part in [part for part in PARTS if part.__name__ in (options.parts or [part.__name__])]:
         print(f"benchmarks.kernels: {part.__name__}", file=sys.stderr, flush=True)
         part(bench)
         judged = list(verdicts(bench))

@@ -123,6 +123,11 @@ class Numbers:
                 (q, keys, values, tables, bounds, contexts, scale),
             )  # fmt: skip
 
+        for tokens in (24,) if self.tiny else (512, 2000):
+            q = self.random(tokens, heads + kv_heads, head_dim)
+            v, attend = self.random(tokens, kv_heads, head_dim), prefill_attention.prompt_attention
+            yield Check("prompt_attention", {"tokens": tokens}, attend, attend, (q[:, :heads], q[:, heads:], v, scale))
+
     def _paged(self, batch: int, context: int, heads: int, kv_heads: int, head_dim: int) -> tuple[torch.Tensor, ...]:
         """Queries, keys, values, and block tables with pages in random order."""
         pages = -(-context // BLOCK)

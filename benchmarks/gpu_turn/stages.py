@@ -1,4 +1,4 @@
-"""The stages of a turn on a GPU, the most valuable first."""
+"""The stages of a turn on a GPU: what is new or was mended first, then what no turn has reached, then the rest."""
 
 from __future__ import annotations
 
@@ -56,6 +56,15 @@ MODEL = "examples/models/tiny-llama.json"
 VALIDATE = ("-m", "twin", "validate")
 RUNS = ("--runs", WORK, "--no-figures", "--json")
 
+
+def validation(name: str, seconds: int, model: str) -> Stage:
+    """A small validation of a model at half load, of which only the measurement is made."""
+    settings = (f"model.path=examples/models/{model}.json", "workload.requests=300", "loads=[0.5]")
+    changes = tuple(part for setting in settings for part in ("--set", setting))
+    scenario = ("examples/validate-h200-turn.yaml", "--backend", "cuda", "--measure-only", "--repeats", "2")
+    return Stage(name, seconds, (*VALIDATE, *scenario, *changes, *RUNS))
+
+
 STAGES = [
     Stage("environment", 40, own("environment", *CUDA), own("environment", *CPU)),
     Stage("precompile", 90, own("precompile", LAUNCHES), own("precompile", LAUNCHES)),
@@ -66,24 +75,18 @@ STAGES = [
         (*PLAIN_PYTEST, "-p", "no:xdist", "--junitxml", f"{WORK}/tests.xml", "tests/kernels/test_sass.py"),
     ),
     Stage("numbers", 70, own("numbers", *CUDA), own("numbers", *CPU)),
-    Stage("kernels", 110, ("-m", "benchmarks.kernels", *CUDA, "--out", DOCUMENT)),
-    Stage("nodes", 50, own("nodes", *CUDA), own("nodes", *CPU)),
+    Stage("variants", 70, own("variants", *CUDA), own("variants", *CPU)),
     Stage(
         "live", 110,
         ("-m", "benchmarks.live", *CUDA, "--mode", "graphs, a step ahead", "--repeats", "3", "--out", DOCUMENT),
         ("-m", "benchmarks.live", *CPU, "--mode", "graphs, a step ahead", "--repeats", "1", "--only", "Llama-2",
          "--out", DOCUMENT),
     ),
-    Stage("variants", 40, own("variants", *CUDA), own("variants", *CPU)),
     Stage(
-        "validate", 180,
-        (*VALIDATE, "examples/validate-h200-turn.yaml", "--backend", "cuda", "--measure-only", *RUNS),
+        "packed", 110,
+        ("-m", "benchmarks.kernels", *CUDA, "--parts", "four_bits", "compensators", "--out", DOCUMENT),
     ),
-    Stage(
-        "calibrate", 160,
-        ("-m", "twin", "calibrate", "run", *CUDA, "--model", "examples/models/qwen3-0.6b.json", "--coarse",
-         "--ops", "layers,attention,head,overhead", "--no-figures", "-o", f"{WORK}/qwen3-0.6b.calibration.yaml"),
-    ),
+    validation("validate", 150, "qwen3-0.6b"),
     Stage("http", 60, own("http", *CUDA), own("http", *CPU)),
     Stage(
         "topologies", 70,
@@ -91,8 +94,19 @@ STAGES = [
         ("-m", "benchmarks.topologies", "--device", "cpu", "--model", MODEL, "--batch-size", "2", "--prompt", "8",
          "--output", "3", "--repeats", "1", "--out", DOCUMENT),
     ),
+    Stage(
+        "calibrate", 160,
+        ("-m", "twin", "calibrate", "run", *CUDA, "--model", "examples/models/qwen3-0.6b.json", "--coarse",
+         "--ops", "layers,attention,head,overhead", "--no-figures", "-o", f"{WORK}/qwen3-0.6b.calibration.yaml"),
+    ),
+    validation("validate 4B", 150, "qwen3-4b"),
     *(
         Stage(tool, 45, own("numbers", *CUDA, "--tiny"), tool=("compute-sanitizer", "--tool", tool))
         for tool in ("memcheck", "racecheck")
+    ),
+    Stage("nodes", 50, own("nodes", *CUDA), own("nodes", *CPU)),
+    Stage(
+        "kernels", 110,
+        ("-m", "benchmarks.kernels", *CUDA, "--parts", "attention", "sampling", "elementwise", "--out", DOCUMENT),
     ),
 ]  # fmt: skip

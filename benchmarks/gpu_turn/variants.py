@@ -1,6 +1,6 @@
-"""Other settings of kernels, to choose from by measurement: tiles and stages of decode attention, bits that a pass of
-sampling finds, the number of tokens from which packed weights are unpacked once, and how often a product of one token
-is split.
+"""Other settings of kernels, to choose from by measurement: this project's attention of prompts and PyTorch's, waves
+of decode attention where lengths differ, its tiles and stages, bits that a pass of sampling finds, the number of tokens
+from which packed weights are unpacked once, and how often a product of one token is split.
 
     python -m benchmarks.gpu_turn.variants --device cuda [--tiny] [--only TEXT] --out FILE
 """
@@ -10,24 +10,35 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 
 from benchmarks.kernels import LLAMA_31_8B, SMALL
 from benchmarks.provenance import provenance
 from benchmarks.w4_cases import cases as w4_cases
+from kernels.decode_attention import decode_attention, decode_work
 from kernels.decode_attention import triton as decode_kernels
+from kernels.decode_attention import work_list as decode_lists
 from kernels.decode_attention.cases import cases as decode_cases
 from kernels.microbenchmark import Case, measure
+from kernels.prefill_attention.cases import cases as prefill_cases
+from kernels.prefill_attention.cases import prompt_cases
 from kernels.sampling import triton as sampling_kernels
 from kernels.sampling.cases import cases as sampling_cases
+from kernels.shapes import Shape
 from kernels.w4_gemm import triton as w4_kernels
 from live.device import device_name, versions
+
+BLOCK = 16
 
 Variant = tuple[str, list[AbstractContextManager[Any]], list[Case]]
 
@@ -35,6 +46,14 @@ Variant = tuple[str, list[AbstractContextManager[Any]], list[Case]]
 def variants(device: str, tiny: bool) -> Iterator[Variant]:
     """The name of each setting, the changes that make it, and what is measured with it."""
     shape, dtype = (SMALL, torch.float32) if tiny else (LLAMA_31_8B, torch.bfloat16)
+    yield from prompts(shape, device, dtype, tiny)
+    mixes = {"lengths of 1,000": [1000] * 64, "one of 60,000": [1000] * 63 + [60000]}
+    mixes["log-normal lengths"] = np.random.default_rng(1).lognormal(np.log(800), 1, 256).astype(int).tolist()
+    for waves in (2, 4, 8):
+        change = mock.patch.object(decode_lists, "WAVES", waves)
+        for mix, lengths in list(mixes.items())[: 1 if tiny else None]:
+            case = decode_case(shape, lengths[: 3 if tiny else None], 100 if tiny else 65536, device, dtype)
+            yield f"decode attention, {mix}, {waves} waves", [change], [case]
     sizes = [(2, 64)] if tiny else [(8, 8192), (64, 2048), (256, 1024)]
     decodes = [case for batch, context in sizes for case in decode_cases(shape, device, dtype, [batch], [context])]
     for tile, stages in [(64, 3)] if tiny else [(64, 3), (64, 4), (64, 5), (32, 3), (32, 5), (128, 3)]:
@@ -55,6 +74,49 @@ def variants(device: str, tiny: bool) -> Iterator[Variant]:
     draws = list(sampling_cases(shape, device, dtype, [2] if tiny else [1, 64, 256], ["filtered"]))
     for bits in (1, 2, 4):
         yield f"sampling, {bits} bits a pass", [mock.patch.object(sampling_kernels, "SEARCH_BITS", bits)], draws
+
+
+def prompts(shape: Shape, device: str, dtype: torch.dtype, tiny: bool) -> Iterator[Variant]:
+    """Attention of prompts without context, by this project's kernel and as the engine calls PyTorch's."""
+    sizes = [24] if tiny else [512, 1024, 2048, 8192]
+    yield "prompts, triton", [], list(prefill_cases(shape, device, dtype, [1], sizes, [0]))
+    yield "prompts, PyTorch", [], list(prompt_cases(shape, device, dtype, sizes))
+    for batch in () if tiny else (4, 16):
+        (ours,) = prefill_cases(shape, device, dtype, [batch], [512], [0])
+        flash = replace(ours, prepare=partial(_flash, shape, batch, 512, device, dtype))
+        yield f"{batch} prompts, triton", [], [ours]
+        yield f"{batch} prompts, FlashAttention of PyTorch", [], [flash]
+
+
+def _flash(shape: Shape, batch: int, tokens: int, device: str, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+    rows, scale = batch * tokens, shape.head_dim**-0.5
+    q = torch.randn(rows, shape.heads, shape.head_dim, device=device, dtype=dtype)
+    k, v = (torch.randn(rows, shape.kv_heads, shape.head_dim, device=device, dtype=dtype) for _ in range(2))
+    bounds = torch.arange(0, rows + 1, tokens, device=device, dtype=torch.int32)
+    flash = torch.ops.aten._flash_attention_forward
+    return lambda: flash(q, k, v, bounds, bounds, rows, rows, 0.0, True, False, scale=scale)[0]
+
+
+def decode_case(shape: Shape, lengths: list[int], longest: int, device: str, dtype: torch.dtype) -> Case:
+    """Decodes of any lengths, whose tables hold up to `longest` tokens; pages are in order."""
+    pages = [-(-length // BLOCK) for length in lengths]
+    token = shape.kv_heads * shape.head_dim
+
+    def prepare() -> Callable[[], torch.Tensor]:
+        tables = torch.zeros(len(lengths), -(-longest // BLOCK), dtype=torch.int32)
+        for i, (count, end) in enumerate(zip(pages, accumulate(pages), strict=True)):
+            tables[i, :count] = torch.arange(end - count, end)
+        size = (sum(pages), BLOCK, shape.kv_heads, shape.head_dim)
+        keys, values = (torch.randn(size, device=device, dtype=dtype) for _ in range(2))
+        q = torch.randn(len(lengths), shape.heads, shape.head_dim, device=device, dtype=dtype)
+        places, ends = tables.to(device), torch.tensor(lengths, dtype=torch.int32, device=device)
+        work = decode_work(ends, places, keys)
+        return lambda: decode_attention(q, keys, values, places, ends, shape.head_dim**-0.5, work=work)
+
+    return Case(
+        operation="decode_attention", sizes={"batch": len(lengths), "tokens": sum(lengths)}, prepare=prepare,
+        moved=2 * sum(lengths) * token * dtype.itemsize, flops=4 * sum(lengths) * shape.heads * shape.head_dim,
+    )  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
