@@ -23,7 +23,7 @@ def validation_report(document: Document) -> Report:
     """Metrics of each load with their distributions, steps by kind of batch, the worst steps, and missed goals."""
     blocks: list[Block] = [Text("How it was measured", "heading"), Text("\n".join(headline(document)))]
     for load in document["loads"]:
-        rate = f"{load['rate']:.2f} {arriving(document)}/s"
+        rate = f"{load['rate']:.2f} {document['arriving']}/s"
         title = f"Load {load['load']:g}: {rate}, {load['requests']} requests a repeat"
         blocks += [Text(title, "heading"), _metrics(load), latencies(load, document)]
     if any(name.startswith("speculation.") for load in document["loads"] for name in load["metrics"]):
@@ -48,8 +48,8 @@ def latencies(load: Document, document: Document) -> Figure:
                 colours.append(colour)
         if samples:
             charts.append(distribution(f"{label}: {meaning.partition(':')[0]}", samples, label, colours=colours))
-    rate = f"{load['rate']:.1f} {arriving(document)}/s"
-    title = f"load {load['load']:g}: {rate}; clock: {clock_of(document)}"
+    rate = f"{load['rate']:.1f} {document['arriving']}/s"
+    title = f"load {load['load']:g}: {rate}; clock: {document['clock']}"
     return Figure(f"latencies-{load['load']:g}", charts, title, columns=2)
 
 
@@ -59,20 +59,8 @@ def over_time(document: Document) -> Figure:
         line = load["timeline"]
         curves = [Curve(label, line["time"], line[side], colour, "steps") for side, (label, colour, _) in SIDES.items()]
         charts.append(timeline(f"Requests in the system, load {load['load']:g}", curves, "requests"))
-    title = f"{document['name']}; clock: {clock_of(document)}"
+    title = f"{document['name']}; clock: {document['clock']}"
     return Figure("over-time", charts, title, size=(7.6, 2.6 * len(charts)))
-
-
-def clock_of(document: Document) -> str:
-    """The clock of the live runs; documents of earlier versions do not name theirs, which was wall time."""
-    clock: str = document.get("clock", "wall")
-    return clock
-
-
-def arriving(document: Document) -> str:
-    """The noun for what arrives, at loads relative to the capacity: requests, or sessions."""
-    noun: str = document.get("arriving", "requests")
-    return noun
 
 
 def headline(document: Document) -> list[str]:
@@ -81,21 +69,19 @@ def headline(document: Document) -> list[str]:
     median, p90, repeats = (
         f"{100 * steps[name]:.1f} %" for name in ("heldout_median_error", "heldout_p90_error", "repeat_spread")
     )
+    in_turns = ["forecast by a profile of other requests, in turns with the replays"]
     return [
         f"{document['name']}: {document['scenario']['model']['path']} ({backend['dtype']}) on {backend['device']}",
         f"steps: {steps['provenance']['source']}; error on held-out steps {median} in the median, {p90} at P90;"
         f" equal steps differ by {repeats}, rounds by {100 * steps.get('round_spread', 0.0):.1f} %",
-        f"predicted capacity: {document['capacity']:.2f} {arriving(document)}/s. {document['note']}",
-        f"clock: {CLOCKS[clock_of(document)]}",
-        *_profiled(document),
-        *contention_line(document),
+        f"predicted capacity: {document['capacity']:.2f} {document['arriving']}/s. {document['note']}",
+        f"clock: {CLOCKS[document['clock']]}",
+        *(
+            ["forecast by a profile of other requests, in turns with the replays"]
+            * (document["profiled"] == "in turns")
+        ),
+        contention_line(document["contention"]),
     ]
-
-
-def _profiled(document: Document) -> list[str]:
-    if document.get("profiled") == "in turns":
-        return ["forecast by a profile of other requests, in turns with the replays"]
-    return []
 
 
 def coverage(document: Document) -> str:
@@ -224,31 +210,28 @@ def verdict_blocks(document: Document, side: str) -> list[Block]:
 
 def verdict_line(document: Document) -> str:
     """A sentence: the goals are met or missed, or a contended machine leaves it undecided."""
-    missed, contention = len(document["missed"]), document.get("contention")
+    missed = len(document["missed"])
     if not missed:
         return "Verdict: all goals are met."
     goals = f"{missed} goal{'s' * (missed > 1)}"
-    if document.get("verdict") != "undecided" or contention is None:
+    if document["verdict"] != "undecided":
         return f"Verdict: {goals} missed."
-    reasons = "; ".join(contention["reasons"])
+    reasons = "; ".join(document["contention"]["reasons"])
     return (
         f"Verdict: undecided. {goals} missed, but other programs disturbed the measurement: {reasons}."
         " Repeat it with --fresh on an idle machine."
     )
 
 
-def contention_line(document: Document) -> list[str]:
-    """The contention that was measured; nothing for documents of earlier versions."""
-    contention = document.get("contention")
-    if contention is None:
-        return []
+def contention_line(contention: Document) -> str:
+    """The contention that was measured."""
     waits = contention["waited_share"]
     waits_note = "" if waits is None else f"waits for a processor {100 * waits:.1f} %, "
-    return [
+    return (
         f"contention: {waits_note}involuntary switches {contention['involuntary_switches_per_second']:.1f} a second,"
         f" CPU time of equal work spread by {100 * contention['equal_work_spread']:.1f} %"
         f" ({'contended' if contention['contended'] else 'not contended'})"
-    ]
+    )
 
 
 BUNDLE_METRICS = {
@@ -315,7 +298,7 @@ def bundle_headline(document: Document) -> list[str]:
         f"B = {system['batch_size']}, {system['microbatches']} microbatches, {scenario['requests']} requests a"
         f" repeat, {scenario['repeats']} repeats",
         f"clock: {document['clock']} (CPU time of each role's own computation). {document['note']}",
-        *contention_line(document),
+        contention_line(document["contention"]),
     ]
 
 

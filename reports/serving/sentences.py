@@ -191,7 +191,7 @@ def step_times(document: Document) -> str:
 
 def no_interval(document: Document) -> str:
     """A note that one run has no interval, with the flag that gives one."""
-    random = set(document.get("random", ("unknown",)))  # documents of earlier versions do not say
+    random = set(document["random"])
     if random - {"step_time"}:
         return "--replications gives intervals"
     if random:

@@ -72,11 +72,9 @@ def _counters() -> dict[str, float]:
     return counters
 
 
-def contention(points: Iterable[Mapping[str, Any]]) -> Document | None:
-    """The contention of all measured points together, and the reasons to call the machine contended; None without."""
+def contention(points: Iterable[Mapping[str, Any]]) -> Document:
+    """The contention of all measured points together, and the reasons to call the machine contended."""
     parts = [point["contention"] for point in points if "contention" in point]
-    if not parts:
-        return None
     cpu, wall, switches = (
         sum(part[name] for part in parts) for name in ("cpu_seconds", "wall_seconds", "involuntary_switches")
     )
@@ -103,8 +101,8 @@ def contention(points: Iterable[Mapping[str, Any]]) -> Document | None:
     }
 
 
-def verdict(missed: list[str], contention: Document | None) -> Verdict:
+def verdict(missed: list[str], contention: Document) -> Verdict:
     """`undecided` where goals were missed on a contended machine."""
     if not missed:
         return "met"
-    return "undecided" if contention is not None and contention["contended"] else "missed"
+    return "undecided" if contention["contended"] else "missed"

@@ -26,7 +26,7 @@ def page_of(figures: Sequence[Block]) -> str:
 
 
 def test_both_sides_of_each_load_are_drawn() -> None:
-    document = {"name": "x", "loads": [load(), load()]}
+    document = {"name": "x", "clock": "wall", "arriving": "requests", "loads": [load(), load()]}
     html = page_of([*(latencies(row, document) for row in document["loads"]), over_time(document)])
     pairs = [(source["x"], source["y"]) for source in columns(html) if "y" in source]
     assert pairs.count(([100, 200, 400], [0, 50, 100])) == 2

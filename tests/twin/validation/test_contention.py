@@ -36,7 +36,7 @@ def test_missed_goals_are_undecided_on_a_contended_machine(change: dict[str, flo
     assert verdict(["a goal"], result) == ("missed" if reason is None else "undecided")
     document: dict[str, Any] = {"missed": ["TTFT < MEAN"], "contention": result, "verdict": verdict(["a goal"], result)}
     sentence = verdict_line(document)
-    (line,) = contention_line(document)
+    line = contention_line(result)
     html = page(Report("a validation", verdict_blocks(document, "forecast")), {})
     assert "<li>TTFT &lt; MEAN</li>" in html
     if reason is None:
@@ -46,12 +46,6 @@ def test_missed_goals_are_undecided_on_a_contended_machine(change: dict[str, flo
         assert reason in sentence
         assert "undecided" in html
         assert line.endswith("(contended)")
-
-
-def test_runs_of_earlier_versions_have_no_contention() -> None:
-    assert contention([{}, {"requests": 3}]) is None
-    assert verdict(["a goal"], None) == "missed"
-    assert contention_line({"missed": []}) == []
 
 
 def spin(seconds: float) -> None:
