@@ -76,10 +76,7 @@ def headline(document: Document) -> list[str]:
         f" equal steps differ by {repeats}, rounds by {100 * steps.get('round_spread', 0.0):.1f} %",
         f"predicted capacity: {document['capacity']:.2f} {document['arriving']}/s. {document['note']}",
         f"clock: {CLOCKS[document['clock']]}",
-        *(
-            ["forecast by a profile of other requests, in turns with the replays"]
-            * (document["profiled"] == "in turns")
-        ),
+        *(in_turns if document["profiled"] == "in turns" else []),
         contention_line(document["contention"]),
     ]
 
