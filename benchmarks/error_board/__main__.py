@@ -34,7 +34,7 @@ from workloads.errors import BadInput
 
 GROUPS = ("configuration", "model", "system")
 KINDS = ("aggregated", "disaggregated", "assumed")
-"""Rows of one engine, of prefill and decode workers, and of these where the row does not state how many."""
+"""Rows of one engine, of prefill and decode workers, and of these where workers or drafts are not known."""
 SOURCE = "systems/silicon_sample.csv of aiconfigurator-core 0.12, read by python -m benchmarks.error_board"
 
 

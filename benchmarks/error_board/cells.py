@@ -35,7 +35,7 @@ CAUSES: tuple[tuple[Callable[[Row], bool], str], ...] = (
     ),
     (
         lambda row: row.prefill is not None and bool(row.assumption),
-        "workers are not stated",
+        "workers or drafts are not stated",
     ),
     (
         lambda row: row.model in ("deepseek-v3", "kimi-k2", "glm-5") and row.engine in ("trtllm", "sglang"),

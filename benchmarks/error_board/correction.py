@@ -201,10 +201,10 @@ def covariance(cases: Sequence[Case], prior: Prior) -> Floats:
         same = names_of[:, None] == names_of[None, :]
         total += np.where(same, _shared(deviations, smooth, parts), 0.0)
     if prior.assumed is not None:
-        assumed = np.array([bool(case.row.assumption) for case in cases])
+        assumed = np.array([case.row.assumption.partition(" (")[0] for case in cases])
         for level in ASSUMED_ALIKE:
             names_of = np.array([case.level(level) for case in cases])
-            same = (names_of[:, None] == names_of[None, :]) & assumed[:, None] & assumed[None, :]
+            same = (names_of[:, None] == names_of[None, :]) & (assumed[:, None] == assumed[None, :]) & (assumed != "")
             total += np.where(same, _shared(prior.assumed, smooth, parts), 0.0)
     return total
 

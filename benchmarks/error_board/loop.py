@@ -1,9 +1,8 @@
 """The closed loop of a measured row, simulated with its engine's scheduler.
 
-What engine and client were set to is known of InferenceX, whose scripts are public (SemiAnalysisAI/InferenceX,
-`benchmarks/single_node/fixed_seq_len`, read in the version of August 2026; earlier images may have had others): ten
-requests for each in flight, the first of which come at once, and the settings below. Rows of equal lengths come from
-AIConfigurator's own runs, and are taken to have the settings that its generator writes; its rounds are not stated.
+Clients of InferenceX send ten requests for each in flight, the first of which come at once, to engines that are set as
+`scripts` says. Rows of equal lengths come from AIConfigurator's own runs, and are taken to have the settings that its
+generator writes; its rounds are not stated.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.error_board.rows import Row
+from benchmarks.error_board.scripts import MANY, MAX_SEQS, script
 from benchmarks.silicon import RANDOM_RANGE_MEAN
 from latency_models.step_time import StepTime
 from scenarios.serving import ServingScenario
@@ -31,23 +31,6 @@ RANGE = (0.8, 1.0)
 """Drawn lengths over the stated one."""
 
 BLOCK = 16
-MAX_BATCHED_TOKENS = 8192
-MAX_SEQS = 2048
-
-SGLANG: dict[tuple[str, str, str], tuple[int, int, int]] = {
-    ("deepseek-v3", "hopper", "fp8"): (32768, 1, 1),
-    ("deepseek-v3", "blackwell", "fp4"): (16384, 10, 30),
-    ("deepseek-v3", "blackwell", "fp8"): (32768, 10, 30),
-    ("qwen3.5-397b-a17b", "hopper", "fp8"): (16384, 1, 1),
-    ("qwen3.5-397b-a17b", "blackwell", "fp4"): (16384, 10, 30),
-    ("qwen3.5-397b-a17b", "blackwell", "fp8"): (16384, 10, 30),
-    ("qwen3.5-397b-a17b", "blackwell", "bf16"): (32768, 10, 30),
-    ("glm-5", "blackwell", "fp4"): (32768, 10, 10),
-    ("glm-5", "blackwell", "fp8"): (32768, 1, 1),
-}
-"""By model, chip and format: prompt tokens a step, and `scheduler_recv_interval` below and from MANY in flight."""
-
-MANY = 16
 
 SPARE = 1500
 """Tokens a step that AIConfigurator's generator of settings adds to requests in flight and one prompt."""
@@ -73,18 +56,21 @@ def settings(row: Row, chip: str) -> dict[str, Any]:
     if not row.drawn:
         tokens = clients + math.ceil(row.isl) + SPARE
         return {**stated, "max_num_batched_tokens": tokens, "max_num_seqs": min(clients, MAX_SEQS)}
-    prompt = math.ceil(row.isl / RANDOM_RANGE_MEAN)
-    tokens = max(MAX_BATCHED_TOKENS, prompt)
+    set_to = script(row, chip)
+    prompt, tokens = math.ceil(row.isl / RANDOM_RANGE_MEAN), set_to.tokens
     if row.engine == "sglang":
-        tokens, few, many = SGLANG.get((row.model, chip, row.precision), (MAX_BATCHED_TOKENS, 1, 1))
         stated["max_prefill_tokens"] = max(tokens, 16384)
         if replicas == 1:
-            stated["scheduler_recv_interval"] = few if row.in_flight < MANY else many
+            stated["scheduler_recv_interval"] = set_to.few if row.in_flight < MANY else set_to.many
     elif row.engine == "trtllm":
-        tokens = 20000 if row.model == "gpt-oss-120b" else max(tokens, clients + prompt + 64)
-    elif row.model == "minimax-m2.5" and chip == "blackwell":
+        tokens = max(tokens, clients + prompt + 64)
+    elif row.model == "minimax-m2.5" and set_to.cache == "fp8":
         tokens = 2 * prompt
-    return {**stated, "max_num_batched_tokens": max(tokens, min(clients, MAX_SEQS)), "max_num_seqs": MAX_SEQS}
+    return {
+        **stated,
+        "max_num_batched_tokens": max(tokens, min(clients, set_to.sequences)),
+        "max_num_seqs": set_to.sequences,
+    }
 
 
 def simulated(row: Row, step_time: StepTime, kv_tokens: float, chip: str) -> Means:

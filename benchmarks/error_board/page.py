@@ -12,8 +12,8 @@ BEGIN, END = "<!-- error board: generated -->", "<!-- error board: end -->"
 
 KINDS = {
     "aggregated": "aggregated",
-    "disaggregated": "disaggregated, workers stated",
-    "assumed": "disaggregated, workers assumed",
+    "disaggregated": "disaggregated, workers known",
+    "assumed": "disaggregated, assumed",
 }
 QUANTITIES = {"tpot": "TPOT", "ttft": "TTFT"}
 

@@ -9,9 +9,8 @@ A prompt is computed in steps of at most MAX_BATCHED_TOKENS. Where the client ke
 can feed, requests wait for them: with K in flight, L = TTFT + (osl − 1)·TPOT, the workers limit the rate to
 workers / prompt, so that L is at least K·prompt/workers, and what D does not account for is waiting.
 
-Not stated by any row, and assumed: equal workers, each with an equal share of the requests, steps of 8,192 tokens, KV
-caches in 16 bit (FP8 for dense models in FP8, and for DeepSeek and Kimi on TensorRT-LLM), no multi-token prediction, no
-prefix cached.
+Not stated by any row, and assumed: equal workers, each with an equal share of the requests, steps of 8,192 tokens, no
+multi-token prediction, no prefix cached.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from functools import cache
 
 from benchmarks.error_board.loop import ROUNDS, simulated
 from benchmarks.error_board.rows import Row, Workers
+from benchmarks.error_board.scripts import MAX_BATCHED_TOKENS, script
 from benchmarks.roofline_efficiency import DEVICES
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import ExpertFFN, Formats, Model, Weights, load_model
 from latency_models.io.builtin_files import builtin_names
 from latency_models.sources.aiconfigurator.closed_loop import prompt_alone, step_and_prompt
 from latency_models.sources.roofline.efficiency import Backend, built_in_efficiency
-from latency_models.sources.roofline.error_board import family
 from latency_models.sources.roofline.placement import Cache, Placement, check_placement, device_memory
 from latency_models.sources.roofline.step_time import RooflineStepTime
 from latency_models.sources.roofline.work import ABOUT
@@ -41,7 +40,6 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Formats of experts by a row's precision."""
 
-MAX_BATCHED_TOKENS = 8192
 MEMORY = 0.95
 """Share of the memory that engines use: DeepSeek-V3 in FP8 was served on four B200, which nine tenths do not allow."""
 
@@ -108,13 +106,12 @@ def formats(model: Model, precision: str) -> Formats:
 
 
 @cache
-def _engine(name: Backend, model_name: str, system: str, precision: str, tp: int, dp: int, spread: bool) -> _Engine:
-    """The engine of a placement; `name` decides on its kernels and on the format of its cache."""
+def _engine(
+    name: Backend, model_name: str, system: str, precision: str, tp: int, dp: int, spread: bool, cache: Cache
+) -> _Engine:
+    """The engine of a placement; `name` decides on its kernels."""
     model, hardware = load_model(model_name), load_hardware(SYSTEMS[system])
     weights = formats(model, precision)
-    latent = family(model) == "latent"
-    small = precision != "bf16" and (family(model) == "dense" or (latent and name == "trtllm"))
-    cache: Cache = "fp8" if small else "bf16"
     placement = Placement(tp, 1, dp, spread, weights.linear, weights.experts, cache)
     check_placement(model, hardware, placement)
     efficiency = built_in_efficiency(name)
@@ -138,7 +135,7 @@ def _engine_of(row: Row, workers: Workers) -> _Engine:
         raise BadInput(f"no hardware file of {row.system}")
     return _engine(
         row.engine, row.model, row.system, row.precision,
-        workers.tensor_parallel, workers.data_parallel, workers.expert_parallel,
+        workers.tensor_parallel, workers.data_parallel, workers.expert_parallel, script(row, chip(row.system)).cache,
     )  # fmt: skip
 
 

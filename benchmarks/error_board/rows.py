@@ -9,11 +9,13 @@ several sources, whose columns mean different things, and one measurement is oft
 - Without `attention_dp_size`, `batch_size` counts the requests of one attention replica, and there are as many replicas
   as ranks of experts for each rank of `tp_size`.
 - Aggregated rows of 12 to 72 devices add up the devices of prefill and decode workers: how many each has is not known.
-- Few disaggregated rows state their workers. Others are the same measurements, and take what the former say. The rest
-  is assumed to be deployed like the measurement of the same engine, GPU and lengths with the next number in flight,
-  of those whose decode workers share the requests evenly.
-- No row says whether multi-token prediction was on. DeepSeek on TensorRT-LLM 1.2.0rc6.post3 is 1.6 times as fast as on
-  rc6.post2, which nothing else explains.
+- Few disaggregated rows state their workers. Others are the same measurements, and take what the former say. Of the
+  rest, most have a number in flight that InferenceX's public configurations (`configs/nvidia-master.yaml`, all versions
+  to May 2026) give to one deployment of engines of these sizes (`deployments.csv`), with or without multi-token
+  prediction, or both. What is left is assumed to be deployed like the measurement of the same engine, GPU and lengths
+  with the next number in flight, of those whose decode workers share the requests evenly.
+- No other row says whether multi-token prediction was on. On TensorRT-LLM 1.2.0rc6.post3 it was: InferenceX ran that
+  release with it alone, and rc6.post2 without, which is 1.6 times as slow. Of 1.1.0rc2.post2 it ran both.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from benchmarks.silicon import RANDOM_RANGE_MEAN
@@ -44,6 +47,10 @@ SHAPES = {"deepseek-r1": "deepseek-v3", "deepseek-v3.1": "deepseek-v3", "kimi-k2
 
 SUMMED = "the devices of prefill and decode workers are added up, and their split is not stated"
 ASSUMED = "workers assumed: those of the nearest row that states them"
+DRAFTS = "multi-token prediction, whose acceptance is not stated"
+PERHAPS_DRAFTS = "multi-token prediction or none: both were measured"
+
+DEPLOYMENTS = Path(__file__).with_name("deployments.csv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,15 @@ class Workers:
     def devices(self) -> int:
         """Devices of one engine."""
         return self.tensor_parallel * self.data_parallel
+
+    @classmethod
+    def read(cls, text: str) -> Workers:
+        """What `str` writes."""
+        match = re.fullmatch(r"(?:(\d+)x )?(tp|dp)(\d+)( ep)?", text)
+        assert match is not None, text
+        count, kind, ranks, spread = match.groups()
+        width, replicas = (1, int(ranks)) if kind == "dp" else (int(ranks), 1)
+        return cls(width, replicas, bool(spread), int(count or 1))
 
     def __str__(self) -> str:
         """TP and DP, with EP where experts are spread: `4x tp8`, `dp8 ep`."""
@@ -216,9 +232,10 @@ def _same_layouts(rows: Sequence[Row]) -> list[Row]:
 
 def _with_workers(rows: Sequence[Row]) -> list[Row]:
     """Disaggregated rows without a number of workers, deployed like the nearest row with one."""
+    rows = [_as_deployed(row) if row.prefill and not row.decode.count else row for row in rows]
     known: dict[tuple[object, ...], list[Row]] = defaultdict(list)
     for row in rows:
-        if row.prefill and row.decode.count:
+        if row.prefill and row.decode.count and not row.assumption:
             for key in _keys(row):
                 known[key].append(row)
     complete = []
@@ -227,6 +244,37 @@ def _with_workers(rows: Sequence[Row]) -> list[Row]:
             row = _like_nearest(row, next((known[key] for key in _keys(row) if key in known), []))
         complete.append(row)
     return complete
+
+
+@cache
+def _deployments() -> dict[tuple[object, ...], set[tuple[str, str, bool]]]:
+    """Prefill and decode workers, and whether they draft, by what a row states."""
+    table = read_columns(DEPLOYMENTS)
+    names = ("engine", "version", "model", "system", "precision", "prefill", "decode", "mtp", "in_flight")
+    isl, osl = (table.wholes(name, low=1) for name in ("isl", "osl"))
+    deployments: dict[tuple[object, ...], set[tuple[str, str, bool]]] = defaultdict(set)
+    for at, (*stated, prefill, decode, mtp, in_flight) in enumerate(zip(*map(table.text, names), strict=True)):
+        engine, version, *served = stated
+        sizes = Workers.read(prefill).devices, Workers.read(decode).devices
+        for requests in map(int, in_flight.split()):
+            for release in ("", version):
+                key = engine, release, *served, isl[at], osl[at], requests, *sizes
+                deployments[key].add((prefill, decode, mtp == "yes"))
+    return deployments
+
+
+def _as_deployed(row: Row) -> Row:
+    """A row with the workers that the public configurations state, where these are the only ones."""
+    assert row.prefill is not None
+    lengths = (round(length / RANDOM_RANGE_MEAN) for length in (row.isl, row.osl))
+    stated = row.engine, row.version, row.model, row.system, row.precision
+    public = _deployments().get((*stated, *lengths, row.in_flight, row.prefill.devices, row.decode.devices), set())
+    if len({(prefill, decode) for prefill, decode, _ in public}) != 1:
+        return row
+    prefill, decode, _ = next(iter(public))
+    drafts = {mtp for _, _, mtp in public}
+    assumption = PERHAPS_DRAFTS if len(drafts) > 1 else DRAFTS if drafts == {True} else ""
+    return replace(row, prefill=Workers.read(prefill), decode=Workers.read(decode), assumption=assumption)
 
 
 def _keys(row: Row) -> Iterable[tuple[object, ...]]:

@@ -14,7 +14,8 @@ from benchmarks.error_board.cells import Judged, in_own_cell
 from benchmarks.error_board.correction import LEVELS, Case, Deviations, Prior, covariance, left_out
 from benchmarks.error_board.loop import settings, simulated
 from benchmarks.error_board.prediction import predict
-from benchmarks.error_board.rows import ASSUMED, Row, Workers, read_rows
+from benchmarks.error_board.rows import ASSUMED, DRAFTS, Row, Workers, read_rows
+from benchmarks.error_board.scripts import script
 from latency_models.sources.linear import LinearStepTime
 
 STAGE = ("num_workers", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
@@ -156,7 +157,7 @@ def test_the_interval_of_a_cell_is_that_of_its_other_layouts() -> None:
     [
         ({}, {"max_num_batched_tokens": 8192}),
         ({"engine": "sglang", "model": "deepseek-v3"}, {"max_prefill_tokens": 32768, "scheduler_recv_interval": 10}),
-        ({"engine": "trtllm", "model": "gpt-oss-120b"}, {"max_num_batched_tokens": 20000}),
+        ({"engine": "trtllm", "model": "gpt-oss-120b", "precision": "fp4"}, {"max_num_batched_tokens": 20000}),
         ({"drawn": False, "isl": 1000.0}, {"max_num_batched_tokens": 2508, "max_num_seqs": 8}),
     ],
 )
@@ -172,6 +173,26 @@ def test_one_request_in_flight_waits_for_nothing(engine: str) -> None:
     means = simulated(row, LinearStepTime(overhead=0.01, per_token=1e-5), 1e5, "hopper")
     assert means.ttft == pytest.approx(0.01 + 1000 * 1e-5)
     assert means.tpot == pytest.approx(0.01 + 1e-5)
+
+
+def test_the_format_of_the_cache_is_that_of_the_scripts_time() -> None:
+    row = replace(row_of("minimax-m2.5", 8, 8.0, "b200_sxm"), drawn=True)
+    caches = [script(replace(row, version=version), "blackwell").cache for version in ("0.17.0", "0.19.0")]
+    assert caches == ["bf16", "fp8"]
+    assert script(row, "hopper").cache == "bf16"
+
+
+def test_a_number_in_flight_tells_the_deployment(tmp_path: Path) -> None:
+    """The public configurations have 8,192 requests at one deployment alone, with drafts, and no 3,226."""
+    public = {
+        **APART, "backend": "trtllm", "system": "gb300", "backend_version": "0.8.1.post2", "isl": "1024",
+        "osl": "1024", "prefill_tp_size": "4", "decode_tp_size": "8",
+    }  # fmt: skip
+    sources = [f"source_file=2026-04-06.csv; silicon_concurrency={number}" for number in (8192, 3226)]
+    first, second = ({**public, "silicon_data_source": source} for source in sources)
+    known, unknown = read(tmp_path, first, {**second, "silicon_ttft_ms": "600"})
+    assert (known.layout, known.assumption) == ("3x dp4 ep + 2x dp8 ep", DRAFTS)
+    assert unknown.refusal.startswith("no number of workers")
 
 
 def test_prefill_workers_limit_a_disaggregated_loop(tmp_path: Path) -> None:
