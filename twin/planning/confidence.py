@@ -13,6 +13,8 @@ draws under which they do.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,6 +32,27 @@ def met_under_draws(excess: Floats, shifts: Floats) -> NDArray[np.bool_]:
     """
     meets: NDArray[np.bool_] = (excess.mean(axis=0) + shifts <= 0).all(axis=1)
     return meets
+
+
+def last_miss(misses: Callable[[int], bool], guess: int, places: int) -> int:
+    """The last of some places that misses, if those before it do and the next two do not; -1 if none is seen to.
+
+    Args:
+        guess: a place close behind it, from which the search gallops before it bisects.
+    """
+    low, place = -1, min(guess, places - 1)
+    while True:
+        high, step = places, 1
+        while high - low > 1:
+            low, high = (place, high) if misses(place) else (low, place)
+            if low >= 0 and high < places:
+                place = (low + high) // 2
+            else:
+                place = min(low + step, places - 1) if high == places else max(high - step, 0)
+                step *= 2
+        if high + 1 >= places or not misses(high + 1):
+            return low
+        low = place = high + 1
 
 
 def probability(excess: Floats, windows: float, shifts: Floats | None = None) -> float:

@@ -65,8 +65,6 @@ class Confirmer:
             return trial
         self._attempts += 1
         if self._looks is None and self.evaluator.can_draw(candidate):
-            if not self.evaluator.is_ranked:
-                self.evaluator.rank_draws(candidate)
             (first,) = self.evaluator.evaluate([candidate])
             first = self.evaluator.add_draws(replace(first, meets=True), SEARCH_DRAWS)
             if first.draws and not first.meets:

@@ -16,7 +16,8 @@ from latency_models.unknowns import Unknown
 from reports.records.run_directory import fingerprint
 from scenarios.goals import Goal
 from twin.executors.executor import Executor
-from twin.planning.confidence import CERTAIN, LIKELY, clearly_missed, met_under_draws, probability
+from twin.planning.confidence import CERTAIN, LIKELY, clearly_missed, last_miss, met_under_draws, probability
+from twin.planning.family_estimates import FamilyEstimate
 from twin.planning.question import Document, Question
 from twin.planning.space import Candidate, document
 from twin.planning.trial import Horizon, Trial, in_unit
@@ -42,6 +43,7 @@ class Evaluator:
     Args:
         store: windows by key, to which new ones are added; `save` is called with each of these.
         executor: runs windows. advance: called with the key of each.
+        families: estimates of the candidates, by which draws of the step times are ranked.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Evaluator:
         save: Callable[[str, Document], None],
         executor: Executor,
         advance: Callable[[str], object] = lambda text: None,
+        families: Sequence[FamilyEstimate] = (),
     ) -> None:
         self.question = question
         self.horizon = horizon
@@ -61,8 +64,8 @@ class Evaluator:
         self._executor = executor
         self._advance = advance
         self._requests: dict[str, int] = {}  # by window
-        self._severity: dict[int, float] = {}  # of draws, for the candidate that ranked them
-        self._severities: list[list[float]] = []  # the same of each goal, shape (draws, goals)
+        self._families = {estimate.family.name: estimate for estimate in families}
+        self._ranks = list(range(DRAWS))  # draws from the worst to the mildest, for the candidate that ranked them
         self._plans: dict[tuple[str, int], ServingPlan] = {}
         name = question.document.get("name")  # several questions may share a store
         self._identity = fingerprint(
@@ -108,43 +111,87 @@ class Evaluator:
         limit = self.question.spec.replications
         return self.evaluate(candidates, min(LONG_WINDOWS, limit), limit)
 
-    def add_draws(self, trial: Trial, limit: int = DRAWS, *, every: bool = False) -> Trial:
+    def add_draws(self, trial: Trial, limit: int = DRAWS) -> Trial:
         """The trial with the error of the step times, where it is known.
 
         Draws come in batches, the worst first and each twice as large as the one before, until too many of them speak
-        against the candidate.
+        against the candidate, or none of the `SEARCH_DRAWS` worst does.
 
         Args:
             limit: draws to simulate; the candidate is taken to meet its goals under the others.
-            every: simulate all of them, also where some suffice to reject it; only the worst for each goal, once these
-                are ranked, where none of them speaks against it.
         """
-        if not trial.windows or trial.saturated or not self.can_draw(trial.candidate):
+        if not self._has_draws(trial):
             return trial
-        spec, order, sure = self.question.spec, self._draws_of_goals() if every else self._draws(), 1.0
+        order, sure = self._from_worst(trial)[0], 1.0
         shifts: list[list[float]] = []
-        while len(shifts) < limit and (every or sure >= spec.confidence - 1e-9):
+        while len(shifts) < limit and sure >= self.question.spec.confidence - 1e-9:
             batch = order[len(shifts) : min(max(2 * len(shifts), len(self.worst_draws)), limit)]
             shifts += self._shifts(trial, batch)
-            sure = (DRAWS - int((~met_under_draws(trial.excess, np.array(shifts))).sum())) / DRAWS
-            if every and self._severities and sure == 1.0 and len(shifts) >= SEARCH_DRAWS:
+            sure = self._share_held(trial, shifts)
+            if self._families and sure == 1.0 and len(shifts) >= SEARCH_DRAWS:
                 break
-        meets = trial.meets and sure >= spec.confidence - 1e-9
+        return self._with_draws(trial, shifts, sure)
+
+    def add_all_draws(self, trial: Trial) -> Trial:
+        """The trial under every draw of the step times, for the probability over all of them."""
+        if not self._has_draws(trial):
+            return trial
+        shifts = self._shifts(trial, range(DRAWS))
+        return self._with_draws(trial, shifts, self._share_held(trial, shifts))
+
+    def bracket_draws(self, trial: Trial) -> Trial:
+        """The trial with the share of draws under which its goals hold, by those at the edge.
+
+        Goals that hold under two draws in a row, from the worst to the mildest, are taken to hold under all milder
+        ones; goals that are missed under one, under all worse ones that were not simulated.
+        """
+        if trial.candidate.family.name not in self._families:
+            return self.add_all_draws(trial)
+        if not self._has_draws(trial):
+            return trial
+        order, num_likely = self._from_worst(trial)
+        shifts: dict[int, list[float]] = {}
+
+        def misses(place: int) -> bool:
+            if place not in shifts:
+                (shifts[place],) = self._shifts(trial, [order[place]])
+            return self._num_missed(trial, [shifts[place]]) > 0
+
+        last = last_miss(misses, num_likely, DRAWS)
+        held = sum(place < last and not misses(place) for place in shifts)
+        return self._with_draws(trial, list(shifts.values()), (DRAWS - 1 - last + held) / DRAWS)
+
+    def _has_draws(self, trial: Trial) -> bool:
+        return bool(trial.windows) and not trial.saturated and self.can_draw(trial.candidate)
+
+    def _share_held(self, trial: Trial, shifts: Sequence[Sequence[float]]) -> float:
+        return (DRAWS - self._num_missed(trial, shifts)) / DRAWS
+
+    def _num_missed(self, trial: Trial, shifts: Sequence[Sequence[float]]) -> int:
+        """Draws with these shifts under which some goal is missed."""
+        return int((~met_under_draws(trial.excess, np.array(shifts))).sum())
+
+    def _with_draws(self, trial: Trial, shifts: Sequence[Sequence[float]], sure: float) -> Trial:
+        meets = trial.meets and sure >= self.question.spec.confidence - 1e-9
         unsure = f"its goals hold under at most {100 * sure:.0f} % of the draws of the step times"
         reason = "" if meets else trial.reason or unsure
         return replace(trial, shifts=shifts, draws=len(shifts), sure=sure, meets=meets, decided=True, reason=reason)
 
-    def reject(self, candidates: Sequence[Candidate], *, long: bool = False) -> list[Trial]:
+    def reject(
+        self, candidates: Sequence[Candidate], as_bad: Callable[[Candidate, int, int], bool] | None = None
+    ) -> list[Trial]:
         """Trials of those candidates that clearly miss their goals under too many of the worst draws.
 
         One window under each draw. A candidate gets no further ones when it is rejected, or cannot be any more.
 
         Args:
-            long: long windows of `SEARCH_DRAWS` draws, which `add_draws` uses too; else short ones of `worst_draws`.
+            as_bad: says of a candidate that estimates are no better under the first of two draws than under the
+                second, so that a short window under the mildest of `worst_draws` speaks for such a worse one, too;
+                None: long windows of `SEARCH_DRAWS` draws, which `add_draws` uses too.
         """
         worst, num_allowed = self.worst_draws, len(self.worst_draws) - 1
-        draws = self._draws()[:SEARCH_DRAWS] if long else worst[::-1]
-        requests, beyond = (self.horizon.long, LIKELY) if long else (self.horizon.short, CERTAIN)
+        draws = self._ranks[:SEARCH_DRAWS] if as_bad is None else worst[::-1]
+        requests, beyond = (self.horizon.long, LIKELY) if as_bad is None else (self.horizon.short, CERTAIN)
         misses: Counter[str] = Counter()
         pending = [candidate for candidate in candidates if self.can_draw(candidate)]
         for remaining, draw in zip(range(len(draws), 0, -1), draws, strict=True):
@@ -153,10 +200,14 @@ class Evaluator:
                 for candidate in pending
                 if misses[candidate.name] <= num_allowed < misses[candidate.name] + remaining
             ]
-            replication = draw % LONG_WINDOWS if long else 0
+            replication = draw % LONG_WINDOWS if as_bad is None else 0
             windows = [self._window(candidate, requests, replication, draw) for candidate in pending]
             results = self._simulate(windows)
-            misses.update(c.name for c, result in zip(pending, results, strict=True) if _misses(result, beyond))
+            missing = [c for c, result in zip(pending, results, strict=True) if _misses(result, beyond)]
+            misses.update(candidate.name for candidate in missing)
+            if as_bad is not None and draw == draws[0]:
+                sure = (c.name for c in missing if all(as_bad(c, other, draw) for other in draws[1:]))
+                misses.update(dict.fromkeys(sure, len(draws) - 1))
         why = "misses its goals under {} of the {} draws of the step times, at least"
         return [
             Trial(candidate, 0.5, reason=why.format(count, DRAWS), draws=count, sure=(DRAWS - count) / DRAWS)
@@ -166,41 +217,26 @@ class Evaluator:
 
     # -- draws of the step times ------------------------------------------------------------------------------------
 
-    def rank_draws(self, candidate: Candidate) -> None:
-        """Find the draws of the step times that move a candidate furthest beyond its goals.
+    def rank_draws(self, trial: Trial) -> None:
+        """Rank the draws of the step times by how far they move a candidate beyond its goals.
 
         Scores go by the names of unknowns, so a draw that is bad for one deployment is bad for most.
         """
-        windows = [self._window(candidate, self.horizon.short, 0, draw) for draw in range(DRAWS)]
-        self._severities = list(map(_severities, self._simulate(windows)))
-        self._severity = {draw: max(severities) for draw, severities in enumerate(self._severities)}
+        self._ranks, _ = self._from_worst(trial)
 
-    @property
-    def is_ranked(self) -> bool:
-        """True once draws of the step times are ranked."""
-        return bool(self._severities)
-
-    def rank_as(self, evaluator: Evaluator) -> None:
-        """Take over the ranks of the same draws of the step times from another evaluator."""
-        self._severity, self._severities = evaluator._severity, evaluator._severities
-
-    def _draws_of_goals(self) -> list[int]:
-        """Draws of the step-time model, in turn the worst of those left for each goal, once they are ranked."""
-        orders = [
-            sorted(range(DRAWS), key=lambda draw: (-self._severities[draw][goal], draw))
-            for goal in range(len(self.goals) if self._severities else 0)
-        ]
-        return list(dict.fromkeys(draw for place in zip(*orders, strict=True) for draw in place)) or self._draws()
-
-    def _draws(self) -> list[int]:
-        """Draws of the step-time model, the worst first, once they are ranked."""
-        return sorted(range(DRAWS), key=lambda draw: (-self._severity.get(draw, 0.0), draw))
+    def _from_worst(self, trial: Trial) -> tuple[list[int], int]:
+        """Draws from the worst to the mildest, and how many are likely to miss a goal, as estimated."""
+        family = self._families.get(trial.candidate.family.name)
+        if family is None:
+            return list(range(DRAWS)), 0
+        severities = family.severities(trial, self.question, DRAWS)
+        return sorted(range(DRAWS), key=lambda draw: -severities[draw]), sum(severity > 1 for severity in severities)
 
     @property
     def worst_draws(self) -> list[int]:
         """The worst draws, one more than those under which a candidate may miss its goals."""
         num_allowed = math.floor((1 - self.question.spec.confidence) * DRAWS + 1e-9)
-        return self._draws()[: num_allowed + 1]
+        return self._ranks[: num_allowed + 1]
 
     def severity_of_worst(self, candidate: Candidate) -> float:
         """The distance of a candidate beyond its goals under the worst draws, in short windows in the store."""
@@ -347,15 +383,12 @@ def _misses(result: Document, beyond: float) -> bool:
 
 def _severity(result: Document) -> float:
     """The largest excess of a window, in deviations of that of a deployment that just meets the goal."""
-    return max(_severities(result))
-
-
-def _severities(result: Document) -> list[float]:
-    """The same of each goal; infinite for all where a queue grows."""
     if "refused" in result or result["overload"]:
-        return [math.inf] * max(len(result.get("excess", ())), 1)
+        return math.inf
     pairs = zip(result["excess"], result["variance"], strict=True)
-    return [float(excess / math.sqrt(variance) if variance > 0 else excess) for excess, variance in pairs]
+    return max(
+        (float(excess / math.sqrt(variance) if variance > 0 else excess) for excess, variance in pairs), default=0.0
+    )
 
 
 def _shift(result: Document, base: Document) -> list[float]:

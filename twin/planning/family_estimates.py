@@ -12,7 +12,7 @@ from scenarios.goals import Goal
 from twin.planning.engine_estimates import BEYOND, EngineEstimate, bound, estimate
 from twin.planning.question import Lengths, Question
 from twin.planning.space import Candidate, Family, candidates, document, families
-from twin.planning.trial import Horizon, in_unit
+from twin.planning.trial import Horizon, Trial, in_unit
 from twin.serving.plan.plan import scores_of
 from workloads.errors import BadInput
 
@@ -66,6 +66,7 @@ class FamilyEstimate:
     decode: EngineEstimate
     candidates: list[Candidate]
     _engine_rates: dict[tuple[Goal, ...], tuple[float, float]] = field(default_factory=dict, init=False, compare=False)
+    _drawn: dict[tuple[int, int], FamilyEstimate] = field(default_factory=dict, init=False, compare=False)
 
     def rates(self, candidate: Candidate, rate: float) -> tuple[float, float]:
         """Requests per second and engine, of prefill and of decode."""
@@ -76,6 +77,33 @@ class FamilyEstimate:
         """The estimate of the worst goal relative to its limit."""
         rates = self.rates(candidate, rate)
         return max((estimate(goal, self.prefill, self.decode, rates) for goal in goals), default=0.0)
+
+    def under(self, seed: int, draw: int) -> FamilyEstimate:
+        """The same family, estimated under one draw of the unknowns of its step times."""
+        if (seed, draw) not in self._drawn:
+            self._drawn[seed, draw] = under_draw({"": self}, seed, draw)[""]
+        return self._drawn[seed, draw]
+
+    def severities(self, trial: Trial, question: Question, draws: int) -> list[float]:
+        """The worst goal relative to its limit under each draw: as simulated, times the estimated effect of a draw."""
+        candidate, rate = trial.candidate, question.load or 1.0
+        values = [trial.value(i) for i in range(len(question.goals))]
+        goals = [(goal, value) for goal, value in zip(question.goals, values, strict=True) if value is not None]
+        base = [self.ratio(candidate, rate, [goal]) for goal, _ in goals]
+        factors = [
+            goal.ratio(value) / ratio if ratio else 1.0 for (goal, value), ratio in zip(goals, base, strict=True)
+        ]
+        drawn = [self.under(question.seed, draw) for draw in range(draws)]
+        return [
+            max(
+                (
+                    factor * family.ratio(candidate, rate, [goal])
+                    for factor, (goal, _) in zip(factors, goals, strict=True)
+                ),
+                default=0.0,
+            )
+            for family in drawn
+        ]
 
     def engine_rates(self, goals: Sequence[Goal]) -> tuple[float, float]:
         """Requests per second and engine, of prefill and of decode, at which goals are estimated to be just met."""

@@ -124,7 +124,7 @@ def _whole(evaluator: Evaluator, deployment: Candidate) -> tuple[Trial, float]:
     if trial.decided:
         return trial, 0.0
     (trial,) = evaluator.evaluate([deployment], evaluator.question.spec.replications)
-    trial = replace(evaluator.add_draws(trial, every=True), decided=True)
+    trial = replace(evaluator.add_all_draws(trial), decided=True)
     return trial, trial.long_run_probability()
 
 
@@ -244,7 +244,7 @@ def changes(evaluators: Evaluators, question: Question, deployment: Candidate) -
         if variant is not None:
             evaluator = evaluators(changed)
             (trial,) = evaluator.settle([variant])
-            trial = evaluator.add_draws(trial, every=True) if trial.meets else trial
+            trial = evaluator.bracket_draws(trial) if trial.meets else trial
         values = {goal.name: trial.value(i) for i, goal in enumerate(question.goals)} if trial.windows else None
         rows.append({
             "change": name, "meets": trial.meets, "probability": trial.probability, "sure": trial.sure,

@@ -55,9 +55,9 @@ class Simulations:
     advance: Callable[[str], object] = lambda text: None
     evaluators: list[Evaluator] = field(default_factory=list, init=False)
 
-    def evaluator(self, question: Question, lengths: Horizon) -> Evaluator:
+    def evaluator(self, question: Question, lengths: Horizon, families: Sequence[FamilyEstimate] = ()) -> Evaluator:
         """An evaluator of a question that shares the windows that have been simulated."""
-        evaluator = Evaluator(question, lengths, self.store, self.save, self.executor, self.advance)
+        evaluator = Evaluator(question, lengths, self.store, self.save, self.executor, self.advance, families)
         self.evaluators.append(evaluator)
         return evaluator
 
@@ -113,14 +113,11 @@ class Planner:
 
     def evaluator(self, question: Question) -> Evaluator:
         """An evaluator of a question with the plan's windows."""
-        return self.simulations.evaluator(question, self.horizon)
+        return self.simulations.evaluator(question, self.horizon, self.families)
 
     def confirming(self, question: Question) -> Evaluator:
         """An evaluator by the windows and draws that confirm a recommendation."""
         return self.evaluator(question.at_seed(question.seed + OTHER_SEED))
-
-    def _confirming_ranked(self, question: Question) -> Evaluator:
-        return self._ranked(self.confirming(question))
 
     def _confirmer(self, question: Question) -> Confirmer:
         return Confirmer(self.confirming(question))
@@ -152,21 +149,13 @@ class Planner:
 
     def _confirming_trial(self, trial: Trial) -> Trial:
         """The trial of an alternative by the windows and draws that confirm a recommendation, so that rows compare."""
-        evaluator, candidate = self._ranked(self.search.confirmer.evaluator), trial.candidate
+        evaluator, candidate = self.search.confirmer.evaluator, trial.candidate
         evaluate = evaluator.settle if candidate.family.given is not None else evaluator.evaluate
         (trial,) = evaluate([candidate])
-        trial = replace(evaluator.add_draws(trial, every=True), seed=evaluator.question.seed)
+        trial = replace(evaluator.bracket_draws(trial), seed=evaluator.question.seed)
         status, reason = self.search.statuses.get(candidate.name, ("", ""))
         refused = trial.meets and status == "infeasible"  # by more windows than these
         return replace(trial, meets=False, reason=reason) if refused else trial
-
-    def _ranked(self, evaluator: Evaluator) -> Evaluator:
-        """An evaluator by the draws that confirm, which are ranked by the recommendation, once for all of them."""
-        first, best = self.search.confirmer.evaluator, self.search.best
-        if best is not None and not first.is_ranked and first.can_draw(best.candidate):
-            first.rank_draws(best.candidate)
-        evaluator.rank_as(first)
-        return evaluator
 
     def _rows(self) -> list[tuple[str, Trial]]:
         """Deployments of the table by their roles."""
@@ -197,7 +186,7 @@ class Planner:
         rows = self._rows()
         trials = [trial for _, trial in rows]
         missed = self._nearest_miss(trials) if best is None else None
-        effects = [] if best is None or self.brief else changes(self._confirming_ranked, question, best.candidate)
+        effects = [] if best is None or self.brief else changes(self.confirming, question, best.candidate)
         by_estimate, unknowns = search.by_estimate, []
         if by_estimate is not None:
             candidate = by_estimate.candidate

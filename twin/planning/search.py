@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from twin.planning.confidence import last_miss
 from twin.planning.confirming import PROMISING, Confirmer
 from twin.planning.evaluation import SEARCH_DRAWS, SHORT, Evaluator
 from twin.planning.family_estimates import FamilyEstimate, under_draw
@@ -29,8 +30,8 @@ FINALISTS = 2
 """Equally good and equally simple candidates that are evaluated to the end at a time; the one that is further below its
 goals is the first to be confirmed."""
 
-TABLE_TRIALS = 12
-"""Candidates of one layout and kind that are screened for the table, when all that are cheap enough have failed."""
+DEARER = 1.25
+"""Where all candidates that are cheap enough have failed, the second search goes on to this multiple of the price."""
 
 Key = tuple[float, ...]
 
@@ -68,6 +69,7 @@ class Search:
         self.by_estimate: Trial | None = None
         self._families = {estimate.family.name: estimate for estimate in families}
         self._estimates: Mapping[str, FamilyEstimate] = self._families  # in the second search, under a bad draw
+        self._under: dict[int, Mapping[str, FamilyEstimate]] = {}  # each of the worst draws
         self._open = {name: list(estimate.candidates) for name, estimate in self._families.items()}
         self._likely: set[str] = set()
         self._with_error = False  # True in the second search
@@ -138,11 +140,11 @@ class Search:
             trials = self._screened(likely[start : start + FIRST_CANDIDATES])
             self._update_all(trial for trial in trials if trial.decided)
             passed = [trial.candidate for trial in trials if not trial.decided]
-            if self._with_error:
-                self._limit = min((self.key(candidate)[0] for candidate in passed), default=math.inf)
-            else:
+            if not self._with_error:
                 self._update_all(self.evaluator.evaluate(passed[:2]))
-            if self.best is not None or self._limit < math.inf:
+            elif passed:
+                self._limit = min(self.key(candidate)[0] for candidate in passed)
+            if self.best is not None or (self._with_error and passed):
                 return
 
     def _screen(self) -> None:
@@ -168,11 +170,18 @@ class Search:
         if not self._with_error:
             return self.evaluator.evaluate(candidates, SHORT)
         certain = [candidate for candidate in candidates if not self.evaluator.can_draw(candidate)]
-        trials = [*self.evaluator.reject(candidates), *self.evaluator.evaluate(certain, SHORT)]
+        trials = [*self.evaluator.reject(candidates, self._as_bad), *self.evaluator.evaluate(certain, SHORT)]
         by_name = {trial.candidate.name: trial for trial in trials}
         return [
             by_name.get(candidate.name) or Trial(candidate, 0.5, decided=False, meets=True) for candidate in candidates
         ]
+
+    def _as_bad(self, candidate: Candidate, draw: int, milder: int) -> bool:
+        """True if the worst goal is estimated to be no closer under a draw of the step times than under another."""
+        rate, goals, name = self.question.load, self.question.goals, candidate.family.name
+        return rate is not None and self._under[draw][name].ratio(candidate, rate, goals) >= self._under[milder][
+            name
+        ].ratio(candidate, rate, goals)
 
     def _decide(self) -> bool | None:
         """Evaluate open candidates in the order of the objective, until one is confirmed; False if none is.
@@ -181,17 +190,17 @@ class Search:
         """
         while level := self._cheapest_open():
             if self.key(level[0])[0] > self._limit:
-                self._limit = math.inf
+                self._limit = DEARER * self.key(level[0])[0]
                 self._screen()
                 continue
-            if self._with_error and (rejected := self.evaluator.reject(level)):
+            if self._with_error and (rejected := self.evaluator.reject(level, self._as_bad)):
                 self._update_all(rejected)
                 continue
             # Simpler ones win at equal prices, so the others are simulated only if these fail.
             simplest = min(candidate.complexity for candidate in level)
             level = [candidate for candidate in level if candidate.complexity == simplest]
             level = sorted(level, key=self._short_margin)[:FINALISTS]
-            if self._with_error and (rejected := self.evaluator.reject(level, long=True)):
+            if self._with_error and (rejected := self.evaluator.reject(level)):
                 self._update_all(rejected)
                 continue
             trials = self.evaluator.evaluate(level)
@@ -224,7 +233,7 @@ class Search:
             return trial
         if self.by_estimate is None:
             self.by_estimate = trial
-            self.evaluator.rank_draws(candidate)
+            self.evaluator.rank_draws(trial)
         if self.evaluator.is_random([candidate]):
             return self.evaluator.add_draws(trial, SEARCH_DRAWS)
         return self.evaluator.add_draws(trial)
@@ -237,15 +246,15 @@ class Search:
     def _begin_with_error(self) -> None:
         """Restore all candidates that are not rejected, for the second search."""
         seed, draws = self.question.seed, self.evaluator.worst_draws
-        estimates = [under_draw(self._families, seed, draw) for draw in draws]
-        self._estimates = estimates[-1]
+        self._under = {draw: under_draw(self._families, seed, draw) for draw in draws}
+        self._estimates = self._under[draws[-1]]
         # Those that are feasible are so at the best estimates.
         self.statuses = {name: entry for name, entry in self.statuses.items() if entry[0] != "feasible"}
         self._with_error = True
-        self._limit = math.inf
+        self._limit = 0.0  # until one passes
         self._likely = set()
         self._restore()
-        self._prune(estimates)
+        self._prune(list(self._under.values()))
 
     def _reopen(self) -> bool:
         """Reject an unconfirmed best candidate and restore those pruned because of it; False if nothing is left."""
@@ -393,21 +402,26 @@ class Search:
         return min(likely, key=lambda trial: self.key(trial.candidate), default=None)
 
     def _next_likely(self, candidates: Sequence[Candidate]) -> Trial | None:
-        """The cheapest of some expensive candidates that a short window does not speak against; else the last one."""
-        goals, rate = self.question.goals, self.question.load or 1.0
-        order = [candidate for candidate in candidates if self._status(candidate) not in ("infeasible", "saturated")]
-        order.sort(
-            key=lambda candidate: (
-                self.key(candidate)[0],
-                self._estimates[candidate.family.name].ratio(candidate, rate, goals),
-            )
-        )
-        trial = None
-        for candidate in order[:TABLE_TRIALS]:
-            (trial,) = self._screened([candidate])
-            if trial.meets:
-                break
-        return trial
+        """The cheapest of some expensive candidates that a short window does not speak against; else the dearest.
+
+        Of each price the one that is estimated to be closest to its goals, if it is closer than all cheaper ones.
+        """
+        rungs: list[Candidate] = []
+        for candidate in sorted(candidates, key=lambda candidate: (self.key(candidate)[0], self._ratio(candidate))):
+            if self._status(candidate) not in ("infeasible", "saturated"):
+                closer = not rungs or self._ratio(candidate) < self._ratio(rungs[-1])
+                rungs += [candidate] if closer else []
+        trials: dict[int, Trial] = {}
+
+        def misses(place: int) -> bool:
+            if place not in trials:
+                (trials[place],) = self._screened([rungs[place]])
+            return not trials[place].meets
+
+        if not rungs:
+            return None
+        guess = sum(self._ratio(candidate) > 1 for candidate in rungs)
+        return trials[min(last_miss(misses, guess, len(rungs)) + 1, len(rungs) - 1)]
 
 
 def _group(family: Family) -> tuple[str, ...]:
