@@ -88,9 +88,13 @@ class CaptureSizes:
     def shape(
         self, decodes: int, chunks: int, tokens: int, blocks: int, greedy_only: bool, *, no_context: bool = False
     ) -> StepShape:
-        """The smallest shape with at least these sizes."""
+        """The smallest shape with at least these sizes.
+
+        A step that is not padded may have context: cuDNN plans its attention for each length anew, in some 30 ms as
+        others report.
+        """
         if tokens > self.tokens[-1]:
-            return StepShape(decodes, chunks, tokens, blocks, greedy_only, captured=False, no_context=no_context)
+            return StepShape(decodes, chunks, tokens, blocks, greedy_only, captured=False)
         width = at_least(self.blocks, blocks)
         if not chunks:
             return StepShape(at_least(self.decodes_alone, decodes), 0, 0, width, greedy_only)

@@ -155,6 +155,7 @@ def test_shapes_made_ahead_hold_every_prompt_step_but_long_ones() -> None:
     with_sdpa = set(capture_sizes.prompt_shapes(sdpa=True)) - set(ahead)
     assert {(shape.chunks, shape.no_context) for shape in with_sdpa} == {(1, True)}
     assert capture_sizes.shape(3, 1, 600, 64, True, no_context=True).no_context
+    assert not capture_sizes.shape(3, 1, 9000, 64, True, no_context=True).no_context, "it is not padded"
     assert not any(shape.holds(capture_sizes.shape(0, 1, 512, 1, True)) for shape in with_sdpa), "it may have context"
     assert not any(other.holds(capture_sizes.shape(0, 1, 2049, 1, True)) for other in ahead)
     assert not any(other.holds(capture_sizes.shape(1, 0, 0, 1, True)) for other in ahead), "nor decodes alone"
