@@ -91,7 +91,7 @@ def compile_shipped(operation: str, configuration: Shipped, arch: int) -> Compil
     signature = {name: "constexpr" if name in constants else next(types) for name in kernel.arg_names}
     aligned = {name for name, kind in signature.items() if kind.startswith("*") or name in configuration.aligned}
     source = source_of(kernel, signature, constants, aligned)
-    options = {"num_warps": configuration.num_warps, "num_stages": configuration.num_stages}
+    options = {name: getattr(configuration, name) for name in ("num_warps", "num_stages", "maxnreg")}
     build = Compiled(operation, configuration.name, arch)
     try:
         compiled: Any = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)

@@ -20,6 +20,7 @@ class Shipped:
         types: of the non-constant arguments, in order, in Triton's notation: "*bf16 i32 fp32".
         constants: of the constant arguments, by name.
         aligned: names of integer arguments that are multiples of 16; pointers always are.
+        maxnreg: registers of a thread at most, as the compiler is told; None: as it likes.
         least_arch: the lowest compute capability that it supports, such as 80 or 90.
     """
 
@@ -29,6 +30,7 @@ class Shipped:
     num_warps: int = 4
     num_stages: int = 3
     aligned: tuple[str, ...] = ()
+    maxnreg: int | None = None
     least_arch: int = 80
 
     @property

@@ -22,7 +22,9 @@ from kernels.shipping import Shipped
 
 LOG2_E = 1.4426950408889634
 RESIDENT = 4
-"""Programs on a multiprocessor at once: 39 KB of an A100's 163 KB, and up to 128 registers a thread."""
+"""Programs on a multiprocessor at once: 39 KB of an A100's 163 KB, and up to `REGISTERS` a thread."""
+REGISTERS = 128
+"""Given to the compiler for heads above 128, of which it would take 140 to 150; for others it takes fewer."""
 STAGES = 3
 """Stages of the pipeline of keys and values, which hold one tile ahead."""
 
@@ -74,18 +76,18 @@ def decode_kernel(
 ):
     """One key head of one part of a sequence; neighbours in the grid read neighbours in memory.
 
-    `scale` includes log2 e. `work_ptr`: with SPLIT a `WorkList`'s parts, else the lengths of whole sequences. A
-    sequence of one part goes to `out_ptr`; parts of others go, normalised, to `partial_ptr` (heads, items, head_dim)
-    with the logarithm (base 2) of their sums in `lse_ptr` (heads, items). The number of items is no constant: it
-    changes with batch and context, and each number would be compiled anew.
+    `scale` includes log2 e. `work_ptr`: with SPLIT a `WorkList`'s parts, else the lengths of whole sequences. Whole
+    sequences go to `out_ptr`; parts go, normalised, to `partial_ptr` (heads, items, head_dim) with the logarithm (base
+    2) of their sums in `lse_ptr` (heads, items). The number of items is no constant: it changes with batch and context,
+    and each number would be compiled anew.
     """
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
     sequence, begin = item, 0  # known to the compiler without SPLIT
     if SPLIT:
-        sequence = tl.load(work_ptr + 4 * item)
-        begin = tl.multiple_of(tl.load(work_ptr + 4 * item + 1), TILE)
-        end = tl.load(work_ptr + 4 * item + 2)
+        sequence = tl.load(work_ptr + 3 * item)
+        begin = tl.multiple_of(tl.load(work_ptr + 3 * item + 1), TILE)
+        end = tl.load(work_ptr + 3 * item + 2)
         if begin >= end:
             return
     else:
@@ -115,7 +117,7 @@ def decode_kernel(
         v = tl.load(v_ptr + at, mask=valid, other=0.0).to(DOT)
         total = tl.dot(weights.to(DOT), v, total * rescale[:, None], input_precision="ieee")
     total *= _inverse(running_sum)[:, None]
-    if not SPLIT or tl.load(work_ptr + 4 * item + 3) == 1:  # loaded here: earlier, it takes 24 registers
+    if not SPLIT:
         tl.store(out_ptr + head[:, None] * HEAD_DIM + column[None, :], total.to(out_ptr.dtype.element_ty), mask=q_mask)
     else:
         place = (kv_head * GROUP + row).to(tl.int64) * tl.num_programs(1) + item
@@ -150,9 +152,9 @@ def latent_decode_kernel(
     item = tl.program_id(1)
     sequence, begin = item, 0
     if SPLIT:
-        sequence = tl.load(work_ptr + 4 * item)
-        begin = tl.multiple_of(tl.load(work_ptr + 4 * item + 1), TILE)
-        end = tl.load(work_ptr + 4 * item + 2)
+        sequence = tl.load(work_ptr + 3 * item)
+        begin = tl.multiple_of(tl.load(work_ptr + 3 * item + 1), TILE)
+        end = tl.load(work_ptr + 3 * item + 2)
         if begin >= end:
             return
     else:
@@ -184,7 +186,7 @@ def latent_decode_kernel(
         weights, rescale, running_max, running_sum = _softmax_step(scores, running_max, running_sum)
         total = tl.dot(weights.to(DOT), k, total * rescale[:, None], input_precision="ieee")
     total *= _inverse(running_sum)[:, None]
-    if not SPLIT or tl.load(work_ptr + 4 * item + 3) == 1:  # loaded here: earlier, it takes 24 registers
+    if not SPLIT:
         tl.store(out_ptr + head[:, None] * LATENT + column[None, :], total.to(out_ptr.dtype.element_ty), mask=row_mask)
     else:
         place = row.to(tl.int64) * tl.num_programs(1) + item
@@ -204,13 +206,11 @@ def join_kernel(
     PARTS_PADDED: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """out = Σ partial · 2^(lse − max) / Σ 2^(lse − max) over a sequence's parts, if there are several, or none."""
+    """out = Σ partial · 2^(lse − max) / Σ 2^(lse − max) over a sequence's parts; one program a head."""
     head = tl.program_id(0)
     sequence = tl.program_id(1)
     first = tl.load(first_ptr + sequence)
     parts = tl.load(first_ptr + sequence + 1) - first
-    if parts == 1:
-        return
     place = head.to(tl.int64) * items + first
     part = tl.arange(0, PARTS_PADDED)
     lse = tl.load(lse_ptr + place + part, mask=part < parts, other=float("-inf"))
@@ -292,6 +292,7 @@ def decode_attention(
         DOT=dot_type(q),
         num_warps=4,
         num_stages=STAGES,
+        maxnreg=REGISTERS if head_dim > 128 else None,
     )
     if work is not None:
         _join(out, partial, lse, work)
@@ -427,6 +428,7 @@ def _shipped(head_dim: int, group: int, split: bool, kind: str) -> Shipped:
         },
         num_warps=4,
         num_stages=3,
+        maxnreg=REGISTERS if head_dim > 128 else None,
         aligned=("block_stride", "token_stride", "head_stride"),
     )
 

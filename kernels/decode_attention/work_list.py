@@ -58,8 +58,8 @@ class WorkList:
     """Parts of sequences.
 
     Attributes:
-        parts: (items, 4) int32: a sequence, the part's first token and the one behind its last, and the number of the
-            sequence's parts; zeros behind the last part. first: (batch + 1,) int32, the first part of each sequence.
+        parts: (items, 3) int32: a sequence, the part's first token and the one behind its last; zeros behind the last
+            part. first: (batch + 1,) int32, the first part of each sequence.
     """
 
     parts: torch.Tensor
@@ -102,17 +102,16 @@ def work_list_kernel(
     within = tl.sum(tl.where(owns, item[None, :] - (end - count)[:, None], 0), axis=0)
     part_size = tl.sum(tl.where(owns, size[:, None], 0), axis=0)
     part_end = tl.minimum((within + 1) * part_size, tl.sum(tl.where(owns, length[:, None], 0), axis=0))
-    row = parts_ptr + 4 * item
+    row = parts_ptr + 3 * item
     tl.store(row, owner, mask=item < items)
     tl.store(row + 1, within * part_size, mask=item < items)
     tl.store(row + 2, part_end, mask=item < items)
-    tl.store(row + 3, tl.sum(tl.where(owns, count[:, None], 0), axis=0), mask=item < items)
 
 
 def work_list(lengths: torch.Tensor, plan: Plan, tile: int) -> WorkList:
     """The list for lengths (batch,) int32, of parts of whole tiles."""
     batch = len(lengths)
-    parts = torch.empty(plan.items, 4, dtype=torch.int32, device=lengths.device)
+    parts = torch.empty(plan.items, 3, dtype=torch.int32, device=lengths.device)
     first = torch.empty(batch + 1, dtype=torch.int32, device=lengths.device)
     constants = list_constants(batch)
     work_list_kernel[(-(-plan.items // constants["ITEMS"]),)](

@@ -186,7 +186,7 @@ def listed(lengths: list[int], longest: int, device: str) -> tuple[Plan, list[li
     plan = select(len(lengths), 8, longest, 64, 528)
     work = work_list(torch.tensor(lengths, dtype=torch.int32, device=device), plan, 64)
     rows, first = work.parts.tolist(), work.first.tolist()
-    assert all(row == [0, 0, 0, 0] for row in rows[first[-1] :])
+    assert all(row == [0, 0, 0] for row in rows[first[-1] :])
     return plan, rows[: first[-1]], first
 
 
@@ -199,10 +199,9 @@ def test_a_list_has_each_token_once_in_parts_of_about_one_size(mix: str, longest
     for sequence, length in enumerate(lengths):
         own = rows[first[sequence] : first[sequence + 1]]
         assert [row[0] for row in own] == [sequence] * len(own)
-        assert [row[3] for row in own] == [len(own)] * len(own)
         assert [0, *(row[2] for row in own)] == [*(row[1] for row in own), length]
     fair = max(64, -(-sum(lengths) // plan.fill))
-    assert max(end - begin for _, begin, end, _ in rows) <= max(fair, max(lengths) // MOST_PARTS) + 64
+    assert max(end - begin for _, begin, end in rows) <= max(fair, max(lengths) // MOST_PARTS) + 64
     assert len(rows) <= plan.items
 
 
