@@ -89,9 +89,11 @@ class ColocatedSpec(SystemSpec):
 
     layout: Literal["colocated"] = "colocated"
     replicas: Engines = 1
+    device: DeviceSpec | None = None
 
     def expand(self, engine: EngineSpec, step_time: StepTimeSpec) -> list[PoolSpec]:
-        return [PoolSpec(name="engine", replicas=self.replicas, engine=engine, step_time=step_time)]
+        pool = PoolSpec(name="engine", replicas=self.replicas, engine=engine, step_time=step_time, device=self.device)
+        return [pool]
 
 
 @LAYOUTS.register("disaggregated")
@@ -104,17 +106,20 @@ class DisaggregatedSpec(SystemSpec):
     decode_replicas: Engines = 1
     link: LinkSpec
     decode_step_time: StepTimeSpec | None = None
+    device: DeviceSpec | None = None
 
     def expand(self, engine: EngineSpec, step_time: StepTimeSpec) -> list[PoolSpec]:
         serves: Serves = "all" if self.decode == "shared" else "each"
         decode_time = self.decode_step_time or step_time
-        prefill, decode = self.prefill_replicas, self.decode_replicas
-        return [
-            PoolSpec(name="prefill", role="prefill", replicas=prefill, engine=engine, step_time=step_time),
-            PoolSpec(
-                name="decode", role="decode", replicas=decode, models=serves, engine=engine, step_time=decode_time
-            ),
-        ]
+        prefill = PoolSpec(
+            name="prefill", role="prefill", replicas=self.prefill_replicas, engine=engine, step_time=step_time,
+            device=self.device,
+        )  # fmt: skip
+        decode = PoolSpec(
+            name="decode", role="decode", replicas=self.decode_replicas, models=serves, engine=engine,
+            step_time=decode_time, device=self.device,
+        )  # fmt: skip
+        return [prefill, decode]
 
     @property
     def kv_link(self) -> LinkSpec | None:

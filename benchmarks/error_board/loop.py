@@ -73,7 +73,7 @@ def settings(row: Row, chip: str) -> dict[str, Any]:
     }
 
 
-def simulated(row: Row, step_time: StepTime, kv_tokens: float, chip: str) -> Means:
+def simulated(row: Row, step_time: StepTime, kv_tokens: float, chip: str, seed: int = 0) -> Means:
     """The means of all requests that the client of a row sends to one of its engines."""
     replicas = row.decode.data_parallel
     clients = max(round(row.in_flight / row.decode.count), 1)
@@ -82,6 +82,7 @@ def simulated(row: Row, step_time: StepTime, kv_tokens: float, chip: str) -> Mea
         "kind": "serving",
         "name": "row",
         "detail": False,
+        "seed": seed,
         "workload": {
             "requests": ROUNDS * clients,
             "prefill": _lengths(row.isl, row.drawn),

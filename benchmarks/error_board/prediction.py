@@ -128,7 +128,7 @@ def _engine(
     return _Engine(step_time, stretched, memory.kv_tokens, memory.kv_bytes_per_token)
 
 
-def _engine_of(row: Row, workers: Workers) -> _Engine:
+def engine_of(row: Row, workers: Workers) -> _Engine:
     if row.model not in builtin_names("models"):
         raise BadInput(f"no model file of {row.model}")
     if SYSTEMS.get(row.system) not in builtin_names("hardware"):
@@ -140,7 +140,7 @@ def _engine_of(row: Row, workers: Workers) -> _Engine:
 
 
 def _aggregated(row: Row) -> Prediction:
-    engine = _engine_of(row, row.decode)
+    engine = engine_of(row, row.decode)
     means = simulated(row, engine.step_time, engine.kv_tokens, chip(row.system))
     answer = (row.osl - 1) * means.tpot
     streams = row.decode.count * row.decode.data_parallel
@@ -156,7 +156,7 @@ def _aggregated(row: Row) -> Prediction:
 
 
 def _disaggregated(row: Row, workers: Workers) -> Prediction:
-    prefill, decode = _engine_of(row, workers), _engine_of(row, row.decode)
+    prefill, decode = engine_of(row, workers), engine_of(row, row.decode)
     streams = row.decode.count * row.decode.data_parallel
     each = max(row.in_flight / streams, 1.0)
     batch = max(round(min(each, decode.kv_tokens / (row.isl + row.osl / 2))), 1)

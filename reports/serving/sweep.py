@@ -282,6 +282,7 @@ def _half_interval(point: Document, name: str) -> str:
 TITLES = {
     "output_throughput": "output tok/s", "goodput": "goodput", "ttft.mean": "TTFT mean", "ttft.p99": "TTFT P99",
     "tpot.mean": "TPOT mean", "tpot.p99": "TPOT P99", "e2e.mean": "E2E mean",
+    "cost_per_million_output_tokens": "cost/M tokens", "energy.joules_per_output_token": "J/token",
 }  # fmt: skip
 
 

@@ -101,14 +101,15 @@ def ablate(
 
     Args:
         scenario: Scenario file (YAML) of kind serving.
-        features: Of prefix_caching, offload, routing, speculation, async_scheduling, parallelism, disaggregate, with
-            commas; default: all that the scenario can have.
+        features: Of prefix_caching, offload, routing, speculation, async_scheduling, parallelism, data_parallel,
+            disaggregate, with commas; default: all that the scenario can have.
         change: A feature of your own, key=v1,v2: values of a field, each compared with the scenario's. Example:
             --change engine.max_num_batched_tokens=1024,4096
         set_: Change any field first, key=value.
         trace: Trace to play: lengths, and arrivals where the scenario replays.
-        objective: The metric that decides: goodput, output_throughput or e2e.mean. Default: goodput where measure.slo
-            has goals, throughput in a closed loop, else the mean latency.
+        objective: The metric that decides: goodput, output_throughput, e2e.mean, cost_per_million_output_tokens or
+            energy.joules_per_output_token. Default: goodput where measure.slo has goals, throughput in a closed loop,
+            else the mean latency.
         replications: Runs of each configuration with other seeds; the same seeds for all.
         draws: Runs with what is not known of step times drawn, 10 or more; default: as many as replications.
     """

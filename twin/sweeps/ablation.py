@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
+from latency_models.deployment.models import ExpertFFN, Model
+from latency_models.sources.roofline.work import WHOLE_STEP
+from latency_models.unknowns import Unknown
 from scenarios.overrides import Settings
+from scenarios.serving import check_scenario
 from twin.serving.plan.plan import Draw
 from twin.serving.results.report import NOTE
 from twin.serving.results.uncertainty import combine, flatten
@@ -23,11 +29,22 @@ HOST: Document = {"capacity": 400e9, "bandwidth": 50e9, "latency": 50e-6}
 DRAFTS = (1, 3, 5, 7)
 """Draft tokens that are compared where a scenario speculates."""
 
-HIGHER_IS_BETTER = {"output_throughput": True, "goodput": True, "e2e.mean": False}
+HIGHER_IS_BETTER = {
+    "output_throughput": True, "goodput": True, "e2e.mean": False,
+    "cost_per_million_output_tokens": False, "energy.joules_per_output_token": False,
+}  # fmt: skip
 """Objectives: the metric by which a feature pays, and its direction."""
 
-SHOWN = ("output_throughput", "goodput", "ttft.mean", "ttft.p99", "tpot.mean", "tpot.p99", "e2e.mean")
+SHOWN = (*HIGHER_IS_BETTER, "ttft.mean", "ttft.p99", "tpot.mean", "tpot.p99")
 """Metrics whose changes are reported, as far as both runs have them."""
+
+
+LAYOUT = {"step_time.tensor_parallel", "step_time.data_parallel", "step_time.expert_parallel"}
+"""Fields by which the layout of an engine changes."""
+
+LAYOUT_ERROR = 0.7
+"""Deviation of a predicted over a measured change of throughput with the layout, over that of whole steps: layouts
+share only a part of the error of steps. By two thirds of 895 pairs of `benchmarks.pays` (the logarithms of both)."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +102,11 @@ class Ablation:
             pairs = self._pairs(comparison, documents)
         except BadInput as error:
             return row | {"verdict": "not possible", "reason": str(error), "changes": {}}
-        changes = _changes(*pairs)
-        return row | {"verdict": self._verdict(changes.get(self.objective)), "changes": changes}
+        replications, draws = pairs
+        if LAYOUT & comparison.change.on.keys():
+            draws = with_layout_error(draws, self.sweep.cases[0].plan.unknowns())
+        changes = relative_changes(replications, draws)
+        return row | {"verdict": verdict(changes.get(self.objective), self.objective), "changes": changes}
 
     def _pairs(
         self, comparison: Comparison, documents: Mapping[str, Document]
@@ -110,16 +130,6 @@ class Ablation:
         tasks = self.sweep.tasks_of(index)
         return {(task.draw, task.replication): flatten(documents[task.key]["summary"]) for task in tasks}
 
-    def _verdict(self, change: Document | None) -> str:
-        if change is None:
-            return "undecided"
-        low, high = change["low"], change["high"]
-        if low == high == 0:
-            return "no effect"
-        if low <= 0 <= high:
-            return "undecided"
-        return "pays" if (low > 0) == HIGHER_IS_BETTER[self.objective] else "costs"
-
 
 class PairedSweep(ServingSweep):
     """A sweep whose configurations are compared run by run: no unknown is varied alone."""
@@ -139,8 +149,40 @@ def _ratios(on: Mapping[str, float | None], off: Mapping[str, float | None]) -> 
     return ratios
 
 
-def _changes(replications: Sequence[Document], draws: Sequence[Document]) -> dict[str, Document]:
-    """The mean relative change of each metric and the ends of its interval, of no width for a single certain run."""
+def with_layout_error(
+    draws: Sequence[Mapping[str, float | None]], unknowns: Iterable[Unknown]
+) -> list[dict[str, float | None]]:
+    """Ratios of draws, varied at quantiles of a normal distribution by `LAYOUT_ERROR`: what is faster costs less."""
+    whole = max((unknown.deviation or 0.0 for unknown in unknowns if unknown.name == WHOLE_STEP), default=0.0)
+    varied = []
+    for draw, ratios in enumerate(draws):
+        factor = math.exp(LAYOUT_ERROR * whole * NormalDist().inv_cdf((draw + 0.5) / len(draws)))
+        varied.append({
+            name: ratio and (ratio * factor if HIGHER_IS_BETTER.get(name) else ratio / factor)
+            for name, ratio in ratios.items()
+        })  # fmt: skip
+    return varied
+
+
+def verdict(change: Document | None, objective: str) -> str:
+    """What an interval of the objective's relative change says; None: the objective is missing in a run."""
+    if change is None:
+        return "undecided"
+    low, high = change["low"], change["high"]
+    if low == high == 0:
+        return "no effect"
+    if low <= 0 <= high:
+        return "undecided"
+    return "pays" if (low > 0) == HIGHER_IS_BETTER[objective] else "costs"
+
+
+def relative_changes(replications: Sequence[Document], draws: Sequence[Document]) -> dict[str, Document]:
+    """The mean relative change of each metric and the ends of its interval, of no width for a single certain run.
+
+    Args:
+        replications: ratios of metrics with to without the change, of each seed.
+        draws: the same of each draw of what is not known of step times.
+    """
     means, intervals = combine(replications, draws)
     changes = {}
     for name, mean in means.items():
@@ -187,10 +229,18 @@ def prepare_ablation(
     if not changes:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
         raise BadInput(f"expected a feature that the scenario can have ({reasons})", field="--features", file=path)
+
+    def possible(settings: Settings) -> bool:
+        try:
+            check_scenario(document, settings, path)
+        except BadInput:
+            return False
+        return True
+
     alone = [Comparison(change, "alone", change.on, change.off) for values in changes.values() for change in values]
     infeasible = [refusal.settings for refusal in prepare(document, path, _settings(alone), trace).infeasible]
     feasible = [comparison.change for comparison in alone if comparison.on not in infeasible]
-    together = [Comparison(change, "others on", *_with_others(change, feasible)) for change in feasible]
+    together = [Comparison(change, "others on", *_with_others(change, feasible, possible)) for change in feasible]
     comparisons = [*alone, *(pair for pair in together if (pair.on, pair.off) != (pair.change.on, pair.change.off))]
     sweep = prepare(document, path, _settings(comparisons), trace, replications, draws)
     paired = PairedSweep(sweep.cases, sweep.replications, sweep.draws, sweep.infeasible)
@@ -205,12 +255,16 @@ def _settings(comparisons: Iterable[Comparison]) -> list[Settings]:
     return distinct
 
 
-def _with_others(change: Change, feasible: Iterable[Change]) -> tuple[Settings, Settings]:
-    """The settings with and without a change, with the first feasible value of each other feature on."""
+def _with_others(
+    change: Change, feasible: Iterable[Change], possible: Callable[[Settings], bool]
+) -> tuple[Settings, Settings]:
+    """The settings with and without a change, with the first value of each other feature that goes with it on."""
     others: Settings = {}
     seen = {change.feature}
     for other in feasible:
-        if other.feature not in seen and not _overlap([*others, *change.on], other.on):
+        if other.feature in seen or _overlap([*others, *change.on], other.on):
+            continue
+        if all(possible(others | other.on | settings) for settings in (change.on, change.off)):
             others |= other.on
             seen.add(other.feature)
     return others | change.on, others | change.off
@@ -251,10 +305,14 @@ def _kv_bytes(document: Document) -> float | None:
     step_time = document["step_time"]
     if step_time.get("source") != "roofline" or "model" not in step_time:
         return None
+    wide = {"fp8": 1.0}.get(step_time.get("cache", ""), 2.0)
+    return _model(step_time["model"]).kv_bytes_per_token(wide)
+
+
+def _model(name: str) -> Model:
     from latency_models.deployment.hugging_face import any_model
 
-    wide = {"fp8": 1.0}.get(step_time.get("cache", ""), 2.0)
-    return any_model(step_time["model"], Path()).kv_bytes_per_token(wide)
+    return any_model(name, Path())
 
 
 def _prefix_caching(document: Document) -> Values:
@@ -273,8 +331,14 @@ def _speculation(document: Document) -> Values:
     section = document["engine"].get("speculative_config")
     if not section:
         return "engine.speculative_config says how often drafts are right"
-    field = "engine.speculative_config"
-    return [(f"{n} drafts", {field: section | {"num_speculative_tokens": n}}, {field: None}) for n in DRAFTS]
+    field, shares = "engine.speculative_config", section.get("acceptance_by_position")
+    values = []
+    for n in DRAFTS:
+        if not shares:
+            values.append(section | {"num_speculative_tokens": n})
+        elif n <= len(shares):
+            values.append(section | {"num_speculative_tokens": n, "acceptance_by_position": shares[:n]})
+    return [(f"{value['num_speculative_tokens']} drafts", {field: value}, {field: None}) for value in values]
 
 
 def _offload(document: Document) -> Values:
@@ -301,18 +365,45 @@ def _routing(document: Document) -> Values:
 
 def _parallelism(document: Document) -> Values:
     """Twice the tensor parallelism on half the engines, and the reverse, on the same devices."""
+    if reason := _unknown_layouts(document):
+        return reason
     step_time, system = document["step_time"], document.get("system", {})
-    if step_time.get("source") != "roofline" or system.get("layout", "colocated") != "colocated":
-        return "step times of other parallelism need source roofline, and one pool of engines"
-    if "pools" in system or system.get("autoscaling"):
-        return "engines are in pools of their own, or autoscaled"
     ranks, replicas = step_time.get("tensor_parallel", 1), system.get("replicas", 1)
-    fields = ("step_time.tensor_parallel", "system.replicas")
-    own = dict(zip(fields, (ranks, replicas), strict=True))
+    devices = _get(document, "system.device.count")
+
+    def layout(ranks: int, replicas: int) -> Settings:
+        stated = {} if devices is None else {"system.device.count": ranks * step_time.get("data_parallel", 1)}
+        return {"step_time.tensor_parallel": ranks, "system.replicas": replicas} | stated
+
     shapes = [(ranks * 2, replicas // 2)] * (replicas % 2 == 0) + [(ranks // 2, replicas * 2)] * (ranks % 2 == 0)
     if not shapes:
         return "there is one device"
-    return [(f"{n} x TP {tp}", dict(zip(fields, (tp, n), strict=True)), own) for tp, n in shapes]
+    return [(f"{n} x TP {tp}", layout(tp, n), layout(ranks, replicas)) for tp, n in shapes]
+
+
+def _data_parallel(document: Document) -> Values:
+    """Attention in replicas that share experts, against ranks, on the devices of each engine."""
+    if reason := _unknown_layouts(document):
+        return reason
+    step_time = document["step_time"]
+    devices = step_time.get("tensor_parallel", 1) * step_time.get("data_parallel", 1)
+    if devices == 1:
+        return "an engine has one device"
+    if not isinstance(_model(step_time["model"]).ffn, ExpertFFN):
+        return "the model has no experts"
+    fields = ("step_time.tensor_parallel", "step_time.data_parallel", "engine.data_parallel_size")
+    on, off = (dict(zip(fields, (ranks, dp, dp), strict=True)) for ranks, dp in ((1, devices), (devices, 1)))
+    return [(f"DP {devices}", on, off)]
+
+
+def _unknown_layouts(document: Document) -> str:
+    """The reason why engines cannot have other layouts; "" if they can."""
+    system = document.get("system", {})
+    if document["step_time"].get("source") != "roofline" or system.get("layout", "colocated") != "colocated":
+        return "step times of other parallelism need source roofline, and one pool of engines"
+    if "pools" in system or system.get("autoscaling"):
+        return "engines are in pools of their own, or autoscaled"
+    return ""
 
 
 def _disaggregate(document: Document) -> Values:
@@ -324,8 +415,9 @@ def _disaggregate(document: Document) -> Values:
         return "the size of a cache is known where step times are of source roofline"
     link = {"bandwidth": HOST["bandwidth"], "bytes_per_token": bytes_per_token}
     plain = {"system": system}
+    device = {"device": system["device"]} if "device" in system else {}
     return [
-        (f"{n}P {replicas - n}D", {"system": {
+        (f"{n}P {replicas - n}D", {"system": device | {
             "layout": "disaggregated", "prefill_replicas": n, "decode_replicas": replicas - n, "link": link,
         }}, plain)
         for n in range(1, replicas)
@@ -339,6 +431,7 @@ FEATURES = {
     "speculation": _speculation,
     "async_scheduling": _async_scheduling,
     "parallelism": _parallelism,
+    "data_parallel": _data_parallel,
     "disaggregate": _disaggregate,
 }
 """Features by name: functions of a scenario that say which values it can have."""

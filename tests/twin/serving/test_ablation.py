@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from latency_models.sources.roofline.work import WHOLE_STEP
+from latency_models.unknowns import Unknown
 from tests.twin.serving.scenarios import scenario
 from twin.cli import main
 from twin.executors.executor import choose_executor
-from twin.sweeps.ablation import Ablation, prepare_ablation
+from twin.sweeps.ablation import (
+    LAYOUT_ERROR,
+    Ablation,
+    prepare_ablation,
+    relative_changes,
+    verdict,
+    with_layout_error,
+)
 from twin.sweeps.one_run import read_plan, simulate
 from workloads.errors import BadInput
 
@@ -119,6 +130,63 @@ def test_shapes_on_the_same_devices() -> None:
         ("routing", "prefix_aware"),
     }  # fmt: skip
     assert not ablation.sweep.infeasible
+
+
+SPARSE = {
+    "step_time": {"source": "roofline", "model": "qwen3-30b-a3b", "hardware": "h200-sxm", "tensor_parallel": 2},
+    "engine": {key: value for key, value in SHARING["engine"].items() if key != "num_gpu_blocks"},
+    "system": {
+        "replicas": 2,
+        "device": {"type": "H200", "count": 2, "price_per_hour": 4.0, "power_limit": 700.0},
+    },
+}
+
+
+def test_cost_and_energy_of_the_same_devices() -> None:
+    """Twice the ranks on half the engines have the same price an hour; a token costs what throughput makes of it."""
+    features = ["parallelism", "data_parallel", "disaggregate"]
+    ablation = prepare_ablation(
+        SHARING | SPARSE, HERE, names=features, replications=1, draws=0, objective="cost_per_million_output_tokens"
+    )
+    table = rows(ablation)
+    settings = table["parallelism", "1 x TP 4", "alone"]["settings"]
+    assert settings["on"]["system.device.count"] == 4
+    for key in (("parallelism", "1 x TP 4"), ("data_parallel", "DP 2"), ("disaggregate", "1P 1D")):
+        row = table[(*key, "alone")]
+        cost, rate = (row["changes"][name]["change"] for name in (ablation.objective, "output_throughput"))
+        assert (1 + cost) * (1 + rate) == pytest.approx(1)
+        assert row["changes"]["energy.joules_per_output_token"]["change"] != 0
+        assert row["verdict"] == ("pays" if cost < 0 else "costs")
+
+
+def test_a_change_of_layout_has_the_error_between_layouts() -> None:
+    """Ten draws whose ratios agree get the interval of `LAYOUT_ERROR` alone; throughput and latency mirror each other.
+
+    Step times without an unknown of whole steps, as measured ones, have none.
+    """
+    ratios = {"output_throughput": 1.1, "ttft.mean": 1 / 1.1, "goodput": None}
+    assert with_layout_error([ratios] * 10, []) == [ratios] * 10
+    draws = with_layout_error([ratios] * 10, [Unknown(WHOLE_STEP, "steps", "held out", 0.2)])
+    logs = [math.log(draw["output_throughput"] or 0) for draw in draws]
+    assert statistics.mean(logs) == pytest.approx(math.log(1.1))
+    assert statistics.stdev(logs) == pytest.approx(0.2 * LAYOUT_ERROR, rel=0.05)
+    assert all(draw["output_throughput"] == pytest.approx(1 / (draw["ttft.mean"] or 0)) for draw in draws)
+    for varied, expected in (([ratios] * 10, "pays"), (draws, "undecided")):
+        change = relative_changes([ratios], varied)["output_throughput"]
+        assert verdict(change, "output_throughput") == expected
+
+
+def test_features_that_exclude_each_other_are_not_on_together() -> None:
+    """Drafts need synchronous scheduling and no data-parallel ranks; shares by position say nothing of more drafts."""
+    speculative = {"method": "ngram", "num_speculative_tokens": 3, "acceptance_by_position": [0.5, 0.3, 0.1]}
+    document = SHARING | SPARSE
+    document |= {"engine": document["engine"] | {"speculative_config": speculative, "async_scheduling": False}}
+    ablation = prepare_ablation(document, HERE, names=["speculation", "async_scheduling", "data_parallel", "routing"])
+    together = [comparison for comparison in ablation.comparisons if comparison.context == "others on"]
+    assert {comparison.change.value for comparison in together} >= {"1 drafts", "3 drafts"}
+    assert not {"5 drafts", "7 drafts"} & {comparison.change.value for comparison in together}
+    settings = [comparison.settings for comparison in ablation.sweep.infeasible]
+    assert not [pair for pair in together if pair.on in settings or pair.off in settings]
 
 
 def test_the_command_prints_and_leaves_a_chart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
