@@ -33,21 +33,24 @@ class SizesChunks:
         config = vllm_config_of(args, kwargs)
         self.chunk_policy: ChunkPolicy | None = read_settings(config.additional_config).chunk_policy()
         self._token_budget = self.max_num_scheduled_tokens
+        stages = config.parallel_config.pipeline_parallel_size
+        self._single_rows = not config.speculative_config and stages == 1
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedule a step within the policy's limit."""
         if self.chunk_policy is not None:
-            rows, kv_tokens, longest, context = running_work(self.running)
+            rows, kv_tokens, longest, context = running_work(self.running, self._single_rows)
             limit = rows + self.chunk_policy.max_prefill_tokens(rows, kv_tokens, longest, context)
             self.max_num_scheduled_tokens = min(limit, self._token_budget)
         return super().schedule(*args, **kwargs)  # type: ignore[misc]
 
 
-def running_work(running: Iterable[Any]) -> tuple[int, int, int, int]:
+def running_work(running: Iterable[Any], single_rows: bool = False) -> tuple[int, int, int, int]:
     """Of the running requests' next step: rows of decodes, drafts included, the cached tokens that all of them and the
     longest attend to, and the tokens of the first prompt under way that are cached.
 
-    A decode whose last token is in flight has no row. The loop is the cost of a policy: it calls nothing.
+    A decode whose last token is in flight has no row. `single_rows`: every other one has one, without drafts and
+    pipeline stages. The loop is the cost of a policy, so it reads little and calls nothing.
     """
     rows = kv_tokens = longest = context = 0
     for request in running:
@@ -58,7 +61,7 @@ def running_work(running: Iterable[Any]) -> tuple[int, int, int, int]:
         pending = request.num_output_placeholders
         if pending and computed + 2 - pending >= request.num_prompt_tokens + request.max_tokens:
             continue
-        attended = request.num_tokens_with_spec + pending
+        attended = computed + 1 if single_rows else request.num_tokens_with_spec + pending
         if attended > computed:
             rows += attended - computed
             kv_tokens += attended

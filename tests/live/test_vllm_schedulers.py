@@ -121,7 +121,8 @@ class Scheduler(RecordsSteps, SizesChunks, RunsOneShots, FakeScheduler):
 def scheduler(**settings: Any) -> Scheduler:
     config = SimpleNamespace(
         additional_config={"serving_twin": settings},
-        parallel_config=SimpleNamespace(data_parallel_rank=0, tensor_parallel_size=1),
+        parallel_config=SimpleNamespace(data_parallel_rank=0, tensor_parallel_size=1, pipeline_parallel_size=1),
+        speculative_config=None,
         cache_config=SimpleNamespace(num_gpu_blocks=100, block_size=32),
         model_config=SimpleNamespace(model="a, model"),
     )
@@ -176,7 +177,8 @@ def test_a_request_whose_last_token_is_in_flight_takes_no_row() -> None:
     request.is_prefill_chunk = False
     chunks = [FakeRequest("b", 30, 2), FakeRequest("c", 30, 2)]
     chunks[0].num_computed_tokens = 7
-    assert running_work([request, *chunks]) == (1, 11, 11, 7)
+    for single_rows in (False, True):
+        assert running_work([request, *chunks], single_rows) == (1, 11, 11, 7)
     request.num_computed_tokens = 11
     request.num_output_placeholders = 1
     assert running_work([request]) == (0, 0, 0, 0)
