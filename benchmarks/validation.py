@@ -41,6 +41,7 @@ def shortened(document: dict[str, Any]) -> dict[str, Any]:
             "metrics": {name: entry for name, entry in load["metrics"].items() if entry["goal"] is not None},
             "steps": _shortened_steps(load["steps"]),
         }
+        | ({"engines": load["engines"], "fleets": _fleets(load)} if load.get("engines") else {})
         for load in document["loads"]
     ]
     return {
@@ -50,6 +51,11 @@ def shortened(document: dict[str, Any]) -> dict[str, Any]:
         "loads": loads,
         "missed": document["missed"],
     }
+
+
+def _fleets(load: dict[str, Any]) -> list[dict[str, Any]]:
+    """Goals met and engine-seconds of each repeat of an autoscaled fleet."""
+    return [{side: load[side][i]["fleet"] for side in ("measured", "predicted")} for i in range(len(load["measured"]))]
 
 
 def _shortened_calibration(calibration: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +72,10 @@ def rows(number: int, document: dict[str, Any]) -> list[str]:
     """A line for each load, with the errors of the forecast."""
     lines = []
     for load in document["loads"]:
-        errors = [f"{100 * load['metrics'][name]['error']:+{len(name)}.1f}" for name in GOALS]
+        entries = {name: load["metrics"].get(name) for name in GOALS}
+        errors = [
+            f"{100 * entry['error']:+{len(name)}.1f}" if entry else " " * len(name) for name, entry in entries.items()
+        ]
         median = 100 * load["steps"]["all"]["median"]
         lines.append("  ".join([f"{number:>3}", f"{load['load']:>4g}", *errors, f"{median:>5.1f}"]))
     return lines

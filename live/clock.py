@@ -35,7 +35,11 @@ class Clock:
 
     def start(self) -> None:
         """Set the clock to 0."""
-        self._offset = -self.elapsed()
+        self.set(0.0)
+
+    def set(self, moment: float) -> None:
+        """Let the clock show `moment`, and go on from there."""
+        self._offset = moment - self.elapsed()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

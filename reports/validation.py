@@ -10,7 +10,8 @@ from reports.pages.theme import MEASURED, PREDICTED, SOFT, WAITING
 METRICS = (
     "ttft.mean", "ttft.p50", "ttft.p99", "tpot.mean", "tpot.p99", "itl.p99", "e2e.mean", "e2e.p99",
     "output_throughput", "sessions.time.mean", "sessions.waited.mean", "sessions.resent_cached",
-    "speculation.acceptance_rate", "speculation.tokens_per_decode",
+    "speculation.acceptance_rate", "speculation.tokens_per_decode", "fleet.goals_met", "fleet.periods_met",
+    "fleet.engine_seconds",
 )  # fmt: skip
 
 CLOCKS = {
@@ -59,8 +60,18 @@ def over_time(document: Document) -> Figure:
         line = load["timeline"]
         curves = [Curve(label, line["time"], line[side], colour, "steps") for side, (label, colour, _) in SIDES.items()]
         charts.append(timeline(f"Requests in the system, load {load['load']:g}", curves, "requests"))
+        if load.get("engines"):
+            charts.append(timeline(f"Engines, load {load['load']:g}", _engines(load["engines"][0]), "engines"))
     title = f"{document['name']}; clock: {document['clock']}"
     return Figure("over-time", charts, title, size=(7.6, 2.6 * len(charts)))
+
+
+def _engines(changes: Document) -> list[Curve]:
+    """The engines that are paid for, over time, of each side."""
+    return [
+        Curve(label, [row[0] for row in changes[side]], [sum(row[1:]) for row in changes[side]], colour, "steps")
+        for side, (label, colour, _) in SIDES.items()
+    ]
 
 
 def headline(document: Document) -> list[str]:
@@ -107,9 +118,9 @@ def _metrics(load: Document) -> Table:
             _value(name, entry["measured"]),
             f"{100 * entry['repeat_spread']:.1f} %",
             _value(name, entry["predicted"]),
-            percent(entry["error"]),
-            f"{percent(low)} … {percent(high)}",
-            "" if entry["goal"] is None else f"{100 * entry['goal']:g} %",
+            _error(entry["error"], name in SHARES),
+            f"{_error(low, name in SHARES)} … {_error(high, name in SHARES)}",
+            "" if entry["goal"] is None else f"{100 * entry['goal']:g} {'points' if name in SHARES else '%'}",
             *(_expected(name, entry, len(load["measured"]), drafts) if expected else ()),
         )
     return rows
@@ -133,6 +144,15 @@ def _expected(name: str, entry: Document, repeats: int, drafts: tuple[str, ...])
         f"{entry['inside']} of {repeats}",
     )
 
+
+SHARES = ("fleet.goals_met", "fleet.periods_met")
+"""Shares, whose errors are in points."""
+
+_FLEET = {
+    "fleet.goals_met": ("requests that meet the goals, %", 100),
+    "fleet.periods_met": ("periods that meet the goals, %", 100),
+    "fleet.engine_seconds": ("engine-seconds", 1),
+}
 
 _RATIOS = ("sessions.resent_cached", "speculation.acceptance_rate", "speculation.tokens_per_decode")
 
@@ -160,6 +180,8 @@ def _label(name: str) -> str:
         return name.partition(".")[2].replace("_", " ")
     if name.startswith("sessions."):
         return _OF_SESSIONS[name]
+    if name in _FLEET:
+        return _FLEET[name][0]
     metric, _, part = name.partition(".")
     return f"{metric.upper()} {part}, ms" if part else f"{metric.replace('_', ' ')}, tokens/s"
 
@@ -169,6 +191,8 @@ def _value(name: str, value: float) -> str:
         return f"{value:.3f}"
     if name.startswith("sessions."):
         return f"{value:.3f}"
+    if name in _FLEET:
+        return f"{_FLEET[name][1] * value:.1f}"
     return f"{value:.1f}" if "." not in name else f"{1e3 * value:.2f}"
 
 

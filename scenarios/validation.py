@@ -27,7 +27,7 @@ from scenarios.fields import (
     refuse_first,
     registered,
 )
-from scenarios.overload import check_fixed
+from scenarios.overload import AutoscalingSpec, check_fixed
 from scenarios.overrides import Settings
 from scenarios.pools import PoolSpec, router_name
 from scenarios.reading import ScenarioFile, check
@@ -248,7 +248,8 @@ class ValidationScenario(ScenarioFile):
                 (isinstance(system, DisaggregatedSpec), "system.layout", "disaggregated",
                  "expected colocated with engine.backend: vllm"),
             ])  # fmt: skip
-        check_fixed(system.autoscaling, "live engines are neither started nor stopped")
+        if system.autoscaling:
+            _refuse_in_fleet(self, system.autoscaling)
         frontend = system.frontend != FrontendSpec()
         refuse_first([(frontend, "system.frontend", None, "expected none: it is measured, or part of the steps")])
         if isinstance(system, DisaggregatedSpec):
@@ -262,7 +263,7 @@ class ValidationScenario(ScenarioFile):
             return self
         counts = {
             "engine.data_parallel_size": self.engine.data_parallel_size,
-            "system.replicas": system.replicas,
+            "system.replicas": 1 if system.autoscaling else system.replicas,
             "workload.models.count": models.get("count") if isinstance(models, dict) else 1,
         }
         expected = "expected 1: the live engine is alone"
@@ -270,6 +271,11 @@ class ValidationScenario(ScenarioFile):
             *((isinstance(count, int) and count > 1, field, count, expected) for field, count in counts.items()),
         ])  # fmt: skip
         return self
+
+    @property
+    def fleet(self) -> AutoscalingSpec | None:
+        """The autoscaling of engines that are really started and drained; None for engines that stay."""
+        return (self.system.autoscaling or {}).get("engine")
 
     @property
     def attention_block(self) -> int:
@@ -280,7 +286,7 @@ class ValidationScenario(ScenarioFile):
     def max_concurrency(self) -> int:
         """Sequences that all decode engines run at once."""
         system, models = self.system, self.workload.get("models")
-        engines = 1
+        engines = 1 if self.fleet is None else self.fleet.max_replicas
         if isinstance(system, DisaggregatedSpec):
             copies = models.get("count", 1) if isinstance(models, dict) and system.decode == "isolated" else 1
             engines = system.decode_replicas * copies
@@ -294,6 +300,8 @@ class ValidationScenario(ScenarioFile):
         served = self.engine.backend == "vllm" and clock == "wall"  # by vLLM's server, in a process of its own
         refuse_first([
             (in_pools and (not single or self.clock == "wall"), "system.layout", "disaggregated",
+             "expected clock: direct, model.threads: 1 and --backend cpu"),
+            (self.fleet is not None and (not single or self.clock == "wall"), "system.autoscaling", "engine",
              "expected clock: direct, model.threads: 1 and --backend cpu"),
             (clock == "direct" and not single, "clock", clock,
              "expected wall with --backend cuda or several model.threads: the CPU time of one thread is not all"),
@@ -310,11 +318,23 @@ class ValidationScenario(ScenarioFile):
         """The scenario of kind serving at a rate; without one, `max_concurrency` clients that always have a request."""
         step_time = {"source": "engine_regression", "path": str(calibration.resolve())}
         scenario = self._serving(step_time, rate)
-        if frontend:
+        if self.fleet is not None:
+            scenario["system"] |= self._fleet_system(calibration, rate, frontend)
+        elif frontend:
             scenario["system"]["frontend"] = dict(frontend)
         if drafts is not None:
             scenario["engine"]["speculative_config"]["acceptance_profile"] = str(drafts.resolve())
         return scenario
+
+    def _fleet_system(self, calibration: Path, rate: float | None, frontend: Mapping[str, float]) -> dict[str, Any]:
+        """The fleet with the measured time of a start; without a rate, the largest one."""
+        assert self.fleet is not None
+        if rate is None:
+            return {"replicas": self.fleet.max_replicas, "autoscaling": None}
+        if "start_up" not in frontend:
+            raise BadInput("expected seconds: profile a fleet", file=calibration, field="frontend.start_up")
+        spec = self.fleet.model_dump(mode="json")
+        return {"autoscaling": {"engine": spec | {"start_up": spec["start_up"] | {"warm_up": frontend["start_up"]}}}}
 
     def serving_without_times(self) -> dict[str, Any]:
         """The scenario of kind serving for a live backend, before step times are known: without a chunk policy."""
@@ -338,6 +358,25 @@ class ValidationScenario(ScenarioFile):
             "step_time": step_time,
             "measure": {"slo": self.slo},
         }
+
+
+def _refuse_in_fleet(scenario: ValidationScenario, autoscaling: Mapping[str, AutoscalingSpec]) -> None:
+    """Refuse what a live fleet does not have, by a `BadInput`."""
+    engine, field = scenario.engine, "system.autoscaling.engine"
+    spec, expected = autoscaling.get("engine"), "expected none with system.autoscaling"
+    if spec is None or len(autoscaling) > 1 or isinstance(scenario.system, DisaggregatedSpec):
+        raise BadInput("expected engine alone: a live fleet is colocated", field="system.autoscaling")
+    measured = {name for name in spec.start_up.model_fields_set if getattr(spec.start_up, name)} - {"node", "image"}
+    refuse_first([
+        (spec.goals is not None, f"{field}.policy", spec.policy, "expected a policy without goals: none is predicted"),
+        (bool(measured), f"{field}.start_up", ", ".join(sorted(measured)), "expected node and image alone"),
+        (not scenario.slo, "slo", None, "expected goals, whose share is compared"),
+        (engine.backend == "vllm", "engine.backend", "vllm", "expected live with system.autoscaling"),
+        (bool(scenario.workload.get("sessions")), "workload.sessions", None, expected),
+        *((bool(getattr(engine, name)), f"engine.{name}", None, expected)
+          for name in ("speculative_config", "async_scheduling")),
+        (engine.tensor_parallel_size > 1, "engine.tensor_parallel_size", engine.tensor_parallel_size, "expected 1"),
+    ])  # fmt: skip
 
 
 def check_validation(document: dict[str, Any], settings: Settings, path: Path) -> ValidationScenario:

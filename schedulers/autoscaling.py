@@ -112,8 +112,8 @@ class Autoscaler:
         scale_down: ScalingRules | None = None,
     ) -> None:
         self.policy = policy
-        self._min = min_replicas
-        self._max = max_replicas
+        self.min_replicas = min_replicas
+        self.max_replicas = max_replicas
         self._up = policy.scale_up if scale_up is None else scale_up
         self._down = policy.scale_down if scale_down is None else scale_down
         self._recommendations: list[tuple[float, int]] = []
@@ -122,8 +122,8 @@ class Autoscaler:
     def decide(self, observation: Observation) -> int:
         """The number of engines that the pool should have from now on."""
         now, current = observation.now, observation.replicas
-        if not self._min <= current <= self._max:
-            desired = min(max(current, self._min), self._max)
+        if not self.min_replicas <= current <= self.max_replicas:
+            desired = min(max(current, self.min_replicas), self.max_replicas)
         else:
             if not self._recommendations:
                 self._recommendations.append((now, current))
@@ -146,10 +146,10 @@ class Autoscaler:
     def _limit_rate(self, now: float, current: int, desired: int) -> int:
         if desired > current:
             limit = max(self._most_after(now, current), current)
-            return min(desired, self._max, limit)
+            return min(desired, self.max_replicas, limit)
         if desired < current:
             limit = min(self._least_after(now, current), current)
-            return max(desired, self._min, limit)
+            return max(desired, self.min_replicas, limit)
         return desired
 
     def _most_after(self, now: float, current: int) -> int:
@@ -161,7 +161,7 @@ class Autoscaler:
             before = current - self._changed_since(now - rate.period)
             grown = before + rate.value if rate.type == "engines" else math.ceil(before * (1 + rate.value / 100))
             proposed.append(int(grown))
-        return self._max if not proposed else max(proposed) if self._up.select == "max" else min(proposed)
+        return self.max_replicas if not proposed else max(proposed) if self._up.select == "max" else min(proposed)
 
     def _least_after(self, now: float, current: int) -> int:
         """The fewest engines that the rates of scaling down allow."""
@@ -172,7 +172,7 @@ class Autoscaler:
             before = current - self._changed_since(now - rate.period)
             shrunk = before - rate.value if rate.type == "engines" else before * (1 - rate.value / 100)
             proposed.append(int(shrunk))
-        return self._min if not proposed else min(proposed) if self._down.select == "max" else max(proposed)
+        return self.min_replicas if not proposed else min(proposed) if self._down.select == "max" else max(proposed)
 
     def _changed_since(self, start: float) -> int:
         """Engines added less engines removed after `start`."""

@@ -42,6 +42,7 @@ class ReplayedPools:
     """A replayed workload, in seconds of each role's own clock: `spans` as in `live.validation.role_steps`."""
 
     speculation: ClassVar[None] = None
+    scaling: ClassVar[None] = None
 
     def __init__(self, generations: Sequence[Generation]) -> None:
         self.spans: list[Span] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -48,15 +49,12 @@ class ReplayResult:
     more: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
     speculation: SpeculationStats | None = None
     profiled: ProfilingResult | None = None
+    scaling: ClassVar[None] = None
 
     @property
     def spans(self) -> list[tuple[Batch, float, float]]:
         """Every step: its batch, its begin, and its end or the begin of the next step where that follows at once."""
-        ends = [step.end for step in self.steps]
-        for i, followed in enumerate(self.followed[:-1]):
-            if followed:
-                ends[i] = self.steps[i + 1].begin
-        return [(step.batch, step.begin, end) for step, end in zip(self.steps, ends, strict=True)]
+        return step_spans(self.steps, self.followed)
 
     @property
     def token_times(self) -> list[list[float]]:
@@ -67,6 +65,15 @@ class ReplayResult:
         """One entry a request: arrival, noticed, first_token, last_token (seconds since the start), output_tokens."""
         noticed = {generation.request.id: now for now, generation in zip(self.noticed, self.by_arrival, strict=True)}
         return request_columns(self.generations, [noticed[row.request.id] for row in self.generations]) | self.more
+
+
+def step_spans(steps: Sequence[TimedStep], followed: Sequence[bool]) -> list[tuple[Batch, float, float]]:
+    """`ReplayResult.spans` of one engine."""
+    ends = [step.end for step in steps]
+    for i, follows in enumerate(followed[:-1]):
+        if follows:
+            ends[i] = steps[i + 1].begin
+    return [(step.batch, step.begin, end) for step, end in zip(steps, ends, strict=True)]
 
 
 def request_columns(generations: Sequence[Generation], noticed: Sequence[float]) -> dict[str, npt.NDArray[np.float64]]:

@@ -189,11 +189,14 @@ def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> Back
         return _vllm_backend(scenario, base, device)
     try:
         from live.validation.backend import LiveBackend, model_source
+        from live.validation.fleet_backend import FleetBackend
         from live.validation.pools_backend import PoolsBackend
     except ImportError as error:
         raise missing_extra("live", error, field="--backend", value=device) from None
     if scenario.system.kv_link is not None:
         return PoolsBackend(scenario, base)
+    if scenario.fleet is not None:
+        return FleetBackend(scenario, base)
     try:
         return LiveBackend(
             model_source(scenario.model, base, scenario.seed, device),

@@ -1,6 +1,7 @@
 """Protocols of live backends: a model on a machine that can be profiled and can replay a workload.
 
-`live.validation` implements them: `LiveBackend` and `PoolsBackend` for engines, `LiveBundle` for bundles.
+`live.validation` implements them: `LiveBackend`, `PoolsBackend` and `FleetBackend` for engines, `LiveBundle` for
+bundles.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from reports.records.run_directory import RunDirectory
 from scenarios.engine import SchedulerPlan
 from scenarios.validation import ProfilingSpec
 from schedulers.batches import Batch
+from schedulers.replica_set import ScalingLog
 from schedulers.speculation import AnswerDrafts, SpeculationStats
 from workloads.errors import BadInput
 from workloads.request import Request
@@ -38,7 +40,7 @@ class ProfiledRounds(Protocol):
 
     @property
     def frontend(self) -> Mapping[str, float]:
-        """The work between steps of several engines: fields of `system.frontend`, seconds."""
+        """The work between steps of several engines (fields of `system.frontend`), or a fleet's `start_up`; seconds."""
 
 
 class ReplayedRun(Protocol):
@@ -47,6 +49,10 @@ class ReplayedRun(Protocol):
     @property
     def speculation(self) -> SpeculationStats | None:
         """Counters of drafts; None without speculative decoding."""
+
+    @property
+    def scaling(self) -> ScalingLog | None:
+        """The engines over time; None for engines that stay."""
 
     @property
     def profiled(self) -> ProfiledRounds | None:

@@ -24,6 +24,7 @@ from twin.serving.results.summary import summarise
 from twin.serving.results.timeseries import curve
 from twin.serving.results.uncertainty import CONFIDENCE, combine, flatten
 from twin.serving.run.simulation import Simulation
+from twin.validation.fleet import simulated_summary
 from twin.validation.recordings import TimedBatch
 
 Floats = NDArray[np.float64]
@@ -35,8 +36,11 @@ GOALS = {
     "ttft.mean": 0.05,
     "ttft.p99": 0.10,
     "tpot.p99": 0.10,
+    "fleet.goals_met": 0.02,
+    "fleet.engine_seconds": 0.05,
 }
-"""Limits of |predicted / measured − 1| of the forecast, averaged over repeats; `--tolerance` multiplies them."""
+"""Limits of |predicted / measured − 1| of the forecast, of `SHARES` |predicted − measured|, averaged over repeats;
+`--tolerance` multiplies them."""
 
 STEP_GOAL = 0.05
 """Limit of the median of |predicted / measured − 1| over all steps of the forecast."""
@@ -46,6 +50,12 @@ OF_SESSIONS = ("time.mean", "time.p99", "waited.mean", "resent_cached")
 
 OF_SPECULATION = ("acceptance_rate", "mean_acceptance_length", "tokens_per_decode")
 """Metrics of speculative decoding, as in the simulation document."""
+
+OF_FLEETS = ("goals_met", "periods_met", "engine_seconds")
+"""Metrics of autoscaled fleets (`twin.validation.fleet`)."""
+
+SHARES = ("fleet.goals_met", "fleet.periods_met")
+"""Metrics whose errors are differences."""
 
 WORST = 10
 TIMELINE_POINTS = 200
@@ -152,12 +162,17 @@ def compare_load(
     metrics = {}
     for name in _names([*measured, *predicted]):
         live, twin = (np.array([_pick(run, name) for run in runs]) for runs in (measured, predicted))
-        errors = twin / live - 1
+        errors = _errors_of(name, twin, live)
         metrics[name] = error_entry(live, twin, errors, float(live.std(ddof=1) / live.mean()), GOALS.get(name)) | {
-            key: float((np.array([_pick(run, name) for run in runs]) / live - 1).mean())
+            key: float(_errors_of(name, np.array([_pick(run, name) for run in runs]), live).mean())
             for key, runs in alternatives.items()
         }
     return metrics
+
+
+def _errors_of(name: str, twin: Floats, live: Floats) -> Floats:
+    """The error of each repeat: relative, of shares absolute."""
+    return twin - live if name in SHARES else twin / live - 1
 
 
 def compare_steps(steps: Sequence[StepTimes]) -> dict[str, Any]:
@@ -215,10 +230,11 @@ def missed(loads: Sequence[Mapping[str, Any]], tolerance: float) -> list[str]:
     lines = []
     for load in loads:
         for name, entry in load["metrics"].items():
+            unit = "points" if name in SHARES else "%"
             if entry["goal"] is not None and abs(entry["error"]) > entry["goal"] * tolerance:
                 lines.append(
-                    f"load {load['load']:g}: the forecast of {name} is off by {100 * entry['error']:+.1f} %,"
-                    f" goal {100 * entry['goal'] * tolerance:g} %"
+                    f"load {load['load']:g}: the forecast of {name} is off by {100 * entry['error']:+.1f} {unit},"
+                    f" goal {100 * entry['goal'] * tolerance:g} {unit}"
                 )
         median = load["steps"]["all"]["median"]
         if median > STEP_GOAL * tolerance:
@@ -237,7 +253,8 @@ def _names(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     """Metrics of all summaries: those that every run has, and of sessions and speculation those that none lacks."""
     first, tables = summaries[0], [flatten(dict(summary)) for summary in summaries]
     nested = [f"{key}.{inner}" for key in ("ttft", "tpot", "itl", "e2e") if first[key] for inner in first[key]]
-    optional = (*(f"sessions.{name}" for name in OF_SESSIONS), *(f"speculation.{name}" for name in OF_SPECULATION))
+    parts = {"sessions": OF_SESSIONS, "speculation": OF_SPECULATION, "fleet": OF_FLEETS}
+    optional = [f"{part}.{name}" for part, names in parts.items() for name in names]
     common = [name for name in optional if all(table.get(name) for table in tables)]
     return [*nested, "output_throughput", "request_throughput", *common]
 
@@ -276,7 +293,7 @@ def drawn_summaries(plan: ServingPlan) -> list[dict[str, Any]]:
     """Summaries of the first repeat with drawn step times; none if their error is unknown."""
     if not plan.can_draw:
         return []
-    return [summarise(Simulation(plan, 0, draw).run(), plan.scenario.measure) for draw in range(DRAWS)]
+    return [simulated_summary(plan, Simulation(plan, 0, draw).run()) for draw in range(DRAWS)]
 
 
 def summaries_of_drafts(plan: ServingPlan) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ docs/reference/run-folder.md lists the files and their columns.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from latency_models.sources.engine_regression import Step, describe
 from reports.bundle_metrics import BundleTimes, Transfers
 from reports.records.run_directory import read_columns, write_columns
 from schedulers.batches import Batch, DecodeBatch, OneShotBatch
+from schedulers.replica_set import ScalingLog
 from schedulers.speculation import SpeculationStats
 from twin.afd.role_bundle import FEATURES
 from twin.afd.role_times import TimedStretch
@@ -27,6 +29,7 @@ from workloads.errors import BadInput
 Floats = NDArray[np.float64]
 
 SPECULATION_FILE = "speculation.parquet"
+SCALING_FILE = "scaling.json"
 BUNDLE_REQUESTS = ("ids", "tokens", "first_token", "finish")
 
 
@@ -53,12 +56,13 @@ class Recording:
     token_times: Sequence[Sequence[float]]
     steps: Sequence[TimedBatch]
     speculation: SpeculationStats | None = None
+    scaling: ScalingLog | None = None
 
     @classmethod
     def of(cls, replayed: ReplayedRun, block_size: int) -> Self:
         """Keep the parts of a replayed run that a validation needs."""
         steps = [TimedBatch.of(batch, begin, end, block_size) for batch, begin, end in replayed.spans]
-        return cls(replayed.columns(), replayed.token_times, steps, replayed.speculation)
+        return cls(replayed.columns(), replayed.token_times, steps, replayed.speculation, replayed.scaling)
 
     def columns(self) -> dict[str, Floats]:
         """`requests`, and `gaps`: seconds between successive outputs (what one step emits is one) of all requests."""
@@ -76,6 +80,8 @@ class Recording:
         _write_steps(folder, rows)
         if self.speculation is not None:
             write_columns(folder / SPECULATION_FILE, {k: [v] for k, v in self.speculation.counters().items()})
+        if self.scaling is not None:
+            (folder / SCALING_FILE).write_text(json.dumps(asdict(self.scaling)) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -88,6 +94,7 @@ class Recording:
             token_times,
             [TimedBatch(*batch, step) for batch, step in zip(batches, _steps(columns), strict=True)],
             _read_speculation(folder),
+            _read_scaling(folder),
         )
 
 
@@ -131,6 +138,11 @@ def _read_speculation(folder: Path) -> SpeculationStats | None:
     for name, (value,) in counters.items():
         setattr(stats, name, value)
     return stats
+
+
+def _read_scaling(folder: Path) -> ScalingLog | None:
+    file = folder / SCALING_FILE
+    return ScalingLog(**json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
 
 
 def kind_of(batch: Batch) -> str:

@@ -40,6 +40,7 @@ from twin.validation.compare import (
 )  # fmt: skip
 from twin.validation.contention import ContentionMeter
 from twin.validation.fitting import FixedStepModel, ProfiledStepModel, measured_drafts
+from twin.validation.fleet import fleet_summary, simulated_summary
 from twin.validation.recordings import Recording
 from workloads.errors import BadInput
 from workloads.generator import Workload
@@ -259,19 +260,21 @@ def _load(
 
     `speeds`: factors of step times by repeat. `beforehand`: on the profile before the first replay, if `plan` is not.
     """
-    measure = plan.scenario.measure
     models = [EngineRegression.from_file(file).at_speed(speed) for speed in speeds]
     columns = [recording.columns() for recording in recordings]
     plans = [plan if speed == 1 else plan.with_step_time(model) for speed, model in zip(speeds, models, strict=True)]
     simulated = [Simulation(plans[i], i).run() for i in range(len(recordings))]
-    measured = [summary(live, part.speculation) for live, part in zip(columns, recordings, strict=True)]
-    predicted = [summarise(run, measure) for run in simulated]
+    measured = [
+        summary(live, part.speculation) | fleet_summary(live, part.scaling, plan.scenario)
+        for live, part in zip(columns, recordings, strict=True)
+    ]
+    predicted = [simulated_summary(plan, run) for run in simulated]
     intervals = forecast_intervals(measured, predicted, drawn_summaries(plan), summaries_of_drafts(plan))
     over_time = timeline(columns[0], simulated[0].columns)
     alternatives: dict[str, Sequence[Mapping[str, Any]]] = {}
     if beforehand is not None:
         runs = [Simulation(beforehand, i).run() for i in range(len(recordings))]
-        alternatives["error_beforehand"] = [summarise(run, measure) for run in runs]
+        alternatives["error_beforehand"] = [simulated_summary(beforehand, run) for run in runs]
     return {
         "requests": plan.requests,
         "metrics": {
@@ -286,6 +289,11 @@ def _load(
         | {"refit_median": refit_error([recording.steps for recording in recordings], file.block_size)},
         "curves": {"live": curves(columns), "twin": _simulated_curves(plan, simulated)},
         "timeline": over_time,
+        "engines": [
+            {"live": live.scaling.changes, "twin": twin.scaling[0].changes}
+            for live, twin in zip(recordings, simulated, strict=True)
+            if live.scaling is not None and twin.scaling
+        ],
         "speeds": list(speeds),
         "late": float(np.mean([recording.late for recording in recordings])),
     }

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latency_models.io.config_io import write_yaml
+from schedulers.replica_set import ScalingLog
 from tests.twin.serving.scenarios import check_answers, records, reported, run, run_both_ways, scenario
 from tests.twin.serving.test_failures import outages
 from twin.cli import run as cli
 from twin.environment import Alarm, Priority
 from twin.serving.run.simulation import Run, Simulation
-from twin.serving.system.autoscaling import ScalingLog
 from twin.serving.system.prediction import growth_until
 from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
@@ -340,12 +340,7 @@ def test_a_pool_that_is_not_there_is_refused() -> None:
         run(document)
 
 
-@pytest.mark.parametrize("command", ["plan", "validate"])
-def test_commands_for_fixed_fleets_refuse_it(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    section = "system.autoscaling={engine: {policy: queue_length, target: 1, max_replicas: 2}}"
-    if command == "validate":
-        assert cli(["validate", str(EXAMPLES / "validate-cpu.yaml"), "--set", section]) == 2
-    else:
-        (tmp_path / "s.yaml").write_text(write_yaml(scaled({"policy": "queue_length", "target": 1, "max_replicas": 2})))
-        assert cli(["plan", str(tmp_path / "s.yaml"), "--max-load", "--slo", "ttft_p99=1s"]) == 2
+def test_the_highest_load_of_a_fixed_fleet_refuses_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "s.yaml").write_text(write_yaml(scaled({"policy": "queue_length", "target": 1, "max_replicas": 2})))
+    assert cli(["plan", str(tmp_path / "s.yaml"), "--max-load", "--slo", "ttft_p99=1s"]) == 2
     assert "system.autoscaling: got 'engine', expected none" in capsys.readouterr().err

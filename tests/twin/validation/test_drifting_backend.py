@@ -82,6 +82,7 @@ class TimedRun:
     frontend: dict[str, float] = field(default_factory=dict)
     profiled: None = None
     speculation: None = None
+    scaling: None = None
 
     def columns(self) -> dict[str, Any]:
         records = self.records

@@ -164,6 +164,10 @@ class EngineState:
             return self.log.busy_until(self._window.opened, now)
         return self.log.busy
 
+    def running_until(self, now: float) -> float:
+        """The integral of running sequences that count towards `max_num_seqs` up to now, in sequences times seconds."""
+        return self.log.running_seqs.until(now)
+
     def _note_load(self) -> None:
         """Note the load wherever it is followed."""
         for loads, position in self._load_trees:

@@ -16,8 +16,8 @@ from twin.serving.records.requests import Columns
 from twin.serving.results.summary import Floats, Mask, RequestLatencies
 
 if TYPE_CHECKING:
+    from schedulers.replica_set import ScalingLog
     from twin.serving.run.simulation import Run
-    from twin.serving.system.autoscaling import ScalingLog
 
 MINUTE = 60.0
 

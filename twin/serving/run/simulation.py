@@ -38,7 +38,8 @@ from workloads.request import Request
 from workloads.sessions import Session
 
 if TYPE_CHECKING:
-    from twin.serving.system.autoscaling import Autoscaling, ScalingLog
+    from schedulers.replica_set import ScalingLog
+    from twin.serving.system.autoscaling import Autoscaling
 
 
 class EngineAtEnd(Protocol):
