@@ -21,7 +21,6 @@ from twin.serving.system.prediction import growth_until
 from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
 DAY = {"profile": {"swing": 0.9, "period": 4.0, "peak_at": 2.0}}
 
 
