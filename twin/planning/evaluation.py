@@ -34,7 +34,7 @@ LONG_WINDOWS, DRAWS = 4, 20
 """Long windows of a first evaluation; draws of the step-time model, a window of each."""
 
 SEARCH_DRAWS = 6
-"""Draws, the worst, under which a search evaluates a candidate; its confirmation tries all."""
+"""Draws, the worst, under which a search evaluates a candidate; its confirmation goes on if one of them misses."""
 
 
 class Evaluator:
@@ -114,8 +114,8 @@ class Evaluator:
     def add_draws(self, trial: Trial, limit: int = DRAWS) -> Trial:
         """The trial with the error of the step times, where it is known.
 
-        Draws come in batches, the worst first and each twice as large as the one before, until too many of them speak
-        against the candidate, or none of the `SEARCH_DRAWS` worst does.
+        Draws come in batches, the worst first as estimated, until too many of them speak against the candidate, or
+        `SEARCH_DRAWS` in a row do not: milder ones are taken not to, either.
 
         Args:
             limit: draws to simulate; the candidate is taken to meet its goals under the others.
@@ -125,10 +125,11 @@ class Evaluator:
         order, sure = self._from_worst(trial)[0], 1.0
         shifts: list[list[float]] = []
         while len(shifts) < limit and sure >= self.question.spec.confidence - 1e-9:
-            batch = order[len(shifts) : min(max(2 * len(shifts), len(self.worst_draws)), limit)]
+            batch = order[len(shifts) : min(len(shifts) + len(self.worst_draws), limit)]
             shifts += self._shifts(trial, batch)
             sure = self._share_held(trial, shifts)
-            if self._families and sure == 1.0 and len(shifts) >= SEARCH_DRAWS:
+            recent = shifts[-SEARCH_DRAWS:]
+            if self._families and len(recent) == SEARCH_DRAWS and not self._num_missed(trial, recent):
                 break
         return self._with_draws(trial, shifts, sure)
 

@@ -63,7 +63,7 @@ def test_no_cheaper_candidate_is_clearly_better_than_the_plan_asks_for() -> None
     statuses = {entry["name"]: entry["status"] for entry in answer["ledger"]}
     assert {statuses[name] for name in sure} <= {"infeasible", "saturated"}
     assert statuses[best["name"]] == "feasible"
-    assert best["draws"] == DRAWS
+    assert SEARCH_DRAWS <= best["draws"] <= DRAWS
 
 
 def test_the_worst_draws_are_those_that_move_a_candidate_furthest() -> None:
@@ -118,7 +118,7 @@ def test_model_error_is_separate_from_chance_and_all_rows_have_the_same_windows_
     rows = {entry["role"]: entry for entry in answer["rows"]}
     assert {"recommended", "best estimate"} <= rows.keys()
     assert {entry["seed"] for entry in answer["rows"]} == {OTHER_SEED}
-    assert rows["best estimate"]["draws"] <= rows["recommended"]["draws"] == DRAWS
+    assert rows["best estimate"]["draws"] <= rows["recommended"]["draws"]
     assert all(entry["sure"] is not None for entry in answer["rows"])
     best = answer["recommendation"]
     assert f"{100 * best['sure']:.0f} % sure that it meets tpot_p50 ≤ 12 ms" in answer["answer"]
