@@ -27,7 +27,8 @@ from live.validation.profiling import ProfilingLimits, ProfilingResult
 from live.validation.replay import request_columns
 from live.validation.role_steps import RecordedTime, Span, role_steps, watch_steps
 from scenarios.engine import SchedulerPlan
-from scenarios.validation import ProfilingSpec, ValidationScenario, engine_pools
+from scenarios.live_engines import engine_pools
+from scenarios.validation import ProfilingSpec, ValidationScenario
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 from schedulers.speculation import AnswerDrafts
