@@ -137,11 +137,11 @@ def pairs(rows: Iterable[Row]) -> list[Pair]:
     return [Pair(name, off, on) for name, differ in FEATURES.items() for off, on in both if differ(off, on)]
 
 
-def sample(every: Sequence[Pair], most: int) -> list[Pair]:
+def sample(all_pairs: Sequence[Pair], limit: int) -> list[Pair]:
     """At most so many pairs of each feature, drawn at random."""
     generator = random.Random(1)
-    by_feature = [[pair for pair in every if pair.feature == name] for name in FEATURES]
-    return [pair for alike in by_feature for pair in generator.sample(alike, min(most, len(alike)))]
+    by_feature = [[pair for pair in all_pairs if pair.feature == name] for name in FEATURES]
+    return [pair for alike in by_feature for pair in generator.sample(alike, min(limit, len(alike)))]
 
 
 def runs(row: Row) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -189,31 +189,22 @@ def drafts(folder: Path) -> list[dict[str, Any]]:
     return judged
 
 
-def judge(every: Sequence[Pair], jobs: int) -> list[dict[str, Any]]:
+def judge(sampled: Sequence[Pair], jobs: int) -> list[dict[str, Any]]:
     """Of each pair its measured and predicted change, and the verdict."""
-    rows = list(dict.fromkeys(row for pair in every for row in (pair.off, pair.on)))
+    rows = list(dict.fromkeys(row for pair in sampled for row in (pair.off, pair.on)))
     with ProcessPoolExecutor(jobs) as pool:
         results = dict(zip(rows, pool.map(runs, rows, chunksize=4), strict=True))
     judged = []
-    for pair in every:
-        ratios = [
-            [{METRIC: on[METRIC] / off[METRIC]} for on, off in zip(*both, strict=True)]
-            for both in zip(results[pair.on], results[pair.off], strict=True)
-        ]
-        replications, draws = ratios
+    for pair in sampled:
+        replications, draws = (
+            [{METRIC: on[METRIC] / off[METRIC]} for on, off in zip(*runs_of_both, strict=True)]
+            for runs_of_both in zip(results[pair.on], results[pair.off], strict=True)
+        )
         if pair.on.decode != pair.off.decode:
             draws = with_layout_error(draws, engine_of(pair.on, pair.on.decode).step_time.unknowns())
         change = relative_changes(replications, draws)[METRIC]
-        judged.append(
-            {
-                "feature": pair.feature,
-                "off": pair.off.id,
-                "on": pair.on.id,
-                "measured": pair.measured,
-                **change,
-                "verdict": verdict(change, METRIC),
-            }
-        )
+        names = {"feature": pair.feature, "off": pair.off.id, "on": pair.on.id, "measured": pair.measured}
+        judged.append(names | change | {"verdict": verdict(change, METRIC)})
     return judged
 
 
@@ -228,12 +219,10 @@ def outcome(row: Mapping[str, Any]) -> str:
 
 def table(judged: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """By feature: pairs, those with a sign, those decided, the share of right verdicts among these, and the rest's."""
-    lines = []
-    for name in dict.fromkeys(row["feature"] for row in judged):
-        counts = Counter(outcome(row) for row in judged if row["feature"] == name)
-        lines.append(line(name, counts))
-    lines.append(line("all", Counter(map(outcome, judged))))
-    return lines
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in judged:
+        counts[row["feature"]][outcome(row)] += 1
+    return [line(name, outcomes) for name, outcomes in counts.items()] + [line("all", Counter(map(outcome, judged)))]
 
 
 def line(name: str, counts: Counter[str]) -> dict[str, Any]:
@@ -258,8 +247,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     options = parser.parse_args()
-    every = pairs(read_rows(options.package))
-    judged = judge(sample(every, options.pairs), options.jobs)
+    judged = judge(sample(pairs(read_rows(options.package)), options.pairs), options.jobs)
     with tempfile.TemporaryDirectory() as folder:
         judged += drafts(Path(folder))
     lines = table(judged)

@@ -13,7 +13,10 @@ HOST = "127.0.0.1"
 
 
 def completion_events(port: int, body: Mapping[str, Any], timeout: float) -> Iterator[dict[str, Any]]:
-    """The events of an answer to `/v1/completions` as they come; `TwinError` without one within `timeout` seconds."""
+    """The events of an answer to `/v1/completions` as they come.
+
+    `TwinError` without one within `timeout` seconds, for an error among them, and if the answer breaks off.
+    """
     connection = http.client.HTTPConnection(HOST, port, timeout=timeout)
     try:
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
@@ -22,8 +25,14 @@ def completion_events(port: int, body: Mapping[str, Any], timeout: float) -> Ite
             raise TwinError(f"the server answers with status {reply.status}: {reply.read().decode()[:200]}")
         for line in reply:
             text = line.decode().strip()
-            if text.startswith("data: ") and text != "data: [DONE]":
-                yield json.loads(text.removeprefix("data: "))
+            if text == "data: [DONE]":
+                return
+            if text.startswith("data: "):
+                event = json.loads(text.removeprefix("data: "))
+                if "error" in event:
+                    raise TwinError(f"the server answers with an error: {event['error']}")
+                yield event
+        raise TwinError("the server's answer breaks off")
     except (OSError, http.client.HTTPException) as error:
         raise TwinError(f"the server has not answered: {type(error).__name__}: {error}") from None
     finally:

@@ -353,7 +353,7 @@ class MeetGoals:
         return self._least_up_from(start, upper)
 
     def _least_down_from(self, enough: int, lower: int) -> int:
-        """The fewest engines that meet the goals, from `least` to `enough`, which do."""
+        """The fewest engines that meet the goals, from `lower` to `enough`, which do."""
         step = 1
         while enough > lower:
             size = max(enough - step, lower)
@@ -363,7 +363,7 @@ class MeetGoals:
         return enough
 
     def _least_up_from(self, low: int, upper: int) -> int:
-        """The fewest engines that meet the goals, above `few`, which do not, or `most`."""
+        """The fewest engines that meet the goals, above `low`, which do not, or `upper`."""
         step = 1
         while low < upper:
             size = min(low + step, upper)

@@ -163,7 +163,7 @@ class ReplicaSet:
         self._note(0.0)
 
     def of(self, engine: ScaledEngine) -> Replica | None:
-        """The replica that an engine is; None for an engine of another set."""
+        """The replica of an engine; None for an engine of another set."""
         return next((replica for replica in self.replicas if replica.engine is engine), None)
 
     def decide(self, now: float, queued: int, latencies: Mapping[str, float]) -> None:

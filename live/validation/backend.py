@@ -33,6 +33,20 @@ IN_TURNS_SEED = 1001
 """Seed of a profile that takes turns with replays: other requests than those of the profile before."""
 
 
+class WithoutDrafts:
+    """The steps of a validation that there is nothing to do in, on a CPU without speculative decoding."""
+
+    def measure_drafts(
+        self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]
+    ) -> Sequence[AnswerDrafts]:
+        """None."""
+        return ()
+
+    def warm_up(self, scheduler: SchedulerPlan, requests: Requests) -> bool:
+        """False: a first replay does nothing that later ones do not."""
+        return False
+
+
 class LiveBackend(LoadedModel):
     """One model, loaded once; engines may schedule ahead, and `in_turns` be profiled in turns with each replay.
 
@@ -120,10 +134,12 @@ def profiling_limits(scheduler: SchedulerPlan, spec: ProfilingSpec) -> Profiling
 def clients_of(requests: Requests, vocabulary: int, id_tokens: int) -> Sequence[Generation] | Sessions:
     """The clients that send requests or sessions. `id_tokens`: prompt tokens that one prefix id stands for."""
     sessions = [session for session in requests if isinstance(session, Session)]
-    listed = [request for request in requests if not isinstance(request, Session)]
-    if sessions:
-        return Sessions(sessions, vocabulary, id_tokens)
-    return [materialise(request, answer, vocabulary, id_tokens) for request, answer in listed]
+    return Sessions(sessions, vocabulary, id_tokens) if sessions else generations_of(requests, vocabulary, id_tokens)
+
+
+def generations_of(requests: Requests, vocabulary: int, id_tokens: int) -> list[Generation]:
+    """The generations of requests that are in no session."""
+    return [materialise(*request, vocabulary, id_tokens) for request in requests if not isinstance(request, Session)]
 
 
 def model_source(spec: LiveModelSpec, base: Path, seed: int, device: str = "cpu") -> ModelSource:

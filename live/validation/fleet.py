@@ -140,8 +140,9 @@ class Fleet:
     """Engines behind a router, as many as an autoscaler decides.
 
     Args:
-        engines: as many as there may be. spec: the section `system.autoscaling.engine`; what it states of a start, as
-            the time of a node, comes on top of the time that is measured. initial: engines that are up at first.
+        engines: as many as there may be, in order of their index. spec: the section `system.autoscaling.engine`; what
+            it states of a start, as the time of a node, is added to the measured time. initial: engines that are up at
+            first.
 
     Attributes:
         replicas: their states and the log. starts: the measured seconds of each start, those at time 0 included.
@@ -180,15 +181,12 @@ class Fleet:
                 self._release()
             else:
                 unfinished -= len(step.visit())
-                replica = self.replicas.of(step)
-                assert replica is not None
-                self.replicas.stop_idle(replica, self._now)
+                self.replicas.stop_idle(self.replicas.replicas[step.index], self._now)
                 self._release()
                 after_step()
 
     def _start(self, replica: Replica) -> None:
-        (engine,) = (engine for engine in self.engines if engine is replica.engine)
-        seconds = engine.start()
+        seconds = self.engines[replica.engine.index].start()
         self.starts.append(seconds)
         self._ready.append((self._now + self._spec.start_up.seconds + seconds, replica.life, replica))
 

@@ -17,8 +17,15 @@ from live.engine import Engine
 from live.generation import Generation, make_generation
 from live.loaded_model import LoadedModel
 from live.memory import no_garbage_collection
-from live.validation.backend import IN_TURNS_SEED, Requests, model_source, profiling_limits
-from live.validation.clients import GREEDY, materialise
+from live.validation.backend import (
+    IN_TURNS_SEED,
+    Requests,
+    WithoutDrafts,
+    generations_of,
+    model_source,
+    profiling_limits,
+)
+from live.validation.clients import GREEDY
 from live.validation.fleet import Fleet, FleetEngine
 from live.validation.profiling import EngineProfile, ProfilingResult
 from live.validation.replay import request_columns, step_spans
@@ -28,9 +35,6 @@ from scenarios.system import ColocatedSpec
 from scenarios.validation import ProfilingSpec, ValidationScenario
 from schedulers.batches import Batch
 from schedulers.replica_set import ScalingLog
-from schedulers.speculation import AnswerDrafts
-from workloads.request import Request
-from workloads.sessions import Session
 
 Floats = npt.NDArray[np.float64]
 
@@ -61,7 +65,7 @@ class ReplayedFleet:
         return request_columns(self.generations, [generation.submitted for generation in self.generations])
 
 
-class FleetBackend(LoadedModel):
+class FleetBackend(WithoutDrafts, LoadedModel):
     """Fleets of a scenario, on the CPU; `BadInput` as of `LoadedModel`.
 
     Steps are profiled in turns with those of another engine, as a fleet's engines take turns: each finds another one's
@@ -90,22 +94,9 @@ class FleetBackend(LoadedModel):
                     rounds += profile.take().rounds
         return ProfilingResult(rounds, {"start_up": float(np.mean(starts))})
 
-    def measure_drafts(
-        self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]
-    ) -> Sequence[AnswerDrafts]:
-        """None: these engines do not speculate."""
-        return ()
-
-    def warm_up(self, scheduler: SchedulerPlan, requests: Requests) -> bool:
-        """False: a first replay on a CPU does nothing that later ones do not."""
-        return False
-
     def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayedFleet:
         """Send each request to the fleet at its arrival time; a profile in turns goes on by a step after each."""
-        generations = [
-            materialise(request, answer, self.vocabulary, scheduler.config.prefix_id_tokens)
-            for request, answer in (entry for entry in requests if not isinstance(entry, Session))
-        ]
+        generations = generations_of(requests, self.vocabulary, scheduler.config.prefix_id_tokens)
         starts: list[float] = []
         if self._profiling.in_turns:
             if self._profile_in_turns is None:
@@ -151,7 +142,8 @@ class FleetBackend(LoadedModel):
         """Load weights, allocate the cache, and run a prompt that fills a step."""
         engine = Engine(self._source.load(), scheduler.config, scheduler.chunk_policy(), clock=clock)
         config, longest = scheduler.config, engine.executor.decoder.config.max_position_embeddings
-        tokens = min(config.max_num_batched_tokens, config.num_gpu_blocks * config.block_size, longest) - WARM_UP_OUTPUT
+        limits = config.max_num_batched_tokens, config.num_gpu_blocks * config.block_size, longest
+        tokens = max(min(limits) - WARM_UP_OUTPUT, 1)
         engine.submit(
             make_generation(-1, [0] * tokens, WARM_UP_OUTPUT, sampling_params=GREEDY, block_size=engine.block_size)
         )

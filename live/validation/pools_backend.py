@@ -20,8 +20,7 @@ from live.memory import no_garbage_collection
 from live.models.decoder import Decoder
 from live.topologies.pools.deployment import LocalPools
 from live.topologies.pools.layout import FRONT, kv_bytes, pools_layout
-from live.validation.backend import IN_TURNS_SEED, Requests, model_source
-from live.validation.clients import materialise
+from live.validation.backend import IN_TURNS_SEED, Requests, WithoutDrafts, generations_of, model_source
 from live.validation.pools_profiling import TURNS, PoolsProfile
 from live.validation.profiling import ProfilingLimits, ProfilingResult
 from live.validation.replay import request_columns
@@ -31,10 +30,7 @@ from scenarios.live_engines import engine_pools
 from scenarios.validation import ProfilingSpec, ValidationScenario
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
-from schedulers.speculation import AnswerDrafts
 from workloads.errors import BadInput
-from workloads.request import Request
-from workloads.sessions import Session
 
 Floats = npt.NDArray[np.float64]
 
@@ -66,7 +62,7 @@ class ReplayedPools:
         return request_columns(self._generations, [generation.submitted for generation in self._generations])
 
 
-class PoolsBackend(LoadedModel):
+class PoolsBackend(WithoutDrafts, LoadedModel):
     """The pools of a scenario, on the CPU; `BadInput` as of `LoadedModel`, or for a link of other bytes a token."""
 
     def __init__(self, scenario: ValidationScenario, base: Path) -> None:
@@ -113,16 +109,6 @@ class PoolsBackend(LoadedModel):
         decode_ranks, time = sorted(set(chain(*self._layout.decode.values()))), RecordedTime(self._link)
         return PoolsProfile(self._pools, time, self.models, decode_ranks, limits, self.vocabulary, seed)
 
-    def measure_drafts(
-        self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]
-    ) -> Sequence[AnswerDrafts]:
-        """None: these engines do not speculate."""
-        return ()
-
-    def warm_up(self, scheduler: SchedulerPlan, requests: Requests) -> bool:
-        """False: a first replay on a CPU does nothing that later ones do not."""
-        return False
-
     def _pools(
         self,
         time: RecordedTime,
@@ -135,10 +121,7 @@ class PoolsBackend(LoadedModel):
 
     def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayedPools:
         """Send each request to the front at its arrival time; a profile in turns goes on where it paused before."""
-        unsorted = [
-            materialise(request, answer, self.vocabulary, scheduler.config.prefix_id_tokens)
-            for request, answer in (entry for entry in requests if not isinstance(entry, Session))
-        ]
+        unsorted = generations_of(requests, self.vocabulary, scheduler.config.prefix_id_tokens)
         generations = sorted(unsorted, key=lambda generation: generation.request.arrival)
         if self._spec.in_turns and self._profile_in_turns is None:
             self._profile_in_turns = self._new_profile(scheduler.config, self._spec, IN_TURNS_SEED)

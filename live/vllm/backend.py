@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from live.device import device_name, versions
-from live.validation.backend import IN_TURNS_SEED, Requests, clients_of, profiling_limits
+from live.validation.backend import IN_TURNS_SEED, Requests, WithoutDrafts, clients_of, profiling_limits
 from live.validation.profiling import EngineProfile, ProfilingResult
 from live.validation.replay import ReplayResult, replay
 from live.vllm.engine import ProcessClock, VllmEngine
@@ -24,14 +24,12 @@ from scenarios.engine import SchedulerPlan
 from scenarios.validation import ProfilingSpec, ValidationScenario
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
-from schedulers.speculation import AnswerDrafts
 from schedulers.vllm_versions import NULL_BLOCKS
 from workloads.errors import BadInput
 from workloads.json_files import read_json_object
-from workloads.request import Request
 
 
-class VllmBackend:
+class VllmBackend(WithoutDrafts):
     """One model in vLLM's engine, timed by CPU time, started when it first runs; `BadInput` for what vLLM refuses."""
 
     def __init__(self, scenario: ValidationScenario, base: Path, device: str = "cpu") -> None:
@@ -47,16 +45,6 @@ class VllmBackend:
         engine = self._settled(scheduler, None)
         limits = profiling_limits(scheduler, spec)
         return EngineProfile(engine, limits, self._vocabulary, seed, ProcessClock()).run()
-
-    def measure_drafts(
-        self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]
-    ) -> Sequence[AnswerDrafts]:
-        """None: the scenario refuses speculative decoding with vLLM."""
-        return ()
-
-    def warm_up(self, scheduler: SchedulerPlan, requests: Requests) -> bool:
-        """False: a first replay on a CPU does nothing that later ones do not."""
-        return False
 
     def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayResult:
         """Send each request to an empty engine at its arrival time, and turns of sessions after their answers.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import sys
 
 VARIABLES = {
     "OMP_NUM_THREADS": "1",
@@ -18,3 +21,10 @@ def prepare_process() -> None:
     """Set what the environment does not set already, for an engine in this process."""
     for name, value in {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **VARIABLES}.items():
         os.environ.setdefault(name, value)
+
+
+def end_with_parent() -> None:
+    """Have the calling process get SIGTERM when its parent ends, be it killed; on Linux alone."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)

@@ -19,7 +19,7 @@ from typing import Any
 
 from live.generation import Generation
 from live.streamed import HOST, completion_events
-from live.vllm.environment import VARIABLES
+from live.vllm.environment import VARIABLES, end_with_parent
 from live.vllm.step_log import Span, StepLogReader
 from workloads.errors import BadInput, TwinError
 
@@ -30,8 +30,11 @@ MODEL = "model"
 SECONDS = 600.0
 """Time limit for a start, and for each part of an answer."""
 
-END_SECONDS = 30.0
-"""Time limit for an end, and for the log to have steps whose tokens have come."""
+LOG_SECONDS = 30.0
+"""Time limit for the log to have steps whose tokens have come, and for short answers."""
+
+END_SECONDS = 5.0
+"""Time limit for an end: a server with requests under way waits for their clients, which are in this process."""
 
 
 class VllmServer:
@@ -49,6 +52,7 @@ class VllmServer:
             [sys.executable, "-m", MODULE, *flags({**arguments, "host": HOST, "port": self._port})],
             stdin=subprocess.DEVNULL, stdout=self._output, stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is for this process alone, which ends the server
+            preexec_fn=end_with_parent,
             env={
                 **VARIABLES, **os.environ, "OMP_NUM_THREADS": str(threads), "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
                 "VLLM_SERVER_DEV_MODE": "1",  # it has a route that resets the prefix cache
@@ -87,7 +91,7 @@ class VllmServer:
     def steps(self, num_outputs: int) -> list[Span]:
         """The steps since the last call, which gave so many tokens; `TwinError` if the log has others."""
         spans: list[Span] = []
-        deadline = time.monotonic() + END_SECONDS
+        deadline = time.monotonic() + LOG_SECONDS
         while (logged := sum(batch.outputs for batch, _, _ in spans)) < num_outputs and time.monotonic() < deadline:
             time.sleep(0.01)
             spans += self._log.read()
@@ -122,7 +126,7 @@ class VllmServer:
         raise TwinError(f"vLLM's server has not started within {SECONDS:g} s")
 
     def _status(self, method: str, path: str) -> int:
-        with contextlib.closing(http.client.HTTPConnection(HOST, self._port, timeout=END_SECONDS)) as connection:
+        with contextlib.closing(http.client.HTTPConnection(HOST, self._port, timeout=LOG_SECONDS)) as connection:
             connection.request(method, path)
             return connection.getresponse().status
 

@@ -30,7 +30,7 @@ from live.vllm.step_log import Span
 ALONE = 4
 """Requests of each profiled round that find vLLM idle: their way to a step is measured."""
 
-MOST_CLIENTS = 4096
+MAX_CLIENTS = 4096
 """Requests that are answered at the same time."""
 
 
@@ -130,7 +130,7 @@ def replay_served(
         cached[generation.request.id] = server.answer(generation, now)
         return generation
 
-    with clients_at_once(MOST_CLIENTS) as senders:
+    with clients_at_once(MAX_CLIENTS) as senders:
         while (arrival := clients.next_arrival) is not None or num_finished < len(by_arrival):
             try:
                 wait = None if arrival is None else max(arrival - now(), 0.0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -92,7 +94,7 @@ def test_a_replay_has_the_requests_and_their_steps(server: OneByOne) -> None:
 
 
 def test_a_log_that_lacks_tokens_is_refused(server: OneByOne, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "END_SECONDS", 0.05)
+    monkeypatch.setattr(server_module, "LOG_SECONDS", 0.05)
     server.answer(make_generation(1, [1, 2], 3), time.perf_counter)
     with pytest.raises(TwinError, match="3 tokens of 4"):
         server.steps(4)
@@ -119,11 +121,13 @@ def test_an_answer_is_read_as_it_comes(server: OneByOne) -> None:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            self.send_response(200 if body["prompt"] == [5, 6] else 400)
+            self.send_response(400 if body["prompt"] == [7] else 200)
             self.end_headers()
+            tokens = {"choices": [{"token_ids": [3, 4]}]}
             usage = {"usage": {"prompt_tokens_details": {"cached_tokens": 1}}, "choices": []}
-            for event in ({"choices": [{"token_ids": [3]}]}, {"choices": [{"token_ids": [4, 5]}]}, usage):
-                self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+            events = {3: [{"error": {"message": "EngineDeadError"}}], 2: [tokens, usage, "[DONE]"], 1: [tokens]}
+            for event in events[len(body["prompt"])]:
+                self.wfile.write(f"data: {event if event == '[DONE]' else json.dumps(event)}\n\n".encode())
 
         def log_message(self, *_: object) -> None:
             pass
@@ -131,13 +135,13 @@ def test_an_answer_is_read_as_it_comes(server: OneByOne) -> None:
     with HTTPServer(("127.0.0.1", 0), Handler) as http:
         threading.Thread(target=http.serve_forever, daemon=True).start()
         server._port = http.server_port
-        ticks = iter([1.0, 2.0, 3.0])
+        ticks = iter([1.0, 2.0])
         generation = make_generation(1, [5, 6], 3)
         assert VllmServer.answer(server, generation, lambda: next(ticks)) == 1
-        assert (generation.output, generation.times) == ([3, 4, 5], [1.0, 2.0, 2.0])
-        assert (generation.first_token, generation.last_token) == (1.0, 2.0)
-        with pytest.raises(TwinError, match="status 400"):
-            VllmServer.answer(server, make_generation(2, [7], 3), time.perf_counter)
+        assert (generation.output, generation.times) == ([3, 4], [1.0, 1.0])
+        for prompt, error in (([7], "status 400"), ([8], "breaks off"), ([8, 8, 8], "EngineDeadError")):
+            with pytest.raises(TwinError, match=error):
+                VllmServer.answer(server, make_generation(2, prompt, 3), time.perf_counter)
         http.shutdown()
 
 
@@ -145,6 +149,21 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(server_module, "MODULE", "no_such_module")
     with pytest.raises(BadInput, match=r"settings that vLLM accepts: .*No module named no_such_module"):
         VllmServer({}, 1, tmp_path / "log.csv")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells a child of its parent's end on Linux")
+def test_a_server_ends_with_a_killed_parent() -> None:
+    code = """if True:
+        import subprocess, sys, time
+        from live.vllm.environment import end_with_parent
+        child = "import time; print(1, flush=True); time.sleep(5); print(2)"
+        subprocess.Popen([sys.executable, "-c", child], preexec_fn=end_with_parent)
+        time.sleep(60)"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "1\n"
+        parent.kill()
+        assert not parent.stdout.read()  # ends when the child, which has it too, has ended
 
 
 def test_arguments_are_flags() -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from simpy.events import Event
 
 from scenarios.overload import AutoscalingSpec
-from schedulers.admission_control import RequestShed
 from schedulers.replica_set import DRAINING, Replica, ReplicaSet, ScalingLog
-from schedulers.sequence import Sequence
 from twin.environment import Environment, Priority
 from twin.serving.engine.engine import Engine
 from twin.serving.plan.plan import Draw, ServingPlan
@@ -142,7 +141,8 @@ class PoolScaler:
         )  # fmt: skip
         self.log = self._replicas.log
         for engine, replica in zip(group.engines, self._replicas.replicas, strict=True):
-            self._watch_finishes(engine, replica)
+            engine.on_finish = self._then_stop(replica, engine.on_finish)
+            engine.on_shed = self._then_stop(replica, engine.on_shed)
 
     def run(self) -> Generator[Event, object, None]:
         """Decide every `sync_period` seconds until all requests are answered. To be started as a process."""
@@ -159,7 +159,7 @@ class PoolScaler:
 
     def on_release(self, engine: Engine) -> None:
         replica = self._replicas.of(engine)
-        if replica is not None and replica.state == DRAINING:
+        if replica is not None:
             self._stop_when_idle(replica)
 
     def _start_up(self, replica: Replica) -> Generator[Event, object, None]:
@@ -169,25 +169,19 @@ class PoolScaler:
         if replica.life == life:
             self._replicas.put_up(replica, env.now)
 
-    def _watch_finishes(self, engine: Engine, replica: Replica) -> None:
-        """Have an engine that drains stopped when its last request is finished, or shed."""
-        finished, was_shed = engine.on_finish, engine.on_shed
+    def _then_stop(self, replica: Replica, listener: Callable[[RequestRecord, Any], None]) -> Callable[..., None]:
+        """A listener to ends of requests that also has an engine stopped which drains and has ended its last one."""
 
-        def on_finish(record: RequestRecord, sequence: Sequence) -> None:
-            finished(record, sequence)
-            if replica.state == DRAINING:
-                self._stop_when_idle(replica)
+        def on_end(record: RequestRecord, end: Any) -> None:
+            listener(record, end)
+            self._stop_when_idle(replica)
 
-        def on_shed(record: RequestRecord, shed: RequestShed) -> None:
-            was_shed(record, shed)
-            if replica.state == DRAINING:
-                self._stop_when_idle(replica)
-
-        engine.on_finish = on_finish
-        engine.on_shed = on_shed
+        return on_end
 
     def _stop_when_idle(self, replica: Replica) -> None:
         """Stop an engine that drains if it is idle when everything else of this instant has happened."""
+        if replica.state != DRAINING:
+            return
         life = replica.life
 
         def look(event: Event) -> None:
