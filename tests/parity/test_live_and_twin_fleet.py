@@ -61,8 +61,10 @@ class NotedRouter:
         return engine
 
 
-@pytest.mark.parametrize("routing", ["least_loaded", "prefix_aware"])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("policy", "routing"),
+    [("target_utilization", "prefix_aware"), ("busy", "least_loaded"), ("queue_length", "prefix_aware")],
+)
 def test_decisions_are_those_of_the_twin(policy: str, routing: str) -> None:
     section = {
         "policy": policy, "max_replicas": 4, "sync_period": 0.2, "scale_down": {"stabilization_window": 0.5},
