@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.decode_attention.work_list import MOST_PARTS, Plan, WorkList, select, work_list
+from kernels.decode_attention.work_list import MAX_PARTS, Plan, WorkList, select, work_list
 from kernels.decode_attention.work_list import SHIPPED as work_list_kernels
 from kernels.shipping import Shipped
 
@@ -271,29 +271,12 @@ def decode_attention(
         work = work_list(lengths, plan, tile)
     out, partial, lse = _results(q, head_dim, work)
     decode_kernel[(kv_heads, batch if work is None else len(work.parts))](
-        q,
-        k_cache,
-        v_cache,
-        block_tables,
-        lengths if work is None else work.parts,
-        out,
-        partial,
-        lse,
-        block_tables.stride(0),
-        *k_cache.stride()[:3],
-        scale * LOG2_E,
-        GROUP=heads // kv_heads,
-        HEAD_DIM=head_dim,
-        BLOCK_SIZE=block_size,
-        SPLIT=work is not None,
-        ROWS=max(16, triton.next_power_of_2(heads // kv_heads)),
-        COLUMNS=max(16, triton.next_power_of_2(head_dim)),
-        TILE=tile,
-        DOT=dot_type(q),
-        num_warps=4,
-        num_stages=STAGES,
-        maxnreg=REGISTERS if head_dim > 128 else None,
-    )
+        q, k_cache, v_cache, block_tables, lengths if work is None else work.parts, out, partial, lse,
+        block_tables.stride(0), *k_cache.stride()[:3], scale * LOG2_E,
+        GROUP=heads // kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, SPLIT=work is not None,
+        ROWS=max(16, triton.next_power_of_2(heads // kv_heads)), COLUMNS=max(16, triton.next_power_of_2(head_dim)),
+        TILE=tile, DOT=dot_type(q), num_warps=4, num_stages=STAGES, maxnreg=REGISTERS if head_dim > 128 else None,
+    )  # fmt: skip
     if work is not None:
         _join(out, partial, lse, work)
     return out
@@ -324,27 +307,11 @@ def latent_decode_attention(
     work = work_list(lengths, plan, tile) if plan.items else None
     out, partial, lse = _results(q, latent, work)
     latent_decode_kernel[(row_tiles, batch if work is None else len(work.parts))](
-        q,
-        cache,
-        block_tables,
-        lengths if work is None else work.parts,
-        out,
-        partial,
-        lse,
-        heads,
-        block_tables.stride(0),
-        *cache.stride()[:2],
-        scale * LOG2_E,
-        LATENT=latent,
-        ROPE=width - latent,
-        BLOCK_SIZE=block_size,
-        SPLIT=work is not None,
-        ROWS=rows,
-        TILE=tile,
-        DOT=dot_type(q),
-        num_warps=warps,
-        num_stages=2,
-    )
+        q, cache, block_tables, lengths if work is None else work.parts, out, partial, lse, heads,
+        block_tables.stride(0), *cache.stride()[:2], scale * LOG2_E,
+        LATENT=latent, ROPE=width - latent, BLOCK_SIZE=block_size, SPLIT=work is not None,
+        ROWS=rows, TILE=tile, DOT=dot_type(q), num_warps=warps, num_stages=2,
+    )  # fmt: skip
     if work is not None:
         _join(out, partial, lse, work)
     return out
@@ -392,16 +359,8 @@ def _results(q: torch.Tensor, width: int, work: WorkList | None) -> tuple[torch.
 def _join(out: torch.Tensor, partial: torch.Tensor, lse: torch.Tensor, work: WorkList) -> None:
     batch, heads, width = out.shape
     items = len(work.parts)
-    join_kernel[(heads, batch)](
-        partial,
-        lse,
-        work.first,
-        out,
-        items,
-        HEAD_DIM=width,
-        **join_constants(width, min(items, MOST_PARTS)),
-        num_warps=4,
-    )
+    constants = join_constants(width, min(items, MAX_PARTS))
+    join_kernel[(heads, batch)](partial, lse, work.first, out, items, HEAD_DIM=width, **constants, num_warps=4)
 
 
 def join_constants(width: int, parts: int) -> dict[str, int]:
@@ -417,20 +376,12 @@ def _shipped(head_dim: int, group: int, split: bool, kind: str) -> Shipped:
         f"*{kind} *{kind} *{kind} *i32 *i32 *{kind} {'*fp32 *fp32' if split else f'*{kind} *{kind}'}"
         " i32 i32 i32 i32 fp32",
         {
-            "GROUP": group,
-            "HEAD_DIM": head_dim,
-            "BLOCK_SIZE": 16,
-            "SPLIT": split,
-            "ROWS": max(16, group),
-            "COLUMNS": head_dim,
-            "TILE": tile_for(head_dim, 2),
-            "DOT": {"bf16": tl.bfloat16, "fp16": tl.float16}[kind],
+            "GROUP": group, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16, "SPLIT": split, "ROWS": max(16, group),
+            "COLUMNS": head_dim, "TILE": tile_for(head_dim, 2), "DOT": {"bf16": tl.bfloat16, "fp16": tl.float16}[kind],
         },
-        num_warps=4,
-        num_stages=3,
-        maxnreg=REGISTERS if head_dim > 128 else None,
+        num_warps=4, num_stages=STAGES, maxnreg=REGISTERS if head_dim > 128 else None,
         aligned=("block_stride", "token_stride", "head_stride"),
-    )
+    )  # fmt: skip
 
 
 def _shipped_latent(heads: int, split: bool, *, wgmma: bool = False) -> Shipped:
@@ -439,19 +390,11 @@ def _shipped_latent(heads: int, split: bool, *, wgmma: bool = False) -> Shipped:
         latent_decode_kernel,
         f"*bf16 *bf16 *i32 *i32 *bf16 {'*fp32 *fp32' if split else '*bf16 *bf16'} i32 i32 i32 i32 fp32",
         {
-            "LATENT": 512,
-            "ROPE": 64,
-            "BLOCK_SIZE": 64,
-            "SPLIT": split,
-            "ROWS": rows,
-            "TILE": tile,
-            "DOT": tl.bfloat16,
+            "LATENT": 512, "ROPE": 64, "BLOCK_SIZE": 64, "SPLIT": split, "ROWS": rows, "TILE": tile, "DOT": tl.bfloat16,
         },
-        num_warps=warps,
-        num_stages=2,
-        aligned=("heads", "block_stride", "token_stride"),
+        num_warps=warps, num_stages=2, aligned=("heads", "block_stride", "token_stride"),
         least_arch=90 if wgmma else 80,
-    )
+    )  # fmt: skip
 
 
 def _shipped_join(width: int, parts: int) -> Shipped:

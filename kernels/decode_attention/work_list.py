@@ -18,7 +18,7 @@ from kernels.shipping import Shipped
 
 LARGE_CHUNK = 512
 """Tokens that keep a program streaming long enough that its start and its partial result are noise (under 1 %)."""
-MOST_PARTS = 128
+MAX_PARTS = 128
 """Parts of a sequence at most."""
 WAVES = 4
 """Parts are longer than `LARGE_CHUNK` if there were more of them than this, for each program that runs at once."""
@@ -50,7 +50,7 @@ def select(batch: int, programs: int, longest: int, tile: int, slots: int) -> Pl
     if tiles == 1 or (tiles <= large and batch >= fill):
         return Plan(0, fill, large)
     parts = batch + max(fill, min(batch * tiles // large, WAVES * fill))
-    return Plan(min(batch * min(tiles, MOST_PARTS), parts), fill, large)
+    return Plan(min(batch * min(tiles, MAX_PARTS), parts), fill, large)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def work_list_kernel(
     fill,
     TILE: tl.constexpr,
     LARGE: tl.constexpr,
-    MOST: tl.constexpr,
+    MAX: tl.constexpr,
     WAVES: tl.constexpr,
     SEQUENCES: tl.constexpr,
     ITEMS: tl.constexpr,
@@ -88,7 +88,7 @@ def work_list_kernel(
     total = tl.sum(tiles, axis=0)
     chunk = tl.maximum(tl.cdiv(total, fill), 1)
     chunk = tl.where(chunk < LARGE, chunk, tl.maximum(tl.cdiv(total, WAVES * fill), LARGE))
-    count = tl.minimum(tl.cdiv(tiles, chunk), MOST)
+    count = tl.minimum(tl.cdiv(tiles, chunk), MAX)
     size = tl.cdiv(tiles, tl.maximum(count, 1)) * TILE
     count = tl.cdiv(length, tl.maximum(size, 1))  # parts of whole tiles may be fewer
     end = tl.cumsum(count, axis=0)
@@ -116,7 +116,7 @@ def work_list(lengths: torch.Tensor, plan: Plan, tile: int) -> WorkList:
     constants = list_constants(batch)
     work_list_kernel[(-(-plan.items // constants["ITEMS"]),)](
         lengths, parts, first, batch, plan.items, plan.fill,
-        TILE=tile, LARGE=plan.large, MOST=MOST_PARTS, WAVES=WAVES, **constants, num_warps=4,
+        TILE=tile, LARGE=plan.large, MAX=MAX_PARTS, WAVES=WAVES, **constants, num_warps=4,
     )  # fmt: skip
     return WorkList(parts, first)
 
@@ -131,7 +131,7 @@ SHIPPED = [
     Shipped(
         work_list_kernel,
         "*i32 *i32 *i32 i32 i32 i32",
-        {"TILE": 64, "LARGE": 8, "MOST": MOST_PARTS, "WAVES": WAVES, **list_constants(batch)},
+        {"TILE": 64, "LARGE": 8, "MAX": MAX_PARTS, "WAVES": WAVES, **list_constants(batch)},
     )
     for batch in (16, 256, 1024)
 ]

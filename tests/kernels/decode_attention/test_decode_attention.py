@@ -12,7 +12,7 @@ import torch
 from kernels import decode_attention as dispatch
 from kernels.decode_attention import reference, triton
 from kernels.decode_attention.cases import cases
-from kernels.decode_attention.work_list import MOST_PARTS, Plan, select, work_list
+from kernels.decode_attention.work_list import MAX_PARTS, Plan, select, work_list
 from kernels.shapes import Shape
 
 ROUNDING = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}
@@ -201,7 +201,7 @@ def test_a_list_has_each_token_once_in_parts_of_about_one_size(mix: str, longest
         assert [row[0] for row in own] == [sequence] * len(own)
         assert [0, *(row[2] for row in own)] == [*(row[1] for row in own), length]
     fair = max(64, -(-sum(lengths) // plan.fill))
-    assert max(end - begin for _, begin, end in rows) <= max(fair, max(lengths) // MOST_PARTS) + 64
+    assert max(end - begin for _, begin, end in rows) <= max(fair, max(lengths) // MAX_PARTS) + 64
     assert len(rows) <= plan.items
 
 
@@ -218,7 +218,7 @@ def test_short_sequences_need_no_list() -> None:
     assert select(66, 8, 512, 64, 528).items == 0
     assert select(65, 8, 512, 64, 528).items > 0, "they do not fill the GPU"
     assert select(1, 1, 64, 64, 528).items == 0
-    assert select(1, 8, 131072, 64, 528).items <= MOST_PARTS
+    assert select(1, 8, 131072, 64, 528).items <= MAX_PARTS
 
 
 def test_a_bound_that_does_not_hold_is_seen() -> None:
