@@ -141,7 +141,7 @@ def _reproduce_afd(runs: Path, jobs: int | None, *, fresh: bool, as_json: bool) 
 
     plan = afd.sweep()
     with open_sweep(plan, "reproduce-afd", runs, {"paper": "afd"}, fresh=fresh) as run:
-        sweep = simulate_missing(plan, run, Processes(jobs or usable_cores()), load_figures)
+        sweep = plan.summarise(simulate_missing(plan, run, Processes(jobs or usable_cores()), load_figures))
         sweep["run"] = {"id": run.id, "directory": str(run.path)}
         document = complete(run, afd.document(sweep), figures=True)
     return _print(document, "papers.afd.report", as_json=as_json)

@@ -44,7 +44,7 @@ def open_folder(
 def simulate_missing(
     sweep: Sweep[Any, Any], run: RunDirectory, executor: Executor, meanwhile: Callable[[], object] = lambda: None
 ) -> dict[str, Any]:
-    """Simulate what the folder lacks, each run on disk as soon as it is done; returns the sweep's document.
+    """Simulate what the folder lacks, each run on disk as soon as it is done; returns the documents of all, by key.
 
     Args:
         meanwhile: called once the workers are busy.
@@ -58,7 +58,7 @@ def simulate_missing(
     with progress("simulating", total, len(points)) as advance:
         for task in sweep.run(points, run.add_point, executor, meanwhile, run.path):
             advance(sweep.label(task))
-    return sweep.summarise(points)
+    return points
 
 
 def note_resumed(folder: Path, count: int, total: int) -> None:

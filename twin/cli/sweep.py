@@ -72,8 +72,8 @@ def sweep(
         note_partial_replay(*(case.plan for case in plan.cases))
     inputs = {"scenario_file": str(scenario)}
     with executor.start() as started, open_sweep(plan, "sweep", run.runs, inputs, fresh=fresh) as folder:
-        result = simulate_missing(plan, folder, started, (lambda: None) if run.no_figures else load_figures)
-        result = complete(folder, result, figures=not run.no_figures)
+        documents = simulate_missing(plan, folder, started, (lambda: None) if run.no_figures else load_figures)
+        result = complete(folder, plan.summarise(documents), figures=not run.no_figures)
     print_run(result, as_json=run.json)
     return 0
 
@@ -137,7 +137,7 @@ def ablate(
     )
     inputs = {"scenario_file": str(scenario)}
     with executor.start() as started, open_sweep(ablation.sweep, "ablate", run.runs, inputs, fresh=fresh) as folder:
-        simulate_missing(ablation.sweep, folder, started, (lambda: None) if run.no_figures else load_figures)
-        result = complete(folder, ablation.summarise(folder.points()), figures=not run.no_figures)
+        points = simulate_missing(ablation.sweep, folder, started, (lambda: None) if run.no_figures else load_figures)
+        result = complete(folder, ablation.summarise(points), figures=not run.no_figures)
     print_run(result, as_json=run.json)
     return 0

@@ -9,10 +9,12 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from latency_models.deployment.models import ExpertFFN, Model
+from latency_models.deployment.hugging_face import any_model
+from latency_models.deployment.models import ExpertFFN
+from latency_models.io.builtin_files import is_path
 from latency_models.sources.roofline.work import WHOLE_STEP
 from latency_models.unknowns import Unknown
-from scenarios.overrides import Settings
+from scenarios.overrides import Settings, with_trace
 from scenarios.serving import check_scenario
 from twin.serving.plan.plan import Draw
 from twin.serving.results.report import NOTE
@@ -212,13 +214,16 @@ def prepare_ablation(
     requested = list(FEATURES) if names is None else list(names)
     if unknown := [name for name in requested if name not in FEATURES]:
         raise BadInput(f"expected of {', '.join(FEATURES)}", field="--features", value=unknown[0])
+    document = with_trace(document, trace)
+    check_scenario(document, {}, path)
     objective = objective or _objective(document)
     if objective not in HIGHER_IS_BETTER:
         raise BadInput(f"expected one of {', '.join(HIGHER_IS_BETTER)}", field="--objective", value=objective)
     changes: dict[str, list[Change]] = {}
     skipped: dict[str, str] = {}
+    located = _with_model_from(path.parent, document)
     for name in requested:
-        values = FEATURES[name](document)
+        values = FEATURES[name](located)
         if isinstance(values, str):
             skipped[name] = values
         else:
@@ -238,11 +243,11 @@ def prepare_ablation(
         return True
 
     alone = [Comparison(change, "alone", change.on, change.off) for values in changes.values() for change in values]
-    infeasible = [refusal.settings for refusal in prepare(document, path, _settings(alone), trace).infeasible]
+    infeasible = [refusal.settings for refusal in prepare(document, path, _settings(alone)).infeasible]
     feasible = [comparison.change for comparison in alone if comparison.on not in infeasible]
     together = [Comparison(change, "others on", *_with_others(change, feasible, possible)) for change in feasible]
     comparisons = [*alone, *(pair for pair in together if (pair.on, pair.off) != (pair.change.on, pair.change.off))]
-    sweep = prepare(document, path, _settings(comparisons), trace, replications, draws)
+    sweep = prepare(document, path, _settings(comparisons), None, replications, draws)
     paired = PairedSweep(sweep.cases, sweep.replications, sweep.draws, sweep.infeasible)
     return Ablation(paired, comparisons, objective, skipped)
 
@@ -292,6 +297,14 @@ def _get(document: Document, field: str) -> Any:
     return value
 
 
+def _with_model_from(base: Path, document: Document) -> Document:
+    """The document, whose model, if it is a file, is found from here."""
+    step_time = document.get("step_time") or {}
+    if not is_path(str(step_time.get("model", ""))):
+        return document
+    return document | {"step_time": step_time | {"model": str(base / step_time["model"])}}
+
+
 Values = list[tuple[str, Settings, Settings]] | str
 """Values of a feature with the fields that have it and that do not; or the reason why a scenario cannot have it."""
 
@@ -306,13 +319,7 @@ def _kv_bytes(document: Document) -> float | None:
     if step_time.get("source") != "roofline" or "model" not in step_time:
         return None
     wide = {"fp8": 1.0}.get(step_time.get("cache", ""), 2.0)
-    return _model(step_time["model"]).kv_bytes_per_token(wide)
-
-
-def _model(name: str) -> Model:
-    from latency_models.deployment.hugging_face import any_model
-
-    return any_model(name, Path())
+    return any_model(step_time["model"]).kv_bytes_per_token(wide)
 
 
 def _prefix_caching(document: Document) -> Values:
@@ -389,7 +396,7 @@ def _data_parallel(document: Document) -> Values:
     devices = step_time.get("tensor_parallel", 1) * step_time.get("data_parallel", 1)
     if devices == 1:
         return "an engine has one device"
-    if not isinstance(_model(step_time["model"]).ffn, ExpertFFN):
+    if not isinstance(any_model(step_time["model"]).ffn, ExpertFFN):
         return "the model has no experts"
     fields = ("step_time.tensor_parallel", "step_time.data_parallel", "engine.data_parallel_size")
     on, off = (dict(zip(fields, (ranks, dp, dp), strict=True)) for ranks, dp in ((1, devices), (devices, 1)))

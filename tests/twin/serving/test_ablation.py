@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from latency_models.io.builtin_files import find_data
 from latency_models.sources.roofline.work import WHOLE_STEP
 from latency_models.unknowns import Unknown
 from tests.twin.serving.scenarios import scenario
@@ -117,6 +118,20 @@ def test_what_cannot_be_compared_is_refused(arguments: dict[str, Any], field: st
     assert refusal.value.field == field
 
 
+@pytest.mark.parametrize("change", [{"engine": None}, {"step_time": "roofline"}, {"system": {"replicas": "x"}}])
+def test_a_scenario_is_checked_first(change: dict[str, Any]) -> None:
+    with pytest.raises(BadInput) as refusal:
+        prepare_ablation(SHARING | change, HERE)
+    assert str(refusal.value.field).partition(".")[0] in change
+
+
+def test_a_model_file_is_beside_the_scenario(tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_bytes(find_data("models", "qwen3-30b-a3b").read_bytes())
+    document = SHARING | SPARSE | {"step_time": SPARSE["step_time"] | {"model": "m.yaml"}}
+    ablation = prepare_ablation(document, tmp_path / "s.yaml", names=["data_parallel", "offload"])
+    assert not ablation.skipped
+
+
 def test_shapes_on_the_same_devices() -> None:
     document = SHARING | {
         "step_time": {"source": "roofline", "model": "llama-3.1-8b", "hardware": "h200-sxm", "tensor_parallel": 2}
@@ -190,8 +205,9 @@ def test_features_that_exclude_each_other_are_not_on_together() -> None:
 
 
 def test_the_command_prints_and_leaves_a_chart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Step times from data sheets have unknowns, which are drawn."""
     file = tmp_path / "s.yaml"
-    file.write_text(yaml.safe_dump(SHARING))
+    file.write_text(yaml.safe_dump(SHARING | {"step_time": SPARSE["step_time"]}))
     options = ["--features", "prefix_caching", "--replications", "2", "--jobs", "1", "--runs", str(tmp_path)]
     with pytest.raises(SystemExit) as ended:
         main(["ablate", str(file), *options, "--json"])
