@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from schedulers.autoscaling import Autoscaler, EngineMetrics, Observation
+from schedulers.routing import EngineState
 
 STOPPED, STARTING, UP, DRAINING = "stopped", "starting", "up", "draining"
 
@@ -49,16 +50,13 @@ class ScalingLog:
         return sum((max(min(end if stop is None else stop, end) - start, 0.0) for start, stop in spans), 0.0)
 
 
-class ScaledEngine(Protocol):
+class ScaledEngine(EngineState, Protocol):
     """The part of an engine that its pool's scaling sees. `in_service`: whether routers may choose it."""
 
     in_service: bool
 
     @property
     def name(self) -> str: ...
-
-    @property
-    def index(self) -> int: ...
 
     @property
     def failed(self) -> bool: ...
@@ -68,15 +66,6 @@ class ScaledEngine(Protocol):
 
     @property
     def blocks(self) -> int: ...
-
-    @property
-    def free_blocks(self) -> int: ...
-
-    @property
-    def num_running(self) -> int: ...
-
-    @property
-    def num_waiting(self) -> int: ...
 
     @property
     def is_idle(self) -> bool: ...
