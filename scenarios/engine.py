@@ -70,7 +70,7 @@ BEYOND_VLLM = (
     "data_parallel_size", "pipeline_parallel_size", "chunking", "one_shot", "speculative_config", "kv_offloading",
     "lora_config", "weight_swapping", "admission_control", "enable_mixed_chunk", "max_prefill_tokens",
     "prefill_max_requests", "scheduler_recv_interval", "chunk_unit_size", "context_chunking_policy",
-    "capacity_scheduler_policy",
+    "capacity_scheduler_policy", "batch_wait_timeout_iters",
 )  # fmt: skip
 """Fields that `installed-vllm` must leave at their defaults: vLLM, or its scheduler alone, lacks them."""
 
@@ -152,6 +152,8 @@ class EngineSpec(Strict):
     schedule_conservativeness: NonNegativeFloat = 1.0
     attention_dp_timeout_iters: int = Field(default=0, ge=0)
     attention_dp_batching_wait_iters: int = Field(default=0, ge=0)
+    batch_wait_timeout_iters: int = Field(default=0, ge=0)
+    batch_wait_max_tokens_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
     scheduler: Literal["vllm-0.19", "vllm-0.32", "vllm-0.33", "sglang", "tensorrt-llm", "installed-vllm"] = "vllm-0.33"
     data_parallel_size: Engines = 1
     pipeline_parallel_size: PipelineStages = 1
@@ -180,11 +182,15 @@ class EngineSpec(Strict):
             for field in ("async_scheduling", "speculative_config", "kv_offloading", "max_table_blocks")
             if (value := getattr(self, field))
         }
-        vllm_order = self.enable_mixed_chunk and not (self.context_chunking_policy and self.enable_chunked_prefill)
+        shares_parts = self.context_chunking_policy and self.enable_chunked_prefill
+        vllm_order = self.enable_mixed_chunk and not (shares_parts or self.batch_wait_timeout_iters)
         refusals = [
             (len(slots) > 1, "either lora_config or weight_swapping"),
             (not vllm_order and (drafts or stages > 1),
-             "enable_mixed_chunk true and no context_chunking_policy with speculative_config or stages"),
+             "enable_mixed_chunk true and no context_chunking_policy or batch_wait_timeout_iters with "
+             "speculative_config or stages"),
+            (self.batch_wait_timeout_iters and ranks > 1,
+             "batch_wait_timeout_iters 0 with data_parallel_size, whose ranks have attention_dp_timeout_iters"),
             (self.attention_dp_timeout_iters and ranks == 1,
              "attention_dp_timeout_iters 0 without data_parallel_size: there are no ranks to wait for"),
             (self.chunking and self.chunk_unit_size > 1, "chunk_unit_size 1 with chunking, which has a granularity"),

@@ -108,7 +108,7 @@ def _try_admit(core: Lifecycle, chunks: list[Chunk], budget: int, sequence: Sequ
             return reason
     num_tokens = _first_chunk(core, chunks, sequence.num_tokens_to_compute - num_cached, budget)
     part = num_cached + num_tokens < sequence.num_tokens_to_compute
-    if not core.shares_tokens and (not num_tokens or (whole_only and part)):
+    if not core.shares_parts and (not num_tokens or (whole_only and part)):
         return NO_BUDGET
     reserved_blocks = kv_cache.blocks_for(_reserved_tokens(core, sequence, num_cached + num_tokens))
     supplied = len(nodes) * kv_cache.blocks_per_node + reclaimable
@@ -128,13 +128,15 @@ def _try_admit(core: Lifecycle, chunks: list[Chunk], budget: int, sequence: Sequ
     core.running[sequence] = None
     if core.capacity is not None:
         core.capacity.admitted(sequence, not part)
-    return core.schedule_chunk(chunks, sequence, num_tokens) if not core.shares_tokens else _share(core, sequence)
+    return _begin_prompt(core, chunks, sequence, num_tokens)
 
 
-def _share(core: Lifecycle, sequence: Sequence) -> int:
-    """Let a sequence that has just been admitted share the step's tokens."""
+def _begin_prompt(core: Lifecycle, chunks: list[Chunk], sequence: Sequence, num_tokens: int) -> int:
+    """Give a sequence that has just been admitted its first tokens, or let it share them with others."""
+    if not core.shares_tokens:
+        return core.schedule_chunk(chunks, sequence, num_tokens)
     core.start_sharing(sequence)
-    return ADMITTED
+    return ADMITTED if core.shares_parts else num_tokens
 
 
 def _lacks_budget(core: Lifecycle, chunks: Many[Chunk], budget: int) -> bool:

@@ -15,7 +15,7 @@ from schedulers.kv_cache import CacheObserver, KVCache
 from schedulers.kv_tiers import KVTiers
 from schedulers.model_slots import ModelSlots
 from schedulers.preemption import PREEMPTION_POLICIES
-from schedulers.prefill_interval import UNLIMITED_TOKENS, PrefillInterval
+from schedulers.prefill_interval import UNLIMITED_TOKENS, BatchWait, PrefillInterval
 from schedulers.prefix_order import PrefixQueue
 from schedulers.sequence import Sequence
 from schedulers.vllm_versions import NULL_BLOCKS
@@ -49,7 +49,8 @@ class CoreState:
             leaves free while other sequences run.
         capacity: counts what running sequences may still take, None where that does not matter. full_batch: remembers a
             batch without room, None where that is found anew. chunk_unit: parts of prompts are multiples of it.
-            shares_tokens: all admitted prompts share a step's tokens. holds_prompts: the next step computes none.
+            shares_tokens: all admitted prompts share a step's tokens. shares_parts: and some get a part of them.
+            batch_wait: holds them back beside decodes. holds_prompts: the next step computes none.
         awaiting_transfer: finished sequences that keep their blocks until `release`.
         kv_tiers: tiers below the device, None without.
         model_slots: the models that the engine holds, None where it holds one or all.
@@ -132,6 +133,9 @@ class CoreState:
         self.reserves_chunk = config.kv_reservation == "chunk" and not config.shares_tokens
         self.reserves_output = config.kv_reservation == "max_tokens"
         self.max_table_blocks = config.max_table_blocks
+        self.shares_parts = config.shares_tokens and config.enable_chunked_prefill
+        enough = config.batch_wait_max_tokens_ratio * config.max_num_batched_tokens
+        self.batch_wait = BatchWait(config.batch_wait_timeout_iters, enough)
 
     @property
     def step_index(self) -> int:

@@ -133,6 +133,8 @@ class EngineConfig:
             schedule_conservativeness: of `new_token_ratio`, the factor on its first share.
         attention_dp_timeout_iters, attention_dp_batching_wait_iters: steps for which prompts of ranks in lockstep wait
             for one another (`schedulers.prefill_interval.PromptBalance`); the former 0: they do not.
+        batch_wait_timeout_iters, batch_wait_max_tokens_ratio: steps for which prompts wait beside decodes, unless the
+            step would have this share of `max_num_batched_tokens` (`schedulers.prefill_interval.BatchWait`).
         scheduler: the scheduler whose further rules hold (`schedulers.vllm_versions`).
         one_shot: limits of one-shot work; None runs one-shot requests like all others.
         kv_offloading: tiers below the device's KV cache; None for none.
@@ -170,6 +172,8 @@ class EngineConfig:
     schedule_conservativeness: float = 1.0
     attention_dp_timeout_iters: int = 0
     attention_dp_batching_wait_iters: int = 0
+    batch_wait_timeout_iters: int = 0
+    batch_wait_max_tokens_ratio: float = 0.0
     scheduler: str = DEFAULT_SCHEDULER
     one_shot: OneShotBudget | None = None
     kv_offloading: KVOffloading | None = None
@@ -220,6 +224,7 @@ class EngineConfig:
             "long_prefill_token_threshold": 0, "max_num_active_seqs": 0, "prefill_schedule_interval": 1,
             "max_prefill_tokens": 0, "prefill_max_requests": 0, "chunk_unit_size": 1, "schedule_conservativeness": 0,
             "attention_dp_timeout_iters": 0, "attention_dp_batching_wait_iters": 0, "scheduler_recv_interval": 1,
+            "batch_wait_timeout_iters": 0,
         }.items():  # fmt: skip
             if getattr(self, name) < least:
                 raise ValueError(f"{name}: expected at least {least}, found {getattr(self, name)}")
@@ -230,11 +235,16 @@ class EngineConfig:
             )
         if self.prefill_schedule_interval > 1 and (self.shares_tokens or not self.enable_mixed_chunk):
             raise ValueError(
-                f"prefill_schedule_interval: expected 1 with enable_mixed_chunk false or a context_chunking_policy, "
-                f"found {self.prefill_schedule_interval}"
+                f"prefill_schedule_interval: expected 1 with enable_mixed_chunk false, a context_chunking_policy or "
+                f"batch_wait_timeout_iters, found {self.prefill_schedule_interval}"
             )
+        if self.batch_wait_timeout_iters and not self.enable_mixed_chunk:
+            raise ValueError("batch_wait_timeout_iters: expected 0 with enable_mixed_chunk false: prompts run alone")
         if self.scheduler_recv_interval > MOST_UNSEEN_STEPS:
             raise ValueError(f"scheduler_recv_interval: expected at most {MOST_UNSEEN_STEPS}")
+        if not 0.0 <= self.batch_wait_max_tokens_ratio <= 1.0:
+            share = self.batch_wait_max_tokens_ratio
+            raise ValueError(f"batch_wait_max_tokens_ratio: expected a share from 0 to 1, found {share}")
         if not 0.0 <= self.watermark < 1.0:
             raise ValueError(f"watermark: expected a share of at least 0 and below 1, found {self.watermark}")
 
@@ -244,7 +254,8 @@ class EngineConfig:
             raise ValueError("kv_offloading: expected enable_prefix_caching, since prefixes are what tiers keep")
         if self.shares_tokens and self.one_shot is not None:
             raise ValueError(
-                "one_shot: expected none with a context_chunking_policy, which shares tokens among prompts"
+                "one_shot: expected none with a context_chunking_policy, which shares tokens among prompts, or with "
+                "batch_wait_timeout_iters"
             )
         if self.model_slots is not None and self.one_shot is not None:
             raise ValueError("one_shot: expected none, since one-shot work would run beside the models in slots")
@@ -256,8 +267,9 @@ class EngineConfig:
 
     @property
     def shares_tokens(self) -> bool:
-        """True if all admitted prompts share the tokens of a step."""
-        return self.context_chunking_policy is not None and self.enable_chunked_prefill
+        """True if prompts are admitted first, and all that are admitted then share the tokens of a step."""
+        shares_parts = self.context_chunking_policy is not None and self.enable_chunked_prefill
+        return shares_parts or self.batch_wait_timeout_iters > 0
 
     @property
     def resolved_preemption_policy(self) -> str:

@@ -44,6 +44,27 @@ class PrefillInterval:
             self._left_waiting = left_waiting
 
 
+class BatchWait:
+    """Holds prompts back beside decodes until a step has enough tokens, for at most `timeout_iters` steps.
+
+    TensorRT-LLM 1.2 `_torch/pyexecutor/py_executor.py`, `_waiting_requests`. Steps count that have both.
+
+    Attributes:
+        enough: tokens of a step, decodes included, from which on prompts run.
+    """
+
+    def __init__(self, timeout_iters: int, enough: float) -> None:
+        self._timeout_iters = timeout_iters
+        self.enough = enough
+        self._waited = 0
+
+    def holds(self, num_tokens: int) -> bool:
+        """Tell whether prompts wait in a step that would have `num_tokens` tokens with them."""
+        holds = self._waited < self._timeout_iters and num_tokens < self.enough
+        self._waited = self._waited + 1 if holds else 0
+        return holds
+
+
 class PromptBalance:
     """Holds prompts back until all ranks of a group have some, so that a step is not long for the sake of one.
 

@@ -10,7 +10,7 @@ from schedulers.lifecycle import Lifecycle, in_units
 from schedulers.prefill_interval import UNLIMITED_TOKENS
 from schedulers.running_pass import RunningPass
 from schedulers.sequence import DECODING, PREFILLING, Sequence
-from schedulers.token_sharing import share_tokens
+from schedulers.token_sharing import FIRST_COME_FIRST_SERVED, share_tokens
 
 if TYPE_CHECKING:
     from schedulers.chunking import ChunkPolicy
@@ -238,6 +238,7 @@ class StepScheduling(Lifecycle):
         """Schedule decodes, admit what fits, and share the other tokens among all prompts (TensorRT-LLM).
 
         Returns the decodes that pause. TensorRT-LLM 1.3 `capacityScheduler.cpp`, then `microBatchScheduler.cpp`.
+        Prompts that are not cut are admitted only beside those that wait.
         """
         decode_set, preemptions = self.decode_set, self.preemptions
         self._schedule_decodes()
@@ -250,16 +251,21 @@ class StepScheduling(Lifecycle):
             for sequence in self._prefilling:
                 self._lead(sequence, sequence.num_computed_tokens)
         if self.preemptions == preemptions and self._has_queued() and not self._admission_blocked:
-            self._admit_waiting(chunks, budget)
-        policy = self.config.context_chunking_policy
-        if policy is None or (decode_set.size and self.config.capacity_scheduler_policy == "static_batch"):
+            self._admit_waiting(chunks, budget if self.shares_parts else budget - sum(self._remaining_tokens()))
+        if decode_set.size and self.config.capacity_scheduler_policy == "static_batch":
             return ()
-        prompts = list(self._prefilling)
-        remaining = [min(s.num_tokens_to_compute - s.num_computed_tokens, self.prompt_limit) for s in prompts]
-        for sequence, num_tokens in zip(prompts, share_tokens(policy, remaining, budget, self.chunk_unit), strict=True):
+        policy = self.config.context_chunking_policy or FIRST_COME_FIRST_SERVED
+        shares = share_tokens(policy, self._remaining_tokens(), budget, self.chunk_unit)
+        if decode_set.size and any(shares) and self.batch_wait.holds(decode_set.size + sum(shares)):
+            return ()
+        for sequence, num_tokens in zip(list(self._prefilling), shares, strict=True):
             if num_tokens:
                 self.schedule_chunk(chunks, sequence, num_tokens)
         return ()
+
+    def _remaining_tokens(self) -> list[int]:
+        """Tokens that each prompt under way may have in this step."""
+        return [min(s.num_tokens_to_compute - s.num_computed_tokens, self.prompt_limit) for s in self._prefilling]
 
     def _admit_waiting(self, chunks: list[Chunk], budget: int) -> None:
         if self.capacity is not None:

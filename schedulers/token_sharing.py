@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import Final
 
+FIRST_COME_FIRST_SERVED: Final = "first_come_first_served"
 EQUAL_PROGRESS: Final = "equal_progress"
-CHUNKING_POLICIES: Final = ("first_come_first_served", EQUAL_PROGRESS)
+CHUNKING_POLICIES: Final = (FIRST_COME_FIRST_SERVED, EQUAL_PROGRESS)
 
 
 def share_tokens(policy: str, remaining: Many[int], budget: int, unit: int) -> list[int]:

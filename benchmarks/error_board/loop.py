@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.error_board.rows import Row
-from benchmarks.error_board.scripts import MANY, MAX_SEQS, script
+from benchmarks.error_board.scripts import MANY, MAX_SEQS, batch_wait, script
 from benchmarks.silicon import RANDOM_RANGE_MEAN
 from latency_models.step_time import StepTime
 from scenarios.serving import ServingScenario
@@ -64,6 +64,7 @@ def settings(row: Row, chip: str) -> dict[str, Any]:
             stated["scheduler_recv_interval"] = set_to.few if row.in_flight < MANY else set_to.many
     elif row.engine == "trtllm":
         tokens = max(tokens, clients + prompt + 64)
+        stated["batch_wait_timeout_iters"], stated["batch_wait_max_tokens_ratio"] = batch_wait(row)
     elif row.model == "minimax-m2.5" and set_to.cache == "fp8":
         tokens = 2 * prompt
     return {

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.error_board.rows import Row
+from benchmarks.silicon import RANDOM_RANGE_MEAN
 from latency_models.deployment.models import load_model
 from latency_models.sources.roofline.error_board import family
 from latency_models.sources.roofline.placement import Cache
@@ -46,6 +47,9 @@ SCRIPTS: dict[tuple[str, str, str, str], Script] = {
     ("sglang", "qwen3.5-397b-a17b", "blackwell", "bf16"): Script("bf16", 32768, 128, 10, 30),
     ("sglang", "glm-5", "blackwell", "fp4"): Script("fp8", 32768, 256, 10, 10),
     ("sglang", "glm-5", "blackwell", "fp8"): Script("fp8", 32768),
+    ("trtllm", "llama-3.1-70b", "hopper", "fp8"): Script("fp8", 16384),
+    ("trtllm", "llama-3.1-70b", "blackwell", "fp4"): Script("fp8", 16384),
+    ("trtllm", "llama-3.1-70b", "blackwell", "fp8"): Script("fp8", 16384),
     ("trtllm", "gpt-oss-120b", "hopper", "fp4"): Script(tokens=20000),
     ("trtllm", "gpt-oss-120b", "blackwell", "fp4"): Script("fp8", 20000, 512),
     ("vllm", "gpt-oss-120b", "blackwell", "fp4"): Script("fp8", sequences=512),
@@ -59,6 +63,18 @@ LATER: dict[tuple[str, str, str, str], Script] = {
     ("vllm", "minimax-m2.5", "fp8", "0.17.0"): Script(),
 }
 """By engine, model, format and version: where scripts of another time say otherwise."""
+
+
+def batch_wait(row: Row) -> tuple[int, float]:
+    """`batch_wait_timeout_iters` and `batch_wait_max_tokens_ratio` of TensorRT-LLM, which has them without replicas."""
+    short = row.isl == row.osl == 1024 * RANDOM_RANGE_MEAN
+    if row.engine != "trtllm" or not short or row.decode.data_parallel > 1:
+        return 0, 0.0
+    if row.model == "llama-3.1-70b" and row.decode.tensor_parallel < 8:
+        return 20, 0.9
+    if (row.model, row.precision, row.version) == ("deepseek-v3", "fp8", "1.2.0rc6.post2") and row.in_flight >= 64:
+        return 40, 0.8
+    return 0, 0.0
 
 
 def script(row: Row, chip: str) -> Script:

@@ -16,6 +16,7 @@ from benchmarks.error_board.loop import settings, simulated
 from benchmarks.error_board.prediction import predict
 from benchmarks.error_board.rows import ASSUMED, DRAFTS, Row, Workers, read_rows
 from benchmarks.error_board.scripts import script
+from benchmarks.silicon import RANDOM_RANGE_MEAN
 from latency_models.sources.linear import LinearStepTime
 
 STAGE = ("num_workers", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
@@ -152,16 +153,26 @@ def test_the_interval_of_a_cell_is_that_of_its_other_layouts() -> None:
     assert summary["width"] == pytest.approx(2 * 1.645 * 0.15, rel=1e-2)
 
 
+SHORT = {"engine": "trtllm", "isl": 1024 * RANDOM_RANGE_MEAN, "osl": 1024 * RANDOM_RANGE_MEAN}
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({}, {"max_num_batched_tokens": 8192}),
         ({"engine": "sglang", "model": "deepseek-v3"}, {"max_prefill_tokens": 32768, "scheduler_recv_interval": 10}),
         ({"engine": "trtllm", "model": "gpt-oss-120b", "precision": "fp4"}, {"max_num_batched_tokens": 20000}),
+        ({**SHORT, "model": "llama-3.1-70b"}, {"max_num_batched_tokens": 16384, "batch_wait_timeout_iters": 0}),
+        ({**SHORT, "model": "llama-3.1-70b", "decode": Workers(4)}, {"batch_wait_timeout_iters": 20}),
+        ({**SHORT, "model": "deepseek-v3", "version": "1.2.0rc6.post2"}, {"batch_wait_timeout_iters": 0}),
+        (
+            {**SHORT, "model": "deepseek-v3", "version": "1.2.0rc6.post2", "in_flight": 64.0},
+            {"batch_wait_timeout_iters": 40, "batch_wait_max_tokens_ratio": 0.8},
+        ),
         ({"drawn": False, "isl": 1000.0}, {"max_num_batched_tokens": 2508, "max_num_seqs": 8}),
     ],
 )
-def test_engines_are_set_as_the_scripts_of_their_source_say(changes: dict[str, Any], expected: dict[str, int]) -> None:
+def test_engines_are_set_as_scripts_of_their_source_say(changes: dict[str, Any], expected: dict[str, float]) -> None:
     row = replace(row_of("qwen3-32b", 8, 8.0), isl=900.0, drawn=True)
     assert expected.items() <= settings(replace(row, **changes), "blackwell").items()
 

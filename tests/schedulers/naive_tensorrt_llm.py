@@ -1,5 +1,5 @@
 """An oracle for the rules of TensorRT-LLM: its capacity and micro-batch schedulers, slow and obvious, written from
-`capacityScheduler.cpp` and `microBatchScheduler.cpp` of 1.3.
+`capacityScheduler.cpp` and `microBatchScheduler.cpp` of 1.3, and `py_executor.py`.
 
 It shares no code with `schedulers`. As `EngineCore` does, it reserves for what has begun before it looks at what waits,
 gives a request that fits its pages at once, after the decodes, and caches prompts chunk by chunk.
@@ -24,6 +24,8 @@ class TensorRT:
     capacity: str = "guaranteed_no_evict"
     chunking: str = ""
     reuse: bool = True
+    batch_wait_timeout_iters: int = 0
+    batch_wait_max_tokens_ratio: float = 0.0
 
 
 class NaiveTensorRT:
@@ -31,7 +33,7 @@ class NaiveTensorRT:
         self.settings = settings
         self.cache = NaiveRadix(settings.pages, settings.tokens_per_block, settings.id_pages)
         self.requests: dict[int, NaiveRequest] = {}  # active requests, in the order of their arrival
-        self.steps = self.ended = self.preemptions = self.admissions = 0
+        self.steps = self.ended = self.preemptions = self.admissions = self.waited = 0
         self.in_flight: set[int] = set()  # first ids that steps in flight compute
 
     @property
@@ -62,8 +64,9 @@ class NaiveTensorRT:
         if not paused and not static:
             contexts = self._fitting(generating, contexts)
         chunks = self._chunks([r.tokens - r.computed for r in contexts], self.settings.max_num_tokens - len(decodes))
+        waits = not static and self._waits(len(batch.decodes), sum(chunks))
         for request, tokens in zip(contexts, chunks, strict=True):
-            if tokens and not static:
+            if tokens and not static and not waits:
                 self._schedule(batch, request, tokens)
         if not batch.chunks and not batch.decodes:
             return None
@@ -150,6 +153,18 @@ class NaiveTensorRT:
                     chunks[i] = grown
             if sum(chunks) == before:
                 return chunks
+
+    def _waits(self, decodes: int, tokens: int) -> bool:
+        """Whether the context requests of a step with generation requests wait for more (`_waiting_requests`)."""
+        settings = self.settings
+        if not decodes or not tokens:
+            return False
+        enough = decodes + tokens >= settings.batch_wait_max_tokens_ratio * settings.max_num_tokens
+        if enough or self.waited >= settings.batch_wait_timeout_iters:
+            self.waited = 0
+            return False
+        self.waited += 1
+        return True
 
     def _schedule(self, batch: NaiveBatch, request: NaiveRequest, tokens: int) -> None:
         context = request.computed

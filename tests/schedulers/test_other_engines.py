@@ -144,6 +144,8 @@ def tensorrt_pair(limits: TensorRT, depth: int) -> Pair:
         in_batch_prefix_caching=limits.reuse,
         kv_reservation="prompt",
         capacity_scheduler_policy=limits.capacity,
+        batch_wait_timeout_iters=limits.batch_wait_timeout_iters,
+        batch_wait_max_tokens_ratio=limits.batch_wait_max_tokens_ratio,
         scheduler="tensorrt-llm",
     )
     return Pair(config, NaiveTensorRT(limits), depth)
@@ -227,23 +229,27 @@ def test_sglang(
     seats=st.integers(1, 8),
     capacity=st.sampled_from(["guaranteed_no_evict", "guaranteed_no_evict", "max_utilization", "static_batch"]),
     chunking=st.sampled_from(["", "fcfs", "equal"]),
+    wait=st.sampled_from([(0, 0.0), (2, 1.0), (5, 0.4)]),
 )
 @example(  # nothing is reserved for a sequence whose last token is in flight
     visits=[Visit(0, 2, 1), Visit(0, 5, 6), Visit(0, 1, 1), Visit(0, 1, 2)],
     block=1, id_pages=1, spare=7, budget=4, seats=7, capacity="guaranteed_no_evict", chunking="fcfs",
+    wait=(0, 0.0),
 )  # fmt: skip
 @example(  # a request that comes to follow a prompt under way lets those behind it pass
     visits=[Visit(0, 20, 17, (1, 0, 0)), Visit(0, 10, 1, (0, 0, 0, 0, 1, 0)), Visit(0, 1, 1, (0,))],
     block=2, id_pages=2, spare=4, budget=6, seats=4, capacity="guaranteed_no_evict", chunking="fcfs",
+    wait=(0, 0.0),
 )  # fmt: skip
 def test_tensorrt_llm(
     depth: int, visits: list[Visit], block: int, id_pages: int, spare: int, budget: int, seats: int,
-    capacity: str, chunking: str,
+    capacity: str, chunking: str, wait: tuple[int, float],
 ) -> None:  # fmt: skip
     limits = TensorRT(
         pages=blocks_of_largest(visits, block) + spare, tokens_per_block=block, id_pages=id_pages,
         max_num_tokens=max(budget, seats + 4) if chunking else max(budget, seats + 48), max_batch_size=seats,
         capacity=capacity, chunking=chunking, reuse=capacity != "max_utilization",
+        batch_wait_timeout_iters=wait[0], batch_wait_max_tokens_ratio=wait[1],
     )  # fmt: skip
     visits = [replace(visit, ids=visit.ids[: (visit.prompt - 1) // (block * id_pages)]) for visit in visits]
     tensorrt_pair(limits, depth).run(visits)

@@ -119,6 +119,35 @@ def test_equal_blocks_are_held_once() -> None:
         assert core.kv_cache.num_free_blocks == free
 
 
+def test_prompts_beside_decodes_wait_for_more() -> None:
+    """With a decode, prompts of 3 and 2 tokens wait for three steps; with 5 tokens more, ten are there and all run."""
+    for chunked in (False, True):
+        core = core_of(
+            enable_chunked_prefill=chunked, max_num_batched_tokens=20, batch_wait_timeout_iters=3,
+            batch_wait_max_tokens_ratio=0.5,
+        )  # fmt: skip
+        submit(core, (2, 90))
+        assert run(core, 1) == [{0: 2}]  # nothing decodes
+        submit(core, (3, 1), (2, 1))
+        assert run(core, 4) == [{0: 1}] * 3 + [{0: 1, 1: 3, 2: 2}]
+        submit(core, (4, 1))
+        assert run(core, 1) == [{0: 1}]
+        submit(core, (5, 1))
+        assert run(core, 2) == [{0: 1, 3: 4, 4: 5}, {0: 1}]
+
+
+def test_a_step_holds_prompts_that_waited_and_no_more() -> None:
+    """Of 8 tokens a decode has one: prompts of 3 and 3 wait, then one of 2 for the next step, since it is not cut."""
+    settings = {"batch_wait_timeout_iters": 2, "batch_wait_max_tokens_ratio": 1.0}
+    core = core_of(enable_chunked_prefill=False, **settings)
+    submit(core, (2, 90))
+    run(core, 1)
+    submit(core, (3, 1), (3, 1))
+    assert run(core, 1) == [{0: 1}]
+    submit(core, (2, 1))
+    assert run(core, 5) == [{0: 1}, {0: 1, 1: 3, 2: 3}, {0: 1}, {0: 1}, {0: 1, 3: 2}]
+
+
 def test_prompts_of_ranks_wait_for_one_another() -> None:
     """Both ranks decode, and one has a prompt: it waits for two steps, or until the other has one, and one for more."""
     for other, steps in ((False, [0, 0, 7, 0]), (True, [0, 0, 0, 14])):
@@ -183,6 +212,10 @@ def test_one_token_of_a_prompt_is_neither_held_nor_does_it_hold_others() -> None
 def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises((ValueError, BadInput), match="enable_mixed_chunk true"):
         EngineSpec(num_gpu_blocks=100, enable_mixed_chunk=False, pipeline_parallel_size=2)
+    with pytest.raises((ValueError, BadInput), match="batch_wait_timeout_iters 0 with data_parallel_size"):
+        EngineSpec(num_gpu_blocks=100, batch_wait_timeout_iters=9, data_parallel_size=2)
+    with pytest.raises(ValueError, match="batch_wait_timeout_iters: expected 0 with enable_mixed_chunk false"):
+        core_of(batch_wait_timeout_iters=9, enable_mixed_chunk=False)
     with pytest.raises(ValueError, match="chunk_unit_size: expected at most"):
         core_of(chunk_unit_size=16)
     core = core_of(enable_chunked_prefill=False)
