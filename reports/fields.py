@@ -11,6 +11,9 @@ from typing import Any
 
 Settings = Mapping[str, Any]
 
+SHARES = ("fleet.goals_met", "fleet.periods_met")
+"""Metrics of a validation that are shares: their errors are differences, in points."""
+
 
 def varying(configurations: Sequence[Settings]) -> list[str]:
     """Keys that have more than one value, in the order given."""

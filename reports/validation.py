@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reports.blocks import Block, Chart, Curve, Document, Figure, Report, Table, Text
-from reports.fields import LATENCIES
+from reports.fields import LATENCIES, SHARES
 from reports.layout import bullets, distribution, percent, rows_table, table, timeline
 from reports.pages.theme import MEASURED, PREDICTED, SOFT, WAITING
 
@@ -144,9 +144,6 @@ def _expected(name: str, entry: Document, repeats: int, drafts: tuple[str, ...])
         f"{entry['inside']} of {repeats}",
     )
 
-
-SHARES = ("fleet.goals_met", "fleet.periods_met")
-"""Shares, whose errors are in points."""
 
 _FLEET = {
     "fleet.goals_met": ("requests that meet the goals, %", 100),

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from latency_models.fitting.estimator import CannotFit
 from latency_models.sources.engine_regression import EngineRegression
+from reports.fields import SHARES
 from reports.metrics import spread
 from reports.statistics import student_quantile
 from schedulers.speculation import SpeculationStats
@@ -53,9 +54,6 @@ OF_SPECULATION = ("acceptance_rate", "mean_acceptance_length", "tokens_per_decod
 
 OF_FLEETS = ("goals_met", "periods_met", "engine_seconds")
 """Metrics of autoscaled fleets (`twin.validation.fleet`)."""
-
-SHARES = ("fleet.goals_met", "fleet.periods_met")
-"""Metrics whose errors are differences."""
 
 WORST = 10
 TIMELINE_POINTS = 200
