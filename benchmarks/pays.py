@@ -166,7 +166,7 @@ def drafts(folder: Path) -> list[dict[str, Any]]:
         "method": "draft_model", "num_speculative_tokens": len(ACCEPTED), "acceptance_by_position": ACCEPTED,
         "draft_step_time": {"source": "roofline", "model": str(head), "hardware": "h200-sxm"},
     }  # fmt: skip
-    judged = []
+    verdicts = []
     for clients in (1, 2, 4, 8, 16, 32, 64, 128):
         document = {
             "schema": "twin.scenario/1", "kind": "serving", "name": f"drafts-{clients}", "detail": False,
@@ -185,17 +185,17 @@ def drafts(folder: Path) -> list[dict[str, Any]]:
             if sign is None or row["context"] != "alone" or (sign < 0 and clients == 1):
                 continue
             names = {"feature": "EAGLE drafts", "off": f"{clients} clients", "on": row["value"], "measured": sign}
-            judged.append(names | row["changes"][METRIC] | {"verdict": row["verdict"]})
-    return judged
+            verdicts.append(names | row["changes"][METRIC] | {"verdict": row["verdict"]})
+    return verdicts
 
 
-def judge(sampled: Sequence[Pair], jobs: int) -> list[dict[str, Any]]:
+def judge(selection: Sequence[Pair], jobs: int) -> list[dict[str, Any]]:
     """Of each pair its measured and predicted change, and the verdict."""
-    rows = list(dict.fromkeys(row for pair in sampled for row in (pair.off, pair.on)))
+    rows = list(dict.fromkeys(row for pair in selection for row in (pair.off, pair.on)))
     with ProcessPoolExecutor(jobs) as pool:
         results = dict(zip(rows, pool.map(runs, rows, chunksize=4), strict=True))
-    judged = []
-    for pair in sampled:
+    verdicts = []
+    for pair in selection:
         replications, draws = (
             [{METRIC: on[METRIC] / off[METRIC]} for on, off in zip(*runs_of_both, strict=True)]
             for runs_of_both in zip(results[pair.on], results[pair.off], strict=True)
@@ -204,8 +204,8 @@ def judge(sampled: Sequence[Pair], jobs: int) -> list[dict[str, Any]]:
             draws = with_layout_error(draws, engine_of(pair.on, pair.on.decode).step_time.unknowns())
         change = relative_changes(replications, draws)[METRIC]
         names = {"feature": pair.feature, "off": pair.off.id, "on": pair.on.id, "measured": pair.measured}
-        judged.append(names | change | {"verdict": verdict(change, METRIC)})
-    return judged
+        verdicts.append(names | change | {"verdict": verdict(change, METRIC)})
+    return verdicts
 
 
 def outcome(row: Mapping[str, Any]) -> str:
@@ -217,12 +217,12 @@ def outcome(row: Mapping[str, Any]) -> str:
     return "right" if (row["measured"] > 0) == (row["verdict"] == "pays") else "wrong"
 
 
-def table(judged: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def table(verdicts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """By feature: pairs, those with a sign, those decided, the share of right verdicts among these, and the rest's."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
-    for row in judged:
+    for row in verdicts:
         counts[row["feature"]][outcome(row)] += 1
-    return [line(name, outcomes) for name, outcomes in counts.items()] + [line("all", Counter(map(outcome, judged)))]
+    return [line(name, outcomes) for name, outcomes in counts.items()] + [line("all", Counter(map(outcome, verdicts)))]
 
 
 def line(name: str, counts: Counter[str]) -> dict[str, Any]:
@@ -247,13 +247,13 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     options = parser.parse_args()
-    judged = judge(sample(pairs(read_rows(options.package)), options.pairs), options.jobs)
+    verdicts = judge(sample(pairs(read_rows(options.package)), options.pairs), options.jobs)
     with tempfile.TemporaryDirectory() as folder:
-        judged += drafts(Path(folder))
-    lines = table(judged)
+        verdicts += drafts(Path(folder))
+    lines = table(verdicts)
     for row in lines:
         print(row)
-    for row in judged:
+    for row in verdicts:
         if outcome(row) == "wrong":
             print(f"{row['feature']}: {row['off']} -> {row['on']}: {row['measured']:+.2f}, {row['change']:+.2f}")
     if options.write:

@@ -101,7 +101,7 @@ class AdapterSlots:
             for key, parts in sizes.items()
         }
         self._columns = torch.arange(slots, device=like.device).repeat_interleave(rank)
-        self._own = like.new_zeros(0, slots * rank)
+        self._mask = like.new_zeros(0, slots * rank)
 
     def write(self, slot: int, adapter: Adapter) -> None:
         """Put an adapter into a slot."""
@@ -117,12 +117,12 @@ class AdapterSlots:
 
     def choose(self, slots: torch.Tensor) -> None:
         """Set the slot of each row, (n,) int64; -1: no adapter."""
-        self._own = (slots[:, None] == self._columns).to(self._own.dtype)
+        self._mask = (slots[:, None] == self._columns).to(self._mask.dtype)
 
     def add(self, key: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Add the adapters' outputs of one layer to y, (n, outputs)."""
         if key in self._down:
-            latents = torch.matmul(x, self._down[key].transpose(1, 2)).mul_(self._own)
+            latents = torch.matmul(x, self._down[key].transpose(1, 2)).mul_(self._mask)
             for latent, (start, up) in zip(latents, self._up[key].items(), strict=True):
                 y[:, start : start + len(up)].addmm_(latent, up.T)
         return y

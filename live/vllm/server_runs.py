@@ -119,7 +119,7 @@ def replay_served(
     by_arrival: list[Generation] = []
     noticed: list[float] = []
     cached: dict[int, int] = {}
-    answered = queue.Queue[Future[Generation]]()
+    answers = queue.Queue[Future[Generation]]()
     num_finished = 0
     begin = time.perf_counter()
 
@@ -134,13 +134,13 @@ def replay_served(
         while (arrival := clients.next_arrival) is not None or num_finished < len(by_arrival):
             try:
                 wait = None if arrival is None else max(arrival - now(), 0.0)
-                clients.finished(answered.get(timeout=wait).result())
+                clients.finished(answers.get(timeout=wait).result())
                 num_finished += 1
             except queue.Empty:
                 for generation in clients.due(now()):
                     by_arrival.append(generation)
                     noticed.append(now())
-                    senders.submit(answer, generation).add_done_callback(answered.put)
+                    senders.submit(answer, generation).add_done_callback(answers.put)
     spans = server.steps(sum(len(generation.output) or 1 for generation in by_arrival))
     steps = [TimedStep(batch, start - begin, end - begin) for batch, start, end in spans]
     generations = list(requests) if isinstance(requests, Sequence) else by_arrival

@@ -264,15 +264,15 @@ def _with_others(
     change: Change, feasible: Iterable[Change], possible: Callable[[Settings], bool]
 ) -> tuple[Settings, Settings]:
     """The settings with and without a change, with the first value of each other feature that goes with it on."""
-    others: Settings = {}
+    extra: Settings = {}
     seen = {change.feature}
-    for other in feasible:
-        if other.feature in seen or _overlap([*others, *change.on], other.on):
+    for candidate in feasible:
+        if candidate.feature in seen or _overlap([*extra, *change.on], candidate.on):
             continue
-        if all(possible(others | other.on | settings) for settings in (change.on, change.off)):
-            others |= other.on
-            seen.add(other.feature)
-    return others | change.on, others | change.off
+        if all(possible(extra | candidate.on | settings) for settings in (change.on, change.off)):
+            extra |= candidate.on
+            seen.add(candidate.feature)
+    return extra | change.on, extra | change.off
 
 
 def _overlap(fields: Iterable[str], settings: Settings) -> bool:
