@@ -245,10 +245,12 @@ def contention_line(contention: Document) -> str:
     """The contention that was measured."""
     waits = contention["waited_share"]
     waits_note = "" if waits is None else f"waits for a processor {100 * waits:.1f} %, "
+    joules = contention.get("package_joules")
+    energy = "" if joules is None else f"; the processors drew {joules:.0f} J, whatever ran on them"
     return (
         f"contention: {waits_note}involuntary switches {contention['involuntary_switches_per_second']:.1f} a second,"
         f" CPU time of equal work spread by {100 * contention['equal_work_spread']:.1f} %"
-        f" ({'contended' if contention['contended'] else 'not contended'})"
+        f" ({'contended' if contention['contended'] else 'not contended'}){energy}"
     )
 
 

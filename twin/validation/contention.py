@@ -22,6 +22,9 @@ Verdict = Literal["met", "missed", "undecided"]
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
 """Linux: nanoseconds on a processor, nanoseconds in the run queue, and turns, of the thread that reads it."""
 
+PACKAGES = Path("/sys/class/powercap")
+"""Linux: `intel-rapl:N/energy_uj` is the energy of processor package N so far, microjoules; AMD's have it, too."""
+
 WAITED, SWITCHES, EQUAL_WORK = 0.02, 20.0, 0.05
 """Limits: the share of its time that the thread waits in the run queue, involuntary switches a second of CPU time, and
 the spread of the CPU time of equal work. A thread with a processor of its own waits for per mille, and is interrupted a
@@ -61,7 +64,7 @@ class ContentionMeter:
 
 
 def _counters() -> dict[str, float]:
-    """Seconds and counts of this process so far; without the run queue's where the system does not tell."""
+    """Seconds and counts of this process so far, and the packages' energy; without what the system does not tell."""
     counters = {
         "cpu_seconds": time.process_time(),
         "wall_seconds": time.perf_counter(),
@@ -69,17 +72,22 @@ def _counters() -> dict[str, float]:
     }
     with suppress(OSError, ValueError, IndexError):
         counters["waited_seconds"] = float(SCHEDSTAT.read_text().split()[1]) / 1e9
+    with suppress(OSError, ValueError):
+        if packages := [path for path in PACKAGES.glob("intel-rapl:*") if path.name.count(":") == 1]:
+            counters["package_joules"] = sum(int((path / "energy_uj").read_text()) for path in packages) / 1e6
     return counters
 
 
 def contention(points: Iterable[Mapping[str, Any]]) -> Document:
-    """The contention of all measured points together, and the reasons to call the machine contended."""
-    parts = [point["contention"] for point in points if "contention" in point]
+    """The contention of all measured points together, reasons to call the machine contended, and replays' joules."""
+    points = [point for point in points if "contention" in point]
+    parts = [point["contention"] for point in points]
     cpu, wall, switches = (
         sum(part[name] for part in parts) for name in ("cpu_seconds", "wall_seconds", "involuntary_switches")
     )
     waits = [part["waited_seconds"] for part in parts if "waited_seconds" in part]
     work = [part["equal_work_seconds"] for part in parts]
+    joules = [point["contention"].get("package_joules", -1.0) for point in points if "requests" in point]
     share = sum(waits) / max(cpu + sum(waits), 1e-9) if waits else None
     rate, spread = switches / max(cpu, 1e-9), max(work) / max(min(work), 1e-9) - 1
     reasons = []
@@ -96,6 +104,7 @@ def contention(points: Iterable[Mapping[str, Any]]) -> Document:
         "waited_share": share,
         "involuntary_switches_per_second": rate,
         "equal_work_spread": spread,
+        "package_joules": sum(joules) if joules and min(joules) >= 0 else None,  # a counter may wrap
         "contended": bool(reasons),
         "reasons": reasons,
     }

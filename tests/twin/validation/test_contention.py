@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +47,22 @@ def test_missed_goals_are_undecided_on_a_contended_machine(change: dict[str, flo
         assert reason in sentence
         assert "undecided" in html
         assert line.endswith("(contended)")
+
+
+def test_the_energy_of_replays_is_that_of_the_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, energy in (("intel-rapl:0", 5_000_000), ("intel-rapl:1", 7_000_000), ("intel-rapl:0:0", 3_000_000)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "energy_uj").write_text(f"{energy}\n")
+    monkeypatch.setattr("twin.validation.contention.PACKAGES", tmp_path)
+    points: list[dict[str, Any]] = []
+    for entry in ({"rounds": 2}, {"requests": 10}):
+        with ContentionMeter() as meter:
+            (tmp_path / "intel-rapl:1" / "energy_uj").write_text(f"{9_500_000 * (1 + len(points))}\n")
+        points.append(entry | {"contention": meter.document})
+    assert contention(points)["package_joules"] == pytest.approx(9.5)
+    assert "drew 10 J" in contention_line(contention(points))
+    points[1]["contention"]["package_joules"] = -262.0  # wrapped
+    assert contention(points)["package_joules"] is None
 
 
 def spin(seconds: float) -> None:
