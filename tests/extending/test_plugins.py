@@ -108,7 +108,7 @@ def test_validate(folder: Path, capsys: pytest.CaptureFixture[str], refusal) -> 
     assert load["predicted"][0]["requests"] == load["requests"] > 0
     assert document["scenario"]["system"] == {
         "layout": "colocated", "routing": "longest_prefix", "replicas": 1, "kv_events": None, "autoscaling": None,
-        "frontend": {"route": 0.0, "deliver": 0.0, "hand_over": 0.0},
+        "device": None, "frontend": {"route": 0.0, "deliver": 0.0, "hand_over": 0.0},
     }  # fmt: skip
     for settings, message in (
         ({"replicas": 2}, "system.replicas: got 2, expected 1: the live engine is alone"),

@@ -1,4 +1,4 @@
-"""The reference of calibration files has every field and default, and the walk every source."""
+"""The reference of calibration files has every field and default, and that of scenarios every source."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ from latency_models.deployment.roofline import Deployment, Overhead
 from latency_models.sources.registry import built_in_sources
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-WALK = DOCS / "explanation" / "from-microbenchmark-to-step-time.md"
 
 
-def test_the_walk_names_every_source() -> None:
-    assert (
-        set(re.findall(r"^\| `(\w+)` \|", WALK.read_text(encoding="utf-8"), re.MULTILINE)) == built_in_sources().keys()
-    )
+def test_the_reference_of_scenarios_names_every_source() -> None:
+    page = (DOCS / "reference" / "serving-scenario.md").read_text(encoding="utf-8")
+    (row,) = re.findall(r"^\| `step_time.source` \|.*", page, re.MULTILINE)
+    assert {name for name in re.findall(r"`(\w+)`", row)} == built_in_sources().keys()
 
 
 SECTIONS: dict[str, type[BaseModel]] = {

@@ -74,7 +74,7 @@ def test_what_agrees_is_recorded_and_shown(workspace: Path, spec: dict[str, Any]
         "model": "llama-3.1-8b",
         "tensor_parallel": 2,
     }
-    output = footnote({"note": "Simulated.", "step_time": description, "replications": 1, "draws": 0})
+    output = footnote({"note": "Simulated.", "step_time": description, "replications": 1, "draws": 0, "random": []})
     assert ", measured on NVIDIA H200, vllm 0.12.0, llama-3.1-8b, tensor parallel 2." in output
     guess = "the link between ranks is a guess (± 35 %; made up)"
     advice = "measure an all-reduce, or refine on a short run (twin calibrate refine)"
@@ -127,7 +127,7 @@ def test_a_system_without_a_layout_is_colocated(settings: dict[str, Any]) -> Non
     checked = check_scenario(scenario(), settings, Path("s.yaml"))
     assert checked.system.model_dump() == {
         "layout": "colocated", "replicas": 3, "routing": "least_loaded", "kv_events": None, "autoscaling": None,
-        "frontend": {"route": 0.0, "deliver": 0.0, "hand_over": 0.0},
+        "device": None, "frontend": {"route": 0.0, "deliver": 0.0, "hand_over": 0.0},
     }  # fmt: skip
     with pytest.raises(BadInput, match=r"system.layout: expected this field, which is missing$"):
         check_scenario(scenario(), {"system.decode_replicas": 3}, Path("s.yaml"))
