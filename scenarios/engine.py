@@ -186,6 +186,8 @@ class EngineSpec(Strict):
         vllm_order = self.enable_mixed_chunk and not (shares_parts or self.batch_wait_timeout_iters)
         refusals = [
             (len(slots) > 1, "either lora_config or weight_swapping"),
+            (self.kv_offloading and not self.enable_prefix_caching,
+             "enable_prefix_caching true with kv_offloading, since prefixes are what tiers keep"),
             (not vllm_order and (drafts or stages > 1),
              "enable_mixed_chunk true and no context_chunking_policy or batch_wait_timeout_iters with "
              "speculative_config or stages"),

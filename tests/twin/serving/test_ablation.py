@@ -192,11 +192,15 @@ def test_a_change_of_layout_has_the_error_between_layouts() -> None:
 
 
 def test_features_that_exclude_each_other_are_not_on_together() -> None:
-    """Drafts need synchronous scheduling and no data-parallel ranks; shares by position say nothing of more drafts."""
+    """Drafts need synchronous scheduling and no data-parallel ranks, host memory prefix caching; shares by position say
+    nothing of more drafts.
+    """
     speculative = {"method": "ngram", "num_speculative_tokens": 3, "acceptance_by_position": [0.5, 0.3, 0.1]}
     document = SHARING | SPARSE
     document |= {"engine": document["engine"] | {"speculative_config": speculative, "async_scheduling": False}}
-    ablation = prepare_ablation(document, HERE, names=["speculation", "async_scheduling", "data_parallel", "routing"])
+    ablation = prepare_ablation(document, HERE, names=[
+        "speculation", "async_scheduling", "data_parallel", "routing", "offload", "prefix_caching",
+    ])  # fmt: skip
     together = [comparison for comparison in ablation.comparisons if comparison.context == "others on"]
     assert {comparison.change.value for comparison in together} >= {"1 drafts", "3 drafts"}
     assert not {"5 drafts", "7 drafts"} & {comparison.change.value for comparison in together}

@@ -219,7 +219,7 @@ def test_the_summary_counts_what_was_copied() -> None:
     ("engine", "expected"),
     [
         ({"kv_offloading": offloading(1) | {"host": tier(1) | {"capacity": 15999.0}}}, "host.capacity: expected room"),
-        ({"kv_offloading": offloading(1), "enable_prefix_caching": False}, "kv_offloading: expected enable_prefix_cac"),
+        ({"kv_offloading": offloading(1), "enable_prefix_caching": False}, "expected enable_prefix_caching true"),
     ],
 )
 def test_tiers_that_keep_nothing_are_refused(engine: dict[str, Any], expected: str) -> None:
