@@ -190,7 +190,7 @@ def drafts(folder: Path) -> list[dict[str, Any]]:
 
 
 def judge(selection: Sequence[Pair], jobs: int) -> list[dict[str, Any]]:
-    """Of each pair its measured and predicted change, and the verdict."""
+    """The measured and the predicted change of each pair, and the verdict."""
     rows = list(dict.fromkeys(row for pair in selection for row in (pair.off, pair.on)))
     with ProcessPoolExecutor(jobs) as pool:
         results = dict(zip(rows, pool.map(runs, rows, chunksize=4), strict=True))

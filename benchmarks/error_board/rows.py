@@ -69,7 +69,7 @@ class Workers:
 
     @classmethod
     def read(cls, text: str) -> Workers:
-        """What `str` writes."""
+        """The workers of a text that `str` has written."""
         match = re.fullmatch(r"(?:(\d+)x )?(tp|dp)(\d+)( ep)?", text)
         assert match is not None, text
         count, kind, ranks, spread = match.groups()

@@ -1,8 +1,8 @@
-"""What public scripts set of the engines of measured rows: cache format, tokens a step, sequences, looks at arrivals.
+"""Settings of the engines of measured rows, from public scripts: cache format, tokens a step, sequences, arrivals.
 
-Of InferenceX (SemiAnalysisAI/InferenceX, `benchmarks/`), in the versions of the time of each engine's release: scripts
-change, and with them the format of the cache. Rows of equal lengths come from AIConfigurator's own runs, whose
-generator keeps the caches of dense models in FP8 where their weights are.
+The scripts are those of InferenceX (SemiAnalysisAI/InferenceX, `benchmarks/`), in the versions of the time of each
+engine's release: scripts change, and with them the format of the cache. Rows of equal lengths come from
+AIConfigurator's own runs, whose generator keeps the caches of dense models in FP8 where their weights are.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def decode_attention(
 
 
 def decode_work(lengths: torch.Tensor, block_tables: torch.Tensor, k_cache: torch.Tensor) -> object:
-    """What `decode_attention` computes of lengths, so that all layers of a step share it: here, nothing."""
+    """The part of `decode_attention` that all layers of a step share, as it depends on lengths alone: here, nothing."""
     return None
 
 

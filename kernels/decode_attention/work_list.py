@@ -28,7 +28,7 @@ SEARCHED = 4096
 
 @dataclass(frozen=True)
 class Plan:
-    """What shapes say of a list.
+    """The sizes of a work list that follow from shapes alone.
 
     Attributes:
         items: its greatest length; 0: whole sequences are parts, without a list. fill: parts that fill the GPU.

@@ -46,8 +46,10 @@ class SizesChunks:
 
 
 def running_work(running: Iterable[Any], single_rows: bool = False) -> tuple[int, int, int, int]:
-    """Of the running requests' next step: rows of decodes, drafts included, the cached tokens that all of them and the
-    longest attend to, and the tokens of the first prompt under way that are cached.
+    """The work of the running requests' next step.
+
+    Returns rows of decodes, drafts included; the cached tokens that all of these attend to, and the longest; and the
+    cached tokens of the first prompt under way.
 
     A decode whose last token is in flight has no row. `single_rows`: every other one has one, without drafts and
     pipeline stages. The loop is the cost of a policy, so it reads little and calls nothing.

@@ -48,7 +48,7 @@ def no_device(*_: object, **__: object) -> None:
 def test_a_whole_validation(
     scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was measured elsewhere is predicted without a device: nothing is run again."""
+    """A recording of another machine is predicted without its device: nothing is run again."""
     command = ["validate", str(scenario), "--json", "--runs", str(tmp_path / "runs")]
     assert run([*command, "--measure-only"]) == 0
     capsys.readouterr()

@@ -115,7 +115,7 @@ class FakeScheduler:
 
 
 class Scheduler(RecordsSteps, SizesChunks, RunsOneShots, FakeScheduler):
-    """As `live.vllm.schedulers.PolicyScheduler`."""
+    """The classes of `live.vllm.schedulers.PolicyScheduler` over a scheduler that needs no vLLM."""
 
 
 def scheduler(**settings: Any) -> Scheduler:

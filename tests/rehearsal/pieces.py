@@ -165,9 +165,9 @@ def waiting(gpu: PretendedGPU) -> None:
 
 
 def command(run: Callable[[list[str]], object], *arguments: str) -> Piece:
-    """A command, in a folder that is gone afterwards, and with one set of inputs for each measurement.
+    """A command, run in a folder that is removed afterwards, with one set of inputs for each measurement.
 
-    Its figures are nobody's business.
+    Its figures are not read.
     """
 
     def rehearse(gpu: PretendedGPU) -> None:

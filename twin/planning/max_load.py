@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from scenarios.goals import Goal
 from twin.planning.confirming import Confirmer
 from twin.planning.evaluation import DRAWS, SHORT, Evaluator
-from twin.planning.family_estimates import FamilyEstimate, under_draw
+from twin.planning.family_estimates import FamilyEstimate
 from twin.planning.question import Document, Question
 from twin.planning.space import Candidate, candidate, document, without_prefix_cache
 from twin.planning.trial import Trial
@@ -174,7 +174,7 @@ def confirmed(
 
 def share_under_draws(question: Question, estimate: FamilyEstimate, deployment: Candidate) -> float:
     """The highest rate with the error of the step times, relative to that without, by estimates."""
-    draws = [under_draw({"": estimate}, question.seed, draw)[""] for draw in range(DRAWS)]
+    draws = [estimate.under(question.seed, draw) for draw in range(DRAWS)]
     rates = sorted(highest_estimate(drawn, deployment, question.goals) for drawn in draws)
     num_allowed = math.floor((1 - question.spec.confidence) * DRAWS + 1e-9)
     return min(rates[num_allowed] / max(highest_estimate(estimate, deployment, question.goals), 1e-9), 1.0)

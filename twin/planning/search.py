@@ -179,9 +179,10 @@ class Search:
     def _as_bad(self, candidate: Candidate, draw: int, milder: int) -> bool:
         """True if the worst goal is estimated to be no closer under a draw of the step times than under another."""
         rate, goals, name = self.question.load, self.question.goals, candidate.family.name
-        return rate is not None and self._under[draw][name].ratio(candidate, rate, goals) >= self._under[milder][
-            name
-        ].ratio(candidate, rate, goals)
+        if rate is None:
+            return False
+        worse, better = (self._under[at][name].ratio(candidate, rate, goals) for at in (draw, milder))
+        return worse >= better
 
     def _decide(self) -> bool | None:
         """Evaluate open candidates in the order of the objective, until one is confirmed; False if none is.

@@ -20,7 +20,7 @@ ROUNDING = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
 
 def tolerance(dtype: torch.dtype, tokens: int, width: int) -> float:
-    """Of outputs, as a part of the largest value there is.
+    """The tolerance of outputs, as a part of the largest value there is.
 
     Weights and the output are rounded to the type (the weights on a GPU only; the interpreter cuts where a GPU
     rounds, so that the output may be off by twice the half unit): 3 half units. Sums of n float32 products err by √n

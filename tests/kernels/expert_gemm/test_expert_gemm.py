@@ -64,8 +64,11 @@ def test_assignments_sorted(assignments: int, experts: int, tile: int, device: s
 
 
 def allowed(x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, *both: torch.Tensor) -> torch.Tensor:
-    """What rounding may add up to: y's own; that of each expert's result and of what lies between its two products,
-    all of which are stored in x's type; and that of float32 sums, 3 · 2^-24 times the root of their length."""
+    """The largest error that rounding may add up to.
+
+    It has y's own; that of each expert's result and of what lies between its two products, all of which are stored in
+    x's type; and that of float32 sums, 3 · 2^-24 times the root of their length.
+    """
     gate_up, down = (weights_.double() for weights_ in both)
     wide, rounding = x.double(), ROUNDING[x.dtype]
     error = torch.zeros_like(wide)

@@ -19,7 +19,7 @@ ROUNDING = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
 
 def tolerance(dtype: torch.dtype, tokens: int, width: int) -> float:
-    """Of outputs, as a part of the largest value there is; as that of decode attention.
+    """The tolerance of outputs, as a part of the largest value there is; as that of decode attention.
 
     3 half units of the type: one for the weights, which a GPU rounds to it, and two for the output, which the
     interpreter cuts. Float32 sums of n products err by √n half units of float32 where errors are independent, with
