@@ -12,7 +12,7 @@ import pytest
 
 import twin
 from latency_models.io.config_io import write_yaml
-from tests.docs.test_reference import REFERENCE, names, rows
+from tests.docs.pages import REFERENCE, names, rows
 from tests.twin.serving.scenarios import scenario
 from twin.api.frames import UNITS
 

@@ -25,26 +25,10 @@ from schedulers.chunking import CHUNK_POLICIES
 from schedulers.preemption import PREEMPTION_POLICIES
 from schedulers.routing import ROUTERS
 from schedulers.waiting_queue import SCHEDULING_POLICIES
+from tests.docs.pages import REFERENCE, names, rows
 from twin.cli import run
 from twin.cli.program import app
 from workloads.traces import TRACE_FORMATS
-
-REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
-
-
-def rows(page: str) -> Iterator[tuple[str, list[str]]]:
-    """Table rows that begin with a name in backticks: (last such name in the heading above, or "", cells)."""
-    heading = ""
-    for line in (REFERENCE / page).read_text().splitlines():
-        if line.startswith("#"):
-            heading = ["", *names(line)][-1]
-        if line.startswith("| `"):
-            yield heading, [cell.strip() for cell in re.split(r" \|(?= |$)", line.removeprefix("|"))]
-
-
-def names(text: str) -> list[str]:
-    """The words in backticks."""
-    return re.findall(r"`([^`]+)`", text)
 
 
 def models(annotation: Any) -> list[type[BaseModel]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
@@ -21,14 +20,12 @@ from latency_models.deployment.models import (
 )
 from latency_models.deployment.roofline import Deployment, Overhead
 from latency_models.sources.registry import built_in_sources
-
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+from tests.docs.pages import REFERENCE, items_of, names, rows
 
 
 def test_the_reference_of_scenarios_names_every_source() -> None:
-    page = (DOCS / "reference" / "serving-scenario.md").read_text(encoding="utf-8")
-    (row,) = re.findall(r"^\| `step_time.source` \|.*", page, re.MULTILINE)
-    assert {name for name in re.findall(r"`(\w+)`", row)} == built_in_sources().keys()
+    (text,) = [text for _, (listed, _, text) in rows("serving-scenario.md") if listed == "`step_time.source`"]
+    assert {name for name in names(text) if name.isidentifier()} == built_in_sources().keys()
 
 
 SECTIONS: dict[str, type[BaseModel]] = {
@@ -51,17 +48,18 @@ SECTIONS: dict[str, type[BaseModel]] = {
 }
 
 
-def reference() -> dict[str, str]:
-    """The reference page by its headings."""
-    text = (DOCS / "reference" / "calibration-file.md").read_text(encoding="utf-8")
-    headings = re.findall(r"^##.*$", text, re.MULTILINE)
-    return dict(zip(headings, re.split(r"^##.*$", text, flags=re.MULTILINE)[1:], strict=True))
+PAGE = (REFERENCE / "calibration-file.md").read_text(encoding="utf-8")
+
+
+def items(heading: str) -> list[tuple[list[str], str, str]]:
+    """(names, type, meaning) of each item below a heading, which must be there once."""
+    (section,) = re.findall(rf"^{re.escape(heading)}\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    return [(names(listed), note, text) for listed, note, text in items_of(section)]
 
 
 @pytest.mark.parametrize("heading", SECTIONS)
 def test_the_reference_lists_every_field(heading: str) -> None:
-    rows = re.findall(r"^\| (`.*?) \|", reference()[heading], re.MULTILINE)
-    listed = [name.strip(" `") for row in rows for name in row.split(",")]
+    listed = [name for names_of_item, _, _ in items(heading) for name in names_of_item]
     expected = [field.alias or name for name, field in SECTIONS[heading].model_fields.items()]
     assert listed == expected
 
@@ -71,17 +69,16 @@ def test_the_reference_tells_each_default_and_what_may_be_left_out(heading: str)
     fields = {field.alias or name: field for name, field in SECTIONS[heading].model_fields.items()}
     if heading == "## The deployment":
         assert not any(field.is_required() for field in fields.values())
-    for row in re.findall(r"^\| `.*", reference()[heading], re.MULTILINE):
-        cells = [cell.strip() for cell in row.replace("\\|", "").split("|")[1:-1]]
-        for name in (name.strip(" `") for name in cells[0].split(",")):
+    for listed, kind, meaning in items(heading):
+        for name in listed:
             default = fields[name].get_default(call_default_factory=True)
             if isinstance(default, bool):
-                assert f"default {str(default).lower()}" in cells[2]
+                assert f"default {str(default).lower()}" in meaning
             elif isinstance(default, int | float) and not fields[name].is_required():
-                message = re.search(r"default (-?[0-9.e-]*[0-9])", cells[2])
+                message = re.search(r"default (-?[0-9.e-]*[0-9])", meaning)
                 assert (message and float(message[1]) == default) or name == "dense_intermediate_size"
             elif isinstance(default, str) and default:
-                assert f"default `{default}`" in cells[2]
+                assert f"default `{default}`" in meaning
             if fields[name].is_required():
-                assert "default" not in cells[2]
-                assert "optional" not in cells[1]
+                assert "default" not in meaning
+                assert "optional" not in kind

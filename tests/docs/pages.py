@@ -1,0 +1,41 @@
+"""Reads the fields that a reference page lists, in tables or in lists."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
+ITEM = re.compile(r" *- (?P<names>(?:`[^`]+`(?: \*)?(?:, )?)+)(?: \((?P<note>.*?)\))?(?:: (?P<text>.*)|$)")
+
+
+def names(text: str) -> list[str]:
+    """The words in backticks."""
+    return re.findall(r"`([^`]+)`", text)
+
+
+def items_of(text: str) -> Iterator[list[str]]:
+    """[names, note, meaning] of each list item such as ``- `a`, `b` (note): meaning``.
+
+    A name of a nested item begins with a dot, and is a field of each name of the item around it.
+    """
+    sections: list[str] = []
+    for line in re.sub(r"\n +(?! |- )", " ", text).splitlines():
+        if line.startswith("- "):
+            sections = names(line)
+        if item := ITEM.fullmatch(line):
+            nested = [f"`{section}{name}`" for section in sections for name in names(item["names"])]
+            listed = ", ".join(nested) if line.startswith(" ") else item["names"]
+            yield [listed, item["note"] or "", item["text"] or ""]
+
+
+def rows(page: str) -> Iterator[tuple[str, list[str]]]:
+    """(last name in backticks of the heading, or "", cells) of each table row and list item that begins with a name."""
+    for section in re.split(r"^(?=#)", (REFERENCE / page).read_text(), flags=re.M):
+        heading = ["", *names(section.partition("\n")[0])][-1]
+        for line in section.splitlines():
+            if line.startswith("| `"):
+                yield heading, [cell.strip() for cell in re.split(r" \|(?= |$)", line.removeprefix("|"))]
+        for cells in items_of(section):
+            yield heading, cells
