@@ -22,8 +22,7 @@ from typing import Any
 import pandas as pd
 
 import twin
-from schedulers.engine_config import EngineConfig
-from schedulers.vllm_versions import INSTALLED_VLLM
+from schedulers.engine_config import INSTALLED_VLLM, EngineConfig
 from tests.vllm_parity.compare import scheduler_for
 from twin.serving.engine.installed_vllm import InstalledScheduler, vllm_version
 from workloads.request import Request

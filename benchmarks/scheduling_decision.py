@@ -25,9 +25,9 @@ from benchmarks.provenance import provenance
 from latency_models.sources.ec_tables import EcTables
 from scenarios.reading import read_scenario
 from scenarios.serving import check_scenario
-from schedulers.chunking import ChunkPolicy, SloChunks, StaticChunks
 from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
+from schedulers.step_policies import ChunkPolicy, SloChunks, StaticChunks
 from workloads.request import Request
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "spear-slo.yaml"

@@ -1,7 +1,7 @@
 """Interpolation between measured points: on one axis, on two, and the parts that grids of more axes need.
 
 Everything in this package that interpolates does it here, with one exception: `EcTables` calls
-`schedulers.chunking.interpolate`, so that its step times equal those that the SLO scheduler computes, bit for bit.
+`schedulers.step_policies.interpolate`, so that its step times equal those that the SLO scheduler computes, bit for bit.
 """
 
 from __future__ import annotations

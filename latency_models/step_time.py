@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from latency_models.stages import split
 from latency_models.unknowns import Unknown, draw_scores
 from schedulers.batches import Batch, Chunk, DraftedSteps, MixedBatch
-from schedulers.lockstep import GroupBatch
+from schedulers.parallel_cores import GroupBatch
 from schedulers.sequence import Sequence as EngineSequence
 from workloads.request import Request
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from latency_models.step_time import ChunkTable, StepTime
 from latency_models.unknowns import Unknown
 from schedulers.batches import Batch
-from schedulers.lockstep import GroupBatch
+from schedulers.parallel_cores import GroupBatch
 from schedulers.sequence import Sequence as EngineSequence
 
 if TYPE_CHECKING:

@@ -23,11 +23,11 @@ from live.host_tier import HostTier
 from live.input_batch import generation_of
 from live.models.decoder import Decoder
 from schedulers.batches import Batch
-from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
 from schedulers.kv_cache import KVCache
 from schedulers.sequence import Sequence
+from schedulers.step_policies import ChunkPolicy
 
 Clock = Callable[[], float]
 

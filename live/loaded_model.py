@@ -36,8 +36,8 @@ from live.models.weights import (
     without_ffns,
 )
 from scenarios.engine import SchedulerPlan
-from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
+from schedulers.step_policies import ChunkPolicy
 from workloads.errors import BadInput
 
 GREEDY = SamplingParams(temperature=0.0)

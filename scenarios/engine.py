@@ -23,16 +23,22 @@ from scenarios.fields import (
     named,
     registered,
 )
-from schedulers.chunking import ChunkPolicy
-from schedulers.engine_config import MOST_UNSEEN_STEPS, CacheBlocksOn, EngineConfig, KVReservation, OneShotBudget
+from schedulers.engine_config import (
+    INSTALLED_VLLM,
+    MOST_UNSEEN_STEPS,
+    CacheBlocksOn,
+    EngineConfig,
+    KVReservation,
+    OneShotBudget,
+    with_preset,
+)
 from schedulers.engine_core import EngineCore
 from schedulers.kv_cache import KVCache
 from schedulers.model_slots import SlotsConfig
-from schedulers.pipeline import PipelinedEngineCore
-from schedulers.preemption import PREEMPTION_POLICIES
+from schedulers.parallel_cores import PipelinedEngineCore
+from schedulers.scheduling_policies import PREEMPTION_POLICIES, SCHEDULING_POLICIES
 from schedulers.speculation import SpeculativeEngineCore
-from schedulers.vllm_versions import INSTALLED_VLLM, with_preset
-from schedulers.waiting_queue import SCHEDULING_POLICIES
+from schedulers.step_policies import ChunkPolicy
 from workloads.errors import BadInput
 
 

@@ -17,8 +17,8 @@ from latency_models.step_time import StepTime
 from latency_models.wrapped import LoRACost, ModelSlotsStepTime
 from scenarios.fields import KV_BLOCKS, Engines, Models, registered
 from schedulers.engine_config import KVOffloading, TierConfig, WritePolicy
+from schedulers.eviction import EVICTION_POLICIES
 from schedulers.model_slots import SlotsConfig
-from schedulers.tier_eviction import EVICTION_POLICIES
 from workloads.errors import BadInput
 
 if TYPE_CHECKING:

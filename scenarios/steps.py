@@ -15,8 +15,15 @@ from latency_models.sources.registry import StepTimeSpec
 from latency_models.stages import StageLink, Stages, stage_layers
 from latency_models.step_time import StepTime
 from scenarios.fields import PolicySpec, StepTokens, make_policy, registered
-from schedulers.chunking import CHUNK_POLICIES, ChunkPolicy, PredictedSloChunks, SloChunks, StaticChunks
-from schedulers.draft_policies import DRAFT_POLICIES, DraftPolicy
+from schedulers.step_policies import (
+    CHUNK_POLICIES,
+    DRAFT_POLICIES,
+    ChunkPolicy,
+    DraftPolicy,
+    PredictedSloChunks,
+    SloChunks,
+    StaticChunks,
+)
 from workloads.errors import BadInput
 
 

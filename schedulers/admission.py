@@ -1,4 +1,7 @@
-"""Greedy admission of waiting sequences to a step, from several queues (Prelude 3, "Scheduler policy")."""
+"""Greedy admission of waiting sequences to a step, from several queues (Prelude 3, "Scheduler policy").
+
+Sequences whose prompts a prefill engine computes wait apart: their caches come from there, and then they need a slot.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,18 @@ from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Final
 
 from schedulers.batches import Chunk
+from schedulers.core_state import CoreState
 from schedulers.lifecycle import Lifecycle, in_units, whole_units
-from schedulers.model_slots import OTHERS_MAY
-from schedulers.prefill_interval import UNLIMITED_TOKENS
+from schedulers.model_slots import ADMITS, OTHERS_MAY
+from schedulers.prefill_policies import UNLIMITED_TOKENS
 from schedulers.sequence import PREFILLING, Sequence, uncached_prefix_key
 
 if TYPE_CHECKING:
     from schedulers.engine_config import OneShotBudget
     from schedulers.kv_cache import PrefixNode
     from schedulers.kv_tiers import KVTiers
-    from schedulers.waiting_queue import WaitingQueue
+    from schedulers.scheduling_policies import WaitingQueue
+
 
 NO_BUDGET: Final = 0
 """The first sequence of a queue could run, but the token budget of this step is used up."""
@@ -370,3 +375,53 @@ def _blocks_worth_caching(core: Lifecycle, sequence: Sequence, nodes: Many[Prefi
     new_blocks = max((shareable - len(nodes)) * kv_cache.blocks_per_node - reclaimable, 0)
     fits = kv_cache.free_blocks_needed(nodes, new_blocks + reclaimable) <= kv_cache.num_free_blocks
     return new_blocks if fits else 0
+
+
+def admit_transferred(core: CoreState) -> list[Sequence]:
+    """Admit sequences prefilled elsewhere within the slot and block limits.
+
+    Preempted sequences go first, but those that have their blocks do not wait: they alone can free them.
+    """
+    waiting, admitted, slots = core.waiting_for_remote_kv, [], core.model_slots
+    while waiting and len(core.running) < core.config.max_num_seqs:
+        sequence = waiting[0]
+        reserved = sequence.blocks.num_private > 0
+        if not reserved and (core.queues[0].count or blocks_to_admit(core, sequence) > core.kv_cache.num_free_blocks):
+            break
+        if slots is not None:
+            if slots.admission(sequence) != ADMITS:
+                break
+            slots.enter(sequence)
+        if not reserved:
+            allocate_transferred(core, sequence)
+        admitted.append(waiting.popleft())
+        sequence.num_computed_tokens = sequence.request.prompt_tokens
+        core.running[sequence] = None
+        core.num_admitted += 1
+        sequence.admission_index = core.num_admitted
+        core.decode_set.add(sequence)
+    return admitted
+
+
+def blocks_to_admit(core: CoreState, sequence: Sequence) -> int:
+    """Free blocks that a sequence prefilled elsewhere needs: those of its prompt and of the next token at least."""
+    reserve_output = core.config.kv_reservation == "max_tokens"
+    output = sequence.max_tokens - 1 if reserve_output else 1
+    return core.kv_cache.blocks_for(sequence.request.prompt_tokens + output)
+
+
+def allocate_transferred(core: CoreState, sequence: Sequence) -> None:
+    """Allocate the blocks of a sequence prefilled elsewhere."""
+    reserve_output = core.config.kv_reservation == "max_tokens"
+    output = sequence.max_tokens - 1 if reserve_output else 0
+    core.kv_cache.allocate(sequence.blocks, core.kv_cache.blocks_for(sequence.request.prompt_tokens + output))
+    sequence.blocks_reserved = reserve_output
+
+
+def complete_reserved(core: CoreState, sequence: Sequence) -> Sequence:
+    """A reserved sequence's cache has come: it waits for a slot, behind those that came before it."""
+    sequence.num_output_tokens = 1
+    waiting = core.waiting_for_remote_kv
+    place = sum(1 for candidate in waiting if candidate.blocks.num_private)
+    waiting.insert(place, sequence)
+    return sequence

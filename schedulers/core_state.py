@@ -7,19 +7,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from schedulers.admission_control import AdmissionControl
 from schedulers.batches import Batch, DecodeBatch
-from schedulers.capacity import make_capacity, make_full_batch
-from schedulers.chunking import ChunkPolicy
-from schedulers.decode_set import UNLIMITED_STEPS, DecodeSet
-from schedulers.engine_config import EngineConfig
+from schedulers.engine_config import NULL_BLOCKS, EngineConfig
 from schedulers.kv_cache import CacheObserver, KVCache
 from schedulers.kv_tiers import KVTiers
 from schedulers.model_slots import ModelSlots
-from schedulers.preemption import PREEMPTION_POLICIES
-from schedulers.prefill_interval import UNLIMITED_TOKENS, BatchWait, PrefillInterval
-from schedulers.prefix_order import PrefixQueue
-from schedulers.sequence import Sequence
-from schedulers.vllm_versions import NULL_BLOCKS
-from schedulers.waiting_queue import SCHEDULING_POLICIES, WaitingQueue
+from schedulers.prefill_policies import UNLIMITED_TOKENS, BatchWait, PrefillInterval, make_capacity, make_full_batch
+from schedulers.scheduling_policies import PREEMPTION_POLICIES, SCHEDULING_POLICIES, PrefixQueue, WaitingQueue
+from schedulers.sequence import UNLIMITED_STEPS, DecodeSet, Sequence
+from schedulers.step_policies import ChunkPolicy
 
 if TYPE_CHECKING:
     from workloads.request import Request

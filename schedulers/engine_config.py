@@ -1,20 +1,117 @@
-"""Settings of one engine. Names and defaults are vLLM V1's where vLLM has the setting."""
+"""Settings of one engine: vLLM V1's names and defaults where vLLM has the setting, and the rules of other schedulers.
+
+SGLang 0.5.9 `server_args.py`: prompts before decodes, chunks of 8,192 tokens (80 GB of memory), at most 16,384 prompt
+tokens a step, pages of one token, and the overlap scheduler. TensorRT-LLM 1.3 `llmapi/llm_args.py`: blocks of 32
+tokens, 8,192 tokens a step, whole prompts, no eviction of what runs, and the overlap scheduler. A scenario may state
+other values.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
-from schedulers import fair_sharing, prefix_order  # noqa: F401  # which register their policies
+from schedulers import fair_sharing  # noqa: F401  # which registers its policy
 from schedulers.admission_control import AdmissionLimits
-from schedulers.capacity import CAPACITY_POLICIES, MAX_UTILIZATION
+from schedulers.eviction import EVICTION_POLICIES
 from schedulers.model_slots import SlotsConfig
-from schedulers.preemption import PREEMPTION_POLICIES
-from schedulers.tier_eviction import EVICTION_POLICIES
-from schedulers.token_sharing import CHUNKING_POLICIES
-from schedulers.vllm_versions import DEFAULT_SCHEDULER, INSTALLED_VLLM, SCHEDULERS, SchedulerRules
-from schedulers.waiting_queue import SCHEDULING_POLICIES
+from schedulers.prefill_policies import CAPACITY_POLICIES, CHUNKING_POLICIES, MAX_UTILIZATION
+from schedulers.scheduling_policies import PREEMPTION_POLICIES, SCHEDULING_POLICIES
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerRules:
+    """Rules in which schedulers differ that are no settings of theirs.
+
+    Attributes:
+        reuse_unhashed_first: freed blocks that no prompt can find are allocated before all others.
+        goes_on_behind_preempted: when the sequence whose turn it is preempts itself for its low priority, those behind
+            it are scheduled all the same.
+        lone_prompt_ignores_threshold: `long_prefill_token_threshold` does not hold for the only request.
+        steps_back_for_idle: when a sequence is preempted before the one whose turn it is, that one keeps its turn even
+            if the preempted one was not scheduled in this step; otherwise its turn passes.
+        keeps_preempted_blocks: what a preempted sequence has computed beside its shared prompt can be found again.
+        requeues_behind: a preempted sequence waits behind those that came meanwhile.
+        merges_equal_blocks: of equal blocks that two sequences have computed, one is freed at once.
+        full_until_smaller: a batch without room is full until it is smaller (`schedulers.prefill_policies.FullBatch`).
+    """
+
+    reuse_unhashed_first: bool = True
+    goes_on_behind_preempted: bool = True
+    lone_prompt_ignores_threshold: bool = True
+    steps_back_for_idle: bool = True
+    keeps_preempted_blocks: bool = True
+    requeues_behind: bool = False
+    merges_equal_blocks: bool = False
+    full_until_smaller: bool = False
+
+
+SCHEDULER_VERSIONS: Final = {
+    "vllm-0.19": SchedulerRules(False, False, False, False),
+    "vllm-0.32": SchedulerRules(goes_on_behind_preempted=False),
+    "vllm-0.33": SchedulerRules(),
+}
+"""Versions whose decisions `EngineCore` repeats step by step (`tests/vllm_parity/`)."""
+
+NULL_BLOCKS: Final = 1
+"""Blocks in vLLM's own `num_gpu_blocks` that no request gets: its placeholder."""
+
+INSTALLED_VLLM: Final = "installed-vllm"
+"""In place of a version: the simulator runs the scheduler of the vLLM in its environment (`HostedCore`)."""
+
+DEFAULT_SCHEDULER: Final = "vllm-0.33"
+
+SCHEDULERS: Final = SCHEDULER_VERSIONS | {
+    "sglang": SchedulerRules(
+        keeps_preempted_blocks=False, requeues_behind=True, merges_equal_blocks=True, full_until_smaller=True
+    ),
+    "tensorrt-llm": SchedulerRules(),
+}
+"""All schedulers by name; `PRESETS` has the settings with which those other than vLLM's come."""
+
+
+SGLANG: Final[dict[str, Any]] = {
+    "block_size": 1,
+    "max_num_batched_tokens": 8192,
+    "max_num_seqs": 2048,
+    "max_prefill_tokens": 16384,
+    "enable_mixed_chunk": False,
+    "cache_blocks_on": "computed",
+    "preemption_policy": "fewest_outputs",
+    "capacity_scheduler_policy": "new_token_ratio",
+    "async_scheduling": True,
+}
+
+TENSORRT_LLM: Final[dict[str, Any]] = {
+    "block_size": 32,
+    "max_num_batched_tokens": 8192,
+    "max_num_seqs": 2048,
+    "enable_chunked_prefill": False,
+    "context_chunking_policy": "first_come_first_served",
+    "cache_blocks_on": "computed",
+    "in_batch_prefix_caching": True,
+    "kv_reservation": "prompt",
+    "capacity_scheduler_policy": "guaranteed_no_evict",
+    "async_scheduling": True,
+}
+
+PRESETS: Final = {"sglang": SGLANG, "tensorrt-llm": TENSORRT_LLM}
+
+NOT_OVERLAPPED: Final = ("speculative_config", "pipeline_parallel_size")
+"""Settings with which steps are not scheduled ahead."""
+
+
+def with_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The stated settings of an engine, and those with which its scheduler comes."""
+    preset = dict(PRESETS.get(str(settings.get("scheduler")), {}))
+    if not preset:
+        return dict(settings)
+    if any(name in settings for name in NOT_OVERLAPPED):
+        del preset["async_scheduling"]
+    merged = preset | dict(settings)
+    return {"chunk_unit_size": merged["block_size"]} | merged
+
 
 KVReservation = Literal["chunk", "prompt", "max_tokens"]
 """Blocks allocated at admission: for the first chunk, for the prompt, or for the prompt and `max_tokens` of output."""
@@ -110,8 +207,8 @@ class EngineConfig:
         cache_blocks_on: when a prompt block enters the prefix cache.
         in_batch_prefix_caching: of waiting requests with the same uncached prefix, admit one and hold back the others
             until it has computed the prefix (Prelude 3; SGLang's term).
-        scheduling_policy: the order of waiting requests (`schedulers.waiting_queue`). preemption_policy: which sequence
-            is preempted first (`schedulers.preemption`); None: lowest_priority under the policy priority, else newest.
+        scheduling_policy: the order of waiting requests. preemption_policy: which sequence is preempted first; None:
+            lowest_priority under the policy priority, else newest (both `schedulers.scheduling_policies`).
         scheduling_parameters: of the scheduling policy, by name.
         admission_control: which arriving requests are shed; None for none.
         kv_reservation: blocks allocated at admission. scheduler_reserve_full_isl: admit a prompt only if all of it
@@ -128,14 +225,14 @@ class EngineConfig:
             prefill_max_requests: prompts a step, 0 for no limit (both SGLang's).
         scheduler_recv_interval: steps of decodes from one look at arriving requests to the next (SGLang).
         chunk_unit_size: parts of prompts are multiples of it. context_chunking_policy: how prompts share the tokens of
-            a step (`schedulers.token_sharing`); None: in order, and none is admitted without tokens.
-        capacity_scheduler_policy: when blocks suffice for an admission (`schedulers.capacity`).
+            a step (`schedulers.prefill_policies`); None: in order, and none is admitted without tokens.
+        capacity_scheduler_policy: when blocks suffice for an admission (`schedulers.prefill_policies`).
             schedule_conservativeness: of `new_token_ratio`, the factor on its first share.
         attention_dp_timeout_iters, attention_dp_batching_wait_iters: steps for which prompts of ranks in lockstep wait
-            for one another (`schedulers.prefill_interval.PromptBalance`); the former 0: they do not.
+            for one another (`schedulers.prefill_policies.PromptBalance`); the former 0: they do not.
         batch_wait_timeout_iters, batch_wait_max_tokens_ratio: steps for which prompts wait beside decodes, unless the
-            step would have this share of `max_num_batched_tokens` (`schedulers.prefill_interval.BatchWait`).
-        scheduler: the scheduler whose further rules hold (`schedulers.vllm_versions`).
+            step would have this share of `max_num_batched_tokens` (`schedulers.prefill_policies.BatchWait`).
+        scheduler: the scheduler whose further rules hold (`SCHEDULERS`).
         one_shot: limits of one-shot work; None runs one-shot requests like all others.
         kv_offloading: tiers below the device's KV cache; None for none.
         model_slots: room for the models of an engine that cannot hold all that it serves; None: no limit.

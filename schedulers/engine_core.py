@@ -6,20 +6,29 @@ asynchronous backend begins step i + 1 before it ends step i (vLLM's async sched
 then.
 
 A step is scheduled in vLLM V1's order. Running decodes come first; if blocks run out, sequences are preempted
-(`schedulers.preemption`). Prompts under way continue next. Then, unless a sequence was preempted, waiting requests are
-admitted within the token, sequence and block limits. One-shot requests (Prelude 3) wait in a queue of their own.
+(`schedulers.scheduling_policies`). Prompts under way continue next. Then, unless a sequence was preempted, waiting
+requests are admitted within the token, sequence and block limits. One-shot requests (Prelude 3) wait in a queue of
+their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from schedulers.admission import (
+    admit_transferred,
+    allocate_transferred,
+    blocks_to_admit,
+    complete_reserved,
+    start_prefill,
+)
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch, OneShotBatch
+from schedulers.engine_config import EngineConfig
 from schedulers.kv_tiers import Load
-from schedulers.remote_prefills import admit_transferred, allocate_transferred, blocks_to_admit, complete_reserved
-from schedulers.sequence import FINISHED, FINISHING, WAITING, Sequence, uncached_prefix_key
+from schedulers.sequence import FINISHED, FINISHING, PREFILLING, WAITING, Sequence, uncached_prefix_key
 from schedulers.step_scheduling import StepScheduling
+from workloads.request import Request
 
 if TYPE_CHECKING:
     from workloads.request import Request
@@ -272,3 +281,117 @@ class EngineCore(StepScheduling):
             self.prefix_leaders.pop(uncached_prefix_key(sequence, chunk.context // self.kv_cache.node_tokens), None)
         if sequence.state not in (WAITING, FINISHED) and sequence not in self.preempted_finishing:
             self._cache_prompt_blocks(sequence, chunk.context + chunk.tokens)
+
+
+class ScheduledRequest(NamedTuple):
+    """A request in a step: its id, the tokens that it computes, and those that were in the cache before."""
+
+    request_id: int
+    num_tokens: int
+    num_computed_tokens: int
+
+
+class HostedScheduler(Protocol):
+    """A scheduler that decides for `HostedCore`. Requests go by their ids."""
+
+    def add(self, request: Request, max_tokens: int) -> None:
+        """Queue a request."""
+        ...
+
+    def schedule(self) -> tuple[list[int], list[ScheduledRequest]]:
+        """Begin a step: the requests preempted for it, and those that run, oldest admission first."""
+        ...
+
+    def end_step(self, stopped: set[int]) -> None:
+        """End the oldest step that has begun. The answers of `stopped` end with it, before their limit."""
+        ...
+
+    def abort(self, request_id: int) -> None:
+        """Drop a request."""
+        ...
+
+    def cached_prefix_tokens(self, request: Request) -> int:
+        """Leading prompt tokens of a request that are in its prefix cache."""
+        ...
+
+    def num_free_blocks(self) -> int: ...
+    def num_unfinished(self) -> int: ...
+
+
+class HostedCore(EngineCore):
+    """An engine's scheduler whose decisions are another program's.
+
+    `host` decides which requests run with how many tokens, and has the KV blocks, so that sequences count none. They
+    are kept in the states that follow: a backend sees steps, counters and load as it does with `EngineCore`.
+    """
+
+    def __init__(self, config: EngineConfig, host: HostedScheduler) -> None:
+        super().__init__(config)
+        self._host = host
+        self._shares_growing = False
+
+    def submit(
+        self,
+        request: Request,
+        now: float,
+        *,
+        max_tokens: int | None = None,
+        remote_prefill: bool = False,
+        hold_blocks: bool = False,
+        never_shed: bool = False,
+    ) -> Sequence:
+        """See `EngineCore.submit`. Caches cannot be transferred."""
+        if remote_prefill or hold_blocks:
+            raise ValueError(f"request {request.id}: expected no transfer of its cache, which a host keeps")
+        sequence = super().submit(request, now, max_tokens=max_tokens, never_shed=never_shed)
+        self._host.add(request, sequence.max_tokens)
+        return sequence
+
+    def end_step(self, batch: Batch, stopped: Iterable[Sequence], now: float) -> list[Sequence]:
+        stopped = list(stopped)
+        self._host.end_step({sequence.request.id for sequence in stopped})
+        finished = super().end_step(batch, stopped, now)
+        self.check_integrity()
+        return finished
+
+    def abort(self, request_id: int, now: float) -> Sequence | None:
+        if request_id in self.sequences:
+            self._host.abort(request_id)
+        return super().abort(request_id, now)
+
+    def cached_prefix_tokens(self, request: Request) -> int:
+        return self._host.cached_prefix_tokens(request)
+
+    def steady_decode_steps(self) -> int:
+        """0: the host decides every step."""
+        return 0
+
+    def check_integrity(self) -> None:
+        """Check that the host has as many unfinished requests, and note its free blocks."""
+        self.kv_cache.num_free_blocks = self._host.num_free_blocks()
+        if self._host.num_unfinished() != len(self.sequences):
+            raise AssertionError(
+                f"the host has {self._host.num_unfinished()} unfinished requests, {len(self.sequences)} are here"
+            )
+
+    def _schedule_running(self, chunks: list[Chunk]) -> list[Sequence] | tuple[()]:
+        """See `EngineCore._schedule_running`. The host schedules waiting sequences as well."""
+        preempted, scheduled = self._host.schedule()
+        for request_id in preempted:
+            self.preempt(self.sequences[request_id])
+        decodes: set[Sequence] = set()
+        for request_id, num_tokens, num_computed_tokens in scheduled:
+            sequence = self.sequences[request_id]
+            if sequence.state == WAITING:
+                self._queue_of(sequence).remove(sequence)
+                start_prefill(self, sequence, num_computed_tokens)
+                self.running[sequence] = None
+            if sequence.state == PREFILLING:
+                self.schedule_chunk(chunks, sequence, num_tokens)
+            else:
+                decodes.add(sequence)
+        self.kv_cache.num_free_blocks = self._host.num_free_blocks()
+        return self._pause([sequence for sequence in self.decode_set.sequences if sequence not in decodes])
+
+    def _sync_blocks(self, sequence: Sequence) -> None:
+        """See `CoreState._sync_blocks`. The host has the blocks."""

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Final
 
+from schedulers.scheduling_policies import SCHEDULING_POLICIES, KeyQueue, priority
 from schedulers.sequence import Sequence
-from schedulers.waiting_queue import SCHEDULING_POLICIES, KeyQueue, priority
 
 MAX_ACCOUNTS: Final = 10_000
 """Tenants from which on those that wait with nothing are forgotten."""

@@ -14,7 +14,7 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from schedulers.recency import Linked, RecencyList
+from schedulers.eviction import Linked, RecencyList
 
 
 class PrefixNode(Linked):

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Final
 
+from schedulers.eviction import EVICTION_POLICIES, EvictionPolicy, TierBlock
 from schedulers.kv_cache import PATH_HASHES, CacheObserver, KVCache, PrefixNode, SequenceBlocks, block_hash, cached_path
-from schedulers.tier_eviction import EVICTION_POLICIES, EvictionPolicy, TierBlock
 
 if TYPE_CHECKING:
     from schedulers.engine_config import KVOffloading, TierConfig

@@ -10,7 +10,7 @@ from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar
 
-from schedulers.load_tree import LoadTree
+from schedulers.router_views import LoadTree
 from workloads.registry import Registry
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class EngineState(Protocol):
     def cached_prefix_tokens(self, request: Request) -> int:
         """Leading prompt tokens of a request that are in its prefix cache, lower tiers included.
 
-        That is as of the last step begun, or as of the cache events that have come (`schedulers.kv_events`).
+        That is as of the last step begun, or as of the cache events that have come (`schedulers.router_views`).
         """
         ...
 

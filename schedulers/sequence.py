@@ -1,13 +1,22 @@
-"""A request while a scheduler works on it."""
+"""A request while a scheduler works on it, and the decoding ones of an engine, kept as sums.
+
+Every decode gets one token a step, so its cached tokens are a constant plus the number of steps so far:
+`kv_offset + step_index`. The counts that a step needs of its decodes (tokens attended to, blocks started, sequences
+that reach their limit) follow from a few sums and from the offsets modulo the block size. A step therefore costs the
+same for 4 sequences and for 400, and k steps cost as much as one.
+"""
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Final
 
 from schedulers.kv_cache import SequenceBlocks
 
 if TYPE_CHECKING:
     from workloads.request import Request
+
 
 WAITING: Final = 0
 PREFILLING: Final = 1
@@ -74,3 +83,162 @@ def uncached_prefix_key(sequence: Sequence, num_cached_nodes: int) -> int:
     """The first prefix id that is not cached: a leader computes it, and its followers wait for it."""
     ids = sequence.request.prefix_blocks
     return ids[num_cached_nodes] if num_cached_nodes < len(ids) else -1 - sequence.seq_id
+
+
+UNLIMITED_STEPS = 1 << 60
+"""More steps than any run takes."""
+
+
+class DecodeSet:
+    """Decoding sequences of one engine, oldest admission first.
+
+    Attributes:
+        step_index: steps begun so far. sequences: the decodes. size: their number. kv_tokens: their cached tokens
+            together.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.step_index = self.size = self.kv_tokens = 0
+        self.sequences: dict[Sequence, None] = {}
+        # Sequences that start a block at the steps of each residue modulo the block size.
+        self._block_starts = [0] * block_size
+        # Heaps of (key, seq_id, sequence, step at which it was added); entries of removed sequences are skipped.
+        self._by_last_step: list[tuple[int, int, Sequence, int]] = []
+        self._by_length: list[tuple[int, int, Sequence, int]] = []
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a sequence whose prompt is computed decode from the next step on."""
+        step = self.step_index
+        sequence.state = DECODING
+        sequence.kv_offset = sequence.num_computed_tokens - step
+        sequence.joined_step = step
+        self.sequences[sequence] = None
+        self.size += 1
+        self.kv_tokens += sequence.num_computed_tokens
+        if not sequence.blocks_reserved:
+            self._block_starts[-sequence.kv_offset % self.block_size] += 1
+        last_step = step + sequence.max_tokens - sequence.num_output_tokens
+        heappush(self._by_last_step, (last_step, sequence.seq_id, sequence, step))
+        heappush(self._by_length, (-sequence.kv_offset, sequence.seq_id, sequence, step))
+        if len(self._by_length) > 8 * self.size + 64:  # decodes that paused or left must not pile up
+            self._by_last_step = [entry for entry in self._by_last_step if entry[2].joined_step == entry[3]]
+            heapify(self._by_last_step)
+            self._by_length = [entry for entry in self._by_length if entry[2].joined_step == entry[3]]
+            heapify(self._by_length)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out and write its own counts back into it."""
+        sequence.num_computed_tokens = sequence.kv_offset + self.step_index
+        sequence.num_output_tokens += self.step_index - sequence.joined_step
+        sequence.joined_step = -1
+        sequence.left_step = self.step_index
+        del self.sequences[sequence]
+        self.size -= 1
+        self.kv_tokens -= sequence.num_computed_tokens
+        if not sequence.blocks_reserved:
+            self._block_starts[-sequence.kv_offset % self.block_size] -= 1
+
+    def num_computed_tokens(self, sequence: Sequence) -> int:
+        """Cached tokens of a decoding sequence."""
+        return sequence.kv_offset + self.step_index
+
+    def num_output_tokens(self, sequence: Sequence) -> int:
+        """Output tokens of a decoding sequence, those of steps under way included."""
+        return sequence.num_output_tokens + self.step_index - sequence.joined_step
+
+    def num_new_blocks(self) -> int:
+        """Blocks that the tokens of the next step start."""
+        return self._block_starts[self.step_index % self.block_size]
+
+    def needs_block(self, sequence: Sequence) -> bool:
+        """Tell whether the next token of a decoding sequence starts a block."""
+        return not sequence.blocks_reserved and (sequence.kv_offset + self.step_index) % self.block_size == 0
+
+    def num_new_blocks_within(self, steps: int) -> int:
+        """Blocks that the next `steps` steps start while the set stays as it is."""
+        starts, size = self._block_starts, self.block_size
+        laps, remainder = divmod(steps, size)
+        first = self.step_index % size
+        after = first + remainder
+        started = sum(starts[first:after]) if after <= size else sum(starts[first:]) + sum(starts[: after - size])
+        return started + laps * sum(starts) if laps else started
+
+    def num_new_blocks_by_step(self, steps: int) -> list[int]:
+        """Blocks that each of the next `steps` steps starts while the set stays as it is.
+
+        They sum to `num_new_blocks_within(steps)`.
+        """
+        starts, first = self._block_starts, self.step_index % self.block_size
+        return list(islice(cycle(starts[first:] + starts[:first]), steps))
+
+    def steps_within_blocks(self, num_blocks: int, max_steps: int) -> int:
+        """Steps, at most `max_steps`, for which `num_blocks` blocks suffice."""
+        if self.size * (max_steps // self.block_size + 1) <= num_blocks:
+            return max_steps
+        lap = sum(self._block_starts)
+        if not lap:
+            return max_steps
+        laps = num_blocks // lap
+        steps, remainder = laps * self.block_size, num_blocks - laps * lap
+        while steps < max_steps:
+            remainder -= self._block_starts[(self.step_index + steps) % self.block_size]
+            if remainder < 0:
+                break
+            steps += 1
+        return min(steps, max_steps)
+
+    def steps_to_max_tokens(self) -> int:
+        """Steps until the first sequence reaches its `max_tokens`, that step included."""
+        heap = self._by_last_step
+        while heap:
+            last_step, _, sequence, joined_step = heap[0]
+            if sequence.joined_step == joined_step and sequence.state == DECODING:
+                return last_step - self.step_index
+            heappop(heap)
+        return UNLIMITED_STEPS
+
+    def longest(self) -> int:
+        """Cached tokens of the longest sequence, 0 without any."""
+        heap = self._by_length
+        while heap:
+            negative, _, sequence, joined_step = heap[0]
+            if sequence.joined_step == joined_step and sequence.state == DECODING:
+                return self.step_index - negative
+            heappop(heap)
+        return 0
+
+    def advance(self, steps: int) -> None:
+        """Give every sequence `steps` tokens."""
+        self.step_index += steps
+        self.kv_tokens += steps * self.size
+
+    def pop_finishing(self) -> list[Sequence]:
+        """Remove and return the sequences whose last token is computed by the step just begun."""
+        finishing: list[Sequence] = []
+        heap, step = self._by_last_step, self.step_index
+        while heap and heap[0][0] <= step:
+            _, _, sequence, joined_step = heappop(heap)
+            if sequence.joined_step != joined_step or sequence.state != DECODING:
+                continue
+            self.remove(sequence)
+            sequence.state = FINISHING
+            finishing.append(sequence)
+        return finishing
+
+    def check_integrity(self) -> None:
+        """Compare the sums with those of the sequences.
+
+        Raises:
+            AssertionError: they differ; the message has the numbers.
+        """
+        lengths = [self.num_computed_tokens(sequence) for sequence in self.sequences]
+        if (len(lengths), sum(lengths)) != (self.size, self.kv_tokens):
+            raise AssertionError(
+                f"{self.size} decodes of {self.kv_tokens} tokens, but {len(lengths)} of {sum(lengths)}"
+            )
+        if max(lengths, default=0) != self.longest():
+            raise AssertionError(f"longest is {self.longest()}, but {max(lengths, default=0)}")
+        starting = sum(self.needs_block(sequence) for sequence in self.sequences)
+        if starting != self.num_new_blocks():
+            raise AssertionError(f"{self.num_new_blocks()} blocks start, but {starting}")

@@ -15,16 +15,14 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from typing import NamedTuple, TypeAlias
 
+from schedulers.admission import admit_transferred
 from schedulers.batches import Batch, Chunk, DecodeBatch, DraftedSteps
-from schedulers.chunking import ChunkPolicy
-from schedulers.decode_set import DecodeSet
-from schedulers.draft_policies import DraftPolicy
 from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
 from schedulers.kv_cache import KVCache
-from schedulers.remote_prefills import admit_transferred
-from schedulers.running_pass import RunningPass
-from schedulers.sequence import DECODING, Sequence
+from schedulers.lifecycle import RunningPass
+from schedulers.sequence import DECODING, DecodeSet, Sequence
+from schedulers.step_policies import ChunkPolicy, DraftPolicy
 
 Propose: TypeAlias = Callable[[Sequence, int], int]
 """Proposes draft tokens for the next step of a decode, at most the given number, and returns how many it has."""

@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING
 
 from schedulers.admission import admit
 from schedulers.batches import Chunk
-from schedulers.lifecycle import Lifecycle, in_units
-from schedulers.prefill_interval import UNLIMITED_TOKENS
-from schedulers.running_pass import RunningPass
+from schedulers.lifecycle import Lifecycle, RunningPass, in_units
+from schedulers.prefill_policies import FIRST_COME_FIRST_SERVED, UNLIMITED_TOKENS, share_tokens
 from schedulers.sequence import DECODING, PREFILLING, Sequence
-from schedulers.token_sharing import FIRST_COME_FIRST_SERVED, share_tokens
 
 if TYPE_CHECKING:
-    from schedulers.chunking import ChunkPolicy
+    from schedulers.step_policies import ChunkPolicy
 
 
 class StepScheduling(Lifecycle):

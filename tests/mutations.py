@@ -42,7 +42,7 @@ RULES = [f"tests/schedulers/test_{name}.py" for name in ("scheduler_rules", "oth
 
 NEAREST = {
     "schedulers/bundle_slots.py": ["tests/schedulers/test_bundle_slots.py", *BUNDLE],
-    "schedulers/chunking.py": ["tests/schedulers/test_chunking.py"],
+    "schedulers/step_policies.py": ["tests/schedulers/test_chunking.py"],
     "schedulers/routing.py": ["tests/schedulers/test_routing.py"],
     "schedulers": [*STORIES, "tests/schedulers/test_[dkw]*.py", *BY_HAND, *RANDOM_STORIES, *RULES],
     "twin/serving/records/overload.py": ["tests/theory/test_overload.py"],

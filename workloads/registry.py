@@ -12,10 +12,10 @@ setting are the keys of its registry. A plug-in is one Python file that adds its
     ROUTERS.register("longest_prefix")(lambda draw: LongestPrefix())
 
 A scenario lists the file under `plugins`, and it is imported before the fields are checked. The registries are
-`SCHEDULING_POLICIES` (`schedulers.waiting_queue`), `PREEMPTION_POLICIES` (`schedulers.preemption`), `CHUNK_POLICIES`
-(`schedulers.chunking`), `DRAFT_POLICIES` (`schedulers.draft_policies`), `ROUTERS` (`schedulers.routing`),
-`SCALING_POLICIES` (`schedulers.autoscaling`) and `REFILL_POLICIES` (`schedulers.bundle_slots`). Traces have theirs:
-`TRACE_FORMATS` (`workloads.traces`).
+`SCHEDULING_POLICIES` and `PREEMPTION_POLICIES` (`schedulers.scheduling_policies`), `CHUNK_POLICIES` and
+`DRAFT_POLICIES` (`schedulers.step_policies`), `ROUTERS` (`schedulers.routing`), `SCALING_POLICIES`
+(`schedulers.autoscaling`) and `REFILL_POLICIES` (`schedulers.bundle_slots`). Traces have theirs: `TRACE_FORMATS`
+(`workloads.traces`).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from latency_models.sources.registry import SourceSpec, register
 from latency_models.step_time import StepTime
 from latency_models.unknowns import Unknown
 from schedulers.batches import Batch
-from schedulers.chunking import interpolate
+from schedulers.step_policies import interpolate
 from workloads.errors import BadInput
 
 LayerType: TypeAlias = Literal["qkv", "o", "gate_up", "down"]
@@ -172,7 +172,7 @@ class EcTables(StepTime):
         return dict(self._outside)
 
     def chunk_table(self) -> tuple[list[int], list[float]]:
-        """Token counts and T_S at each: the table of `schedulers.chunking.SloChunks`."""
+        """Token counts and T_S at each: the table of `schedulers.step_policies.SloChunks`."""
         for i, (before, after) in enumerate(pairwise(self._seconds), start=1):
             if after <= before:
                 expected = (

@@ -17,8 +17,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from live.backend import Backend, BackendState
+from schedulers.engine_config import NULL_BLOCKS
 from schedulers.speculation import SpeculationStats
-from schedulers.vllm_versions import NULL_BLOCKS
 from workloads.request import Request
 
 FinishedReason: TypeAlias = Literal["stop", "length", "abort", "error"]

@@ -28,8 +28,8 @@ from live.validation.role_steps import RecordedTime, Span, role_steps, watch_ste
 from scenarios.engine import SchedulerPlan
 from scenarios.live_engines import engine_pools
 from scenarios.validation import ProfilingSpec, ValidationScenario
-from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
+from schedulers.step_policies import ChunkPolicy
 from workloads.errors import BadInput
 
 Floats = npt.NDArray[np.float64]

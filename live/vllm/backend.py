@@ -22,9 +22,8 @@ from live.vllm.engine import ProcessClock, VllmEngine
 from live.vllm.settings import SECTION
 from scenarios.engine import SchedulerPlan
 from scenarios.validation import ProfilingSpec, ValidationScenario
-from schedulers.chunking import ChunkPolicy
-from schedulers.engine_config import EngineConfig
-from schedulers.vllm_versions import NULL_BLOCKS
+from schedulers.engine_config import NULL_BLOCKS, EngineConfig
+from schedulers.step_policies import ChunkPolicy
 from workloads.errors import BadInput
 from workloads.json_files import read_json_object
 

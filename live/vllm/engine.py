@@ -14,8 +14,8 @@ from live.clock import DirectClock
 from live.generation import Generation
 from live.vllm.step_log import UNKNOWN, ScheduledStep
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
-from schedulers.chunking import ChunkPolicy
 from schedulers.sequence import Sequence
+from schedulers.step_policies import ChunkPolicy
 
 
 class ProcessClock(DirectClock):

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from live.vllm.settings import read_settings, vllm_config_of
-from schedulers.chunking import ChunkPolicy
+from schedulers.step_policies import ChunkPolicy
 
 
 class SizesChunks:

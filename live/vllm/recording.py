@@ -10,7 +10,7 @@ from typing import Any
 
 from live.vllm.settings import read_settings, vllm_config_of
 from live.vllm.step_log import LoggedEngine, ScheduledStep, StepLogWriter, scheduled_step
-from schedulers.vllm_versions import NULL_BLOCKS
+from schedulers.engine_config import NULL_BLOCKS
 
 CLOCKS = {"wall": time.perf_counter, "direct": time.process_time}
 """Clocks by name; `direct` is the CPU time of the scheduler's process, where that runs the model, too."""

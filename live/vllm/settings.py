@@ -12,7 +12,7 @@ from latency_models.io.config_io import Strict, checked, read_yaml
 from latency_models.sources.registry import StepTimeSpec
 from scenarios.engine import OneShotSpec
 from scenarios.steps import ChunkingSpec
-from schedulers.chunking import ChunkPolicy
+from schedulers.step_policies import ChunkPolicy
 from workloads.errors import BadInput
 
 SECTION = "serving_twin"

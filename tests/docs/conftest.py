@@ -11,10 +11,9 @@ import pytest
 
 from latency_models.sources.registry import SOURCES, built_in_sources
 from schedulers.bundle_slots import REFILL_POLICIES
-from schedulers.chunking import CHUNK_POLICIES
-from schedulers.preemption import PREEMPTION_POLICIES
 from schedulers.routing import ROUTERS
-from schedulers.waiting_queue import SCHEDULING_POLICIES
+from schedulers.scheduling_policies import PREEMPTION_POLICIES, SCHEDULING_POLICIES
+from schedulers.step_policies import CHUNK_POLICIES
 from twin import process
 from workloads.traces import TRACE_FORMATS
 

@@ -21,10 +21,9 @@ from latency_models.sources.registry import SourceSpec, built_in_sources
 from scenarios.afd import AfdScenario
 from scenarios.serving import ServingScenario
 from schedulers.bundle_slots import REFILL_POLICIES
-from schedulers.chunking import CHUNK_POLICIES
-from schedulers.preemption import PREEMPTION_POLICIES
 from schedulers.routing import ROUTERS
-from schedulers.waiting_queue import SCHEDULING_POLICIES
+from schedulers.scheduling_policies import PREEMPTION_POLICIES, SCHEDULING_POLICIES
+from schedulers.step_policies import CHUNK_POLICIES
 from tests.docs.pages import REFERENCE, names, rows
 from twin.cli import run
 from twin.cli.program import app

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from schedulers.chunking import CHUNK_POLICIES
-from schedulers.preemption import PREEMPTION_POLICIES
 from schedulers.routing import ROUTERS
-from schedulers.waiting_queue import SCHEDULING_POLICIES
+from schedulers.scheduling_policies import PREEMPTION_POLICIES, SCHEDULING_POLICIES
+from schedulers.step_policies import CHUNK_POLICIES
 from workloads.registry import Registry
 from workloads.traces import TRACE_FORMATS
 

@@ -186,7 +186,7 @@ class Wrong:
         return RETURNED
 """,
     "engine.chunking={policy: wrong}": """
-from schedulers.chunking import CHUNK_POLICIES
+from schedulers.step_policies import CHUNK_POLICIES
 
 @CHUNK_POLICIES.register("wrong")
 class Wrong:
@@ -194,7 +194,7 @@ class Wrong:
         return RETURNED
 """,
     "engine.preemption_policy=wrong": """
-from schedulers.preemption import PREEMPTION_POLICIES
+from schedulers.scheduling_policies import PREEMPTION_POLICIES
 
 @PREEMPTION_POLICIES.register("wrong")
 def wrong(running):

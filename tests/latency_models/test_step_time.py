@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from latency_models.sources.linear import LinearStepTime
 from latency_models.step_time import StepTime, decode_line
 from schedulers.batches import Batch, DecodeBatch, DraftedDecode, DraftedSteps
-from schedulers.lockstep import GroupBatch
+from schedulers.parallel_cores import GroupBatch
 from schedulers.sequence import Sequence
 from tests.latency_models.sources.kernel_tables.small_tables import batch
 from workloads.request import Request

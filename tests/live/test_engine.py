@@ -16,8 +16,8 @@ from live.models.config import read_config
 from live.models.decoder import Decoder
 from live.models.weights import load_weights
 from schedulers.batches import Batch
-from schedulers.chunking import StaticChunks
 from schedulers.engine_config import EngineConfig, OneShotBudget
+from schedulers.step_policies import StaticChunks
 
 GREEDY = SamplingParams(temperature=0.0)
 BLOCK = 4

@@ -27,8 +27,8 @@ from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder
 from live.models.weights import load_weights, random_weights
 from live.validation.backend import LiveBackend
-from schedulers.chunking import StaticChunks
 from schedulers.engine_config import EngineConfig, OneShotBudget
+from schedulers.step_policies import StaticChunks
 from tests.live.test_engine import BLOCK, CONFIGS, GREEDY, prompts
 
 ONE_SHOT = EngineConfig(

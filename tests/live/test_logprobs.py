@@ -15,8 +15,8 @@ from live.generation import make_generation
 from live.models.config import read_config
 from live.models.decoder import Decoder
 from live.models.weights import load_weights, random_weights
-from schedulers.chunking import StaticChunks
 from schedulers.engine_config import EngineConfig, OneShotBudget
+from schedulers.step_policies import StaticChunks
 from tests.live.conftest import COMMON
 from tests.live.test_engine import BLOCK, CONFIGS, GREEDY, drain, expected, prompts
 from workloads.errors import BadInput

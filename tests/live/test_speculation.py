@@ -20,10 +20,10 @@ from live.models.config import ModelConfig
 from live.models.decoder import Decoder
 from live.models.weights import random_weights
 from live.speculation import NgramLookup, SpeculativeEngine
-from schedulers.draft_policies import FixedDrafts
 from schedulers.engine_config import EngineConfig
 from schedulers.kv_cache import KVCache
 from schedulers.speculation import SpeculativeEngineCore
+from schedulers.step_policies import FixedDrafts
 from tests.live.test_graphs import replayed_steps
 
 CONFIG = ModelConfig("llama", Shape(2, 32, 48, 4, 2, 8, 23), max_position_embeddings=256, tied=False)

@@ -16,7 +16,7 @@ from latency_models.sources.vllm_step_log.step_log import read_step_log
 from live.vllm.policies import RunsOneShots, SizesChunks, running_work
 from live.vllm.recording import CLOCKS, RecordsSteps
 from live.vllm.settings import read_settings
-from schedulers.chunking import SloChunks
+from schedulers.step_policies import SloChunks
 from workloads.errors import BadInput
 
 ARRIVALS = count()

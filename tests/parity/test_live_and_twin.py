@@ -20,9 +20,9 @@ from live.models.decoder import Decoder  # noqa: E402
 from live.models.weights import random_weights  # noqa: E402
 from live.validation.clients import materialise  # noqa: E402
 from live.validation.replay import replay  # noqa: E402
-from schedulers.chunking import ChunkPolicy, StaticChunks  # noqa: E402
 from schedulers.engine_config import EngineConfig, OneShotBudget  # noqa: E402
 from schedulers.engine_core import EngineCore  # noqa: E402
+from schedulers.step_policies import ChunkPolicy, StaticChunks  # noqa: E402
 from tests.parity.live_and_twin import (  # noqa: E402
     BLOCK,
     CONFIG,

@@ -49,9 +49,9 @@ from live.topologies.pools.deployment import LocalPools
 from live.topologies.pools.layout import EnginePlace, PoolsLayout
 from live.validation.clients import GREEDY
 from live.validation.replay import ReplayResult, replay
-from schedulers.chunking import StaticChunks
 from schedulers.engine_config import EngineConfig, OneShotBudget
 from schedulers.model_slots import SlotsConfig
+from schedulers.step_policies import StaticChunks
 from tests.live.server.wire import Client
 from tests.rehearsal.gpu import PretendedGPU
 from twin.cli.program import app

@@ -9,12 +9,12 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 from schedulers.batches import Batch, DecodeBatch, MixedBatch, OneShotBatch
-from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
 from schedulers.kv_tiers import Load
-from schedulers.pipeline import PipelinedEngineCore
+from schedulers.parallel_cores import PipelinedEngineCore
 from schedulers.sequence import FINISHED, Sequence
+from schedulers.step_policies import ChunkPolicy
 from tests.schedulers.stories import batch_text
 from workloads.request import Request
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedulers.chunking import PredictedSloChunks, SloChunks, StaticChunks
 from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
+from schedulers.step_policies import PredictedSloChunks, SloChunks, StaticChunks
 from workloads.request import Request
 
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedulers.decode_set import UNLIMITED_STEPS, DecodeSet
-from schedulers.sequence import FINISHING, Sequence
+from schedulers.sequence import FINISHING, UNLIMITED_STEPS, DecodeSet, Sequence
 from workloads.request import Request
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedulers.capacity import CAPACITY_POLICIES
-from schedulers.chunking import ChunkPolicy, SloChunks, StaticChunks
 from schedulers.engine_config import EngineConfig, KVOffloading, OneShotBudget, TierConfig
+from schedulers.prefill_policies import CAPACITY_POLICIES
+from schedulers.step_policies import ChunkPolicy, SloChunks, StaticChunks
 from tests.schedulers.plant import NEVER, Plant, Visit, check_ends
 
 chats = st.builds(

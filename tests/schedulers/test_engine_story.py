@@ -161,7 +161,7 @@ def test_each_class_has_its_budget() -> None:
         ),
         (
             {"scheduling_policy": "lifo"},
-            "scheduling_policy: expected one of fcfs, priority, shortest_prompt, deadline, fair, lpm, found 'lifo'",
+            "scheduling_policy: expected one of fcfs, priority, shortest_prompt, deadline, lpm, fair, found 'lifo'",
         ),
         ({"cache_blocks_on": "never"}, "cache_blocks_on: expected one of scheduled, computed, found 'never'"),
         ({"kv_reservation": "all"}, "kv_reservation: expected one of chunk, prompt, max_tokens, found 'all'"),

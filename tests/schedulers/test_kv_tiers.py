@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from schedulers.engine_config import EngineConfig, KVOffloading, OneShotBudget, TierConfig
 from schedulers.engine_core import EngineCore
-from schedulers.tier_eviction import EVICTION_POLICIES, CostAware, TierBlock
+from schedulers.eviction import EVICTION_POLICIES, CostAware, TierBlock
 from tests.schedulers.plant import Plant, Visit
 from workloads.block_reuse import BlockStream
 from workloads.request import Request

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from schedulers.chunking import StaticChunks
 from schedulers.engine_config import EngineConfig, OneShotBudget
 from schedulers.engine_core import EngineCore
+from schedulers.step_policies import StaticChunks
 from tests.schedulers.stories import batch_text, chat, judge, step, steps
 from workloads.request import Request
 

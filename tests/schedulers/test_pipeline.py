@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latency_models.stages import StageLink, Stages, stage_layers
-from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
-from schedulers.pipeline import PipelinedEngineCore
+from schedulers.parallel_cores import PipelinedEngineCore
+from schedulers.step_policies import ChunkPolicy
 from tests.schedulers.plant import Plant, Visit, check_ends
 from tests.schedulers.test_engine_properties import configs, policies, stories
 from workloads.request import Request

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedulers.recency import Linked, RecencyList
+from schedulers.eviction import Linked, RecencyList
 
 CHANGES = st.lists(st.tuples(st.sampled_from(["append", "prepend", "remove", "move_to_end"]), st.integers(0, 5)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schedulers.preemption import PREEMPTION_POLICIES
+from schedulers.scheduling_policies import PREEMPTION_POLICIES
 from workloads.registry import Registry
 
 

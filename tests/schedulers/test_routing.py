@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from schedulers.load_tree import LoadTree
+from schedulers.router_views import LoadTree
 from schedulers.routing import (
     ROUTERS,
     ConsistentHashing,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from scenarios.engine import EngineSpec
-from schedulers.capacity import NewTokenRatio
 from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
-from schedulers.lockstep import LockstepGroup
+from schedulers.parallel_cores import LockstepGroup
+from schedulers.prefill_policies import NewTokenRatio
 from workloads.errors import BadInput
 from workloads.request import Request
 

@@ -11,12 +11,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from schedulers.batches import Batch
-from schedulers.chunking import StaticChunks
-from schedulers.draft_policies import DRAFT_POLICIES, DraftsByBatchSize, FixedDrafts, GoodputDrafts
 from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
 from schedulers.sequence import FINISHED, Sequence
 from schedulers.speculation import SpeculativeEngineCore
+from schedulers.step_policies import DRAFT_POLICIES, DraftsByBatchSize, FixedDrafts, GoodputDrafts, StaticChunks
 from workloads.request import Request
 
 

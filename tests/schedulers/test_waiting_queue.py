@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schedulers.scheduling_policies import SCHEDULING_POLICIES, KeyOrder, KeyQueue
 from schedulers.sequence import FINISHED, Sequence
-from schedulers.waiting_queue import SCHEDULING_POLICIES, KeyOrder, KeyQueue
 from workloads.request import Request
 
 

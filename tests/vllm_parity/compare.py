@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from schedulers.vllm_versions import SCHEDULER_VERSIONS
+from schedulers.engine_config import SCHEDULER_VERSIONS
 from tests.vllm_parity import recorded
 from tests.vllm_parity.replay import OurScheduler, VllmScheduler, decisions, difference
 from tests.vllm_parity.workloads import FAMILIES, make_workload

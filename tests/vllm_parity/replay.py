@@ -8,8 +8,7 @@ from zlib import crc32
 
 from schedulers.batches import Batch
 from schedulers.engine_config import EngineConfig
-from schedulers.engine_core import EngineCore
-from schedulers.hosted_core import ScheduledRequest
+from schedulers.engine_core import EngineCore, ScheduledRequest
 from schedulers.sequence import FINISHED
 from tests.vllm_parity.workloads import Visit, Workload
 from twin.serving.engine.installed_vllm import InstalledScheduler

@@ -19,7 +19,7 @@ from latency_models.io.builtin_files import name_on_command_line
 from latency_models.io.config_io import write_yaml
 from scenarios.engine import EngineSpec
 from scenarios.overrides import Settings, apply
-from schedulers.vllm_versions import NULL_BLOCKS
+from schedulers.engine_config import NULL_BLOCKS
 from twin.recording.player import Target, play
 from twin.recording.run_writer import RunWriter, require_empty
 from twin.recording.scrapes import Scrape, between, read_scrapes, record_scrapes

@@ -11,7 +11,7 @@ from latency_models.deployment.models import Formats
 from latency_models.io.builtin_files import is_path
 from latency_models.sources.refined import read_refined_file
 from scenarios.engine import EngineSpec
-from schedulers.vllm_versions import NULL_BLOCKS
+from schedulers.engine_config import NULL_BLOCKS
 
 if TYPE_CHECKING:
     from latency_models.deployment.models import Model

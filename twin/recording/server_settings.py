@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from latency_models.io.builtin_files import builtin_name
-from schedulers.vllm_versions import NULL_BLOCKS
+from schedulers.engine_config import NULL_BLOCKS
 from twin.recording.scrapes import RUNNING, WAITING, Scrape
 from twin.recording.upstream import Upstream, cache_settings, model_cards
 from workloads.errors import BadInput

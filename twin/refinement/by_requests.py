@@ -18,7 +18,7 @@ from scenarios.overrides import Settings
 from scenarios.serving import ServingScenario, check_scenario
 from scenarios.serving_workload import ReplaySpec
 from schedulers.batches import Batch
-from schedulers.lockstep import GroupBatch
+from schedulers.parallel_cores import GroupBatch
 from twin.refinement.measured_run import MeasuredRun, read_measured_run
 from twin.refinement.posterior import Observations, Posterior, estimate
 from twin.refinement.question import (

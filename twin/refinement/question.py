@@ -15,7 +15,7 @@ from latency_models.sources.refined import RefinedStepTime
 from latency_models.step_time import StepTime
 from scenarios.overrides import Settings, apply
 from scenarios.serving import ServingScenario, check_scenario
-from schedulers.vllm_versions import NULL_BLOCKS
+from schedulers.engine_config import NULL_BLOCKS
 from twin.refinement.posterior import Posterior
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.results.reference_run import compare

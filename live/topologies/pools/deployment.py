@@ -13,7 +13,7 @@ from live.topologies.pools.frontend import Frontend
 from live.topologies.pools.layout import FRONT, PoolsLayout
 from live.topologies.pools.worker import EngineWorker
 from live.topologies.transport import Transport
-from schedulers.chunking import ChunkPolicy
+from schedulers.step_policies import ChunkPolicy
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from live.topologies.pools.layout import (
 from live.topologies.requests import FINISH_REASONS, append_token, pack_requests, read_tokens
 from live.topologies.transport import IDLE, STOP, Idle, Message, ReceiveAny, Role, Transport, TransportError
 from schedulers.engine_config import EngineConfig
-from schedulers.kv_events import CacheView
+from schedulers.router_views import CacheView
 from schedulers.routing import ROUTERS, Router
 from workloads.request import Request
 

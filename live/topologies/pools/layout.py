@@ -16,9 +16,9 @@ from live.topologies.transport import COMMON_FORMS, Form, Forms, Payload
 from scenarios.live_engines import EnginePool
 from scenarios.pools import router_name
 from scenarios.serving import ServingScenario
-from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 from schedulers.routing import reads_caches
+from schedulers.step_policies import ChunkPolicy
 
 WORK, REPORT, SENT, BLOCKS, EVENTS, BEGUN, RESERVED = range(2, 9)
 """Kinds of messages.

@@ -21,8 +21,8 @@ from live.topologies.pools.layout import (
 from live.topologies.pools.transfers import Arrivals, Departures, ReceivingExecutor, ReceivingGraphExecutor
 from live.topologies.requests import PackedRequests, pack_tokens, unpack_requests
 from live.topologies.transport import IDLE, STOP, Computing, Message, ReceiveAny, Role, Transport, TransportError
-from schedulers.chunking import ChunkPolicy
-from schedulers.kv_events import CacheEvents
+from schedulers.router_views import CacheEvents
+from schedulers.step_policies import ChunkPolicy
 
 
 class EngineWorker:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedulers.chunking import CHUNK_POLICIES
+from schedulers.step_policies import CHUNK_POLICIES
 
 
 @CHUNK_POLICIES.register("alternating")

@@ -34,7 +34,7 @@ from live.topologies.membership import Address, Membership, listen_at
 from live.topologies.sockets import SocketTransport
 from live.topologies.tensor_parallel import LeadingDecoder, RankGroup, TensorParallelModel, follow, forms
 from live.topologies.transport import STOP, Message, TransportError
-from schedulers.chunking import StaticChunks
+from schedulers.step_policies import StaticChunks
 from tests.live.topologies.answers import CONFIGS, colocated, outputs, requests, settings
 from tests.live.topologies.test_processes import TINY
 from workloads.errors import BadInput

@@ -128,7 +128,7 @@ def test_tasks_that_are_refused(change: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("scheduling", "message"),
     [
-        ("fifo", "expected one of fcfs, priority, shortest_prompt, deadline, fair, lpm"),
+        ("fifo", "expected one of fcfs, priority, shortest_prompt, deadline, lpm, fair"),
         ({"policy": "fair", "weights": {"a": 0}}, "weights.a: got 0, expected a number above 0"),
         ({"policy": "fcfs", "output_weight": 2}, "expected parameters of fcfs"),
     ],

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from schedulers.engine_core import EngineCore
 from schedulers.kv_cache import CacheObserver
-from schedulers.kv_events import CacheView
 from schedulers.kv_tiers import Load
-from schedulers.lockstep import LockstepGroup
+from schedulers.parallel_cores import LockstepGroup
+from schedulers.router_views import CacheView
 from twin.environment import Alarm, Environment, Priority
 from twin.serving.engine.fast_forward import Window, cores_of
 

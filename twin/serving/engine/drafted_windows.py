@@ -15,7 +15,7 @@ from mypy_extensions import i64
 from latency_models.step_time import StepTime
 from schedulers.batches import DraftedDecode, DraftedSteps
 from schedulers.engine_core import EngineCore
-from schedulers.lockstep import LockstepGroup
+from schedulers.parallel_cores import LockstepGroup
 from schedulers.sequence import Sequence
 from schedulers.speculation import SpeculativeEngineCore
 from twin.serving.engine.fast_forward import FastForward, RunningStep, Window

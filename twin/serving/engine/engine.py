@@ -14,8 +14,8 @@ from collections.abc import Callable
 from latency_models.step_time import StepTime
 from schedulers.batches import Batch
 from schedulers.engine_core import EngineCore
-from schedulers.kv_events import CacheView
-from schedulers.lockstep import GroupBatch, LockstepGroup
+from schedulers.parallel_cores import GroupBatch, LockstepGroup
+from schedulers.router_views import CacheView
 from schedulers.sequence import Sequence
 from twin.environment import Alarm, Environment, Priority
 from twin.serving.engine.cache_traffic import CacheTraffic, TierLinks

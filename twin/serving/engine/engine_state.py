@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 
 from schedulers.engine_core import EngineCore
-from schedulers.load_tree import LoadTree
-from schedulers.lockstep import LockstepGroup
+from schedulers.parallel_cores import LockstepGroup
+from schedulers.router_views import LoadTree
 from twin.environment import Environment
 from twin.serving.engine.cache_traffic import CacheTraffic, TierLinks
 from twin.serving.engine.fast_forward import RunningStep, Window, cores_of

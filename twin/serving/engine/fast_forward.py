@@ -17,7 +17,7 @@ from itertools import accumulate, chain
 from latency_models.step_time import StepTime, decode_line
 from schedulers.batches import Batch
 from schedulers.engine_core import EngineCore
-from schedulers.lockstep import LockstepGroup
+from schedulers.parallel_cores import LockstepGroup
 from schedulers.sequence import Sequence
 from twin.serving.engine.step_records import AnswerEnds
 from twin.serving.records.engine_log import DECODE_STEP, EngineLog

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from schedulers.admission_control import RequestShed
 from schedulers.engine_core import EngineCore
-from schedulers.lockstep import LockstepGroup
+from schedulers.parallel_cores import LockstepGroup
 from twin.serving.records.overload import Backlog
 from twin.serving.records.requests import RequestRecord
 from workloads.errors import BadInput

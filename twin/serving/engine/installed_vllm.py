@@ -15,9 +15,8 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
-from schedulers.engine_config import EngineConfig
-from schedulers.hosted_core import HostedCore, ScheduledRequest
-from schedulers.vllm_versions import INSTALLED_VLLM, NULL_BLOCKS
+from schedulers.engine_config import INSTALLED_VLLM, NULL_BLOCKS, EngineConfig
+from schedulers.engine_core import HostedCore, ScheduledRequest
 from workloads.errors import BadInput, missing_extra
 from workloads.request import Request
 
@@ -32,7 +31,7 @@ MAX_MODEL_LEN = 1 << 24
 
 
 class InstalledScheduler:
-    """`schedulers.hosted_core.HostedScheduler` by vLLM's `Scheduler`, or its `AsyncScheduler`.
+    """`schedulers.engine_core.HostedScheduler` by vLLM's `Scheduler`, or its `AsyncScheduler`.
 
     Tokens are invented: those of a prefix id are the same in all requests, others in none.
     """

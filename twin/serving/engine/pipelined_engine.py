@@ -13,8 +13,8 @@ from collections.abc import Callable
 from latency_models.stages import Stages
 from latency_models.step_time import StepTime
 from schedulers.batches import Batch
-from schedulers.kv_events import CacheView
-from schedulers.pipeline import MICRO_BATCH_STEPS, PipelinedEngineCore, micro_batch_of
+from schedulers.parallel_cores import MICRO_BATCH_STEPS, PipelinedEngineCore, micro_batch_of
+from schedulers.router_views import CacheView
 from schedulers.sequence import Sequence
 from twin.environment import Environment
 from twin.serving.engine.engine import Engine, Watch

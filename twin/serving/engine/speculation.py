@@ -18,7 +18,7 @@ from mypy_extensions import i64
 
 from schedulers.batches import Batch
 from schedulers.engine_core import EngineCore
-from schedulers.lockstep import LockstepGroup
+from schedulers.parallel_cores import LockstepGroup
 from schedulers.sequence import DECODING, Sequence
 from schedulers.speculation import AnswerDrafts, SpeculationStats, SpeculativeEngineCore
 from twin.process import runs_compiled

@@ -17,10 +17,9 @@ from latency_models.wrapped import DraftedStepTime
 from scenarios.engine import SchedulerPlan
 from scenarios.pools import DeviceSpec, PoolSpec
 from scenarios.serving import ServingScenario
+from schedulers.engine_config import INSTALLED_VLLM
 from schedulers.engine_core import EngineCore
-from schedulers.lockstep import LockstepGroup
-from schedulers.pipeline import PipelinedEngineCore
-from schedulers.vllm_versions import INSTALLED_VLLM
+from schedulers.parallel_cores import LockstepGroup, PipelinedEngineCore
 from twin.serving.engine.installed_vllm import installed_core
 from twin.serving.engine.speculation import Acceptance, SimulatedSpeculation
 from twin.serving.plan.deployment import check_deployment, check_device, describe_origin

@@ -10,7 +10,7 @@ import simpy
 from simpy.events import Event, Process
 
 from schedulers.admission_control import RequestShed
-from schedulers.load_tree import LoadTree
+from schedulers.router_views import LoadTree
 from schedulers.routing import Router, own_method
 from schedulers.sequence import Sequence
 from twin.environment import Environment, Priority

@@ -16,7 +16,7 @@ from latency_models.step_time import ANY_SEQUENCE, StepTime
 from scenarios.pools import make_router
 from scenarios.serving import ServingScenario
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
-from schedulers.kv_events import CacheView
+from schedulers.router_views import CacheView
 from twin.environment import Environment
 from twin.serving.engine.cache_traffic import CopyLink, TierLinks
 from twin.serving.engine.engine import Engine, Watch

@@ -15,7 +15,7 @@ from latency_models.sources.kernel_tables.layers import distinct_experts
 from latency_models.sources.kernel_tables.settings import Communication, KernelTableSettings
 from latency_models.sources.kernel_tables.step_time import KernelTableStepTime
 from latency_models.sources.kernel_tables.tables import KernelTables
-from schedulers.lockstep import GroupBatch
+from schedulers.parallel_cores import GroupBatch
 from tests.latency_models.sources.kernel_tables.small_tables import (
     PER_ROW,
     TINY,

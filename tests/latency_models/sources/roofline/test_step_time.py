@@ -20,7 +20,7 @@ from latency_models.sources.roofline.spec import RooflineSpec
 from latency_models.sources.roofline.step_time import STEP_SHARE, RooflineStepTime
 from latency_models.sources.roofline.work import ABOUT, WHOLE_STEP, attended_pairs
 from latency_models.wrapped import PartitionedStepTime
-from schedulers.lockstep import GroupBatch
+from schedulers.parallel_cores import GroupBatch
 from tests.latency_models.sources.kernel_tables.small_tables import batch
 from workloads.errors import BadInput
 
