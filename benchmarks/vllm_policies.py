@@ -26,7 +26,7 @@ from scenarios.validation import check_validation
 from twin.serving.results.summary import pooled_gaps
 from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
-from twin.validation.recordings import Recording
+from twin.validation.backend import Recording
 from twin.validation.run import requests_of
 
 ROOT = Path(__file__).parent.parent

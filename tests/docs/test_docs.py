@@ -27,7 +27,7 @@ from pathlib import Path
 import pytest
 
 from reports import svg
-from twin.afd import summary
+from twin.afd import plan
 from twin.cli import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -142,7 +142,7 @@ def save(block: Block, *, smaller: bool = False) -> None:
 def test_a_guide_can_be_followed_from_top_to_bottom(
     page: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(summary, "CURVE_POINTS", 4)
+    monkeypatch.setattr(plan, "CURVE_POINTS", 4)
     if page.parent.name != "tutorial":  # figures are slow, and the tutorial draws all there are
         monkeypatch.setattr(svg, "figures", lambda blocks: {})
     for file in sorted(workplace.glob("examples/afd-*.yaml")):
@@ -220,7 +220,7 @@ def test_a_printed_table_is_what_the_command_prints(
     table = table[table.rindex("r* =") :]
     cheapest = min(re.findall(r"^ *([\d.]+) +\d+A-\d+F ", table, re.M), key=float)
     again = re.sub(r" --ratio \S+", "", line) + f" --ratio {cheapest} --no-figures"
-    monkeypatch.setattr(summary, "CURVE_POINTS", 4)
+    monkeypatch.setattr(plan, "CURVE_POINTS", 4)
     code, out, err = typed(again)
     assert code == 0, err
     compare = _theory if AZURE_NAME in line else str.split  # the draws from a trace differ with its path

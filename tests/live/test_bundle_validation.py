@@ -10,7 +10,7 @@ import pytest
 from reports.bundle_metrics import BundleMetrics, Transfers
 from tests.live.tiny_validation import write_validation
 from twin.cli import run
-from twin.validation.bundle_compare import compare_ratios, missed_goals
+from twin.validation.bundle import compare_ratios, missed_goals
 
 SCENARIO = """\
 schema: twin.scenario/1

@@ -9,7 +9,7 @@ import pytest
 
 from tests.live.tiny_validation import write_validation
 from twin.cli import run
-from twin.validation.recordings import Recording
+from twin.validation.backend import Recording
 
 pytest.importorskip("torch", reason="the live backend needs the extra [live]")
 

@@ -14,8 +14,8 @@ from latency_models.io.config_io import read_yaml_text
 from scenarios.validation import check_validation
 from tests.live.tiny_validation import write_validation
 from twin.cli import run
+from twin.validation.backend import Recording
 from twin.validation.compare import compare_load, missed, summary
-from twin.validation.recordings import Recording
 from workloads.errors import BadInput
 
 SCENARIO = """\

@@ -24,7 +24,7 @@ from twin.serving.results.timeseries import timeseries
 from twin.serving.run import independent_engines
 from twin.serving.run.independent_engines import independent_groups, simulate_apart, why_together
 from twin.serving.run.simulation import Run, Simulation
-from twin.sweeps import in_processes, one_run
+from twin.sweeps import one_run
 from twin.sweeps.serving_sweep import prepare
 from workloads.request import Request
 
@@ -122,7 +122,7 @@ def test_in_processes_as_in_one(
         measure={"after": 0.2}, engine={"num_gpu_blocks": 20},
     )  # fmt: skip
     for module, name, value in (
-        (in_processes, "WORTH_A_PROCESS", 1), (independent_engines, "SPAN", 40), (engine_log, "WORTH_A_PART", 3),
+        (one_run, "WORTH_A_PROCESS", 1), (independent_engines, "SPAN", 40), (engine_log, "WORTH_A_PART", 3),
         (summary, "MANY_STEPS", 100 if detail == "requests" else 1 << 20), (summary, "STEPS_OF_PART", 50),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from latency_models.stages import PassLatency
 from twin.afd.bundle import Bundle, BundleConfig, Supply
-from twin.theory.cycle import CycleModel
-from twin.theory.load import LoadLaw, constant_load
+from twin.theory.cycle import CycleModel, LoadLaw, constant_load
 
 times = st.one_of(st.just(0.0), st.floats(0.01, 20))
 

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from latency_models.stages import PassLatency
-from twin.theory.cycle import CycleModel
-from twin.theory.gaps import NAMES, decompose
-from twin.theory.load import LoadLaw, constant_load
-from twin.theory.paper import PaperModel
+from twin.theory.cycle import CycleModel, LoadLaw, constant_load
+from twin.theory.paper import NAMES, PaperModel, decompose
 
 TURNS = [constant_load(10.0), constant_load(30.0)]
 """Two phases that take turns, as with constant lengths."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from twin.theory.load import constant_load, instance_load, load_phases, load_quantile
+from twin.theory.cycle import constant_load, instance_load, load_phases, load_quantile
 from workloads.lengths import Fixed, Geometric, LogNormal, Uniform
 from workloads.pairs import Independent, JointEmpirical
 

@@ -13,7 +13,7 @@ import pytest
 from latency_models.stages import PassLatency
 from reports.statistics import student_quantile
 from twin.afd.bundle import Bundle, BundleConfig, Supply, step_table
-from twin.afd.measure import request_times
+from twin.afd.point import request_times
 from workloads.arrivals import Poisson
 from workloads.lengths import Fixed, Geometric, Lengths
 

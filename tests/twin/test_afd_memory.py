@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from twin.afd.measure import largest_token_load
+from twin.afd.point import largest_token_load
 from twin.cli import run
 
 TOKENS = {"prefill": 100, "decode": 20}

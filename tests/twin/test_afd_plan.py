@@ -13,8 +13,7 @@ from scenarios.afd import Topology, check_scenario, parse_ratios
 from scenarios.overrides import apply
 from twin.afd.bundle import Bundle, Supply, step_table
 from twin.afd.plan import BundlePlan, make_plan
-from twin.afd.point import simulate
-from twin.afd.steady import SteadyState, steady_state
+from twin.afd.point import SteadyState, simulate, steady_state
 from workloads.traces import Trace
 
 FIXED = {

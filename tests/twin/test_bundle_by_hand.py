@@ -8,7 +8,7 @@ import pytest
 from latency_models.stages import PassLatency
 from schedulers.bundle_slots import refill_least_loaded
 from twin.afd.bundle import Bundle, BundleConfig, Supply, step_table
-from twin.afd.measure import measure, request_times
+from twin.afd.point import measure, request_times
 
 EXACT = PassLatency(attention=(0.25, 2.0), ffn=(0.5, 1.0), communication=(0.125, 0.375))
 EACH_WAY = (0.125 + 0.375) / 2

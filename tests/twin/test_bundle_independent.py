@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from latency_models.stages import PassLatency
 from schedulers.bundle_slots import FfnOrder
 from twin.afd.bundle import Bundle, BundleConfig, Supply
-from twin.afd.measure import measure
-from twin.theory.cycle import CycleModel
-from twin.theory.load import LoadLaw
+from twin.afd.point import measure
+from twin.theory.cycle import CycleModel, LoadLaw
 
 # Attention takes as long as an instance has tokens; the FFN 1, the way there and back 2 together.
 TOKENS = PassLatency(attention=(1.0, 0.0), ffn=(0.0, 1.0), communication=(0.0, 2.0))

@@ -17,9 +17,7 @@ import pytest
 
 from latency_models.stages import PassLatency
 from twin.afd.bundle import Bundle, BundleConfig, BundleRecords, Supply, step_table
-from twin.afd.measure import Measurement, measure, request_times
-from twin.afd.point import BundleRun, request_columns
-from twin.afd.steady import SteadyState, steady_state
+from twin.afd.point import BundleRun, Measurement, SteadyState, measure, request_columns, request_times, steady_state
 
 LATENCY = PassLatency(attention=(0.25, 2.0), ffn=(0.5, 1.0), communication=(0.125, 0.375))
 CONFIG = BundleConfig(2, 1, 1, LATENCY, microbatches=2)

@@ -14,9 +14,8 @@ import pytest
 from papers.afd.reproduction import BASELINE
 from scenarios.afd import Topology, check_scenario, parse_ratios
 from scenarios.overrides import apply
-from twin.afd.plan import BundlePlan, make_plan
+from twin.afd.plan import BundlePlan, curves, idle_crossing, make_plan, simulation_summary, theory_summary
 from twin.afd.point import describe, simulate
-from twin.afd.summary import curves, idle_crossing, simulation_summary, theory_summary
 from workloads.traces import Trace
 
 

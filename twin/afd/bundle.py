@@ -1,9 +1,22 @@
 """The simulation of one AFD bundle (AFD 3.1 and 5.1): x attention instances feed y FFN instances.
 
 A microbatch goes round six states: attention, A→F transfer, wait, FFN, F→A transfer, wait. m microbatches are in
-flight, so that one computes attention while another is in transfer or at the FFN. `twin.afd.stages` has the two ways
-in which the attention instances advance. This module has the shared parts: requests, slots, the steps of a microbatch,
-and the records.
+flight, so that one computes attention while another is in transfer or at the FFN.
+
+In `LockstepSteps` all attention instances compute the same microbatch, and its attention ends with the slowest of them.
+Attention, the two directions of the link, and the FFN each serve one microbatch at a time, in order of arrival.
+
+In `IndependentSteps` every attention instance is a server with a link of its own to the FFN, and goes on to its next
+microbatch on its own. It takes the microbatches in the order in which they come back, and sends its part as soon as
+that is computed. The FFN begins when the parts of all instances that have requests in the microbatch are there, and
+returns the result to all of them at once. It serves the microbatches in the order in which they set out (`in_order`),
+as one that receives from named sources does. A `first_ready` FFN takes whichever microbatch is complete. That makes a
+difference only where some instances have no requests in a microbatch.
+
+All stages serve in order, and every microbatch visits them in the same order, so none overtakes another, except at a
+`first_ready` FFN. When a microbatch sets out, all its waiting times are therefore known. With `fast_forward` one event
+a pass carries it round; without it, and with `first_ready`, each state is an event of its own. Both give the same
+records to the last bit (`tests/parity`).
 """
 
 from __future__ import annotations
@@ -13,13 +26,207 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import simpy
 from numpy.typing import NDArray
 from simpy.events import Event
 
 from latency_models.stages import PassLatency
 from schedulers.bundle_slots import Advance, BundleSlots, FfnOrder, Microbatch, Refill, refill_fcfs
-from twin.afd.stages import IndependentSteps, LockstepSteps
 from twin.environment import Environment
+
+Waits = tuple[float, float]
+"""Time that a microbatch step waited for attention and for the FFN, links included, over all layers."""
+
+
+class Stage:
+    """A server that takes one microbatch at a time, in order of arrival: attention, FFN, or one direction of a
+    link."""
+
+    __slots__ = ("env", "free_at", "queue")
+
+    def __init__(self, env: Environment) -> None:
+        self.env = env
+        self.free_at = 0.0
+        self.queue = simpy.Resource(env)  # used step by step only
+
+    def reserve(self, ready: float, duration: float) -> float:
+        """Serve the microbatch that is ready next; returns the time at which service begins."""
+        free_at = self.free_at
+        start = free_at if free_at > ready else ready
+        self.free_at = start + duration
+        return start
+
+    def serve(self, duration: float) -> Generator[Event, None, float]:
+        """Queue, be served, leave; returns the time spent in the queue."""
+        begin = self.env.now
+        with self.queue.request() as turn:
+            yield turn
+            wait = self.env.now - begin
+            yield self.env.timeout(duration)
+        return wait
+
+
+class LockstepSteps:
+    """The four stages of a bundle whose attention instances advance in lockstep, `layers` times a decode step."""
+
+    def __init__(
+        self, env: Environment, latency: PassLatency, ffn_instances: int, layers: int, *, fast_forward: bool
+    ) -> None:
+        self.env = env
+        self.latency = latency
+        self._ffn_instances = ffn_instances
+        self._layers = layers
+        self._fast_forward = fast_forward
+        self.attention = Stage(env)
+        self.outward = Stage(env)
+        self.ffn = Stage(env)
+        self.homeward = Stage(env)
+
+    def run(self, microbatch: Microbatch) -> Generator[Event, None, Waits]:
+        """Take a microbatch through every layer."""
+        go_round = self._reserve_round if self._fast_forward else self._walk_round
+        alpha, beta = self.latency.attention
+        attention = alpha * max(microbatch.loads) + beta
+        transfer = transfer_time(self.latency, max(microbatch.active))
+        ffn = ffn_time(self.latency, microbatch.requests, self._ffn_instances)
+        attention_wait = ffn_wait = 0.0
+        for _ in range(self._layers):
+            waits = yield from go_round(attention, transfer, ffn)
+            attention_wait += waits[0]
+            ffn_wait += waits[1]
+        return attention_wait, ffn_wait
+
+    def _reserve_round(self, attention: float, transfer: float, ffn: float) -> Generator[Event, None, Waits]:
+        """One pass as one event: all stages are reserved at once, which is exact because no microbatch overtakes."""
+        env = self.env
+        ready = env.now
+        begin = self.attention.reserve(ready, attention)
+        attended = begin + attention
+        departure = self.outward.reserve(attended, transfer)
+        arrival = departure + transfer
+        ffn_begin = self.ffn.reserve(arrival, ffn)
+        ffn_end = ffn_begin + ffn
+        way_back = self.homeward.reserve(ffn_end, transfer)
+        yield env.at(way_back + transfer)
+        return (begin - ready) + (way_back - ffn_end), (departure - attended) + (ffn_begin - arrival)
+
+    def _walk_round(self, attention: float, transfer: float, ffn: float) -> Generator[Event, None, Waits]:
+        """One pass with an event for each state: the reference for the fast path."""
+        for_attention = yield from self.attention.serve(attention)
+        for_link = yield from self.outward.serve(transfer)
+        for_ffn = yield from self.ffn.serve(ffn)
+        for_way_back = yield from self.homeward.serve(transfer)
+        return for_attention + for_way_back, for_link + for_ffn
+
+
+@dataclass(slots=True)
+class _Part:
+    """An instance's part of a microbatch step: its durations, when it last reached the FFN, and how long it waited."""
+
+    instance: int
+    attention: float
+    transfer: float
+    arrived: float = 0.0
+    attention_wait: float = 0.0
+    ffn_wait: float = 0.0
+
+
+class IndependentSteps:
+    """The stages of a bundle whose x attention instances advance on their own, `layers` times a decode step."""
+
+    def __init__(
+        self,
+        env: Environment,
+        instances: int,
+        latency: PassLatency,
+        ffn_instances: int,
+        layers: int,
+        ffn_order: FfnOrder,
+        *,
+        fast_forward: bool,
+    ) -> None:
+        self.env = env
+        self.latency = latency
+        self._ffn_instances = ffn_instances
+        self._layers = layers
+        self._in_order = ffn_order == "in_order"
+        self._fast_forward = fast_forward and self._in_order
+        self.attention = [Stage(env) for _ in range(instances)]
+        self.outward = [Stage(env) for _ in range(instances)]
+        self.ffn = Stage(env)
+        self.homeward = Stage(env)
+
+    def run(self, microbatch: Microbatch) -> Generator[Event, None, Waits]:
+        """Take a microbatch through every layer; waits are means over the instances that have requests in it."""
+        go_round = self._reserve_round if self._fast_forward else self._walk_round
+        (alpha, beta), latency = self.latency.attention, self.latency
+        parts = [
+            _Part(instance, alpha * load + beta, transfer_time(latency, active))
+            for instance, (load, active) in enumerate(zip(microbatch.loads, microbatch.active, strict=True))
+            if active
+        ]
+        ffn = ffn_time(latency, microbatch.requests, self._ffn_instances)
+        transfer = transfer_time(latency, max(microbatch.active))
+        way_back_wait = 0.0
+        for _ in range(self._layers):
+            way_back_wait += yield from go_round(parts, ffn, transfer)
+        attention_wait = sum(part.attention_wait for part in parts) / len(parts)
+        return attention_wait + way_back_wait, sum(part.ffn_wait for part in parts) / len(parts)
+
+    def _reserve_round(self, parts: list[_Part], ffn: float, transfer: float) -> Generator[Event, None, float]:
+        """One pass as one event; returns the wait for the way back."""
+        env, attention, outward = self.env, self.attention, self.outward
+        ready = env.now
+        complete = 0.0
+        for part in parts:
+            begin = attention[part.instance].reserve(ready, part.attention)
+            attended = begin + part.attention
+            departure = outward[part.instance].reserve(attended, part.transfer)
+            part.arrived = arrival = departure + part.transfer
+            part.attention_wait += begin - ready
+            part.ffn_wait += departure - attended
+            if arrival > complete:
+                complete = arrival
+        ffn_begin = self.ffn.reserve(complete, ffn)
+        for part in parts:
+            part.ffn_wait += ffn_begin - part.arrived
+        ffn_end = ffn_begin + ffn
+        way_back = self.homeward.reserve(ffn_end, transfer)
+        yield env.at(way_back + transfer)
+        return way_back - ffn_end
+
+    def _walk_round(self, parts: list[_Part], ffn: float, transfer: float) -> Generator[Event, None, float]:
+        """One pass with an event for each state: the reference for the fast path."""
+        env, stage = self.env, self.ffn
+        # A place in the FFN's queue: taken when the microbatch sets out, or when it is complete.
+        place = stage.queue.request() if self._in_order else None
+        yield env.all_of([env.process(self._attend(part)) for part in parts])
+        turn = place or stage.queue.request()
+        yield turn
+        for part in parts:
+            part.ffn_wait += env.now - part.arrived
+        yield env.timeout(ffn)
+        stage.queue.release(turn)
+        return (yield from self.homeward.serve(transfer))
+
+    def _attend(self, part: _Part) -> Generator[Event, None, None]:
+        """One instance's attention and its way to the FFN."""
+        part.attention_wait += yield from self.attention[part.instance].serve(part.attention)
+        part.ffn_wait += yield from self.outward[part.instance].serve(part.transfer)
+        part.arrived = self.env.now
+
+
+def transfer_time(latency: PassLatency, requests: int) -> float:
+    """One direction of the link for the requests of one attention instance."""
+    alpha, beta = latency.communication
+    return (alpha * requests + beta) / 2
+
+
+def ffn_time(latency: PassLatency, requests: int, ffn_instances: int) -> float:
+    """The FFN for all requests of a microbatch, shared evenly by the FFN instances."""
+    alpha, beta = latency.ffn
+    return alpha * (requests / ffn_instances) + beta
+
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]

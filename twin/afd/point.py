@@ -1,4 +1,4 @@
-"""One point of a sweep: the simulation of a bundle at one ratio, compared with theory."""
+"""One point of a sweep: a bundle simulated at one ratio, its metrics (AFD eq. 21-23), and the gaps to theory."""
 
 from __future__ import annotations
 
@@ -7,14 +7,245 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from reports import metrics
 from reports.records.run_directory import write_columns
+from reports.statistics import Estimate, controlled_mean, ratio_of_means
 from scenarios.afd import Topology
-from twin.afd.bundle import Bundle, BundleConfig, BundleRecords, Supply, step_table
-from twin.afd.measure import Measurement, measure, request_times
+from twin.afd.bundle import (
+    AT_WORK,
+    ATTENTION_WAIT,
+    END,
+    FFN_WAIT,
+    LOAD_MAX,
+    LOAD_TOTAL,
+    MICROBATCH,
+    READY,
+    REQUESTS,
+    Bundle,
+    BundleConfig,
+    BundleRecords,
+    FloatArray,
+    Supply,
+    step_table,
+)
 from twin.afd.plan import BundlePlan
-from twin.afd.steady import SteadyState, steady_state
-from twin.theory.gaps import decompose
+from twin.theory.paper import decompose
+
+BATCHES = 32
+FEWEST_BATCHES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyState:
+    """Throughput per instance in the steady state, tokens per time unit, with its 95 % interval.
+
+    In a closed loop the exactly known mean token load is a control variate; `plain` does without.
+    """
+
+    throughput: float
+    interval: tuple[float, float]
+    plain: float
+    steps: int
+
+    @property
+    def relative_half_width(self) -> float:
+        """Half the interval, as a share of the throughput."""
+        return (self.interval[1] - self.interval[0]) / 2 / self.throughput
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Consecutive batches of `size` microbatch steps; arrays of shape (batches,), means over a batch's steps."""
+
+    size: int
+    duration: FloatArray
+    load: FloatArray
+    tokens: FloatArray
+
+
+def steady_state(
+    config: BundleConfig,
+    supply: Supply,
+    records: BundleRecords,
+    steps: FloatArray,
+    *,
+    slot_load: float,
+    warm_up: int,
+    period: int = 1,
+) -> SteadyState | None:
+    """Estimate the steady state; None if the run is too short for enough batches.
+
+    At most half of the steps are left out as `warm_up`; batches are whole periods. `slot_load` is the control.
+    """
+    # Steps with every slot full; with open arrivals, steps before the last request came and the bundle began to drain.
+    until = records.full_until if supply.arrivals is None else float(supply.arrivals[-1])
+    usable = len(steps) if until is None else int(np.searchsorted(steps[:, END], until, side="right"))
+    batches = _cut(steps[:usable], config.microbatches, warm_up, period)
+    if batches is None:
+        return None
+    if supply.arrivals is not None:
+        rate = ratio_of_means(batches.tokens, batches.duration)
+        return _state(config, rate, batches)
+    control = batches.load / config.attention_instances
+    time = controlled_mean(batches.duration, control, slot_load * config.batch_size)
+    tokens = config.batch_size * config.attention_instances
+    # From time per step to tokens per time; the relative width of the interval carries over.
+    rate = Estimate(tokens / time.mean, tokens * time.half_width / time.mean**2, tokens / time.plain)
+    return _state(config, rate, batches)
+
+
+def _state(config: BundleConfig, rate: Estimate, batches: Batches) -> SteadyState:
+    instances = config.attention_instances + config.ffn_instances
+    low, high = rate.mean - rate.half_width, rate.mean + rate.half_width
+    steps = batches.size * len(batches.duration)
+    interval = (low / instances, high / instances)
+    return SteadyState(rate.mean / instances, interval, rate.plain / instances, steps)
+
+
+def _cut(steps: FloatArray, microbatches: int, warm_up: int, period: int) -> Batches | None:
+    """Leave out the warm-up and cut the rest into up to 32 batches of whole rounds (and whole periods)."""
+    unit = microbatches * period
+    begin = -(-min(warm_up * microbatches, len(steps) // 2) // unit) * unit
+    units = (len(steps) - 1 - begin) // unit
+    count = min(BATCHES, units)
+    if count < FEWEST_BATCHES:
+        return None
+    size = units // count * unit
+    # Durations run from end to end, so the step before the window opens it.
+    edges = begin + np.arange(count + 1) * size
+    inside = steps[begin + 1 : edges[-1] + 1].reshape(count, size, -1)
+    return Batches(
+        size,
+        np.diff(steps[edges, END]) / size,
+        inside[:, :, LOAD_TOTAL].mean(axis=1),
+        inside[:, :, REQUESTS].mean(axis=1),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """Times at which each finished request was admitted, gave its first token and finished, in order of completion."""
+
+    ids: NDArray[np.int64]
+    microbatch: NDArray[np.int64]
+    seated: FloatArray
+    first_token: FloatArray
+    finish: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The metrics of one run of a bundle. Times in the calibration's unit, throughput in tokens per unit and instance.
+
+    `mean_token_load`: of one instance and microbatch; `largest_token_load`: a bound of an instance's tokens.
+    """
+
+    throughput: float
+    throughput_generated: float
+    tpot: float
+    tpot_gaps: float | None
+    idle_attention: float
+    idle_ffn: float
+    steady: SteadyState | None
+    total_time: float
+    mean_token_load: float
+    largest_token_load: float
+    steps: int
+    requests: int
+    state_shares: dict[str, float]
+
+
+def request_times(config: BundleConfig, supply: Supply, records: BundleRecords, steps: FloatArray) -> RequestTimes:
+    """Read the times of the first `supply.completions` requests to finish off the steps of their microbatches."""
+    seats = np.array(records.seated, dtype=np.int64)
+    decode = supply.decode
+    owner, first_step = seats % config.microbatches, seats // config.microbatches
+    ready, first, finish = (np.full(len(seats), np.inf) for _ in range(3))
+    for index in range(config.microbatches):
+        own_steps = steps[steps[:, MICROBATCH] == index]
+        finished = np.flatnonzero((seats >= 0) & (owner == index) & (first_step + decode <= len(own_steps)))
+        ready[finished] = own_steps[first_step[finished], READY]
+        first[finished] = own_steps[first_step[finished], END]
+        finish[finished] = own_steps[first_step[finished] + decode[finished] - 1, END]
+    count = len(decode) if supply.completions is None else supply.completions
+    ids = np.argsort(finish, kind="stable")[:count]
+    return RequestTimes(ids, owner[ids], ready[ids], first[ids], finish[ids])
+
+
+def measure(
+    config: BundleConfig, supply: Supply, records: BundleRecords, slot_load: float, warm_up: int, period: int = 1
+) -> Measurement:
+    """Compute all metrics of one run; the steady state leaves `warm_up` steps of each microbatch out.
+
+    `slot_load`: exact mean of an always-full slot, the control. `period`: steps after which loads repeat exactly.
+    """
+    steps = step_table(records)
+    times = request_times(config, supply, records, steps)
+    decode = supply.decode[times.ids]
+    instances = config.attention_instances + config.ffn_instances
+    stable = metrics.stable_throughput(decode, times.finish)
+    total = float(steps[-1, END])
+    generated = float(steps[steps[:, END] <= stable.time, REQUESTS].sum())
+    busy = _busy(config, steps)
+    steady = steady_state(config, supply, records, steps, slot_load=slot_load, warm_up=warm_up, period=period)
+    return Measurement(
+        throughput=stable.per_instance(instances),
+        throughput_generated=generated / stable.time / instances,
+        tpot=metrics.tpot_paper(times.first_token, times.finish, decode),
+        tpot_gaps=metrics.tpot(times.first_token, times.finish, decode),
+        idle_attention=metrics.idle_ratio(busy["instances"], config.attention_instances, total),
+        idle_ffn=metrics.idle_ratio(busy["ffn"], 1, total),
+        steady=steady,
+        total_time=total,
+        mean_token_load=float(steps[:, LOAD_TOTAL].mean()) / config.attention_instances,
+        largest_token_load=largest_token_load(steps, config.microbatches),
+        steps=len(steps),
+        requests=len(decode),
+        state_shares=_state_shares(steps, busy),
+    )
+
+
+def largest_token_load(steps: FloatArray, microbatches: int) -> float:
+    """An upper bound of an instance's tokens: the sum of the largest loads in each microbatch, maybe of others."""
+    by_begin = steps[np.argsort(steps[:, READY], kind="stable")]
+    total = np.zeros(len(by_begin))
+    for index in range(microbatches):
+        is_own = by_begin[:, MICROBATCH] == index
+        latest = np.maximum.accumulate(np.where(is_own, np.arange(len(by_begin)), -1))
+        total += np.where(latest >= 0, by_begin[latest, LOAD_MAX], 0.0)
+    return float(total.max())
+
+
+def _busy(config: BundleConfig, steps: FloatArray) -> dict[str, float]:
+    """Time at work in the steps that ended: attention phases, the instances' own attention, and the FFN.
+
+    A phase lasts as long as the slowest instance's attention in lockstep, else as the mean of those at work.
+    """
+    (alpha_a, beta_a), (alpha_f, beta_f) = config.latency.attention, config.latency.ffn
+    load = steps[:, LOAD_MAX] if config.advance == "lockstep" else steps[:, LOAD_TOTAL] / steps[:, AT_WORK]
+    phases = (alpha_a * load + beta_a).sum()
+    instances = alpha_a * steps[:, LOAD_TOTAL].sum() + beta_a * steps[:, AT_WORK].sum()
+    ffn = (alpha_f * steps[:, REQUESTS] / config.ffn_instances + beta_f).sum()
+    times = {"attention": phases, "instances": instances, "ffn": ffn}
+    return {name: config.layers * float(time) for name, time in times.items()}
+
+
+def _state_shares(steps: FloatArray, busy: dict[str, float]) -> dict[str, float]:
+    lived = float((steps[:, END] - steps[:, READY]).sum())
+    states = {
+        "attention": busy["attention"],
+        "a_to_f": 0.0,
+        "wait_for_ffn": float(steps[:, FFN_WAIT].sum()),
+        "ffn": busy["ffn"],
+        "f_to_a": 0.0,
+        "wait_for_attention": float(steps[:, ATTENTION_WAIT].sum()),
+    }
+    transfers = lived - sum(states.values())
+    states["a_to_f"] = states["f_to_a"] = transfers / 2
+    return {name: time / lived for name, time in states.items()}
+
 
 MISSING = 0.005
 STEADY_PRECISION = 0.005

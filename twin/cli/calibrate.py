@@ -260,8 +260,8 @@ def steps(run: Path, /, *, output: Output, json: Json = False) -> int:
     from reports.calibration import step_log_report
     from twin.cli.console import note, print_result, write_or_print
     from twin.recording.step_logs import seen
+    from twin.validation.backend import ProfilingRecording
     from twin.validation.fitting import fitted_document
-    from twin.validation.recordings import ProfilingRecording
 
     log = read_logged_steps(run)
     rounds = [[(0.0, step) for step in stretch] for stretch in log.stretches]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from reports.records.run_directory import RunDirectory
     from twin.executors.executor import Executor
     from twin.serving.plan.plan import ServingPlan
-    from twin.sweeps.sweep import Sweep
+    from twin.sweeps.serving_sweep import Sweep
 
 
 def open_sweep(

@@ -168,8 +168,7 @@ def _engine(source: _Source) -> _Validation:
 
 def _bundle(source: _Source) -> _Validation:
     from scenarios.validation import check_bundle_validation
-    from twin.validation.bundle_compare import missed_goals
-    from twin.validation.bundle_run import BundleValidation
+    from twin.validation.bundle import BundleValidation, missed_goals
 
     source.refuse("calibration")
     if source.device != "cpu":

@@ -4,7 +4,6 @@ An executor keeps nothing. The caller saves each result when it comes, and may g
 
     executor    the protocol, and the choice of one by name
     processes   processes of this machine
-    batches     what clusters have in common: few tasks in flight, in batches
-    shipping    tasks as bytes, with traces and tables sent once to each worker, which must have our version
-    on_dask, on_ray
+    shipping    tasks as bytes, with traces and tables sent once to each worker, which must have our version, in batches
+    clusters    Dask and Ray
 """

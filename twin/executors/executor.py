@@ -43,12 +43,12 @@ class ExecutorChoice:
     def start(self) -> Iterator[Executor]:
         """Start the executor, or connect to it, until the end of the block; `BadInput` if that fails."""
         if self.kind == "dask":
-            from twin.executors.on_dask import dask_executor
+            from twin.executors.clusters import dask_executor
 
             with dask_executor(self.address, self.jobs) as on_dask:
                 yield on_dask
         elif self.kind == "ray":
-            from twin.executors.on_ray import ray_executor
+            from twin.executors.clusters import ray_executor
 
             with ray_executor(self.jobs) as on_ray:
                 yield on_ray

@@ -1,4 +1,4 @@
-"""Tasks as bytes for other machines, and what a worker does with them.
+"""Tasks as bytes for the workers of a cluster, in a few batches in flight that are filled up as they come back.
 
 Points of a sweep share traces and step-time tables, which may have many megabytes. A task's bytes name these parts by
 a digest of their content; a worker keeps the parts, and each travels to it once.
@@ -6,6 +6,7 @@ a digest of their content; a worker keeps the parts, and each travels to it once
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import io
@@ -13,18 +14,18 @@ import pickle
 import platform
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from latency_models.step_time import StepTime
 from scenarios.reading import ImportedPlugin, import_again, imported_plugins
-from workloads.errors import TwinError
+from workloads.errors import BadInput, TwinError
 from workloads.trace import Trace
 
 PACKAGES = ("workloads", "schedulers", "latency_models", "scenarios", "reports", "twin")
@@ -228,3 +229,103 @@ def run_batch(batch: Batch, worker: str = "", fetch: Callable[[str], bytes] | No
         work, tasks = _Unpickler(batch.tasks, CABINET).load()
         results = [work(task) for task in tasks]
         return Done(results, time.thread_time() - begin)
+
+
+Result = TypeVar("Result")
+Handle = TypeVar("Handle")
+
+SECONDS = 0.25
+"""Wanted CPU time of a batch: a batch costs some milliseconds, and what it holds is lost if its worker is."""
+
+LARGEST = 64
+"""Tasks of a batch, at most."""
+
+IN_FLIGHT = 2
+"""Batches of each worker: one that runs, and one that waits there."""
+
+LAST = 4
+"""A batch has at most so small a part of each worker's share of the tasks that are left, so that all end together."""
+
+
+class Cluster(Protocol[Handle]):
+    """Workers elsewhere."""
+
+    name: str
+    """The value of `--executor`."""
+
+    def workers(self) -> int:
+        """The number of worker processes at present."""
+
+    def submit(self, batch: Batch) -> Handle:
+        """Start a batch on any worker."""
+
+    def next_reply(self) -> tuple[Handle, Reply]:
+        """Wait for a batch that was submitted and not dropped; raises what a task raised, or `ExecutorLost`."""
+
+    def supply(self, worker: str, parts: Mapping[str, bytes], plugins: Sequence[ImportedPlugin]) -> None:
+        """Send parts to a worker that misses them; a worker that has gone needs none."""
+
+    def drop(self, handles: Iterable[Handle]) -> None:
+        """Forget batches, of which one may have ended in an error."""
+
+
+@dataclass
+class OnCluster(Generic[Handle]):
+    """An executor of batches on a cluster."""
+
+    cluster: Cluster[Handle]
+    shipper: Shipper = field(default_factory=Shipper)
+
+    @contextlib.contextmanager
+    def each_as_done(
+        self, work: Callable[[Task], Result], tasks: Sequence[Task]
+    ) -> Iterator[Iterator[tuple[Task, Result]]]:
+        flight = _Flight(self.cluster, self.shipper, work, tasks)
+        try:
+            flight.fill()
+            yield flight.results()
+        finally:
+            self.cluster.drop(flight.batches)
+
+
+class _Flight(Generic[Handle, Task, Result]):
+    """The tasks of one block, and the batches in flight, by handle."""
+
+    def __init__(
+        self, cluster: Cluster[Handle], shipper: Shipper, work: Callable[[Task], Result], tasks: Sequence[Task]
+    ) -> None:
+        self._cluster = cluster
+        self._shipper = shipper
+        self._work = work
+        self._waiting = deque(tasks)
+        self._seconds = SECONDS  # of CPU time, of a task
+        self.batches: dict[Handle, tuple[Batch, list[Task]]] = {}
+
+    def fill(self) -> None:
+        """Submit batches until there are enough in flight."""
+        workers = self._cluster.workers()
+        while self._waiting and len(self.batches) < IN_FLIGHT * workers:
+            share = len(self._waiting) // (LAST * workers)
+            size = max(1, min(int(SECONDS / self._seconds), share, LARGEST))
+            tasks = [self._waiting.popleft() for _ in range(size)]
+            batch = self._shipper.pack(self._work, tasks)
+            self.batches[self._cluster.submit(batch)] = (batch, tasks)
+
+    def results(self) -> Iterator[tuple[Task, Result]]:
+        while self.batches:
+            handle, reply = self._cluster.next_reply()
+            batch, tasks = self.batches.pop(handle)
+            if isinstance(reply, Refused):
+                expected = f"expected workers of the same version as here, found {difference(reply.found, versions())}"
+                raise BadInput(expected, field="--executor", value=self._cluster.name)
+            if isinstance(reply, Missing):
+                parts = {digest: self._shipper.parts[digest] for digest in reply.parts}
+                self._cluster.supply(reply.worker, parts, batch.plugins)
+                self.batches[self._cluster.submit(batch)] = (batch, tasks)
+                continue
+            self._note_duration(reply, len(tasks))
+            self.fill()  # before the results are worked on
+            yield from zip(tasks, reply.results, strict=True)
+
+    def _note_duration(self, reply: Done, tasks: int) -> None:
+        self._seconds += 0.3 * (max(reply.seconds / tasks, 1e-6) - self._seconds)

@@ -27,7 +27,7 @@ from reports.pages.charts import bokeh_chart
 from reports.pages.html import html_cell, html_table
 from reports.pages.theme import PREDICTED, SERIES, WAITING, WIDGETS
 from reports.serving.sentences import LATENCIES, POINTS, headline, warnings
-from twin.page.knobs import Choices, Knob
+from twin.page.questions import Choices, Knob
 
 Changed = Callable[[Choices], None]
 

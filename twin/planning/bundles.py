@@ -23,7 +23,7 @@ from scenarios.afd import Topology, parse_ratios
 from scenarios.planning import BundleSpec, EngineKindSpec, PlanSpec
 from scenarios.pools import DeviceSpec
 from twin.afd.memory import LEVEL
-from twin.theory.load import load_quantile
+from twin.theory.cycle import load_quantile
 from workloads.errors import BadInput
 from workloads.pairs import JointEmpirical
 

@@ -18,7 +18,7 @@ from twin.planning.day_question import DayQuestion, Fleet
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.results.report import NOTE
 from twin.sweeps.one_run import simulate
-from twin.sweeps.sweep import Document
+from twin.sweeps.serving_sweep import Document
 
 SCHEMA = "twin.day-plan/1"
 

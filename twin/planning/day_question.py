@@ -18,7 +18,7 @@ from scenarios.serving import check_scenario
 from twin.serving.plan.plan import ServingPlan, StepTimes, make_plan
 from twin.serving.plan.pools import devices_of
 from twin.serving.results.report import run_fingerprint
-from twin.sweeps.sweep import Document, TraceFiles
+from twin.sweeps.serving_sweep import Document, TraceFiles
 from workloads.errors import BadInput
 from workloads.rates import Profile
 

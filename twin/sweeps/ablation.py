@@ -19,8 +19,7 @@ from scenarios.serving import check_scenario
 from twin.serving.plan.plan import Draw
 from twin.serving.results.report import NOTE
 from twin.serving.results.uncertainty import combine, flatten
-from twin.sweeps.serving_sweep import ServingSweep, Task, prepare
-from twin.sweeps.sweep import Document
+from twin.sweeps.serving_sweep import Document, ServingSweep, Task, prepare
 from workloads.errors import BadInput
 
 SCHEMA = "twin.ablation/1"

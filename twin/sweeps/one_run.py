@@ -1,17 +1,155 @@
-"""One run of a plan, from the fields of a scenario to its report: `simulate(read_plan(document, path))`."""
+"""One run of a plan, from the fields of a scenario to its report: `simulate(read_plan(document, path))`.
+
+Engines that are independent run apart, each group on its own, in one or several processes.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import pickle
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from scenarios.overrides import Settings, with_trace
 from scenarios.serving import check_scenario
-from twin.serving.plan.plan import Draw, ServingPlan, make_plan
+from twin.executors.processes import each_as_done
+from twin.serving.engine.cache_traffic import TierLinks
+from twin.serving.engine.engine import Engine
+from twin.serving.engine.speculation import SimulatedSpeculation
+from twin.serving.plan.plan import Draw, ServingPlan, make_plan, widest
+from twin.serving.records.engine_log import Counters, EngineLog
+from twin.serving.records.overload import Backlog, Snapshot
 from twin.serving.records.requests import Sink
+from twin.serving.records.step_file import StepFile
 from twin.serving.results.report import Document, report_run
+from twin.serving.run.independent_engines import (
+    IndependentEngines,
+    Rows,
+    in_order,
+    independent_groups,
+    merged_run,
+    simulate_apart,
+)
 from twin.serving.run.simulation import Run, Simulation
 from workloads.errors import BadInput
+
+WORTH_A_PROCESS = 10_000
+"""Requests of a run for which another process gains more than it costs."""
+
+
+def run_apart(
+    plan: ServingPlan, replication: int = 0, draw: Draw = None, sink: Sink | None = None, processes: int = 1
+) -> Run | None:
+    """Run independent engines of a plan in at most so many processes; None if they are not independent."""
+    groups = len(independent_groups(plan))
+    if groups == 1:
+        return None
+    plan = plan.for_one_run()
+    processes = min(processes, groups, plan.requests // WORTH_A_PROCESS)
+    if processes <= 1:
+        return simulate_apart(plan, replication, draw, sink)
+    return _simulate_in_processes(plan, replication, draw, sink, processes)
+
+
+@dataclass(frozen=True)
+class _Share:
+    """One process's share of a run, and the files for its results."""
+
+    plan: ServingPlan
+    replication: int
+    draw: Draw
+    number: int
+    shares: int
+    folder: Path
+
+    @property
+    def requests(self) -> Path:
+        return self.folder / f"{self.number}.requests"
+
+    @property
+    def steps(self) -> Path:
+        return self.folder / f"{self.number}.steps"
+
+
+@dataclass(frozen=True)
+class EngineOfProcess:
+    """The end of an engine that another process has simulated; see `EngineAtEnd`."""
+
+    name: str
+    blocks: int
+    max_num_seqs: int
+    counters: Counters
+    backlog: Backlog
+    log: EngineLog
+    speculation: SimulatedSpeculation | None = None
+    tier_links: TierLinks | None = None
+    stage_busy: list[float] = field(default_factory=list)
+
+
+def _simulate_in_processes(plan: ServingPlan, replication: int, draw: Draw, sink: Sink | None, processes: int) -> Run:
+    """Run groups of engines in processes, which leave requests and steps in files: long runs take little memory."""
+    with tempfile.TemporaryDirectory(prefix="twin-") as folder:
+        shares = [_Share(plan, replication, draw, number, processes, Path(folder)) for number in range(processes)]
+        engines: list[EngineOfProcess] = []
+        outsides = [plan.outside()]
+        with each_as_done(_simulate_share, shares, processes) as results:
+            for share, (ends, outside) in results:
+                file = StepFile(share.steps, new=False) if share.steps.exists() else None
+                engines += [_engine(end, file) for end in ends]
+                outsides.append(outside)
+        spans = zip(*map(_finished_parts, shares), strict=True)
+        return merged_run(plan, map(_together, spans), sink, lambda: engines, widest(outsides))
+
+
+def _simulate_share(share: _Share) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Simulate a share into files; returns the ends of its engines as plain objects, and `ServingPlan.outside`."""
+    part = IndependentEngines(
+        share.plan, share.replication, share.draw, share.number, share.shares, lambda: StepFile(share.steps)
+    )
+    with share.requests.open("wb") as file:
+        for rows in part.finished_parts():
+            pickle.dump(rows, file, pickle.HIGHEST_PROTOCOL)
+    return [_end_of(engine) for engine in part.engines.values()], share.plan.outside()
+
+
+def _end_of(engine: Engine) -> dict[str, Any]:
+    first, last = engine.backlog.first, engine.backlog.last
+    return {
+        "name": engine.name,
+        "blocks": engine.blocks,
+        "max_num_seqs": engine.max_num_seqs,
+        "counters": asdict(engine.counters),
+        "backlog": (first, None if last is None else tuple(last)),
+        "log": engine.log.dump(),
+    }
+
+
+def _engine(end: dict[str, Any], file: StepFile | None) -> EngineOfProcess:
+    first, last = end["backlog"]
+    return EngineOfProcess(
+        end["name"],
+        end["blocks"],
+        end["max_num_seqs"],
+        Counters(**end["counters"]),
+        Backlog.at_end(first, None if last is None else Snapshot(*last)),
+        EngineLog.load(end["log"], file),
+    )
+
+
+def _finished_parts(share: _Share) -> Iterator[Rows]:
+    """The requests that `_simulate_share` has written, span by span."""
+    with share.requests.open("rb") as file:
+        while file.peek(1):
+            yield pickle.load(file)
+
+
+def _together(span: Sequence[Rows]) -> Rows:
+    """The requests of all shares that finish in a span, in order."""
+    return in_order({name: np.concatenate([rows[name] for rows in span]) for name in span[0]})
 
 
 @dataclass(frozen=True)
@@ -57,8 +195,6 @@ def run_plan(
 
 def _run(plan: ServingPlan, replication: int, draw: Draw, sink: Sink | None, processes: int) -> Run:
     if sum(map(len, plan.groups)) > 1:
-        from twin.sweeps.in_processes import run_apart
-
         run = run_apart(plan, replication, draw, sink, processes)
         if run is not None:
             return run

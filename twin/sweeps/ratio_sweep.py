@@ -14,11 +14,10 @@ from reports.records.run_directory import fingerprint, write_bytes
 from scenarios.afd import Topology, check_scenario, parse_ratios
 from scenarios.fields import BUNDLE_REQUESTS, RUNS, SLOTS
 from scenarios.overrides import Settings, in_words, with_trace
-from twin.afd.plan import BundlePlan, make_plan
+from twin.afd.plan import BundlePlan, curves, make_plan, simulation_summary, theory_summary
 from twin.afd.point import run_point
-from twin.afd.summary import curves, simulation_summary, theory_summary
-from twin.sweeps.sweep import Case, Document, Sweep, TraceFiles
-from twin.theory.gaps import NAMES
+from twin.sweeps.serving_sweep import Case, Document, Sweep, TraceFiles
+from twin.theory.paper import NAMES
 from workloads.errors import BadInput
 
 SCHEMA = "twin.sweep/1"

@@ -1,21 +1,122 @@
-"""Sweeps of serving scenarios: every configuration, replication and draw, simulated."""
+"""Sweeps: configurations of a scenario, simulated in independent runs; of serving, each replication and draw."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from scenarios.fields import DRAWS, REPLICATIONS, RUNS
 from scenarios.overrides import Settings, in_words, with_trace
 from scenarios.serving import check_scenario
+from twin.executors.executor import Executor
 from twin.serving.plan.plan import Draw, ServingPlan, StepTimes, make_plan
 from twin.serving.results.report import NOTE, run_document, run_fingerprint, run_inputs
 from twin.serving.results.uncertainty import combine, sensitivities, with_width
 from twin.sweeps.one_run import simulate
-from twin.sweeps.sweep import Case, Document, Sweep, TraceFiles
 from workloads.errors import BadInput
+
+if TYPE_CHECKING:
+    from workloads.trace import Trace
+
+Document = dict[str, Any]
+
+
+class Keyed(Protocol):
+    """One run to make."""
+
+    @property
+    def key(self) -> str:
+        """Its name in a run folder."""
+
+
+Plan = TypeVar("Plan")
+AnyTask = TypeVar("AnyTask", bound=Keyed)
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Case(Generic[Plan]):
+    """One configuration: the settings that set it apart, and its plan."""
+
+    settings: Settings
+    plan: Plan
+
+
+class Sweep(ABC, Generic[AnyTask, Result]):
+    """Checked configurations and their runs. Nothing is simulated until `run`."""
+
+    @property
+    @abstractmethod
+    def tasks(self) -> Sequence[AnyTask]:
+        """Every run, in the order in which they start."""
+
+    @abstractmethod
+    def inputs(self) -> Document:
+        """The entries of a run's manifest."""
+
+    @abstractmethod
+    def fingerprint(self, version: str) -> str:
+        """A digest of `version` and of everything that a result depends on."""
+
+    @abstractmethod
+    def label(self, task: AnyTask) -> str:
+        """A run's configuration in words, for progress."""
+
+    @abstractmethod
+    def summarise(self, documents: dict[str, Document]) -> Document:
+        """The document of the whole sweep."""
+
+    @abstractmethod
+    def work(self) -> Callable[[AnyTask], Result]:
+        """The function that makes a run, perhaps in another process."""
+
+    @abstractmethod
+    def keep_result(self, task: AnyTask, result: Result, folder: Path | None) -> Document:
+        """The point of a run for `points.jsonl`; files of the run are written to `folder`."""
+
+    def prepare_summary(self) -> None:
+        """Compute parts of the summary that need no results, while workers simulate."""
+
+    def run(
+        self,
+        documents: dict[str, Document],
+        keep: Callable[[str, Document], None],
+        executor: Executor,
+        meanwhile: Callable[[], object] = lambda: None,
+        folder: Path | None = None,
+    ) -> Iterator[AnyTask]:
+        """Make the missing runs; `keep` each and add it to `documents`, then yield its task."""
+        missing = [task for task in self.tasks if task.key not in documents]
+        with executor.each_as_done(self.work(), missing) as results:
+            self.prepare_summary()
+            meanwhile()
+            for task, result in results:
+                point = self.keep_result(task, result, folder)
+                keep(task.key, point)
+                documents[task.key] = point
+                yield task
+
+
+class TraceFiles:
+    """Traces of a scenario's configurations. Each file is read once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._traces: dict[str, Trace | None] = {}
+
+    def read(self, workload: Any) -> Trace | None:
+        """The trace that a `workload` section names, if it names one."""
+        spec = workload.trace
+        key = json.dumps(None if spec is None else [spec.path, spec.format])
+        if key not in self._traces:
+            self._traces[key] = workload.read_trace(self._folder)
+        return self._traces[key]
+
 
 SWEEP_SCHEMA = "twin.serving-sweep/1"
 

@@ -1,4 +1,4 @@
 """Validation: a live run measured and compared with its prediction. This package does not import the live engine.
 
-`run` goes from the first profiling round to the document, for engines and pools; `bundle_run` does for a bundle.
+`run` goes from the first profiling round to the document, for engines and pools; `bundle` does for a bundle.
 """

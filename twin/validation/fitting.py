@@ -27,9 +27,8 @@ from twin.serving.engine.draft_outcomes import DraftOutcomes, document
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.run.simulation import realisation
 from twin.sweeps.serving_sweep import prepare
-from twin.validation.backend import Backend, ProfiledRounds, description
+from twin.validation.backend import Backend, ProfiledRounds, ProfilingRecording, description
 from twin.validation.contention import ContentionMeter
-from twin.validation.recordings import ProfilingRecording
 
 PROFILING_SEED = 1
 SPEED_PASSES = 5

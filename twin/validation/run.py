@@ -23,7 +23,7 @@ from twin.serving.results.summary import latencies, pooled_gaps, summarise
 from twin.serving.results.timeseries import curve
 from twin.serving.run.simulation import Run, Simulation, realisation, realised_sessions
 from twin.sweeps.serving_sweep import prepare
-from twin.validation.backend import Backend, Requests, description
+from twin.validation.backend import Backend, Recording, Requests, description
 from twin.validation.compare import (
     GOALS,
     StepTimes,
@@ -32,16 +32,16 @@ from twin.validation.compare import (
     coverage,
     curves,
     drawn_summaries,
+    fleet_summary,
     forecast_intervals,
     refit_error,
+    simulated_summary,
     summaries_of_drafts,
     summary,
     timeline,
 )  # fmt: skip
 from twin.validation.contention import ContentionMeter
 from twin.validation.fitting import FixedStepModel, ProfiledStepModel, measured_drafts
-from twin.validation.fleet import fleet_summary, simulated_summary
-from twin.validation.recordings import Recording
 from workloads.errors import BadInput
 from workloads.generator import Workload
 

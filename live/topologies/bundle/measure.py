@@ -1,6 +1,6 @@
 """A bundle measured by direct execution, with its slots kept full (the closed loop of AFD 5.1).
 
-The metrics are those of the twin (`twin/afd/measure.py`), by the same functions: throughput of eq. 21, TPOT of eq. 22
+The metrics are those of the twin (`twin/afd/point.py`), by the same functions: throughput of eq. 21, TPOT of eq. 22
 and idle shares of eq. 23. All of a worker's Python counts as its work.
 
 The attention instances compute prompts, in chunks beside the decodes. With `prefilled` they do not: requests come with

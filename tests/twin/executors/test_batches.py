@@ -9,9 +9,8 @@ import pytest
 
 from scenarios.reading import ImportedPlugin
 from twin.executors import shipping
-from twin.executors.batches import IN_FLIGHT, LARGEST, OnCluster
 from twin.executors.executor import choose_executor
-from twin.executors.shipping import Batch, Cabinet, Done, Refused, Reply, run_batch
+from twin.executors.shipping import IN_FLIGHT, LARGEST, Batch, Cabinet, Done, OnCluster, Refused, Reply, run_batch
 from workloads.errors import BadInput
 
 

@@ -162,7 +162,7 @@ def test_a_worker_of_another_version_is_refused(
 def test_a_scheduler_that_does_not_answer_is_refused(
     serving: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twin.executors.on_dask.CONNECT", 0.5)
+    monkeypatch.setattr("twin.executors.clusters.CONNECT", 0.5)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from scenarios.serving import check_scenario
 from tests.twin.page.scenarios import roofline
 from tests.twin.serving.scenarios import scenario
-from twin.page.knobs import Choices, from_link, knobs_of, settings_of, to_link
-from twin.page.questions import Inquiry
+from twin.page.questions import Choices, Inquiry, from_link, knobs_of, settings_of, to_link
 
 
 def inquiry(document: dict[str, Any] | None = None) -> Inquiry:

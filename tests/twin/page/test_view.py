@@ -9,8 +9,7 @@ import pytest
 
 from tests.twin.page.scenarios import roofline
 from twin.page.application import title_of
-from twin.page.knobs import from_link
-from twin.page.questions import DRAFT_REQUESTS, Inquiry, _afd, _simulated
+from twin.page.questions import DRAFT_REQUESTS, Inquiry, _afd, _simulated, from_link
 from twin.page.view import View
 
 

@@ -15,9 +15,8 @@ import pytest
 import twin
 from latency_models.io.config_io import write_yaml
 from tests.twin.page.scenarios import roofline
-from twin.page.knobs import from_link
-from twin.page.questions import LOADS, Inquiry, answer
-from twin.page.worker import Worker
+from twin.page.application import Worker
+from twin.page.questions import LOADS, Inquiry, answer, from_link
 
 Answer = tuple[int, str, dict[str, Any]]
 LIMIT = 120.0

@@ -13,7 +13,7 @@ import yaml
 import twin
 from tests.twin.planning.scenarios import SMALL, plan, question
 from twin.cli import run
-from twin.theory.load import load_quantile
+from twin.theory.cycle import load_quantile
 from workloads.pairs import JointEmpirical
 
 PREFILL = {

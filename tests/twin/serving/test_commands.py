@@ -13,7 +13,7 @@ from pyarrow import parquet
 from latency_models.io.config_io import write_yaml
 from tests.twin.serving.scenarios import scenario
 from twin.cli import run
-from twin.sweeps import in_processes
+from twin.sweeps import one_run
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 RUN = Path(__file__).parents[4] / "shared/data/measured/vllm_0.19_rtxpro6000_llama31_8b"
@@ -46,7 +46,7 @@ def test_requests_alone_may_be_kept(workspace: Path, capsys: pytest.CaptureFixtu
 def test_independent_engines_in_processes_leave_the_same_files(
     workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(in_processes, "WORTH_A_PROCESS", 10)
+    monkeypatch.setattr(one_run, "WORTH_A_PROCESS", 10)
     system = "system={layout: colocated, replicas: 4, routing: round_robin}"
     results = []
     for jobs in ("1", "3"):

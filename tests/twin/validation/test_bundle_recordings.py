@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from twin.afd.role_times import TimedStretch
-from twin.validation.recordings import read_stretches, write_stretches
+from twin.validation.backend import read_stretches, write_stretches
 from workloads.errors import BadInput
 
 

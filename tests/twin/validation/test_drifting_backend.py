@@ -24,9 +24,9 @@ from schedulers.batches import Batch
 from twin.environment import Environment, Priority
 from twin.serving.engine.engine import Engine
 from twin.serving.records.requests import RequestRecord
+from twin.validation.backend import ProfilingRecording
 from twin.validation.compare import missed
 from twin.validation.fitting import fitted_document
-from twin.validation.recordings import ProfilingRecording
 from twin.validation.run import EngineValidation
 from workloads.request import Request
 

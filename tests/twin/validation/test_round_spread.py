@@ -9,8 +9,8 @@ import pytest
 
 from latency_models.io.config_io import checked, write_yaml
 from latency_models.sources.engine_regression import MACHINE, EngineRegression, EngineRegressionFile, Step
+from twin.validation.backend import ProfilingRecording
 from twin.validation.fitting import fitted_document, machine_speeds, round_spread
-from twin.validation.recordings import ProfilingRecording
 
 WITHIN = 0.02
 PROVENANCE = {"device": "none", "model": "none"}

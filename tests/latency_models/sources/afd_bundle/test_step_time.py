@@ -21,9 +21,8 @@ from latency_models.stages import PassLatency
 from schedulers.batches import Batch, Chunk
 from schedulers.sequence import Sequence
 from twin.afd.bundle import Bundle, BundleConfig, Supply, step_table
-from twin.afd.steady import steady_state
-from twin.theory.cycle import CycleModel
-from twin.theory.load import load_phases
+from twin.afd.point import steady_state
+from twin.theory.cycle import CycleModel, load_phases
 from workloads.errors import BadInput
 from workloads.lengths import Geometric
 from workloads.pairs import Independent

@@ -1,24 +1,24 @@
-"""An executor on Dask: workers of our own on this machine, or those of a running scheduler."""
+"""Executors on Dask and Ray: workers of our own on this machine, or those of a running cluster."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from scenarios.reading import ImportedPlugin
-from twin.executors.batches import OnCluster
 from twin.executors.processes import ExecutorLost
-from twin.executors.shipping import Batch, Reply, difference, run_batch, store_parts, versions
+from twin.executors.shipping import Batch, OnCluster, Reply, Shipper, difference, run_batch, store_parts, versions
 from workloads.errors import BadInput, missing_extra
 
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-Handle: TypeAlias = "Future[Reply]"
+DaskHandle: TypeAlias = "Future[Reply]"
 
 CONNECT = 10.0
 """Seconds in which a scheduler answers, and has a worker."""
@@ -39,7 +39,7 @@ LOGGERS = ("distributed", "distributed.client", "distributed.core", "distributed
 
 
 @contextlib.contextmanager
-def dask_executor(address: str, jobs: int) -> Iterator[OnCluster[Handle]]:
+def dask_executor(address: str, jobs: int) -> Iterator[OnCluster[DaskHandle]]:
     """Workers of a scheduler at host:port, or `jobs` processes; `BadInput` without Dask, an answer, or our version."""
     try:
         import dask
@@ -88,8 +88,8 @@ class _DaskCluster:
     def __init__(self, client: Client, name: str) -> None:
         self.name = name
         self._client = client
-        self._done: queue.SimpleQueue[Handle] = queue.SimpleQueue()
-        self._dropped: set[Handle] = set()
+        self._done: queue.SimpleQueue[DaskHandle] = queue.SimpleQueue()
+        self._dropped: set[DaskHandle] = set()
         self._workers = 1
         self._counted = -LOOK_AGAIN
 
@@ -101,13 +101,13 @@ class _DaskCluster:
             self._counted = time.monotonic()
         return self._workers
 
-    def submit(self, batch: Batch) -> Handle:
+    def submit(self, batch: Batch) -> DaskHandle:
         with self._reached():
-            future = self._client.submit(_run_here, batch, pure=False)
+            future = self._client.submit(_run_on_dask, batch, pure=False)
             future.add_done_callback(self._done.put)
         return future
 
-    def next_reply(self) -> tuple[Handle, Reply]:
+    def next_reply(self) -> tuple[DaskHandle, Reply]:
         from distributed import KilledWorker
 
         while True:
@@ -140,7 +140,7 @@ class _DaskCluster:
         except (OSError, CancelledError, RuntimeError):
             raise ExecutorLost(f"{self.name}: the scheduler is gone") from None
 
-    def drop(self, handles: Iterable[Handle]) -> None:
+    def drop(self, handles: Iterable[DaskHandle]) -> None:
         workers = list(handles)
         if workers and self._client.status == "running":
             self._dropped.update(workers)
@@ -148,7 +148,93 @@ class _DaskCluster:
                 self._client.cancel(workers)
 
 
-def _run_here(batch: Batch) -> Reply:
+def _run_on_dask(batch: Batch) -> Reply:
     from distributed import get_worker
 
     return run_batch(batch, get_worker().address)
+
+
+RayHandle: TypeAlias = Any
+"""A Ray object reference."""
+
+
+@contextlib.contextmanager
+def ray_executor(jobs: int) -> Iterator[OnCluster[RayHandle]]:
+    """Workers of the cluster of `RAY_ADDRESS`, or `jobs` processes; `BadInput` without Ray or an answer."""
+    try:
+        import ray
+    except ImportError as error:
+        raise missing_extra("ray", error, field="--executor") from None
+    address = os.environ.get("RAY_ADDRESS")
+    local: dict[str, Any] = {} if address else {"num_cpus": jobs, "include_dashboard": False}
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        ray.init(address=address or "local", log_to_driver=False, logging_level=logging.CRITICAL, **local)
+    except (ConnectionError, RuntimeError) as error:
+        expected = f"expected a Ray cluster that answers: {error}"
+        raise BadInput(expected, field="--executor", value=f"ray at {address or 'this machine'}") from None
+    try:
+        shipper = Shipper()
+        yield OnCluster(_RayCluster(shipper), shipper)
+    finally:
+        ray.shutdown()
+
+
+class _RayCluster:
+    """Workers of Ray. Parts are objects in Ray's store, from which each worker gets those that it lacks."""
+
+    name = "ray"
+
+    def __init__(self, shipper: Shipper) -> None:
+        import ray
+
+        self._shipper = shipper
+        self._run = ray.remote(num_cpus=1, max_retries=3)(_run_on_ray)
+        self._parts: dict[str, Any] = {}
+        self._waiting: list[RayHandle] = []
+
+    def workers(self) -> int:
+        import ray
+
+        return max(int(ray.cluster_resources().get("CPU", 1)), 1)
+
+    def submit(self, batch: Batch) -> RayHandle:
+        import ray
+
+        for digest in batch.parts:
+            if digest not in self._parts:
+                self._parts[digest] = ray.put(self._shipper.parts[digest])
+        handle = self._run.remote(batch, {digest: self._parts[digest] for digest in batch.parts})
+        self._waiting.append(handle)
+        return handle
+
+    def next_reply(self) -> tuple[RayHandle, Reply]:
+        import ray
+        from ray.exceptions import RayError, RayTaskError
+
+        try:
+            (handle,), self._waiting = ray.wait(self._waiting, num_returns=1)
+            return handle, ray.get(handle)
+        except RayTaskError as error:
+            raise error.cause if isinstance(error.cause, Exception) else error from None
+        except RayError as error:
+            raise ExecutorLost(f"ray: {str(error).splitlines()[0]}") from None
+
+    def supply(self, worker: str, parts: Mapping[str, bytes], plugins: Sequence[ImportedPlugin]) -> None:
+        """Never called: workers get parts themselves."""
+        raise AssertionError(f"{worker} lacks {list(parts)}")
+
+    def drop(self, handles: Iterable[RayHandle]) -> None:
+        import ray
+
+        for handle in handles:
+            if handle in self._waiting:
+                self._waiting.remove(handle)
+                ray.cancel(handle, force=True)
+
+
+def _run_on_ray(batch: Batch, parts: Mapping[str, Any]) -> Reply:
+    """Run a batch in a worker process. The parts are references, which are followed where one is missing here."""
+    import ray
+
+    return run_batch(batch, fetch=lambda digest: ray.get(parts[digest]))
