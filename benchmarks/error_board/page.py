@@ -42,9 +42,9 @@ def _markdown(head: str, lines: Sequence[Sequence[str]]) -> str:
 
 
 def _numbers(summary: Mapping[str, float]) -> list[str]:
-    numbers = [f"{100 * summary['bias']:+.0f} %", f"{100 * summary['median']:.1f} %", f"{100 * summary['p90']:.0f} %"]
+    numbers = [f"{100 * summary['bias']:+.0f}", f"{100 * summary['median']:.1f}", f"{100 * summary['p90']:.0f}"]
     known = "coverage" in summary
-    return [*numbers, f"{100 * summary['coverage']:.0f} %" if known else "", f"{summary['width']:.2f}" if known else ""]
+    return [*numbers, f"{100 * summary['coverage']:.0f}" if known else "", f"{summary['width']:.2f}" if known else ""]
 
 
 def _overall(document: Mapping[str, Any]) -> str:
@@ -58,4 +58,4 @@ def _overall(document: Mapping[str, Any]) -> str:
                 lines.append([f"{title}, {name}: {stated}", f"{summary['rows']:,}", *_numbers(summary)])
     own = document["own cell"]
     lines.append(["TPOT, aggregated: source alone, in the interval of its cell", f"{own['rows']:,}", *_numbers(own)])
-    return _markdown("what | rows | bias | median error | P90 | in 90 % | width", lines)
+    return _markdown("what | rows | bias, % | median, % | P90, % | coverage, % | width", lines)
