@@ -215,12 +215,15 @@ def test_the_run_folder_lists_every_file_and_every_key_of_the_manifest(folder: P
 
 
 def test_fields_of_a_models_config() -> None:
-    """Each table of the page has the names of one table in the code."""
+    """Each list of the page has the names of one table in the code."""
     from latency_models.deployment.model_config import IGNORED, READ, REFUSED_UNLESS
 
-    text = (REFERENCE / "model-directories.md").read_text()
-    tables = [part.splitlines() for part in text.split("\n\n") if part.startswith("| ")][:3]
-    first_cells = [{name for row in table[2:] for name in names(row.split(" | ")[0])} for table in tables]
+    text = (REFERENCE / "model-directories.md").read_text().replace("\n  ", " ")
+    sections = [re.split(r"^#", part, flags=re.M)[0] for part in text.split("\n### ")[1:4]]
+    first_cells = [
+        {name for item in re.findall(r"^- (.*?)(?:: |$)", section, re.M) for name in names(item)}
+        for section in sections
+    ]
     fields_read, refused, ignored = first_cells
     conditional = {"use_sliding_window", "sliding_window", "layer_types", "auto_map"}
     assert fields_read == READ - conditional
