@@ -42,6 +42,7 @@ SLOW = (
 )  # fmt: skip
 PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
 
+
 @dataclass(frozen=True)
 class Block:
     """A fenced block: its language, its text, and the file that the line above tells to save it as."""
@@ -49,6 +50,7 @@ class Block:
     language: str
     text: str
     file: str | None
+
 
 @dataclass(frozen=True)
 class Command:
@@ -58,9 +60,11 @@ class Command:
     shown: list[str]
     code: int
 
+
 def blocks(page: Path) -> list[Block]:
     fence = re.compile(r"(?:Save this as `([\w.-]+)`:\n\n)?^```(\w+)\n(.*?)^```$", re.M | re.S)
     return [Block(match[2], match[3], match[1]) for match in fence.finditer(page.read_text())]
+
 
 def commands(text: str) -> list[Command]:
     """The commands of a console block; `$ echo $?` and the number below it belong to the one before."""
@@ -72,6 +76,7 @@ def commands(text: str) -> list[Command]:
         else:
             blocks_of_page.append(Command(line, output, 0))
     return blocks_of_page
+
 
 def typed(line: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of one line; `> FILE` at its end and * in its words are heeded."""
@@ -91,6 +96,7 @@ def typed(line: str) -> tuple[int, str, str]:
         Path(target).write_text(out.getvalue())
     return code, out.getvalue(), err.getvalue()
 
+
 def _program(line: str) -> tuple[int, str, str]:
     """The same of `[NAME=VALUE …] python FILE`, which needs torch."""
     pytest.importorskip("torch")
@@ -100,8 +106,10 @@ def _program(line: str) -> tuple[int, str, str]:
     process = subprocess.run([sys.executable, file], env=environment, capture_output=True, text=True)
     return process.returncode, process.stdout, process.stderr
 
+
 def _expand(word: str) -> list[str]:
     return sorted(str(path) for path in Path().glob(word)) if "*" in word else [word]
+
 
 def check(command: Command) -> None:
     if command.line.startswith("jq "):
@@ -115,10 +123,12 @@ def check(command: Command) -> None:
         pattern = ".*".join(re.escape(part) for part in line.split("…"))
         assert any(re.fullmatch(pattern, line_) for line_ in printed), f"{line!r} is not in {printed}"
 
+
 def save(block: Block, *, smaller: bool = False) -> None:
     if block.file is not None:
         shrink = smaller and block.file.endswith(".yaml")
         Path(block.file).write_text(_smaller(block.text) if shrink else block.text)
+
 
 @pytest.mark.usefixtures("own_registries")
 @pytest.mark.parametrize(
@@ -155,6 +165,7 @@ def test_a_guide_can_be_followed_from_top_to_bottom(
             tried += 1
     assert tried > 0
 
+
 def _smaller(scenario: str) -> str:
     """The scenario with fewer requests, smaller batches and shorter answers."""
     text, changed = re.subn(r"^requests_per_instance: \d+", "requests_per_instance: 100", scenario, flags=re.M)
@@ -162,13 +173,14 @@ def _smaller(scenario: str) -> str:
     text = re.sub(r"^batch_size: \d+", "batch_size: 16", text, flags=re.M)
     return re.sub(r"(decode: .*mean:) \d+", r"\1 20", text)
 
+
 @pytest.mark.parametrize(
     ("page", "examples"),
     [
         ("explanation/latency-models.md", 18),
         ("explanation/from-microbenchmark-to-step-time.md", 20),
         ("reference/calibration-file.md", 10),
-                ("reference/traces.md", 8),
+        ("reference/traces.md", 8),
     ],
 )
 def test_the_examples_of_a_page_give_what_it_says(page: str, examples: int, workplace: Path) -> None:
@@ -176,9 +188,11 @@ def test_the_examples_of_a_page_give_what_it_says(page: str, examples: int, work
     assert result.attempted >= examples
     assert result.failed == 0
 
+
 def test_the_python_of_the_readme_runs(workplace: Path) -> None:
     (block,) = [block for block in blocks(ROOT / "README.md") if block.language == "python"]
     exec(compile(block.text, "README.md", "exec", dont_inherit=True), {"__name__": "__main__"})
+
 
 def tables() -> Iterator[tuple[Path, str, str]]:
     """(page, command, text block below it) for every printed table."""
@@ -186,6 +200,7 @@ def tables() -> Iterator[tuple[Path, str, str]]:
         for block, below in pairwise(blocks(page)):
             if block.language == "console" and below.language == "text":
                 yield page, commands(block.text)[-1].line, below.text
+
 
 @pytest.mark.parametrize(("page", "line", "table"), sorted(tables()), ids=lambda value: getattr(value, "stem", ""))
 def test_a_printed_table_is_what_the_command_prints(
@@ -218,26 +233,32 @@ def test_a_printed_table_is_what_the_command_prints(
             assert compare(row) in computed, f"{row}: see tests/docs/refresh_tables.py"
     assert sum("A-" in row for row in stable_rows) == 1
 
+
 def _theory(row: str) -> list[str]:
     """The cells of a table row that do not depend on chance: r, bundle, theory, barrier."""
     words = row.split()
     return [words[index] for index in (0, 1, 5, 6)] if "A-" in row else words
 
+
 def prose(page: Path) -> str:
     """A page without its code blocks."""
     return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: str(page.relative_to(ROOT)))
 def test_lines_of_pages_have_at_most_120_characters(page: Path) -> None:
     assert [line for line in prose(page).splitlines() if len(line) > 120 and not line.startswith("|")] == []
 
+
 def test_the_readme_has_at_most_700_words() -> None:
     assert 300 < len(prose(ROOT / "README.md").split()) <= 700
+
 
 def anchors(page: Path) -> set[str]:
     """The targets of links into a page: its headings, as GitHub writes them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_relative_links_resolve(page: Path) -> None:
@@ -249,12 +270,14 @@ def test_relative_links_resolve(page: Path) -> None:
         assert file.exists(), target
         assert not anchor or anchor in anchors(file), target
 
+
 def test_every_page_is_on_the_map() -> None:
     text = (DOCS / "index.md").read_text()
     linked = {(DOCS / target.split("#")[0]).resolve() for target in re.findall(r"\]\(([^)\s]+)\)", text)}
     for page in PAGES:
         if page.parent.name in {"tutorial", "how-to", "reference", "explanation"}:
             assert page in linked, page
+
 
 @pytest.mark.parametrize(
     "folder",
@@ -263,6 +286,7 @@ def test_every_page_is_on_the_map() -> None:
 )
 def test_every_package_is_on_the_map(folder: Path) -> None:
     assert f"\n| `{folder.name}` |" in (DOCS / "explanation" / "architecture.md").read_text()
+
 
 @pytest.mark.parametrize("part", sorted(path for path in (ROOT / "twin").iterdir()), ids=lambda path: path.name)
 def test_every_part_of_the_twin_is_explained(part: Path) -> None:
