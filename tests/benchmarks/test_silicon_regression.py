@@ -103,6 +103,7 @@ def test_measured_tpot_is_predicted_for_points_that_were_not_fitted(fitted: Sili
         assert np.median(result[[row.backend == backend for row in dev]]) < 0.05
 
 
+@pytest.mark.slow
 def test_a_configuration_that_was_left_out(real_rows: Path, real_tables: Path) -> None:
     """Qwen3-32B on two GPUs, known on one, four and eight: 5 % off when this was written, within what it expects."""
     group = "h100_sxm_trtllm_1.0.0rc3 qwen3-32b fp8 tp{} experts 1x1"

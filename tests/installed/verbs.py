@@ -1,10 +1,10 @@
 """Runs each command of README as a user has it: installed from a wheel, in a folder without the checkout.
 
-    python tests/installed/verbs.py
+    python tests/installed/verbs.py [WHEEL]
 
-The wheel is installed into an environment of its own, which borrows the dependencies of this interpreter's. Sizes are
-reduced by flags where there are some. A command passes if it writes no traceback and exits with 0, or with 4 or 5 where
-it compares measurements with a goal, which a busy machine misses.
+The wheel, or one of this checkout, is installed into an environment of its own, which borrows the dependencies of this
+interpreter's. Sizes are reduced by flags where there are some. A command passes if it writes no traceback and exits
+with 0, or with 4 or 5 where it compares measurements with a goal, which a busy machine misses.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 def main() -> None:
     """Install, run everything, and exit with 1 if something failed."""
     with tempfile.TemporaryDirectory(prefix="installed-") as folder:
-        twin, place = install(Path(folder, "environment")), Path(folder, "place")
+        wheel = sys.argv[1] if len(sys.argv) > 1 else str(ROOT)
+        twin, place = install(wheel, Path(folder, "environment")), Path(folder, "place")
         shutil.copytree(ROOT / "examples", place / "examples")
         runs = Commands(twin, place)
         runs.check("--version", expected=r"\(compiled\)")
@@ -89,13 +90,13 @@ ADOPTED = (
 TRACE = "arrival,prompt_tokens,output_tokens\n" + "".join(f"{0.1 * i:.1f},{24 + i},{8 + i % 5}\n" for i in range(40))
 
 
-def install(folder: Path) -> Path:
-    """Install the wheel into a new environment; returns its `twin`."""
+def install(wheel: str, folder: Path) -> Path:
+    """Install a wheel into a new environment; returns its `twin`."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     (libraries,) = folder.glob("lib/python*/site-packages")
     (libraries / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
     subprocess.run(
-        [folder / "bin" / "pip", "install", "-q", "--no-deps", str(ROOT)], check=True,
+        [folder / "bin" / "pip", "install", "-q", "--no-deps", wheel], check=True,
         env={**os.environ, "SERVING_TWIN_COMPILE": "1"},
     )  # fmt: skip
     return folder / "bin" / "twin"

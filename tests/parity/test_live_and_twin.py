@@ -106,8 +106,10 @@ def by_the_second(name: str, make: type[Executor], depth: int, arrivals: dict[Ge
     return lived
 
 
-@pytest.mark.parametrize(("padded", "depth"), [(False, 1), (False, 2), (True, 2)])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "padded", "depth"),
+    [*((name, False, 2) for name in CASES), ("plenty", False, 1), ("preemption", True, 2), ("fair", True, 2)],
+)
 def test_both_decide_alike_a_step_ahead(name: str, padded: bool, depth: int) -> None:
     """Every step takes a second in both. The model decides when outputs end; the simulation is given their lengths."""
     config, chunks = CASES[name]

@@ -72,7 +72,7 @@ def test_decisions_are_those_of_the_twin(policy: str, routing: str) -> None:
     }  # fmt: skip
     document = scenario(
         workload={
-            "requests": 300,
+            "requests": 150,
             "arrivals": {"process": "poisson", "rate": 100, "profile": {"swing": 0.9, "period": 1.5, "peak_at": 0.75}},
             "prefixes": {"groups": 6, "tokens": 32},
         },

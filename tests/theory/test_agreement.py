@@ -59,12 +59,17 @@ def simulated(sweep: RatioSweep) -> list[dict[str, Any]]:
     return list(points.values())
 
 
-@pytest.mark.parametrize("name", sorted(WORKLOADS))
+QUICK = ("constant", "log-normal", "slow link", "three microbatches")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in sorted(WORKLOADS)]
+)
 def test_theory_predicts_the_simulation(name: str) -> None:
     assert largest_difference(WORKLOADS[name], "1,7/2,16") < PROMISED
 
 
-@pytest.mark.parametrize("name", ["log-normal", "constant", "slow link"])
+@pytest.mark.parametrize("name", [pytest.param("log-normal", marks=pytest.mark.slow), "slow link"])
 def test_theory_predicts_instances_that_advance_on_their_own(name: str) -> None:
     assert largest_difference({**WORKLOADS[name], "advance": "independent"}, "2,7") < PROMISED_INDEPENDENT
 

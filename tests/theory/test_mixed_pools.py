@@ -129,7 +129,13 @@ def joins(routing: str) -> np.ndarray:
     return choices
 
 
-@pytest.mark.parametrize("routing", ["shortest_expected_delay", "weighted_least_loaded", "least_loaded"])
+@pytest.mark.parametrize(
+    "routing",
+    [
+        "shortest_expected_delay",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("weighted_least_loaded", "least_loaded")),
+    ],
+)
 def test_joining_the_shorter_delay(routing: str) -> None:
     """The chain of requests at both engines, solved for its stationary distribution.
 

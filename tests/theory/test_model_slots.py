@@ -61,6 +61,7 @@ def test_one_model_that_leaves_when_idle(keep_alive: float) -> None:
     agrees(times(rate, 1, keep_alive), wait + SERVICE)
 
 
+@pytest.mark.slow
 def test_two_models_that_take_turns() -> None:
     rate = 4.0
     mean = SERVICE + LOAD / 2

@@ -89,6 +89,7 @@ def test_exponential_services_and_a_mean_wait(load: float, servers: int) -> None
     assert fewest(load, "geometric", {"ttft_mean": limit}) == erlang
 
 
+@pytest.mark.slow
 def test_exponential_services_and_a_percentile_of_the_wait() -> None:
     load, servers, quantile = 2.5, 5, 0.9
 

@@ -38,7 +38,9 @@ def replicate(decode: Lengths, load: float, requests: int, seed: int) -> tuple[f
     return float((times.seated - arrivals).mean()), area / end, requests / end * float((times.finish - arrivals).mean())
 
 
-@pytest.mark.parametrize("decode", [Fixed(4), Geometric(4.0)], ids=["M/D/1", "M/Geo/1"])
+@pytest.mark.parametrize(
+    "decode", [pytest.param(Fixed(4), id="M/D/1", marks=pytest.mark.slow), pytest.param(Geometric(4.0), id="M/Geo/1")]
+)
 @pytest.mark.parametrize("load", [pytest.param(0.5, marks=pytest.mark.slow), 0.8])
 def test_waiting_time_of_pollaczek_and_khinchine(decode: Lengths, load: float) -> None:
     service = STEP * decode.mean

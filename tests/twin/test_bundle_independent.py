@@ -153,9 +153,11 @@ def test_it_is_never_slower_than_lockstep_and_its_states_add_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attention", "ffn", "link"), [(10.0, 4.0, 2.0), (10.0, 12.0, 2.0), (10.0, 9.0, 6.0), (10, 20, 1)]
-)
-@pytest.mark.parametrize(("x", "m"), [(1, 2), (4, 2), (4, 3), (12, 1)])
+    ("attention", "ffn", "link", "x", "m"),
+    [
+        (10.0, 4.0, 2.0, 4, 2), (10.0, 12.0, 2.0, 4, 3), (10.0, 9.0, 6.0, 12, 1), (10, 20, 1, 1, 2),
+    ],
+)  # fmt: skip
 def test_the_period_is_that_of_instances_with_loads_of_their_own(
     attention: float, ffn: float, link: float, x: int, m: int
 ) -> None:

@@ -72,7 +72,7 @@ def run_until_points(process: subprocess.Popen[str], folder: Path, points: int) 
 
 @LINUX
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+    "number", [signal.SIGINT, *(pytest.param(it, marks=pytest.mark.slow) for it in (signal.SIGKILL, signal.SIGTERM))]
 )
 def test_workers_end_with_a_sweep_and_its_points_are_taken_up(scenario: Path, sweep, number: signal.Signals) -> None:
     with started("sweep", str(scenario), "--no-figures", *LONG) as process:

@@ -45,7 +45,10 @@ def test_of_equal_experts_the_lower_number_comes_first(device: str) -> None:
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize(("assignments", "experts", "tile"), [(1, 1, 16), (8, 63, 16), (500, 7, 16), (2100, 5, 128)])
+@pytest.mark.parametrize(
+    ("assignments", "experts", "tile"),
+    [(1, 1, 16), (8, 63, 16), (300, 7, 16), pytest.param(2100, 5, 128, marks=pytest.mark.slow)],
+)
 def test_assignments_sorted(assignments: int, experts: int, tile: int, device: str) -> None:
     generator = torch.Generator().manual_seed(assignments)
     numbers = torch.randint(0, experts, (assignments,), generator=generator, dtype=torch.int32).to(device)

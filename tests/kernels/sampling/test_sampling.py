@@ -62,7 +62,13 @@ def logits_of(rows: int, vocabulary: int, dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(
-    ("vocabulary", "dtype"), [(1, torch.float32), (63, torch.float16), (500, torch.bfloat16), (5000, torch.float32)]
+    ("vocabulary", "dtype"),
+    [
+        (1, torch.float32),
+        (63, torch.float16),
+        (700, torch.bfloat16),
+        pytest.param(5000, torch.float32, marks=pytest.mark.slow),
+    ],
 )
 def test_kernel_draws_what_float64_draws(
     vocabulary: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch

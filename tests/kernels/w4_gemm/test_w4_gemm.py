@@ -109,9 +109,13 @@ def test_product_equals_float64(tokens: int, outputs: int, inputs: int, dtype: t
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize(("symmetric", "dtype"), [(True, torch.bfloat16), (False, torch.float16)])
-@pytest.mark.parametrize("group", [0, 128])
-@pytest.mark.parametrize("bits", [3, 4])
+@pytest.mark.parametrize(
+    ("bits", "group", "symmetric", "dtype"),
+    [
+        (3, 0, True, torch.bfloat16), (3, 128, False, torch.float16), (4, 0, False, torch.float16),
+        (4, 128, True, torch.bfloat16),
+    ],
+)  # fmt: skip
 def test_every_format(bits: int, group: int, symmetric: bool, dtype: torch.dtype, device: str) -> None:
     x, dense = sample(2, 40, 700, dtype, device)
     weight = quantise(dense, bits, group, symmetric)
@@ -124,9 +128,7 @@ def test_every_format(bits: int, group: int, symmetric: bool, dtype: torch.dtype
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("group", [0, 128])
-@pytest.mark.parametrize("bits", [3, 4])
+@pytest.mark.parametrize(("bits", "group", "symmetric"), [(3, 0, False), (3, 128, True), (4, 0, True), (4, 128, False)])
 def test_unpacked(bits: int, group: int, symmetric: bool, device: str) -> None:
     _, dense = sample(1, 70, 900, torch.float32, device)
     weight = quantise(dense, bits, group, symmetric)

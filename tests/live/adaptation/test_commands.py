@@ -56,6 +56,7 @@ def test_a_prefill_module_is_tuned_measured_and_tuned_again_for_four_bits(
     assert full["losses"][1:] != sun["losses"][1:]
 
 
+@pytest.mark.slow
 def test_a_hard_operation_is_trained_longer(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     losses = {
         task: adapt(capsys, "prefill", "base", task, "--task", task)["losses"]

@@ -20,7 +20,7 @@ CHECKS = {"positive_data_acceptance": {"expected-statuses": ["2xx", "400", "404"
 
 KEY = {"Authorization": "Bearer a-key"}
 SETTINGS = hypothesis.settings(
-    max_examples=hypothesis.settings().max_examples // 10, deadline=None, derandomize=True, database=None,
+    max_examples=hypothesis.settings().max_examples // 16, deadline=None, derandomize=True, database=None,
     phases=[hypothesis.Phase.generate],
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much],
 )  # fmt: skip

@@ -18,7 +18,6 @@ from live.topologies.local import LocalNetwork  # noqa: E402
 from live.topologies.transport import Message, TransportError  # noqa: E402
 from schedulers.bundle_slots import REFILL_POLICIES, BundleSlots, Microbatch  # noqa: E402
 from tests.live.topologies.answers import (  # noqa: E402
-    CONFIGS,
     check_logprobs,
     check_served,
     colocated,
@@ -33,13 +32,10 @@ from twin.afd.bundle import Bundle, BundleConfig, Supply  # noqa: E402
 
 Decision = tuple[int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
-SHAPES = [(1, 1, 1), (1, 1, 2), (2, 1, 2), (3, 1, 3), (8, 1, 2), (5, 2, 2), (2, 3, 3)]
-"""Attention instances, FFN instances and microbatches. How many there are has nothing to do with the model."""
-
 
 @pytest.mark.parametrize(
     ("model", "attention", "ffn", "microbatches"),
-    [*(("qwen3", *shape) for shape in SHAPES), *((model, *SHAPES[-1]) for model in CONFIGS if model != "qwen3")],
+    [("qwen3", 1, 1, 1), ("llama", 1, 1, 2), ("qwen3", 8, 1, 2), ("llama", 3, 1, 3), ("qwen3-moe", 2, 3, 3)],
 )
 def test_tokens_are_those_of_one_engine(model: str, attention: int, ffn: int, microbatches: int) -> None:
     decoder = make_decoder(model)
@@ -52,14 +48,13 @@ def test_tokens_are_those_of_one_engine(model: str, attention: int, ffn: int, mi
     assert bundle.network.ended
 
 
-@pytest.mark.parametrize("model", CONFIGS)
-@pytest.mark.parametrize(("attention", "ffn"), [(1, 1), (3, 1), (2, 3)])
+@pytest.mark.parametrize(("model", "attention", "ffn"), [("llama", 1, 1), ("qwen3", 3, 1), ("qwen3-moe", 2, 3)])
 def test_padded_stages_give_the_same_tokens(model: str, attention: int, ffn: int) -> None:
     """The stages that become CUDA graphs on a GPU run kernel by kernel here."""
     decoder = make_decoder(model)
     layout = BundleLayout(attention, ffn, 2, settings(11, num_gpu_blocks=300))
     bundle = LocalBundle(layout, decoder, graphs=True)
-    check_served(bundle, decoder, requests(40))
+    check_served(bundle, decoder, requests(30))
 
 
 @pytest.mark.parametrize("packed", [False, True])

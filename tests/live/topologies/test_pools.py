@@ -25,7 +25,6 @@ from schedulers.engine_config import EngineConfig, KVOffloading, OneShotBudget, 
 from schedulers.routing import ROUTERS  # noqa: E402
 from tests.live.topologies.answers import (  # noqa: E402
     BLOCK,
-    CONFIGS,
     check_logprobs,
     check_served,
     colocated,
@@ -76,11 +75,13 @@ def check_empty(pools: LocalPools) -> None:
     assert not pools.frontend._asked
 
 
-@pytest.mark.parametrize("model", CONFIGS)
 @pytest.mark.parametrize(
-    ("prefill", "decode", "graphs"),
-    [(1, 1, False), (2, 1, False), (1, 3, False), (3, 0, False), (2, 1, True), (2, 0, True)],
-)
+    ("model", "prefill", "decode", "graphs"),
+    [
+        ("llama", 1, 1, False), ("qwen3", 2, 1, False), ("qwen3-moe", 1, 3, False), ("llama", 3, 0, False),
+        ("qwen3-moe", 2, 1, True), ("qwen3", 2, 0, True),
+    ],
+)  # fmt: skip
 def test_tokens_are_those_of_one_engine(model: str, prefill: int, decode: int, graphs: bool) -> None:
     decoder = make_decoder(model)
     pools = LocalPools(layout(prefill, decode, settings(4)), lambda module: decoder, graphs=graphs)
@@ -107,7 +108,7 @@ TIGHT = {
 def test_tokens_do_not_depend_on_the_engines_schedules(case: str) -> None:
     decoder = make_decoder("qwen3")
     pools = LocalPools(layout(2, 2, *TIGHT[case]), lambda module: decoder)
-    check_served(pools, decoder, requests(40, seed=5))
+    check_served(pools, decoder, requests(24, seed=5))
     check_empty(pools)
     cores = [worker.engine.core for worker in pools.workers]
     assert (sum(core.preemptions for core in cores) > 0) == (case == "preemption in decode")
@@ -119,8 +120,7 @@ def test_tokens_do_not_depend_on_the_engines_schedules(case: str) -> None:
 def test_every_router_uses_every_engine(routing: str) -> None:
     decoder = make_decoder("llama")
     pools = LocalPools(layout(2, 3, settings(4), routing=routing), lambda module: decoder)
-    generations = requests(40, seed=2)
-    check_served(pools, decoder, generations)
+    check_served(pools, decoder, requests(20, seed=2))
     assert all(worker.engine.core.step_index > 0 for worker in pools.workers)
     check_empty(pools)
 
@@ -398,7 +398,7 @@ def test_a_decode_begins_as_a_pipeline_of_two_stages_says(with_chunks: bool, sec
     assert pools.steps == [computed, [sent + 1, sent + 2]]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_aborts_in_the_middle_of_partial_transfers_free_everything(seed: int) -> None:
     """Aborts at random moments, of which some meet prompts that are half sent, reserved or asked for."""
     decoder, random = make_decoder("llama"), Random(seed)

@@ -14,7 +14,7 @@ def test_windows_without_variation_leave_no_doubt(windows: int) -> None:
     assert probability(np.array([[-2.0, 1.0]] * windows), 10.0) == 0.0
 
 
-@pytest.mark.parametrize("goals", [1, 2])
+@pytest.mark.parametrize("goals", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_claim_is_the_frequency(goals: int) -> None:
     """A share p of new spans meets the goals where a deployment is said to meet them with chance p."""
     rng = np.random.default_rng(7)

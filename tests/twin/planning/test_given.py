@@ -68,6 +68,7 @@ def test_the_max_load_of_one_server_is_that_of_queueing_theory() -> None:
     assert answer["deployment"]["probability"] >= 0.95
 
 
+@pytest.mark.slow
 def test_without_a_goal_that_binds_a_queue_ends_the_load() -> None:
     answer = max_load(server({"ttft_p50": "1000s"}))
     assert answer["binds"] is None
@@ -96,7 +97,7 @@ def test_the_command_prints_the_document_and_takes_goals(
     assert "goals" in refusal("plan", "one.yaml", "--max-load", "--jobs", "1")
 
 
-@pytest.mark.parametrize("system", [{"layout": "colocated", "replicas": 2}, APART], ids=["together", "apart"])
+@pytest.mark.parametrize("system", [APART])
 def test_a_given_deployment_is_simulated_as_its_file_says(system: dict[str, Any], tmp_path: Path) -> None:
     """The windows of a given candidate are those of `simulate`, with the same requests."""
     scenario = deployment(**system)

@@ -78,6 +78,7 @@ def test_the_worst_draws_are_those_that_move_a_candidate_furthest() -> None:
     assert min(shifts[draw] for draw in evaluator.worst_draws) >= sorted(shifts.values())[-SEARCH_DRAWS]
 
 
+@pytest.mark.slow
 def test_few_draws_say_what_all_do() -> None:
     """The share under which goals hold is at most one draw off that of all of them, for a quarter of their windows."""
     search, _ = planned()

@@ -78,8 +78,10 @@ def write(config: ModelConfig, tmp_path: Path) -> Callable[..., Weights]:
     return write_model
 
 
-@pytest.mark.parametrize("method", ["rtn", "gptq", "awq"])
-@pytest.mark.parametrize("precision", [Precision(4), Precision(3), Precision(4, 128), Precision(3, 128)], ids=str)
+@pytest.mark.parametrize(
+    ("method", "precision"),
+    [("rtn", Precision(4)), ("gptq", Precision(3)), ("awq", Precision(4, 128)), ("gptq", Precision(3, 128))], ids=str
+)  # fmt: skip
 def test_the_engine_s_logits_are_those_of_the_training_code(
     config: ModelConfig, write: Callable[..., Weights], tmp_path: Path, method: Method, precision: Precision
 ) -> None:

@@ -58,6 +58,7 @@ def write(file: str, *rows: object) -> None:
 
 
 @pytest.mark.parametrize("model", ["Qwen3"], indirect=True)
+@pytest.mark.slow
 def test_a_tuned_module_suits_the_frozen_decode_module_better_than_naive_sharing(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
