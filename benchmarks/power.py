@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latency_models.deployment.hardware import load_hardware
-from twin.serving.results.energy import step_share
+from twin.serving.results.report import step_share
 
 GPUS = {"H100": "h100-sxm", "B200": "b200-sxm"}
 TASKS = ("lm-arena-chat", "gpqa", "sourcegraph-fim")

@@ -32,8 +32,9 @@ from papers.prelude.published import (
 )
 from schedulers.batches import Batch
 from twin.serving.plan.plan import ServingPlan
+from twin.serving.results.run import Run
 from twin.serving.results.uncertainty import combine
-from twin.serving.run.simulation import Run, Simulation
+from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
 
 CACHE_BYTES = 2.0

@@ -16,8 +16,8 @@ from papers.sun.concurrency import DEVICE
 from papers.sun.decode import fit_decode, fit_prompts, rows_of
 from papers.sun.published import Placement, concurrency_rows
 from scenarios.serving import MeasureSpec
+from twin.serving.results.run import Run
 from twin.serving.results.summary import latencies, summarise
-from twin.serving.run.simulation import Run
 from twin.sweeps.one_run import run_plan
 from twin.sweeps.serving_sweep import prepare
 

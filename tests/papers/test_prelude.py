@@ -37,7 +37,8 @@ from papers.prelude.report import figures as prelude_figures
 from papers.prelude.report import tables as prelude_table
 from schedulers.engine_core import EngineCore
 from tests.reports.rendering import lines_of
-from twin.serving.run.simulation import Run, Simulation
+from twin.serving.results.run import Run
+from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
 
 ROOT = Path(__file__).parents[2]

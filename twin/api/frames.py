@@ -11,10 +11,10 @@ import pandas as pd
 from scenarios.serving import MeasureSpec
 from twin.serving.records.engine_log import EngineLog
 from twin.serving.records.requests import Columns
+from twin.serving.results.curves import step_table
+from twin.serving.results.run import Run
 from twin.serving.results.summary import in_measured_window, request_latencies
-from twin.serving.results.timeseries import step_table
 from twin.serving.results.uncertainty import flatten
-from twin.serving.run.simulation import Run
 
 Document = dict[str, Any]
 

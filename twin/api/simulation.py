@@ -18,9 +18,8 @@ from twin.api.scenario import Scenario, opened
 from twin.executors.executor import Executor, ExecutorChoice, choose_executor
 from twin.executors.processes import Processes
 from twin.serving.plan.plan import ServingPlan
-from twin.serving.results.reference_run import compare, read_reference_run
+from twin.serving.results.curves import compare, read_reference_run, timeseries
 from twin.serving.results.report import run_document, run_inputs
-from twin.serving.results.timeseries import timeseries
 from twin.sweeps import one_run
 from twin.sweeps.one_run import read_plan
 from workloads.errors import BadInput

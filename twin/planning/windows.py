@@ -14,6 +14,7 @@ from scenarios.goals import Goal
 from scenarios.serving import MeasureSpec
 from twin.planning.question import Document
 from twin.serving.plan.plan import Draw, ServingPlan
+from twin.serving.results.run import Run
 from twin.serving.results.summary import (
     in_measured_window,
     latencies,
@@ -22,7 +23,7 @@ from twin.serving.results.summary import (
     request_latencies,
     summarise,
 )
-from twin.serving.run.simulation import Run, Simulation, realisation
+from twin.serving.run.simulation import Simulation, realisation
 from workloads.errors import BadInput
 
 Floats = NDArray[np.float64]

@@ -31,9 +31,10 @@ from twin.refinement.question import (
     read_settings,
 )
 from twin.serving.plan.plan import ServingPlan, make_plan
+from twin.serving.results.run import Run
 from twin.serving.results.summary import summarise
 from twin.serving.results.uncertainty import combine, flatten
-from twin.serving.run.simulation import Run, Simulation
+from twin.serving.run.simulation import Simulation
 from workloads.errors import BadInput
 
 Floats = NDArray[np.float64]

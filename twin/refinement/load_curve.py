@@ -21,7 +21,8 @@ from scenarios.serving_workload import ReplaySpec
 from twin.recording.scrapes import CACHED, FINISHED, HISTOGRAMS, OUTPUTS, PROMPTS, Growth, Scrape
 from twin.refinement.question import Advance, Question, one_step_time
 from twin.serving.plan.plan import ServingPlan, make_plan
-from twin.serving.run.simulation import Run, Simulation
+from twin.serving.results.run import Run
+from twin.serving.run.simulation import Simulation
 from workloads.errors import BadInput
 
 Floats = NDArray[np.float64]

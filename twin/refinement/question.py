@@ -18,7 +18,7 @@ from scenarios.serving import ServingScenario, check_scenario
 from schedulers.engine_config import NULL_BLOCKS
 from twin.refinement.posterior import Posterior
 from twin.serving.plan.plan import ServingPlan
-from twin.serving.results.reference_run import compare
+from twin.serving.results.curves import compare
 from twin.serving.results.uncertainty import combine
 from workloads.errors import BadInput
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,13 @@ import numpy as np
 from scenarios.overrides import Settings, with_trace
 from scenarios.serving import check_scenario
 from twin.executors.processes import each_as_done
-from twin.serving.engine.cache_traffic import TierLinks
 from twin.serving.engine.engine import Engine
-from twin.serving.engine.speculation import SimulatedSpeculation
 from twin.serving.plan.plan import Draw, ServingPlan, make_plan, widest
-from twin.serving.records.engine_log import Counters, EngineLog
+from twin.serving.records.engine_log import Counters, EngineLog, StepFile
 from twin.serving.records.overload import Backlog, Snapshot
 from twin.serving.records.requests import Sink
-from twin.serving.records.step_file import StepFile
 from twin.serving.results.report import Document, report_run
+from twin.serving.results.run import EngineAtEnd, Run
 from twin.serving.run.independent_engines import (
     IndependentEngines,
     Rows,
@@ -34,7 +32,7 @@ from twin.serving.run.independent_engines import (
     merged_run,
     simulate_apart,
 )
-from twin.serving.run.simulation import Run, Simulation
+from twin.serving.run.simulation import Simulation
 from workloads.errors import BadInput
 
 WORTH_A_PROCESS = 10_000
@@ -75,26 +73,11 @@ class _Share:
         return self.folder / f"{self.number}.steps"
 
 
-@dataclass(frozen=True)
-class EngineOfProcess:
-    """The end of an engine that another process has simulated; see `EngineAtEnd`."""
-
-    name: str
-    blocks: int
-    max_num_seqs: int
-    counters: Counters
-    backlog: Backlog
-    log: EngineLog
-    speculation: SimulatedSpeculation | None = None
-    tier_links: TierLinks | None = None
-    stage_busy: list[float] = field(default_factory=list)
-
-
 def _simulate_in_processes(plan: ServingPlan, replication: int, draw: Draw, sink: Sink | None, processes: int) -> Run:
     """Run groups of engines in processes, which leave requests and steps in files: long runs take little memory."""
     with tempfile.TemporaryDirectory(prefix="twin-") as folder:
         shares = [_Share(plan, replication, draw, number, processes, Path(folder)) for number in range(processes)]
-        engines: list[EngineOfProcess] = []
+        engines: list[EngineAtEnd] = []
         outsides = [plan.outside()]
         with each_as_done(_simulate_share, shares, processes) as results:
             for share, (ends, outside) in results:
@@ -128,9 +111,9 @@ def _end_of(engine: Engine) -> dict[str, Any]:
     }
 
 
-def _engine(end: dict[str, Any], file: StepFile | None) -> EngineOfProcess:
+def _engine(end: dict[str, Any], file: StepFile | None) -> EngineAtEnd:
     first, last = end["backlog"]
-    return EngineOfProcess(
+    return EngineAtEnd(
         end["name"],
         end["blocks"],
         end["max_num_seqs"],

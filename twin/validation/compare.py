@@ -23,11 +23,12 @@ from schedulers.speculation import SpeculationStats
 from twin.serving.engine.speculation import describe_speculation
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.records.requests import Columns
+from twin.serving.results.curves import curve
+from twin.serving.results.run import Run
 from twin.serving.results.scaling_summary import MISSED
 from twin.serving.results.summary import summarise
-from twin.serving.results.timeseries import curve
 from twin.serving.results.uncertainty import CONFIDENCE, combine, flatten
-from twin.serving.run.simulation import Run, Simulation
+from twin.serving.run.simulation import Simulation
 from twin.validation.backend import TimedBatch
 
 Floats = NDArray[np.float64]

@@ -19,9 +19,10 @@ from latency_models.sources.engine_regression import EngineRegression, EngineReg
 from reports.records.run_directory import RunDirectory
 from scenarios.validation import ClockName, ValidationScenario
 from twin.serving.plan.plan import ServingPlan
+from twin.serving.results.curves import curve
+from twin.serving.results.run import Run
 from twin.serving.results.summary import latencies, pooled_gaps, summarise
-from twin.serving.results.timeseries import curve
-from twin.serving.run.simulation import Run, Simulation, realisation, realised_sessions
+from twin.serving.run.simulation import Simulation, realisation, realised_sessions
 from twin.sweeps.serving_sweep import prepare
 from twin.validation.backend import Backend, Recording, Requests, description
 from twin.validation.compare import (

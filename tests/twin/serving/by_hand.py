@@ -12,7 +12,8 @@ import numpy as np
 from scenarios.serving import MeasureSpec
 from tests.twin.serving.scenarios import scenario
 from twin.serving.plan.plan import ServingPlan
-from twin.serving.run.simulation import Run, Simulation
+from twin.serving.results.run import Run
+from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
 from workloads.generator import Workload
 from workloads.mixes import ModelMix

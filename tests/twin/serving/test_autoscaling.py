@@ -16,8 +16,9 @@ from tests.twin.serving.scenarios import check_answers, records, reported, run, 
 from tests.twin.serving.test_failures import outages
 from twin.cli import run as cli
 from twin.environment import Alarm, Priority
-from twin.serving.run.simulation import Run, Simulation
-from twin.serving.system.prediction import growth_until
+from twin.serving.results.run import Run
+from twin.serving.run.simulation import Simulation
+from twin.serving.system.autoscaling import growth_until
 from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
 

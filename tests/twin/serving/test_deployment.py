@@ -20,8 +20,8 @@ from schedulers.batches import Batch
 from tests.latency_models.sources.aiconfigurator.test_step_time import KERNELS
 from tests.latency_models.sources.kernel_tables.small_tables import make_tables
 from tests.twin.serving.scenarios import scenario
-from twin.serving.plan.deployment import check_deployment, describe_origin
 from twin.serving.plan.plan import describe
+from twin.serving.plan.pools import check_deployment, describe_origin
 from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
 

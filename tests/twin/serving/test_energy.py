@@ -9,7 +9,7 @@ import pytest
 from tests.twin.planning import scenarios as planned
 from tests.twin.serving.scenarios import reported, run, scenario
 from twin.planning.space import candidates, families
-from twin.serving.results.energy import IDLE, step_share
+from twin.serving.results.report import IDLE, step_share
 from workloads.errors import BadInput
 
 

@@ -9,7 +9,7 @@ import simpy
 from simpy.events import Event, Process
 
 from twin.environment import Environment, Priority
-from twin.serving.system.link import Link, LinkSpeed
+from twin.serving.engine.links import Link, LinkSpeed
 
 SPEED = LinkSpeed(bandwidth=100.0, latency=0.25, bytes_per_token=10.0)  # ten tokens a second
 

@@ -24,9 +24,9 @@ import pytest
 from reports.serving.trace_events import trace_events
 from scenarios.serving import MeasureSpec
 from tests.twin.serving.by_hand import TICK, measured, play, requests
+from twin.serving.results.curves import timeseries
+from twin.serving.results.run import Run
 from twin.serving.results.summary import engine_summaries, summarise
-from twin.serving.results.timeseries import timeseries
-from twin.serving.run.simulation import Run
 
 ROWS = [(0, 32, 3), (16, 64, 2), (160, 16, 1), (192, 16, 10)]
 END, BUSY, SEATS = 217, 140, 98 + 67 + 16 + 25

@@ -14,8 +14,8 @@ from scenarios.serving import MeasureSpec
 from tests.twin.serving.by_hand import STEP, TICK, play, requests
 from tests.twin.serving.scenarios import records, run, scenario
 from twin.serving.records.overload import Overload, describe_overload
+from twin.serving.results.run import Run
 from twin.serving.results.summary import engine_summaries, link_summaries, outages, summarise
-from twin.serving.run.simulation import Run
 from workloads.mixes import ModelMix
 
 both_modes = pytest.mark.parametrize("fast", [True, False], ids=["fast", "slow"])

@@ -8,8 +8,8 @@ import pytest
 
 from scenarios.serving import MeasureSpec
 from tests.twin.serving.scenarios import run, scenario
+from twin.serving.results.run import Run
 from twin.serving.results.summary import engine_summaries, summarise
-from twin.serving.run.simulation import Run
 
 ONE = {
     "requests": 1,

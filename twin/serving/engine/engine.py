@@ -18,13 +18,10 @@ from schedulers.parallel_cores import GroupBatch, LockstepGroup
 from schedulers.router_views import CacheView
 from schedulers.sequence import Sequence
 from twin.environment import Alarm, Environment, Priority
-from twin.serving.engine.cache_traffic import CacheTraffic, TierLinks
-from twin.serving.engine.drafted_windows import DraftedWindows
-from twin.serving.engine.engine_state import EngineState
+from twin.serving.engine.engine_state import Answer, EngineState, Foresight, Shed
 from twin.serving.engine.fast_forward import FastForward, Window
-from twin.serving.engine.foresight import Foresight
-from twin.serving.engine.inbox import Answer, Shed
-from twin.serving.engine.speculation import SimulatedSpeculation
+from twin.serving.engine.links import CacheTraffic, TierLinks
+from twin.serving.engine.speculation import DraftedWindows, SimulatedSpeculation
 from twin.serving.records.requests import RequestRecord
 from workloads.request import Request
 

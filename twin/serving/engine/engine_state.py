@@ -1,23 +1,140 @@
-"""The state of a simulated engine: what routers, autoscalers and reports see of it."""
+"""The state of a simulated engine: what routers, autoscalers and reports see of it, and what is to come to it."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
+from schedulers.admission_control import RequestShed
 from schedulers.engine_core import EngineCore
 from schedulers.parallel_cores import LockstepGroup
 from schedulers.router_views import LoadTree
 from twin.environment import Environment
-from twin.serving.engine.cache_traffic import CacheTraffic, TierLinks
-from twin.serving.engine.fast_forward import RunningStep, Window, cores_of
-from twin.serving.engine.inbox import Inbox
+from twin.serving.engine.fast_forward import RunningStep, StepRecords, Window, cores_of
+from twin.serving.engine.links import CacheTraffic, TierLinks
 from twin.serving.engine.speculation import SimulatedSpeculation
-from twin.serving.engine.step_records import StepRecords
 from twin.serving.records.engine_log import Counters, EngineLog
 from twin.serving.records.overload import Backlog
 from twin.serving.records.requests import RequestRecord
+from workloads.errors import BadInput
 from workloads.request import Request
+
+RequestsElsewhere = Callable[[int, int], int]
+"""See `schedulers.routing.ForeseesChoices.requests_elsewhere`."""
+
+
+class Arrivals(Protocol):
+    """The coming requests."""
+
+    def time_after(self, requests: int) -> float:
+        """A time, in seconds, before which at most `requests` more requests arrive; infinity after the last."""
+        ...
+
+
+class Foresight:
+    """The knowledge that one engine of a pool has of the coming requests.
+
+    Args:
+        requests_elsewhere: of the pool's router. position, size: of the engine in the pool, and of the pool.
+    """
+
+    def __init__(self, arrivals: Arrivals, requests_elsewhere: RequestsElsewhere, position: int, size: int) -> None:
+        self._arrivals = arrivals
+        self._requests_elsewhere = requests_elsewhere
+        self._position = position
+        self._size = size
+
+    def no_request_before(self) -> float:
+        """A time, in seconds, before which no request comes to the engine, if none of its own finishes."""
+        requests_elsewhere = self._requests_elsewhere  # Python 3.11 is slow to call an instance's attribute
+        return self._arrivals.time_after(requests_elsewhere(self._position, self._size))
+
+
+Answer = Callable[[bool], None]
+"""Called with whether blocks have been reserved."""
+
+Shed = Callable[[RequestRecord, RequestShed], None]
+
+Submission = tuple[RequestRecord, Request, int | None, bool, bool]
+"""A request for `EngineCore.submit`: its record, the request, and the options max_tokens, remote_prefill, hold_blocks.
+"""
+
+
+class Inbox:
+    """Requests and reservations that an engine's scheduler gets at the next step end.
+
+    Attributes:
+        requests, reservations: in order. load: tokens that they add to the engine's load.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[Submission] = []
+        self.reservations: list[tuple[RequestRecord, Answer]] = []
+        self.load = 0
+
+    def add(self, submission: Submission, core: EngineCore | LockstepGroup) -> None:
+        """Add a request. If blocks are reserved for it, the scheduler counts its load already."""
+        _, request, max_tokens, remote_prefill, _ = submission
+        self.requests.append(submission)
+        if not (remote_prefill and request.id in core.reserved):
+            self.load += request.prompt_tokens + (max_tokens or request.max_tokens)
+
+    def reserve(self, record: RequestRecord, answer: Answer) -> None:
+        """Add a prompt that a prefill engine computes."""
+        self.reservations.append((record, answer))
+        self.load += record.request.prompt_tokens + record.request.max_tokens
+
+    def cancel(self, record: RequestRecord) -> None:
+        """Take out the reservation for a request, if there is one."""
+        self.reservations = [entry for entry in self.reservations if entry[0] is not record]
+
+    def accept(self, core: EngineCore | LockstepGroup, now: float, backlog: Backlog, on_shed: Shed) -> None:
+        """Pass everything to the scheduler, reservations first.
+
+        Raises:
+            BadInput: a request does not fit into the KV memory, even alone.
+        """
+        if self.reservations:
+            self._decide_reservations(core, now)
+        for record, request, max_tokens, remote_prefill, hold_blocks in self.requests:
+            try:
+                sequence = core.submit(
+                    request, now, max_tokens=max_tokens, remote_prefill=remote_prefill, hold_blocks=hold_blocks,
+                    never_shed=record.attempts > 0,
+                )  # fmt: skip
+            except RequestShed as shed:
+                backlog.withdraw(now)
+                on_shed(record, shed)
+                continue
+            except ValueError as error:
+                field = "max_num_batched_tokens" if "max_num_batched_tokens" in str(error) else "num_gpu_blocks"
+                raise BadInput(str(error), field=f"engine.{field}") from None
+            sequence.payload = record
+            if record.queued < 0:
+                record.queued = now
+        self.requests.clear()
+        self.load = 0
+
+    def _decide_reservations(self, core: EngineCore | LockstepGroup, now: float) -> None:
+        """Answer whether blocks can be reserved, and reserve them."""
+        reservations = self.reservations
+        self.reservations = []
+        for record, answer in reservations:
+            request = record.request
+            self.load -= request.prompt_tokens + request.max_tokens
+            sequence = None if request.id in core.sequences else core.reserve(request, now)
+            if sequence is not None:
+                sequence.payload = record
+            answer(sequence is not None)
+
+    def clear(self) -> list[RequestRecord]:
+        """Empty it; returns the records of its requests."""
+        records = [record for record, *_ in self.requests]
+        self.requests.clear()
+        self.reservations.clear()
+        self.load = 0
+        return records
 
 
 class EngineState:
@@ -167,6 +284,16 @@ class EngineState:
     def running_until(self, now: float) -> float:
         """The integral of running sequences that count towards `max_num_seqs` up to now, in sequences times seconds."""
         return self.log.running_seqs.until(now)
+
+    def check_is_empty(self) -> None:
+        """Check that an engine whose requests are all answered has leaked nothing.
+
+        Raises:
+            AssertionError: it has, which is an error of the simulator.
+        """
+        self.core.check_integrity()
+        if self.free_blocks != self.blocks:
+            raise AssertionError(f"{self.name}: {self.free_blocks} of {self.blocks} blocks are free")
 
     def _note_load(self) -> None:
         """Note the load wherever it is followed."""

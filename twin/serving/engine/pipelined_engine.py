@@ -18,7 +18,7 @@ from schedulers.router_views import CacheView
 from schedulers.sequence import Sequence
 from twin.environment import Environment
 from twin.serving.engine.engine import Engine, Watch
-from twin.serving.engine.step_records import AnswerEnds, StepRecords
+from twin.serving.engine.fast_forward import AnswerEnds, StepRecords
 from twin.serving.records.engine_log import EngineLog
 from twin.serving.records.requests import RequestRecord
 

@@ -110,9 +110,8 @@ class ServingPlan:
             return ASSUMED_LENGTHS
         size = min(self.requests, LENGTHS_DRAWN)
         requests = list(self.workload.requests(np.random.default_rng(self.scenario.seed), size))
-        return sum(request.prompt_tokens for request, _ in requests) / size, sum(
-            answer for _, answer in requests
-        ) / size
+        prompts = sum(request.prompt_tokens for request, _ in requests)
+        return prompts / size, sum(answer for _, answer in requests) / size
 
     def with_step_time(self, step_time: StepTime) -> ServingPlan:
         """The same plan with other step times in every pool."""
@@ -126,6 +125,11 @@ class ServingPlan:
         copies = copy.deepcopy([pool.step_time for pool in self.pools])
         pools = [replace(pool, step_time=step_time) for pool, step_time in zip(self.pools, copies, strict=True)]
         return replace(self, pools=pools)
+
+    def generators(self, replication: int) -> list[np.random.Generator]:
+        """Random generators for the workload, for routing and for clients."""
+        seeds = np.random.SeedSequence([self.scenario.seed, replication])
+        return [np.random.default_rng(seed) for seed in seeds.spawn(3)]
 
     @cached_property
     def random(self) -> tuple[str, ...]:

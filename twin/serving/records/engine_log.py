@@ -1,19 +1,60 @@
-"""The log of an engine: its steps in order, its counters, and its state over time."""
+"""The log of an engine: its steps in order, its counters, its state over time, and the file to which steps may move."""
 
 from __future__ import annotations
 
+import os
+import tempfile
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from reports.records.run_directory import naming
+
 if TYPE_CHECKING:
     from schedulers.engine_core import EngineCore
-    from twin.serving.records.step_file import StepFile
+
+
+class StepFile:
+    """Arrays of numbers, appended to a file and read by their place in it.
+
+    Args:
+        path: of the file; None: a nameless one that ends with this object. new: begin an empty file.
+
+    Raises:
+        OSError: carrying a path, when the disk does not take it.
+    """
+
+    def __init__(self, path: Path | None = None, *, new: bool = True) -> None:
+        self._path = path or Path(tempfile.gettempdir())
+        self._file = -1
+        with naming(self._path), path.open("w+b" if new else "rb") if path else tempfile.TemporaryFile() as opened:
+            self._file = os.dup(opened.fileno())
+        self._end = 0
+
+    def __del__(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+
+    def append(self, values: array[Any]) -> int:
+        """Append numbers; returns their place, a byte offset."""
+        place, remainder = self._end, memoryview(values).cast("B")
+        with naming(self._path):
+            while remainder:
+                size = os.pwrite(self._file, remainder, self._end)
+                self._end = self._end + size
+                remainder = remainder[size:]
+        return place
+
+    def read(self, place: int, count: int, typecode: str) -> NDArray[Any]:
+        """Read `count` numbers of a type of `array` that begin at a place."""
+        size = count * array(typecode).itemsize
+        return np.frombuffer(os.pread(self._file, size, place), dtype=typecode)
 
 
 DECODE_STEP, MIXED_STEP, ONE_SHOT_STEP = 0, 1, 2
@@ -139,9 +180,8 @@ class EngineLog:
         self.events = 0
         self._busy = self._span_start = self._span_end = 0.0
         self._file: StepFile | None = None
-        self._stored = array(
-            "q"
-        )  # of each part in the file, flat: the number of the step after it, its runs, its place
+        # Of each part in the file, flat: the number of the step after it, its runs, its place.
+        self._stored = array("q")
         self._num_stored = 0
 
     @property

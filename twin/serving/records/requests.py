@@ -1,19 +1,20 @@
-"""Records of requests: one of each under way, and columns of those that have finished."""
+"""Records of requests under way, and columns of those that have finished; of shed requests, sessions and prompts."""
 
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twin.serving.records.engine_log import numbers
+from workloads.block_reuse import BlockStream
 
 if TYPE_CHECKING:
     from workloads.request import Request
-
+    from workloads.sessions import Prompt
 
 UNSET: Final = -1.0
 """The value of a time that has not come yet."""
@@ -148,7 +149,9 @@ class Columns:
 
     def take(self) -> dict[str, NDArray[Any]]:
         """Move all rows out, as arrays by the names of the columns. Needs detail, and no sink."""
-        rows = {name: numbers(getattr(self, name)) for name in self._kept + DETAILS}
+        rows = {
+            name: np.array(getattr(self, name), dtype=getattr(self, name).typecode) for name in self._kept + DETAILS
+        }
         for name in rows:
             del getattr(self, name)[:]
         return rows
@@ -206,3 +209,212 @@ class Columns:
         client = np.frombuffer(self.client, dtype=self.client.typecode)
         client = client if rows is None else client[len(client) - rows :]
         return {"service_class": classes[client], "tenant": tenants[client]}
+
+
+class ShedLog:
+    """The requests that were shed for good.
+
+    Attributes:
+        arrival, ended, client: of each: when it was sent first and shed last, seconds, and its class and tenant as an
+            index into `clients`. retries: requests sent again. reasons: refusals by the limit that was reached.
+    """
+
+    def __init__(self, clients: Iterable[tuple[str, str]]) -> None:
+        self.arrival = array("d")
+        self.ended = array("d")
+        self.client = array("i")
+        self.clients = {client: i for i, client in enumerate(clients)}
+        self.retries = 0
+        self.reasons: Counter[str] = Counter()
+
+    def add(self, record: RequestRecord, now: float) -> None:
+        """Add a request whose client gives up."""
+        request = record.request
+        self.arrival.append(request.arrival)
+        self.ended.append(now)
+        self.client.append(self.clients.get((request.service_class, request.tenant), 0))
+
+
+class Retries:
+    """Decides when a client sends a shed request again.
+
+    Args:
+        attempts: of one request, besides the first; 0 for none. jitter: the wait is drawn evenly between what the
+            engine says and (1 + jitter) times that.
+    """
+
+    def __init__(self, attempts: int, jitter: float, rng: np.random.Generator) -> None:
+        self.attempts = attempts
+        self.jitter = jitter
+        self._rng = rng
+
+    def wait(self, record: RequestRecord, retry_after: float) -> float | None:
+        """Seconds until the request is sent again, which is counted; None if the client gives up."""
+        if record.retries >= self.attempts:
+            return None
+        record.retries += 1
+        return retry_after * (1 + self.jitter * float(self._rng.random()))
+
+
+class SessionRecord:
+    """A session under way.
+
+    Attributes:
+        id: its number. start: when its first request was sent, seconds. turn: rounds sent so far.
+        unanswered: requests of this round without an answer. sent: when this round was sent.
+        waited: seconds of finished rounds, from the sending of a round to its last answer.
+        requests, prompt_tokens, resent_tokens, resent_cached_tokens: sums over its requests.
+    """
+
+    __slots__ = (
+        "id", "prompt_tokens", "requests", "resent_cached_tokens", "resent_tokens", "sent", "start", "turn",
+        "unanswered", "waited",
+    )  # fmt: skip
+
+    def __init__(self, id: int, start: float) -> None:
+        self.id = id
+        self.start = start
+        self.sent = start
+        self.turn = self.unanswered = self.requests = 0
+        self.prompt_tokens = self.resent_tokens = self.resent_cached_tokens = 0
+        self.waited = 0.0
+
+    def send(self, now: float, requests: int) -> None:
+        """Count a round of `requests` requests that is sent now."""
+        self.turn += 1
+        self.sent = now
+        self.unanswered = requests
+
+    def answer(self, now: float, prompt: Prompt, cached_tokens: int) -> bool:
+        """Count an answer to a prompt of which the cache supplied `cached_tokens`; whether it ends the round."""
+        self.requests += 1
+        self.prompt_tokens += prompt.tokens
+        self.resent_tokens += prompt.resent_tokens
+        self.resent_cached_tokens += min(cached_tokens, prompt.resent_tokens)
+        self.unanswered -= 1
+        if not self.unanswered:
+            self.waited += now - self.sent
+        return not self.unanswered
+
+    def add_sub_agent(self, record: SessionRecord) -> None:
+        """Count the requests of a sub-agent that has ended. Its turns and waits are not those of the session."""
+        self.requests += record.requests
+        self.prompt_tokens += record.prompt_tokens
+        self.resent_tokens += record.resent_tokens
+        self.resent_cached_tokens += record.resent_cached_tokens
+
+
+class SessionLog:
+    """Columns of the finished sessions, in the order in which they ended, and of all requests by id.
+
+    Attributes:
+        start, end, waited: when the first request was sent, when the last answer was complete, and how much of that
+            time was spent waiting for answers, seconds.
+        id, turns, requests, prompt_tokens, resent_tokens, resent_cached_tokens: see `SessionRecord`.
+        session_of, turn_of: of each request by its id, the session and the number of its round, from 0.
+    """
+
+    def __init__(self, *, detail: bool) -> None:
+        self.detail = detail
+        self.start = array("d")
+        self.end = array("d")
+        self.waited = array("d")
+        self.id = array("q")
+        self.turns = array("q")
+        self.requests = array("q")
+        self.prompt_tokens = array("q")
+        self.resent_tokens = array("q")
+        self.resent_cached_tokens = array("q")
+        self.session_of = array("q")
+        self.turn_of = array("q")
+
+    def sent(self, record: SessionRecord) -> None:
+        """Note a request that is sent; ids count up from 0. Without detail nothing is kept."""
+        if self.detail:
+            self.session_of.append(record.id)
+            self.turn_of.append(record.turn - 1)
+
+    def add(self, record: SessionRecord, end: float) -> None:
+        self.id.append(record.id)
+        self.start.append(record.start)
+        self.end.append(end)
+        self.waited.append(record.waited)
+        self.turns.append(record.turn)
+        self.requests.append(record.requests)
+        self.prompt_tokens.append(record.prompt_tokens)
+        self.resent_tokens.append(record.resent_tokens)
+        self.resent_cached_tokens.append(record.resent_cached_tokens)
+
+    def columns_of(self, ids: Any) -> dict[str, Any]:
+        """The columns `session` and `turn` of requests by their ids, shape (n,). Needs detail."""
+        session, turn = np.array(self.session_of, dtype=np.int64), np.array(self.turn_of, dtype=np.int64)
+        return {"session": session[ids], "turn": turn[ids]}
+
+
+class CachedPrompt(NamedTuple):
+    """A finished request: when its first step began and its last ended, seconds; its prefix ids; tokens."""
+
+    begin: float
+    end: float
+    ids: tuple[int, ...]
+    prompt_tokens: int
+    output_tokens: int
+
+
+class PrefixReuse:
+    """The prompts of a run, from which bounds of its prefix caches are computed.
+
+    Attributes:
+        node_tokens: prompt tokens of one prefix id.
+        capacities: ids that the caches hold on `device`, and in `all` tiers together.
+        cached_tokens: prompt tokens that caches supplied to requests when they began.
+    """
+
+    def __init__(self, node_tokens: int, capacities: dict[str, int]) -> None:
+        self.node_tokens = node_tokens
+        self.capacities = capacities
+        self.cached_tokens = 0
+        self._prompts: list[CachedPrompt] = []
+
+    def add(self, record: RequestRecord) -> None:
+        request = record.request
+        self.cached_tokens += record.cached_tokens
+        self._prompts.append(
+            CachedPrompt(
+                record.scheduled, record.last_token, request.prefix_blocks, request.prompt_tokens, record.output_tokens
+            )
+        )
+
+    def stream(self) -> BlockStream:
+        """The blocks in the order of time: looked up when a request begins, left behind when it ends."""
+        turns: list[tuple[float, int, int, CachedPrompt]] = []
+        for number, prompt in enumerate(self._prompts):
+            turns.append((prompt.begin, 1, number, prompt))
+            turns.append((prompt.end, 0, number, prompt))
+        stream, size = BlockStream(), self.node_tokens
+        for _, begins, _, prompt in sorted(turns):
+            if begins:
+                blocks, lookups = prompt.prompt_tokens // size, (prompt.prompt_tokens - 1) // size
+            else:  # the last token of an answer has no KV cache
+                blocks, lookups = (prompt.prompt_tokens + max(prompt.output_tokens - 1, 0)) // size, 0
+            ids = prompt.ids[:blocks]
+            stream.add(ids, min(lookups, len(ids)))
+        return stream
+
+    def summary(self) -> dict[str, Any]:
+        """Shares of all prompt tokens: those that caches supplied, and bounds for one cache of the same size.
+
+        `lru` evicts the least recently used block, `belady` knows what is needed next, `infinite` evicts nothing.
+        """
+        stream, prompts = self.stream(), sum(prompt.prompt_tokens for prompt in self._prompts)
+        if not prompts:
+            return {"hit_rate": None}
+
+        def share(blocks: int) -> float:
+            return blocks * self.node_tokens / prompts
+
+        bounds = {
+            name: {"lru": share(int(stream.lru_hits([size])[0])), "belady": share(stream.belady_hits(size))}
+            for name, size in self.capacities.items()
+        }
+        return {"hit_rate": self.cached_tokens / prompts, **bounds, "infinite": share(stream.infinite_hits())}

@@ -12,8 +12,8 @@ from scenarios.engine import EngineSpec, SchedulingSpec
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.plan.pools import cost_per_million_tokens, describe_devices
 from twin.serving.records.requests import Columns
+from twin.serving.results.run import Run
 from twin.serving.results.summary import Floats, Mask, RequestLatencies, shed_in_window
-from twin.serving.run.simulation import Run
 
 WINDOWS = 1000
 """Equal windows of a run in which service is compared."""

@@ -17,7 +17,7 @@ from twin.serving.results.summary import Floats, Mask, RequestLatencies
 
 if TYPE_CHECKING:
     from schedulers.replica_set import ScalingLog
-    from twin.serving.run.simulation import Run
+    from twin.serving.results.run import Run
 
 MINUTE = 60.0
 

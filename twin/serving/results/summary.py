@@ -12,15 +12,13 @@ from numpy.typing import NDArray
 from reports.metrics import spread, weighted_spread, weighted_spread_of_parts
 from scenarios.serving import MeasureSpec
 from scenarios.serving_workload import ClosedLoopSpec
-from twin.serving.engine.cache_traffic import CopyLink
+from twin.serving.engine.links import CopyLink
 from twin.serving.engine.speculation import describe_speculation
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.records.engine_log import EngineLog
 from twin.serving.records.overload import describe_overload, first_overload
-from twin.serving.records.requests import Columns
-from twin.serving.records.session_log import SessionLog
-from twin.serving.records.shedding import ShedLog
-from twin.serving.run.simulation import EngineAtEnd, Run
+from twin.serving.records.requests import Columns, SessionLog, ShedLog
+from twin.serving.results.run import AnyEngine, Run
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -95,7 +93,7 @@ def engine_summaries(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def _stages(engine: EngineAtEnd, log: EngineLog, end: float) -> dict[str, Any]:
+def _stages(engine: AnyEngine, log: EngineLog, end: float) -> dict[str, Any]:
     """Shares of time that each stage of a pipeline computes, and its bubbles; empty for an engine without stages.
 
     Bubbles are the share of the stages' time that none computes, while a batch is in flight.
@@ -307,7 +305,7 @@ def _mean_busy(links: list[CopyLink], end: float) -> float:
     return sum(link.busy for link in links) / (end * len(links)) if end else 0.0
 
 
-def _kv_used(run: Run, engines: Sequence[EngineAtEnd]) -> float | None:
+def _kv_used(run: Run, engines: Sequence[AnyEngine]) -> float | None:
     """Mean share of KV blocks in use over the time for which engines are paid; None for a run without detail."""
     if not run.end or not all(engine.log.detail for engine in engines):
         return None

@@ -25,13 +25,12 @@ from scenarios.system import FrontendSpec
 from schedulers.routing import Router, own_method
 from twin.environment import Environment
 from twin.process import paused_garbage_collection
-from twin.serving.clients.loops import PartwiseLoop
 from twin.serving.engine.engine import Engine
 from twin.serving.plan.plan import Draw, ServingPlan
-from twin.serving.records.engine_log import StepKeeper, numbers
+from twin.serving.records.engine_log import StepFile, StepKeeper, numbers
 from twin.serving.records.requests import Columns, RequestRecord, Sink
-from twin.serving.records.step_file import StepFile
-from twin.serving.run.simulation import EngineAtEnd, Run, check_engines, generators
+from twin.serving.results.run import AnyEngine, Run
+from twin.serving.run.clients import PartwiseLoop
 from twin.serving.system.system import Pool, System
 from twin.serving.system.topologies import EngineParts, engine_parts
 from workloads.generator import Workload
@@ -158,7 +157,8 @@ class IndependentEngines:
         finished += len(rows["id"])
         if finished != self._sent:
             raise AssertionError(f"expected {self._sent} finished requests, found {finished}")
-        check_engines(self.engines.values())
+        for engine in self.engines.values():
+            engine.check_is_empty()
 
     def _spans(self) -> Iterator[tuple[float, list[list[tuple[Request, int]]]]]:
         """Spans of arrivals: the last arrival of each, seconds, and the requests of each group, with their answers."""
@@ -198,14 +198,14 @@ def in_order(rows: Rows) -> Rows:
 def requests_of(plan: ServingPlan, replication: int) -> Iterator[tuple[Request, int]]:
     """The requests of a replication as `Simulation` draws them, each with the length of its answer in tokens."""
     assert isinstance(plan.workload, Workload), "turns of sessions depend on answers"
-    return plan.workload.requests(generators(plan, replication)[0], plan.requests)
+    return plan.workload.requests(plan.generators(replication)[0], plan.requests)
 
 
 def merged_run(
     plan: ServingPlan,
     parts: Iterable[Rows],
     sink: Sink | None,
-    at_end: Callable[[], Iterable[EngineAtEnd]],
+    at_end: Callable[[], Iterable[AnyEngine]],
     outside: dict[str, float] | None = None,
 ) -> Run:
     """The run of a plan whose finished requests come in parts, in order.

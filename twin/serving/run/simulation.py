@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,20 +13,13 @@ from scenarios.serving_workload import ClosedLoopSpec
 from schedulers.admission_control import RequestShed
 from twin.environment import Environment
 from twin.process import paused_garbage_collection
-from twin.serving.clients.loops import ClosedLoop, OpenLoop
-from twin.serving.clients.sessions import ClosedSessions, OpenSessions
-from twin.serving.engine.cache_traffic import TierLinks
-from twin.serving.engine.engine import Engine, Watch
-from twin.serving.engine.speculation import SimulatedSpeculation
+from twin.serving.engine.engine import Watch
+from twin.serving.engine.links import Link
 from twin.serving.plan.plan import Draw, ServingPlan, make_plan
-from twin.serving.records.engine_log import Counters, EngineLog, StepIntegral, StepKeeper
-from twin.serving.records.overload import Backlog
-from twin.serving.records.prefix_reuse import PrefixReuse
-from twin.serving.records.requests import Columns, RequestRecord, Sink
-from twin.serving.records.session_log import SessionLog
-from twin.serving.records.shedding import Retries, ShedLog
-from twin.serving.records.step_file import StepFile
-from twin.serving.system.link import Link
+from twin.serving.records.engine_log import StepFile, StepIntegral, StepKeeper
+from twin.serving.records.requests import Columns, PrefixReuse, RequestRecord, Retries, SessionLog, ShedLog, Sink
+from twin.serving.results.run import Run
+from twin.serving.run.clients import ClosedLoop, ClosedSessions, OpenLoop, OpenSessions
 from twin.serving.system.system import System
 from twin.serving.system.topologies import TOPOLOGIES, Parts
 from workloads.errors import BadInput
@@ -38,86 +28,7 @@ from workloads.request import Request
 from workloads.sessions import Session
 
 if TYPE_CHECKING:
-    from schedulers.replica_set import ScalingLog
     from twin.serving.system.autoscaling import Autoscaling
-
-
-class EngineAtEnd(Protocol):
-    """The part of an engine that a report reads when its run is over; see `Engine` for all of it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def log(self) -> EngineLog: ...
-
-    @property
-    def backlog(self) -> Backlog: ...
-
-    @property
-    def blocks(self) -> int: ...
-
-    @property
-    def max_num_seqs(self) -> int: ...
-
-    @property
-    def counters(self) -> Counters: ...
-
-    @property
-    def speculation(self) -> SimulatedSpeculation | None: ...
-
-    @property
-    def tier_links(self) -> TierLinks | None: ...
-
-    @property
-    def stage_busy(self) -> list[float]: ...
-
-
-@dataclass(frozen=True)
-class Run:
-    """The result of a simulation.
-
-    Attributes:
-        columns: one entry a request. engines, links: in their states at the end.
-        population: ∫ requests in the system dt, counted at arrivals and departures.
-        outside: axes on which step times lay beyond their measurements; see `ServingPlan.outside`.
-        sessions: the finished sessions; None for a workload without sessions.
-        prefix_reuse: the prompts, if the scenario measures prefix caches.
-        scaling: the engines over time of each group that is autoscaled.
-        shed: the requests that were shed; None without admission control.
-    """
-
-    columns: Columns
-    engines: Sequence[EngineAtEnd]
-    links: dict[str, Link]
-    population: float
-    outside: dict[str, float]
-    sessions: SessionLog | None = None
-    prefix_reuse: PrefixReuse | None = None
-    scaling: list[ScalingLog] | None = None
-    shed: ShedLog | None = None
-
-    @property
-    def logs(self) -> list[EngineLog]:
-        return [engine.log for engine in self.engines]
-
-    @cached_property
-    def end(self) -> float:
-        """When the last answer was complete and the last step had ended, seconds."""
-        last_steps = [log.end_of(-1) for log in self.logs if log.num_steps]
-        return max([max(self.columns.last_token, default=0.0), *last_steps])
-
-    def engine_seconds(self, name: str) -> float:
-        """The time for which an engine was there and is paid for, seconds: all of it, unless it is autoscaled."""
-        for log in self.scaling or ():
-            if name in log.engines:
-                return log.seconds(name, self.end)
-        return self.end
-
-    def request_table(self) -> dict[str, Any]:
-        """All columns of the requests by name, in the order in which they finished. Needs detail."""
-        table = self.columns.table()
-        return table if self.sessions is None else table | self.sessions.columns_of(table["id"])
 
 
 class Simulation:
@@ -152,7 +63,7 @@ class Simulation:
             plan, scenario = scenario, scenario.scenario
         else:
             plan = make_plan(scenario, Path(), scenario.workload.read_trace(Path()))
-        for_workload, for_routing, for_clients = generators(plan, replication)
+        for_workload, for_routing, for_clients = plan.generators(replication)
         self.plan = plan = plan.for_one_run()
         self.environment = env = Environment()
         self.prefix_reuse: PrefixReuse | None = None
@@ -239,19 +150,8 @@ class Simulation:
         if finished + shed != requests:
             expected = f"expected {requests} finished or shed requests"
             raise AssertionError(f"{expected}, found {finished} and {shed}")
-        check_engines(self.system.engines())
-
-
-def check_engines(engines: Iterable[Engine]) -> None:
-    """Check that engines whose requests are all answered have leaked nothing.
-
-    Raises:
-        AssertionError: they have, which is an error of the simulator.
-    """
-    for engine in engines:
-        engine.core.check_integrity()
-        if engine.free_blocks != engine.blocks:
-            raise AssertionError(f"{engine.name}: {engine.free_blocks} of {engine.blocks} blocks are free")
+        for engine in self.system.engines():
+            engine.check_is_empty()
 
 
 def realisation(plan: ServingPlan, replication: int) -> list[tuple[Request, int]]:
@@ -262,19 +162,13 @@ def realisation(plan: ServingPlan, replication: int) -> list[tuple[Request, int]
     """
     if not isinstance(plan.workload, Workload):
         raise BadInput("expected none: requests are listed before any is answered", field="workload.sessions")
-    return list(plan.workload.requests(generators(plan, replication)[0], plan.requests))
+    return list(plan.workload.requests(plan.generators(replication)[0], plan.requests))
 
 
 def realised_sessions(plan: ServingPlan, replication: int) -> list[Session]:
     """The sessions of a replication, whose rounds have not begun. The plan's workload has sessions."""
     assert not isinstance(plan.workload, Workload)
-    return list(plan.workload.sessions(generators(plan, replication)[0], plan.requests))
-
-
-def generators(plan: ServingPlan, replication: int) -> list[np.random.Generator]:
-    """Random generators for the workload, for routing and for clients."""
-    seeds = np.random.SeedSequence([plan.scenario.seed, replication])
-    return [np.random.default_rng(seed) for seed in seeds.spawn(3)]
+    return list(plan.workload.sessions(plan.generators(replication)[0], plan.requests))
 
 
 def _clients(

@@ -16,8 +16,8 @@ from simpy.events import Event, Process
 from schedulers.sequence import WAITING, Sequence
 from twin.environment import Environment, Priority
 from twin.serving.engine.engine import Engine
+from twin.serving.engine.links import Link
 from twin.serving.records.requests import RequestRecord
-from twin.serving.system.link import Link
 from workloads.request import Request
 
 

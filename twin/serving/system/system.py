@@ -15,11 +15,11 @@ from schedulers.routing import Router, own_method
 from schedulers.sequence import Sequence
 from twin.environment import Environment, Priority
 from twin.serving.engine.engine import Engine
-from twin.serving.engine.foresight import Arrivals, Foresight, RequestsElsewhere
+from twin.serving.engine.engine_state import Arrivals, Foresight, RequestsElsewhere
+from twin.serving.engine.links import Link
 from twin.serving.records.engine_log import StepIntegral
 from twin.serving.records.requests import RequestRecord
 from twin.serving.system.early_transfers import EarlyTransfer, EarlyTransfers
-from twin.serving.system.link import Link
 from workloads.request import Request
 
 

@@ -18,13 +18,12 @@ from scenarios.serving import ServingScenario
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
 from schedulers.router_views import CacheView
 from twin.environment import Environment
-from twin.serving.engine.cache_traffic import CopyLink, TierLinks
 from twin.serving.engine.engine import Engine, Watch
+from twin.serving.engine.links import CopyLink, Link, LinkSpeed, TierLinks
 from twin.serving.engine.pipelined_engine import PipelinedEngine
 from twin.serving.engine.speculation import SimulatedSpeculation
 from twin.serving.plan.plan import Draw, ServingPlan, scores_of
 from twin.serving.plan.pools import EnginesByModel, PlannedPool
-from twin.serving.system.link import Link, LinkSpeed
 from twin.serving.system.system import Pool, System
 from workloads.registry import Registry
 

@@ -1,1 +1,0 @@
-"""Clients, which send requests and sessions."""
