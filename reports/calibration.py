@@ -86,6 +86,10 @@ def refinement_report(document: Document) -> Report:
         basis = f"the mean of {document['learned_from'].partition('.')[0].upper()} of {fitted} requests"
         basis += f", {held_out} held out" if held_out else ""
     blocks: list[Block] = [Text(f"{document['run']}: learned from {basis}", "answer"), _unknowns(document["unknowns"])]
+    mean = document["mean_factor"]
+    if abs(math.log(mean["factor"])) > mean["deviation"]:
+        text = f"mean steps are {mean['factor']:.3f} times typical ones (± {100 * mean['deviation']:.1f} %)"
+        blocks += [Text(text)]
     if kind == "steps":
         blocks += [_steps(document)]
     else:
@@ -146,8 +150,8 @@ def _steps(document: Document) -> Text:
     if row is None:
         return Text("no step was held out")
     return Text(
-        f"the other {document['held_out']} steps: median error {100 * row['before_median']:.1f} % before "
-        f"({percent(row['before_error'])}), {100 * row['after_median']:.1f} % refined ({percent(row['after_error'])})"
+        f"the other {document['held_out']} steps: median error {100 * row['before_median']:.1f} % before (mean "
+        f"{percent(row['before_error'])}), {100 * row['after_median']:.1f} % refined ({percent(row['after_error'])})"
     )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from latency_models.fitting.estimator import Floats
 from latency_models.io.builtin_files import FilePath
@@ -33,7 +33,8 @@ class RefinedFile(Strict):
     """The file `twin.refined-step-time/1`.
 
     `folder`: relative paths in `step_time` start from here; itself relative to this file. `estimate`, `covariance`: of
-    the scores, in the order of `unknowns`. `drift`: deviation of a factor on all step times.
+    the scores, in the order of `unknowns`. `drift`: deviation of a factor on all step times. `mean_factor`: mean steps
+    over typical ones, which the scores describe.
     """
 
     schema_: Literal["twin.refined-step-time/1"] = Field(alias="schema")
@@ -43,6 +44,7 @@ class RefinedFile(Strict):
     estimate: list[float]
     covariance: list[list[float]]
     drift: NonNegativeFloat
+    mean_factor: PositiveFloat = 1.0
     evidence: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -62,18 +64,28 @@ DRIFT = "refined"
 
 
 class RefinedStepTime(ScaledStepTime):
-    """Step times of a model whose unknowns `names` a run has narrowed to an estimate (n,) and covariance (n, n)."""
+    """Step times of a model whose unknowns `names` a run has narrowed to an estimate (n,) and covariance (n, n).
+
+    `mean_factor`: see `RefinedFile`; with it, sums of durations are right where some steps stall.
+    """
 
     def __init__(
-        self, prior: StepTime, names: Sequence[str], estimate: Floats, covariance: Floats, drift: float
+        self,
+        prior: StepTime,
+        names: Sequence[str],
+        estimate: Floats,
+        covariance: Floats,
+        drift: float,
+        mean_factor: float = 1.0,
     ) -> None:
+        self._mean_factor = mean_factor
         self._prior = prior
         self._names = tuple(names)
         self._drift = drift
         self._estimate = np.asarray(estimate, dtype=np.float64)
         values, vectors = np.linalg.eigh(np.asarray(covariance, dtype=np.float64))
         self._root: Floats = vectors * np.sqrt(np.maximum(values, 0.0)) @ vectors.T
-        super().__init__(prior.vary(dict(zip(self._names, self._estimate.tolist(), strict=True))), 1.0)
+        super().__init__(prior.vary(dict(zip(self._names, self._estimate.tolist(), strict=True))), mean_factor)
 
     @classmethod
     def from_file(cls, file: RefinedFile, prior: StepTime, path: Path) -> RefinedStepTime:
@@ -85,7 +97,7 @@ class RefinedStepTime(ScaledStepTime):
         covariance = np.array(file.covariance).reshape(len(file.unknowns), -1)
         if not np.allclose(covariance, covariance.T) or (np.linalg.eigvalsh(covariance) < -1e-9).any():
             raise BadInput("expected a symmetric matrix without negative eigenvalues", field="covariance", file=path)
-        return cls(prior, file.unknowns, np.array(file.estimate), covariance, file.drift)
+        return cls(prior, file.unknowns, np.array(file.estimate), covariance, file.drift, file.mean_factor)
 
     def unknowns(self) -> tuple[Unknown, ...]:
         """Those of the prior model with what is left of their deviations, and the drift."""
@@ -94,7 +106,11 @@ class RefinedStepTime(ScaledStepTime):
     @cached_property
     def _known_unknowns(self) -> tuple[Unknown, ...]:
         shares = dict(zip(self._names, np.sqrt((self._root @ self._root.T).diagonal()).tolist(), strict=True))
-        narrowed = [self._narrowed(unknown, shares.get(unknown.name, 1.0)) for unknown in self._prior.unknowns()]
+        narrowed = [
+            self._narrowed(unknown, shares.get(unknown.name, 1.0))
+            for unknown in self._prior.unknowns()
+            if unknown.name != DRIFT  # of an earlier refinement, which the new drift contains
+        ]
         if self._drift:
             narrowed.append(Unknown(DRIFT, "the engine since the run by which it was refined", "held out", self._drift,
                                  "a longer run of the engine"))  # fmt: skip
@@ -111,7 +127,7 @@ class RefinedStepTime(ScaledStepTime):
         log_factors = self._estimate + self._root @ np.array([scores.get(name, 0.0) for name in self._names])
         further = {name: score for name, score in scores.items() if name not in self._names and name != DRIFT}
         varied = self._prior.vary(dict(zip(self._names, log_factors.tolist(), strict=True)) | further)
-        return ScaledStepTime(varied, float(np.exp(self._drift * scores.get(DRIFT, 0.0))))
+        return ScaledStepTime(varied, self._mean_factor * float(np.exp(self._drift * scores.get(DRIFT, 0.0))))
 
 
 @register
@@ -125,11 +141,11 @@ class RefinedSpec(SourceSpec):
         path = base / self.path
         file = read_refined_file(path)
         name = str(file.step_time.get("source"))
-        if name == self.source:
-            raise BadInput("expected the section of another source", field="step_time.source", value=name, file=path)
         try:
             spec = find_source(name)
         except BadInput as error:
             raise BadInput(error.expected, field="step_time.source", value=name, file=path) from None
         section = checked(spec, file.step_time, path, "step_time")
+        if isinstance(section, RefinedSpec) and (path.parent / file.folder / section.path).resolve() == path.resolve():
+            raise BadInput("expected another file", field="step_time.path", value=section.path, file=path)
         return RefinedStepTime.from_file(file, section.build(path.parent / file.folder), path)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -136,18 +137,23 @@ class Commands:
         self._twin = twin
         self._place = place
         self._environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        self._environment["PATH"] = f"{twin.parent}{os.pathsep}{os.environ['PATH']}"
         self.verbs: set[str] = set()
         self.failed = False
 
     def check(self, *words: str, expected: str = "") -> None:
         """Run a command to its end, and judge it. `expected` is to be found in its output."""
+        allowed = (0, MISSED, UNDECIDED) if verb(list(words)) in ("calibrate run", "validate") else (0,)
+        self.shell(shlex.join(["twin", *words]), allowed, expected)
+
+    def shell(self, line: str, codes: tuple[int, ...], expected: str = "") -> None:
+        """Run a line in a shell, and judge it by its exit code, too."""
         begun = time.perf_counter()
         ended = subprocess.run(
-            [self._twin, *words], cwd=self._place, env=self._environment, capture_output=True, text=True, check=False
+            ["bash", "-c", line], cwd=self._place, env=self._environment, capture_output=True, text=True, check=False
         )
-        allowed = (0, MISSED, UNDECIDED) if verb(list(words)) in ("calibrate run", "validate") else (0,)
-        good = ended.returncode in allowed and re.search(expected, ended.stdout) is not None
-        self._judge(list(words), good, ended.returncode, ended.stderr, time.perf_counter() - begun)
+        good = ended.returncode in codes and re.search(expected, ended.stdout) is not None
+        self._judge(shlex.split(line)[1:], good, ended.returncode, ended.stderr, time.perf_counter() - begun)
 
     @contextmanager
     def server(self, *words: str) -> Iterator[str]:

@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 from latency_models.sources.refined import RefinedStepTime
 from latency_models.step_time import StepTime
+from latency_models.wrapped import ScaledStepTime
 from scenarios.overrides import Settings
 from scenarios.serving import ServingScenario, check_scenario
 from scenarios.serving_workload import ReplaySpec
 from schedulers.batches import Batch
 from schedulers.parallel_cores import GroupBatch
 from twin.refinement.measured_run import MeasuredRun, read_measured_run
-from twin.refinement.posterior import Observations, Posterior, estimate
+from twin.refinement.posterior import Observations, Posterior, estimate, log_ratio_of_means
 from twin.refinement.question import (
     MAX_FITTED,
     Advance,
@@ -54,6 +55,8 @@ slower."""
 DRAWS = 12
 """Draws of the refined model for its intervals of the held-out requests."""
 
+SECANTS, CLOSE = 4, 0.002
+"""Steps of the search for a factor at most; the relative error of mean TPOT that ends it."""
 
 GROUP = 10
 """Successive requests that are fitted together where these are spread over the run."""
@@ -126,24 +129,66 @@ class RequestEvidence(Evidence):
         kinds = np.repeat([TTFT, DECODING], [len(rows), len(self._several)])
         return Observations(np.log(durations), kinds, begin, end, phase / durations)
 
+    def mean_factor(self, typical: RefinedStepTime) -> tuple[float, float]:
+        """The factor with which mean TPOT of the fitted requests is the measured one.
+
+        Slower steps gather larger batches, so TPOT grows by more than steps do; the secant method's slope says by how
+        much.
+        """
+        rows = self._several[self._several >= self._warm_up]
+        if not len(rows):
+            return 0.0, 0.0
+        run, tokens = self._run, self._run.answers[rows] - 1
+
+        def missing(log_factor: float) -> tuple[float, float]:
+            self._advance("simulating")
+            times = self._simulate(ScaledStepTime(typical, math.exp(log_factor)))
+            return log_ratio_of_means(run.decoding[rows] / tokens, (times.last - times.first)[rows] / tokens)
+
+        log_factor, slope = 0.0, 1.0
+        ratio, deviation = missing(log_factor)
+        for _ in range(SECANTS):
+            if abs(ratio) < CLOSE:
+                break
+            step, before = ratio / slope, ratio
+            log_factor += step
+            ratio, deviation = missing(log_factor)
+            slope = max((before - ratio) / step, 1.0)
+        return log_factor, deviation / slope
+
+    def worsens(self, typical: RefinedStepTime) -> bool:
+        """True if a fit is further from the means of its own requests than the step times before it."""
+        before, after = (self._simulate(variant) for variant in (self.step_time, typical))
+        errors = self._part(self._rows[self._rows >= self._warm_up], before, after, [])
+        rows = [errors[name] for name in ("ttft.mean", "tpot.mean") if name in errors]
+        distances = [sum(abs(math.log1p(row[f"{when}_error"])) for row in rows) for when in ("before", "after")]
+        return distances[1] > distances[0]
+
     def errors(self, refined: RefinedStepTime) -> dict[str, Any]:
         """Mean latencies of the compared requests and of the rest, before and after, with 95 % intervals after."""
-        plan, run = self._plan, self._run
-        before, after = (simulate_requests(variant, {}, len(run)) for variant in (plan, plan.with_step_time(refined)))
+        before, after = (self._simulate(variant) for variant in (self.step_time, refined))
         draws = []
         for i in range(DRAWS):
             self._advance("drawing")
-            model = refined.draw(np.random.default_rng([plan.scenario.seed, i, 2]))
-            draws.append(simulate_requests(plan.with_step_time(model), {}, len(run)))
+            draws.append(self._simulate(refined.draw(np.random.default_rng([self.scenario.seed, i, 2]))))
+        others = np.setdiff1d(np.arange(len(self._run)), self._rows)
+        return {
+            "fit": self._part(self._rows[self._rows >= self._warm_up], before, after, draws),
+            "rest": self._part(others, before, after, draws) if len(others) else None,
+        }
 
-        def part(rows: NDArray[np.int64]) -> dict[str, Any]:
-            def means(times: RequestTimes | MeasuredRun) -> dict[str, Any]:
-                return _summary(times.start[rows], times.first[rows], times.last[rows], run.answers[rows])
+    def _simulate(self, step_time: StepTime) -> RequestTimes:
+        return simulate_requests(self._plan.with_step_time(step_time), {}, len(self._run))
 
-            return prediction_errors(means(run), [means(before)], [means(after)], [means(draw) for draw in draws])
+    def _part(
+        self, rows: NDArray[np.int64], before: RequestTimes, after: RequestTimes, draws: Sequence[RequestTimes]
+    ) -> dict[str, Any]:
+        """Errors of the mean latencies of some requests."""
 
-        others = np.setdiff1d(np.arange(len(run)), self._rows)
-        return {"fit": part(self._rows[self._rows >= self._warm_up]), "rest": part(others) if len(others) else None}
+        def means(times: RequestTimes | MeasuredRun) -> dict[str, Any]:
+            return _summary(times.start[rows], times.first[rows], times.last[rows], self._run.answers[rows])
+
+        return prediction_errors(means(self._run), [means(before)], [means(after)], [means(draw) for draw in draws])
 
     def drift(self, errors: Mapping[str, Any]) -> float:
         """The error of the mean TPOT of the other requests."""

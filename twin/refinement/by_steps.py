@@ -16,7 +16,7 @@ from latency_models.step_time import StepTime
 from scenarios.serving import check_scenario
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
 from schedulers.sequence import Sequence as Running
-from twin.refinement.posterior import Observations, Posterior, estimate
+from twin.refinement.posterior import Observations, Posterior, estimate, log_ratio_of_means
 from twin.refinement.question import MAX_FITTED, Advance, Evidence, Question, named_scores, one_step_time
 from twin.serving.plan.plan import make_plan
 from workloads.errors import BadInput
@@ -76,21 +76,24 @@ class StepEvidence(Evidence):
 
         return estimate(_observe(log), linearise, len(names))
 
+    def mean_factor(self, typical: RefinedStepTime) -> tuple[float, float]:
+        log = self._log.where(self._early)
+        return log_ratio_of_means(log.seconds, np.exp(_predicted(typical, _batches(log))))
+
     def errors(self, refined: RefinedStepTime) -> dict[str, Any]:
         later = _batches(self._log.where(~self._early))
         if not later:
             return {"rest": None}
-        measured = np.log(self._log.seconds[~self._early])
-        before, after = (_predicted(model, later) - measured for model in (self.step_time, refined))
-        return {"rest": {"step": {
-            "measured": float(np.exp(np.median(measured))),
-            "before_error": float(np.expm1(np.median(before))), "after_error": float(np.expm1(np.median(after))),
-            "before_median": float(np.median(np.abs(np.expm1(before)))),
-            "after_median": float(np.median(np.abs(np.expm1(after)))),
-        }}}  # fmt: skip
+        measured = self._log.seconds[~self._early]
+        row = {"measured": float(measured.mean())}
+        for name, model in (("before", self.step_time), ("after", refined)):
+            predicted = np.exp(_predicted(model, later))
+            row[f"{name}_error"] = float(predicted.mean() / measured.mean() - 1)
+            row[f"{name}_median"] = float(np.median(np.abs(predicted / measured - 1)))
+        return {"rest": {"step": row}}
 
     def drift(self, errors: Mapping[str, Any]) -> float:
-        """The median deviation of the other steps."""
+        """The error of the mean of the other steps."""
         held_out = errors["rest"]
         return 0.01 if held_out is None else max(self.min_drift, abs(float(np.log1p(held_out["step"]["after_error"]))))
 

@@ -143,6 +143,17 @@ class Evidence(ABC):
     def estimate(self, names: Sequence[str]) -> Posterior:
         """Scores of unknowns, from the part of the run that is fitted."""
 
+    def worsens(self, typical: RefinedStepTime) -> bool:
+        """True if a fit is to be dropped, for what it says of its own evidence."""
+        return False
+
+    def mean_factor(self, typical: RefinedStepTime) -> tuple[float, float]:
+        """Logarithm of the factor from typical step times, of the estimated scores, to their means; its deviation.
+
+        Both are 0 where means are learned from.
+        """
+        return 0.0, 0.0
+
     @abstractmethod
     def errors(self, refined: RefinedStepTime) -> dict[str, Any]:
         """Errors before and after the refinement, of the part that is fitted (`fit`) and of the others (`rest`)."""

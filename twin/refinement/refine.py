@@ -65,29 +65,30 @@ def refine(question: Question, advance: Advance = lambda text: None) -> Refineme
     unknowns = _unknowns(step_time, question.factors)
     names = [unknown.name for unknown in unknowns]
     estimated = posterior = evidence.estimate(names)
-    errors = evidence.errors(_refined(step_time, names, posterior, evidence.min_drift))
-    if evidence.kind == "requests" and _distance(errors["fit"], "after") > _distance(errors["fit"], "before"):
+    typical = _refined(step_time, names, posterior, 0.0)
+    mean_factor, deviation = 0.0, 0.0
+    if evidence.worsens(typical):
         notes.append(
             "the fit is further from the means of its own requests than before: step times are left as they were"
         )
         posterior = unlearned(posterior)
-        errors = evidence.errors(_refined(step_time, names, posterior, evidence.min_drift))
+    else:
+        mean_factor, deviation = evidence.mean_factor(typical)
+    drift = math.hypot(evidence.min_drift, deviation)
+    errors = evidence.errors(_refined(step_time, names, posterior, drift, math.exp(mean_factor)))
     document = _document(question, evidence, unknowns, posterior) | evidence.fields() | errors
-    file = _file(evidence.scenario, names, posterior, evidence.drift(errors), document)
+    document["mean_factor"] = {"factor": math.exp(mean_factor), "deviation": deviation}
+    file = _file(evidence.scenario, names, posterior, math.hypot(evidence.drift(errors), deviation), document)
     doubt = _other_deployment(document, file["step_time"])
     _require_information(estimated, names, question, doubt)
     return Refinement(document, file, notes + [doubt] * bool(doubt))
 
 
-def _refined(step_time: StepTime, names: Sequence[str], posterior: Posterior, drift: float) -> RefinedStepTime:
-    """The step times after the run. `drift`: deviation of a factor on all of them."""
-    return RefinedStepTime(step_time, names, posterior.estimate, posterior.covariance, drift)
-
-
-def _distance(errors: Mapping[str, Any], when: str) -> float:
-    """The mean distance of predicted from measured means of TTFT and TPOT, as logarithms."""
-    rows = [errors[name] for name in ("ttft.mean", "tpot.mean") if name in errors]
-    return sum(abs(math.log1p(row[f"{when}_error"])) for row in rows) / len(rows)
+def _refined(
+    step_time: StepTime, names: Sequence[str], posterior: Posterior, drift: float, mean_factor: float = 1.0
+) -> RefinedStepTime:
+    """The step times after the run. `drift`: deviation of a factor on all of them. `mean_factor`: see `RefinedFile`."""
+    return RefinedStepTime(step_time, names, posterior.estimate, posterior.covariance, drift, mean_factor)
 
 
 def _other_deployment(document: Mapping[str, Any], section: Mapping[str, Any]) -> str:
@@ -179,5 +180,6 @@ def _file(
         "estimate": [float(f"{score:.6g}") for score in posterior.estimate],
         "covariance": [[float(f"{value:.9g}") for value in row] for row in posterior.covariance],
         "drift": float(f"{drift:.4g}"),
+        "mean_factor": float(f"{document['mean_factor']['factor']:.5g}"),
         "evidence": evidence,
     }

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from twin.refinement.posterior import Observations, Posterior, estimate
+from twin.refinement.posterior import Observations, Posterior, estimate, log_ratio_of_means
 
 Floats = NDArray[np.float64]
 
@@ -52,7 +52,7 @@ def test_intervals_in_common_are_fewer_witnesses() -> None:
     places = np.arange(0, 160)
     together: list[float] = []
     apart: list[float] = []
-    for seed in range(40):
+    for seed in range(20):
         noise = 0.05 * np.random.default_rng(seed).standard_normal(len(places))
         disturbed = np.array([noise[int(at) : int(at) + 40].mean() for at in begin])
         for length, misses in ((40.0, together), (1e-6, apart)):
@@ -76,3 +76,18 @@ def test_a_curved_model_is_found_by_several_steps() -> None:
     posterior = estimate(observed(measured + 1e-3 * np.random.default_rng(3).standard_normal(40)), linearise, 1)
     assert posterior.estimate[0] == pytest.approx(1.7, abs=0.02)
     assert posterior.rounds > 1
+
+
+def test_the_deviation_of_a_ratio_of_means_covers_spells_of_slow_steps() -> None:
+    """Spells of ten steps of which a tenth take four times as long: neighbours are no independent witnesses."""
+    rng = np.random.default_rng(4)
+    predicted = rng.uniform(0.01, 0.03, 2000)
+    rows = []
+    for _ in range(300):
+        spells = np.where(rng.random(200) < 0.1, 4.0, 1.0)
+        rows.append(log_ratio_of_means(predicted * np.repeat(spells, 10), predicted))
+    errors, deviations = np.array(rows).T
+    errors -= np.log(1.3)
+    assert abs(errors.mean()) < 0.01
+    assert np.mean(np.abs(errors) < 1.96 * deviations) > 0.9
+    assert np.mean(deviations) < 1.2 * errors.std()

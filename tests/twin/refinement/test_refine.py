@@ -24,6 +24,10 @@ from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
 
 TRUTH = {"whole_step": 1.2, "linear_kernels": -0.4}
+STEP_LOG = (
+    "experiment_id,workload,step.id,step_time_us,batch.num_prefill_reqs,batch.num_decode_reqs,batch.prefill_tokens,"
+    "kv.usage_gpu_ratio,kv.blocks_total_gpu"
+)
 ROOFLINE = {"source": "roofline", "model": "llama-3.1-8b", "hardware": "h100-sxm"}
 
 
@@ -131,6 +135,55 @@ def test_requests_spread_over_the_run_have_its_drift_in_both_parts(folder: Path)
     assert errors[True] < 0.6 * errors[False]
 
 
+def test_mean_steps_are_predicted_where_some_stall(tmp_path: Path) -> None:
+    """The mean of further steps, over all that stalls may do, lies within the stated deviation of the prediction."""
+    line = {"source": "linear", "overhead": 0.01, "per_token": 0.0004, "spread": 1.0}
+    scenario = {"schema": "twin.scenario/1", "kind": "serving", "name": "stalls", "step_time": line,
+                "workload": {"requests": 10, "prefill": {"distribution": "fixed", "mean": 60},
+                             "decode": {"distribution": "fixed", "mean": 40},
+                             "arrivals": {"process": "poisson", "rate": 4}},
+                "engine": {"num_gpu_blocks": 4000, "max_num_seqs": 128}}  # fmt: skip
+    source = tmp_path / "scenario.yaml"
+    source.write_text(write_yaml(scenario))
+    document = read_scenario(source, "serving")
+    decodes = np.random.default_rng(0).integers(1, 100, 200)
+    typical = 0.012 + 0.0006 * decodes
+    true_mean = typical[100:].mean() * 1.6
+    typical_errors = []
+    for seed in range(4):
+        seconds = np.where(np.random.default_rng(seed).random(200) < 0.2, 4.0, 1.0) * typical
+        rows = [
+            f"a,b,{step},{1e6 * duration},0,{count},0,{count * 10 / 4000},4000"
+            for step, (duration, count) in enumerate(zip(seconds.tolist(), decodes.tolist(), strict=True), 1)
+        ]
+        (tmp_path / "steps.csv").write_text("\n".join([STEP_LOG, *rows]) + "\n")
+        refined = refinement(Question(source, document, {}, tmp_path / "steps.csv", 100)).document
+        predicted = (1 + refined["rest"]["step"]["after_error"]) * refined["rest"]["step"]["measured"]
+        typical_errors.append(predicted / refined["mean_factor"]["factor"] / true_mean - 1)
+        assert abs(np.log(predicted / true_mean)) < 1.96 * refined["mean_factor"]["deviation"]
+    assert np.mean(typical_errors) < -0.1
+
+
+def test_the_mean_of_tpot_is_learned_where_requests_stall(folder: Path) -> None:
+    """An engine of which each eighth answer takes four times as long."""
+    file = folder / late(folder, "stalls", 0.0, range(0)) / "requests.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for row in rows[::8]:
+        row["last_token_ts"] += 3 * (row["last_token_ts"] - row["first_token_ts"])
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = folder / "scenario.yaml"
+    result = refinement(Question(source, read_scenario(source, "serving"), {}, folder / "stalls", 50, spread=True))
+    errors = result.document
+    assert abs(errors["fit"]["tpot.mean"]["after_error"]) < 0.005
+    assert errors["rest"]["tpot.mean"]["interval"][0] < errors["rest"]["tpot.mean"]["measured"]
+    assert errors["mean_factor"]["factor"] > 1.1
+    steps = []
+    for factor in (1.0, result.file["mean_factor"]):
+        (folder / "stalled.yaml").write_text(write_yaml({"folder": ".", **result.file, "mean_factor": factor}))
+        steps += RefinedSpec(source="refined", path="stalled.yaml").build(folder).decode_seconds(20, 20000, 1500, 1)
+    assert steps[1] == pytest.approx(errors["mean_factor"]["factor"] * steps[0], rel=1e-4)
+
+
 def test_a_fit_further_from_its_own_means_than_before_is_dropped(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,6 +212,12 @@ def test_the_file_is_a_source_of_step_times_with_narrower_draws(folder: Path) ->
     ]
     assert spread[1] < 0.4 * spread[0]
     assert {unknown.basis for unknown in after.step_time.unknowns()} >= {"fitted", "held out"}
+    question = Question(scenario, document, settings, folder / "run", 30)
+    (folder / "again.yaml").write_text(write_yaml({"folder": ".", **refinement(question).file}))
+    again = RefinedSpec(source="refined", path="again.yaml").build(folder)
+    assert [u.name for u in again.unknowns()] == [u.name for u in after.step_time.unknowns()]
+    first, second = (model.decode_seconds(20, 20000, 1500, 1)[0] for model in (after.step_time, again))
+    assert second == pytest.approx(first, rel=0.01)
 
 
 def test_factors_that_hang_together_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,11 +247,7 @@ def test_a_log_of_steps_is_a_run(folder: Path, capsys: pytest.CaptureFixture[str
     source = folder / "scenario.yaml"
     plan = prepare(read_scenario(source, "serving"), source).cases[0].plan
     model = plan.step_time.vary(TRUTH)
-    header = (
-        "experiment_id,workload,step.id,step_time_us,batch.num_prefill_reqs,batch.num_decode_reqs,batch.prefill_tokens,"
-        "kv.usage_gpu_ratio,kv.blocks_total_gpu"
-    )
-    lines = [header]
+    lines = [STEP_LOG]
     for step in range(1, 201):
         decodes = 4 + step // 4
         blocks = decodes * 40
@@ -250,7 +305,7 @@ def test_bad_questions_are_one_line(
         ("unknowns", ["nobody"], "unknowns[0]: got 'nobody', expected an unknown of the section"),
         ("covariance", [[-1.0]], "covariance: expected a symmetric matrix without negative eigenvalues"),
         ("estimate", [0.1, 0.2], "expected 1 scores, and 1 rows of 1 covariances"),
-        ("step_time", {"source": "refined", "path": "x"}, "step_time.source: got 'refined', expected the section of"),
+        ("step_time", {"source": "refined", "path": "refined.yaml"}, "step_time.path: got 'refined.yaml', expected an"),
     ],
 )
 def test_a_broken_file_is_one_line(tmp_path: Path, field: str, value: object, message: str) -> None:
