@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
@@ -18,16 +19,18 @@ def names(text: str) -> list[str]:
 def items_of(text: str) -> Iterator[list[str]]:
     """[names, note, meaning] of each list item such as ``- `a`, `b` (note): meaning``.
 
-    A name of a nested item begins with a dot, and is a field of each name of the item around it.
+    A name of a nested item begins with a dot, and is a field of each name of the item around it, which is none itself.
     """
+    lines = re.sub(r"\n +(?! |- )", " ", text).splitlines()
     sections: list[str] = []
-    for line in re.sub(r"\n +(?! |- )", " ", text).splitlines():
+    for line, below in pairwise([*lines, ""]):
         if line.startswith("- "):
             sections = names(line)
-        if item := ITEM.fullmatch(line):
-            nested = [f"`{section}{name}`" for section in sections for name in names(item["names"])]
-            listed = ", ".join(nested) if line.startswith(" ") else item["names"]
-            yield [listed, item["note"] or "", item["text"] or ""]
+        item = ITEM.fullmatch(line)
+        if item is None or (line.startswith("- ") and below.startswith("  - ")):
+            continue
+        nested = [f"`{section}{name}`" for section in sections for name in names(item["names"])]
+        yield [", ".join(nested) if line.startswith(" ") else item["names"], item["note"] or "", item["text"] or ""]
 
 
 def rows(page: str) -> Iterator[tuple[str, list[str]]]:
