@@ -17,16 +17,16 @@ BEGIN, END = "<!-- serving accuracy: generated -->", "<!-- serving accuracy: end
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """A Markdown table: error, and coverage, width and score of 90 % intervals."""
+    """A Markdown table: error, and coverage and width of 90 % intervals."""
     lines = [
-        "| what | values | fitted | bias, % | median, % | P90, % | coverage, % | width | score |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| what | values | fitted | bias, % | median, % | P90, % | coverage, % | width |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, row in results.items():
         numbers = (f"{100 * row[key]:{sign}.1f}" for key, sign in (("bias", "+"), ("median", ""), ("p90", "")))
         coverage = f"{100 * row['coverage']:.0f}"
         fitted = "yes" if row["fitted"] else "no"
-        cells = (name, row["values"], fitted, *numbers, coverage, f"{row['width']:.2f}", f"{row['score']:.2f}")
+        cells = (name, row["values"], fitted, *numbers, coverage, f"{row['width']:.2f}")
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
