@@ -5,13 +5,13 @@
 Rows are prompt tokens and decodes, padded to the next size for which a CUDA graph was captured; so t climbs in stairs.
 It climbs ever more slowly: small products read all weights whatever their rows, and tiles fill up. A straight line over
 rows, fitted to batches of 20 to 45 decodes, is 13 % too long at 90 to 120, the logarithm 6 %. Fitted to one workload of
-a log it is closer to the other one, too (decision 0042). The logarithm counts rows up to `ROWS`, where products become
+a log it is closer to the other one, too. The logarithm counts rows up to `ROWS`, where products become
 bound by arithmetic; prompt tokens have a term of their own. Attention within long prompts, which grows with their
 square, is not in the model.
 
 Rows and resident tokens rise together in a run, so what the curve misses goes into κ, and grows without end beyond the
 fitted batches. Steps of equal rows do not have that error. κ is the mean of two estimates, weighted by their precision:
-of the whole line, whose curve may be off by `CURVE`, and of steps compared with others of as many rows (decision 0042).
+of the whole line, whose curve may be off by `CURVE`, and of steps compared with others of as many rows.
 """
 
 from __future__ import annotations
