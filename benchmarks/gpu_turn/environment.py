@@ -5,16 +5,15 @@ python -m benchmarks.gpu_turn.environment --device cuda --out FILE
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.gpu_turn.stages import stage_parser
 from benchmarks.kernels import Bench, about
 from kernels.microbenchmark import gpu_clock
 
@@ -33,11 +32,7 @@ def gpu_properties() -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command's entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
-    parser.add_argument("--tiny", action="store_true", help="has no effect: ceilings on a CPU are small as it is")
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args(arguments)
+    options = stage_parser(__doc__).parse_args(arguments)
     on_gpu = options.device == "cuda"
     clock_idle = gpu_clock() if on_gpu else None
     bench = Bench(options.device)

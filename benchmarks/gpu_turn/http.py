@@ -5,7 +5,6 @@ python -m benchmarks.gpu_turn.http --device cuda [--tiny] --out FILE
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_turn.stages import ROOT
+from benchmarks.gpu_turn.stages import ROOT, stage_parser
 from benchmarks.provenance import provenance
 from benchmarks.streaming import read_streams
 
@@ -40,11 +39,7 @@ def measure(port: int, streams: int, tokens: int) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command's entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
-    parser.add_argument("--tiny", action="store_true", help="a tiny model, and few clients")
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args(arguments)
+    options = stage_parser(__doc__).parse_args(arguments)
     model = MODELS / ("tiny-llama.json" if options.tiny else "qwen3-0.6b.json")
     clients, tokens = ((1, 2), 4) if options.tiny else ((1, 32, 256), 128)
     head = provenance("twin.gpu-http/1") | {"device": options.device, "model": model.name, "tokens": tokens}

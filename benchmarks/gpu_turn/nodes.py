@@ -7,18 +7,17 @@ On a CPU the nodes are PyTorch's operations.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import live
+from benchmarks.gpu_turn.stages import stage_parser
 from benchmarks.provenance import provenance
 from live.device import device_name, versions
 from live.engine import Engine
@@ -76,11 +75,7 @@ def nodes(engine: Engine, device: str) -> list[dict[str, Any]]:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command's entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
-    parser.add_argument("--tiny", action="store_true", help="one tiny model")
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args(arguments)
+    options = stage_parser(__doc__).parse_args(arguments)
     dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
     situations = SITUATIONS
     if options.tiny:

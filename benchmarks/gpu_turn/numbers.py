@@ -8,16 +8,15 @@ difference over that of the result. Exit code 4 if one is above its limit, or tw
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.gpu_turn.stages import stage_parser
 from benchmarks.provenance import provenance
 from kernels import decode_attention, error_compensator, expert_gemm, prefill_attention, rms_norm, silu_mul, w4_gemm
 from kernels.decode_attention import reference as decode_reference
@@ -192,11 +191,7 @@ def judge(check: Check, device: str) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command's entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
-    parser.add_argument("--tiny", action="store_true", help="small shapes")
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args(arguments)
+    options = stage_parser(__doc__).parse_args(arguments)
     torch.manual_seed(0)
     head = {**provenance("twin.gpu-numbers/1"), "device": device_name(options.device), "versions": versions()}
     rows = []

@@ -89,7 +89,8 @@ class Turn:
         document.unlink(missing_ok=True)
         begin = time.monotonic()
         print(f"gpu_turn: {stage.name}, at most {limit:.0f} s", flush=True)
-        code = _run_process(stage.command(tiny=self.tiny, document=document, work=self.work), stage, log, limit)
+        command = stage.command(tiny=self.tiny, document=document, work=self.work)
+        code = _run_process(command, log, limit, one_thread=self.tiny)
         row |= {"seconds": round(time.monotonic() - begin, 1), "code": code}
         row["status"] = "out of time" if code is None else "done" if code in (0, 4, 5) else "failed"
         row["last_lines"] = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
@@ -115,9 +116,14 @@ class Turn:
                     archive.add(path, arcname=path.name)
 
 
-def _run_process(command: list[str], stage: Stage, log: Path, limit: float) -> int | None:
-    """Run a command; its exit code, or None if it was killed at its limit, with all that it has started."""
-    environment = {**os.environ, **stage.environment, "PYTHONUNBUFFERED": "1"}
+def _run_process(command: list[str], log: Path, limit: float, *, one_thread: bool) -> int | None:
+    """Run a command; its exit code, or None if it was killed at its limit, with all that it has started.
+
+    `one_thread`: of PyTorch and OpenBLAS, whose further threads would spin on a CPU that others use, too.
+    """
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    if one_thread:
+        environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     paths = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
     with log.open("w", encoding="utf-8") as output:

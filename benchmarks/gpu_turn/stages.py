@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +28,7 @@ class Stage:
     Attributes:
         arguments: of Python. tiny: the same on a CPU, small; empty: the stage needs a GPU.
         seconds: its limit, after which it is killed.
-        tool: a program that Python runs under, such as compute-sanitizer. environment: further variables.
+        tool: a program that Python runs under, such as compute-sanitizer.
     """
 
     name: str
@@ -36,13 +36,21 @@ class Stage:
     arguments: tuple[str, ...]
     tiny: tuple[str, ...] = ()
     tool: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
 
     def command(self, *, tiny: bool, document: Path, work: Path) -> list[str]:
         """The command line."""
         arguments = self.tiny if tiny else self.arguments
         filled = [part.replace(DOCUMENT, str(document)).replace(WORK, str(work)) for part in arguments]
         return [*self.tool, sys.executable, *filled]
+
+
+def stage_parser(description: str | None) -> argparse.ArgumentParser:
+    """The options of this package's modules."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+    parser.add_argument("--tiny", action="store_true", help="small shapes and models, and few of them")
+    parser.add_argument("--out", type=Path, required=True)
+    return parser
 
 
 def own(module: str, *arguments: str) -> tuple[str, ...]:
@@ -79,7 +87,7 @@ STAGES = [
     Stage(
         "live", 110,
         ("-m", "benchmarks.live", *CUDA, "--mode", "graphs, a step ahead", "--repeats", "3", "--out", DOCUMENT),
-        ("-m", "benchmarks.live", *CPU, "--mode", "graphs, a step ahead", "--repeats", "1", "--only", "Llama-2",
+        ("-m", "benchmarks.live", *CPU, "--mode", "graphs, a step ahead", "--repeats", "1", "--only", "with comp",
          "--out", DOCUMENT),
     ),
     Stage(
@@ -108,5 +116,6 @@ STAGES = [
     Stage(
         "kernels", 110,
         ("-m", "benchmarks.kernels", *CUDA, "--parts", "attention", "sampling", "elementwise", "--out", DOCUMENT),
+        ("-m", "benchmarks.kernels", "--device", "cpu", "--parts", "attention", "elementwise", "--out", DOCUMENT),
     ),
 ]  # fmt: skip

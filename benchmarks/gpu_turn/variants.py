@@ -7,7 +7,6 @@ from which packed weights are unpacked once, and how often a product of one toke
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -15,13 +14,13 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
 
+from benchmarks.gpu_turn.stages import stage_parser
 from benchmarks.kernels import LLAMA_31_8B, SMALL
 from benchmarks.provenance import provenance
 from benchmarks.w4_cases import cases as w4_cases
@@ -121,11 +120,8 @@ def decode_case(shape: Shape, lengths: list[int], longest: int, device: str, dty
 
 def main(arguments: list[str] | None = None) -> int:
     """The command's entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
-    parser.add_argument("--tiny", action="store_true", help="small shapes")
+    parser = stage_parser(__doc__)
     parser.add_argument("--only", default="", help="variants whose names contain this")
-    parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
     head = {**provenance("twin.gpu-variants/1"), "device": device_name(options.device), "versions": versions()}
     rows: list[dict[str, Any]] = []
