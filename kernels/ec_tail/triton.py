@@ -189,31 +189,12 @@ def _launch(
     wide = torch.empty(tokens, hidden, dtype=torch.float32, device=residual.device)
     squares = torch.empty(tiles, tokens, dtype=torch.float32, device=residual.device)
     ec_tail_kernel[(tiles, triton.cdiv(tokens, TOKENS))](
-        outputs,
-        latents,
-        residual,
-        weight,
-        compensator.up,
-        compensator.up_scales,
-        compensator.first,
-        compensator.first_bias,
-        compensator.second,
-        compensator.second_bias,
-        y,
-        total,
-        wide,
-        squares,
-        compensator.arrivals,
-        compensator.alpha,
-        epsilon,
-        tokens,
-        hidden,
-        RANKS=outputs.shape[0],
-        ADDRESSES=addresses,
-        OUTPUT=ELEMENTS[output_type],
-        **_constants(compensator.rank, compensator.first.shape[0], residual.dtype),
+        outputs, latents, residual, weight, compensator.up, compensator.up_scales, compensator.first,
+        compensator.first_bias, compensator.second, compensator.second_bias, y, total, wide, squares,
+        compensator.arrivals, compensator.alpha, epsilon, tokens, hidden, RANKS=outputs.shape[0], ADDRESSES=addresses,
+        OUTPUT=ELEMENTS[output_type], **_constants(compensator.rank, compensator.first.shape[0], residual.dtype),
         num_warps=8,
-    )
+    )  # fmt: skip
     return y, total
 
 

@@ -229,30 +229,10 @@ def fused_kernel(
     token = tl.arange(0, TOKENS)
     if tl.program_id(0) < SHARES:
         last = leave_latent(
-            x_ptr,
-            down_ptr,
-            down_scales_ptr,
-            first_ptr,
-            first_bias_ptr,
-            second_ptr,
-            second_bias_ptr,
-            alpha,
-            shares_ptr,
-            latent_ptr,
-            counters_ptr + FIRST_SHARE,
-            token,
-            tl.program_id(0),
-            tokens,
-            inputs,
-            RANK,
-            TOKENS,
-            HIDDEN,
-            HIDDEN_TILE,
-            INPUT_TILE,
-            SHARES,
-            GATED,
-            DOT,
-        )
+            x_ptr, down_ptr, down_scales_ptr, first_ptr, first_bias_ptr, second_ptr, second_bias_ptr, alpha,
+            shares_ptr, latent_ptr, counters_ptr + FIRST_SHARE, token, tl.program_id(0), tokens, inputs, RANK, TOKENS,
+            HIDDEN, HIDDEN_TILE, INPUT_TILE, SHARES, GATED, DOT,
+        )  # fmt: skip
         if GATED and last:
             tl.debug_barrier()
             tl.atomic_xchg(counters_ptr + FLAG, 1, sem="release")
@@ -261,26 +241,10 @@ def fused_kernel(
         part = (tl.program_id(0) - SHARES) % SPLIT
         row = tile * ROWS + tl.arange(0, ROWS)
         total = w4.tile_product(
-            x_ptr,
-            qweight_ptr,
-            scales_ptr,
-            zeros_ptr,
-            row,
-            token,
-            part * blocks // SPLIT,
-            (part + 1) * blocks // SPLIT,
-            tokens,
-            inputs,
-            all_rows,
-            BITS,
-            GROUPED,
-            HAS_ZEROS,
-            RAGGED,
-            ROWS,
-            TOKENS,
-            STAGES,
-            DOT,
-        )
+            x_ptr, qweight_ptr, scales_ptr, zeros_ptr, row, token, part * blocks // SPLIT,
+            (part + 1) * blocks // SPLIT, tokens, inputs, all_rows, BITS, GROUPED, HAS_ZEROS, RAGGED, ROWS, TOKENS,
+            STAGES, DOT,
+        )  # fmt: skip
         latent = tl.arange(0, RANK)
         # Loaded before the last program is known, so that B arrives together with counters and parts.
         up = tl.load(up_ptr + row[:, None] * RANK + latent[None, :])
@@ -329,30 +293,10 @@ def latent_kernel(
     """α · γ(Ax) ⊙ Ax of many tokens: a tile of tokens and a share of the inputs."""
     tile = tl.program_id(0) // SHARES
     leave_latent(
-        x_ptr,
-        down_ptr,
-        down_scales_ptr,
-        first_ptr,
-        first_bias_ptr,
-        second_ptr,
-        second_bias_ptr,
-        alpha,
-        shares_ptr,
-        latent_ptr,
-        counters_ptr + FIRST_SHARE + tile,
-        tile * TOKENS + tl.arange(0, TOKENS),
-        tl.program_id(0) % SHARES,
-        tokens,
-        inputs,
-        RANK,
-        TOKENS,
-        HIDDEN,
-        HIDDEN_TILE,
-        INPUT_TILE,
-        SHARES,
-        True,
-        DOT,
-    )
+        x_ptr, down_ptr, down_scales_ptr, first_ptr, first_bias_ptr, second_ptr, second_bias_ptr, alpha, shares_ptr,
+        latent_ptr, counters_ptr + FIRST_SHARE + tile, tile * TOKENS + tl.arange(0, TOKENS), tl.program_id(0) % SHARES,
+        tokens, inputs, RANK, TOKENS, HIDDEN, HIDDEN_TILE, INPUT_TILE, SHARES, True, DOT,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -436,36 +380,15 @@ def _launch(
     assert tokens <= tiling.tokens, "one tile of tokens"
     count = shares(weight.inputs)
     fused_kernel[(count + triton.cdiv(weight.outputs, tiling.rows) * tiling.split,)](
-        x,
-        weight.qweight,
-        weight.scales,
-        weight.scales if weight.zeros is None else weight.zeros,
-        y,
-        w4.parts_of(x, tokens, rows, tiling.split),
-        weight.arrivals,
-        compensator.down,
-        compensator.down_scales,
-        compensator.up,
-        compensator.up_scales,
-        compensator.first,
-        compensator.first_bias,
-        compensator.second,
-        compensator.second_bias,
-        _parts_of_latent(x, tokens, count, compensator),
-        latent,
-        compensator.arrivals,
-        compensator.alpha,
-        tokens,
-        weight.outputs,
-        weight.inputs,
-        rows,
-        blocks,
+        x, weight.qweight, weight.scales, weight.scales if weight.zeros is None else weight.zeros, y,
+        w4.parts_of(x, tokens, rows, tiling.split), weight.arrivals, compensator.down, compensator.down_scales,
+        compensator.up, compensator.up_scales, compensator.first, compensator.first_bias, compensator.second,
+        compensator.second_bias, _parts_of_latent(x, tokens, count, compensator), latent, compensator.arrivals,
+        compensator.alpha, tokens, weight.outputs, weight.inputs, rows, blocks,
         **w4.constants(x.dtype, weight.bits, weight.group, weight.zeros is not None, weight.inputs, tiling),
-        **_constants(compensator.rank, compensator.first.shape[0], count),
-        GATED=gated,
-        num_warps=tiling.num_warps,
+        **_constants(compensator.rank, compensator.first.shape[0], count), GATED=gated, num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
-    )
+    )  # fmt: skip
 
 
 def overlapped(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) -> torch.Tensor:
@@ -528,43 +451,20 @@ def leave_gated_latent(
     tokens, inputs = latent.shape[0], compensator.down.shape[1]
     tile = max(16, min(latent_tokens(compensator.rank), triton.next_power_of_2(tokens)))
     latent_kernel[(triton.cdiv(tokens, tile) * count,)](
-        x,
-        compensator.down,
-        compensator.down_scales,
-        compensator.first,
-        compensator.first_bias,
-        compensator.second,
-        compensator.second_bias,
-        parts,
-        latent,
-        compensator.arrivals,
-        compensator.alpha,
-        tokens,
-        inputs,
-        **_constants(compensator.rank, compensator.first.shape[0], count),
-        TOKENS=tile,
-        DOT=w4.dot_type(x.dtype),
+        x, compensator.down, compensator.down_scales, compensator.first, compensator.first_bias, compensator.second,
+        compensator.second_bias, parts, latent, compensator.arrivals, compensator.alpha, tokens, inputs,
+        **_constants(compensator.rank, compensator.first.shape[0], count), TOKENS=tile, DOT=w4.dot_type(x.dtype),
         num_warps=4,
-    )
+    )  # fmt: skip
 
 
 def correct(y: torch.Tensor, latent: torch.Tensor, compensator: Compensator, *, added: bool) -> None:
     """y = latent · Bᵀ, or y += latent · Bᵀ in place if `added`, for y (..., outputs)."""
     tokens, outputs = latent.shape[0], compensator.outputs
     correction_kernel[(triton.cdiv(outputs, 128), triton.cdiv(tokens, 64))](
-        y,
-        latent,
-        compensator.up,
-        compensator.up_scales,
-        tokens,
-        outputs,
-        ADDED=added,
-        RANK=compensator.rank,
-        TOKENS=64,
-        ROWS=128,
-        DOT=w4.dot_type(y.dtype),
-        num_warps=8,
-    )
+        y, latent, compensator.up, compensator.up_scales, tokens, outputs, ADDED=added, RANK=compensator.rank,
+        TOKENS=64, ROWS=128, DOT=w4.dot_type(y.dtype), num_warps=8,
+    )  # fmt: skip
 
 
 def _constants(rank: int, hidden: int, count: int) -> dict[str, object]:

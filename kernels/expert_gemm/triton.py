@@ -290,18 +290,10 @@ def route(logits: torch.Tensor, top_k: int, renormalise: bool = True) -> tuple[t
     numbers = torch.empty(tokens, top_k, dtype=torch.int32, device=logits.device)
     if tokens:
         route_kernel[(triton.cdiv(tokens, ROUTE_TOKENS),)](
-            logits,
-            weights,
-            numbers,
-            tokens,
-            experts,
-            CHOSEN=top_k,
-            PLACES=triton.next_power_of_2(top_k),
-            RENORMALISE=renormalise,
-            TOKENS=ROUTE_TOKENS,
-            EXPERTS=triton.next_power_of_2(experts),
+            logits, weights, numbers, tokens, experts, CHOSEN=top_k, PLACES=triton.next_power_of_2(top_k),
+            RENORMALISE=renormalise, TOKENS=ROUTE_TOKENS, EXPERTS=triton.next_power_of_2(experts),
             num_warps=ROUTE_TOKENS,
-        )
+        )  # fmt: skip
     return weights, numbers
 
 
@@ -365,28 +357,13 @@ def expert_mlp(
     tiles = by_expert.tile_expert.shape[0]
     inner, products = x.new_empty(tokens * top_k, intermediate), x.new_empty(tokens * top_k, hidden)
     gate_up_kernel[(tiles * triton.cdiv(intermediate, tiling.rows),)](
-        x,
-        gate_up,
-        inner,
-        *tables,
-        hidden,
-        intermediate,
-        CHOSEN=top_k,
-        **_constants(hidden, x.dtype, tiling),
-        num_warps=tiling.num_warps,
-        num_stages=tiling.num_stages,
-    )
+        x, gate_up, inner, *tables, hidden, intermediate, CHOSEN=top_k, **_constants(hidden, x.dtype, tiling),
+        num_warps=tiling.num_warps, num_stages=tiling.num_stages,
+    )  # fmt: skip
     down_kernel[(tiles * triton.cdiv(hidden, tiling.rows),)](
-        inner,
-        down,
-        products,
-        *tables,
-        intermediate,
-        hidden,
-        **_constants(intermediate, x.dtype, tiling),
-        num_warps=tiling.num_warps,
-        num_stages=tiling.num_stages,
-    )
+        inner, down, products, *tables, intermediate, hidden, **_constants(intermediate, x.dtype, tiling),
+        num_warps=tiling.num_warps, num_stages=tiling.num_stages,
+    )  # fmt: skip
     combine_kernel[(tokens, triton.cdiv(hidden, COMBINE_COLUMNS))](
         products, weights, y, hidden, CHOSEN=top_k, COLUMNS=COMBINE_COLUMNS, num_warps=2
     )

@@ -224,29 +224,12 @@ def prefill_attention(
         return out
     plan = plan or _default(q, sequences, group, kv_heads)
     prefill_kernel[(most_tiles(tokens, sequences, plan.rows // group), kv_heads)](
-        q,
-        k_cache,
-        v_cache,
-        block_tables,
-        cu_seqlens,
-        context_lengths,
-        out,
-        sequences,
-        tokens,
-        block_tables.stride(0),
-        *k_cache.stride()[:3],
-        scale * LOG2_E,
-        GROUP=group,
-        HEAD_DIM=head_dim,
-        COLUMNS=max(16, triton.next_power_of_2(head_dim)),
-        BLOCK_SIZE=block_size,
-        ROWS=plan.rows,
-        TILE=plan.tile,
-        SEQUENCES=max(FEWEST, triton.next_power_of_2(sequences + 1)),
-        DOT=dot_type(q),
-        num_warps=plan.warps,
+        q, k_cache, v_cache, block_tables, cu_seqlens, context_lengths, out, sequences, tokens, block_tables.stride(0),
+        *k_cache.stride()[:3], scale * LOG2_E, GROUP=group, HEAD_DIM=head_dim,
+        COLUMNS=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size, ROWS=plan.rows, TILE=plan.tile,
+        SEQUENCES=max(FEWEST, triton.next_power_of_2(sequences + 1)), DOT=dot_type(q), num_warps=plan.warps,
         num_stages=plan.stages,
-    )
+    )  # fmt: skip
     return out
 
 

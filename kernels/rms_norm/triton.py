@@ -71,17 +71,9 @@ def _launch(
     assert x.is_contiguous(), "rows must follow one another"
     assert residual.is_contiguous(), "rows must follow one another"
     rms_norm_kernel[(x.numel() // hidden,)](
-        x,
-        residual,
-        weight,
-        y,
-        total,
-        hidden,
-        epsilon,
-        HAS_RESIDUAL=has_residual,
-        BLOCK=triton.next_power_of_2(hidden),
-        num_warps=warps_for(hidden),
-    )
+        x, residual, weight, y, total, hidden, epsilon, HAS_RESIDUAL=has_residual,
+        BLOCK=triton.next_power_of_2(hidden), num_warps=warps_for(hidden),
+    )  # fmt: skip
 
 
 SHIPPED = [

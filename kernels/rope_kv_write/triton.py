@@ -141,26 +141,10 @@ def rope_kv_write(
         return q
     block, warps = select(heads, kv_heads, head_dim // 2)
     rope_kv_write_kernel[((-(-heads // block) + 2 * -(-kv_heads // block)) * len(qkv),)](
-        qkv,
-        positions,
-        slots,
-        cos,
-        sin,
-        cos if q_norm is None else q_norm,
-        cos if k_norm is None else k_norm,
-        q,
-        k_cache,
-        v_cache,
-        epsilon,
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        HALF=head_dim // 2,
-        NORM=q_norm is not None,
-        KEEP_KEYS=keep_keys,
-        HEAD_BLOCK=block,
-        COLUMNS=triton.next_power_of_2(head_dim // 2),
-        num_warps=warps,
-    )
+        qkv, positions, slots, cos, sin, cos if q_norm is None else q_norm, cos if k_norm is None else k_norm, q,
+        k_cache, v_cache, epsilon, HEADS=heads, KV_HEADS=kv_heads, HALF=head_dim // 2, NORM=q_norm is not None,
+        KEEP_KEYS=keep_keys, HEAD_BLOCK=block, COLUMNS=triton.next_power_of_2(head_dim // 2), num_warps=warps,
+    )  # fmt: skip
     return q
 
 

@@ -316,23 +316,10 @@ def choose_kernel(
                     count = tl.load(count_ptr + row)
                     listed = count <= CANDIDATES
                     token = _filtered(
-                        logits_ptr,
-                        list_token_ptr + row * CANDIDATES,
-                        list_value_ptr + row * CANDIDATES,
-                        tl.where(listed, count, vocabulary),
-                        listed,
-                        temperature,
-                        scaled_top,
-                        k,
-                        p,
-                        min_p,
-                        tl.sum(masses, axis=0),
-                        uniform,
-                        vocabulary,
-                        TOKEN_BITS,
-                        BITS,
-                        CANDIDATES,
-                    )
+                        logits_ptr, list_token_ptr + row * CANDIDATES, list_value_ptr + row * CANDIDATES,
+                        tl.where(listed, count, vocabulary), listed, temperature, scaled_top, k, p, min_p,
+                        tl.sum(masses, axis=0), uniform, vocabulary, TOKEN_BITS, BITS, CANDIDATES,
+                    )  # fmt: skip
             if not excludes:
                 token = _unfiltered(logits_ptr, masses, index, temperature, scaled_top, uniform, vocabulary, BLOCK)
             token = tl.minimum(token, vocabulary - 1)

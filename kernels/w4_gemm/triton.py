@@ -297,26 +297,9 @@ def w4_gemm_kernel(
     row = tile // token_tiles * ROWS + tl.arange(0, ROWS)
     token = tile % token_tiles * TOKENS + tl.arange(0, TOKENS)
     total = tile_product(
-        x_ptr,
-        qweight_ptr,
-        scales_ptr,
-        zeros_ptr,
-        row,
-        token,
-        part * blocks // SPLIT,
-        (part + 1) * blocks // SPLIT,
-        tokens,
-        inputs,
-        all_rows,
-        BITS,
-        GROUPED,
-        HAS_ZEROS,
-        RAGGED,
-        ROWS,
-        TOKENS,
-        STAGES,
-        DOT,
-    )
+        x_ptr, qweight_ptr, scales_ptr, zeros_ptr, row, token, part * blocks // SPLIT, (part + 1) * blocks // SPLIT,
+        tokens, inputs, all_rows, BITS, GROUPED, HAS_ZEROS, RAGGED, ROWS, TOKENS, STAGES, DOT,
+    )  # fmt: skip
     mask = (row[:, None] < outputs) & (token[None, :] < tokens)
     if SPLIT > 1:
         total, last = gather_parts(total, parts_ptr, arrivals_ptr, tile, part, row, token, tokens, all_rows, SPLIT)
@@ -386,19 +369,10 @@ def unpack(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
     blocks, rows, _ = weight.qweight.shape
     dense = torch.empty(weight.outputs, weight.inputs, dtype=dtype, device=weight.qweight.device)
     unpack_kernel[(blocks, rows // 32)](
-        weight.qweight,
-        weight.scales,
-        weight.scales if weight.zeros is None else weight.zeros,
-        dense,
-        weight.outputs,
-        weight.inputs,
-        rows,
-        BITS=weight.bits,
-        GROUPED=weight.group == GROUP,
-        HAS_ZEROS=weight.zeros is not None,
-        ROWS=32,
-        num_warps=4,
-    )
+        weight.qweight, weight.scales, weight.scales if weight.zeros is None else weight.zeros, dense, weight.outputs,
+        weight.inputs, rows, BITS=weight.bits, GROUPED=weight.group == GROUP, HAS_ZEROS=weight.zeros is not None,
+        ROWS=32, num_warps=4,
+    )  # fmt: skip
     return dense
 
 
@@ -408,22 +382,11 @@ def launch(x: torch.Tensor, weight: PackedWeight, y: torch.Tensor, tiling: Tilin
     tokens = x.numel() // weight.inputs
     tiles = triton.cdiv(weight.outputs, tiling.rows) * triton.cdiv(tokens, tiling.tokens)
     w4_gemm_kernel[(tiles * tiling.split,)](
-        x,
-        weight.qweight,
-        weight.scales,
-        weight.scales if weight.zeros is None else weight.zeros,
-        y,
-        parts_of(x, tokens, rows, tiling.split),
-        weight.arrivals,
-        tokens,
-        weight.outputs,
-        weight.inputs,
-        rows,
-        blocks,
+        x, weight.qweight, weight.scales, weight.scales if weight.zeros is None else weight.zeros, y,
+        parts_of(x, tokens, rows, tiling.split), weight.arrivals, tokens, weight.outputs, weight.inputs, rows, blocks,
         **constants(x.dtype, weight.bits, weight.group, weight.zeros is not None, weight.inputs, tiling),
-        num_warps=tiling.num_warps,
-        num_stages=tiling.num_stages,
-    )
+        num_warps=tiling.num_warps, num_stages=tiling.num_stages,
+    )  # fmt: skip
 
 
 def parts_of(x: torch.Tensor, tokens: int, rows: int, split: int) -> torch.Tensor:
