@@ -23,19 +23,22 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from benchmarks import humming_peer, unfused
+from benchmarks import kernel_peers, unfused
+from benchmarks.kernel_peers import FLASHINFER, HUMMING
 from benchmarks.provenance import provenance
+from kernels.decode_attention import decode_attention
 from kernels.decode_attention.cases import cases as decode_cases
 from kernels.error_compensator import compensated_gemm
 from kernels.error_compensator.cases import random_layer
 from kernels.microbenchmark import Case, Timing, measure
+from kernels.prefill_attention import prefill_attention
 from kernels.prefill_attention.cases import cases as prefill_cases
 from kernels.rms_norm.cases import cases as rms_norm_cases
 from kernels.rope_kv_write.cases import cases as rope_cases
 from kernels.sampling.cases import cases as sampling_cases
 from kernels.shapes import Shape
 from kernels.silu_mul.cases import cases as silu_mul_cases
-from kernels.w4_gemm import quantise, w4_gemm
+from kernels.w4_gemm import dequantise, quantise, w4_gemm
 from kernels.w4_gemm.pack import GROUP, PackedWeight
 from live.device import device_name, versions
 
@@ -58,7 +61,7 @@ LLAMA_2_7B = Shape(32, 4096, 11008, heads=32, kv_heads=32, head_dim=128, vocabul
 LLAMA_31_8B = Shape(32, 4096, 14336, heads=32, kv_heads=8, head_dim=128, vocabulary=128256)
 SMALL = Shape(2, 256, 512, heads=4, kv_heads=2, head_dim=64, vocabulary=1024)
 RANK = 28
-HUMMING = "humming"
+BLOCK = 16
 
 Rows = list[dict[str, Any]]
 
@@ -95,6 +98,24 @@ class Bench:
     def call(self, name: str, sizes: dict[str, int], make: Callable[[], Callable[[], object]], moved: int) -> Timing:
         """Measure a library's call, which is no case of a kernel."""
         return self.time(Case(name, sizes, make, moved=moved, flops=0))
+
+    def peer(
+        self,
+        name: str,
+        sizes: dict[str, int],
+        check: Callable[[], None],
+        make: Callable[[], Callable[[], object]],
+        moved: int,
+        ours: float,
+    ) -> None:
+        """Measure an optional package's call, if it is here and passes its check; the row has its time over `ours`."""
+        try:
+            check()
+            self.call(name, sizes, make, moved)
+        except Exception as error:  # another project's compiler failed; measure the rest
+            self.absent(name, sizes, error)
+        else:
+            self.rows[-1]["ratio"] = self.rows[-1]["seconds"] / ours
 
     def absent(self, name: str, sizes: dict[str, int], error: Exception) -> None:
         """Keep a row that says why there is no measurement."""
@@ -156,8 +177,8 @@ def elementwise(bench: Bench) -> None:
 
 
 def attention(bench: Bench) -> None:
-    """Decodes over paged caches, and chunks of prompts; compared with PyTorch's fused attention on caches in one
-    piece."""
+    """Decodes over paged caches, and chunks of prompts; compared with PyTorch's fused attention on caches in one piece,
+    and with FlashInfer's on paged ones."""
     shape = SMALL if bench.small else LLAMA_31_8B
     batches, contexts = ([2], [64]) if bench.small else ([1, 8, 64], [512, 2048, 8192])
     for case in decode_cases(shape, bench.device, bench.dtype, batches, contexts):
@@ -166,10 +187,12 @@ def attention(bench: Bench) -> None:
             share = timing.bandwidth(case) / bench.ceilings["copy"]
             bench.judged["decode attention, caches of 256 MB and more"].append(share)
         _fused(bench, shape, case.sizes["batch"], 1, case.sizes["context"], case.moved)
+        _flashinfer(bench, shape, case.sizes["batch"], 1, case.sizes["context"], case.moved, timing.seconds)
     chunks, before = ([32], [0]) if bench.small else ([512, 2048, 8192], [0])
     for case in prefill_cases(shape, bench.device, bench.dtype, [1], chunks, before):
-        bench.time(case)
+        timing = bench.time(case)
         _fused(bench, shape, 1, case.sizes["chunk"], case.sizes["chunk"], case.moved)
+        _flashinfer(bench, shape, 1, case.sizes["chunk"], case.sizes["chunk"], case.moved, timing.seconds)
 
 
 def _fused(bench: Bench, shape: Shape, batch: int, queries: int, tokens: int, moved: int) -> None:
@@ -180,6 +203,29 @@ def _fused(bench: Bench, shape: Shape, batch: int, queries: int, tokens: int, mo
         return lambda: attend(q, k, v, is_causal=queries > 1, enable_gqa=True)
 
     bench.call("torch sdpa", {"batch": batch, "queries": queries, "tokens": tokens}, make, moved)
+
+
+def _flashinfer(bench: Bench, shape: Shape, batch: int, queries: int, tokens: int, moved: int, ours: float) -> None:
+    """The last `queries` tokens of sequences of `tokens`."""
+    blocks, scale = -(-tokens // BLOCK), shape.head_dim**-0.5
+
+    def operands() -> list[torch.Tensor]:
+        cache = (batch * blocks, BLOCK, shape.kv_heads, shape.head_dim)
+        tables = torch.randperm(batch * blocks, device=bench.device).view(batch, blocks).to(torch.int32)
+        bounds = torch.arange(0, batch * queries + 1, queries, device=bench.device, dtype=torch.int32)
+        q = bench.random(batch * queries, shape.heads, shape.head_dim)
+        return [q, bench.random(*cache), bench.random(*cache), tables, bounds, tokens - bounds.diff()]
+
+    def check() -> None:
+        q, keys, values, tables, bounds, contexts = arguments = operands()
+        if queries == 1:
+            expected = decode_attention(q, keys, values, tables, contexts + 1, scale)
+        else:
+            expected = prefill_attention(q, keys, values, tables, bounds, contexts, scale)
+        kernel_peers.check(kernel_peers.paged_attention(*arguments)(), expected)
+
+    sizes = {"batch": batch, "queries": queries, "tokens": tokens}
+    bench.peer(FLASHINFER, sizes, check, lambda: kernel_peers.paged_attention(*operands()), moved, ours)
 
 
 def sampling(bench: Bench) -> None:
@@ -253,24 +299,20 @@ def _tinygemm(bench: Bench, tokens: int, size: int) -> Timing | None:
 
 
 def _humming(bench: Bench, tokens: int, size: int, ours: float) -> None:
-    """The peer's product, if it is here and right, and its time over ours."""
-    sizes = {"tokens": tokens, "outputs": size, "inputs": size}
-
     def operands() -> tuple[PackedWeight, torch.Tensor]:
         weight = quantise(torch.randn(size, size, device=bench.device) * size**-0.5, group=GROUP)
         return weight, torch.randn(tokens, size, device=bench.device, dtype=torch.bfloat16)
 
+    def check() -> None:
+        weight, x = operands()
+        kernel_peers.check(kernel_peers.product(weight)(x), x.float() @ dequantise(weight).T)
+
     def make() -> Callable[[], object]:
         weight, x = operands()
-        return functools.partial(humming_peer.product(weight), x)
+        return functools.partial(kernel_peers.product(weight), x)
 
-    try:
-        humming_peer.checked_product(*operands())
-        timing = bench.call(HUMMING, sizes, make, _packed_bytes(size, size, tokens, bench))
-    except Exception as error:  # another project's compiler failed; measure the rest
-        bench.absent(HUMMING, sizes, error)
-        return
-    bench.rows.append({"operation": f"{HUMMING} / w4_gemm", "sizes": sizes, "ratio": timing.seconds / ours})
+    sizes = {"tokens": tokens, "outputs": size, "inputs": size}
+    bench.peer(HUMMING, sizes, check, make, _packed_bytes(size, size, tokens, bench), ours)
 
 
 def compensators(bench: Bench) -> None:
@@ -322,13 +364,13 @@ def about(bench: Bench, schema: str) -> dict[str, Any]:
     return provenance(schema) | document
 
 
-def _peer(bench: Bench) -> str:
-    """A sentence on whether humming-kernels was compared, and if not everywhere, why not."""
-    rows = [row for row in bench.rows if row["operation"] == HUMMING]
+def _peer(bench: Bench, package: str) -> str:
+    """A sentence on whether an optional package was compared, and if not everywhere, why not."""
+    rows = [row for row in bench.rows if row["operation"] == package]
     compared = sum("seconds" in row for row in rows)
     reasons = sorted({row["absent"] for row in rows if "absent" in row})
     try:
-        version = metadata.version(humming_peer.PACKAGE)
+        version = metadata.version(package)
     except metadata.PackageNotFoundError:
         version = "not installed"
     return "; ".join([version, f"compared at {compared} of {len(rows)} sizes", *reasons])
@@ -350,7 +392,8 @@ def main(arguments: list[str] | None = None) -> int:
         part(bench)
         judged = list(verdicts(bench))
         if options.out:  # after each, so that a run that is cut short leaves what it had
-            document = about(bench, "twin.benchmark-kernels/2") | {"peers": {humming_peer.PACKAGE: _peer(bench)}}
+            peers = {package: _peer(bench, package) for package in (HUMMING, FLASHINFER)}
+            document = about(bench, "twin.benchmark-kernels/2") | {"peers": peers}
             document |= {"judged": not bench.small, "targets": judged, "rows": bench.rows}
             options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     for case in judged:
