@@ -80,6 +80,7 @@ class MeasuredCalibration(Strict):
     model: Model
     dtype: str
     row_tile: PositiveInt
+    capture_sizes: list[PositiveInt] | None = None
     overhead: StepOverhead
     attention: Line | None = None
     ffn: Line | None = None
@@ -107,6 +108,7 @@ class MeasuredCalibration(Strict):
             overhead=self.overhead.seconds,
             time_scale=self.overhead.factor,
             row_tile=self.row_tile,
+            capture_sizes=self.capture_sizes,
         )
         return KernelTableStepTime(self.tables, settings, self.model, self.overhead.median_error)
 

@@ -24,6 +24,7 @@ from live.calibration.journal import Journal
 from live.calibration.measuring import Plan
 from live.calibration.operations import via
 from live.device import device_name, versions
+from live.graphs.capture_sizes import CaptureSizes
 from reports.records.run_directory import commit
 from schedulers.batches import Batch, Chunk
 
@@ -36,6 +37,8 @@ LINES = {"decode_attention": ("context", "batch"), "prefill_attention": ("chunk"
 
 FFN = ("layernorm", "gate_up_proj", "act_fn", "down_proj")
 ROW_TILE = {"cpu": 1, "cuda": 16}
+MOST_DECODES, MOST_TOKENS = 256, 8192
+"""Rows up to which captured steps are taken for decodes alone, and rows of the largest of all."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,7 @@ def assemble(plan: Plan, journal: Journal, name: str) -> MeasuredCalibration:
         model=plan.model,
         dtype=plan.dtype,
         row_tile=ROW_TILE[plan.device],
+        capture_sizes=padded_rows() if plan.device == "cuda" else None,
         overhead=_overhead(plan, series, tables),
         operations=operations,
         skipped=skipped,
@@ -111,6 +115,12 @@ def assemble(plan: Plan, journal: Journal, name: str) -> MeasuredCalibration:
         tables=tables,
         **cast(dict[str, Any], lines),
     )
+
+
+def padded_rows() -> list[int]:
+    """Rows that linear layers compute in captured steps: those of decodes, and above of prompts."""
+    sizes = CaptureSizes(MOST_DECODES, 1, MOST_TOKENS, 1)
+    return [*sizes.decodes_alone, *(rows for rows in sizes.tokens if rows > MOST_DECODES)]
 
 
 def _tables(series: Mapping[str, Series], provenance: Provenance) -> KernelTables | None:

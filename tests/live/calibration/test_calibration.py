@@ -15,7 +15,7 @@ from latency_models.io.config_io import write_yaml
 from latency_models.sources.calibration_file import MeasuredCalibration, read_measured_calibration
 from latency_models.sources.kernel_tables.settings import Communication, note, resolve
 from live.calibration import calibrate as calibration
-from live.calibration.assembling import step_batch
+from live.calibration.assembling import padded_rows, step_batch
 from live.calibration.communication import measure_link, rank_counts, round_trips
 from live.calibration.grid import LINEAR
 from live.calibration.journal import Journal
@@ -180,6 +180,17 @@ def test_the_file_simulates_what_was_measured(plan: Plan, tmp_path: Path) -> Non
     layer = 2 * (BETA + 8 * ALPHA) + 5 * (BETA + 8 * ALPHA) + 1e-4 + (BETA + 8 * (ALPHA + 1e-8 * 256))
     edges = 4 * (BETA + 8 * ALPHA)  # embedding, last norm, head, sampler
     assert step == pytest.approx(4 * layer + edges)
+
+
+def test_captured_steps_compute_padded_rows(plan: Plan, tmp_path: Path) -> None:
+    assert [rows for rows in padded_rows() if 40 < rows < 400] == [48, 64, 96, 128, 192, 256, 320, 384]
+    file = calibrated(plan, tmp_path / "c.yaml", Clock())
+    on_gpu = file.model_copy(update={"capture_sizes": padded_rows()})
+    five, eight = (Batch([], [None] * n, n * 256, 256) for n in (5, 8))
+    plain, padded = file.step_time(), on_gpu.step_time()
+    rows = 4 * (2 + 5) + 2  # linear in the rows: qkv and the like of four layers, embedding, last norm
+    assert padded.seconds(five) - plain.seconds(five) == pytest.approx(rows * 3 * ALPHA)
+    assert padded.seconds(eight) == plain.seconds(eight)
 
 
 def test_overhead_is_what_whole_steps_take_more(tmp_path: Path) -> None:
