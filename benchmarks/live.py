@@ -33,10 +33,9 @@ from live.engine import Engine
 from live.executor import Executor
 from live.generation import Generation, make_generation
 from live.graphs.executor import GraphExecutor
-from live.models.compensated import Compensated
 from live.models.config import read_config
 from live.models.decoder import Decoder
-from live.models.linear import Matrix, Rounding
+from live.models.linear import Compensated, Matrix, Rounding
 from live.models.weights import DenseFFN, Layer, Weights, random_weights
 from schedulers.engine_config import EngineConfig, OneShotBudget
 

@@ -2,5 +2,5 @@
 
 capture_sizes    the shapes that steps are padded to     staging         a step's arrays in one buffer
 device_buffers   what stays on the device                step            one padded step: run, captured, replayed
-sampling_batch   sampling parameters as arrays           executor        batches, run by such steps
+executor         batches, run by such steps
 """

@@ -35,8 +35,7 @@ from live.executor import (
 from live.graphs.capture_sizes import SDPA_TOKENS, CaptureSizes, StepShape
 from live.graphs.captured_call import GraphMemory
 from live.graphs.device_buffers import DeviceBuffers
-from live.graphs.sampling_batch import SamplingBatch
-from live.graphs.staging import Arrays
+from live.graphs.staging import Arrays, SamplingBatch
 from live.graphs.step import Result, StaticStep, UnsampledOutput
 from live.input_batch import InputBatch, generation_of
 from live.logprobs import LogprobsResult, sampled_logprobs

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from kernels.sampling.parameters import signed_seed
+from live.generation import Generation
 from live.graphs.capture_sizes import StepShape
 
 Fields: TypeAlias = dict[str, tuple[torch.dtype, tuple[int, ...]]]
@@ -67,3 +70,31 @@ def views(arrays: Fields, memory: torch.Tensor) -> Tensors:
 
 def _padded(dtype: torch.dtype, extent: tuple[int, ...]) -> int:
     return -(-int(np.prod(extent)) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+
+
+class SamplingBatch:
+    """The sampling parameters of several generations, one row each, made once for as long as the rows are the same.
+
+    Attributes:
+        greedy: every row takes the most likely token. filtered: some row excludes tokens.
+    """
+
+    def __init__(self, generations: Many[Generation]) -> None:
+        rows = [generation.sampling_params for generation in generations]
+        self.greedy = all(row.temperature == 0 for row in rows)
+        self.filtered = any(row.filters for row in rows)
+        self._rows = rows
+        self._columns: Arrays = {}
+
+    def columns(self) -> Arrays:
+        """The fields of `SamplingMetadata` but for the positions; made on the first call."""
+        rows = self._rows
+        if not self._columns:
+            self._columns = {
+                "temperature": np.array([row.temperature for row in rows]),
+                "top_p": np.array([row.top_p for row in rows]),
+                "min_p": np.array([row.min_p for row in rows]),
+                "top_k": np.array([row.top_k for row in rows]),
+                "seeds": np.array([signed_seed(row.seed) for row in rows], dtype=np.int64),
+            }
+        return self._columns

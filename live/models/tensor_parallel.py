@@ -19,9 +19,8 @@ from kernels.error_compensator import Compensator, stage
 from kernels.shapes import Shape
 from kernels.w4_gemm import PackedWeight, part
 from kernels.w4_gemm.pack import ROWS
-from live.models.compensated import Compensated
 from live.models.config import ModelConfig
-from live.models.linear import Group, Matrix, Reordered, Stacked, linear
+from live.models.linear import Compensated, Group, Matrix, Reordered, Stacked, linear
 from live.models.weights import DenseFFN, Experts, Layer
 from workloads.errors import BadInput
 

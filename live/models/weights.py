@@ -13,9 +13,8 @@ import torch
 from kernels.error_compensator import Compensator
 from kernels.w4_gemm import PackedWeight
 from live.models.checkpoint import Checkpoint
-from live.models.compensated import compensated, read_compensators
 from live.models.config import ModelConfig
-from live.models.linear import Group, Matrix, Rounding
+from live.models.linear import Group, Matrix, Rounding, compensated, read_compensators
 from live.models.packed import is_packed, read_joined
 from workloads.errors import BadInput
 

@@ -14,10 +14,9 @@ import torch
 from kernels.error_compensator.cases import random_layer
 from kernels.shapes import Shape
 from kernels.w4_gemm import PackedWeight, dequantise
-from live.models.compensated import Compensated
 from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder
-from live.models.linear import Matrix, Reordered, Rounding, Stacked, linear
+from live.models.linear import Compensated, Matrix, Reordered, Rounding, Stacked, linear
 from live.models.weights import DenseFFN, load_weights, random_weights
 from live.validation.backend import LiveBackend, model_source
 from scenarios.validation import LiveModelSpec, QuantiseSpec

@@ -13,8 +13,8 @@ from kernels.w4_gemm.pack import STEPS
 from live.adaptation.directories import config_document, stored_tensors, write_checkpoint
 from live.adaptation.quantisers.grid import QuantisedMatrix
 from live.adaptation.quantisers.models import QuantisedModel
-from live.models.compensated import COMPENSATORS
 from live.models.config import ModelConfig
+from live.models.linear import COMPENSATORS
 from live.models.lora import JOINED
 from live.models.packed import pack
 from reports.records.run_directory import replacing

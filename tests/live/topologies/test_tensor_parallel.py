@@ -24,9 +24,8 @@ from kernels.w4_gemm import PackedWeight, dequantise, part, quantise
 from live.engine import Engine
 from live.generation import Generation
 from live.loaded_model import ModelSource
-from live.models.compensated import Compensated
 from live.models.decoder import Decoder, Inputs
-from live.models.linear import Rounding
+from live.models.linear import Compensated, Rounding
 from live.models.tensor_parallel import config_of_rank, layer_of_rank
 from live.models.weights import DenseFFN, Layer, random_weights
 from live.server.engine_backend import EngineBackend

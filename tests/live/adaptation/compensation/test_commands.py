@@ -16,7 +16,7 @@ from live.adaptation.directories import read_model
 from live.adaptation.text.corpus import is_held_out
 from live.adaptation.training import TrainingSettings
 from live.loaded_model import LoadedModel, ModelSource
-from live.models.compensated import Compensated
+from live.models.linear import Compensated
 from reports.adaptation import measured_report
 from reports.blocks import Table
 from schedulers.engine_config import EngineConfig

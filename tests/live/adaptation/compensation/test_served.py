@@ -23,9 +23,9 @@ from live.adaptation.quantisers.grid import Precision
 from live.adaptation.quantisers.models import Method, quantise_model
 from live.adaptation.training import TrainingSettings
 from live.adaptation.weights import initial_weights, to_named
-from live.models.compensated import COMPENSATORS, Compensated
 from live.models.config import ModelConfig
 from live.models.decoder import Decoder, Inputs, PagedCache
+from live.models.linear import COMPENSATORS, Compensated
 from live.models.weights import DenseFFN, Weights
 from tests.live.server.wire import Client
 from workloads.errors import BadInput
