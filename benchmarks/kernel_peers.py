@@ -1,4 +1,4 @@
-"""Other projects' kernels on the same operands as ours, checked before they are timed.
+"""What kernels are compared with on the same operands: other projects' kernels, checked first, and chains of calls.
 
 Both packages are optional, compile for the GPU that they find, and are imported here only.
 
@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import linear, pad
 
-from kernels.w4_gemm import PackedWeight
+from kernels.error_compensator import Compensator
+from kernels.w4_gemm import PackedWeight, w4_gemm
 from kernels.w4_gemm.pack import unpack
 
 HUMMING, FLASHINFER = "humming-kernels", "flashinfer-python"
@@ -56,7 +59,7 @@ def paged_attention(
     (rows, heads, head_dim), (block_size, kv_heads) = q.shape, keys.shape[1:3]
     lengths = contexts + bounds.diff()
     pages = (lengths + block_size - 1) // block_size
-    starts = torch.nn.functional.pad(pages.cumsum(0), (1, 0)).to(torch.int32)
+    starts = pad(pages.cumsum(0), (1, 0)).to(torch.int32)
     used = tables[torch.arange(tables.shape[1], device=tables.device) < pages[:, None]]
     work = (starts, used, lengths - (pages - 1) * block_size, heads, kv_heads, head_dim, block_size)
     if rows == len(contexts):
@@ -100,3 +103,39 @@ def gptq_words(weight: PackedWeight) -> torch.Tensor:
     for place in range(8):
         words |= codes[place::8] << (4 * place)
     return words
+
+
+@dataclass(frozen=True)
+class DenseFactors:
+    """A compensator's factors as library calls take them, in the activations' type; α is in `up`."""
+
+    down: torch.Tensor
+    up: torch.Tensor
+    first: torch.Tensor
+    first_bias: torch.Tensor
+    second: torch.Tensor
+    second_bias: torch.Tensor
+
+
+def dense_factors(compensator: Compensator, dtype: torch.dtype) -> DenseFactors:
+    """The factors unpacked once, before the chain is timed."""
+    down = compensator.down.float() * compensator.down_scales.unsqueeze(1)
+    up = compensator.alpha * compensator.up.float() * compensator.up_scales.unsqueeze(1)
+    parts = (
+        down,
+        up[: compensator.outputs],
+        compensator.first,
+        compensator.first_bias,
+        compensator.second,
+        compensator.second_bias,
+    )
+    return DenseFactors(*(part.to(dtype).contiguous() for part in parts))
+
+
+def compensated_chain(x: torch.Tensor, weight: PackedWeight, factors: DenseFactors) -> torch.Tensor:
+    """The W4 product and nine more kernels; intermediates are rounded to x's type."""
+    y = w4_gemm(x, weight)
+    z = linear(x, factors.down)
+    inner = linear(z, factors.first, factors.first_bias).relu()
+    gate = 1 + torch.tanh(linear(inner, factors.second, factors.second_bias))
+    return y + linear(gate * z, factors.up)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from benchmarks import kernel_peers, unfused
+from benchmarks import kernel_peers
 from benchmarks.kernel_peers import FLASHINFER, HUMMING
 from benchmarks.provenance import provenance
 from kernels.decode_attention import decode_attention
@@ -339,8 +339,8 @@ def _compensated(bench: Bench, form: str, tokens: int, outputs: int, inputs: int
             return lambda: w4_gemm(x, weight)
         if form == "ec":
             return lambda: compensated_gemm(x, weight, compensator)
-        factors = unfused.dense(compensator, bench.dtype)
-        return lambda: unfused.chain(x, weight, factors)
+        factors = kernel_peers.dense_factors(compensator, bench.dtype)
+        return lambda: kernel_peers.compensated_chain(x, weight, factors)
 
     sizes = {"tokens": tokens, "outputs": outputs, "inputs": inputs}
     return bench.call(f"layer/{form}", sizes, make, _packed_bytes(outputs, inputs, tokens, bench))

@@ -23,7 +23,6 @@ import torch
 from benchmarks.gpu_turn.stages import stage_parser
 from benchmarks.kernels import LLAMA_31_8B, SMALL
 from benchmarks.provenance import provenance
-from benchmarks.w4_cases import cases as w4_cases
 from kernels.decode_attention import decode_attention, decode_work
 from kernels.decode_attention import triton as decode_kernels
 from kernels.decode_attention import work_list as decode_lists
@@ -34,7 +33,9 @@ from kernels.prefill_attention.cases import prompt_cases
 from kernels.sampling import triton as sampling_kernels
 from kernels.sampling.cases import cases as sampling_cases
 from kernels.shapes import Shape
+from kernels.w4_gemm import quantise, w4_gemm
 from kernels.w4_gemm import triton as w4_kernels
+from kernels.w4_gemm.pack import GROUP
 from live.device import device_name, versions
 
 BLOCK = 16
@@ -61,10 +62,10 @@ def variants(device: str, tiny: bool) -> Iterator[Variant]:
             mock.patch.object(decode_kernels, "STAGES", stages),
         ]
         yield f"decode attention, tile {tile}, {stages} stages", changes, decodes
-    products = list(w4_cases(shape, device, dtype, [4] if tiny else [128, 256, 384, 512, 1024]))
+    products = list(four_bits(shape, device, dtype, [4] if tiny else [128, 256, 384, 512, 1024]))
     for name, tokens in (("packed", 1 << 30), ("unpacked", 1)):
         yield f"W4, {name}", [mock.patch.object(w4_kernels, "UNPACK_TOKENS", tokens)], products
-    single = list(w4_cases(shape, device, dtype, [1]))
+    single = list(four_bits(shape, device, dtype, [1]))
     for split in (2,) if tiny else (1, 2, 3, 4, 6, 8):
         for stages in (3,) if tiny else (2, 3, 4):
             tiling = w4_kernels.Tiling(64, 16, split, 4, stages)
@@ -94,6 +95,24 @@ def _flash(shape: Shape, batch: int, tokens: int, device: str, dtype: torch.dtyp
     bounds = torch.arange(0, rows + 1, tokens, device=device, dtype=torch.int32)
     flash = torch.ops.aten._flash_attention_forward
     return lambda: flash(q, k, v, bounds, bounds, rows, rows, 0.0, True, False, scale=scale)[0]
+
+
+def four_bits(shape: Shape, device: str, dtype: torch.dtype, tokens: list[int]) -> Iterator[Case]:
+    """The product of each linear layer of a decoder layer, at each number of tokens."""
+
+    def prepare(count: int, outputs: int, inputs: int) -> Callable[[], torch.Tensor]:
+        weight = quantise(torch.randn(outputs, inputs, device=device) * inputs**-0.5)
+        x = torch.randn(count, inputs, device=device, dtype=dtype)
+        return lambda: w4_gemm(x, weight)
+
+    for layer, (outputs, inputs) in shape.linear().items():
+        packed = outputs * inputs // 2 + outputs * inputs // GROUP * 2
+        for count in tokens:
+            yield Case(
+                operation=f"w4_gemm/{layer}", sizes={"tokens": count, "outputs": outputs, "inputs": inputs},
+                prepare=partial(prepare, count, outputs, inputs),
+                moved=packed + count * (outputs + inputs) * dtype.itemsize, flops=2 * count * outputs * inputs,
+            )  # fmt: skip
 
 
 def decode_case(shape: Shape, lengths: list[int], longest: int, device: str, dtype: torch.dtype) -> Case:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from benchmarks import unfused
+from benchmarks import kernel_peers
 from kernels.error_compensator import Compensator, compensator, from_int8, reference, to_int8, triton
 from kernels.w4_gemm import PackedWeight, dequantise, quantise
 
@@ -149,7 +149,7 @@ def test_dispatch_by_tokens(tokens: int, expected: str, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("tokens", [1, 9])
 def test_chain_of_library_calls(tokens: int) -> None:
     x, weight, compensation = sample(tokens, 63, 500, 24, torch.float32, "cpu")
-    y = unfused.chain(x, weight, unfused.dense(compensation, torch.float32))
+    y = kernel_peers.compensated_chain(x, weight, kernel_peers.dense_factors(compensation, torch.float32))
     assert_close(y, x, weight, compensation, ROUNDING[torch.float32])
 
 
