@@ -108,7 +108,7 @@ class MeasuredCalibration(Strict):
             overhead=self.overhead.seconds,
             time_scale=self.overhead.factor,
             row_tile=self.row_tile,
-            capture_sizes=self.capture_sizes,
+            capture_sizes=tuple(self.capture_sizes or ()),
         )
         return KernelTableStepTime(self.tables, settings, self.model, self.overhead.median_error)
 
