@@ -1,4 +1,4 @@
-"""Copies from device to host that run while the host goes on."""
+"""Copies between host and device that run while the host goes on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """A copy on the device, made without waiting for its current work."""
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 class PendingHostCopy:

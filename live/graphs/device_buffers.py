@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from kernels.sampling import SamplingMetadata, SamplingParams
+from live.async_copy import to_device
 from live.input_batch import InputBatch, Ints
 from schedulers.sequence import Sequence
 
@@ -59,8 +58,9 @@ class DeviceBuffers:
             self._row_of[sequences[i]] = self._free.pop()
         self.decode_rows = np.array([self._row_of[sequence] for sequence in sequences], dtype=np.int64)
         if new:
-            rows, tables = self._sent(self.decode_rows[new]), self._sent(decodes.tables[new, : decodes.width])
-            self.tables[:, : decodes.width].index_copy_(0, rows, tables)
+            device, width = self.tables.device, decodes.width
+            rows, tables = (to_device(part[new], device) for part in (self.decode_rows, decodes.tables[:, :width]))
+            self.tables[:, :width].index_copy_(0, rows, tables)
 
     def token_sources(self, sequences: tuple[Sequence, ...]) -> Ints:
         """The index in `sampled` of each decode's input token; `no_token` if the latest step did not sample it."""
@@ -79,8 +79,3 @@ class DeviceBuffers:
         """Store a step's tokens: of its (padded) decodes, then of its chunks."""
         self.sampled[:decodes].copy_(tokens[:decodes])
         self.sampled[self.rows : self.rows + len(tokens) - decodes].copy_(tokens[decodes:])
-
-    def _sent(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        """A copy on the device, made without waiting for its current work."""
-        tensor, device = torch.from_numpy(array), self.sampled.device
-        return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -230,7 +230,8 @@ class Border(TorchFunctionMode):
 
     def _cross(self, host: torch.Tensor, non_blocking: bool) -> None:
         """A copy to or from memory of the host."""
-        if not (non_blocking and getattr(host, PINNED, False)):
+        pinned = getattr(host, PINNED, False) or getattr(host._base, PINNED, False)
+        if not (non_blocking and pinned):
             self.gpu.wait(f"a copy of {list(host.shape)}")
 
     def _made(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

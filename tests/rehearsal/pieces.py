@@ -53,6 +53,8 @@ from schedulers.engine_config import EngineConfig, OneShotBudget
 from schedulers.model_slots import SlotsConfig
 from schedulers.step_policies import StaticChunks
 from tests.live.server.wire import Client
+from tests.live.test_host_tier import conversations, offloading
+from tests.live.topologies.answers import settings
 from tests.rehearsal.gpu import PretendedGPU
 from twin.cli.program import app
 from twin.cli.validate import EXIT_CODES
@@ -162,6 +164,21 @@ def waiting(gpu: PretendedGPU) -> None:
     engine.executor.freeze_graphs()
     gpu.forget()
     answer(engine, twelve_requests(mixed=False))
+
+
+def host_tier(gpu: PretendedGPU) -> None:
+    """KV blocks go to host memory and back in the order of the stream: nobody waits for one."""
+    config = settings(4, num_gpu_blocks=24, kv_offloading=offloading())
+    engine = Engine(shallow("qwen3-0.6b"), config, make_executor=GraphExecutor, depth=2)
+    for generation in conversations():
+        engine.submit(generation)
+        while engine.step() is not None:
+            engine.core.check_integrity()
+    tiers, host = engine.core.kv_tiers, engine.host_tier
+    assert tiers is not None
+    assert host is not None
+    assert min(tiers.tiers[0].stored, tiers.tiers[0].loaded) > 20
+    assert f"a copy of {list(host.content.shape[2:])}" not in gpu.waits
 
 
 def command(run: Callable[[list[str]], object], *arguments: str) -> Piece:
@@ -334,6 +351,7 @@ PIECES: dict[str, Piece] = {
     "experts": engines(lambda: decoder(ModelConfig("qwen3_moe", EXPERTS, max_position_embeddings=4096, tied=False))),
     "few graphs": few_graphs,
     "waiting": waiting,
+    "host tier": host_tier,
     "bundle": bundle,
     "pools": pools,
     "speculation": speculation,
