@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
+from live.async_copy import to_device
 from live.block_pool import BlockPool
 from live.engine import Engine
 from live.executor import AsyncModelRunnerOutput, Executor
@@ -50,7 +52,7 @@ class ReceivingExecutor(Executor):
 
     def blocks_of(self, sequence: Sequence, begin: int, end: int) -> torch.Tensor:
         """Some of a sequence's blocks, as they travel."""
-        table = torch.tensor(self.pool.table(sequence.blocks)[begin:end])
+        table = to_device(np.array(self.pool.table(sequence.blocks)[begin:end], dtype=np.int64), self.device)
         with torch.inference_mode():
             return torch.stack((self.cache.keys[:, table], self.cache.values[:, table])).permute(2, 0, 1, 3, 4, 5)
 
@@ -59,7 +61,7 @@ class ReceivingExecutor(Executor):
         ids = self.pool.table(sequence.blocks)[begin : begin + len(blocks)]
         if not ids:  # admitted and preempted at once: it computes its prompt again
             return
-        table = torch.tensor(ids)
+        table = to_device(np.array(ids), self.device)
         parts = blocks.permute(1, 2, 0, 3, 4, 5)
         with torch.inference_mode():
             self.cache.keys[:, table], self.cache.values[:, table] = parts[0], parts[1]
