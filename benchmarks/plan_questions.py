@@ -33,7 +33,7 @@ from typing import Any
 from benchmarks.error_board.rows import Row, read_rows
 from benchmarks.provenance import provenance
 from latency_models.deployment.models import load_model
-from twin.api.planning import catalogue_question, deployments_of_file
+from twin.api.plan import catalogue_question, deployments_of_file
 from twin.executors.processes import Processes
 from twin.planning.aiconfigurator import BEST
 from twin.planning.catalogue import CatalogueQuestion

@@ -26,7 +26,7 @@ from schedulers.scheduling_policies import PREEMPTION_POLICIES, SCHEDULING_POLIC
 from schedulers.step_policies import CHUNK_POLICIES
 from tests.docs.pages import REFERENCE, names, rows
 from twin.cli import run
-from twin.cli.program import app
+from twin.cli.commands import program
 from workloads.traces import TRACE_FORMATS
 
 
@@ -140,7 +140,7 @@ def commands(command: cyclopts.App, path: str = "") -> Iterator[str]:
             yield from commands(inner, f"{path} {name}".strip())
 
 
-COMMANDS = list(commands(app))
+COMMANDS = list(commands(program()))
 
 
 def test_the_command_line_names_every_command_and_no_other() -> None:

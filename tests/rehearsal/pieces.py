@@ -56,7 +56,7 @@ from tests.live.server.wire import Client
 from tests.live.test_host_tier import conversations, offloading
 from tests.live.topologies.answers import settings
 from tests.rehearsal.gpu import PretendedGPU
-from twin.cli.program import app
+from twin.cli.commands import program
 from twin.cli.validate import EXIT_CODES
 
 Piece = Callable[[PretendedGPU], None]
@@ -341,7 +341,7 @@ def pools(gpu: PretendedGPU) -> None:
     assert None not in gpu.capture_streams
 
 
-twin = partial(app, result_action="return_value")
+twin = partial(program(), result_action="return_value")
 
 PIECES: dict[str, Piece] = {
     "qwen3": engines(partial(shallow, "qwen3-0.6b"), thorough=True),

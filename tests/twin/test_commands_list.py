@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from twin.cli import run
-from twin.cli.commands import COMMANDS, WIDTH
-from twin.cli.program import app
+from twin.cli.commands import COMMANDS, WIDTH, program
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_commands_own_help_begins_with_its_summary(name: str) -> None:
-    assert " ".join(app[name].help.split("\n\n")[0].split()) == COMMANDS[name].summary
+    assert " ".join(program()[name].help.split("\n\n")[0].split()) == COMMANDS[name].summary
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])

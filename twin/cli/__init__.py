@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from twin.cli.commands import overview
+from twin.cli.commands import overview, run_command
 from workloads.errors import TwinError
 
 
@@ -46,8 +46,6 @@ def _run(arguments: Sequence[str]) -> int:
     if list(arguments) in ([], ["--help"], ["-h"]):
         print(overview())
         return 0
-    from twin.cli.program import run_command
-
     return run_command(arguments)
 
 

@@ -1,20 +1,148 @@
-"""`twin adapt text`, `quantise`, `diagnose` and `compensate`: quantised language models and error compensation."""
+"""`twin adapt text`, `quantise`, `diagnose` and `compensate`: quantised language models and error compensation.
+
+Options of `twin adapt` are here, too: each field is a flag, and its docstring is the flag's help.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from twin.cli.adapt_options import (
-    SOURCES,
-    BudgetOptions,
-    QuantiserOptions,
-    TorchOptions,
-    draw_losses,
-    finish,
-    resumable,
-)
+from cyclopts import Parameter
+
+from reports.records.run_directory import write_text
+from twin.cli.console import note, print_json, progress
+from twin.cli.options import Json
+from workloads.errors import BadInput, missing_extra
+
+if TYPE_CHECKING:
+    from live.adaptation.compensation.runs import Budget, Job
+
+SOURCES = Annotated[
+    Path | None,
+    Parameter(
+        help="The text, in place of the standard library: a folder of .py, .txt and .md files; or a JSONL file with a"
+        " `text`, or a `prompt` and an `answer`, on each line. A sixteenth is held out."
+    ),
+]
+
+STATE = "training.safetensors"
+"""The file of a training's state, as `live.adaptation` names it."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class TorchOptions:
+    """Options of every computation."""
+
+    seed: int = 0
+    """Seed of weights, data and prompts."""
+
+    threads: int = 1
+    """CPU threads. Results of other numbers of threads may differ in the last bits."""
+
+    json: Json = False
+
+    def start(self, **counts: tuple[int | None, int]) -> None:
+        """Check these and other options, and give torch its threads.
+
+        Args:
+            counts: values of other options, each with the least that it may be.
+        """
+        from twin.api.arguments import require_at_least
+
+        for name, (value, minimum) in (counts | {"seed": (self.seed, 0)}).items():
+            require_at_least(f"--{name.replace('_', '-')}", value, minimum)
+        try:
+            from live.device import use_threads
+        except ImportError as error:
+            raise missing_extra("live", error) from None
+        use_threads(self.threads, "--threads")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class QuantiserOptions:
+    """Quantisation of a model."""
+
+    method: Literal["rtn", "gptq", "awq"] = "rtn"
+    """rtn: rounding to nearest. gptq and awq use text that the model writes itself."""
+
+    bits: int = 4
+    """4 or 3; twin adapt diagnose also 2."""
+
+    group: int = -1
+    """Inputs that share a scale: 128, or -1 for whole rows (per channel)."""
+
+    sources: SOURCES = None
+
+    sequences: int = 192
+    """Self-sampled sequences of 128 tokens."""
+
+    def job(self, model: Path, seed: int) -> Job:
+        """The model to quantise and its texts. `sequences` must have been checked."""
+        from live.adaptation.compensation.runs import Job
+        from live.adaptation.quantisers.grid import Precision
+
+        return Job(model, self.method, Precision(self.bits, self.group), self.sources, self.sequences, seed=seed)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class BudgetOptions:
+    """Number and places of compensators."""
+
+    full_rank: int = 8
+    """The budget is half the bytes of compensators of this rank on all modules."""
+
+    cost_weight: float = 0.1
+    """Weight of the time that a compensator adds to a decode step, against the damage."""
+
+    tables: Path | None = None
+    """Kernel latencies (twin.ec-tables/1) for that time; default: those of this project's kernels on a CPU."""
+
+    def budget(self) -> Budget:
+        """The budget, checked."""
+        from live.adaptation.compensation.runs import Budget
+        from live.adaptation.compensation.selection import Rule
+
+        if not self.cost_weight >= 0:
+            raise BadInput("expected a number of at least 0", field="--cost-weight", value=self.cost_weight)
+        return Budget(self.full_rank, Rule(cost_weight=self.cost_weight), self.tables)
+
+
+@contextlib.contextmanager
+def resumable(directory: Path) -> Iterator[None]:
+    """Give an interruption of the block a message that says what the directory keeps."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        state = directory / STATE
+        note = f"the state of the training is kept in {state}, and the same command goes on there"
+        raise KeyboardInterrupt(note if state.exists() else "") from None
+
+
+def draw_losses(directory: Path, document: dict[str, Any]) -> None:
+    """Draw the losses of a training into its directory."""
+    from reports.adaptation import loss_figure
+
+    write_text(directory / "loss.svg", loss_figure(document))
+
+
+def finish(document: dict[str, Any], lines: list[str], *, as_json: bool, directory: Path | None = None) -> int:
+    """Print the result, and where the model is."""
+
+    if as_json:
+        print_json(document)
+    else:
+        print("\n".join(lines))
+    if directory is not None:
+        note(f"model directory: {directory}")
+    return 0
+
 
 ROWS = (("16 bits", "full"), ("quantised", "quantised"), ("compensated", "compensated"))
 
@@ -27,7 +155,7 @@ def text(
     family: Literal["llama", "qwen3"] = "llama",
     steps: int | None = None,
     sources: SOURCES = None,
-    options: TorchOptions = TorchOptions(),  # noqa: B008 (frozen)
+    options: TorchOptions = TorchOptions(),
 ) -> int:
     """Train a small language model on Python's standard library, and write it to a directory with its tokenizer.
 
@@ -43,7 +171,6 @@ def text(
     options.start(steps=(steps, 1))
     from live.adaptation.sizes import TEXT_SIZES
     from live.adaptation.text.language_model import train_text_model
-    from twin.cli.console import progress
 
     sizes = TEXT_SIZES[size]
     if steps is not None:
@@ -60,8 +187,8 @@ def quantise(
     directory: Path,
     /,
     *,
-    quantiser: QuantiserOptions = QuantiserOptions(),  # noqa: B008 (frozen)
-    options: TorchOptions = TorchOptions(),  # noqa: B008 (frozen)
+    quantiser: QuantiserOptions = QuantiserOptions(),
+    options: TorchOptions = TorchOptions(),
 ) -> int:
     """Quantise a model, and write it to a directory that `twin serve-live` loads.
 
@@ -81,9 +208,9 @@ def diagnose(
     /,
     *,
     figure: Path | None = None,
-    quantiser: QuantiserOptions = QuantiserOptions(),  # noqa: B008 (frozen)
-    compensators: BudgetOptions = BudgetOptions(),  # noqa: B008 (frozen)
-    options: TorchOptions = TorchOptions(),  # noqa: B008 (frozen)
+    quantiser: QuantiserOptions = QuantiserOptions(),
+    compensators: BudgetOptions = BudgetOptions(),
+    options: TorchOptions = TorchOptions(),
 ) -> int:
     """Measure by CKA which modules quantisation damages, and where error compensators would be placed (SPEAR).
 
@@ -94,7 +221,6 @@ def diagnose(
     options.start(sequences=(quantiser.sequences, 4), full_rank=(compensators.full_rank, 1))
     from live.adaptation.compensation import runs
     from reports.adaptation import damage_figure
-    from reports.records.run_directory import write_text
 
     document = runs.diagnose(quantiser.job(model, options.seed), compensators.budget())
     if figure is not None:
@@ -114,9 +240,9 @@ def compensate(
     placement: Literal["cka", "all"] = "cka",
     steps: int = 150,
     gate_steps: int = 100,
-    quantiser: QuantiserOptions = QuantiserOptions(),  # noqa: B008 (frozen)
-    compensators: BudgetOptions = BudgetOptions(),  # noqa: B008 (frozen)
-    options: TorchOptions = TorchOptions(),  # noqa: B008 (frozen)
+    quantiser: QuantiserOptions = QuantiserOptions(),
+    compensators: BudgetOptions = BudgetOptions(),
+    options: TorchOptions = TorchOptions(),
 ) -> int:
     """Quantise a model and train error compensators for it (SPEAR), in a directory that `twin serve-live` loads.
 
@@ -130,7 +256,6 @@ def compensate(
     counts = {"steps": steps, "gate_steps": gate_steps, "full_rank": compensators.full_rank}
     options.start(**{name: (value, 1) for name, value in counts.items()}, sequences=(quantiser.sequences, 4))
     from live.adaptation.compensation import runs
-    from twin.cli.console import progress
 
     job, budget, settings = (
         quantiser.job(model, options.seed),

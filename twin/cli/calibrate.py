@@ -9,7 +9,9 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
+from reports.records.run_directory import write_text
 from twin.cli.commands import COMMANDS
+from twin.cli.console import note, print_result, progress, write_or_print
 from twin.cli.options import FileOrStdout, Flag, Fresh, Json, Output, Settings
 from twin.process import configure_libraries
 from workloads.errors import BadInput, missing_extra
@@ -36,7 +38,6 @@ def roofline(*, hardware: str, model: str, set_: Settings = None, output: FileOr
     from latency_models.deployment.models import load_model
     from latency_models.deployment.roofline import derive, read_deployment
     from scenarios.overrides import apply, single_settings
-    from twin.cli.console import write_or_print
 
     deployment = read_deployment(apply({}, single_settings(set_ or [])), "deployment")
     calibration = derive(load_hardware(hardware), load_model(model), deployment, "deployment")
@@ -94,7 +95,6 @@ def import_(
     from latency_models.origin import Origin
     from latency_models.sources.registry import KERNEL_TABLES, source_of
     from twin.api.arguments import require_at_least
-    from twin.cli.console import note, write_or_print
     from twin.cli.table_imports import (
         DEGREES,
         ModelRequest,
@@ -156,7 +156,6 @@ def fit(
         relative: Weigh errors in proportion to the time.
     """
     from latency_models.calibration import fit_calibration, read_measurements
-    from twin.cli.console import write_or_print
 
     calibration = fit_calibration(
         read_measurements(measurements),
@@ -208,7 +207,6 @@ def run_(
     """
     from reports.calibration import operations_report
     from twin.api.arguments import require_at_least
-    from twin.cli.console import note, print_result, progress
 
     try:
         from live.calibration import calibrate as calibration
@@ -235,7 +233,6 @@ def run_(
 
 def _draw(pictures: dict[str, dict[str, Any]], folder: Path) -> None:
     from reports.calibration_figures import operation_figure
-    from reports.records.run_directory import write_text
 
     for name, picture in pictures.items():
         write_text(folder / f"{name.replace('/', '-')}.svg", operation_figure(picture))
@@ -258,7 +255,6 @@ def steps(run: Path, /, *, output: Output, json: Json = False) -> int:
     from latency_models.sources.engine_regression import EngineRegression, EngineRegressionFile
     from latency_models.sources.vllm_step_log.step_log import UNPADDED, read_logged_steps
     from reports.calibration import step_log_report
-    from twin.cli.console import note, print_result, write_or_print
     from twin.recording.step_logs import seen
     from twin.validation.backend import ProfilingRecording
     from twin.validation.fitting import fitted_document
@@ -323,7 +319,6 @@ def refine(
     from scenarios.overrides import single_settings
     from scenarios.reading import read_scenario
     from twin.api.arguments import require_at_least
-    from twin.cli.console import note, print_result, progress, write_or_print
     from twin.refinement.question import Question, factor_names
     from twin.refinement.refine import refine
 

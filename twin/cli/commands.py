@@ -5,8 +5,16 @@ A command is imported when it runs, and with it the library that reads its argum
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
 from textwrap import fill
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from twin import __version__
+from workloads.errors import TwinError
+
+if TYPE_CHECKING:
+    from cyclopts import App
 
 WIDTH = 80
 """Columns of the help."""
@@ -23,7 +31,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "ablate": Command(
-        "twin.cli.sweep:ablate",
+        "twin.cli.runs:ablate",
         "Switch each feature of a serving system on and off, on the same requests: which pay, and which cost.",
     ),
     "adapt": Command(
@@ -66,16 +74,16 @@ COMMANDS = {
     ),
     "serve-live": Command("live.server.command:serve_live", "Serve a model over HTTP, with OpenAI's endpoints."),
     "simulate": Command(
-        "twin.cli.simulate:simulate",
+        "twin.cli.runs:simulate",
         "Simulate a serving system: its latencies, its throughput, and the work of its engines.",
     ),
-    "sweep": Command("twin.cli.sweep:sweep", "Sweep A/F ratios of an AFD bundle, or any field of a serving scenario."),
+    "sweep": Command("twin.cli.runs:sweep", "Sweep A/F ratios of an AFD bundle, or any field of a serving scenario."),
     "validate": Command(
         "twin.cli.validate:validate",
         "Run a real model on this machine, predict the same run with the twin, and compare the two.",
     ),
     "watch": Command(
-        "twin.cli.watch:watch", "Compare a running engine with its prediction, and raise an alarm when it drifts."
+        "twin.cli.recording:watch", "Compare a running engine with its prediction, and raise an alarm when it drifts."
     ),
 }
 
@@ -90,3 +98,34 @@ def overview() -> str:
         for name, summary in listed.items()
     ]
     return "\n".join(["Usage: twin COMMAND", "", fill(ABOUT, WIDTH), "", "Commands:", *lines])
+
+
+@cache
+def program() -> App:
+    """The program `twin`, which reads the arguments of all commands."""
+    import cyclopts
+
+    from twin.process import runs_compiled
+
+    app = cyclopts.App(
+        name="twin",
+        help=ABOUT,
+        version=lambda: f"{__version__} ({'compiled' if runs_compiled() else 'pure Python'})",
+        version_flags=["--version"],
+        suppress_keyboard_interrupt=False,
+        help_format="markdown",
+    )
+    for name, command in COMMANDS.items():
+        app.command(command.path, name=name)
+    return app
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Run one command; returns the exit code."""
+    from cyclopts import CycloptsError
+
+    try:
+        result = program()(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        raise TwinError(" ".join(str(error).split()) + " (see twin --help)") from None
+    return result if isinstance(result, int) else 0

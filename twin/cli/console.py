@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from reports.records.run_directory import naming
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -65,7 +67,6 @@ def write_or_print(text: str, output: Path | None) -> None:
     if output is None:
         print(text, end="")
         return
-    from reports.records.run_directory import naming
 
     with naming(output):
         output.write_text(text, encoding="utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from twin.cli.console import note
 from twin.cli.options import Flag, Settings
 from workloads.errors import BadInput
 
@@ -62,7 +63,6 @@ def _serve(inquiry: Inquiry, port: int, no_browser: bool) -> int:
     import logging
     import webbrowser
 
-    from twin.cli.console import note
     from twin.page.application import ADDRESS, make_server
 
     logging.getLogger("bokeh").setLevel(logging.ERROR)  # a line for each page that is opened

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from twin.cli.console import note, print_run, progress
 from twin.cli.options import ExecutorOptions, Fresh, RunOptions
 from twin.cli.plan_options import (
     AnswerOptions,
@@ -121,7 +122,7 @@ class _Asked:
 
 
 def _question(scenario: Path | None, asked: _Asked) -> Question:
-    from twin.api.planning import catalogue_question, scenario_question
+    from twin.api.plan import catalogue_question, scenario_question
 
     options, catalogue, target = asked.question, asked.catalogue, asked.target
     if scenario is None:
@@ -167,7 +168,7 @@ def _catalogue_question(model: str, gpus: list[str], rate: float | None, asked: 
 
 
 def _plan(question: Question, asked: _Asked) -> int:
-    from twin.api.planning import deployments_of_file, planning_run, save
+    from twin.api.plan import deployments_of_file, planning_run, save
     from twin.planning.planner import Planner
     from twin.planning.what_if import with_changes
 
@@ -189,7 +190,7 @@ def _plan(question: Question, asked: _Asked) -> int:
 
 
 def _inventory(asked: _Asked) -> int:
-    from twin.api.planning import inventory_questions, planning_run, save
+    from twin.api.plan import inventory_questions, planning_run, save
     from twin.planning.inventory import Option, demands_of, divide
 
     run = asked.run
@@ -209,7 +210,7 @@ def _inventory(asked: _Asked) -> int:
 
 
 def _max_load(scenario: Path, asked: _Asked) -> int:
-    from twin.api.planning import deployment_question, planning_run, save
+    from twin.api.plan import deployment_question, planning_run, save
     from twin.planning.planner import find_max_load
 
     question, deployment = deployment_question(scenario, asked.settings, asked.goals, asked.question.trace)
@@ -226,7 +227,6 @@ def _day(scenario: Path, asked: _Asked) -> int:
     from scenarios.reading import read_scenario
     from twin.api.arguments import require_at_least
     from twin.api.run_folder import complete
-    from twin.cli.console import progress
     from twin.cli.runs import open_folder
     from twin.planning.day import plan_day, run_day
     from twin.planning.day_question import prepare_day
@@ -268,7 +268,6 @@ def _evaluating(
     folder: RunDirectory, simulations: Simulations, remaining: Callable[[], int] | None = None
 ) -> Iterator[None]:
     """Show progress while windows are simulated. `remaining`: a bound of those to come."""
-    from twin.cli.console import progress
 
     _note_resumed(folder.path, len(simulations.store))
     with progress("evaluating", None, 0, remaining=remaining) as advance:
@@ -277,7 +276,6 @@ def _evaluating(
 
 
 def _print(document: dict[str, Any], *, as_json: bool) -> int:
-    from twin.cli.console import print_run
 
     print_run(document, as_json=as_json)
     return 0 if document["feasible"] else INFEASIBLE
@@ -292,7 +290,6 @@ def _refuse(flags: dict[str, Any], why: str) -> None:
 
 
 def _note_resumed(folder: Path, count: int) -> None:
-    from twin.cli.console import note
 
     if count:
         note(f"taking up {folder}: {count} windows are done")
@@ -300,7 +297,6 @@ def _note_resumed(folder: Path, count: int) -> None:
 
 def _note_better(trial: Trial, planner: Planner) -> None:
     """Note a better deployment on stderr, as soon as it is found."""
-    from twin.cli.console import note
 
     candidate = trial.candidate
     settings = "".join(f", {key} {value}" for key, value in candidate.family.settings)
@@ -310,7 +306,6 @@ def _note_better(trial: Trial, planner: Planner) -> None:
 
 
 def _write(planner: Planner, folder: Path) -> None:
-    from twin.cli.console import note
     from twin.planning.launch import write_deployment
 
     if planner.best is not None:

@@ -8,6 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+from reports.records.run_directory import fingerprint, open_run
+from twin.cli.console import note, print_run
 from twin.cli.options import Flag, Fresh, Json
 from workloads.errors import BadInput, missing_extra
 
@@ -111,7 +113,6 @@ def _reproduce_quality(
     paper: str, full: bool, seeds: int | None, jobs: int | None, runs: Path, *, fresh: bool, as_json: bool
 ) -> int:
     """Reproduce a paper's claims about accuracy on small models that are trained here, in a run that is resumed."""
-    from reports.records.run_directory import fingerprint, open_run
     from twin.api.arguments import require_at_least
     from twin.api.run_folder import complete, manifest
     from twin.process import usable_cores
@@ -155,7 +156,6 @@ def _reproduce_tables(
     Args:
         trace: of afd or spear. fit: the data, ratios, prompt lengths and fitted data of fastafd.
     """
-    from reports.records.run_directory import open_run
     from twin.api.run_folder import complete, manifest
 
     settings, compute = _computation(paper, jobs, trace, fit)
@@ -168,7 +168,6 @@ def _computation(
     paper: str, jobs: int | None, trace: Path | None, fit: tuple[Any, ...]
 ) -> tuple[dict[str, Any], Callable[[], dict[str, Any]]]:
     """The settings that the manifest keeps, and the program. Input files are read here: they may be unusable."""
-    from twin.cli.console import note
     from twin.process import usable_cores
 
     if paper == "afd":
@@ -189,7 +188,6 @@ def _computation(
 
 
 def _print(document: dict[str, Any], report: str, *, as_json: bool) -> int:
-    from twin.cli.console import print_run
 
     print_run(document, import_module(report).tables, as_json=as_json)
     return 0

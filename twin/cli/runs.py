@@ -1,19 +1,27 @@
-"""Simulations and sweeps in run folders: open or resume one, simulate with progress, draw again (`twin report`)."""
+"""`twin simulate`, `sweep`, `ablate` and `report`: simulations in run folders, with progress, and drawn again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from cyclopts import Parameter
+
+from reports.records.run_directory import open_run, read_run, write_text
 from twin import __version__
+from twin.cli.console import note, print_run, progress
+from twin.cli.options import ExecutorOptions, Flag, Fresh, RepetitionOptions, RunOptions, Settings
+from twin.process import configure_libraries, making_what_stays
 from workloads.errors import BadInput
 
 if TYPE_CHECKING:
     from reports.records.run_directory import RunDirectory
+    from twin.api.scenario import Scenario
     from twin.executors.executor import Executor
     from twin.serving.plan.plan import ServingPlan
-    from twin.sweeps.serving_sweep import Sweep
+    from twin.sweeps.serving_sweep import ServingSweep, Sweep, Task
 
 
 def open_sweep(
@@ -35,7 +43,6 @@ def open_folder(
     Args:
         inputs: entries of the manifest. fingerprint: of the inputs and the version that it is called with.
     """
-    from reports.records.run_directory import open_run
     from twin.api.run_folder import manifest
 
     return open_run(runs, command, fingerprint(__version__), manifest(inputs), resume=not fresh)
@@ -49,7 +56,6 @@ def simulate_missing(
     Args:
         meanwhile: called once the workers are busy.
     """
-    from twin.cli.console import progress
 
     points = run.points()
     total = len(sweep.tasks)
@@ -63,7 +69,6 @@ def simulate_missing(
 
 def note_resumed(folder: Path, count: int, total: int) -> None:
     """Note on stderr that a folder has finished runs."""
-    from twin.cli.console import note
 
     note(f"taking up {folder}: {count} of {total} runs are done")
 
@@ -73,7 +78,6 @@ def note_partial_replay(*plans: ServingPlan) -> None:
     partial = [plan.replayed for plan in plans if plan.replayed and plan.replayed["requests"] < plan.replayed["rows"]]
     if partial:
         from reports.serving.sentences import part_of_trace
-        from twin.cli.console import note
 
         for text in dict.fromkeys(map(part_of_trace, partial)):
             note(text)
@@ -92,7 +96,6 @@ def report(run: Path, /) -> int:
     Args:
         run: Run folder, for example runs/20260101T120000-sweep-0123456789.
     """
-    from reports.records.run_directory import write_text
     from twin.api.run_folder import draw
 
     manifest, summary = _read(run)
@@ -111,7 +114,6 @@ def report(run: Path, /) -> int:
 
 
 def _read(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    from reports.records.run_directory import read_run
 
     try:
         manifest, summary = read_run(run)
@@ -122,3 +124,235 @@ def _read(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         status, command = manifest.get("status", "unknown"), manifest.get("command", "not said")
         raise BadInput(f"expected a finished run, this one is not ({status}); the command was: {command}", file=run)
     return manifest, summary
+
+
+def simulate(
+    scenario: Path,
+    /,
+    *,
+    set_: Settings = None,
+    trace: Path | None = None,
+    events: Flag = False,
+    repetitions: RepetitionOptions = RepetitionOptions(),  # noqa: B008 (frozen)
+    execution: ExecutorOptions = ExecutorOptions(),  # noqa: B008 (frozen)
+    run: RunOptions = RunOptions(),  # noqa: B008 (frozen)
+) -> int:
+    """Simulate a serving system: its latencies, its throughput, and the work of its engines.
+
+    Leaves a run folder with manifest, summary, every request's times, figures and an HTML report. A measured run that
+    the scenario names is set beside the prediction. With replications or draws, the same command resumes a killed one,
+    and an executor makes the runs after the first. A single run has several processes if its engines are independent.
+
+    Args:
+        scenario: Scenario file (YAML) of kind serving, for example examples/vllm-rtxpro6000-llama31-8b.yaml.
+        set_: Change any field, key=value. Example: --set engine.max_num_seqs=256 --set workload.arrivals.rate=12
+        trace: Trace to play: lengths, and arrivals where the scenario replays.
+        events: Write trace-events.json.gz too: the steps of each engine, for Perfetto or chrome://tracing.
+    """
+    configure_libraries()
+    with making_what_stays():
+        from scenarios.overrides import single_settings
+        from scenarios.reading import read_scenario
+        from twin.api.scenario import Scenario
+
+        repetitions.check()
+        choice = execution.choose()
+        settings = single_settings(set_ or [], "; twin sweep tries several")
+        source = Scenario(scenario, read_scenario(scenario, "serving"), settings)
+        if repetitions.several:
+            from twin.sweeps.serving_sweep import prepare
+
+            replications, draws = repetitions.replications, repetitions.draws
+            sweep = prepare(source.document, scenario, [settings], trace, replications, draws)
+        else:
+            from twin.sweeps.one_run import read_plan
+
+            plan = read_plan(source.document, scenario, settings, trace)
+
+    if repetitions.several:
+        from twin.api.simulation import started_for
+
+        with started_for(sweep, choice) as executor:
+            document = _simulate_several(sweep, source, executor, execution.jobs, run, events=events)
+    else:
+        document = _simulate_plan(plan, source, repetitions.draws, execution.jobs, run, events=events)
+
+    print_run(document, as_json=run.json)
+    return 0
+
+
+def _simulate_plan(
+    plan: ServingPlan, source: Scenario, draws: int | None, jobs: int | None, options: RunOptions, *, events: bool
+) -> dict[str, Any]:
+    from twin.api.simulation import REQUESTS, simulate_plan
+    from twin.serving.results.report import run_fingerprint, run_inputs
+
+    note_partial_replay(plan)
+    if jobs is not None and jobs > 1:
+        _note_one_process(plan)
+    inputs = {"scenario_file": str(source.path), **run_inputs([plan], 1, draws)}
+    name = partial(run_fingerprint, [plan], replications=1, draws=draws)
+    with open_folder("simulate", options.runs, inputs, name, fresh=True) as folder:
+        result = simulate_plan(plan, source, draws, None if events else folder.path / REQUESTS, jobs)
+        return result.write(folder, figures=not options.no_figures, events=events)
+
+
+def _simulate_several(
+    sweep: ServingSweep, source: Scenario, executor: Executor, jobs: int | None, options: RunOptions, *, events: bool
+) -> dict[str, Any]:
+    """Make every run that the folder does not have, with progress on stderr."""
+    from twin.api.simulation import REQUESTS, simulate_several
+
+    note_partial_replay(sweep.cases[0].plan)
+    count, inputs = len(sweep.tasks), {"scenario_file": str(source.path)}
+    with open_sweep(sweep, "simulate", options.runs, inputs, fresh=count == 1) as folder:
+        points = folder.points()
+        if points:
+            note_resumed(folder.path, len(points) + 1, count)
+        # the first run is made each time, for its requests and steps
+        with progress("simulating", count, len(points) + 1) as advance:
+
+            def advance_task(task: Task) -> None:
+                advance(f"replication {task.replication}" + ("" if task.draw is None else f", draw {task.draw}"))
+
+            requests = None if events else folder.path / REQUESTS
+            result = simulate_several(sweep, source, points, folder.add_point, executor, advance_task, requests, jobs)
+        return result.write(folder, figures=not options.no_figures, events=events)
+
+
+def _note_one_process(plan: ServingPlan) -> None:
+    """Note on stderr that a run has one process although more are wanted, and why."""
+    from twin.serving.run.independent_engines import why_together
+
+    shared = why_together(plan)
+    if shared is not None:
+        note(f"one process, since engines are not independent ({shared})")
+
+
+INSTEAD = {
+    "afd-bundle": ": sweep it with --ratio and --set",
+    "serving": ": run it with twin simulate, or sweep its fields with twin sweep --set FIELD=V1,V2",
+}
+"""The way in which each kind of scenario is swept, for errors that refuse a flag of the other kind."""
+
+
+def sweep(
+    scenario: Path,
+    /,
+    *,
+    ratio: str | None = None,
+    set_: Settings = None,
+    zip_: Annotated[list[str] | None, Parameter(name="--zip", negative=(), consume_multiple=True)] = None,
+    trace: Path | None = None,
+    requests: Flag = False,
+    fresh: Fresh = False,
+    repetitions: RepetitionOptions = RepetitionOptions(),  # noqa: B008 (frozen)
+    execution: ExecutorOptions = ExecutorOptions(),  # noqa: B008 (frozen)
+    run: RunOptions = RunOptions(),  # noqa: B008 (frozen)
+) -> int:
+    """Sweep A/F ratios of an AFD bundle, or any field of a serving scenario.
+
+    An AFD bundle is simulated at every ratio, beside the published and the barrier-aware theory: throughput, idle time,
+    TPOT and r*. A serving system is simulated with every combination of the values given by --set. Leaves a run folder
+    with manifest, points, summary, figures and an HTML report. The same command resumes a killed sweep.
+
+    Args:
+        scenario: Scenario file (YAML), for example examples/afd-deepseek-v3.yaml.
+        ratio: A/F ratios: 8, 1,2,4,8 or 1:32 or 1:32:4 or 7/2 (a 7A-2F bundle), or a list of these. Default: the
+            scenario's.
+        set_: Change any field, key=value, or sweep it, key=v1,v2 or key=start:stop:step (several keys: every
+            combination). Example: --set batch_size=128,256 --set workload.decode.mean=100
+        zip_: Fields that vary together, key=v1,v2 with as many values each: the first values make one configuration,
+            the second another. Example: --zip system.replicas=1,2,4 workload.arrivals.rate=5,10,20
+        trace: Trace whose lengths to use: Azure LLM CSV, Mooncake JSONL, a length-only CSV, or plain CSV/JSONL; .gz
+            too.
+        requests: Keep every request's times too, in Parquet files under requests/ in the run folder (AFD bundles).
+    """
+    configure_libraries()
+    from scenarios.overrides import combinations, parse_overrides, parse_zipped
+    from scenarios.reading import read_scenario
+    from twin.api.run_folder import complete
+    from twin.api.sweep import prepare_sweep
+    from twin.sweeps.serving_sweep import ServingSweep
+
+    repetitions.check()
+    executor = execution.choose()
+    configurations = list(combinations(parse_overrides(set_ or []), parse_zipped(zip_ or [])))
+    document = read_scenario(scenario, "afd-bundle", "serving")
+    replications, draws = repetitions.replications, repetitions.draws
+    with progress("preparing", len(configurations), 0, patience=2.0) as advance:
+        plan = prepare_sweep(
+            document, scenario, configurations, trace, ratio, replications, draws, requests=requests, instead=INSTEAD,
+            advance=advance,
+        )  # fmt: skip
+    if isinstance(plan, ServingSweep):
+        note_partial_replay(*(case.plan for case in plan.cases))
+    inputs = {"scenario_file": str(scenario)}
+    with executor.start() as started, open_sweep(plan, "sweep", run.runs, inputs, fresh=fresh) as folder:
+        documents = simulate_missing(plan, folder, started, (lambda: None) if run.no_figures else load_figures)
+        result = complete(folder, plan.summarise(documents), figures=not run.no_figures)
+    print_run(result, as_json=run.json)
+    return 0
+
+
+def ablate(
+    scenario: Path,
+    /,
+    *,
+    features: str | None = None,
+    change: Annotated[list[str] | None, Parameter(negative=())] = None,
+    set_: Settings = None,
+    trace: Path | None = None,
+    objective: str | None = None,
+    replications: int = 5,
+    draws: int | None = None,
+    fresh: Fresh = False,
+    execution: ExecutorOptions = ExecutorOptions(),  # noqa: B008 (frozen)
+    run: RunOptions = RunOptions(),  # noqa: B008 (frozen)
+) -> int:
+    """Switch each feature of a serving system on and off, on the same requests: which pay, and which cost.
+
+    Each feature is compared alone, with the rest as in the scenario, and with the others on. A change has a 95 %
+    interval over replications and over what is not known of step times; `undecided` says that it includes zero. Leaves
+    a run folder with a chart; the same command resumes a killed run.
+
+    Args:
+        scenario: Scenario file (YAML) of kind serving.
+        features: Of prefix_caching, offload, routing, speculation, async_scheduling, parallelism, data_parallel,
+            disaggregate, with commas; default: all that the scenario can have.
+        change: A feature of your own, key=v1,v2: values of a field, each compared with the scenario's. Example:
+            --change engine.max_num_batched_tokens=1024,4096
+        set_: Change any field first, key=value.
+        trace: Trace to play: lengths, and arrivals where the scenario replays.
+        objective: The metric that decides: goodput, output_throughput, e2e.mean, cost_per_million_output_tokens or
+            energy.joules_per_output_token. Default: goodput where measure.slo has goals, throughput in a closed loop,
+            else the mean latency.
+        replications: Runs of each configuration with other seeds; the same seeds for all.
+        draws: Runs with what is not known of step times drawn, 10 or more; default: as many as replications.
+    """
+    configure_libraries()
+    from scenarios.overrides import apply, parse_overrides, single_settings
+    from scenarios.reading import read_scenario
+    from twin.api.arguments import require_at_least
+    from twin.api.run_folder import complete
+    from twin.sweeps.ablation import prepare_ablation
+
+    require_at_least("--replications", replications, 2)
+    executor = execution.choose()
+    document = apply(read_scenario(scenario, "serving"), single_settings(set_ or []))
+    ablation = prepare_ablation(
+        document,
+        scenario,
+        names=None if features is None else features.split(","),
+        more=parse_overrides(change or [], "--change"),
+        objective=objective,
+        trace=trace,
+        replications=replications,
+        draws=draws,
+    )
+    inputs = {"scenario_file": str(scenario)}
+    with executor.start() as started, open_sweep(ablation.sweep, "ablate", run.runs, inputs, fresh=fresh) as folder:
+        points = simulate_missing(ablation.sweep, folder, started, (lambda: None) if run.no_figures else load_figures)
+        result = complete(folder, ablation.summarise(points), figures=not run.no_figures)
+    print_run(result, as_json=run.json)
+    return 0

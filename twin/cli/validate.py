@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from reports.records.run_directory import fingerprint, open_run
+from twin.cli.console import note, print_run
 from twin.cli.options import Flag, Fresh, RunOptions, Settings
 from workloads.errors import BadInput, missing_extra
 
@@ -73,7 +75,6 @@ def validate(
     from scenarios.reading import read_scenario
     from twin.api.arguments import require_above_0, require_at_least
     from twin.api.run_folder import complete
-    from twin.cli.console import note, print_run
     from twin.validation.contention import contention, verdict
 
     require_at_least("--repeats", repeats, 2)
@@ -232,7 +233,6 @@ def _live_bundle(scenario: BundleValidationScenario, base: Path) -> LiveBundle:
 def _run_folder(validation: _Validation, source: _Source, runs: Path, *, fresh: bool) -> RunDirectory:
     """The run folder, as a context: if the block fails, the folder records why, and the run can be resumed."""
     from latency_models.io.config_io import read_text
-    from reports.records.run_directory import fingerprint, open_run
     from twin.api.run_folder import manifest
 
     checked, steps = validation.scenario, validation.steps

@@ -17,7 +17,7 @@ from latency_models.io.config_io import read_yaml
 from tests.twin.recording.server import Answering, serving
 from tests.twin.recording.test_server_settings import SGLANG, VLLM, pages_served
 from twin import cli
-from twin.api.planning import scenario_question
+from twin.api.plan import scenario_question
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 H100 = {"nvidia_gpu_models": "GPU 0: NVIDIA H100 80GB HBM3"}

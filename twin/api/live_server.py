@@ -1,9 +1,12 @@
-"""A scenario's workload to send to a live server, and a verdict on each goal by what the server did."""
+"""A live server: a workload to send to it, a verdict on each goal by what it did, and a watch on its metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +14,10 @@ from reports.blocks import Report, Text
 from reports.layout import table, time_text
 from scenarios.goals import THROUGHPUTS, Goal
 from scenarios.reading import read_scenario
+from twin.recording.scrapes import is_scrapes, read_scrapes, write_page
+from twin.recording.upstream import Upstream, key_headers
 from twin.refinement.measured_run import MeasuredRun
+from twin.refinement.watch import DRIFTED, Watch
 from twin.serving.run.simulation import realisation
 from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
@@ -67,3 +73,52 @@ def verdicts(goals: Sequence[Goal], run: MeasuredRun) -> tuple[Report, bool]:
         rows.add_row(goal.name, f"{sign} {show(goal.limit)}", show(value), f"{100 * ratio:.0f} %", verdict)
     verdict = "all goals are met" if met else "not all goals are met"
     return Report("replay", [Text(f"{len(run)} requests: {verdict}", "answer"), rows]), met
+
+
+def judge_folder(watch: Watch, folder: Path, since: float) -> dict[str, Any]:
+    """The verdict on the pages of a folder.
+
+    Raises:
+        BadInput: fewer than two pages.
+    """
+    if not folder.is_dir():
+        raise BadInput("expected a folder of metrics pages", field="--pages", value=str(folder))
+    return watch.judge(read_scrapes(folder, since))
+
+
+def follow(
+    watch: Watch,
+    server: Upstream,
+    folder: Path,
+    since: float,
+    every: float,
+    duration: float | None,
+    note: Callable[[str], object],
+    sleep: Callable[[float], object] = time.sleep,
+) -> dict[str, Any]:
+    """Add a page each `every` seconds and judge all so far, until a drift, after `duration` seconds, or on Ctrl-C.
+
+    A server that stops answering later is waited for.
+
+    Raises:
+        BadInput: `folder` is a file.
+        OSError: the server does not answer the first time.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise BadInput("expected a folder, found a file", field="--pages", value=str(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    earlier = is_scrapes(folder)
+    headers, started = key_headers(), time.monotonic()
+    new = write_page(server, folder, headers)
+    pages = [replace(page, text="", buckets={}) for page in (read_scrapes(folder, since) if earlier else [new])]
+    while True:
+        document = watch.judge(pages)
+        if document["verdict"] == DRIFTED or (duration is not None and time.monotonic() - started >= duration):
+            return document
+        try:
+            sleep(every)
+            pages.append(replace(write_page(server, folder, headers), text="", buckets={}))
+        except KeyboardInterrupt:
+            return document
+        except OSError as error:
+            note(f"the server does not answer /metrics ({error}); waiting for it")
