@@ -78,7 +78,7 @@ class Open:
         means = []
         for run in _runs(requests, replications, self.servers, {"mean": 1.0, "cv": 2.0}, arrivals):
             assert run.sessions is not None
-            start, end = 20.0, max(run.sessions.start)
+            start, end = 20.0, max(record.start for record in run.sessions.finished)
             times, services = _responses(run, start, end)
             means.append((times.mean(), services.sum() / (end - start) / self.servers))
         return _estimate(means, self.load, confidence)

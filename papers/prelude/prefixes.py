@@ -45,7 +45,7 @@ def simulate(variant: str, peers: int, replication: int, requests: int) -> dict[
     document["workload"]["requests"] = requests
     plan = prepare(document, Path("prelude-rubric"), [VARIANTS[variant]]).cases[0].plan
     simulation = Simulation(plan, replication)
-    run, (engine,) = simulation.run(), simulation.system.engines()
+    run, (engine,) = simulation.run(), simulation.system.engines
     core = engine.core
     assert isinstance(core, EngineCore)
     first, arrival = (np.array(getattr(run.columns, name)) for name in ("first_token", "arrival"))

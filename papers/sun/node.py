@@ -17,7 +17,7 @@ from papers.sun.decode import fit_decode, fit_prompts, rows_of
 from papers.sun.published import Placement, concurrency_rows
 from scenarios.serving import MeasureSpec
 from twin.serving.results.run import Run
-from twin.serving.results.summary import latencies, summarise
+from twin.serving.results.summary import RequestLatencies, summarise
 from twin.sweeps.one_run import run_plan
 from twin.sweeps.serving_sweep import prepare
 
@@ -116,7 +116,7 @@ def outcomes(document: dict[str, Any], replications: int) -> list[Outcome]:
 
 
 def _outcome(run: Run, measure: MeasureSpec, document: dict[str, Any]) -> Outcome:
-    summary, samples = summarise(run, measure), latencies(run.columns, measure)
+    summary, samples = summarise(run, measure), RequestLatencies(run.columns, measure).counted()
     return Outcome(
         throughput=summary["output_throughput"],
         tpot=summary["tpot"]["mean"],

@@ -19,7 +19,7 @@ def simulate(document: dict[str, Any], *, early: bool) -> tuple[Run, int]:
     """A run and the entries that its event queue had. A watcher is told of steps in order, so nothing is early."""
     plan = prepare(document, Path("scenario.yaml")).cases[0].plan
     simulation = Simulation(plan, watch=None if early else lambda engine, batch, start, end: None)
-    assert any(engine.foresight for engine in simulation.system.engines()) == early
+    assert any(engine.foresight for engine in simulation.system.engines) == early
     return simulation.run(), next(simulation.environment._eid)
 
 
@@ -99,4 +99,4 @@ def test_most_step_ends_are_visited_early(routing: str, tasks: bool) -> None:
 def test_where_something_may_come_in_between_no_visit_is_early(sections: dict[str, Any]) -> None:
     document = scenario(**{"system": {"layout": "colocated", "replicas": 4}, **sections})
     plan = prepare(document, Path("scenario.yaml")).cases[0].plan
-    assert not any(engine.foresight for engine in Simulation(plan).system.engines())
+    assert not any(engine.foresight for engine in Simulation(plan).system.engines)

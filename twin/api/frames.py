@@ -13,7 +13,7 @@ from twin.serving.records.engine_log import EngineLog
 from twin.serving.records.requests import Columns
 from twin.serving.results.curves import step_table
 from twin.serving.results.run import Run
-from twin.serving.results.summary import in_measured_window, request_latencies
+from twin.serving.results.summary import RequestLatencies
 from twin.serving.results.uncertainty import flatten
 
 Document = dict[str, Any]
@@ -96,8 +96,8 @@ def requests_frame(run: Run, measure: MeasureSpec) -> pd.DataFrame:
     """One row for each request, in the order in which they finished; fewer columns for a run without detail."""
     columns = run.columns
     table = run.request_table() if columns.detail else _without_detail(columns)
-    derived = request_latencies(columns, measure)
-    return pd.DataFrame({**table, **derived, "counted": in_measured_window(columns, measure)})
+    latencies = RequestLatencies(columns, measure)
+    return pd.DataFrame({**table, **latencies.values, "counted": latencies.in_window})
 
 
 def _without_detail(columns: Columns) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from scenarios.reading import ImportedPlugin
 from twin.executors.processes import ExecutorLost
-from twin.executors.shipping import Batch, OnCluster, Reply, Shipper, difference, run_batch, store_parts, versions
+from twin.executors.shipping import Batch, Cluster, Reply, difference, run_batch, store_parts, versions
 from workloads.errors import BadInput, missing_extra
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ LOGGERS = ("distributed", "distributed.client", "distributed.core", "distributed
 
 
 @contextlib.contextmanager
-def dask_executor(address: str, jobs: int) -> Iterator[OnCluster[DaskHandle]]:
+def dask_executor(address: str, jobs: int) -> Iterator[Cluster[DaskHandle]]:
     """Workers of a scheduler at host:port, or `jobs` processes; `BadInput` without Dask, an answer, or our version."""
     try:
         import dask
@@ -63,7 +63,7 @@ def dask_executor(address: str, jobs: int) -> Iterator[OnCluster[DaskHandle]]:
             expected = f"expected a Dask scheduler with workers that answers within {CONNECT:g} s: {error}"
             raise BadInput(expected, field="--executor", value=name) from None
         _refuse_other_versions(client, name)
-        yield OnCluster(_DaskCluster(client, name))
+        yield _DaskCluster(client, name)
 
 
 def _refuse_other_versions(client: Client, name: str) -> None:
@@ -82,10 +82,11 @@ def _refuse_other_versions(client: Client, name: str) -> None:
             raise BadInput(f"{expected} at {worker}", field="--executor", value=name)
 
 
-class _DaskCluster:
+class _DaskCluster(Cluster[DaskHandle]):
     """Workers of a Dask scheduler. Futures come into a queue when they are done, from Dask's own thread."""
 
     def __init__(self, client: Client, name: str) -> None:
+        super().__init__()
         self.name = name
         self._client = client
         self._done: queue.SimpleQueue[DaskHandle] = queue.SimpleQueue()
@@ -159,7 +160,7 @@ RayHandle: TypeAlias = Any
 
 
 @contextlib.contextmanager
-def ray_executor(jobs: int) -> Iterator[OnCluster[RayHandle]]:
+def ray_executor(jobs: int) -> Iterator[Cluster[RayHandle]]:
     """Workers of the cluster of `RAY_ADDRESS`, or `jobs` processes; `BadInput` without Ray or an answer."""
     try:
         import ray
@@ -174,47 +175,40 @@ def ray_executor(jobs: int) -> Iterator[OnCluster[RayHandle]]:
         expected = f"expected a Ray cluster that answers: {error}"
         raise BadInput(expected, field="--executor", value=f"ray at {address or 'this machine'}") from None
     try:
-        shipper = Shipper()
-        yield OnCluster(_RayCluster(shipper), shipper)
+        yield _RayCluster(ray)
     finally:
         ray.shutdown()
 
 
-class _RayCluster:
+class _RayCluster(Cluster[RayHandle]):
     """Workers of Ray. Parts are objects in Ray's store, from which each worker gets those that it lacks."""
 
     name = "ray"
 
-    def __init__(self, shipper: Shipper) -> None:
-        import ray
-
-        self._shipper = shipper
+    def __init__(self, ray: Any) -> None:
+        super().__init__()
+        self._ray = ray
         self._run = ray.remote(num_cpus=1, max_retries=3)(_run_on_ray)
         self._parts: dict[str, Any] = {}
         self._waiting: list[RayHandle] = []
 
     def workers(self) -> int:
-        import ray
-
-        return max(int(ray.cluster_resources().get("CPU", 1)), 1)
+        return max(int(self._ray.cluster_resources().get("CPU", 1)), 1)
 
     def submit(self, batch: Batch) -> RayHandle:
-        import ray
-
         for digest in batch.parts:
             if digest not in self._parts:
-                self._parts[digest] = ray.put(self._shipper.parts[digest])
+                self._parts[digest] = self._ray.put(self.shipper.parts[digest])
         handle = self._run.remote(batch, {digest: self._parts[digest] for digest in batch.parts})
         self._waiting.append(handle)
         return handle
 
     def next_reply(self) -> tuple[RayHandle, Reply]:
-        import ray
         from ray.exceptions import RayError, RayTaskError
 
         try:
-            (handle,), self._waiting = ray.wait(self._waiting, num_returns=1)
-            return handle, ray.get(handle)
+            (handle,), self._waiting = self._ray.wait(self._waiting, num_returns=1)
+            return handle, self._ray.get(handle)
         except RayTaskError as error:
             raise error.cause if isinstance(error.cause, Exception) else error from None
         except RayError as error:
@@ -225,12 +219,10 @@ class _RayCluster:
         raise AssertionError(f"{worker} lacks {list(parts)}")
 
     def drop(self, handles: Iterable[RayHandle]) -> None:
-        import ray
-
         for handle in handles:
             if handle in self._waiting:
                 self._waiting.remove(handle)
-                ray.cancel(handle, force=True)
+                self._ray.cancel(handle, force=True)
 
 
 def _run_on_ray(batch: Batch, parts: Mapping[str, Any]) -> Reply:

@@ -14,12 +14,13 @@ import pickle
 import platform
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -247,55 +248,51 @@ LAST = 4
 """A batch has at most so small a part of each worker's share of the tasks that are left, so that all end together."""
 
 
-class Cluster(Protocol[Handle]):
-    """Workers elsewhere."""
+class Cluster(ABC, Generic[Handle]):
+    """An executor of batches on workers elsewhere. `name`: the value of `--executor`."""
 
     name: str
-    """The value of `--executor`."""
 
+    def __init__(self) -> None:
+        self.shipper = Shipper()
+
+    @abstractmethod
     def workers(self) -> int:
         """The number of worker processes at present."""
 
+    @abstractmethod
     def submit(self, batch: Batch) -> Handle:
         """Start a batch on any worker."""
 
+    @abstractmethod
     def next_reply(self) -> tuple[Handle, Reply]:
         """Wait for a batch that was submitted and not dropped; raises what a task raised, or `ExecutorLost`."""
 
+    @abstractmethod
     def supply(self, worker: str, parts: Mapping[str, bytes], plugins: Sequence[ImportedPlugin]) -> None:
         """Send parts to a worker that misses them; a worker that has gone needs none."""
 
+    @abstractmethod
     def drop(self, handles: Iterable[Handle]) -> None:
         """Forget batches, of which one may have ended in an error."""
-
-
-@dataclass
-class OnCluster(Generic[Handle]):
-    """An executor of batches on a cluster."""
-
-    cluster: Cluster[Handle]
-    shipper: Shipper = field(default_factory=Shipper)
 
     @contextlib.contextmanager
     def each_as_done(
         self, work: Callable[[Task], Result], tasks: Sequence[Task]
     ) -> Iterator[Iterator[tuple[Task, Result]]]:
-        flight = _Flight(self.cluster, self.shipper, work, tasks)
+        flight = _Flight(self, work, tasks)
         try:
             flight.fill()
             yield flight.results()
         finally:
-            self.cluster.drop(flight.batches)
+            self.drop(flight.batches)
 
 
 class _Flight(Generic[Handle, Task, Result]):
     """The tasks of one block, and the batches in flight, by handle."""
 
-    def __init__(
-        self, cluster: Cluster[Handle], shipper: Shipper, work: Callable[[Task], Result], tasks: Sequence[Task]
-    ) -> None:
+    def __init__(self, cluster: Cluster[Handle], work: Callable[[Task], Result], tasks: Sequence[Task]) -> None:
         self._cluster = cluster
-        self._shipper = shipper
         self._work = work
         self._waiting = deque(tasks)
         self._seconds = SECONDS  # of CPU time, of a task
@@ -308,7 +305,7 @@ class _Flight(Generic[Handle, Task, Result]):
             share = len(self._waiting) // (LAST * workers)
             size = max(1, min(int(SECONDS / self._seconds), share, LARGEST))
             tasks = [self._waiting.popleft() for _ in range(size)]
-            batch = self._shipper.pack(self._work, tasks)
+            batch = self._cluster.shipper.pack(self._work, tasks)
             self.batches[self._cluster.submit(batch)] = (batch, tasks)
 
     def results(self) -> Iterator[tuple[Task, Result]]:
@@ -319,13 +316,10 @@ class _Flight(Generic[Handle, Task, Result]):
                 expected = f"expected workers of the same version as here, found {difference(reply.found, versions())}"
                 raise BadInput(expected, field="--executor", value=self._cluster.name)
             if isinstance(reply, Missing):
-                parts = {digest: self._shipper.parts[digest] for digest in reply.parts}
+                parts = {digest: self._cluster.shipper.parts[digest] for digest in reply.parts}
                 self._cluster.supply(reply.worker, parts, batch.plugins)
                 self.batches[self._cluster.submit(batch)] = (batch, tasks)
                 continue
-            self._note_duration(reply, len(tasks))
+            self._seconds += 0.3 * (max(reply.seconds / len(tasks), 1e-6) - self._seconds)
             self.fill()  # before the results are worked on
             yield from zip(tasks, reply.results, strict=True)
-
-    def _note_duration(self, reply: Done, tasks: int) -> None:
-        self._seconds += 0.3 * (max(reply.seconds / tasks, 1e-6) - self._seconds)

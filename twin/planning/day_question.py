@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from latency_models.step_time import StepTime
 from scenarios.goals import read_goals
 from scenarios.overload import StartUpSpec
 from scenarios.overrides import Settings, with_trace
 from scenarios.serving import check_scenario
-from twin.serving.plan.plan import ServingPlan, StepTimes, make_plan
+from twin.serving.plan.plan import ServingPlan, make_plan
 from twin.serving.plan.pools import devices_of
 from twin.serving.results.report import run_fingerprint
 from twin.sweeps.serving_sweep import Document, TraceFiles
@@ -94,8 +95,8 @@ class DayQuestion:
         return int(self.scaling["max_replicas"])
 
     @cached_property
-    def _files(self) -> tuple[TraceFiles, StepTimes]:
-        return TraceFiles(self.path.parent), StepTimes(self.path.parent)
+    def _files(self) -> tuple[TraceFiles, dict[str, StepTime]]:
+        return TraceFiles(self.path.parent), {}
 
     @cached_property
     def base(self) -> ServingPlan:

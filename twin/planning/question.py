@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from latency_models.io.config_io import checked
+from latency_models.step_time import StepTime
 from scenarios.goals import Goal
 from scenarios.overrides import Settings, apply
 from scenarios.planning import PlanSpec
@@ -21,7 +22,7 @@ from scenarios.reading import ScenarioFile, load_plugins
 from scenarios.serving import MeasuredSpec, MeasureSpec, check_scenario
 from scenarios.serving_workload import OpenLoopSpec, ServingWorkloadSpec
 from twin.planning.prefix_hits import PrefixHits, prefix_hits
-from twin.serving.plan.plan import ServingPlan, StepTimes, make_plan
+from twin.serving.plan.plan import ServingPlan, make_plan
 from twin.serving.run.simulation import realisation
 from workloads.errors import BadInput
 from workloads.generator import Workload
@@ -65,7 +66,7 @@ class Question:
     path: Path
     spec: PlanSpec
     trace: Trace | None
-    step_times: StepTimes
+    step_times: dict[str, StepTime]
     goals: list[Goal] = field(default_factory=list)
     change: str = ""
     peak: float = 1.0
@@ -238,7 +239,7 @@ def read_question(document: Document, settings: Settings, path: Path, trace: Pat
     base = {name: value for name, value in document.items() if name not in ("plan", "system", "failures", "measured")}
     peak = peak_of(arrivals.build()) if isinstance(arrivals, OpenLoopSpec) else 1.0
     rows = sections.workload.read_trace(path.parent)
-    question = Question(base, path, spec, rows, StepTimes(path.parent), goals, peak=peak)
+    question = Question(base, path, spec, rows, {}, goals, peak=peak)
     if spec.bundles:
         from twin.planning.bundles import with_bundles  # slow to import, and few plans have some
 

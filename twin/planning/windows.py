@@ -16,11 +16,11 @@ from twin.planning.question import Document
 from twin.serving.plan.plan import Draw, ServingPlan
 from twin.serving.results.run import Run
 from twin.serving.results.summary import (
+    RequestLatencies,
     in_measured_window,
-    latencies,
     overload,
     pooled_gaps,
-    request_latencies,
+    request_latency,
     summarise,
 )
 from twin.serving.run.simulation import Simulation, realisation
@@ -77,7 +77,7 @@ def _goal(goal: Goal, window: Window, run: Run, summary: Document) -> tuple[floa
         gaps, weights = pooled_gaps(run.logs, measure)
         return _latency(goal, gaps, weights)
     if goal.at_most:
-        values = latencies(run.columns, measure)[goal.metric]
+        values = RequestLatencies(run.columns, measure).counted()[goal.metric]
         if goal.of is not None:
             values = _of_class(goal, window, run, measure)
         return _latency(goal, values, None)
@@ -124,7 +124,7 @@ def _of_class(goal: Goal, window: Window, run: Run, measure: MeasureSpec) -> Flo
     }
     ids = np.frombuffer(run.columns.id, dtype=np.int64)
     rows = np.array([classes[i] for i in ids.tolist()], dtype=bool) & in_measured_window(run.columns, measure)
-    values = request_latencies(run.columns, measure)[goal.metric][rows]
+    values = request_latency(goal.metric, run.columns, measure)[rows]
     return values[~np.isnan(values)]
 
 

@@ -166,7 +166,8 @@ def run_plan(
 ) -> Run:
     """Run a plan, as `Simulation` does; in several processes if engines are independent and the run is long."""
     try:
-        return _run(plan, replication, draw, sink, processes)
+        run = run_apart(plan, replication, draw, sink, processes) if sum(map(len, plan.groups)) > 1 else None
+        return Simulation(plan, replication, draw, sink=sink).run() if run is None else run
     except BadInput as error:
         raise error.in_file(plan.file) from None
     except (TypeError, AttributeError, AssertionError) as error:
@@ -174,11 +175,3 @@ def run_plan(
             raise
         expected = f"expected policies that return what their protocols say: {type(error).__name__}: {error}"
         raise BadInput(expected, field="plugins", value=plan.scenario.plugins, file=plan.file) from error
-
-
-def _run(plan: ServingPlan, replication: int, draw: Draw, sink: Sink | None, processes: int) -> Run:
-    if sum(map(len, plan.groups)) > 1:
-        run = run_apart(plan, replication, draw, sink, processes)
-        if run is not None:
-            return run
-    return Simulation(plan, replication, draw, sink=sink).run()

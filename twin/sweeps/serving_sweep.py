@@ -10,11 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from latency_models.step_time import StepTime
 from scenarios.fields import DRAWS, REPLICATIONS, RUNS
 from scenarios.overrides import Settings, in_words, with_trace
 from scenarios.serving import check_scenario
 from twin.executors.executor import Executor
-from twin.serving.plan.plan import Draw, ServingPlan, StepTimes, make_plan
+from twin.serving.plan.plan import Draw, ServingPlan, make_plan
 from twin.serving.results.report import NOTE, run_document, run_fingerprint, run_inputs
 from twin.serving.results.uncertainty import combine, sensitivities, with_width
 from twin.sweeps.one_run import simulate
@@ -312,7 +313,7 @@ def prepare(
         raise BadInput(RUNS.expectation(runs), field="configurations x (replications + draws)", value=runs)
     document = with_trace(document, trace)
     traces = TraceFiles(path.parent)
-    step_times = StepTimes(path.parent)
+    step_times: dict[str, StepTime] = {}
     cases: list[Case[ServingPlan]] = []
     errors: list[tuple[Settings, BadInput]] = []
     for settings in configurations:

@@ -21,7 +21,7 @@ from scenarios.validation import ClockName, ValidationScenario
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.results.curves import curve
 from twin.serving.results.run import Run
-from twin.serving.results.summary import latencies, pooled_gaps, summarise
+from twin.serving.results.summary import RequestLatencies, pooled_gaps, summarise
 from twin.serving.run.simulation import Simulation, realisation, realised_sessions
 from twin.sweeps.serving_sweep import prepare
 from twin.validation.backend import Backend, Recording, Requests, description
@@ -303,7 +303,7 @@ def _load(
 def _simulated_curves(plan: ServingPlan, runs: Sequence[Run]) -> dict[str, Any]:
     """The same quantiles as `compare.curves`, of simulated runs."""
     measure = plan.scenario.measure
-    repeats = [latencies(run.columns, measure) for run in runs]
+    repeats = [RequestLatencies(run.columns, measure).counted() for run in runs]
     result = {name: curve(np.concatenate([values[name] for values in repeats])) for name in repeats[0]}
     gaps = [pooled_gaps(run.logs, measure) for run in runs]
     result["itl"] = curve(np.concatenate([np.repeat(values, weights) for values, weights in gaps]))

@@ -10,16 +10,17 @@ import pytest
 from scenarios.reading import ImportedPlugin
 from twin.executors import shipping
 from twin.executors.executor import choose_executor
-from twin.executors.shipping import IN_FLIGHT, LARGEST, Batch, Cabinet, Done, OnCluster, Refused, Reply, run_batch
+from twin.executors.shipping import IN_FLIGHT, LARGEST, Batch, Cabinet, Cluster, Done, Refused, Reply, run_batch
 from workloads.errors import BadInput
 
 
-class Here:
+class Here(Cluster[int]):
     """Workers that run a batch when its reply is asked for, the last batch first; each task takes `seconds`."""
 
     name = "here"
 
     def __init__(self, workers: int = 2, seconds: float = 0.001) -> None:
+        super().__init__()
         self.count = workers
         self.seconds = seconds
         self.flying: dict[int, Batch] = {}
@@ -64,7 +65,7 @@ def double(number: int) -> int:
 @pytest.mark.parametrize("seconds", [1e-7, 0.01, 10.0])
 def test_each_result_comes_once_with_its_task(count: int, seconds: float) -> None:
     here = Here(seconds=seconds)
-    with OnCluster(here).each_as_done(double, list(range(count))) as results:
+    with here.each_as_done(double, list(range(count))) as results:
         result = dict(results)
     assert result == {number: 2 * number for number in range(count)}
     assert here.most <= IN_FLIGHT * here.count
@@ -74,7 +75,7 @@ def test_each_result_comes_once_with_its_task(count: int, seconds: float) -> Non
 def test_short_tasks_go_in_batches_which_end_small() -> None:
     short, long = Here(seconds=1e-4), Here(seconds=1.0)
     for here in (short, long):
-        with OnCluster(here).each_as_done(double, list(range(3000))) as results:
+        with here.each_as_done(double, list(range(3000))) as results:
             assert sum(1 for _ in results) == 3000
     assert max(short.sizes) == LARGEST
     assert short.sizes[0] == short.sizes[-1] == 1
@@ -84,10 +85,10 @@ def test_short_tasks_go_in_batches_which_end_small() -> None:
 def test_an_error_of_a_task_drops_the_rest() -> None:
     here = Here()
     tasks = [*range(10), -1, *range(1000)]
-    with pytest.raises(ValueError, match="-1"), OnCluster(here).each_as_done(double, tasks) as results:
+    with pytest.raises(ValueError, match="-1"), here.each_as_done(double, tasks) as results:
         list(results)
     assert not here.flying
-    with pytest.raises(KeyboardInterrupt), OnCluster(here).each_as_done(double, tasks):
+    with pytest.raises(KeyboardInterrupt), here.each_as_done(double, tasks):
         raise KeyboardInterrupt
     assert not here.flying
 
@@ -98,7 +99,7 @@ def test_parts_are_supplied_again_to_a_worker_that_lost_them(monkeypatch: pytest
     monkeypatch.setattr(shipping, "CABINET", Cabinet())
     table = np.arange(5000)
     here = Here(seconds=1.0)
-    executor = OnCluster(here)
+    executor = here
     with executor.each_as_done(sum_of, [(table, number) for number in range(20)]) as results:
         next(results)
         assert len(here.supplied) == 1
@@ -122,7 +123,7 @@ def test_a_worker_of_another_version_is_refused_in_one_line(monkeypatch: pytest.
 
     monkeypatch.setattr(here, "next_reply", another_version)
     refused = pytest.raises(BadInput, match=r"--executor: got 'here'.* found serving-twin 0\.0\.1 \(12345678\)")
-    with refused, OnCluster(here).each_as_done(double, [1]) as results:
+    with refused, here.each_as_done(double, [1]) as results:
         list(results)
 
 

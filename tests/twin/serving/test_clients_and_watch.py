@@ -41,7 +41,7 @@ def test_a_simulation_of_a_scenario_is_that_of_its_plan() -> None:
     document = scenario()
     simulation = Simulation(check_scenario(document, {}, Path("scenario.yaml")))
     assert simulation.environment.now == 0.0
-    assert [engine.name for engine in simulation.system.engines()] == ["engine-0"]
+    assert [engine.name for engine in simulation.system.engines] == ["engine-0"]
     assert records(simulation.run()) == records(run(document))
     assert simulation.population.value == 0
 

@@ -220,7 +220,7 @@ def test_a_speed_is_the_throughput_of_a_full_engine() -> None:
         step_time={"source": "linear", "overhead": 0.004, "per_token": 1e-5, "per_kv_token": 0.0},
         system={"pools": [{"name": "one"}, {"name": "two", "engine": {"max_num_seqs": 8}}]},
     )
-    engines = {engine.name: engine for engine in Simulation(plan(document)).system.engines()}
+    engines = {engine.name: engine for engine in Simulation(plan(document)).system.engines}
     prompt = 0.004 + 32e-5
     assert engines["one-0"].speed == pytest.approx(53 / (prompt + 20 * (0.004 + 16e-5) / 16))
     assert engines["two-0"].speed == pytest.approx(53 / (prompt + 20 * (0.004 + 8e-5) / 8))

@@ -146,7 +146,7 @@ class Engine(EngineState):
             traffic.finish_loads()
             traffic.begin_copies(computed=True)
         if inbox.requests or inbox.reservations:
-            inbox.accept(self.core, now, self.step_records.backlog, self.on_shed)
+            inbox.accept(self.core, now, self.backlog, self.on_shed)
             self._note_load()
         elif finished:
             self._note_load()
@@ -206,7 +206,7 @@ class Engine(EngineState):
         """
         request = request or record.request
         now = self._env.now
-        self.step_records.backlog.arrive(now)
+        self.backlog.arrive(now)
         self._inbox.add((record, request, max_tokens, remote_prefill, hold_blocks), self.core)
         self._note_load()
         self._notice(now, late)

@@ -143,6 +143,7 @@ class EngineState:
     Attributes:
         name, index: for logs, and for the order of step ends at the same instant.
         core: its scheduler. log: its steps. step_records: what they leave in the log and in records of requests.
+        backlog: requests that wait for their first step.
         failed: whether it is down. in_service: whether routers may choose it while it has not failed.
         speculation, tier_links: as given.
         find_speed: finds its `speed` when that is first asked for.
@@ -169,6 +170,7 @@ class EngineState:
         self.core = self._new_core()
         self.log = EngineLog(name, detail=detail)
         self.step_records = StepRecords(self.log, deliver, expects_ends=speculation is None)
+        self.backlog: Backlog = self.step_records.backlog
         self.failed = False
         self.in_service = True
         self.stage_busy: list[float] = []
@@ -205,11 +207,6 @@ class EngineState:
     def cores(self) -> list[EngineCore]:
         """Its scheduler, or those of its data-parallel ranks."""
         return cores_of(self.core)
-
-    @property
-    def backlog(self) -> Backlog:
-        """Requests that wait for their first step."""
-        return self.step_records.backlog
 
     @property
     def counters(self) -> Counters:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from latency_models.stages import Stages
 from latency_models.step_time import StepTime
 from schedulers.batches import Batch
 from schedulers.parallel_cores import MICRO_BATCH_STEPS, PipelinedEngineCore, micro_batch_of
-from schedulers.router_views import CacheView
 from schedulers.sequence import Sequence
 from twin.environment import Environment
-from twin.serving.engine.engine import Engine, Watch
+from twin.serving.engine.engine import Engine
 from twin.serving.engine.fast_forward import AnswerEnds, StepRecords
 from twin.serving.records.engine_log import EngineLog
 from twin.serving.records.requests import RequestRecord
@@ -54,21 +54,15 @@ class PipelinedEngine(Engine):
         step_time: StepTime,
         stages: Stages,
         *,
-        name: str,
-        index: int,
-        detail: bool = True,
-        watch: Watch | None = None,
-        view: CacheView | None = None,
         deliver: float = 0.0,
+        **options: Any,
     ) -> None:
         size = len(stages.layers)
-        super().__init__(
-            env, make_core, step_time, name=name, index=index, depth=size, fast_forward=False, detail=detail,
-            watch=watch, view=view, deliver=deliver,
-        )  # fmt: skip
+        super().__init__(env, make_core, step_time, depth=size, fast_forward=False, deliver=deliver, **options)
         self.stage_busy = [0.0] * size
-        self.log.micro_batches = [EngineLog(name, detail=False) for _ in range(size)]
+        self.log.micro_batches = [EngineLog(self.name, detail=False) for _ in range(size)]
         self.step_records = MicroBatchRecords(self.log, deliver, expects_ends=True)
+        self.backlog = self.step_records.backlog
         self._shares = stages.shares
         self._link = stages.link
         self._stage_free = [0.0] * size

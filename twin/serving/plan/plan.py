@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from latency_models.sources.registry import StepTimeSpec
 from latency_models.step_time import StepTime
 from latency_models.unknowns import Unknown, draw_scores
 from scenarios.engine import SchedulerPlan
@@ -59,7 +58,8 @@ class ServingPlan:
     Attributes:
         pools: engines that are alike, those that prefill first.
         trace_digest: a digest of the trace's content; None without a trace.
-        replayed: the part of a trace that is replayed (`_replayed`); None with other arrivals.
+        replayed: numbers of rows replayed and recorded, and the time spans of both in seconds at the replayed speed;
+            None where no trace is replayed.
         file: the scenario's, for errors of a run; None if it is not known.
     """
 
@@ -133,12 +133,20 @@ class ServingPlan:
 
     @cached_property
     def random(self) -> tuple[str, ...]:
-        """Names of the parts that differ between replications (`random_parts`); empty if none does."""
-        return random_parts(self.scenario, self.workload, max(map(len, self.groups)))
+        """Names of the parts that differ between replications: parts of the workload, `routing`, `think_times` and
+        `speculation`. Empty if all replications are the same run.
+        """
+        arrivals, routing = self.scenario.workload.arrivals, self.scenario.system.routing
+        parts = {
+            "routing": max(map(len, self.groups)) > 1 and draws(router_name(routing)),
+            "think_times": isinstance(arrivals, ClosedLoopSpec) and bool(arrivals.think and arrivals.think_cv),
+            "speculation": any(pool.engine.speculative_config for pool in self.scenario.pools),
+        }
+        return tuple(dict.fromkeys((*self.workload.random, *(name for name, random in parts.items() if random))))
 
     def unknowns(self) -> tuple[Unknown, ...]:
         """Unknowns of all pools; one entry for each name. Empty if no step-time model has any."""
-        if not any(pool.step_time.can_draw for pool in self.pools):
+        if not self.can_draw:
             return ()
         unknowns = {unknown.name: unknown for pool in self.pools for unknown in pool.unknowns()}
         return tuple(unknowns.values())
@@ -172,57 +180,24 @@ def scores_of(unknowns: Iterable[Unknown], seed: int, draw: Draw) -> dict[str, f
     return {name: score}
 
 
-def random_parts(scenario: ServingScenario, workload: AnyWorkload, largest_group: int) -> tuple[str, ...]:
-    """Names of the parts that differ between replications: parts of the workload, `routing`,
-    `think_times` and `speculation`.
-
-    Empty if all replications are the same run. `largest_group`: the most engines that a router chooses from.
-    """
-    arrivals = scenario.workload.arrivals
-    thinking = isinstance(arrivals, ClosedLoopSpec) and bool(arrivals.think and arrivals.think_cv)
-    routed = largest_group > 1 and draws(router_name(scenario.system.routing))
-    drafted = any(pool.engine.speculative_config for pool in scenario.pools)
-    parts = {"routing": routed, "think_times": thinking, "speculation": drafted}
-    return tuple(dict.fromkeys((*workload.random, *(name for name, random in parts.items() if random))))
-
-
-class StepTimes:
-    """Step-time models for the plans of one sweep. Equal sections are read and fitted once, and share a model."""
-
-    def __init__(self, base: Path) -> None:
-        self._base = base
-        self._built: dict[str, StepTime] = {}
-
-    def build(self, spec: StepTimeSpec) -> StepTime:
-        """The model of a `step_time` section.
-
-        Raises:
-            BadInput: what it names cannot be used.
-        """
-        key = spec.model_dump_json()
-        if key not in self._built:
-            self._built[key] = spec.build(self._base)
-        return self._built[key]
-
-
 def make_plan(
     scenario: ServingScenario,
     base: Path,
     trace: Trace | None,
-    step_times: StepTimes | None = None,
+    step_times: dict[str, StepTime] | None = None,
     file: Path | None = None,
 ) -> ServingPlan:
     """Build the plan of a scenario. Relative paths start from `base`.
 
     Args:
-        step_times: shared by the plans of a sweep, so that files are read once. file: the scenario's, for errors.
+        step_times: models by their sections as JSON, shared by the plans of a sweep, so that equal ones are read and
+            fitted once. file: the scenario's, for errors.
 
     Raises:
         BadInput: a field cannot be used; it names the field and its value.
     """
     workload = scenario.workload.build(trace)
-    build = (step_times or StepTimes(base)).build
-    pools = plan_pools(scenario, base, workload.prefix_block_tokens, build)
+    pools = plan_pools(scenario, base, workload.prefix_block_tokens, {} if step_times is None else step_times)
     requests = scenario.workload.count(trace)
     if workload.recorded is not None and requests > workload.recorded:
         why = "which replay plays once" if isinstance(scenario.workload.arrivals, ReplaySpec) else PLAYED_ONCE
@@ -230,29 +205,19 @@ def make_plan(
             why = "whose sessions are played once"
         expected = f"expected at most the {workload.recorded} rows of the trace, {why}"
         raise BadInput(expected, field="workload.requests", value=requests)
-    plan = ServingPlan(
-        scenario, base, workload, requests, pools, trace.name if trace else None, trace.digest if trace else None,
-        _replayed(workload, requests), file,
-    )  # fmt: skip
-    _check_failures(plan)
-    return plan
-
-
-def _replayed(workload: AnyWorkload, requests: int) -> dict[str, float] | None:
-    """Numbers of rows replayed and recorded, and the time spans of both in seconds at the replayed speed."""
-    if not isinstance(workload.arrivals, Replay):
-        return None
-    times = workload.arrivals.recorded
-    span, recorded = float(times[requests - 1] - times[0]), float(times[-1] - times[0])
-    return {"requests": requests, "rows": len(times), "seconds": span, "recorded_seconds": recorded}
-
-
-def _check_failures(plan: ServingPlan) -> None:
-    names = dict.fromkeys(name for pool in plan.pools for name in pool.names) if plan.scenario.failures else {}
-    for i, failure in enumerate(plan.scenario.failures):
+    names = dict.fromkeys(name for pool in pools for name in pool.names)
+    for i, failure in enumerate(scenario.failures):
         if failure.engine not in names:
-            expected = f"expected one of {', '.join(names)}"
-            raise BadInput(expected, field=f"failures.{i}.engine", value=failure.engine)
+            raise BadInput(f"expected one of {', '.join(names)}", field=f"failures.{i}.engine", value=failure.engine)
+    replayed = None
+    if isinstance(workload.arrivals, Replay):
+        times = workload.arrivals.recorded
+        seconds, recorded = float(times[requests - 1] - times[0]), float(times[-1] - times[0])
+        replayed = {"requests": requests, "rows": len(times), "seconds": seconds, "recorded_seconds": recorded}
+    return ServingPlan(
+        scenario, base, workload, requests, pools, trace.name if trace else None, trace.digest if trace else None,
+        replayed, file,
+    )  # fmt: skip
 
 
 def describe(plan: ServingPlan) -> dict[str, Any]:

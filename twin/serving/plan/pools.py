@@ -227,23 +227,28 @@ class PlannedPool:
 
 
 def plan_pools(
-    scenario: ServingScenario, base: Path, prefix_id_tokens: int | None, build: Callable[[StepTimeSpec], StepTime]
+    scenario: ServingScenario, base: Path, prefix_id_tokens: int | None, models: dict[str, StepTime]
 ) -> list[PlannedPool]:
     """The pools of a scenario, those that prefill first.
 
     Args:
-        prefix_id_tokens: as in `EngineSpec.build`. build: makes a model of a `step_time` section.
+        prefix_id_tokens: as in `EngineSpec.build`. models: step-time models by their sections, which are added to.
 
     Raises:
         BadInput: settings of a pool that cannot be used, or contradict each other.
     """
-    models: dict[str, StepTime] = {}
+
+    def build(spec: StepTimeSpec) -> StepTime:
+        key = spec.model_dump_json()
+        if key not in models:
+            models[key] = spec.build(base)
+        return models[key]
+
     planned = []
     for i, pool in enumerate(scenario.pools):
         section = scenario.system.section(i, "step_time")
         with _named(section, "step_time"):
-            key = pool.step_time.model_dump_json()
-            step_time = models[key] = models.get(key) or build(pool.step_time)
+            step_time = build(pool.step_time)
             pool.step_time.check_ranks(pool.engine.data_parallel_size)
             pool.step_time.check_stages(pool.engine.pipeline_parallel_size)
         engine_section = scenario.system.section(i, "engine")
@@ -349,12 +354,9 @@ def describe_devices(pools: Sequence[PlannedPool]) -> dict[str, Any] | None:
 
 def devices_of(pool: PlannedPool) -> DeviceSpec | None:
     """The devices of one engine of a pool; None if they are not known."""
-    return pool.spec.device or _computed_for(pool)
-
-
-def _computed_for(pool: PlannedPool) -> DeviceSpec | None:
-    """The devices of computed step times."""
-    measured = pool.step_time.measured_deployment()
+    if pool.spec.device:
+        return pool.spec.device
+    measured = pool.step_time.measured_deployment()  # of computed step times
     return DeviceSpec(type=measured.device, count=measured.devices) if measured and measured.devices else None
 
 

@@ -257,17 +257,18 @@ class Retries:
 
 
 class SessionRecord:
-    """A session under way.
+    """A session under way, or finished.
 
     Attributes:
-        id: its number. start: when its first request was sent, seconds. turn: rounds sent so far.
+        id: its number. start, end: when its first request was sent and its last answer was complete, seconds.
+        turn: rounds sent so far.
         unanswered: requests of this round without an answer. sent: when this round was sent.
         waited: seconds of finished rounds, from the sending of a round to its last answer.
         requests, prompt_tokens, resent_tokens, resent_cached_tokens: sums over its requests.
     """
 
     __slots__ = (
-        "id", "prompt_tokens", "requests", "resent_cached_tokens", "resent_tokens", "sent", "start", "turn",
+        "end", "id", "prompt_tokens", "requests", "resent_cached_tokens", "resent_tokens", "sent", "start", "turn",
         "unanswered", "waited",
     )  # fmt: skip
 
@@ -277,7 +278,7 @@ class SessionRecord:
         self.sent = start
         self.turn = self.unanswered = self.requests = 0
         self.prompt_tokens = self.resent_tokens = self.resent_cached_tokens = 0
-        self.waited = 0.0
+        self.waited = self.end = 0.0
 
     def send(self, now: float, requests: int) -> None:
         """Count a round of `requests` requests that is sent now."""
@@ -305,45 +306,29 @@ class SessionRecord:
 
 
 class SessionLog:
-    """Columns of the finished sessions, in the order in which they ended, and of all requests by id.
+    """The finished sessions, in the order in which they ended, and the session and round of each request.
 
     Attributes:
-        start, end, waited: when the first request was sent, when the last answer was complete, and how much of that
-            time was spent waiting for answers, seconds.
-        id, turns, requests, prompt_tokens, resent_tokens, resent_cached_tokens: see `SessionRecord`.
-        session_of, turn_of: of each request by its id, the session and the number of its round, from 0.
+        finished: the sessions. session_of, turn_of: of each request by its id, its session, and the number of its round
+            from 0; with detail alone.
     """
 
     def __init__(self, *, detail: bool) -> None:
         self.detail = detail
-        self.start = array("d")
-        self.end = array("d")
-        self.waited = array("d")
-        self.id = array("q")
-        self.turns = array("q")
-        self.requests = array("q")
-        self.prompt_tokens = array("q")
-        self.resent_tokens = array("q")
-        self.resent_cached_tokens = array("q")
+        self.finished: list[SessionRecord] = []
         self.session_of = array("q")
         self.turn_of = array("q")
 
     def sent(self, record: SessionRecord) -> None:
-        """Note a request that is sent; ids count up from 0. Without detail nothing is kept."""
+        """Note a request that is sent; ids count up from 0."""
         if self.detail:
             self.session_of.append(record.id)
             self.turn_of.append(record.turn - 1)
 
     def add(self, record: SessionRecord, end: float) -> None:
-        self.id.append(record.id)
-        self.start.append(record.start)
-        self.end.append(end)
-        self.waited.append(record.waited)
-        self.turns.append(record.turn)
-        self.requests.append(record.requests)
-        self.prompt_tokens.append(record.prompt_tokens)
-        self.resent_tokens.append(record.resent_tokens)
-        self.resent_cached_tokens.append(record.resent_cached_tokens)
+        """Add a session that has ended."""
+        record.end = end
+        self.finished.append(record)
 
     def columns_of(self, ids: Any) -> dict[str, Any]:
         """The columns `session` and `turn` of requests by their ids, shape (n,). Needs detail."""

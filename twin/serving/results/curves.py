@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from reports.metrics import quantiles, spread
 from scenarios.serving import MeasureSpec
 from twin.serving.records.engine_log import EngineLog
+from twin.serving.records.requests import Columns
 from twin.serving.results.run import Run
-from twin.serving.results.summary import RequestLatencies, latencies, pooled_gaps
+from twin.serving.results.summary import RequestLatencies, pooled_gaps
 from twin.serving.results.uncertainty import flatten
 from workloads.errors import BadInput, readable
 from workloads.json_files import number_lines
@@ -32,9 +33,9 @@ def timeseries(run: Run, measure: MeasureSpec) -> dict[str, Any]:
     The series are `running` and `waiting` requests, `kv_used`, the share of KV blocks in use, and, of an autoscaled
     run, `engines` in each state. Needs a run with detail.
     """
-    of_requests = latencies(run.columns, measure)
+    latencies = RequestLatencies(run.columns, measure)
     gaps, weights = pooled_gaps(run.logs, measure)
-    curves = {name: curve(values) for name, values in of_requests.items()}
+    curves = {name: curve(values) for name, values in latencies.counted().items()}
     curves["itl"] = _weighted_quantiles(gaps, weights)
     instants = np.linspace(0.0, run.end, SAMPLES)
     running, waiting, blocks_in_use = (np.zeros(SAMPLES) for _ in range(3))
@@ -50,7 +51,7 @@ def timeseries(run: Run, measure: MeasureSpec) -> dict[str, Any]:
         blocks_in_use += np.where(started, engine.blocks - changes[at, 3], 0) / blocks
     series: dict[str, Any] = {
         "quantiles": {"p": np.linspace(0, 1, POINTS).tolist(), **curves},
-        "classes": _classes(run, measure),
+        "classes": _classes(run.columns, latencies),
         "time": instants.tolist(),
         "running": running.tolist(),
         "waiting": waiting.tolist(),
@@ -64,12 +65,11 @@ def timeseries(run: Run, measure: MeasureSpec) -> dict[str, Any]:
     return series
 
 
-def _classes(run: Run, measure: MeasureSpec) -> dict[str, Any] | None:
+def _classes(columns: Columns, latencies: RequestLatencies) -> dict[str, Any] | None:
     """Requests, spreads and quantiles of latencies of each class of requests; None where there is one class.
 
     A class has one model, task, service class and tenant, and is named by what tells it from the others.
     """
-    columns = run.columns
     kind = np.asarray(columns.kind)
     names: list[tuple[str, ...]] = list(columns.kinds)
     if columns.clients:
@@ -80,7 +80,6 @@ def _classes(run: Run, measure: MeasureSpec) -> dict[str, Any] | None:
     if len(kinds) < 2:
         return None
     varies = [len(set(parts)) > 1 for parts in zip(*kinds.values(), strict=True)]
-    latencies = RequestLatencies(columns, measure)
     summaries: dict[str, Any] = {}
     for index, parts in sorted(kinds.items(), key=lambda item: item[1]):
         mask = latencies.in_window & (kind == index)

@@ -35,13 +35,19 @@ def summarise(run: Run, measure: MeasureSpec) -> dict[str, Any]:
     in_window = in_measured_window(columns, measure)
     output = np.asarray(columns.output_tokens)[in_window]
     seconds = _span(columns, in_window, measure)
+
+    def latency(name: str) -> dict[str, float] | None:
+        """The spread of one latency; those of a million requests take 8 MB each, so there is one at a time."""
+        values = request_latency(name, columns, measure)
+        return spread(values[in_window & ~np.isnan(values)])
+
     document: dict[str, Any] = {
         "requests": int(in_window.sum()),
         "duration": seconds,
-        "ttft": spread(latency("ttft", columns, measure)),
-        "tpot": spread(latency("tpot", columns, measure)),
+        "ttft": latency("ttft"),
+        "tpot": latency("tpot"),
         "itl": _itl(run.logs, measure),
-        "e2e": spread(latency("e2e", columns, measure)),
+        "e2e": latency("e2e"),
         "output_tokens": int(output.sum()),
         "output_throughput": float(output.sum()) / seconds if seconds else None,
         "request_throughput": float(in_window.sum()) / seconds if seconds else None,
@@ -141,34 +147,16 @@ LATENCIES = ("ttft", "tpot", "e2e")
 """The latencies that each request has."""
 
 
-def latencies(columns: Columns, measure: MeasureSpec) -> dict[str, Floats]:
-    """TTFT and E2E of each request that counts, and TPOT of those with several tokens, seconds."""
-    return {name: latency(name, columns, measure) for name in LATENCIES}
-
-
-def latency(name: str, columns: Columns, measure: MeasureSpec) -> Floats:
-    """One of `LATENCIES` of each request that counts and has it, seconds."""
-    values, in_window = request_latency(name, columns, measure), in_measured_window(columns, measure)
-    in_window &= ~np.isnan(values)
-    return values if in_window.all() else values[in_window]
-
-
-def request_latencies(columns: Columns, measure: MeasureSpec) -> dict[str, Floats]:
-    """TTFT, TPOT and E2E of every request, seconds; the TPOT of an answer of fewer than two tokens is NaN."""
-    return {name: request_latency(name, columns, measure) for name in LATENCIES}
-
-
 def request_latency(name: str, columns: Columns, measure: MeasureSpec) -> Floats:
-    """One of `request_latencies`; a million requests take 8 MB each."""
+    """One of `LATENCIES` of every request, seconds; the TPOT of an answer of fewer than two tokens is NaN."""
     first, last = np.asarray(columns.first_token), np.asarray(columns.last_token)
     if name == "tpot":
         gaps = np.asarray(columns.output_tokens) - 1
         tpot = np.full(len(gaps), np.nan)
         np.divide(last - first, gaps, out=tpot, where=gaps > 0)
         return tpot
-    latency: Floats = (first if name == "ttft" else last) - np.asarray(
-        columns.queued if measure.start == "queued" else columns.arrival
-    )
+    start = np.asarray(columns.queued if measure.start == "queued" else columns.arrival)
+    latency: Floats = (first if name == "ttft" else last) - start
     return latency
 
 
@@ -176,18 +164,22 @@ class RequestLatencies:
     """The latencies of every request of a run, by groups of requests.
 
     Attributes:
-        values: those of `request_latencies`.
+        values: TTFT, TPOT and E2E of every request, seconds; see `request_latency`.
         in_window: a mask of the requests that end in the measured window.
     """
 
     def __init__(self, columns: Columns, measure: MeasureSpec) -> None:
-        self.values = request_latencies(columns, measure)
+        self.values = {name: request_latency(name, columns, measure) for name in LATENCIES}
         self.in_window = in_measured_window(columns, measure)
 
     def of(self, mask: Mask) -> dict[str, Floats]:
         """Each latency of a group, of the requests that have it."""
         groups = {name: values[mask] for name, values in self.values.items()}
         return {name: values[~np.isnan(values)] for name, values in groups.items()}
+
+    def counted(self) -> dict[str, Floats]:
+        """Each latency of the requests that count."""
+        return self.of(self.in_window)
 
     def spreads(self, mask: Mask, default: dict[str, float | None] | None = None) -> dict[str, Any]:
         """The spread of each latency of a group; `default` where no request has it."""
@@ -335,20 +327,17 @@ def summarise_sessions(log: SessionLog, measure: MeasureSpec) -> dict[str, Any]:
     `resent_tokens` are prompt tokens that the session had sent before or been answered with, `resent_share` their share
     of its prompt tokens, and `resent_cached` the share of them that the prefix cache supplied.
     """
-    start, end, waits = map(np.asarray, (log.start, log.end, log.waited))
-    in_window = _in_window(end, measure)
-    sums = {
-        name: int(np.asarray(getattr(log, name))[in_window].sum())
-        for name in ("turns", "requests", "prompt_tokens", "resent_tokens", "resent_cached_tokens")
-    }
-    count, resent = int(in_window.sum()), sums["resent_tokens"]
+    ends = np.array([record.end for record in log.finished])
+    records = [log.finished[i] for i in np.flatnonzero(_in_window(ends, measure))]
+    count, prompts = len(records), sum(record.prompt_tokens for record in records)
+    resent = sum(record.resent_tokens for record in records)
     return {
         "count": count,
-        "turns": sums["turns"] / count if count else None,
-        "requests": sums["requests"] / count if count else None,
-        "time": spread((end - start)[in_window]),
-        "waited": spread(waits[in_window]),
+        "turns": sum(record.turn for record in records) / count if count else None,
+        "requests": sum(record.requests for record in records) / count if count else None,
+        "time": spread(np.array([record.end - record.start for record in records])),
+        "waited": spread(np.array([record.waited for record in records])),
         "resent_tokens": resent,
-        "resent_share": resent / sums["prompt_tokens"] if sums["prompt_tokens"] else None,
-        "resent_cached": sums["resent_cached_tokens"] / resent if resent else None,
+        "resent_share": resent / prompts if prompts else None,
+        "resent_cached": sum(record.resent_cached_tokens for record in records) / resent if resent else None,
     }

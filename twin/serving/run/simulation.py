@@ -86,7 +86,7 @@ class Simulation:
             self.system.on_shed = self._shed
         retries = scenario.workload.retries
         self._retries = Retries(retries.attempts, retries.jitter, for_clients.spawn(1)[0]) if retries else None
-        engines = {engine.name: engine for engine in self.system.engines()}
+        engines = {engine.name: engine for engine in self.system.engines}
         self.outages = [
             env.process(self.system.outage(engines[failure.engine], failure.at, failure.duration))
             for failure in scenario.failures
@@ -117,9 +117,7 @@ class Simulation:
         sessions = self.clients.log if isinstance(self.clients, OpenSessions | ClosedSessions) else None
         links, reuse = _named_links(system), self.prefix_reuse
         scaling = None if self.autoscaling is None else self.autoscaling.logs
-        return Run(
-            self.columns, system.engines(), links, area, self.plan.outside(), sessions, reuse, scaling, self.shed
-        )
+        return Run(self.columns, system.engines, links, area, self.plan.outside(), sessions, reuse, scaling, self.shed)
 
     def _autoscaling(self, draw: Draw, seed: int) -> Autoscaling:
         from twin.serving.system.autoscaling import Autoscaling
@@ -140,7 +138,7 @@ class Simulation:
         self.clients.finished(record)
 
     def _keep_steps(self) -> None:
-        self._keep(engine.log for engine in self.system.engines())
+        self._keep(engine.log for engine in self.system.engines)
 
     def _check(self) -> None:
         finished, shed = len(self.columns.arrival), 0 if self.shed is None else len(self.shed.ended)
@@ -150,7 +148,7 @@ class Simulation:
         if finished + shed != requests:
             expected = f"expected {requests} finished or shed requests"
             raise AssertionError(f"{expected}, found {finished} and {shed}")
-        for engine in self.system.engines():
+        for engine in self.system.engines:
             engine.check_is_empty()
 
 
@@ -203,10 +201,10 @@ def _foresee(plan: ServingPlan, system: System, clients: OpenLoop | ClosedLoop |
     routed_later = plan.scenario.system.frontend.route > 0
     if not isinstance(clients, OpenLoop) or plan.scenario.failures or system.decode_pools or routed_later:
         return
-    if plan.scenario.system.autoscaling or any(engine.tier_links is not None for engine in system.engines()):
+    if plan.scenario.system.autoscaling or any(engine.tier_links is not None for engine in system.engines):
         return
-    pools = system.pools()
-    if sum(len(pool.engines) for pool in pools) == len(system.engines()):
+    pools = system.pools
+    if sum(len(pool.engines) for pool in pools) == len(system.engines):
         for pool in pools:
             pool.foresee(clients)
 

@@ -238,7 +238,7 @@ class Autoscaling:
         scenario = plan.scenario
         sections = scenario.system.autoscaling or {}
         initial = {pool.name: pool.replicas for pool in scenario.system.expand(scenario.engine, scenario.step_time)}
-        engines = {engine.name: engine for engine in system.engines()}
+        engines = {engine.name: engine for engine in system.engines}
         self._population = population
         self._to_come = plan.requests
         self._predictors: list[Predictor] = []

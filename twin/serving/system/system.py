@@ -79,6 +79,7 @@ class System:
         with_chunks: caches leave while later chunks of their prompts are computed.
 
     Attributes:
+        pools, engines: each once, those that prefill first. stranded: requests that wait because no engine is up.
         population: counts the requests that have arrived and are not finished; None: it is not counted.
         on_arrival, on_finish: each is called with the record of every request that arrives, or of every finished one.
         on_outage: called with each engine that fails or recovers. on_release: called with a prefill engine after each
@@ -102,6 +103,10 @@ class System:
         self.prefill_pools = prefill_pools
         self.decode_pools = decode_pools
         self.links = links
+        pools = (*prefill_pools.values(), *decode_pools.values())
+        self.pools = list({id(pool): pool for pool in pools}.values())
+        self.engines = list({engine.name: engine for pool in self.pools for engine in pool.engines}.values())
+        self.stranded: list[RequestRecord] = []
         self.population: StepIntegral | None = None
         self.on_arrival: list[Callable[[RequestRecord], None]] = []
         self.on_finish: list[Callable[[RequestRecord], None]] = []
@@ -111,13 +116,11 @@ class System:
         self._route_seconds = route
         self._deliver = deliver
         self._hand_over = hand_over
-        self._stranded: list[RequestRecord] = []  # while no engine is up
         self._sending: dict[str, dict[RequestRecord, Process]] = {name: {} for name in links}
         self._outages: Counter[str] = Counter()
-        for pool in self.pools():
-            for engine in pool.engines:
-                engine.on_finish = self._finished
-                engine.on_shed = self._shed
+        for engine in self.engines:
+            engine.on_finish = self._answer
+            engine.on_shed = self._shed
         if decode_pools:
             for pool in prefill_pools.values():
                 for engine in pool.engines:
@@ -125,17 +128,9 @@ class System:
         self._early: EarlyTransfers | None = None
         if with_chunks:
             self._early = EarlyTransfers(env, links, self._choose_decode, route, self._released)
-            for engine in self.engines():
+            for engine in self.engines:
                 if engine.name in links:
                     self._early.watch(engine)
-
-    def pools(self) -> list[Pool]:
-        """Every pool once, prefill pools first."""
-        return list({id(pool): pool for pool in (*self.prefill_pools.values(), *self.decode_pools.values())}.values())
-
-    def engines(self) -> list[Engine]:
-        """Every engine once, prefill engines first."""
-        return list({engine.name: engine for pool in self.pools() for engine in pool.engines}.values())
 
     def submit(self, record: RequestRecord, *, late: bool = False) -> None:
         """Route a new request. `late`: the step ends of this instant are over (see `Priority.LATE`)."""
@@ -163,16 +158,13 @@ class System:
     def _route(self, record: RequestRecord, *, late: bool = False) -> None:
         engine = self.prefill_pools[record.request.model].choose(record.request)
         if engine is None:
-            self._stranded.append(record)
+            self.stranded.append(record)
         elif self.decode_pools and not record.request.one_shot:
             engine.submit(record, max_tokens=1, hold_blocks=True, late=late)
         else:
             engine.submit(record, late=late)
 
-    def _finished(self, record: RequestRecord, sequence: Sequence) -> None:
-        self._answer(record)
-
-    def _answer(self, record: RequestRecord) -> None:
+    def _answer(self, record: RequestRecord, sequence: Sequence) -> None:
         """A request is finished; its client knows when the last token has been delivered."""
         if self._deliver:
             self.env.process(self._delivered(record))
@@ -201,7 +193,7 @@ class System:
                 engine.release(sequence)
                 if self._early is not None:
                     self._early.give_up(record)
-                self._answer(record)
+                self._answer(record, sequence)
             else:
                 record.delivered = 0
                 is_announced = early is not None and early.leaves_from <= env.now
@@ -241,7 +233,7 @@ class System:
         target = target or self._choose_decode(request)
         if target is None:
             record.delivered = 1
-            self._stranded.append(record)
+            self.stranded.append(record)
         else:
             target.submit(record, remote_prefill=True, late=True)
 
@@ -272,7 +264,7 @@ class System:
         records = engine.fail() + self._interrupt_transfers(engine)
         if self._early is not None:
             self._early.lose(engine)
-        for pool in self.pools():
+        for pool in self.pools:
             pool.refresh()
         for record in records:
             record.attempts += 1
@@ -288,17 +280,12 @@ class System:
         self.refresh()
         self.on_outage(engine)
 
-    @property
-    def stranded(self) -> list[RequestRecord]:
-        """Requests that wait because no engine is up."""
-        return self._stranded
-
     def refresh(self) -> None:
         """Look again which engines are up, and route the requests that waited for one."""
-        for pool in self.pools():
+        for pool in self.pools:
             pool.refresh()
-        stranded = self._stranded
-        self._stranded = []
+        stranded = self.stranded
+        self.stranded = []
         for record in stranded:
             self._resume(record)
 
@@ -320,7 +307,7 @@ class System:
         pools = self.decode_pools or self.prefill_pools
         engine = pools[request.model].choose(request)
         if engine is None:
-            self._stranded.append(record)
+            self.stranded.append(record)
             return
         delivered = record.delivered
         continuation = replace(

@@ -6,15 +6,14 @@ function that builds a system from the parts (`SystemSpec.topology`).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from latency_models.step_time import ANY_SEQUENCE, StepTime
 from scenarios.pools import make_router
-from scenarios.serving import ServingScenario
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
 from schedulers.router_views import CacheView
 from twin.environment import Environment
@@ -44,11 +43,6 @@ class EngineParts:
     step_time: StepTime
     plan: ServingPlan
 
-    @property
-    def scenario(self) -> ServingScenario:
-        """The plan's scenario."""
-        return self.plan.scenario
-
     def make(
         self,
         env: Environment,
@@ -58,33 +52,20 @@ class EngineParts:
         tier_links: TierLinks | None = None,
         speculation: SimulatedSpeculation | None = None,
     ) -> Engine:
-        engine = self._made(env, watch, view, tier_links, speculation)
-        engine.find_speed = self._speed
-        return engine
-
-    def _speed(self) -> float:
-        return engine_speed(self.pool, self.step_time, *self.plan.mean_lengths)
-
-    def _made(
-        self,
-        env: Environment,
-        watch: Watch | None,
-        view: CacheView | None,
-        tier_links: TierLinks | None,
-        speculation: SimulatedSpeculation | None,
-    ) -> Engine:
-        if (stages := self.pool.scheduler.stages) is not None:
-            return PipelinedEngine(
-                env, self.pool.make_pipeline, self.step_time, stages, name=self.name, index=self.index,
-                detail=self.scenario.detail is True, watch=watch, view=view,
-                deliver=self.scenario.system.frontend.deliver,
+        scenario, pool, step_time = self.plan.scenario, self.pool, self.step_time
+        options: dict[str, Any] = {
+            "name": self.name, "index": self.index, "detail": scenario.detail is True, "watch": watch, "view": view,
+            "deliver": scenario.system.frontend.deliver,
+        }  # fmt: skip
+        if pool.scheduler.stages is not None:
+            engine: Engine = PipelinedEngine(env, pool.make_pipeline, step_time, pool.scheduler.stages, **options)
+        else:
+            engine = Engine(
+                env, pool.make_core, step_time, depth=pool.scheduler.depth, fast_forward=scenario.fast_forward,
+                tier_links=tier_links, speculation=speculation, **options,
             )  # fmt: skip
-        return Engine(
-            env, self.pool.make_core, self.step_time, name=self.name, index=self.index,
-            depth=self.pool.scheduler.depth, fast_forward=self.scenario.fast_forward,
-            detail=self.scenario.detail is True, watch=watch, view=view,
-            tier_links=tier_links, speculation=speculation, deliver=self.scenario.system.frontend.deliver,
-        )  # fmt: skip
+        engine.find_speed = lambda: engine_speed(pool, step_time, *self.plan.mean_lengths)
+        return engine
 
 
 def engine_parts(plan: ServingPlan, draw: Draw) -> list[EngineParts]:
@@ -123,18 +104,15 @@ class Parts:
 
     def make_engines(self) -> None:
         """Make every engine of the plan, in the order of its pools."""
+        events = self.plan.scenario.system.kv_events
         for parts in engine_parts(self.plan, self.draw):
             pool = parts.pool
+            # Routers see the cache itself where there are no events.
+            view = None if events is None else CacheView(pool.scheduler.config.prefix_id_tokens, events.delay)
             self.engines[parts.name] = parts.make(
-                self.env, self.watch, view=self._view(pool),
-                tier_links=self._tier_links(pool, parts.number),
+                self.env, self.watch, view=view, tier_links=self._tier_links(pool, parts.number),
                 speculation=pool.make_speculation(self.speculation_seed, self.drafts),
             )  # fmt: skip
-
-    def _view(self, pool: PlannedPool) -> CacheView | None:
-        """The view that routers have of the cache of an engine of a pool; None: the cache itself."""
-        events = self.plan.scenario.system.kv_events
-        return None if events is None else CacheView(pool.scheduler.config.prefix_id_tokens, events.delay)
 
     def _tier_links(self, pool: PlannedPool, number: int) -> TierLinks | None:
         """Links to the tiers of an engine, given its number in its pool; the engines of a host share those to load."""
@@ -154,20 +132,16 @@ class Parts:
 
     def make_pools(self, engines: EnginesByModel) -> dict[str, Pool]:
         """A pool of engines for each model, with a router of its own; models with the same engines share one."""
-        routing = self.plan.scenario.system.routing
+        routing, rng = self.plan.scenario.system.routing, self.rng
+
+        def draw(size: int) -> int:
+            return int(rng.integers(size))
+
         pools: dict[tuple[str, ...], Pool] = {}
         for names in engines.values():
             if names not in pools:
-                pools[names] = Pool([self.engines[name] for name in names], make_router(routing, self._draw_below))
+                pools[names] = Pool([self.engines[name] for name in names], make_router(routing, draw))
         return {model: pools[names] for model, names in engines.items()}
-
-    @functools.cached_property
-    def _draw_below(self) -> functools.partial[int]:
-        return functools.partial(_whole, self.rng)
-
-
-def _whole(rng: np.random.Generator, size: int) -> int:
-    return int(rng.integers(size))
 
 
 def engine_speed(pool: PlannedPool, step_time: StepTime, prompt: float, answer: float) -> float:
