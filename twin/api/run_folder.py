@@ -50,21 +50,17 @@ def complete(run: RunDirectory, document: Document, *, figures: bool) -> Documen
 
 def manifest(inputs: dict[str, Any], call: str | None = None) -> dict[str, Any]:
     """`manifest.json` with a command's `inputs`; `call`: the Python call that made the run, None: the command line."""
+    system = platform.uname()  # `platform.platform` starts a process to ask for the processor, too
+    machine = (system.system, system.release, system.machine, *filter(None, platform.libc_ver()))
     return {
         "command": call or shlex.join(["twin", *sys.argv[1:]]),
         "version": __version__,
         "commit": commit(),
         "python": platform.python_version(),
-        "platform": _platform(),
+        "platform": "-".join(machine),
         "packages": {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules},
         **inputs,
     }
-
-
-def _platform() -> str:
-    """System, release, machine and C library; `platform.platform` starts a process to ask for the processor, too."""
-    system = platform.uname()
-    return "-".join((system.system, system.release, system.machine, *filter(None, platform.libc_ver())))
 
 
 REPORTS = {

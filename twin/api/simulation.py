@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scenarios.serving import ServingScenario
 from twin import process
 from twin.api.arguments import Overrides, check_counts, errors_name_arguments, path_of
 from twin.api.run_folder import complete, figure, new_run
@@ -70,7 +69,7 @@ class Result:
         """One row for each request of the first run, in the order of their ends; fewer columns without detail."""
         from twin.api.frames import requests_frame
 
-        return requests_frame(self._first.run, self._spec.measure)
+        return requests_frame(self._first.run, self._first.plan.scenario.measure)
 
     @cached_property
     def steps(self) -> pd.DataFrame:
@@ -116,13 +115,13 @@ class Result:
 
     def write(self, run: RunDirectory, *, figures: bool, events: bool) -> Document:
         """Write requests, summary, figures and page into a run folder, which is complete then; returns the summary."""
-        first = self._first.run
-        if self._spec.detail:
+        first, detail = self._first.run, self._first.plan.scenario.detail
+        if detail:
             if first.columns.sink is None:
                 from reports.records.run_directory import write_columns
 
                 write_columns(run.path / REQUESTS, first.request_table())
-            if events and self._spec.detail is True:
+            if events and detail is True:
                 from reports.serving.trace_events import write_trace_events
 
                 write_trace_events(run.path / "trace-events.json.gz", first.logs, first.columns)
@@ -136,14 +135,11 @@ class Result:
         html: str = self.summary.to_html(na_rep="–")
         return f"<p>{escape(headline(self.document))}</p>{html}"
 
-    @property
-    def _spec(self) -> ServingScenario:
-        return self._first.plan.scenario
-
     def _require_detail(self) -> None:
-        if self._spec.detail is not True:
+        detail = self._first.plan.scenario.detail
+        if detail is not True:
             expected = "expected true: steps and series are not kept otherwise"
-            raise BadInput(expected, field="detail", value=self._spec.detail, file=self.scenario.path)
+            raise BadInput(expected, field="detail", value=detail, file=self.scenario.path)
 
 
 def simulate(

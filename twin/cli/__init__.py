@@ -26,7 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command, or list them; returns the exit code. A user's error ends in one clear line on stderr."""
     try:
-        code = _run(arguments)
+        if list(arguments) in ([], ["--help"], ["-h"]):
+            print(overview())
+            code = 0
+        else:
+            code = run_command(arguments)
         sys.stdout.flush()
         return code
     except TwinError as error:
@@ -40,13 +44,6 @@ def run(arguments: Sequence[str]) -> int:
         reason = str(error) or "nothing was finished that could be kept"
         print(f"twin: interrupted; {reason}", file=sys.stderr)
         return 130
-
-
-def _run(arguments: Sequence[str]) -> int:
-    if list(arguments) in ([], ["--help"], ["-h"]):
-        print(overview())
-        return 0
-    return run_command(arguments)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -19,7 +19,7 @@ from schedulers.router_views import CacheView
 from schedulers.sequence import Sequence
 from twin.environment import Alarm, Environment, Priority
 from twin.serving.engine.engine_state import Answer, EngineState, Foresight, Shed
-from twin.serving.engine.fast_forward import FastForward, Window
+from twin.serving.engine.fast_forward import FastForward
 from twin.serving.engine.links import CacheTraffic, TierLinks
 from twin.serving.engine.speculation import DraftedWindows, SimulatedSpeculation
 from twin.serving.records.requests import RequestRecord
@@ -297,18 +297,14 @@ class Engine(EngineState):
         """End the window or the step that has run; returns the sequences that finish with it."""
         if self._cache_traffic is not None:
             self._cache_traffic.end_steps(self.core, self._window, now)
-        if self._window is not None:
-            return self._close_window(self._window)
+        window = self._window
+        if window is not None and self._fast_forward is not None:
+            self._window = None
+            return self._fast_forward.close(self.core, window)
         if not self._running:
             return []
         batch, start, end = self._running.popleft()
         return self._end_step(batch, start, end)
-
-    def _close_window(self, window: Window) -> list[Sequence]:
-        """End all steps of the window; returns the sequences that finish with it."""
-        assert self._fast_forward is not None
-        self._window = None
-        return self._fast_forward.close(self.core, window)
 
     def _end_step(self, batch: Batch, start: float, end: float) -> list[Sequence]:
         """End a step that has run; returns the sequences that finish with it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -134,11 +133,6 @@ def overload_of(backlogs: dict[str, Backlog]) -> Overload | None:
         return None
     rates = len(ends) / backlogged
     return Overload(list(backlogs), arrived * rates, started * rates, waiting)
-
-
-def first_overload(pools: Sequence[dict[str, Backlog]]) -> Overload | None:
-    """The first overloaded pool, in the order in which requests pass through pools; None if there is none."""
-    return next((overload for pool in pools if (overload := overload_of(pool)) is not None), None)
 
 
 def describe_overload(overload: Overload, arrivals_end: float, end: float) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from twin.serving.engine.links import CopyLink
 from twin.serving.engine.speculation import describe_speculation
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.records.engine_log import EngineLog
-from twin.serving.records.overload import describe_overload, first_overload
+from twin.serving.records.overload import describe_overload, overload_of
 from twin.serving.records.requests import Columns, SessionLog, ShedLog
 from twin.serving.results.run import AnyEngine, Run
 
@@ -139,7 +139,8 @@ def overload(run: Run, plan: ServingPlan) -> dict[str, Any] | None:
     if isinstance(plan.scenario.workload.arrivals, ClosedLoopSpec):
         return None
     backlogs = {engine.name: engine.backlog for engine in run.engines}
-    first = first_overload([{name: backlogs[name] for name in names} for names in plan.groups])
+    pools = (overload_of({name: backlogs[name] for name in names}) for names in plan.groups)
+    first = next(filter(None, pools), None)
     return describe_overload(first, max(run.columns.arrival), run.end) if first else None
 
 

@@ -14,7 +14,6 @@ from schedulers.admission_control import RequestShed
 from twin.environment import Environment
 from twin.process import paused_garbage_collection
 from twin.serving.engine.engine import Watch
-from twin.serving.engine.links import Link
 from twin.serving.plan.plan import Draw, ServingPlan, make_plan
 from twin.serving.records.engine_log import StepFile, StepIntegral, StepKeeper
 from twin.serving.records.requests import Columns, PrefixReuse, RequestRecord, Retries, SessionLog, ShedLog, Sink
@@ -73,9 +72,7 @@ class Simulation:
         self._keep = StepKeeper(StepFile)
         seed = (scenario.seed << 20) + replication
         luck = seed + (drafts << 52)
-        parts = Parts(
-            plan, env, for_routing, draw, watch, speculation_seed=luck, drafts=drafts
-        )  # fmt: skip
+        parts = Parts(plan, env, for_routing, draw, watch, speculation_seed=luck, drafts=drafts)
         self.system = TOPOLOGIES.select(scenario.system.topology)(parts)
         if scenario.measure.prefix_cache:
             self.prefix_reuse = PrefixReuse(plan.scheduler.config.prefix_id_tokens, _cache_sizes(self.system))
@@ -91,8 +88,11 @@ class Simulation:
             env.process(self.system.outage(engines[failure.engine], failure.at, failure.duration))
             for failure in scenario.failures
         ]
-        self.autoscaling = self._autoscaling(draw, seed) if scenario.system.autoscaling else None
-        if self.autoscaling is not None:
+        self.autoscaling: Autoscaling | None = None
+        if scenario.system.autoscaling:
+            from twin.serving.system.autoscaling import Autoscaling
+
+            self.autoscaling = Autoscaling(plan, env, self.system, draw, seed, self.population)
             self.system.on_arrival.append(self.autoscaling.arrived)
         self.clients = _clients(plan, env, self.system, for_workload, for_clients)
         self.system.on_finish.append(self.columns.add)
@@ -111,18 +111,25 @@ class Simulation:
         """
         with paused_garbage_collection():  # it takes a tenth of a run and finds nothing: a run drops no cycles
             self.environment.run()
-        self._check()
+        system, clients = self.system, self.clients
+        finished, shed = len(self.columns.arrival), 0 if self.shed is None else len(self.shed.ended)
+        requests = self.plan.requests
+        if isinstance(clients, ClosedSessions) and clients.until < inf:
+            requests = clients.sent
+        if finished + shed != requests:
+            expected = f"expected {requests} finished or shed requests"
+            raise AssertionError(f"{expected}, found {finished} and {shed}")
+        for engine in system.engines:
+            engine.check_is_empty()
         self.columns.flush()
-        system, area = self.system, self.population.area
-        sessions = self.clients.log if isinstance(self.clients, OpenSessions | ClosedSessions) else None
-        links, reuse = _named_links(system), self.prefix_reuse
-        scaling = None if self.autoscaling is None else self.autoscaling.logs
-        return Run(self.columns, system.engines, links, area, self.plan.outside(), sessions, reuse, scaling, self.shed)
-
-    def _autoscaling(self, draw: Draw, seed: int) -> Autoscaling:
-        from twin.serving.system.autoscaling import Autoscaling
-
-        return Autoscaling(self.plan, self.environment, self.system, draw, seed, self.population)
+        links = dict(system.links)
+        if len(set(map(id, links.values()))) < len(links):
+            links = {"shared": next(iter(links.values()))}
+        return Run(
+            self.columns, system.engines, links, self.population.area, self.plan.outside(),
+            clients.log if isinstance(clients, OpenSessions | ClosedSessions) else None, self.prefix_reuse,
+            None if self.autoscaling is None else self.autoscaling.logs, self.shed,
+        )  # fmt: skip
 
     def _shed(self, record: RequestRecord, shed: RequestShed) -> None:
         log, now = self.shed, self.environment.now
@@ -139,17 +146,6 @@ class Simulation:
 
     def _keep_steps(self) -> None:
         self._keep(engine.log for engine in self.system.engines)
-
-    def _check(self) -> None:
-        finished, shed = len(self.columns.arrival), 0 if self.shed is None else len(self.shed.ended)
-        requests = self.plan.requests
-        if isinstance(self.clients, ClosedSessions) and self.clients.until < inf:
-            requests = self.clients.sent
-        if finished + shed != requests:
-            expected = f"expected {requests} finished or shed requests"
-            raise AssertionError(f"{expected}, found {finished} and {shed}")
-        for engine in self.system.engines:
-            engine.check_is_empty()
 
 
 def realisation(plan: ServingPlan, replication: int) -> list[tuple[Request, int]]:
@@ -218,10 +214,3 @@ def _cache_sizes(system: System) -> dict[str, int]:
         device += on_device
         in_all += on_device + (sum(engine.tier_links.capacities) * len(engine.cores) if engine.tier_links else 0)
     return {"device": device} | ({"all": in_all} if in_all > device else {})
-
-
-def _named_links(system: System) -> dict[str, Link]:
-    """Links by the name of the engine that they leave; one `shared` link if all engines share it."""
-    links = system.links
-    shared = len({id(link) for link in links.values()}) < len(links)
-    return {"shared": next(iter(links.values()))} if shared else dict(links)
