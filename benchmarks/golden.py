@@ -181,7 +181,7 @@ def in_process(arguments: list[str], folder: Path) -> tuple[int, str]:
 
 def steps(name: str) -> Any:
     """Step times of ten thousand random batches by the source of an example: a digest, a sum, and every hundredth."""
-    from twin.api.scenario import load
+    from twin.api.inputs import load
     from twin.serving.plan.plan import make_plan
 
     scenario = load(ROOT / f"examples/{name}.yaml")

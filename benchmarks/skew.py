@@ -33,7 +33,7 @@ from twin.serving.run.simulation import Simulation, realisation
 from twin.sweeps.serving_sweep import prepare
 from twin.validation.backend import ProfilingRecording, Recording
 from twin.validation.compare import summary
-from twin.validation.fitting import fitted_document
+from twin.validation.profiling import fitted_document
 
 SCHEMA = "twin.benchmark-skew/1"
 EXAMPLE = Path(__file__).parents[1] / "examples" / "validate-sun-cpu.yaml"

@@ -19,8 +19,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from twin.api.inputs import Scenario, load
     from twin.api.plan import PlanResult, compare, plan
-    from twin.api.scenario import Scenario, load
     from twin.api.simulation import Result, simulate
     from twin.api.sweep import SweepResult, sweep
     from workloads.errors import BadInput
@@ -36,10 +36,10 @@ _MODULES = {
     "BadInput": "workloads.errors",
     "PlanResult": "twin.api.plan",
     "Result": "twin.api.simulation",
-    "Scenario": "twin.api.scenario",
+    "Scenario": "twin.api.inputs",
     "SweepResult": "twin.api.sweep",
     "compare": "twin.api.plan",
-    "load": "twin.api.scenario",
+    "load": "twin.api.inputs",
     "plan": "twin.api.plan",
     "simulate": "twin.api.simulation",
     "sweep": "twin.api.sweep",

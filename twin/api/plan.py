@@ -18,7 +18,7 @@ from latency_models.io.builtin_files import name_on_command_line
 from reports.records.run_directory import RunDirectory, fingerprint, open_run
 from scenarios.overrides import apply
 from scenarios.reading import read_scenario
-from twin.api.arguments import Overrides, check_counts, errors_name_arguments, path_of, settings_of
+from twin.api.inputs import Overrides, check_counts, errors_name_arguments, path_of, settings_of
 from twin.api.run_folder import complete, figure, manifest, new_run
 from twin.api.simulation import Result
 from twin.executors.executor import choose_executor

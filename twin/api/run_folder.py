@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from reports.records.run_directory import RunDirectory, begin_run, commit
 from twin import __version__
-from twin.api.arguments import path_of
+from twin.api.inputs import path_of
 from workloads.errors import BadInput
 
 if TYPE_CHECKING:

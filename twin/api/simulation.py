@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twin import process
-from twin.api.arguments import Overrides, check_counts, errors_name_arguments, path_of
+from twin.api.inputs import Overrides, Scenario, check_counts, errors_name_arguments, opened, path_of
 from twin.api.run_folder import complete, figure, new_run
-from twin.api.scenario import Scenario, opened
 from twin.executors.executor import Executor, ExecutorChoice, choose_executor
 from twin.executors.processes import Processes
 from twin.serving.plan.plan import ServingPlan

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from reports.records.run_directory import write_columns
 from scenarios.overrides import Settings, combinations
-from twin.api.arguments import (
+from twin.api.inputs import (
     Overrides,
+    Scenario,
     Variations,
     check_counts,
     errors_name_arguments,
+    opened,
     path_of,
     refuse_for_kind,
     values_of,
 )
 from twin.api.run_folder import complete, figure, new_run
-from twin.api.scenario import Scenario, opened
 from twin.executors.executor import Executor, choose_executor
 from twin.sweeps import ratio_sweep, serving_sweep
 from twin.sweeps.ratio_sweep import RatioSweep

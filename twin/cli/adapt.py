@@ -21,8 +21,7 @@ from twin.cli.adapt_text import (
     text,
 )
 from twin.cli.commands import COMMANDS
-from twin.cli.console import note, print_result, progress
-from twin.cli.options import FLAG, Json
+from twin.cli.console import FLAG, Json, note, print_result, progress
 from workloads.errors import BadInput
 
 if TYPE_CHECKING:

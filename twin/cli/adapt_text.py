@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from reports.records.run_directory import write_text
-from twin.cli.console import note, print_json, progress
-from twin.cli.options import Json
+from twin.cli.console import Json, note, print_json, progress
 from workloads.errors import BadInput, missing_extra
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ class TorchOptions:
         Args:
             counts: values of other options, each with the least that it may be.
         """
-        from twin.api.arguments import require_at_least
+        from twin.api.inputs import require_at_least
 
         for name, (value, minimum) in (counts | {"seed": (self.seed, 0)}).items():
             require_at_least(f"--{name.replace('_', '-')}", value, minimum)

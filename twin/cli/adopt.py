@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from twin.cli.options import FileOrStdout, Json, Settings
+from twin.cli.console import FileOrStdout, Json, Settings
 from twin.process import configure_libraries
 from workloads.errors import BadInput
 
@@ -29,7 +29,7 @@ def init(
             published.
         rate: Requests a second. Default: about half of what one engine bears.
     """
-    from twin.api.arguments import require_above_0
+    from twin.api.inputs import require_above_0
     from twin.api.starting_scenario import starting_scenario
     from twin.cli.console import note, write_or_print
 
@@ -86,7 +86,7 @@ def adopt(
     from scenarios.overrides import single_settings
     from twin.api.adoption import AdoptionOptions, next_commands
     from twin.api.adoption import adopt as adopt_server
-    from twin.api.arguments import require_above_0, require_at_least
+    from twin.api.inputs import require_above_0, require_at_least
     from twin.cli.console import note, print_json, print_table, progress
     from twin.recording.player import FIRST_ID
 

@@ -11,8 +11,18 @@ from cyclopts import App, Parameter
 
 from reports.records.run_directory import write_text
 from twin.cli.commands import COMMANDS
-from twin.cli.console import note, print_result, progress, write_or_print
-from twin.cli.options import FileOrStdout, Flag, Fresh, Json, Output, Settings
+from twin.cli.console import (
+    FileOrStdout,
+    Flag,
+    Fresh,
+    Json,
+    Output,
+    Settings,
+    note,
+    print_result,
+    progress,
+    write_or_print,
+)
 from twin.process import configure_libraries
 from workloads.errors import BadInput, missing_extra
 
@@ -94,7 +104,7 @@ def import_(
     from latency_models.io.config_io import write_yaml
     from latency_models.origin import Origin
     from latency_models.sources.registry import KERNEL_TABLES, source_of
-    from twin.api.arguments import require_at_least
+    from twin.api.inputs import require_at_least
     from twin.cli.table_imports import (
         DEGREES,
         ModelRequest,
@@ -206,7 +216,7 @@ def run_(
         no_figures: Leave out the figures.
     """
     from reports.calibration import operations_report
-    from twin.api.arguments import require_at_least
+    from twin.api.inputs import require_at_least
 
     try:
         from live.calibration import calibrate as calibration
@@ -257,7 +267,7 @@ def steps(run: Path, /, *, output: Output, json: Json = False) -> int:
     from reports.calibration import step_log_report
     from twin.recording.step_logs import seen
     from twin.validation.backend import ProfilingRecording
-    from twin.validation.fitting import fitted_document
+    from twin.validation.profiling import fitted_document
 
     log = read_logged_steps(run)
     rounds = [[(0.0, step) for step in stretch] for stretch in log.stretches]
@@ -318,7 +328,7 @@ def refine(
     from reports.calibration import refinement_report
     from scenarios.overrides import single_settings
     from scenarios.reading import read_scenario
-    from twin.api.arguments import require_at_least
+    from twin.api.inputs import require_at_least
     from twin.refinement.question import Question, factor_names
     from twin.refinement.refine import refine
 

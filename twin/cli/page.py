@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twin.cli.console import note
-from twin.cli.options import Flag, Settings
+from twin.cli.console import Flag, Settings, note
 from workloads.errors import BadInput
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def page(
     """
     from scenarios.overrides import apply, single_settings
     from scenarios.reading import read_scenario
-    from twin.api.arguments import require_at_least, require_port
+    from twin.api.inputs import require_at_least, require_port
     from twin.page.questions import Inquiry
 
     require_at_least("--requests", requests, 1)

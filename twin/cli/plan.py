@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twin.cli.console import note, print_run, progress
-from twin.cli.options import ExecutorOptions, Fresh, RunOptions
+from twin.cli.console import ExecutorOptions, Fresh, RunOptions, note, print_run, progress
 from twin.cli.plan_options import (
     AnswerOptions,
     CatalogueOptions,
@@ -70,7 +69,7 @@ def plan(
             sheets.
     """
     from scenarios.overrides import goals_of_texts, single_settings
-    from twin.api.arguments import require_at_least
+    from twin.api.inputs import require_at_least
 
     executor = execution.choose()
     require_at_least("--max-gpus", target.max_gpus, 1)
@@ -225,7 +224,7 @@ def _max_load(scenario: Path, asked: _Asked) -> int:
 def _day(scenario: Path, asked: _Asked) -> int:
     from scenarios.overrides import apply
     from scenarios.reading import read_scenario
-    from twin.api.arguments import require_at_least
+    from twin.api.inputs import require_at_least
     from twin.api.run_folder import complete
     from twin.cli.runs import open_folder
     from twin.planning.day import plan_day, run_day

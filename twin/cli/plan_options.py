@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 
-from twin.cli.options import Flag, Settings
+from twin.cli.console import Flag, Settings
 from workloads.errors import BadInput
 
 Texts = Annotated[list[str] | None, Parameter(negative=())]

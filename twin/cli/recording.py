@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twin.cli.console import note, print_result, print_table, progress, write_or_print
-from twin.cli.options import Flag, Json, Output, Settings
+from twin.cli.console import Flag, Json, Output, Settings, note, print_result, print_table, progress, write_or_print
 from twin.cli.plan_options import Texts
 from twin.process import configure_libraries
 from workloads.errors import BadInput
@@ -69,7 +68,7 @@ def observe(
         _note_written(record_spans(spans, output), output)
         return 0
     assert upstream is not None
-    from twin.api.arguments import require_port
+    from twin.api.inputs import require_port
     from twin.recording.proxy import Proxy
     from twin.recording.run_writer import RunWriter
     from twin.recording.upstream import Upstream, key_headers, published_settings
@@ -155,7 +154,7 @@ def replay(
     """
     from scenarios.goals import read_goals
     from scenarios.overrides import goals_of_texts
-    from twin.api.arguments import require_at_least
+    from twin.api.inputs import require_at_least
     from twin.api.live_server import check_replayable, scenario_trace, verdicts
     from twin.recording.player import FIRST_ID, Target, play
     from twin.recording.run_writer import RunWriter
@@ -253,7 +252,7 @@ def watch(
     from reports.calibration import watch_report
     from scenarios.overrides import single_settings
     from scenarios.reading import read_scenario
-    from twin.api.arguments import require_above_0
+    from twin.api.inputs import require_above_0
     from twin.api.live_server import follow, judge_folder
     from twin.recording.upstream import Upstream
     from twin.refinement.question import Question, factor_names

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from reports.records.run_directory import fingerprint, open_run
-from twin.cli.console import note, print_run
-from twin.cli.options import Flag, Fresh, Json
+from twin.cli.console import Flag, Fresh, Json, note, print_run
 from workloads.errors import BadInput, missing_extra
 
 
@@ -57,7 +56,7 @@ def reproduce(
         runs: Parent of the run folders.
         jobs: Processes; default: one for each core.
     """
-    from twin.api.arguments import require_at_least
+    from twin.api.inputs import require_at_least
 
     require_at_least("--jobs", jobs, 1)
     _check_options(
@@ -113,7 +112,7 @@ def _reproduce_quality(
     paper: str, full: bool, seeds: int | None, jobs: int | None, runs: Path, *, fresh: bool, as_json: bool
 ) -> int:
     """Reproduce a paper's claims about accuracy on small models that are trained here, in a run that is resumed."""
-    from twin.api.arguments import require_at_least
+    from twin.api.inputs import require_at_least
     from twin.api.run_folder import complete, manifest
     from twin.process import usable_cores
 

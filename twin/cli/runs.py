@@ -11,22 +11,29 @@ from cyclopts import Parameter
 
 from reports.records.run_directory import open_run, read_run, write_text
 from twin import __version__
-from twin.cli.console import note, print_run, progress
-from twin.cli.options import ExecutorOptions, Flag, Fresh, RepetitionOptions, RunOptions, Settings
+from twin.cli.console import (
+    ExecutorOptions,
+    Flag,
+    Fresh,
+    RepetitionOptions,
+    RunOptions,
+    Settings,
+    note,
+    print_run,
+    progress,
+)
 from twin.process import configure_libraries, making_what_stays
 from workloads.errors import BadInput
 
 if TYPE_CHECKING:
     from reports.records.run_directory import RunDirectory
-    from twin.api.scenario import Scenario
+    from twin.api.inputs import Scenario
     from twin.executors.executor import Executor
     from twin.serving.plan.plan import ServingPlan
     from twin.sweeps.serving_sweep import ServingSweep, Sweep, Task
 
 
-def open_sweep(
-    sweep: Sweep[Any, Any], command: str, runs: Path, inputs: dict[str, Any], *, fresh: bool
-) -> RunDirectory:
+def open_sweep(sweep: Sweep[Any], command: str, runs: Path, inputs: dict[str, Any], *, fresh: bool) -> RunDirectory:
     """The run folder of a sweep, to be opened with `with`: an unfinished one is resumed unless `fresh`.
 
     Args:
@@ -49,7 +56,7 @@ def open_folder(
 
 
 def simulate_missing(
-    sweep: Sweep[Any, Any], run: RunDirectory, executor: Executor, meanwhile: Callable[[], object] = lambda: None
+    sweep: Sweep[Any], run: RunDirectory, executor: Executor, meanwhile: Callable[[], object] = lambda: None
 ) -> dict[str, Any]:
     """Simulate what the folder lacks, each run on disk as soon as it is done; returns the documents of all, by key.
 
@@ -153,7 +160,7 @@ def simulate(
     with making_what_stays():
         from scenarios.overrides import single_settings
         from scenarios.reading import read_scenario
-        from twin.api.scenario import Scenario
+        from twin.api.inputs import Scenario
 
         repetitions.check()
         choice = execution.choose()
@@ -333,7 +340,7 @@ def ablate(
     configure_libraries()
     from scenarios.overrides import apply, parse_overrides, single_settings
     from scenarios.reading import read_scenario
-    from twin.api.arguments import require_at_least
+    from twin.api.inputs import require_at_least
     from twin.api.run_folder import complete
     from twin.sweeps.ablation import prepare_ablation
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from reports.records.run_directory import fingerprint, open_run
-from twin.cli.console import note, print_run
-from twin.cli.options import Flag, Fresh, RunOptions, Settings
+from twin.cli.console import Flag, Fresh, RunOptions, Settings, note, print_run
 from workloads.errors import BadInput, missing_extra
 
 if TYPE_CHECKING:
@@ -73,9 +72,9 @@ def validate(
     """
     from scenarios.overrides import single_settings
     from scenarios.reading import read_scenario
-    from twin.api.arguments import require_above_0, require_at_least
+    from twin.api.inputs import require_above_0, require_at_least
     from twin.api.run_folder import complete
-    from twin.validation.contention import contention, verdict
+    from twin.validation.profiling import contention, verdict
 
     require_at_least("--repeats", repeats, 2)
     require_above_0("--tolerance", tolerance)

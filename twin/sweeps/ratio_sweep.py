@@ -36,7 +36,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class RatioSweep(Sweep[Task, "tuple[Document, bytes | None]"]):
+class RatioSweep(Sweep[Task]):
     """A checked sweep, the ratios of each case; nothing is simulated until `run`.
 
     `keep_requests`: write a Parquet file of every point's requests, `requests/<configuration>-<x>A-<y>F.parquet`.

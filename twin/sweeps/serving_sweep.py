@@ -37,7 +37,6 @@ class Keyed(Protocol):
 
 Plan = TypeVar("Plan")
 AnyTask = TypeVar("AnyTask", bound=Keyed)
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Case(Generic[Plan]):
     plan: Plan
 
 
-class Sweep(ABC, Generic[AnyTask, Result]):
+class Sweep(ABC, Generic[AnyTask]):
     """Checked configurations and their runs. Nothing is simulated until `run`."""
 
     @property
@@ -73,12 +72,13 @@ class Sweep(ABC, Generic[AnyTask, Result]):
         """The document of the whole sweep."""
 
     @abstractmethod
-    def work(self) -> Callable[[AnyTask], Result]:
+    def work(self) -> Callable[[AnyTask], Any]:
         """The function that makes a run, perhaps in another process."""
 
-    @abstractmethod
-    def keep_result(self, task: AnyTask, result: Result, folder: Path | None) -> Document:
+    def keep_result(self, task: AnyTask, result: Any, folder: Path | None) -> Document:
         """The point of a run for `points.jsonl`; files of the run are written to `folder`."""
+        point: Document = result
+        return point
 
     def prepare_summary(self) -> None:
         """Compute parts of the summary that need no results, while workers simulate."""
@@ -156,7 +156,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class ServingSweep(Sweep[Task, Document]):
+class ServingSweep(Sweep[Task]):
     """Checked configurations, and the number of runs of each. Nothing is simulated until `run`.
 
     `draws`: of the unknowns, in the first realisation of the workload; each unknown is varied alone, too. None: as many
@@ -214,9 +214,6 @@ class ServingSweep(Sweep[Task, Document]):
     def work(self) -> Callable[[Task], Document]:
         """`run_task`, which raises an error, for a single configuration; `run_if_feasible` for several."""
         return run_task if len(self.cases) + len(self.infeasible) == 1 else run_if_feasible
-
-    def keep_result(self, task: Task, result: Document, folder: Path | None) -> Document:
-        return result
 
     def document(self, index: int, documents: dict[str, Document]) -> Document:
         """The document `twin.simulation/1` of one configuration."""

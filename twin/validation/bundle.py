@@ -26,7 +26,7 @@ from twin.theory.cycle import CycleModel, load_phases
 from twin.theory.paper import PaperModel
 from twin.validation.backend import BundleBackend, read_stretches, read_times, write_stretches, write_times
 from twin.validation.compare import error_entry
-from twin.validation.contention import ContentionMeter
+from twin.validation.profiling import ContentionMeter
 from twin.validation.run import blamed_on
 from workloads.pairs import LengthPairs
 

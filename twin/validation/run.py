@@ -41,8 +41,7 @@ from twin.validation.compare import (
     summary,
     timeline,
 )  # fmt: skip
-from twin.validation.contention import ContentionMeter
-from twin.validation.fitting import FixedStepModel, ProfiledStepModel, measured_drafts
+from twin.validation.profiling import ContentionMeter, FixedStepModel, ProfiledStepModel, measured_drafts
 from workloads.errors import BadInput
 from workloads.generator import Workload
 

@@ -13,7 +13,7 @@ import pytest
 from reports.blocks import Report
 from reports.pages.html import page
 from reports.validation import contention_line, verdict_blocks, verdict_line
-from twin.validation.contention import SCHEDSTAT, ContentionMeter, contention, verdict
+from twin.validation.profiling import SCHEDSTAT, ContentionMeter, contention, verdict
 
 QUIET = {
     "cpu_seconds": 10.0, "wall_seconds": 10.1, "involuntary_switches": 30.0, "waited_seconds": 0.02,
@@ -53,7 +53,7 @@ def test_the_energy_of_replays_is_that_of_the_packages(tmp_path: Path, monkeypat
     for name, energy in (("intel-rapl:0", 5_000_000), ("intel-rapl:1", 7_000_000), ("intel-rapl:0:0", 3_000_000)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "energy_uj").write_text(f"{energy}\n")
-    monkeypatch.setattr("twin.validation.contention.PACKAGES", tmp_path)
+    monkeypatch.setattr("twin.validation.profiling.PACKAGES", tmp_path)
     points: list[dict[str, Any]] = []
     for entry in ({"rounds": 2}, {"requests": 10}):
         with ContentionMeter() as meter:

@@ -26,7 +26,7 @@ from twin.serving.engine.engine import Engine
 from twin.serving.records.requests import RequestRecord
 from twin.validation.backend import ProfilingRecording
 from twin.validation.compare import missed
-from twin.validation.fitting import fitted_document
+from twin.validation.profiling import fitted_document
 from twin.validation.run import EngineValidation
 from workloads.request import Request
 

@@ -10,7 +10,7 @@ import pytest
 from latency_models.io.config_io import checked, write_yaml
 from latency_models.sources.engine_regression import MACHINE, EngineRegression, EngineRegressionFile, Step
 from twin.validation.backend import ProfilingRecording
-from twin.validation.fitting import fitted_document, machine_speeds, round_spread
+from twin.validation.profiling import fitted_document, machine_speeds, round_spread
 
 WITHIN = 0.02
 PROVENANCE = {"device": "none", "model": "none"}
