@@ -132,4 +132,4 @@ def test_preempted_requests_start_once() -> None:
     assert sum(result.columns.preemptions) > 0
     backlog = result.engines[0].backlog
     backlog.arrive(result.end)
-    assert (backlog.last.arrived, backlog.last.started) == (61, 60)
+    assert backlog.last[1:3] == (61, 60)

@@ -20,7 +20,7 @@ from twin.executors.processes import each_as_done
 from twin.serving.engine.engine import Engine
 from twin.serving.plan.plan import Draw, ServingPlan, make_plan, widest
 from twin.serving.records.engine_log import Counters, EngineLog, StepFile
-from twin.serving.records.overload import Backlog, Snapshot
+from twin.serving.records.overload import Backlog
 from twin.serving.records.requests import Sink
 from twin.serving.results.report import Document, report_run
 from twin.serving.results.run import EngineAtEnd, Run
@@ -100,25 +100,23 @@ def _simulate_share(share: _Share) -> tuple[list[dict[str, Any]], dict[str, floa
 
 
 def _end_of(engine: Engine) -> dict[str, Any]:
-    first, last = engine.backlog.first, engine.backlog.last
     return {
         "name": engine.name,
         "blocks": engine.blocks,
         "max_num_seqs": engine.max_num_seqs,
         "counters": asdict(engine.counters),
-        "backlog": (first, None if last is None else tuple(last)),
+        "backlog": (engine.backlog.first, engine.backlog.last),
         "log": engine.log.dump(),
     }
 
 
 def _engine(end: dict[str, Any], file: StepFile | None) -> EngineAtEnd:
-    first, last = end["backlog"]
     return EngineAtEnd(
         end["name"],
         end["blocks"],
         end["max_num_seqs"],
         Counters(**end["counters"]),
-        Backlog.at_end(first, None if last is None else Snapshot(*last)),
+        Backlog.at_end(*end["backlog"]),
         EngineLog.load(end["log"], file),
     )
 

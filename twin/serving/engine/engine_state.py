@@ -145,6 +145,7 @@ class EngineState:
         core: its scheduler. log: its steps. step_records: what they leave in the log and in records of requests.
         backlog: requests that wait for their first step.
         failed: whether it is down. in_service: whether routers may choose it while it has not failed.
+        blocks, max_num_seqs: KV blocks of all ranks, and sequences that they can run at a time.
         speculation, tier_links: as given.
         find_speed: finds its `speed` when that is first asked for.
         stage_busy: seconds that each stage of a pipeline has computed; empty without one.
@@ -168,6 +169,8 @@ class EngineState:
         self._env = env
         self._make_core = make_core
         self.core = self._new_core()
+        self.blocks = sum(core.kv_cache.num_blocks for core in self.cores)
+        self.max_num_seqs = sum(core.config.max_num_seqs for core in self.cores)
         self.log = EngineLog(name, detail=detail)
         self.step_records = StepRecords(self.log, deliver, expects_ends=speculation is None)
         self.backlog: Backlog = self.step_records.backlog
@@ -212,16 +215,6 @@ class EngineState:
     def counters(self) -> Counters:
         """Counters of its schedulers over all ranks since the start of the run. Outages do not reset them."""
         return self._lost_counters.plus(self.cores)
-
-    @property
-    def blocks(self) -> int:
-        """KV blocks of all ranks."""
-        return sum(core.kv_cache.num_blocks for core in self.cores)
-
-    @property
-    def max_num_seqs(self) -> int:
-        """Sequences that all ranks together can run at a time."""
-        return sum(core.config.max_num_seqs for core in self.cores)
 
     @property
     def free_blocks(self) -> int:

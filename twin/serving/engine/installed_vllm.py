@@ -128,7 +128,7 @@ def make_scheduler(config: EngineConfig, async_scheduling: bool) -> Any:
     """A scheduler of the installed vLLM with an engine's settings."""
     core = "vllm.v1.core.sched.async_scheduler" if async_scheduling else "vllm.v1.core.sched.scheduler"
     scheduler = getattr(import_module(core), "AsyncScheduler" if async_scheduling else "Scheduler")
-    grammars = SimpleNamespace(accept_tokens=_accept, should_advance=_refuse, grammar_bitmask=None)
+    grammars = SimpleNamespace(accept_tokens=lambda *_: True, should_advance=lambda *_: False, grammar_bitmask=None)
     return scheduler(_vllm_config(config, async_scheduling), _kv_cache_config(config), grammars, config.block_size)
 
 
@@ -231,13 +231,3 @@ def _kv_cache_config(config: EngineConfig) -> Any:
     return interface.KVCacheConfig(
         num_blocks=config.num_gpu_blocks + NULL_BLOCKS, kv_cache_tensors=[], kv_cache_groups=[group]
     )
-
-
-def _accept(*_: Any) -> bool:
-    """Accept tokens: no request has a grammar."""
-    return True
-
-
-def _refuse(*_: Any) -> bool:
-    """Advance no grammar."""
-    return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 SIGNIFICANT = 2.5
 """Number of standard deviations by which arrivals must outnumber starts.
@@ -22,55 +22,37 @@ length of the run.
 """
 
 
-class Snapshot(NamedTuple):
-    """Counts of a queue at its last arrival.
-
-    Attributes:
-        time: of that arrival, seconds. arrived, started: requests so far. emptied: when the queue was last empty,
-            seconds. before: requests that had arrived by then.
-    """
-
-    time: float
-    arrived: int
-    started: int
-    emptied: float
-    before: int
-
-
 class Backlog:
     """Counts the requests that wait at one engine for their first step there, in constant memory.
 
     Attributes:
         first: when the first request arrived, seconds; None before.
+        last: the latest arrival, seconds, and of that moment: requests arrived and started, when the queue was last
+            empty, seconds, and requests that had arrived by then; None before the first.
     """
 
-    __slots__ = ("_arrived", "_before", "_emptied", "_last", "_started", "first")
+    __slots__ = ("_arrived", "_before", "_emptied", "_started", "first", "last")
 
     def __init__(self) -> None:
         self.first: float | None = None
-        self._last: tuple[float, int, int, float, int] | None = None
+        self.last: tuple[float, int, int, float, int] | None = None
         self._arrived = self._started = self._before = 0
         self._emptied = 0.0
 
     @classmethod
-    def at_end(cls, first: float | None, last: Snapshot | None) -> Backlog:
+    def at_end(cls, first: float | None, last: tuple[float, int, int, float, int] | None) -> Backlog:
         """The counts of a queue whose run is over."""
         backlog = cls()
         backlog.first = first
-        backlog._last = last
+        backlog.last = last
         return backlog
-
-    @property
-    def last(self) -> Snapshot | None:
-        """The counts as of the latest arrival; None before the first."""
-        return None if self._last is None else Snapshot(*self._last)
 
     def arrive(self, now: float) -> None:
         """Count a request that is submitted."""
         if self.first is None:
             self.first = self._emptied = now
         self._arrived += 1
-        self._last = now, self._arrived, self._started, self._emptied, self._before
+        self.last = now, self._arrived, self._started, self._emptied, self._before
 
     def start(self, now: float) -> None:
         """Count a request whose first step begins."""
@@ -81,9 +63,9 @@ class Backlog:
     def withdraw(self, now: float) -> None:
         """Count a request out that was shed on arrival."""
         self._arrived -= 1
-        if self._last is not None:
-            time, arrived, started, emptied, before = self._last
-            self._last = time, arrived - 1, started, emptied, before
+        if self.last is not None:
+            time, arrived, started, emptied, before = self.last
+            self.last = time, arrived - 1, started, emptied, before
         if self._started == self._arrived:
             self._empty(now)
 
@@ -119,19 +101,19 @@ def overload_of(backlogs: dict[str, Backlog]) -> Overload | None:
     arrivals since then outnumber starts by more than chance explains (`SIGNIFICANT`). Requests that arrive all at once
     have no rate. An engine whose batch still fills when arrivals end is not overloaded, since no request waits.
     """
-    ends = [
-        (backlog.first, backlog.last)
-        for backlog in backlogs.values()
-        if backlog.first is not None and backlog.last is not None
-    ]
-    seconds = sum(last.time - first for first, last in ends)
-    backlogged = sum(last.time - last.emptied for _, last in ends)
-    waiting = sum(last.arrived - last.started for _, last in ends)
-    arrived = sum(last.arrived - last.before for _, last in ends)
+    seconds, backlogged, waiting, arrived, engines = 0.0, 0.0, 0, 0, 0
+    for backlog in backlogs.values():
+        if backlog.first is not None and backlog.last is not None:
+            time, arrivals, starts, emptied, before = backlog.last
+            seconds += time - backlog.first
+            backlogged += time - emptied
+            waiting += arrivals - starts
+            arrived += arrivals - before
+            engines += 1
     started = arrived - waiting
     if not backlogged or backlogged < BACKLOGGED * seconds or waiting <= SIGNIFICANT * math.sqrt(arrived + started):
         return None
-    rates = len(ends) / backlogged
+    rates = engines / backlogged
     return Overload(list(backlogs), arrived * rates, started * rates, waiting)
 
 
