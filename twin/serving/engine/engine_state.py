@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from schedulers.admission_control import RequestShed
 from schedulers.engine_core import EngineCore
@@ -20,35 +19,31 @@ from twin.serving.records.requests import RequestRecord
 from workloads.errors import BadInput
 from workloads.request import Request
 
+TimeAfter = Callable[[int], float]
+
 RequestsElsewhere = Callable[[int, int], int]
 """See `schedulers.routing.ForeseesChoices.requests_elsewhere`."""
-
-
-class Arrivals(Protocol):
-    """The coming requests."""
-
-    def time_after(self, requests: int) -> float:
-        """A time, in seconds, before which at most `requests` more requests arrive; infinity after the last."""
-        ...
 
 
 class Foresight:
     """The knowledge that one engine of a pool has of the coming requests.
 
     Args:
+        time_after: gives a time, in seconds, before which at most so many requests arrive; infinity after the last.
         requests_elsewhere: of the pool's router. position, size: of the engine in the pool, and of the pool.
     """
 
-    def __init__(self, arrivals: Arrivals, requests_elsewhere: RequestsElsewhere, position: int, size: int) -> None:
-        self._arrivals = arrivals
+    def __init__(self, time_after: TimeAfter, requests_elsewhere: RequestsElsewhere, position: int, size: int) -> None:
+        self._time_after = time_after
         self._requests_elsewhere = requests_elsewhere
         self._position = position
         self._size = size
 
     def no_request_before(self) -> float:
         """A time, in seconds, before which no request comes to the engine, if none of its own finishes."""
-        requests_elsewhere = self._requests_elsewhere  # Python 3.11 is slow to call an instance's attribute
-        return self._arrivals.time_after(requests_elsewhere(self._position, self._size))
+        # Python 3.11 is slow to call an instance's attribute.
+        time_after, requests_elsewhere = self._time_after, self._requests_elsewhere
+        return time_after(requests_elsewhere(self._position, self._size))
 
 
 Answer = Callable[[bool], None]

@@ -53,15 +53,13 @@ class PipelinedEngine(Engine):
         make_core: Callable[[], PipelinedEngineCore],
         step_time: StepTime,
         stages: Stages,
-        *,
-        deliver: float = 0.0,
         **options: Any,
     ) -> None:
         size = len(stages.layers)
-        super().__init__(env, make_core, step_time, depth=size, fast_forward=False, deliver=deliver, **options)
+        super().__init__(env, make_core, step_time, depth=size, fast_forward=False, **options)
         self.stage_busy = [0.0] * size
         self.log.micro_batches = [EngineLog(self.name, detail=False) for _ in range(size)]
-        self.step_records = MicroBatchRecords(self.log, deliver, expects_ends=True)
+        self.step_records = MicroBatchRecords(self.log, self.step_records.deliver, expects_ends=True)
         self.backlog = self.step_records.backlog
         self._shares = stages.shares
         self._link = stages.link

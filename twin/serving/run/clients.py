@@ -44,6 +44,7 @@ class OpenLoop:
         self._await_next()
 
     def time_after(self, requests: int) -> float:
+        """A time, in seconds, before which at most `requests` more requests arrive; infinity after the last."""
         next_request = self._coming
         if requests < len(next_request):
             return next_request[requests].request.arrival

@@ -122,7 +122,8 @@ class IndependentEngines:
     ) -> None:
         self.plan = plan
         self._columns = empty_columns(plan, detail=True)
-        self._requests = requests_of(plan, replication)
+        assert isinstance(plan.workload, Workload), "turns of sessions depend on answers"
+        self._requests = plan.workload.requests(plan.generators(replication)[0], plan.requests)
         self._keep = StepKeeper(file)
         groups = independent_groups(plan)
         parts = {part.name: part for part in engine_parts(plan, draw)}
@@ -193,12 +194,6 @@ def in_order(rows: Rows) -> Rows:
     """
     order = np.lexsort((rows["replica"], rows["last_token"]))
     return {name: column[order] for name, column in rows.items()}
-
-
-def requests_of(plan: ServingPlan, replication: int) -> Iterator[tuple[Request, int]]:
-    """The requests of a replication as `Simulation` draws them, each with the length of its answer in tokens."""
-    assert isinstance(plan.workload, Workload), "turns of sessions depend on answers"
-    return plan.workload.requests(plan.generators(replication)[0], plan.requests)
 
 
 def merged_run(

@@ -202,7 +202,7 @@ def _foresee(plan: ServingPlan, system: System, clients: OpenLoop | ClosedLoop |
     pools = system.pools
     if sum(len(pool.engines) for pool in pools) == len(system.engines):
         for pool in pools:
-            pool.foresee(clients)
+            pool.foresee(clients.time_after)
 
 
 def _cache_sizes(system: System) -> dict[str, int]:

@@ -15,7 +15,7 @@ from schedulers.routing import Router, own_method
 from schedulers.sequence import Sequence
 from twin.environment import Environment, Priority
 from twin.serving.engine.engine import Engine
-from twin.serving.engine.engine_state import Arrivals, Foresight, RequestsElsewhere
+from twin.serving.engine.engine_state import Foresight, RequestsElsewhere, TimeAfter
 from twin.serving.engine.links import Link
 from twin.serving.records.engine_log import StepIntegral
 from twin.serving.records.requests import RequestRecord
@@ -45,13 +45,13 @@ class Pool:
         self._up = [engine for engine in self.engines if engine.in_service and not engine.failed]
         self._follow_loads()
 
-    def foresee(self, arrivals: Arrivals) -> None:
+    def foresee(self, time_after: TimeAfter) -> None:
         """Let engines visit step ends early, if the router can tell which are not about to be chosen."""
         elsewhere: RequestsElsewhere | None = own_method(self._router, "requests_elsewhere")
         size = len(self.engines)
         if elsewhere is not None and size > 1:
             for position, engine in enumerate(self.engines):
-                engine.foresight = Foresight(arrivals, elsewhere, position, size)
+                engine.foresight = Foresight(time_after, elsewhere, position, size)
 
     def _follow_loads(self) -> None:
         """Have the engines that are up keep their loads where the router looks, if it is one that `FollowsLoads`."""
