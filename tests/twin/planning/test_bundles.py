@@ -81,7 +81,7 @@ def test_slots_are_those_whose_caches_fit() -> None:
     lengths = scenario.sample(scenario.plan({**scenario.document, "step_time": PREFILL["step_time"]}))
     pairs = JointEmpirical(lengths.prompts, np.maximum(lengths.answers, 1))
     pool = next(kind for kind in question(long).spec.engines if kind.name == "1A1F")
-    capacity = question(long).step_times.build(_source(pool.step_time)).instance_tokens()  # type: ignore[attr-defined]
+    capacity = _source(pool.step_time).build(scenario.path.parent).instance_tokens()
     assert load_quantile(pairs, slots, 0.999, in_step=False) <= capacity
     assert load_quantile(pairs, slots + 1, 0.999, in_step=False) > capacity
 
