@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.provenance import provenance
-from scenarios.overrides import apply
-from scenarios.reading import read_scenario
+from scenarios.reading import apply, read_scenario
 from twin.executors.processes import Processes
 from twin.process import usable_cores
 from twin.sweeps.ratio_sweep import prepare

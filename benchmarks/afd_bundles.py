@@ -16,10 +16,8 @@ from scipy.optimize import least_squares
 
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
-from latency_models.sources.afd_bundle.spec import BundleStepTime, Shape
-from latency_models.sources.afd_bundle.stages import DataSheetStages, Measured
-from papers.fastafd.measurements import TRAY, StepMeasurement, read_ratio_sweep, read_systems
-from papers.fastafd.stages import SCATTER
+from latency_models.sources.afd_bundle import BundleStepTime, DataSheetStages, Measured, Shape
+from papers.fastafd.stages import SCATTER, TRAY, StepMeasurement, read_ratio_sweep, read_systems
 
 MODELS = {"Qwen3-235B-A22B-FP8": "qwen3-235b-a22b", "MiniMax-M2.5-FP8": "minimax-m2.5"}
 PRIOR = {"sequence": (1e-6, 1.0), "efficiency": (0.6, 0.3), "source": (5e-7, 0.5), "exchange": (3.9e-5, 1.5)}

@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.provenance import provenance
 from papers.afd.reproduction import BASELINE
 from scenarios.afd import check_scenario, parse_ratios
-from scenarios.overrides import apply
+from scenarios.reading import apply
 from twin.afd.bundle import Bundle
 from twin.afd.plan import make_plan
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.kernel_timings import Timings, make_timings, number_shapes, source_of
 from latency_models.deployment.hardware import Hardware, load_hardware
-from latency_models.io.tables import Columns, read_columns
+from latency_models.io.files import Columns, read_columns
 from latency_models.sources.roofline.efficiency import Kind
 from latency_models.sources.roofline.work import DISPATCHED_BYTES, sent_copies
 

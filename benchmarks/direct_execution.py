@@ -42,8 +42,7 @@ from live.topologies.membership import Address, Membership, listen_at
 from live.topologies.processes import QUIET, TimeLimits, run_worker
 from live.topologies.sockets import SocketTransport
 from live.topologies.transport import Message, Receive, Role, Transport, pack, unpack
-from reports.bundle_metrics import bundle_metrics
-from reports.metrics import tpot
+from reports.metrics import bundle_metrics, tpot
 from schedulers.engine_config import EngineConfig
 from workloads.lengths import Geometric
 

@@ -17,10 +17,10 @@ from benchmarks.silicon import SiliconRow
 from latency_models.deployment.hardware import Hardware
 from latency_models.deployment.models import Formats, Model, load_model
 from latency_models.fitting.estimator import Floats
-from latency_models.sources.aiconfigurator.closed_loop import ClosedLoop, closed_loop
+from latency_models.sources.aiconfigurator.spec import ClosedLoop, closed_loop
 from latency_models.sources.roofline.efficiency import Efficiency, EngineTime
 from latency_models.sources.roofline.placement import Placement, device_memory
-from latency_models.sources.roofline.step_time import RooflineStepTime
+from latency_models.sources.roofline.spec import RooflineStepTime
 
 MAX_BATCHED_TOKENS = 8192
 

@@ -17,8 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from scenarios.overrides import combinations
-from scenarios.reading import read_scenario
+from scenarios.reading import combinations, read_scenario
 from twin.executors.executor import choose_executor
 from twin.sweeps.serving_sweep import ServingSweep, prepare
 

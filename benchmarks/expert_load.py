@@ -4,7 +4,7 @@
 
 DATA is the `systems/data` of aiconfigurator-core. Printed are, by device, the measured time with EPLB over that without
 it, that of a power law of 1.2 over that of 1.01, and the tokens of the fullest rank, as measured and as
-`latency_models.deployment.expert_load` has them.
+`latency_models.deployment.layers` has them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from latency_models.deployment.expert_load import ExpertBalancer, fullest_rank, power_law
-from latency_models.io.tables import Columns, read_columns
+from latency_models.deployment.layers import ExpertBalancer, fullest_rank, power_law
+from latency_models.io.files import Columns, read_columns
 
 KEYS = (
     "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "num_slots", "moe_tp_size", "moe_ep_size",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from latency_models.deployment.hardware import Hardware
 from latency_models.deployment.models import Model
 from latency_models.fitting.estimator import Floats
-from latency_models.io.tables import Columns, read_columns
+from latency_models.io.files import Columns, read_columns
 from latency_models.sources.aiconfigurator.layout import TableFiles
 from latency_models.sources.roofline.efficiency import Kind, all_reduce_kind
 from latency_models.sources.roofline.placement import COMPUTED_IN, WEIGHT_BYTES, Placement, Weights

@@ -18,7 +18,7 @@ from benchmarks.silicon import SiliconRow, choose_protocol
 from benchmarks.silicon_regression import Library, SiliconRegression, levels
 from latency_models.sources.vllm_step_log.spec import GRAPH_SIZES, StepRegression
 from latency_models.sources.vllm_step_log.step_log import StepLog
-from latency_models.unknowns import draw_scores
+from latency_models.step_time import draw_scores
 
 REACH = 1.6449
 """Half a 90 % interval of a normal distribution, in deviations."""

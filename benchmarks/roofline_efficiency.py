@@ -33,11 +33,10 @@ from benchmarks.state_timings import decode_indexers, linear_attention, prompt_i
 from latency_models.deployment.hardware import Hardware, load_hardware
 from latency_models.deployment.models import load_model
 from latency_models.io.config_io import write_yaml
-from latency_models.io.tables import read_columns
+from latency_models.io.files import read_columns
 from latency_models.sources.aiconfigurator.layout import TableFiles, flat_tables, packaged_tables, systems
 from latency_models.sources.roofline.efficiency import Backend, Efficiency, Kind, built_in_efficiency
-from latency_models.sources.roofline.error_board import family
-from latency_models.sources.roofline.step_time import RooflineStepTime
+from latency_models.sources.roofline.spec import RooflineStepTime, family
 from workloads.errors import BadInput
 
 DEVICES = {

@@ -21,13 +21,15 @@ import numpy as np
 from benchmarks.silicon import SiliconRow
 from latency_models.deployment.models import load_model
 from latency_models.fitting.estimator import CannotFit, Estimator, Floats
-from latency_models.sources.aiconfigurator.closed_loop import ClosedLoop, closed_loop, step_and_prompt
 from latency_models.sources.aiconfigurator.kernels import ModelKernels, compose, kv_capacity
 from latency_models.sources.aiconfigurator.spec import (
     NEW_MODEL,
     STATED,
     AiconfiguratorStepTime,
+    ClosedLoop,
     Corrections,
+    closed_loop,
+    step_and_prompt,
 )
 from latency_models.sources.aiconfigurator.tables import KernelTables, read_tables
 

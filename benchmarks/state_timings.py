@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.kernel_timings import Timings, make_timings, number_shapes, source_of
-from latency_models.deployment.attention import Indexer, LinearAttention
 from latency_models.deployment.hardware import Hardware
-from latency_models.io.tables import Columns
+from latency_models.deployment.layers import Indexer, LinearAttention
+from latency_models.io.files import Columns
 from latency_models.sources.aiconfigurator.sequence_tables import recurrent_layers
 from latency_models.sources.roofline.efficiency import Kind
 from latency_models.sources.roofline.work import attended_pairs, state_shape

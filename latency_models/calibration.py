@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveInt, mode
 
 from latency_models.fitting.linear import CannotFit, LinearLatency
 from latency_models.io.config_io import Strict, checked, write_yaml
-from latency_models.io.tables import read_columns
+from latency_models.io.files import read_columns
 from workloads.errors import BadInput
 
 Component: TypeAlias = Literal["attention", "ffn", "communication"]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from latency_models.calibration import Calibration
-from latency_models.io.builtin_files import find_data
 from latency_models.io.config_io import checked, read_yaml
+from latency_models.io.files import find_data
 
 
 def load_calibration(name: str | Path, base: Path = Path()) -> Calibration:

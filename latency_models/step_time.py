@@ -1,4 +1,8 @@
-"""The duration of one engine step: the base class of the models that a simulator calls.
+"""The duration of one engine step: the base class of the models that a simulator calls, their origin and unknowns.
+
+A model names its unknowns. Each of them has a score, a standard normal number of which 0 stands for the estimate; the
+model says what a score does to its step times. Unknowns of one name are one unknown: two pools of one GPU that both
+have an `overhead` get the same score.
 
 A model gives the same durations, bit for bit, for single batches and for runs of decode steps between which no
 sequence joins or leaves, so that a simulation can skip over such runs.
@@ -6,21 +10,139 @@ sequence joins or leaves, so that a simulation can skip over such runs.
 
 from __future__ import annotations
 
+import math
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from latency_models.stages import split
-from latency_models.unknowns import Unknown, draw_scores
 from schedulers.batches import Batch, Chunk, DraftedSteps, MixedBatch
 from schedulers.parallel_cores import GroupBatch
 from schedulers.sequence import Sequence as EngineSequence
+from workloads.errors import BadInput
 from workloads.request import Request
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from latency_models.origin import MeasuredDeployment
+    from latency_models.deployment.models import Model
+
+
+Basis: TypeAlias = Literal["fitted", "held out", "stated", "assumed", "extrapolated"]
+"""The origin of a deviation: the covariance of a fit, errors at points that were left out, the user, a prior for what
+was not measured, a prior for batches beyond the measurements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """One thing that a step-time model does not know exactly.
+
+    `name`: short, with a part after a dot (`fit.2`). `about`: a phrase for tables. `basis`: where the deviation comes
+    from. `deviation`: of the factor's logarithm at a score of 1; None for no factor. `measure`: in order to know more.
+    """
+
+    name: str
+    about: str
+    basis: Basis
+    deviation: float | None = None
+    measure: str = ""
+
+    @property
+    def group(self) -> str:
+        """The name before the dot: parts of one group are judged together."""
+        return self.name.partition(".")[0]
+
+    def factor(self, score: float) -> float:
+        """The factor of a score: exp(deviation · score), so that 2 and 1/2 are equally far from 1."""
+        assert self.deviation is not None
+        return math.exp(self.deviation * score)
+
+
+def draw_scores(unknowns: Iterable[Unknown], rng: np.random.Generator) -> dict[str, float]:
+    """A score for each unknown, by name. It depends on the generator's state and the name, not on other unknowns."""
+    from numpy.random import default_rng  # slow to import, and only draws need it
+
+    key = int(rng.integers(2**63))
+    return {
+        unknown.name: float(default_rng([key, zlib.crc32(unknown.name.encode())]).standard_normal())
+        for unknown in unknowns
+    }
+
+
+FLAGS = {"gpu": "--gpu", "engine": "--engine", "engine_version": "--engine-version", "model": "--model"}
+"""Flags of `twin calibrate import` for fields that the source does not state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The device, engine and model that were measured, and ranks that share a layer. "" or None: not known."""
+
+    gpu: str = ""
+    engine: str = ""
+    engine_version: str = ""
+    model: str = ""
+    tensor_parallel: int | None = None
+
+    def completed(self, stated: Origin) -> Origin:
+        """This origin, with unknown fields from `stated`."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name, value in asdict(stated).items():
+            if values[name] and value and plain_name(str(values[name])) != plain_name(str(value)):
+                flag = "--" + name.replace("_", "-")
+                raise BadInput(f"expected {values[name]}, as the tables say", field=flag, value=value)
+            values[name] = values[name] or value
+        return replace(self, **values)
+
+    @property
+    def unknown(self) -> list[str]:
+        """Notes on unknown fields, each with the flag that sets it."""
+        return [
+            f"the tables do not say their {name.replace('_', ' ')}; {flag} records it"
+            for name, flag in FLAGS.items()
+            if not getattr(self, name)
+        ]
+
+    def document(self) -> dict[str, Any]:
+        """The fields that are known, as plain values."""
+        return {name: value for name, value in asdict(self).items() if value}
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Origin:
+        """The origin that `document` wrote."""
+        return cls(**document)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredDeployment:
+    """The deployment that step times are for; None where a field is not known.
+
+    `model`: None where times are sums over its layers already. `notes`: on how the timings were completed. `measured`:
+    False for computed times, of which `origin` says nothing. `memory`, `weights`: bytes of one device.
+    """
+
+    origin: Origin
+    model: Model | None = None
+    ranks: int | None = None
+    notes: tuple[str, ...] = ()
+    measured: bool = True
+    device: str = ""
+    devices: int | None = None
+    memory: float | None = None
+    weights: float | None = None
+
+
+def plain_name(text: str) -> str:
+    """A name without its owner, case and punctuation: meta-llama/Llama-3.1-8B is llama318b."""
+    return "".join(character for character in text.rsplit("/", 1)[-1].lower() if character.isalnum())
+
+
+def same_model(first: str, second: str) -> bool:
+    """True if two names may be of one model: one is the other with a word more (Llama-2-70b-hf), or empty."""
+    first, second = plain_name(first), plain_name(second)
+    return first.startswith(second) or second.startswith(first)
+
 
 ChunkTable: TypeAlias = tuple[list[int], list[float]]
 """Token counts, rising, and the seconds of a pass over each."""

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from latency_models.step_time import ChunkTable, StepTime
-from latency_models.unknowns import Unknown
+from latency_models.step_time import ChunkTable, StepTime, Unknown
 from schedulers.batches import Batch
 from schedulers.parallel_cores import GroupBatch
 from schedulers.sequence import Sequence as EngineSequence
 
 if TYPE_CHECKING:
-    from latency_models.origin import MeasuredDeployment
+    from latency_models.step_time import MeasuredDeployment
 
 DRAFT = "draft."
 """Begins the names of the draft model's unknowns."""

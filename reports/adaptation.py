@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from reports.blocks import Document, Report, Text, texts
-from reports.layout import render, rows_table
+from reports.blocks import Document, Report, Text, rows_table, texts
+from reports.svg import render
 
 
 def loss_figure(document: Document) -> str:

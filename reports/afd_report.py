@@ -22,7 +22,7 @@ from reports.blocks import (
     texts,
 )  # fmt: skip
 from reports.fields import Field, fixed, in_words, setting_fields, varying
-from reports.pages.theme import GOAL, SERIES, SOFT, series_colours
+from reports.theme import GOAL, SERIES, SOFT, series_colours
 
 MANY = 10
 """Configurations from which on charts leave out theories, and the page the gaps: the explorer has the points."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -11,8 +11,11 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from reports.blocks import Block, Chart, Curve, Figure, Numbers, Picture
-from reports.pages.theme import GOAL, OUTAGE, SERIES, series_colours
+from reports.blocks import Block, Chart, Curve, Document, Figure, Numbers, Picture
+from reports.theme import GOAL, OUTAGE, SERIES, series_colours
+
+Draw = Callable[[list[Any], Document], None]
+"""Draws a document on the given axes, one for each panel."""
 
 STYLES = {"solid": "-", "dashed": "--", "dotted": ":", "steps": "-", "points": "o", "crosses": "x", "both": "o-"}
 
@@ -51,6 +54,13 @@ def canvas(
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(alpha=0.25, linewidth=0.6)
     return figure, axes[:panels]
+
+
+def render(draw: Draw, document: Document, panels: int = 1, size: tuple[float, float] | None = None) -> str:
+    """Draw panels side by side, as an SVG text. `size`: width and height, inches; None: by the number of panels."""
+    figure, axes = canvas(panels, panels, size or (4.2 * panels + 1, 3.8))
+    draw(axes, document)
+    return svg_text(figure)
 
 
 def drawing(figure: Figure) -> Drawing:

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from reports.blocks import Block, Chart, Curve, Document, Figure, Report, Table, Text
+from reports.blocks import (
+    Block,
+    Chart,
+    Curve,
+    Document,
+    Figure,
+    Report,
+    Table,
+    Text,
+    bullets,
+    distribution,
+    percent,
+    rows_table,
+    table,
+    timeline,
+)
 from reports.fields import LATENCIES, SHARES
-from reports.layout import bullets, distribution, percent, rows_table, table, timeline
-from reports.pages.theme import MEASURED, PREDICTED, SOFT, WAITING
+from reports.theme import MEASURED, PREDICTED, SOFT, WAITING
 
 METRICS = (
     "ttft.mean", "ttft.p50", "ttft.p99", "tpot.mean", "tpot.p99", "itl.p99", "e2e.mean", "e2e.p99",

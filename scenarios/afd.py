@@ -9,12 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from latency_models.io.builtin_files import NAME_OR_FILE, NameOrFile
 from latency_models.io.config_io import Strict
-from scenarios.fields import Layers, Microbatches, Requests, Slots, registered
-from scenarios.overrides import Settings
-from scenarios.reading import ScenarioFile, check
-from scenarios.requests import LengthSpec, TraceSpec
+from latency_models.io.files import NAME_OR_FILE, NameOrFile
+from scenarios.fields import Layers, LengthSpec, Microbatches, Requests, Slots, registered
+from scenarios.reading import ScenarioFile, Settings, check
+from scenarios.requests import TraceSpec
 from schedulers.bundle_slots import REFILL_POLICIES, Advance, FfnOrder
 from workloads.arrivals import Arrivals, ClosedLoop, Deterministic, Gamma, Poisson, Replay
 from workloads.errors import BadInput

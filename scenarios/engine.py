@@ -1,4 +1,4 @@
-"""The `engine` section of a scenario: the settings of one engine, and the plan of its scheduler."""
+"""Engines, pools of them, and the routers before them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from latency_models.io.config_io import Strict
-from latency_models.io.late_section import late_section, late_sections
+from latency_models.io.config_io import Strict, late_section, late_sections
+from latency_models.sources.registry import StepTimeSpec
 from latency_models.step_time import StepTime
 from scenarios.fields import (
     BlockTokens,
     Engines,
     KVBlocks,
+    Name,
     PipelineStages,
     PolicySpec,
     Sequences,
     StepTokens,
+    VirtualNodes,
+    make_policy,
     name_or_section,
     named,
     registered,
@@ -36,10 +39,24 @@ from schedulers.engine_core import EngineCore
 from schedulers.kv_cache import KVCache
 from schedulers.model_slots import SlotsConfig
 from schedulers.parallel_cores import PipelinedEngineCore
+from schedulers.routing import ROUTERS, Draw, Router
 from schedulers.scheduling_policies import PREEMPTION_POLICIES, SCHEDULING_POLICIES
 from schedulers.speculation import SpeculativeEngineCore
 from schedulers.step_policies import ChunkPolicy
 from workloads.errors import BadInput
+
+if TYPE_CHECKING:
+    from latency_models.stages import Stages
+    from scenarios.memory import KVMemorySpec, KVOffloadingSpec, LoRASpec, WeightSwappingSpec
+    from scenarios.overload import AdmissionControlSpec
+    from scenarios.steps import ChunkingSpec, PipelineSpec, SpeculativeSpec
+else:
+    AdmissionControlSpec = late_section("scenarios.overload", "AdmissionControlSpec")
+    ChunkingSpec, PipelineSpec, SpeculativeSpec = late_sections(
+        "scenarios.steps", "ChunkingSpec", "PipelineSpec", "SpeculativeSpec"
+    )
+    KVMemorySpec, KVOffloadingSpec = late_sections("scenarios.memory", "KVMemorySpec", "KVOffloadingSpec")
+    LoRASpec, WeightSwappingSpec = late_sections("scenarios.memory", "LoRASpec", "WeightSwappingSpec")
 
 
 class SchedulingSpec(PolicySpec):
@@ -54,19 +71,6 @@ class SchedulingSpec(PolicySpec):
 Scheduling = Annotated[str | SchedulingSpec, name_or_section(SCHEDULING_POLICIES)]
 """The name of a scheduling policy, or a section with its name and parameters."""
 
-
-if TYPE_CHECKING:
-    from latency_models.stages import Stages
-    from scenarios.memory import KVMemorySpec, KVOffloadingSpec, LoRASpec, WeightSwappingSpec
-    from scenarios.overload import AdmissionControlSpec
-    from scenarios.steps import ChunkingSpec, PipelineSpec, SpeculativeSpec
-else:
-    AdmissionControlSpec = late_section("scenarios.overload", "AdmissionControlSpec")
-    ChunkingSpec, PipelineSpec, SpeculativeSpec = late_sections(
-        "scenarios.steps", "ChunkingSpec", "PipelineSpec", "SpeculativeSpec"
-    )
-    KVMemorySpec, KVOffloadingSpec = late_sections("scenarios.memory", "KVMemorySpec", "KVOffloadingSpec")
-    LoRASpec, WeightSwappingSpec = late_sections("scenarios.memory", "LoRASpec", "WeightSwappingSpec")
 
 ONE_STAGE = "expected 1: a live engine has all layers on one device"
 
@@ -307,3 +311,112 @@ class EngineSpec(Strict):
         if self.speculative_config is not None:
             self.speculative_config.policy(step_time)
         return plan
+
+
+RouterName = Annotated[str, registered(ROUTERS)]
+
+
+class RouterSpec(PolicySpec):
+    """A router with parameters, which docs/reference/serving-scenario.md describes."""
+
+    policy: RouterName
+    weight: NonNegativeFloat | None = None
+    load_factor: Annotated[float, Field(ge=1)] | None = None
+    virtual_nodes: VirtualNodes | None = None
+    max_sessions: PositiveInt | None = None
+
+
+Routing = Annotated[str | RouterSpec, name_or_section(ROUTERS, lambda size: 0)]
+"""The name of a router, or a section with its name and parameters."""
+
+
+class KVEventsSpec(Strict):
+    """Routers know of prefix caches by events, which take `delay` seconds (vLLM's `kv_events_config`)."""
+
+    delay: NonNegativeFloat = 0.0
+
+
+def make_router(routing: str | RouterSpec, draw: Draw) -> Router:
+    return make_policy(ROUTERS, *named(routing), draw, field="system.routing")
+
+
+def router_name(routing: str | RouterSpec) -> str:
+    """The name of a router that is given with or without parameters."""
+    return named(routing)[0]
+
+
+Role = Literal["both", "prefill", "decode"]
+Serves = Literal["each", "all"]
+
+
+class DeviceSpec(Strict):
+    """The devices of one engine of a pool: the price of each per hour, in any currency, and its power, watts."""
+
+    type: str
+    count: PositiveInt = 1
+    price_per_hour: NonNegativeFloat | None = None
+    power_limit: PositiveFloat | None = None
+    idle_power: NonNegativeFloat | None = None
+
+
+class LinkSpec(Strict):
+    """The link that KV caches cross between prefill and decode: bytes/s, seconds, bytes of cache a token.
+
+    `shared`: one link for all prefill engines. `transfer`: a cache leaves when its prompt has been computed, or with
+    each chunk, into blocks that the decode engine reserves when the first begins.
+    """
+
+    bandwidth: PositiveFloat
+    latency: NonNegativeFloat = 0.0
+    bytes_per_token: NonNegativeFloat
+    shared: bool = False
+    transfer: Literal["after_prefill", "with_chunks"] = "after_prefill"
+
+
+class PoolSpec(Strict):
+    """Engines that are alike; docs/reference/serving-scenario.md describes every field."""
+
+    name: Name
+    role: Role = "both"
+    replicas: Engines = 1
+    models: Serves | Annotated[list[str], Field(min_length=1)] = "each"
+    engine: EngineSpec
+    step_time: StepTimeSpec
+    device: DeviceSpec | None = None
+    speed: PositiveFloat | None = None
+    engines_per_device: PositiveInt = 1
+
+    def engine_names(self, models: list[str]) -> dict[str, list[str]]:
+        """Names of the engines that serve each of the scenario's `models`, for those that it serves."""
+
+        def numbered(prefix: str) -> list[str]:
+            return [f"{prefix}{self.name}-{i}" for i in range(self.replicas)]
+
+        if self.models == "each" and len(models) > 1:
+            return {model: numbered(f"{model}/") for model in models}
+        served = self.models if isinstance(self.models, list) else models
+        return dict.fromkeys(served, numbered(""))
+
+    def num_engines(self, models: int) -> int:
+        """Number of engines in a scenario of `models` models."""
+        return self.replicas * (models if self.models == "each" else 1)
+
+
+def fill_pools(document: Any) -> Any:
+    """Fill a document's pools: missing settings are the scenario's; KV memory in either form replaces both."""
+    system = document.get("system") if isinstance(document, dict) else None
+    if not isinstance(system, dict) or not isinstance(pools := system.get("pools"), list):
+        return document
+    common = {name: document[name] for name in ("engine", "step_time") if name in document}
+    filled = [_filled(pool, common) if isinstance(pool, dict) else pool for pool in pools]
+    return {**document, "system": {**system, "pools": filled}}
+
+
+def _filled(pool: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
+    filled = {**common, **pool}
+    settings, inherited = pool.get("engine"), common.get("engine")
+    if isinstance(settings, dict) and isinstance(inherited, dict):
+        memory = {"num_gpu_blocks", "kv_memory"}
+        dropped = memory if memory & {name for name, value in settings.items() if value is not None} else set()
+        filled["engine"] = {name: value for name, value in inherited.items() if name not in dropped} | settings
+    return filled

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from latency_models.deployment.quantization import TARGET_MODULES, TargetModule, adapter_bytes
-from latency_models.io.builtin_files import NAME_OR_FILE, NameOrFile
+from latency_models.deployment.model_config import TARGET_MODULES, TargetModule, adapter_bytes
 from latency_models.io.config_io import Strict, checked, read_yaml
+from latency_models.io.files import NAME_OR_FILE, NameOrFile
 from latency_models.step_time import StepTime
 from latency_models.wrapped import LoRACost, ModelSlotsStepTime
 from scenarios.fields import KV_BLOCKS, Engines, Models, registered

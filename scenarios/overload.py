@@ -9,8 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from latency_models.io.config_io import Strict
-from scenarios.fields import Engines, PolicySpec, Requests, make_policy, registered
-from scenarios.goals import Goal, read_goals
+from scenarios.fields import Engines, Goal, PolicySpec, Requests, make_policy, read_goals, registered
 from schedulers.admission_control import AdmissionLimits, WaitingLimits
 from schedulers.autoscaling import SCALING_POLICIES, Autoscaler, Predict, RatePolicy, ScalingRules
 from workloads.errors import BadInput

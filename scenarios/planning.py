@@ -14,12 +14,11 @@ from pydantic import (
     model_validator,
 )
 
-from latency_models.io.builtin_files import NameOrFile
 from latency_models.io.config_io import Strict
+from latency_models.io.files import NameOrFile
 from scenarios.afd import ratio_text
-from scenarios.fields import Engines, Microbatches, Name
-from scenarios.goals import Goal, read_goals
-from scenarios.pools import DeviceSpec, LinkSpec, Role, RouterName
+from scenarios.engine import DeviceSpec, LinkSpec, Role, RouterName
+from scenarios.fields import Engines, Goal, Microbatches, Name, read_goals
 from workloads.errors import BadInput
 
 Layout = Literal["colocated", "disaggregated", "afd"]

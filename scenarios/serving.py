@@ -1,56 +1,315 @@
-"""Scenario files of serving systems: `kind: serving`."""
+"""Scenario files of serving systems, `kind: serving`, and their workloads."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
+import numpy as np
+from pydantic import Field, PositiveFloat, model_validator
 
-from latency_models.io.builtin_files import FilePath
-from latency_models.io.config_io import Strict
-from latency_models.io.late_section import late_section
+from latency_models.io.config_io import Strict, late_section, late_sections
 from latency_models.sources.registry import StepTimeSpec
-from scenarios.engine import EngineSpec
-from scenarios.fields import DECISIONS, ENGINES, RING_PLACES
-from scenarios.goals import refuse_milliseconds
-from scenarios.overrides import Settings
-from scenarios.pools import PoolSpec, fill_pools
-from scenarios.reading import ScenarioFile, check
-from scenarios.serving_workload import ServingWorkloadSpec
+from scenarios.engine import EngineSpec, PoolSpec, fill_pools
+from scenarios.fields import (
+    DECISIONS,
+    ENGINES,
+    RING_PLACES,
+    Clients,
+    LengthSpec,
+    MeasuredSpec,
+    MeasureSpec,
+    Models,
+    PositiveTokens,
+    Requests,
+    UniformLengths,
+    refuse_first,
+)
+from scenarios.reading import ScenarioFile, Settings, check
 from scenarios.system import AnySystemSpec, ColocatedSpec, FailureSpec
+from workloads.arrivals import LONGEST, SMALLEST_CV, Arrivals, ClosedLoop, Deterministic, Gamma, Pauses, Poisson
 from workloads.errors import BadInput
-
-
-class MeasureSpec(Strict):
-    """The measurements; TTFT and E2E begin when a request is `submitted`, or `queued` by the engine between steps."""
-
-    start: Literal["submitted", "queued"] = "submitted"
-    after: NonNegativeFloat = 0.0
-    before: PositiveFloat | None = None
-    prefix_cache: bool = False
-    slo: dict[Literal["ttft", "tpot", "e2e"], PositiveFloat] = Field(default_factory=dict)
-
-    @field_validator("slo")
-    @classmethod
-    def _in_seconds(cls, slo: dict[str, float]) -> dict[str, float]:
-        for name, limit in slo.items():
-            refuse_milliseconds(name, limit, f"slo.{name}")
-        return slo
-
-
-class MeasuredSpec(Strict):
-    """A real run to set beside the prediction: JSON lines with times of each request. Nothing is fitted to it."""
-
-    requests: FilePath
-    timeseries: FilePath | None = None
-
+from workloads.generator import Workload
+from workloads.mixes import ModelMix, TaskMix, zipf_weights
+from workloads.pairs import Independent, LengthPairs
+from workloads.trace import Trace
 
 if TYPE_CHECKING:
+    from scenarios.overload import RetriesSpec
     from scenarios.planning import PlanSpec
+    from scenarios.requests import (
+        BurstsSpec,
+        ClientSpec,
+        PrefixesSpec,
+        ProfileSpec,
+        RecordedSessionsSpec,
+        ServiceClassSpec,
+        SessionsSpec,
+        TaskSpec,
+        TraceSpec,
+    )
+    from workloads.mixes import SharedPrefixes
+    from workloads.recorded_sessions import RecordedSessions
+    from workloads.sessions import DrawnSessions
 else:
     PlanSpec = late_section("scenarios.planning", "PlanSpec")
+    RetriesSpec = late_section("scenarios.overload", "RetriesSpec")
+    BurstsSpec, ProfileSpec, SessionsSpec, TraceSpec = late_sections(
+        "scenarios.requests", "BurstsSpec", "ProfileSpec", "SessionsSpec", "TraceSpec"
+    )
+    ClientSpec, PrefixesSpec, ServiceClassSpec, TaskSpec = late_sections(
+        "scenarios.requests", "ClientSpec", "PrefixesSpec", "ServiceClassSpec", "TaskSpec"
+    )
+
+
+HIT_RATE_SAMPLE = 4000
+"""Prompts by whose lengths a common beginning is sized."""
+
+
+class ClosedLoopSpec(Strict):
+    """A closed loop: each of `concurrency` clients sends its next request `think` seconds after its last answer.
+
+    These are gamma-distributed; with `think_cv` 0, clients that are answered together stay in step.
+    """
+
+    process: Literal["closed_loop"]
+    concurrency: Clients
+    think: Annotated[float, Field(ge=0, le=LONGEST)] = 0.0
+    think_cv: float = Field(default=0.0, ge=0, le=100)
+    duration: PositiveFloat | None = None
+
+    @model_validator(mode="after")
+    def _can_vary(self) -> ClosedLoopSpec:
+        if 0 < self.think_cv < SMALLEST_CV:
+            raise ValueError(f"think_cv: expected 0, or at least {SMALLEST_CV}")
+        return self
+
+    def pauses(self, rng: np.random.Generator) -> Callable[[], float]:
+        """A function that draws the seconds between an answer and a client's next request."""
+        return Pauses(self.think, self.think_cv).stream(rng)
+
+
+class OpenLoopSpec(Strict):
+    """Open arrivals of `rate` requests a second in the mean, independent of answers; `cv`: of gamma's gaps."""
+
+    process: Literal["poisson", "gamma", "deterministic"]
+    rate: PositiveFloat
+    cv: PositiveFloat = 1.0
+    profile: ProfileSpec | None = None
+    bursts: BurstsSpec | None = None
+
+    @model_validator(mode="after")
+    def _can_be(self) -> OpenLoopSpec:
+        self._constant()
+        return self
+
+    def build(self) -> Arrivals:
+        constant = self._constant()
+        if self.profile is None and self.bursts is None:
+            return constant
+        from workloads.arrivals import Varying
+
+        start = 0.0 if self.profile is None else self.profile.start
+        return Varying(
+            constant,
+            None if self.profile is None else self.profile.build(),
+            None if self.bursts is None else self.bursts.build(),
+            None if start == "random" else start,
+        )
+
+    def _constant(self) -> Poisson | Gamma | Deterministic:
+        match self.process:
+            case "poisson":
+                return Poisson(self.rate)
+            case "gamma":
+                return Gamma(self.rate, self.cv)
+            case _:
+                return Deterministic(self.rate)
+
+
+class ReplaySpec(Strict):
+    """The trace's own arrivals. `speed` 2 plays it twice as fast."""
+
+    process: Literal["replay"]
+    speed: PositiveFloat = 1.0
+
+
+class ModelsSpec(Strict):
+    """`count` models named model-0, model-1, …, in order of popularity: p_i ∝ i^-zipf (0 is uniform; SUN A.2)."""
+
+    count: Models = 1
+    zipf: float = Field(default=0.0, ge=0)
+
+    @property
+    def names(self) -> list[str]:
+        return [f"model-{i}" for i in range(self.count)]
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of each model in all requests; a single one is called default."""
+        names = self.names if self.count > 1 else ["default"]
+        return dict(zip(names, zipf_weights(self.count, self.zipf).tolist(), strict=True))
+
+
+class ServingWorkloadSpec(Strict):
+    """The workload of a serving scenario; docs/reference/serving-scenario.md describes every field."""
+
+    requests: Requests | None = None
+    prefill: LengthSpec | None = None
+    decode: LengthSpec | None = None
+    tasks: Annotated[list[TaskSpec], Field(min_length=1)] | None = None
+    clients: list[ClientSpec] = Field(default_factory=list)
+    service_classes: dict[str, ServiceClassSpec] = Field(default_factory=dict)
+    trace: TraceSpec | None = None
+    arrivals: Annotated[ClosedLoopSpec | OpenLoopSpec | ReplaySpec, Field(discriminator="process")]
+    models: ModelsSpec = Field(default_factory=ModelsSpec)
+    prefixes: PrefixesSpec | None = None
+    hit_rate: float | None = Field(default=None, ge=0, lt=1)
+    sessions: SessionsSpec | None = None
+    max_tokens: PositiveTokens | None = None
+    retries: RetriesSpec | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ServingWorkloadSpec:
+        has_lengths = self.prefill is not None and self.decode is not None
+        contents = [has_lengths, self.tasks is not None, self.trace is not None]
+        if sum(contents) != 1:
+            raise ValueError("expected prefill and decode, or tasks, or a trace: one of the three")
+        if self.trace is None and self.requests is None:
+            raise ValueError("expected requests, the number of them, since there is no trace to count")
+        duration = getattr(self.arrivals, "duration", None)
+        if duration is not None and self.sessions is None:
+            raise BadInput("expected none without workload.sessions", field="arrivals.duration", value=duration)
+        if self.sessions is not None and self.sessions.source == "drawn" and not has_lengths:
+            expected = "expected session_ids or prefix_ids with a trace, and no sessions with tasks"
+            raise BadInput(expected, field="sessions.source", value=self.sessions.source)
+        if self.sessions is not None and self.sessions.source != "drawn":
+            self._check_recorded(self.sessions)
+        elif self.sessions is not None and self.prefill is not None and self.decode is not None:
+            self.sessions.check_blocks(self.requests or 1, self.prefill, self.decode)
+        if self.arrivals.process == "replay" and (self.trace is None or self.trace.pairing != "joint"):
+            raise ValueError("arrivals.process replay expects a trace, of pairing joint")
+        if self.prefixes is not None:
+            for spec in (*([self.prefill] if self.prefill else []), *(task.prefill for task in self.tasks or [])):
+                low, high = (spec.low, spec.high) if isinstance(spec, UniformLengths) else (spec.mean, spec.mean)
+                self.prefixes.check_prompts(high, (low + high) / 2)
+        return self
+
+    @model_validator(mode="after")
+    def _one_sharing(self) -> ServingWorkloadSpec:
+        if self.hit_rate is not None and (self.prefixes is not None or self.sessions is not None):
+            expected = "expected none beside prefixes or sessions, from which hits follow"
+            raise BadInput(expected, field="hit_rate", value=self.hit_rate)
+        return self
+
+    @model_validator(mode="after")
+    def _classes_are_there(self) -> ServingWorkloadSpec:
+        sections: list[tuple[str, TaskSpec | ClientSpec]] = [
+            *((f"tasks.{i}", task) for i, task in enumerate(self.tasks or [])),
+            *((f"clients.{i}", client) for i, client in enumerate(self.clients)),
+        ]
+        names = ", ".join(self.service_classes) or "none"
+        for field, spec in sections:
+            name = spec.service_class
+            refuse_first([
+                (name is not None and name not in self.service_classes, f"{field}.service_class", name,
+                 f"expected one of workload.service_classes ({names})"),
+                (name is not None and spec.priority, f"{field}.priority", spec.priority,
+                 f"expected none: that of service_classes.{name} holds"),
+            ])  # fmt: skip
+        return self
+
+    @model_validator(mode="after")
+    def _clients_of_single_requests(self) -> ServingWorkloadSpec:
+        elsewhere = self.tasks is not None or self.sessions is not None
+        replays = self.arrivals.process == "replay"
+        refuse_first([
+            (self.clients and elsewhere, "clients", None, "expected none with tasks, which name them, or sessions"),
+            (self.clients and replays, "clients", None, "expected none with the arrivals of a trace"),
+        ])  # fmt: skip
+        return self
+
+    def read_trace(self, base: Path) -> Trace | None:
+        """The trace, if there is one; relative paths start from `base`."""
+        return None if self.trace is None else self.trace.read(base)
+
+    def _check_recorded(self, spec: RecordedSessionsSpec) -> None:
+        replays = self.arrivals.process == "replay"
+        refuse_first([
+            (self.trace is None or self.trace.pairing != "joint", "sessions.source", spec.source,
+             "expected drawn without a trace of pairing joint"),
+            (self.prefixes is not None, "prefixes", None, "expected none with the sessions of a trace"),
+            (replays != (spec.think is None), "arrivals.process", self.arrivals.process,
+             "expected replay for turns at their recorded times, and sessions.think with any other process"),
+        ])  # fmt: skip
+
+    def build(self, trace: Trace | None) -> Workload | DrawnSessions | RecordedSessions:
+        models = None if self.models.count == 1 else ModelMix.zipf(self.models.names, self.models.zipf)
+        if trace is not None and self.prefixes is not None:
+            self.prefixes.check_prompts(int(trace.prefill_tokens.max()), float(trace.prefill_tokens.mean()))
+        trace, prefixes = self._sharing(trace)
+        arrivals, limit = self.arrivals, self.max_tokens
+        process: Arrivals = arrivals.build() if isinstance(arrivals, OpenLoopSpec) else ClosedLoop()
+        if self.sessions is not None and self.sessions.source != "drawn":
+            assert trace is not None
+            speed = arrivals.speed if isinstance(arrivals, ReplaySpec) else 1.0
+            return self.sessions.build(trace, speed, arrivals=process, models=models, max_tokens=limit)
+        if isinstance(arrivals, ReplaySpec):
+            assert trace is not None
+            return Workload.replay(trace, speed=arrivals.speed, models=models, prefixes=prefixes, max_tokens=limit)
+        if self.sessions is not None:
+            assert self.prefill is not None
+            assert self.decode is not None
+            lengths = self.prefill.build(), self.decode.build()
+            return self.sessions.build(*lengths, arrivals=process, models=models, prefixes=prefixes, max_tokens=limit)
+        return Workload(self._content(trace), process, models, prefixes, limit)
+
+    def _sharing(self, trace: Trace | None) -> tuple[Trace | None, SharedPrefixes | None]:
+        """The trace and the common beginnings of prompts, such that caches supply `hit_rate` where it is stated."""
+        if self.hit_rate is None:
+            return trace, self.prefixes.build() if self.prefixes else None
+        from workloads.trace import common_beginning, thinned
+
+        if trace is not None:
+            if trace.prefix_blocks is not None:
+                return thinned(trace, self.hit_rate), None
+            return trace, common_beginning(trace.prefill_tokens, self.hit_rate)
+        requests = Workload(self._content(None)).requests(np.random.default_rng(0), HIT_RATE_SAMPLE)
+        return None, common_beginning(np.array([request.prompt_tokens for request, _ in requests]), self.hit_rate)
+
+    def count(self, trace: Trace | None) -> int:
+        """Number of requests."""
+        if self.requests is not None:
+            return self.requests
+        assert trace is not None
+        return len(trace)
+
+    def _content(self, trace: Trace | None) -> LengthPairs | TaskMix | Trace:
+        """The content of the requests, spread over clients where there are some."""
+        content = self._content_of_all(trace)
+        if not self.clients:
+            return content
+        if isinstance(content, Trace):
+            raise BadInput("expected none with a trace that has prefix ids", field="workload.clients")
+        assert not isinstance(content, TaskMix), "tasks have clients of their own"
+        return TaskMix([client.build(content, self.service_classes) for client in self.clients])
+
+    def _content_of_all(self, trace: Trace | None) -> LengthPairs | TaskMix | Trace:
+        """The content of the requests. Rows of a trace are drawn with replacement, unless they have prefix ids:
+
+        those come once and in order, since a repeated prompt would be found in the prefix cache.
+        """
+        if trace is not None and self.trace is not None:
+            if self.trace.pairing == "independent":
+                return trace.pairs().independent()
+            return trace.pairs() if trace.prefix_blocks is None else trace
+        if self.tasks is not None:
+            return TaskMix([spec.build(self.service_classes) for spec in self.tasks])
+        assert self.prefill is not None
+        assert self.decode is not None
+        return Independent(self.prefill.build(), self.decode.build())
 
 
 class ServingScenario(ScenarioFile):

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Discriminator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, Tag, model_validator
 
-from latency_models.io.builtin_files import FilePath
 from latency_models.io.config_io import Strict
+from latency_models.io.files import FilePath
 from latency_models.sources.registry import StepTimeSpec
 from latency_models.stages import StageLink, Stages, stage_layers
 from latency_models.step_time import StepTime

@@ -19,12 +19,10 @@ from pydantic import (
     model_validator,
 )
 
-from latency_models.io.config_io import Strict, checked
-from latency_models.io.late_section import late_section, late_sections
+from latency_models.io.config_io import Strict, checked, late_section, late_sections
 from latency_models.sources.registry import StepTimeSpec
-from scenarios.engine import EngineSpec
+from scenarios.engine import DeviceSpec, EngineSpec, KVEventsSpec, LinkSpec, PoolSpec, Role, Routing, Serves
 from scenarios.fields import Engines
-from scenarios.pools import DeviceSpec, KVEventsSpec, LinkSpec, PoolSpec, Role, Routing, Serves
 from workloads.errors import BadInput
 from workloads.registry import Registry
 

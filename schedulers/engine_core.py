@@ -14,7 +14,7 @@ their own.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from schedulers.admission import (
     admit_transferred,
@@ -29,9 +29,6 @@ from schedulers.kv_tiers import Load
 from schedulers.sequence import FINISHED, FINISHING, PREFILLING, WAITING, Sequence, uncached_prefix_key
 from schedulers.step_scheduling import StepScheduling
 from workloads.request import Request
-
-if TYPE_CHECKING:
-    from workloads.request import Request
 
 
 class EngineCore(StepScheduling):

@@ -18,7 +18,7 @@ from workloads.request import Request
 from workloads.trace import Trace
 
 if TYPE_CHECKING:
-    from workloads.prefixes import SharedPrefixes
+    from workloads.mixes import SharedPrefixes
 
 _BLOCK = 4096
 

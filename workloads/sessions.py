@@ -17,8 +17,7 @@ from workloads.arrivals import Arrivals, ClosedLoop, Pauses
 from workloads.checks import number, whole
 from workloads.errors import BadInput
 from workloads.lengths import Lengths
-from workloads.mixes import ModelMix
-from workloads.prefixes import PrefixStream, SharedPrefixes
+from workloads.mixes import ModelMix, PrefixStream, SharedPrefixes
 from workloads.request import Request
 
 MAX_BRANCHES = 10_000

@@ -29,7 +29,7 @@ from benchmarks.error_board.prediction import Prediction, predict
 from benchmarks.error_board.priors import PRIORS, UNFAMILIAR
 from benchmarks.error_board.rows import Row, read_rows
 from benchmarks.provenance import provenance
-from latency_models.sources.roofline.error_board import SUMMARY
+from latency_models.sources.roofline.spec import SUMMARY
 from workloads.errors import BadInput
 
 GROUPS = ("configuration", "model", "system")

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.error_board.prediction import SYSTEMS, Prediction
 from benchmarks.error_board.rows import Row
 from latency_models.deployment.models import load_model
-from latency_models.sources.roofline.error_board import family
+from latency_models.sources.roofline.spec import family
 
 WORST = 10
 """Cells that are listed as the worst."""

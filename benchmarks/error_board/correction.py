@@ -28,7 +28,7 @@ from benchmarks.error_board.prediction import Prediction, chip
 from benchmarks.error_board.rows import Row
 from latency_models.deployment.models import load_model
 from latency_models.fitting.estimator import Floats
-from latency_models.sources.roofline.error_board import family
+from latency_models.sources.roofline.spec import family
 
 LENGTH = 1.5
 """Natural logarithms of requests in flight, and of lengths, over which an error changes."""

@@ -25,11 +25,11 @@ from benchmarks.error_board.scripts import MAX_BATCHED_TOKENS, script
 from benchmarks.roofline_efficiency import DEVICES
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import ExpertFFN, Formats, Model, Weights, load_model
-from latency_models.io.builtin_files import builtin_names
-from latency_models.sources.aiconfigurator.closed_loop import prompt_alone, step_and_prompt
+from latency_models.io.files import builtin_names
+from latency_models.sources.aiconfigurator.spec import prompt_alone, step_and_prompt
 from latency_models.sources.roofline.efficiency import Backend, built_in_efficiency
 from latency_models.sources.roofline.placement import Cache, Placement, check_placement, device_memory
-from latency_models.sources.roofline.step_time import RooflineStepTime
+from latency_models.sources.roofline.spec import RooflineStepTime
 from latency_models.sources.roofline.work import ABOUT
 from workloads.errors import BadInput
 

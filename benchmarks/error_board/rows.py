@@ -29,7 +29,7 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks.silicon import RANDOM_RANGE_MEAN
-from latency_models.io.tables import Columns, read_columns
+from latency_models.io.files import Columns, read_columns
 
 SAMPLE = Path("systems") / "silicon_sample.csv"
 

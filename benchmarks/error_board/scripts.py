@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from benchmarks.error_board.rows import Row
 from benchmarks.silicon import RANDOM_RANGE_MEAN
 from latency_models.deployment.models import load_model
-from latency_models.sources.roofline.error_board import family
 from latency_models.sources.roofline.placement import Cache
+from latency_models.sources.roofline.spec import family
 
 MAX_BATCHED_TOKENS = 8192
 MAX_SEQS = 2048

@@ -11,11 +11,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from latency_models.deployment.model_config import FAMILY_DEFAULTS, ConfigFields, attention_sizes, read_config_fields
+from latency_models.deployment.model_config import (
+    FAMILY_DEFAULTS,
+    ConfigFields,
+    attention_sizes,
+    read_config_fields,
+    stated_formats,
+)
 from latency_models.deployment.models import Checkpoint, Model, load_model
-from latency_models.deployment.quantization import stated_formats
-from latency_models.io.builtin_files import is_path
 from latency_models.io.config_io import checked
+from latency_models.io.files import is_path
 from workloads.errors import BadInput
 from workloads.json_files import read_json_object
 

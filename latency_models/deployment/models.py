@@ -9,12 +9,12 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, PrivateAttr, model_validator
 
-from latency_models.deployment.attention import Attention, Indexer
-from latency_models.deployment.attention import GroupedQueryAttention as GroupedQueryAttention
-from latency_models.deployment.attention import LatentAttention as LatentAttention
-from latency_models.deployment.attention import LinearAttention as LinearAttention
-from latency_models.io.builtin_files import FORMAT, find_data
+from latency_models.deployment.layers import Attention, Indexer
+from latency_models.deployment.layers import GroupedQueryAttention as GroupedQueryAttention
+from latency_models.deployment.layers import LatentAttention as LatentAttention
+from latency_models.deployment.layers import LinearAttention as LinearAttention
 from latency_models.io.config_io import Strict, checked, read_yaml
+from latency_models.io.files import FORMAT, find_data
 from workloads.errors import BadInput
 
 Weights: TypeAlias = Literal["bf16", "fp8", "int8", "fp4", "mxfp4", "int4"]

@@ -15,8 +15,15 @@ from typing import Self
 import numpy as np
 from pydantic import NonNegativeFloat, PositiveInt, model_validator
 
-from latency_models.fitting.estimator import CannotFit, Estimator, Floats, NotFitted, Numbers, measurements
-from latency_models.fitting.statistics import student_quantile
+from latency_models.fitting.estimator import (
+    CannotFit,
+    Estimator,
+    Floats,
+    NotFitted,
+    Numbers,
+    measurements,
+    student_quantile,
+)
 from latency_models.io.config_io import Strict
 from workloads.errors import BadInput
 

@@ -1,4 +1,4 @@
-"""Configuration files: strict YAML, checked against pydantic models, with one-line errors.
+"""Configuration files: strict models, YAML within limits, and sections that are imported when a file has them.
 
 YAML here means plain values (no objects) and mappings without repeated keys. Numbers follow YAML 1.2: 1e-3 is a number,
 while 1:32 and 007 are text (YAML 1.1 reads 92 and 7). Two rules of YAML 1.1 remain: 1_000 is a thousand, and unquoted
@@ -7,6 +7,14 @@ yes, no, on and off are booleans.
 Before a value is built, the events of a piece of YAML are compared with bounds on nesting and size: the C loader
 recurses once a level of nesting and overflows the stack of the process some 20,000 levels down, and a few lines of
 aliases can stand for gigabytes. The parser of events does neither.
+
+A scenario may have sections for planning, sessions, autoscaling and more, each of which takes milliseconds to import
+and to make a validator for. Most files have none of them. A model refers to such a section by its place:
+
+    if TYPE_CHECKING:
+        from scenarios.planning import PlanSpec
+    else:
+        PlanSpec = late_section("scenarios.planning", "PlanSpec")
 """
 
 from __future__ import annotations
@@ -16,14 +24,23 @@ import io
 import re
 import sys
 from collections.abc import Hashable
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import core_schema
 
 from latency_models.io.validation_errors import explain_validation
 from workloads.errors import BadInput, readable
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from yaml import SafeLoader as _FastestLoader
+else:
+    _FastestLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
 
 MAX_BYTES = 32 * 2**20
 """Bytes of a text file: far more than a scenario, a calibration or a kernel table takes."""
@@ -68,11 +85,6 @@ def check_limits(text: str, loader: type[Any]) -> None:
 def _fault(problem: str, event: Any) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
 
-
-if TYPE_CHECKING:
-    from yaml import SafeLoader as _FastestLoader
-else:
-    _FastestLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 __all__ = [
     "Strict",
@@ -221,3 +233,41 @@ def checked(model: type[_Model], document: dict[str, Any], file: Path | None, se
 def print_note(text: str) -> None:
     """Print a line on stderr, the same one once a process."""
     print(f"twin: {text}", file=sys.stderr)
+
+
+class LateSection:
+    """Base class of the types that stand for a section in the annotations of a model."""
+
+    module: ClassVar[str]
+    name: ClassVar[str]
+
+    @classmethod
+    def annotation(cls) -> Any:
+        """The type of the section: a model, or a union, list or dict of some. Imports it."""
+        return getattr(import_module(cls.module), cls.name)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(cls._check)
+
+    @classmethod
+    def _check(cls, value: Any) -> Any:
+        from pydantic import TypeAdapter
+
+        from latency_models.io.validation_errors import explain_validation
+
+        annotation = cls.annotation()
+        try:
+            return TypeAdapter(annotation).validate_python(value)
+        except ValidationError as error:
+            raise explain_validation(error, None, annotation) from None
+
+
+def late_section(module: str, name: str) -> type[LateSection]:
+    """A type that stands for the section `name` of `module`, which is imported when a file has it."""
+    return type(name, (LateSection,), {"module": module, "name": name})
+
+
+def late_sections(module: str, *names: str) -> list[type[LateSection]]:
+    """Types that stand for several sections of one module."""
+    return [late_section(module, name) for name in names]

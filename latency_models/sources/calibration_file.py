@@ -12,8 +12,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from latency_models.calibration import Calibration, FitReport, Line, Pair, Provenance
 from latency_models.deployment.models import Model
-from latency_models.io.builtin_files import FilePath
 from latency_models.io.config_io import Strict, checked, read_yaml, write_yaml
+from latency_models.io.files import FilePath
 from latency_models.sources.ec_tables import LayerTables
 from latency_models.sources.kernel_tables.tables import HeldOut, KernelTables
 from latency_models.sources.registry import SourceSpec, register
@@ -21,7 +21,7 @@ from latency_models.step_time import StepTime
 from workloads.errors import BadInput
 
 if TYPE_CHECKING:
-    from latency_models.sources.kernel_tables.step_time import KernelTableStepTime
+    from latency_models.sources.kernel_tables.spec import KernelTableStepTime
 
 SCHEMA = "twin.measured-calibration/1"
 
@@ -97,7 +97,7 @@ class MeasuredCalibration(Strict):
     def step_time(self) -> KernelTableStepTime:
         """Step times of the measured device and model."""
         from latency_models.sources.kernel_tables.settings import KernelTableSettings
-        from latency_models.sources.kernel_tables.step_time import KernelTableStepTime
+        from latency_models.sources.kernel_tables.spec import KernelTableStepTime
 
         if self.tables is None:
             raise BadInput(

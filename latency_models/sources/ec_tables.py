@@ -18,11 +18,10 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from latency_models.io.builtin_files import FilePath
 from latency_models.io.config_io import Strict, checked, read_yaml
+from latency_models.io.files import FilePath
 from latency_models.sources.registry import SourceSpec, register
-from latency_models.step_time import StepTime
-from latency_models.unknowns import Unknown
+from latency_models.step_time import StepTime, Unknown
 from schedulers.batches import Batch
 from schedulers.step_policies import interpolate
 from workloads.errors import BadInput

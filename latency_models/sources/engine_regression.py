@@ -26,14 +26,12 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from latency_models.calibration import Provenance
-from latency_models.fitting.estimator import CannotFit, Estimator, Floats
+from latency_models.fitting.estimator import CannotFit, Estimator, Floats, fit_huber
 from latency_models.fitting.linear import BrokenLine, basis, choose_knots, from_basis
-from latency_models.fitting.statistics import fit_huber
-from latency_models.io.builtin_files import FilePath
 from latency_models.io.config_io import Strict, checked, read_yaml
+from latency_models.io.files import FilePath
 from latency_models.sources.registry import SourceSpec, register
-from latency_models.step_time import StepTime
-from latency_models.unknowns import Unknown
+from latency_models.step_time import StepTime, Unknown
 from schedulers.batches import Batch
 
 

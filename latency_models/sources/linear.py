@@ -9,8 +9,7 @@ from typing import Any, Literal
 from pydantic import NonNegativeFloat, PositiveFloat
 
 from latency_models.sources.registry import SourceSpec, register
-from latency_models.step_time import StepTime
-from latency_models.unknowns import Unknown
+from latency_models.step_time import StepTime, Unknown
 from schedulers.batches import Batch, DraftedSteps
 
 COEFFICIENTS = {

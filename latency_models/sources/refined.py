@@ -18,11 +18,10 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from latency_models.fitting.estimator import Floats
-from latency_models.io.builtin_files import FilePath
 from latency_models.io.config_io import Strict, checked, read_yaml
+from latency_models.io.files import FilePath
 from latency_models.sources.registry import SourceSpec, find_source, register
-from latency_models.step_time import StepTime
-from latency_models.unknowns import Unknown
+from latency_models.step_time import StepTime, Unknown
 from latency_models.wrapped import ScaledStepTime
 from workloads.errors import BadInput
 

@@ -19,7 +19,7 @@ from live.adaptation.weights import to_named
 from live.models.checkpoint import SINGLE
 from live.models.config import ModelConfig, read_config
 from live.models.weights import Weights, load_weights
-from reports.records.run_directory import naming, replacing, write_text
+from reports.run_directory import naming, replacing, write_text
 from workloads.errors import BadInput
 
 SCHEMA = "twin.adaptation/1"

@@ -28,7 +28,7 @@ from live.models.checkpoint import weight_files
 from live.models.config import Family, ModelConfig
 from live.models.linear import Rounding
 from live.models.weights import Weights
-from reports.records.run_directory import naming
+from reports.run_directory import naming
 from workloads.errors import BadInput
 from workloads.json_files import read_json_object
 

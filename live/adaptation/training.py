@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from reports.records.run_directory import replacing
+from reports.run_directory import replacing
 from workloads.errors import BadInput
 
 SAVE_EVERY = 100

@@ -15,7 +15,7 @@ from latency_models.sources.calibration_file import FittedPiece, MeasuredCalibra
 from latency_models.sources.ec_tables import LAYER_TYPES, LayerTables
 from latency_models.sources.kernel_tables.attention import AttentionTimes
 from latency_models.sources.kernel_tables.settings import KernelTableSettings
-from latency_models.sources.kernel_tables.step_time import KernelTableStepTime
+from latency_models.sources.kernel_tables.spec import KernelTableStepTime
 from latency_models.sources.kernel_tables.tables import AttentionTable, Curve, HeldOut, KernelTables, TableSource
 from latency_models.step_time import ANY_SEQUENCE
 from live.calibration import measuring
@@ -25,7 +25,7 @@ from live.calibration.measuring import Plan
 from live.calibration.operations import via
 from live.device import device_name, versions
 from live.graphs.capture_sizes import CaptureSizes
-from reports.records.run_directory import commit
+from reports.run_directory import commit
 from schedulers.batches import Batch, Chunk
 
 CLOSE, CLOSE_IN_NOISE = 0.05, 0.1

@@ -16,7 +16,7 @@ from live.calibration.measuring import DTYPES, Measure, Plan, count, measure_all
 from live.device import DEFAULT_DTYPE, device_name
 from live.device import use_threads as set_threads
 from live.memory import keep_freed_memory, use_huge_pages
-from reports.records.run_directory import write_text
+from reports.run_directory import write_text
 from workloads.errors import BadInput
 
 __all__ = ["calibrate", "count", "link_of", "make_plan", "open_journal", "pictures", "use_threads"]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from latency_models.deployment.quantization import TARGET_MODULES
+from latency_models.deployment.model_config import TARGET_MODULES
 from live.models.config import ModelConfig
 from live.models.decoder import Decoder
 from live.models.linear import Matrix, linear

@@ -23,10 +23,9 @@ from live.text.tokenizer import Tokenizer
 from live.topologies.pools.layout import kv_bytes
 from live.topologies.tensor_parallel import TensorParallelModel
 from scenarios.engine import EngineSpec, SchedulerPlan
-from scenarios.live_engines import single_engine, tensor_parallel_size
-from scenarios.overrides import Settings, single_settings
-from scenarios.reading import read_scenario
+from scenarios.reading import Settings, read_scenario, single_settings
 from scenarios.serving import ServingScenario, check_scenario
+from scenarios.validation import single_engine, tensor_parallel_size
 from schedulers.engine_config import EngineConfig
 from schedulers.model_slots import SlotsConfig
 from workloads.errors import BadInput

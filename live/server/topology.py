@@ -25,7 +25,7 @@ from live.topologies.pools.layout import PoolsLayout, kv_bytes, pools_layout
 from live.topologies.processes import LocalWorkers, TimeLimits, WorkerProcesses, run_worker, visible_gpus
 from live.topologies.transport import TransportError
 from scenarios.afd import AfdScenario, check_scenario, parse_ratios
-from scenarios.live_engines import engine_pools
+from scenarios.validation import engine_pools
 from schedulers.engine_config import EngineConfig
 from workloads.errors import BadInput
 

@@ -16,7 +16,7 @@ from typing import ClassVar
 from latency_models.stages import MessageLink
 from live.clock import ClockName
 from live.topologies.local import Timekeeper
-from reports.bundle_metrics import Transfers
+from reports.metrics import Transfers
 
 
 @dataclass(slots=True)

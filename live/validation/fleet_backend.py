@@ -29,8 +29,7 @@ from live.validation.clients import GREEDY
 from live.validation.fleet import Fleet, FleetEngine
 from live.validation.profiling import EngineProfile, ProfilingResult
 from live.validation.replay import request_columns, step_spans
-from scenarios.engine import SchedulerPlan
-from scenarios.pools import make_router
+from scenarios.engine import SchedulerPlan, make_router
 from scenarios.system import ColocatedSpec
 from scenarios.validation import ProfilingSpec, ValidationScenario
 from schedulers.batches import Batch

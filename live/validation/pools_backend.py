@@ -26,8 +26,7 @@ from live.validation.profiling import ProfilingLimits, ProfilingResult
 from live.validation.replay import request_columns
 from live.validation.role_steps import RecordedTime, Span, role_steps, watch_steps
 from scenarios.engine import SchedulerPlan
-from scenarios.live_engines import engine_pools
-from scenarios.validation import ProfilingSpec, ValidationScenario
+from scenarios.validation import ProfilingSpec, ValidationScenario, engine_pools
 from schedulers.engine_config import EngineConfig
 from schedulers.step_policies import ChunkPolicy
 from workloads.errors import BadInput

@@ -1,4 +1,8 @@
-"""The AFD ratio paper: its r* values, and figures 4 to 7."""
+"""The AFD paper: its ratios and figures 4 to 8 computed again, figure 3 on any trace, and the tables of both.
+
+The paper takes D ~ Geo(p) from pictures of four traces (3.3), and nothing else about D enters eq. 19. Here p is fitted
+to the lengths of a trace, the fit is tested, and r* is computed from the trace's own lengths as well.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from papers.data import records, scenario
-from papers.layout import claim
+from papers.common import claim, claims_table, disagreements, records, scenario
+from reports.blocks import Document, Report, Table, rows_table, sections
+from reports.svg import render
 from scenarios.afd import check_scenario
 from twin.afd.plan import make_plan
 from twin.sweeps.ratio_sweep import RatioSweep, prepare
 from twin.theory.paper import PaperModel
+from workloads.checks import FloatArray, IntArray
+from workloads.pairs import JointEmpirical
+from workloads.traces import read_trace
 
 BASELINE = scenario("afd")
 CONFIGURATIONS: list[dict[str, Any]] = [
@@ -205,3 +213,221 @@ def _model(row: PrintedRatio) -> PaperModel:
     document = {**BASELINE, "batch_size": row.batch_size, "requests_per_instance": row.requests}
     settings = {"workload.prefill.mean": row.mean_prefill, "workload.decode.mean": row.mean_decode}
     return make_plan(check_scenario(document, settings, Path("afd-paper")), Path(), None).paper
+
+
+LEVELS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+CLOSELY = 0.05
+"""Distance between two distribution functions up to which one "closely follows" the other; the paper names none."""
+DRAWS = 199
+SEED = 1
+
+
+def reproduce(trace: Path) -> dict[str, Any]:
+    """The document `twin.reproduction-afd/1` of a trace, in seconds."""
+    recorded = read_trace(trace)
+    decode = recorded.decode_tokens
+    fit = geometric_fit(decode)
+    pairs = JointEmpirical(recorded.prefill_tokens, decode)
+    document = {
+        "schema": "twin.reproduction-afd/1",
+        "paper": "afd",
+        "trace": str(trace),
+        "requests": len(decode),
+        "lengths": fit,
+        "ratios": ratios(pairs),
+        "latencies": latencies(),
+    }
+    return document | {"claims": length_claims(document)}
+
+
+def geometric_fit(decode: IntArray) -> dict[str, Any]:
+    """The geometric distribution on {1, 2, …} with the mean of these lengths, (n,), and how far they are from it.
+
+    `distance` is Kolmogorov's. `p_value`: share of samples of that distribution, fitted again, that are at least as far
+    from their fit (parametric bootstrap). `cv` of a geometric one is sqrt(1 − p). `survival`: P(D ≥ length) on a grid.
+    """
+    p = 1 / float(decode.mean())
+    distance = _distance(decode, p)
+    rng = np.random.default_rng(SEED)
+    samples = (rng.geometric(p, len(decode)) for _ in range(DRAWS))
+    farther = sum(_distance(sample, 1 / float(sample.mean())) >= distance for sample in samples)
+    levels = np.array(LEVELS)
+    lengths = np.unique(np.geomspace(1, decode.max(), 60).astype(np.int64))
+    return {
+        "mean": 1 / p,
+        "p": p,
+        "cv": float(decode.std() / decode.mean()),
+        "cv_geometric": float(np.sqrt(1 - p)),
+        "distance": distance,
+        "p_value": (farther + 1) / (DRAWS + 1),
+        "quantiles": [
+            {"level": level, "trace": float(own), "geometric": float(fitted)}
+            for level, own, fitted in zip(
+                LEVELS, np.quantile(decode, levels, method="inverted_cdf"), _quantile(levels, p), strict=True
+            )
+        ],
+        "survival": [
+            {
+                "length": int(length),
+                "trace": float((decode >= length).mean()),
+                "geometric": (1 - p) ** (int(length) - 1),
+            }
+            for length in lengths
+        ],
+    }
+
+
+def _distance(lengths: IntArray, p: float) -> float:
+    """The largest difference of lengths' distribution function and a geometric one: at a length, or just before."""
+    values, counts = np.unique(lengths, return_counts=True)
+    cumulative = np.cumsum(counts) / len(lengths)
+    before = np.concatenate(([0.0], cumulative[:-1]))
+    at_values, below_values = (np.abs(1 - (1 - p) ** (values - lag)) for lag in (0, 1))
+    return float(max(np.abs(cumulative - at_values).max(), np.abs(before - below_values).max()))
+
+
+def _quantile(levels: FloatArray, p: float) -> FloatArray:
+    """Quantiles of the geometric distribution on {1, 2, …}, in the shape of `levels`; it is all 1 where p is 1."""
+    if p >= 1:
+        return np.ones_like(levels)
+    result: FloatArray = np.maximum(np.ceil(np.log1p(-levels) / np.log1p(-p)), 1.0)
+    return result
+
+
+def ratios(pairs: JointEmpirical) -> list[dict[str, Any]]:
+    """r* of eq. 19 (latencies and B of section 5.3) for three assumptions on lengths; eq. 6 at the trace's own load."""
+    plan = make_plan(check_scenario(BASELINE, {}, Path("afd-paper")), Path(), None)
+    model = PaperModel(plan.latency, BASELINE["batch_size"], pairs.mean_prefill, pairs.mean_decode)
+    loads = {
+        "geometric, independent of prompts (eq. 14)": model.mean_load / model.batch_size,
+        "the trace's answers, independent of prompts": pairs.independent().renewal_load(),
+        "the trace's prompts and answers together": pairs.renewal_load(),
+    }
+    own = model.batch_size * loads["the trace's prompts and answers together"]
+    best = _throughput(model, model.r_star_at(own), own)
+    rows = []
+    for assumption, load in loads.items():
+        ratio = model.r_star_at(model.batch_size * load)
+        relative = _throughput(model, ratio, own) / best
+        rows.append({"assumption": assumption, "slot_load": load, "r_star": ratio, "throughput": relative})
+    return rows
+
+
+def _throughput(model: PaperModel, ratio: float, load: float) -> float:
+    """Eq. 6 at another mean token load of an instance than that of geometric lengths."""
+    alpha, beta = model.latency.attention
+    cycle = max(alpha * load + beta, model.t_communication, model.t_ffn(ratio))
+    return ratio * model.batch_size / ((ratio + 1) * cycle)
+
+
+def latencies() -> dict[str, list[list[float]]]:
+    """Figure 8: lines of (tokens, cycles) to T = 200,000 for attention, and to B = 4,000 for FFN and communication."""
+    latency = make_plan(check_scenario(BASELINE, {}, Path("afd-paper")), Path(), None).latency
+    spans = {"attention": 200_000, "ffn": 4_000, "communication": 4_000}
+    lines = {}
+    for name, end in spans.items():
+        alpha, beta = getattr(latency, name)
+        lines[name] = [[0.0, beta], [float(end), alpha * end + beta]]
+    return lines
+
+
+def length_claims(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Figure 3's claim on this trace, and what r* owes to it."""
+    fit, rows = document["lengths"], document["ratios"]
+    geometric, own = rows[0]["r_star"], rows[-1]["r_star"]
+    return [
+        claim(
+            "figure 3", "decode lengths closely follow a geometric distribution", f"distance ≤ {CLOSELY:g} (our bound)",
+            f"{fit['distance']:.3f}, p = {fit['p_value']:.3f}", fit["distance"] <= CLOSELY,
+            f"coefficient of variation {fit['cv']:.2f}, geometric {fit['cv_geometric']:.2f}",
+        ),
+        claim(
+            "eq. 19", "r* of geometric lengths on this trace", f"{geometric:.2f}", f"{own:.2f}",
+            abs(geometric / own - 1) <= 0.1, f"building {geometric:.2f} has {100 * rows[0]['throughput']:.1f} % of the"
+            " throughput of the trace's own r*",
+        ),
+    ]  # fmt: skip
+
+
+def tables(document: Document) -> Report:
+    """The optimal ratios, then the claims of figures 4 to 7, then the disagreements in words. Of a trace, figure 3."""
+    if "lengths" in document:
+        return _of_trace(document)
+    claims = [*document["claims"], *map(_ratio_claim, document["optimal_ratios"])]
+    return sections(
+        [
+            ("Optimal ratios, eq. 19", _ratios(document["optimal_ratios"])),
+            ("Figures 4 to 7, simulated", claims_table(document["claims"])),
+            ("What disagrees", disagreements(claims)),
+        ]
+    )
+
+
+def _ratio_claim(row: Document) -> Document:
+    explained, unexplained = "unrounded parameters could explain it", "no rounding of Table 4 explains it"
+    return claim(
+        "eq. 19", f"r* at B = {row['batch_size']}", f"{row['published']:.2f}", f"{row['computed']:.4f}",
+        row["prints_the_same"], explained if row["within_rounding"] else unexplained,
+    )  # fmt: skip
+
+
+def _ratios(rows: list[Document]) -> Table:
+    return rows_table(
+        "B | μ_P | μ_D | printed | computed | same digits",
+        "{batch_size} | {mean_prefill:g} | {mean_decode:g} | {published:.2f} | {computed:.4f} | {prints_the_same:yes}",
+        rows,
+    )
+
+
+def _of_trace(document: Document) -> Report:
+    fit = document["lengths"]
+    return sections(
+        [
+            (
+                f"Figure 3: {document['requests']:,} answers of {document['trace']}, mean {fit['mean']:.1f} tokens",
+                rows_table(
+                    "quantile | trace | geometric", "{level:g} | {trace:.0f} | {geometric:.0f}", fit["quantiles"]
+                ),
+            ),
+            (
+                "r* with the latencies and B of section 5.3",
+                rows_table(
+                    "lengths | tokens of a slot | r* | throughput if built",
+                    "{assumption} | {slot_load:.0f} | {r_star:.2f} | {throughput:100 .1f} %",
+                    document["ratios"],
+                ),
+            ),
+            ("Claims", claims_table(document["claims"])),
+            ("What disagrees", disagreements(document["claims"])),
+        ]
+    )
+
+
+def figures(document: Document) -> dict[str, str]:
+    return {"lengths": render(_draw_lengths, document, 2), "latencies": render(_draw_latencies, document, 2)}
+
+
+def _draw_lengths(panels: list[Any], document: Document) -> None:
+    """P(D ≥ length), a straight line if D is geometric, and its quantiles over those of the fit."""
+    fit = document["lengths"]
+    survival, quantiles = panels
+    lengths = [row["length"] for row in fit["survival"]]
+    survival.semilogy(lengths, [row["trace"] for row in fit["survival"]], "o", ms=3, label="trace")
+    survival.semilogy(lengths, [row["geometric"] for row in fit["survival"]], "-", lw=1.2, label="geometric")
+    survival.set(xlabel="tokens of an answer", ylabel="share of answers of at least that length")
+    survival.set_ylim(bottom=0.5 / document["requests"])
+    survival.legend()
+    levels = [row["geometric"] for row in fit["quantiles"]]
+    quantiles.plot(levels, [row["trace"] for row in fit["quantiles"]], "o", ms=4)
+    quantiles.plot([0, max(levels)], [0, max(levels)], "-", color="grey", lw=0.8)
+    quantiles.set(xlabel="quantile of the geometric fit, tokens", ylabel="quantile of the trace, tokens")
+
+
+def _draw_latencies(panels: list[Any], document: Document) -> None:
+    for panel, names, label in zip(
+        panels, (["attention"], ["ffn", "communication"]), ("token load T", "requests B"), strict=True
+    ):
+        for name in names:
+            panel.plot(*zip(*document["latencies"][name], strict=True), lw=1.4, label=name)
+        panel.set(xlabel=label, ylabel="cycles", xlim=(0, None), ylim=(0, None))
+        panel.legend()

@@ -1,4 +1,10 @@
-"""Seconds of one layer's stages, and the decode step that two alternating microbatches make of them.
+"""FastAFD: measured tables, and the stages of a layer in bundles and in wide expert parallelism.
+
+The measured tables: steps of FastAFD bundles over the ratio, and throughput of whole systems.
+
+The tables are not part of this repository. `--data` names the folder that holds them.
+
+Seconds of one layer's stages, and the decode step that two alternating microbatches make of them.
 
 A bundle has one FFN tray, over whose GPUs the experts lie once, and r attention trays, each of whose GPUs holds its own
 sequences. For one microbatch of b sequences on every attention GPU, n = 4·r·b tokens reach the FFN tray. In one layer
@@ -12,21 +18,145 @@ V_token, the expert's bytes and FLOPs follow from the model file (AFD eq. 24 and
 peaks, and η, s, d and c are fitted (`fit_bundle`). Few tokens do not touch every expert:
 distinct(n) = E (1 − (1 − k/E)^n) of E experts, for tokens that choose k of them evenly. A row is sent in 8 bits and
 returned in 16 (eq. 34), once for every expert that it goes to.
+
+vLLM with data-parallel attention and experts over all N GPUs (DP = EP), and its KV ceiling.
+
+No microbatches alternate, so the stages of a layer follow each other on every GPU: the attention stage and the rows of
+the bundle, E/N experts, one message to each of the other GPUs, the way there and back, and a fixed overhead of a layer
+that is fitted. On the same GPUs AFD and wide EP are compared.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Final
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latency_models.deployment.hardware import WEIGHT_BYTES, Hardware
+from latency_models.deployment.hardware import WEIGHT_BYTES, Deployment, Hardware, footprint
 from latency_models.deployment.models import ExpertFFN, Model
-from papers.fastafd.measurements import TRAY, StepMeasurement
+from latency_models.io.files import read_columns
 from workloads.errors import BadInput
+
+RATIO_SWEEP, SYSTEMS = "ratio_sweep.csv", "systems.csv"
+TRAY = 4
+"""GPUs of one tray of GB200 NVL72: of the FFN, and of each attention tray."""
+
+BUNDLE = re.compile(r"^afd-(\d+)-1$")
+WIDE_EP = "vllm-dp-ep"
+
+
+@dataclass(frozen=True, slots=True)
+class StepMeasurement:
+    """One measured decode step (seconds) of a bundle of one FFN tray and r attention trays, `batch_size` a GPU."""
+
+    prompt_tokens: int
+    batch_size: int
+    ratio: float
+    tpot: float
+
+    @property
+    def curve(self) -> tuple[int, int]:
+        """Prompt length and batch size, which the points of one curve over r have in common."""
+        return self.prompt_tokens, self.batch_size
+
+
+@dataclass(frozen=True, slots=True)
+class SystemMeasurement:
+    """Measured output tokens a second and GPU of vLLM with DP = EP (ratio None), or a bundle with `ratio` attention
+    trays.
+    """
+
+    model: str
+    prompt_tokens: int
+    gpus: int
+    batch_size: int
+    ratio: int | None
+    throughput: float
+    ceiling: bool
+
+    @property
+    def tpot(self) -> float:
+        """Seconds of one decode step, from the throughput of all GPUs."""
+        decoding = self.gpus if self.ratio is None else self.gpus - TRAY
+        return self.batch_size * decoding / (self.throughput * self.gpus)
+
+
+def read_ratio_sweep(folder: Path) -> list[StepMeasurement]:
+    """The measured steps of `ratio_sweep.csv`, in its order; columns beside those read here are ignored."""
+    columns = read_columns(folder / RATIO_SWEEP)
+    rows = [
+        StepMeasurement(prompt, batch, ratio, milliseconds / 1e3)
+        for prompt, batch, ratio, milliseconds in zip(
+            columns.wholes("prompt_tokens", low=1),
+            columns.wholes("batch_per_attention_gpu", low=1),
+            columns.numbers("attention_trays_per_ffn_tray", above=0),
+            columns.numbers("tpot_ms", above=0),
+            strict=True,
+        )
+    ]
+    points = set()
+    for index, row in enumerate(rows):
+        point = (*row.curve, row.ratio)
+        if point in points:
+            expected = "expected each ratio once for a prompt length and batch"
+            raise columns.fault(expected, index, "attention_trays_per_ffn_tray")
+        points.add(point)
+    return rows
+
+
+def read_systems(folder: Path) -> list[SystemMeasurement]:
+    """The systems of `systems.csv`, if the folder has it; `note` says where a batch is below the KV ceiling."""
+    if not (folder / SYSTEMS).is_file():
+        return []
+    columns = read_columns(folder / SYSTEMS)
+    names, notes, models = columns.text("system"), columns.text("note"), columns.text("model")
+    prompts, gpus = columns.wholes("prompt_tokens", low=1), columns.wholes("gpus", low=1)
+    batches = columns.wholes("batch_per_gpu", low=1)
+    rates = columns.numbers("output_tokens_per_second_per_gpu", above=0)
+    rows = []
+    for index, name in enumerate(names):
+        bundle = BUNDLE.match(name)
+        if bundle is None and name != WIDE_EP:
+            raise columns.fault(f"expected {WIDE_EP} or a bundle such as afd-7-1", index, "system")
+        ratio = int(bundle.group(1)) if bundle else None
+        if ratio is not None and gpus[index] != TRAY * (ratio + 1):
+            raise columns.fault(f"expected {TRAY * (ratio + 1)}, the GPUs of {name}", index, "gpus")
+        rows.append(
+            SystemMeasurement(
+                models[index],
+                prompts[index],
+                gpus[index],
+                batches[index],
+                ratio,
+                rates[index],
+                "below the KV ceiling" not in notes[index],
+            )
+        )
+    return rows
+
+
+def curves(rows: list[StepMeasurement]) -> dict[tuple[int, int], list[StepMeasurement]]:
+    """The measured curves by prompt length and batch size, each in ascending ratio."""
+    by_curve: dict[tuple[int, int], list[StepMeasurement]] = {}
+    for row in sorted(rows, key=lambda row: (*row.curve, row.ratio)):
+        by_curve.setdefault(row.curve, []).append(row)
+    return by_curve
+
+
+def require_folder(folder: Path | None) -> Path:
+    """The folder of `--data`, which holds `ratio_sweep.csv`."""
+    if folder is None:
+        raise BadInput(f"expected a folder with {RATIO_SWEEP}, which is not part of the project", field="--data")
+    if not (folder / RATIO_SWEEP).is_file():
+        raise BadInput(f"expected a folder with {RATIO_SWEEP}", field="--data", value=str(folder))
+    return folder
+
 
 KV_BYTES = 2.0
 """Bytes of one element of the KV cache. The measured capacities imply 16 bits."""
@@ -193,3 +323,92 @@ def _soften(residuals: Floats) -> Floats:
     """Residuals whose squares are the soft-L1 loss 2 (√(1 + z²) − 1)."""
     softened: Floats = np.sign(residuals) * np.sqrt(2 * (np.sqrt(1 + residuals**2) - 1))
     return softened
+
+
+UTILIZATION = 0.9
+"""vLLM's gpu_memory_utilization."""
+
+RESERVE = 4e9
+"""Bytes of activations, CUDA graphs and communication buffers on a GPU, assumed. With them the predicted ceilings of
+8,192-token prompts are vLLM's reported ones to one sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class WideEp:
+    """A wide-EP system, predicted with a bundle's parameters and `overhead`, seconds of a layer beside the stages."""
+
+    stages: LayerStages
+    parameters: BundleParameters
+    overhead: float = 0.0
+
+    def tpot(self, gpus: int, prompt_tokens: int, batch_size: int) -> float:
+        """Seconds of a decode step with `batch_size` sequences on each of `gpus`."""
+        tokens = gpus * batch_size
+        stages, fitted = self.stages, self.parameters
+        layer = (
+            stages.attention(fitted, batch_size, prompt_tokens)
+            + stages.expert_read(tokens, gpus)
+            + stages.rows(tokens, gpus, fitted.row_efficiency)
+            + fitted.tray_seconds / TRAY * (gpus - 1)
+            + fitted.exchange_seconds
+            + self.overhead
+        )
+        return layer * stages.model.layers
+
+    def kv_ceiling(self, gpus: int, prompt_tokens: int) -> int:
+        """Sequences of so many tokens that the KV cache of one GPU holds."""
+        memory = footprint(self.stages.model, Deployment(ffn_cards=gpus, precision=PRECISION, kv_bytes=KV_BYTES))
+        # A checkpoint in 8 bits keeps embeddings and output head in 16.
+        weights = memory.attention_weights + memory.ffn_weights + self.stages.model.embedding_parameters
+        free = self.stages.hardware.memory_capacity * UTILIZATION - weights - RESERVE
+        return max(int(free / memory.kv_bytes_per_token / prompt_tokens), 0)
+
+
+def fit_overhead(stages: LayerStages, parameters: BundleParameters, measured: Sequence[SystemMeasurement]) -> float:
+    """Seconds of a layer that measured steps of wide EP take beyond the stages, on average."""
+    bare = WideEp(stages, parameters)
+    missing = [row.tpot - bare.tpot(row.gpus, row.prompt_tokens, row.batch_size) for row in measured]
+    return fmean(missing) / stages.model.layers
+
+
+PROMPTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
+GPUS = (8, 16, 24, 32, 48, 64, 72)
+"""Whole trays of one NVL72 rack."""
+
+BUNDLE_KV_TOKENS = 839_400
+"""Tokens that an attention GPU of the measured bundles holds, as reported for Qwen3-235B-A22B."""
+
+Document = dict[str, Any]
+
+
+def compare_layouts(wide_ep: WideEp) -> list[Document]:
+    """One entry a prompt length: both layouts at every number of GPUs, each with all sequences that its cache holds."""
+    return [_compare(wide_ep, prompt) for prompt in PROMPTS]
+
+
+def _compare(wide_ep: WideEp, prompt_tokens: int) -> Document:
+    rows = [_at(wide_ep, prompt_tokens, gpus) for gpus in GPUS]
+    best_bundle = max(rows, key=lambda row: float(row["afd"]["throughput"]))
+    best_wide = max(rows, key=lambda row: float(row["wide_ep"]["throughput"]))
+    ahead = [row["gpus"] for row in rows if row["gain"] > 0]
+    return {
+        "prompt_tokens": prompt_tokens,
+        "rows": rows,
+        "afd_ahead": ahead,
+        "best_afd": {"gpus": best_bundle["gpus"], **best_bundle["afd"]},
+        "best_wide_ep": {"gpus": best_wide["gpus"], **best_wide["wide_ep"]},
+        "gain_of_best": best_bundle["afd"]["throughput"] / best_wide["wide_ep"]["throughput"] - 1,
+    }
+
+
+def _at(wide_ep: WideEp, prompt_tokens: int, gpus: int) -> Document:
+    """Both layouts on this many GPUs: a bundle of one FFN tray, and vLLM over all."""
+    ratio = gpus // TRAY - 1
+    bundle_batch = max(BUNDLE_KV_TOKENS // prompt_tokens // MICROBATCHES * MICROBATCHES, 1)
+    bundle = predict_step(wide_ep.stages, wide_ep.parameters, prompt_tokens, bundle_batch, ratio).tpot
+    batch = max(wide_ep.kv_ceiling(gpus, prompt_tokens), 1)
+    wide = wide_ep.tpot(gpus, prompt_tokens, batch)
+    afd = {"ratio": ratio, "batch_size": bundle_batch, "tpot_ms": 1e3 * bundle}
+    afd["throughput"] = throughput_per_gpu(bundle_batch, ratio, bundle)
+    wide_ep_row = {"batch_size": batch, "tpot_ms": 1e3 * wide, "throughput": batch / wide}
+    return {"gpus": gpus, "afd": afd, "wide_ep": wide_ep_row, "gain": afd["throughput"] / wide_ep_row["throughput"] - 1}

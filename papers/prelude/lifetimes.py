@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
-from papers.data import Task
-from papers.data import scenario as read_scenario
+from papers.common import Task
+from papers.common import scenario as read_scenario
 from papers.prelude.engines import step_line
 from reports.metrics import spread
-from scenarios.overrides import Settings
+from scenarios.reading import Settings
 from schedulers.batches import Batch
 from schedulers.engine_core import EngineCore
 from schedulers.sequence import WAITING

@@ -12,11 +12,11 @@ import numpy as np
 
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
-from papers.data import Task
-from papers.data import scenario as read_scenario
+from papers.common import Task
+from papers.common import scenario as read_scenario
 from papers.prelude.engines import step_line
 from papers.prelude.lifetimes import combined, mean_and_tail
-from scenarios.overrides import Settings
+from scenarios.reading import Settings
 from schedulers.engine_core import EngineCore
 from twin.serving.results.uncertainty import flatten
 from twin.serving.run.simulation import Simulation

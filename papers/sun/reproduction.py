@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from papers.data import Task, run_tasks
-from papers.layout import Claim, claim
-from papers.sun import skew
-from papers.sun.concurrency import METRICS, errors, fits, forms, predict_engine
-from papers.sun.node import LARGEST_BATCH, PROMPT, fitted_service
-from papers.sun.pool import choose, possible_answers, predict_pools
-from papers.sun.published import ISOLATED, SHARED, concurrency_rows
+from papers.common import Claim, Task, claim, disagreements, run_tasks
+from papers.sun.concurrency import METRICS, concurrency_rows, errors, fits, forms, predict_engine
+from papers.sun.pools import (
+    LARGEST_BATCH,
+    PROMPT,
+    choose,
+    fitted_service,
+    possible_answers,
+    predict_pools,
+    simulate,
+    skew_points,
+    summarise_skew,
+)
+from reports.blocks import Document, Report, Section, Table, bullets, rows_table, sections, table
+from reports.svg import render
 
 SCHEMA = "twin.reproduction-sun/1"
 REPLICATIONS = 8
@@ -20,8 +28,6 @@ REPLICATIONS = 8
 GOAL = {"relative": 0.03, "throughput": 0.02, "points": 0.03, "stable": 0.02}
 """Goals that were set before anything was computed: Table 4 on average, pools' throughput and points of interactivity.
 `stable` is the largest change that counts as none, equal to the goal of pools' throughput."""
-
-Document = dict[str, Any]
 
 
 def reproduce(jobs: int, progress: Callable[[str], None], replications: int = REPLICATIONS) -> Document:
@@ -34,11 +40,11 @@ def reproduce(jobs: int, progress: Callable[[str], None], replications: int = RE
     tasks = [Task(f"figure 3, answers of {n} tokens", predict_pools, (service, n, replications)) for n in answers]
     pools = run_tasks(tasks, jobs, progress)
     pool = choose(pools)
-    points: list[skew.Point] = [(placement, zipf) for placement in (ISOLATED, SHARED) for zipf in skew.SKEWS]
+    points = skew_points()
     tasks = [
         Task(
             f"figure 4, {placement}, zipf {zipf:g}",
-            skew.simulate,
+            simulate,
             (service, pool["rate"], placement, zipf, replications),
         )
         for placement, zipf in points
@@ -55,7 +61,7 @@ def reproduce(jobs: int, progress: Callable[[str], None], replications: int = RE
             "forms": forms(rows),
         },
         "pool": {"chosen": pool, "lengths": pools},
-        "skew": skew.summarise_skew(curves, pool["rate"]),
+        "skew": summarise_skew(curves, pool["rate"]),
     }
     document["claims"], document["notes"] = claims(document), notes(document)
     return document
@@ -154,3 +160,176 @@ def _skew_claims(skewed: Document) -> list[Claim]:
             )
         )  # fmt: skip
     return result
+
+
+FORMS = {"batching": "batching, rows free: what the roofline says", "rows": "every row", "neither": "neither: KV alone"}
+
+
+def tables(document: Document) -> Report:
+    """Table 4's high concurrency, pools of decode workers, skew over models, then the disagreements in words."""
+    skew = document["skew"]
+    parts: list[Section] = [
+        ("Table 4, concurrency 16 from concurrency 1 and 4", _concurrency(document["concurrency"])),
+        ("The decode line behind it: microseconds, and nanoseconds a KV token", _fits(document["concurrency"]["fits"])),
+        (
+            "Who bears what four sequences cost beyond their KV: mean errors in closed form",
+            _forms(document["concurrency"]["forms"]),
+        ),
+        ("Figure 3: tok/s a decode GPU and interactivity against isolated (* an input)", _pool(document["pool"])),
+        (
+            f"Figure 4: {skew['rate']:.2f} requests/s, answers of {skew['answer']} tokens,"
+            f" {skew['replications']} minutes each",
+            _skew(skew),
+        ),
+        ("Sizes of the effect of skew, zipf 2", _sizes(skew["sizes"])),
+        ("What disagrees", disagreements(document["claims"])),
+        ("Notes", bullets(document["notes"])),
+    ]
+    return sections(parts)
+
+
+def _concurrency(concurrency: Document) -> Table:
+    result = rows_table(
+        "model | method | in | TPOT ms | predicted | error | any split | tok/s | predicted | error",
+        "{model} | {method} | {prompt} | {published[tpot]:1e3 .1f} | {predicted[tpot]:1e3 .2f}"
+        " | {errors[tpot]:100 +.1f} % | {ends[0]:1e3 .1f}-{ends[1]:1e3 .1f} | {published[throughput]:.1f}"
+        " | {predicted[throughput]:.1f} | {errors[throughput]:100 +.1f} %",
+        [{**row, "ends": sorted(row["tpot_any_split"])} for row in concurrency["rows"] if not row["fitted"]],
+    )
+    means = {metric: f"{100 * concurrency['errors'][metric]['mean']:.2f} %" for metric in ("tpot", "throughput")}
+    result.add_row("mean |error|", "", "", "", "", means["tpot"], "", "", "", means["throughput"])
+    for name, error in concurrency["errors"]["tpot"]["by_method"].items():
+        throughput = concurrency["errors"]["throughput"]["by_method"][name]
+        model, _, method = name.rpartition(" ")
+        result.add_row(model, method, "", "", "", f"{100 * error:.2f} %", "", "", "", f"{100 * throughput:.2f} %")
+    return result
+
+
+def _fits(fits: list[Document]) -> Table:
+    result = table("model", "β, 16 bits", "β, 4 bits", "batching", "KV token", "misfit", "ridge, 16 bits", "4 bits")
+    for fit in fits:
+        result.add_row(
+            fit["model"],
+            *(f"{1e6 * seconds:.0f}" for seconds in (fit["weights"]["16"], fit["weights"]["4"], fit["batching"])),
+            f"{1e9 * fit['per_kv_token']:.0f}",
+            f"{100 * fit['misfit']:.1f} %",
+            *(f"{fit['ridge_rows'][bits]:.0f} rows" for bits in ("16", "4")),
+        )
+    return result
+
+
+def _forms(forms: list[Document]) -> Table:
+    return rows_table(
+        "borne by | fit | fitted rows | TPOT at 16 | throughput at 16",
+        "{name} | {columns} | {misfit:100 .2f} % | {tpot_error:100 .2f} % | {throughput_error:100 .2f} %",
+        [
+            {**form, "name": FORMS[form["form"]], "columns": "TPOT alone" if form["plain"] else "both columns"}
+            for form in forms
+        ],
+    )
+
+
+def _pool(pool: Document) -> Table:
+    """The printed pools, the chosen length, and the other possible lengths with the errors that they would give."""
+    lengths = [pool["chosen"], *(length for length in pool["lengths"] if length["answer"] != pool["chosen"]["answer"])]
+    result = table("decode workers", "printed", *(f"{length['answer']} out" for length in lengths))
+    for index, row in enumerate(pool["chosen"]["rows"]):
+        star = "*" if row["fixes_the_load"] else ""
+        result.add_row(
+            f"{row['workers']} {row['placement']}{star}",
+            _pool_cell(row["published"]),
+            *(_pool_cell(length["rows"][index]["predicted"]) for length in lengths),
+        )
+    result.add_row("requests/s", "", *(f"{length['rate']:.2f}" for length in lengths))
+    return result
+
+
+def _pool_cell(values: Document) -> str:
+    return f"{values['throughput']:.0f} {100 * values['interactivity_change']:+.1f} %"
+
+
+def _skew(skew: Document) -> Table:
+    return rows_table(
+        "decode | zipf | tok/s | of offered | TPOT ms | interactivity | TTFT ms",
+        "{placement} | {zipf:g} | {throughput:.0f} | {achieved:100 .1f} % | {tpot:1e3 .1f} | {interactivity:.1f}"
+        " | {ttft:1e3 .1f}",
+        skew["points"],
+    )
+
+
+def _sizes(sizes: list[Document]) -> Table:
+    return rows_table(
+        "change | printed | predicted | one run of a minute",
+        "{what} | {published:100 +.1f} % | {predicted:100 +.1f} % | {one_run[0]:100 +.1f} % to {one_run[1]:100 +.1f} %",
+        sizes,
+    )
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+COLOURS = {"Full-FT": "#1f5fa8", "AWQ": "#d1762b", "QSUN": "#2a8c5a"}
+ISOLATED_COLOUR, SHARED_COLOUR = "#d1762b", "#1f5fa8"
+
+
+def figures(document: Document) -> dict[str, str]:
+    return {
+        "concurrency": render(_draw_concurrency, document, 2),
+        "pool": render(_draw_pool, document, 1),
+        "skew": render(_draw_skew, document, 2),
+    }
+
+
+def _draw_concurrency(panels: list[Any], document: Document) -> None:
+    """Printed against predicted TPOT and throughput, fitted rows filled, held-out ones open."""
+    rows = document["concurrency"]["rows"]
+    for axes, (metric, scale, unit) in zip(panels, (("tpot", 1e3, "ms"), ("throughput", 1.0, "tok/s")), strict=True):
+        for method, colour in COLOURS.items():
+            for fitted, face in ((True, colour), (False, "white")):
+                subset = [row for row in rows if row["method"] == method and row["fitted"] == fitted]
+                axes.plot(
+                    [scale * row["predicted"][metric] for row in subset],
+                    [scale * row["published"][metric] for row in subset],
+                    "o", color=colour, mfc=face, ms=4.5, lw=0,
+                    label=f"{method}, {'fitted' if fitted else 'concurrency 16'}",
+                )  # fmt: skip
+        ends = [scale * reach(row["published"][metric] for row in rows) for reach in (min, max)]
+        axes.plot(ends, ends, color="black", lw=0.8)
+        if metric == "throughput":
+            axes.set(xscale="log", yscale="log")
+        axes.set(xlabel=f"predicted {'TPOT' if metric == 'tpot' else metric}, {unit}", ylabel=f"printed, {unit}")
+    panels[0].set_title("SUN, Table 4: both models, prompts of 1024 to 4096", loc="left", fontsize=10)
+    panels[0].legend(fontsize=7, frameon=False)
+
+
+def _draw_pool(panels: list[Any], document: Document) -> None:
+    axes, pool = panels[0], document["pool"]["chosen"]
+    for kind, marker, colour in (("published", "o", "black"), ("predicted", "s-", SHARED_COLOUR)):
+        axes.plot(
+            [row[kind]["throughput"] for row in pool["rows"]],
+            [100 * (1 + row[kind]["interactivity_change"]) for row in pool["rows"]],
+            marker, color=colour, ms=5, lw=1, label="printed" if kind == "published" else "predicted",
+        )  # fmt: skip
+    for row in pool["rows"]:
+        at = (row["published"]["throughput"], 100 * (1 + row["published"]["interactivity_change"]))
+        axes.annotate(f"{row['workers']} {row['placement']}", at, (6, 5), textcoords="offset points", fontsize=8)
+    axes.set(ylim=(0, 110), xlabel="output tokens/s a decode GPU", ylabel="interactivity, % of isolated")
+    axes.set_title(f"SUN, figure 3: answers of {pool['answer']} tokens", loc="left", fontsize=10)
+    axes.legend(fontsize=8, frameon=False)
+
+
+def _draw_skew(panels: list[Any], document: Document) -> None:
+    skew = document["skew"]
+    for axes, (metric, label) in zip(
+        panels, (("throughput", "output tokens/s"), ("interactivity", "mean 1/TPOT, tokens/s")), strict=True
+    ):
+        for placement, colour in (("isolated", ISOLATED_COLOUR), ("shared", SHARED_COLOUR)):
+            points = [point for point in skew["points"] if point["placement"] == placement]
+            axes.plot(
+                [point["zipf"] for point in points], [point[metric] for point in points],
+                "o-", color=colour, ms=4, lw=1.2, label=placement,
+            )  # fmt: skip
+        top = 1.1 * max(point[metric] for point in skew["points"])
+        axes.set(ylim=(0, top), xlabel="Zipf exponent over four models", ylabel=label)
+    panels[0].set_title(f"SUN, figure 4: {skew['rate']:.2f} requests/s (simulated)", loc="left", fontsize=10)
+    panels[0].legend(fontsize=8, frameon=False, loc="lower left")

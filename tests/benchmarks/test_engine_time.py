@@ -13,7 +13,7 @@ from benchmarks.silicon import read_silicon_rows
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
 from latency_models.sources.roofline.efficiency import Backend, built_in_efficiency
-from latency_models.sources.roofline.error_board import board_cell
+from latency_models.sources.roofline.spec import board_cell
 
 ROWS = Path(__file__).resolve().parents[3] / "shared" / "data" / "measured" / "aiconfigurator_silicon_calib_dev.csv.gz"
 DEVICES = {"h100_sxm": "h100-sxm", "h200_sxm": "h200-sxm"}

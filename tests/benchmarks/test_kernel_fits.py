@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.kernel_fits import fit_kind
 from benchmarks.kernel_timings import Timings
-from latency_models.io.builtin_files import builtin_names
+from latency_models.io.files import builtin_names
 from latency_models.sources.roofline.efficiency import built_in_efficiency
 
 

@@ -9,7 +9,7 @@ import yaml
 
 import twin
 from benchmarks.silicon import POSSIBLE, Protocol, SiliconRow, choose_protocol
-from latency_models.sources.aiconfigurator.closed_loop import ClosedLoop, closed_loop
+from latency_models.sources.aiconfigurator.spec import ClosedLoop, closed_loop
 from latency_models.sources.linear import LinearStepTime
 
 

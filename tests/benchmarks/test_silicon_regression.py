@@ -12,9 +12,8 @@ from benchmarks.silicon import SiliconRow, read_silicon_rows
 from benchmarks.silicon_regression import HOSTS, SiliconRegression, levels
 from latency_models.deployment.models import load_model
 from latency_models.fitting.estimator import Floats
-from latency_models.sources.aiconfigurator.closed_loop import closed_loop
 from latency_models.sources.aiconfigurator.kernels import compose
-from latency_models.sources.aiconfigurator.spec import AiconfiguratorStepTime, Corrections
+from latency_models.sources.aiconfigurator.spec import AiconfiguratorStepTime, Corrections, closed_loop
 from latency_models.sources.aiconfigurator.tables import read_tables
 from schedulers.batches import Chunk, MixedBatch
 from schedulers.sequence import Sequence

@@ -16,7 +16,7 @@ from pyarrow import parquet
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from latency_models.io.late_section import LateSection
+from latency_models.io.config_io import LateSection
 from latency_models.sources.registry import SourceSpec, built_in_sources
 from scenarios.afd import AfdScenario
 from scenarios.serving import ServingScenario

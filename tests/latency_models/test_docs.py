@@ -8,8 +8,8 @@ import pytest
 from pydantic import BaseModel
 
 from latency_models.calibration import Calibration, FitReport, Line, Provenance
-from latency_models.deployment.expert_load import ExpertLoad
-from latency_models.deployment.hardware import Efficiency, Hardware, Network
+from latency_models.deployment.hardware import Deployment, Efficiency, Hardware, Network, Overhead
+from latency_models.deployment.layers import ExpertLoad
 from latency_models.deployment.models import (
     DenseFFN,
     ExpertFFN,
@@ -18,7 +18,6 @@ from latency_models.deployment.models import (
     LinearAttention,
     Model,
 )
-from latency_models.deployment.roofline import Deployment, Overhead
 from latency_models.sources.registry import built_in_sources
 from tests.docs.pages import REFERENCE, items_of, names, rows
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from latency_models.deployment.hardware import load_hardware
+from latency_models.deployment.hardware import Deployment, footprint, load_hardware
 from latency_models.deployment.models import load_model
-from latency_models.deployment.roofline import Deployment, footprint
-from latency_models.io.builtin_files import builtin_names
+from latency_models.io.files import builtin_names
 
 
 @pytest.mark.parametrize("name", builtin_names("models"))

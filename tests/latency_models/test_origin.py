@@ -10,11 +10,11 @@ import pytest
 
 from latency_models.deployment.models import Model, load_model
 from latency_models.io.config_io import read_yaml
-from latency_models.origin import Origin, plain_name
 from latency_models.sources.aiconfigurator.kernels import ModelKernels, Placement
 from latency_models.sources.aiconfigurator.tables import read_tables
 from latency_models.sources.kernel_tables.files import read_kernel_tables
 from latency_models.sources.registry import source_of
+from latency_models.step_time import Origin, plain_name
 from tests.latency_models.sources.aiconfigurator import small_tables as kernels
 from tests.latency_models.sources.kernel_tables import small_tables as profiler
 from twin.cli import run
@@ -163,7 +163,7 @@ def _yaml(model: Model) -> str:
 
 
 def test_built_in_models_have_plain_names_of_their_own() -> None:
-    from latency_models.io.builtin_files import builtin_names
+    from latency_models.io.files import builtin_names
 
     names = builtin_names("models")
     assert len({plain_name(name) for name in names}) == len(names)

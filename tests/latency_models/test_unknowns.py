@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from latency_models.unknowns import Unknown, draw_scores
+from latency_models.step_time import Unknown, draw_scores
 
 OVERHEAD = Unknown("overhead", "host time between steps", "assumed", 0.5)
 FIT = tuple(Unknown(f"fit.{i}", "coefficients", "fitted") for i in range(3))

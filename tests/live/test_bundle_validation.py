@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reports.bundle_metrics import BundleMetrics, Transfers
+from reports.metrics import BundleMetrics, Transfers
 from tests.live.tiny_validation import write_validation
 from twin.cli import run
 from twin.validation.bundle import compare_ratios, missed_goals

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from papers.afd import lengths
 from papers.afd import reproduction as afd
-from papers.afd.report import tables
+from papers.afd.reproduction import tables
 from tests.reports.rendering import lines_of
 from twin.cli import run
 from workloads.pairs import JointEmpirical
@@ -49,10 +48,10 @@ def test_the_whole_reproduction_on_short_runs(
 
 def test_geometric_lengths_fit_and_others_do_not() -> None:
     """A sample of the law itself is no farther from its fit than most; two lengths in equal parts are, by hand."""
-    drawn = lengths.geometric_fit(np.random.default_rng(4).geometric(1 / 60, 4000))
+    drawn = afd.geometric_fit(np.random.default_rng(4).geometric(1 / 60, 4000))
     assert drawn["p_value"] > 0.05
     assert drawn["distance"] < 0.03
-    two = lengths.geometric_fit(np.array([2, 4] * 50))
+    two = afd.geometric_fit(np.array([2, 4] * 50))
     p = 1 / 3
     assert two["p"] == pytest.approx(p)
     # The trace's function has steps at 2 and 4, the fit's is 1 - (1 - p)^k: both ends of each step are candidates.
@@ -64,7 +63,7 @@ def test_geometric_lengths_fit_and_others_do_not() -> None:
 
 def test_ratios_of_a_trace_follow_its_own_load() -> None:
     """Prompts of 10 go with answers of 1, and of 90 with 9: a slot is at the long ones 9 of 10 steps."""
-    rows = lengths.ratios(JointEmpirical([10, 90], [1, 9]))
+    rows = afd.ratios(JointEmpirical([10, 90], [1, 9]))
     together = (10 * 1 + 90 * 9) / 10 + (1 * 0 + 9 * 8) / (2 * 10)
     apart = 50 + (1 * 0 + 9 * 8) / (2 * 10)
     assert [row["slot_load"] for row in rows] == pytest.approx([50 + 4, apart, together])

@@ -14,19 +14,22 @@ from hypothesis import strategies as st
 
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
-from papers.fastafd.measurements import StepMeasurement, SystemMeasurement, read_systems
 from papers.fastafd.reproduction import GOAL, FitChoice, reproduce
 from papers.fastafd.stages import (
     BundleParameters,
     LayerStages,
+    StepMeasurement,
+    SystemMeasurement,
+    WideEp,
     distinct_experts,
     fit_bundle,
+    fit_overhead,
     layer_periods,
     predict_step,
+    read_systems,
     relative_error,
 )
-from papers.fastafd.wide_ep import WideEp, fit_overhead
-from reports.layout import percent
+from reports.blocks import percent
 from twin.cli import run
 
 MEASURED = Path(__file__).parents[3] / "shared" / "data" / "measured" / "afd_gb200"

@@ -18,9 +18,11 @@ from papers.prelude import lifetimes as prelude_lifetimes
 from papers.prelude import prefixes as prelude_prefixes
 from papers.prelude import reproduction as prelude
 from papers.prelude.engines import (
+    ENGINES,
     FITTED,
     FITTING,
     EngineCosts,
+    SweepRow,
     decode_tasks,
     fit_share,
     fit_sweep,
@@ -28,13 +30,13 @@ from papers.prelude.engines import (
     split_costs,
     step_line,
     sweep_rates,
+    sweep_rows,
     sweep_tasks,
 )
 from papers.prelude.lifetimes import Meter
 from papers.prelude.prefixes import cold_job, cold_tokens
-from papers.prelude.published import ENGINES, SweepRow, sweep_rows
-from papers.prelude.report import figures as prelude_figures
-from papers.prelude.report import tables as prelude_table
+from papers.prelude.reproduction import figures as prelude_figures
+from papers.prelude.reproduction import tables as prelude_table
 from schedulers.engine_core import EngineCore
 from tests.reports.rendering import lines_of
 from twin.serving.results.run import Run

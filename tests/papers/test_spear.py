@@ -13,13 +13,11 @@ import pytest
 
 from papers.spear import published as spear_published
 from papers.spear import reproduction as spear
-from papers.spear import workload as spear_workload
-from papers.spear.claims import claims, meets
-from papers.spear.published import DENSITIES, Row, published_rows, slo_rows, static_rows
-from papers.spear.report import tables as spear_table
+from papers.spear import tables as spear_tables
+from papers.spear.published import DENSITIES, Row, claims, meets, published_rows, slo_rows, static_rows
 from papers.spear.reproduction import Study, reproduce
-from papers.spear.tables import READINGS, Fit, Reading, Setting, complete
-from papers.spear.workload import Sampling
+from papers.spear.reproduction import tables as spear_table
+from papers.spear.tables import READINGS, Fit, Reading, Sampling, Setting, complete
 from tests.reports.rendering import lines_of
 from workloads.traces import Trace
 
@@ -39,7 +37,7 @@ def document() -> Document:
     """A whole document of few and short runs."""
     messages: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spear_workload, "REQUESTS", 120)
+        patch.setattr(spear_tables, "REQUESTS", 120)
         result = reproduce(None, 1, messages.append, SMALL)
     stages = {line.partition(" (")[0] for line in messages}
     assert stages == {"screening", "fitting", "refining", "predicting", "coarse chunks", "alternatives"}
@@ -92,7 +90,7 @@ def planted(density: str, replications: tuple[int, ...]) -> list[Row]:
 
 
 def test_planted_tables_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spear_workload, "REQUESTS", 100)
+    monkeypatch.setattr(spear_tables, "REQUESTS", 100)
     rows = planted("mid", (0,))
     monkeypatch.setattr(spear_published, "published_rows", lambda: rows)
     fit = Fit(SYNTHETIC, ("mid",), (0,), 8).run()
@@ -104,7 +102,7 @@ def test_planted_tables_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_held_out_rows_touch_no_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spear_workload, "REQUESTS", 60)
+    monkeypatch.setattr(spear_tables, "REQUESTS", 60)
     task = Fit(SYNTHETIC, tuple(DENSITIES), (0,), 2)
     before = task.run()
     spoilt = [

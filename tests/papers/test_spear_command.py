@@ -13,11 +13,9 @@ from latency_models.sources.ec_tables import LayerTables, Selection
 from papers.spear import published as spear_published
 from papers.spear import reproduction as spear
 from papers.spear import tables as spear_tables
-from papers.spear import workload as spear_workload
 from papers.spear.published import DENSITIES, slo_rows, static_rows
 from papers.spear.reproduction import Study
-from papers.spear.tables import GRID, READINGS, Reading, Setting
-from papers.spear.workload import Sampling
+from papers.spear.tables import GRID, READINGS, Reading, Sampling, Setting
 from twin.cli import run
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +29,7 @@ def test_the_example_is_the_scenario_that_rows_are_simulated_with() -> None:
     example = yaml.safe_load(EXAMPLE.read_text())
     step_time = example.pop("step_time")
     chunking = Setting(Reading("separate", beside_decodes=True), None, "synthetic").chunking(slo_rows()[1])
-    expected = spear_workload.scenario(chunking, step_time, synthetic=True)
+    expected = spear_tables.scenario(chunking, step_time, synthetic=True)
     del expected["step_time"]
     assert example == expected
     assert step_time["selection"] == {"density": DENSITIES["mid"]}
@@ -70,7 +68,7 @@ def test_the_command_with_a_trace(
         screening=(1, 1), fitting=(2, 1), refining=(2, 1), predicting=2, alternatives=1,
     )  # fmt: skip
     monkeypatch.setattr(spear, "Study", lambda: tiny)
-    monkeypatch.setattr(spear_workload, "REQUESTS", 40)
+    monkeypatch.setattr(spear_tables, "REQUESTS", 40)
     generator = np.random.default_rng(1)
     lengths = generator.lognormal(5.6, 0.8, (2, 400)).astype(int) + 1
     lines = ["prompt_tokens,output_tokens", *(f"{a},{b}" for a, b in lengths.T)]

@@ -16,7 +16,7 @@ from twin.api.run_folder import draw
 from twin.cli import run
 
 if TYPE_CHECKING:
-    from papers.spear.sizes import Cell
+    from papers.spear.training import Cell
 
 OTHERS = ("random", "uniform", "all", "gate_off", "corpus", "svd", "whitened")
 
@@ -99,7 +99,7 @@ def smallest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from live.adaptation.text import language_model as runs
     from live.adaptation.text.corpus import Corpus
     from live.adaptation.training import TrainingSettings
-    from papers.spear import sizes
+    from papers.spear import training as sizes
 
     training = TrainingSettings(steps=2, batch_size=4, learning_rate=1e-3)
     text = dataclasses.replace(sizes.STUDY_SIZES["reduced"].text, layers=2, hidden=32, window=16, training=training)

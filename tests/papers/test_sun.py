@@ -13,18 +13,39 @@ import pytest
 import yaml
 
 from latency_models.fitting.linear import LinearLatency
-from papers.sun import pool as sun_pool
+from papers.sun import pools as sun_pools
 from papers.sun import reproduction as sun
-from papers.sun import skew as sun_skew
-from papers.sun.concurrency import errors, predict_engine
+from papers.sun.concurrency import (
+    FITTED,
+    FORMS,
+    ISOLATED,
+    SHARED,
+    ConcurrencyRow,
+    DecodeFit,
+    all_rows,
+    closed_loop,
+    concurrency_rows,
+    errors,
+    fit_decode,
+    fit_prompts,
+    pool_rows,
+    predict_engine,
+    rows_of,
+)
 from papers.sun.concurrency import scenario as row_scenario
-from papers.sun.decode import FITTED, FORMS, DecodeFit, all_rows, closed_loop, fit_decode, fit_prompts, rows_of
-from papers.sun.node import Load, Outcome, fitted_service, scenario
-from papers.sun.pool import choose, offered, predict_pools
-from papers.sun.published import ISOLATED, SHARED, ConcurrencyRow, concurrency_rows, pool_rows
-from papers.sun.report import figures as sun_figures
-from papers.sun.report import tables as sun_table
-from papers.sun.skew import simulate, summarise_skew
+from papers.sun.pools import (
+    Load,
+    Outcome,
+    choose,
+    fitted_service,
+    offered,
+    predict_pools,
+    scenario,
+    simulate,
+    summarise_skew,
+)
+from papers.sun.reproduction import figures as sun_figures
+from papers.sun.reproduction import tables as sun_table
 from tests.reports.rendering import lines_of
 from twin.api.run_folder import draw
 from twin.cli import run
@@ -137,10 +158,10 @@ def test_skew_hurts_isolated_workers_and_not_the_pool() -> None:
 
 
 def test_sizes_of_the_effect_are_worked_out_by_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sun_skew, "SKEWS", (0.0, 2.0))
+    monkeypatch.setattr(sun_pools, "SKEWS", (0.0, 2.0))
     even = [Outcome(1000.0, 0.02, 0.1, 50.0, 1.0), Outcome(2000.0, 0.02, 0.1, 50.0, 1.0)]
     worse = [Outcome(900.0, 0.04, 0.1, 30.0, 0.9), Outcome(1600.0, 0.04, 0.1, 30.0, 0.8)]
-    points: dict[sun_skew.Point, list[Outcome]] = {
+    points: dict[sun_pools.Point, list[Outcome]] = {
         (ISOLATED, 0.0): even, (ISOLATED, 2.0): worse, (SHARED, 0.0): even, (SHARED, 2.0): even,
     }  # fmt: skip
     summary = summarise_skew(points, 7.0)
@@ -164,7 +185,7 @@ def test_sizes_of_the_effect_are_worked_out_by_pairs(monkeypatch: pytest.MonkeyP
 def test_examples_are_the_scenarios_of_figure_4(placement: Any) -> None:
     service = fitted_service()
     rate = offered(pool_rows()[0], 256).rate
-    expected = scenario(service, Load(rate, sun_skew.ANSWER), placement)
+    expected = scenario(service, Load(rate, sun_pools.ANSWER), placement)
     example = yaml.safe_load((ROOT / "examples" / f"sun-{placement}.yaml").read_text())
     assert example.pop("description")
     if placement == ISOLATED:  # one for each model, which goes without saying
@@ -201,8 +222,8 @@ def test_the_isolated_example_degrades_by_the_command_that_it_names(
 
 
 def test_the_whole_reproduction_on_few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sun_pool, "ANSWERS", (256, 512))
-    monkeypatch.setattr(sun_skew, "SKEWS", (0.0, 2.0))
+    monkeypatch.setattr(sun_pools, "ANSWERS", (256, 512))
+    monkeypatch.setattr(sun_pools, "SKEWS", (0.0, 2.0))
     messages: list[str] = []
     document = sun.reproduce(1, messages.append, replications=2)
     assert document["schema"] == "twin.reproduction-sun/1"

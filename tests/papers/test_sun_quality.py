@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from papers.sun.published import accuracy_rows
+from papers.sun.concurrency import accuracy_rows
 from papers.sun.quality import GOAL, claims, summarise
 from twin.api.run_folder import draw
 from twin.cli import run

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from papers.data import Task
-from papers.training import Models, waves
+from papers.common import Models, Task, waves
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 3, 8])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.records.run_directory import writing_columns
+from reports.run_directory import writing_columns
 from schedulers.routing import ROUTERS
 from tests.twin.serving import by_hand
 from tests.twin.serving.by_hand import Row

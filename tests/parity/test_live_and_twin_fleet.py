@@ -18,7 +18,7 @@ from live.models.decoder import Decoder
 from live.models.weights import random_weights
 from live.validation.clients import materialise
 from live.validation.fleet import Fleet, FleetEngine
-from scenarios.pools import make_router
+from scenarios.engine import make_router
 from schedulers.batches import Batch
 from schedulers.routing import Router
 from tests.parity.live_and_twin import CONFIG

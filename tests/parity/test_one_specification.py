@@ -16,7 +16,7 @@ from live.loaded_model import ModelSource
 from live.server import launcher
 from live.server.loading import engine_of_plan
 from live.validation.clients import materialise
-from scenarios.live_engines import single_engine
+from scenarios.validation import single_engine
 from tests.parity.live_and_twin import BLOCK
 from tests.twin.serving.scenarios import scenario
 from twin.cli import run

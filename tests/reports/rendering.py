@@ -9,7 +9,7 @@ from matplotlib.figure import Figure as Drawing
 from rich.console import Console
 
 from reports.blocks import Figure, Report
-from reports.pages.html import page
+from reports.html import page
 from reports.svg import drawing, figures
 from reports.terminal import printed
 from twin.api.run_folder import report

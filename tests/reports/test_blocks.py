@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from reports.blocks import Column, Figure, Report, Shown, Table, Text, texts
-from reports.layout import bullets, sections, table
-from reports.pages.html import page
+from reports.blocks import Column, Figure, Report, Shown, Table, Text, bullets, sections, table, texts
+from reports.html import page
 from tests.reports.pages.page_contents import Tables, columns, models
 from tests.reports.rendering import lines_of
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from reports.records.run_directory import read_columns, write_columns, writing_columns
+from reports.run_directory import read_columns, write_columns, writing_columns
 
 COLUMNS = {
     "seconds": np.array([0.1, -0.0, 2.0**-1074]),
@@ -43,7 +43,7 @@ def test_no_rows(tmp_path: Path) -> None:
 
 def test_writing_does_not_load_pandas(tmp_path: Path) -> None:
     program = (
-        "import sys, numpy as np; from pathlib import Path; from reports.records.run_directory import write_columns; "
+        "import sys, numpy as np; from pathlib import Path; from reports.run_directory import write_columns; "
         "write_columns(Path(sys.argv[1]), dict(a=np.array([1.0]), b=np.array([1]), c=np.array(['x']), "
         "d=np.array([True]))); print('pandas' in sys.modules)"
     )

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from reports.records import run_directory
-from reports.records.run_directory import open_run, read_run, write_columns
-from reports.serving.trace_events import write_trace_events
+from reports import run_directory
+from reports.run_directory import open_run, read_run, write_columns
+from reports.trace_events import write_trace_events
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from reports.statistics import controlled_mean, ratio_of_means, student_quantile
+from reports.metrics import controlled_mean, ratio_of_means, student_quantile
 
 
 @pytest.mark.parametrize("degrees", [4, 6, 10, 30, 100])

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from latency_models.io.config_io import checked
-from scenarios.goals import read_goals
-from scenarios.overrides import goals_of_texts
-from scenarios.serving import MeasureSpec
+from scenarios.fields import MeasureSpec, read_goals
+from scenarios.reading import goals_of_texts
 from workloads.errors import BadInput
 
 

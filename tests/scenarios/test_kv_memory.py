@@ -11,7 +11,7 @@ from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
 from latency_models.io.config_io import checked
 from latency_models.sources.registry import find_source
-from latency_models.sources.roofline.engines import EngineOption, engine_option
+from latency_models.sources.roofline.efficiency import EngineOption, engine_option
 from latency_models.sources.roofline.placement import Placement, device_memory
 from scenarios.engine import EngineSpec
 from workloads.errors import BadInput

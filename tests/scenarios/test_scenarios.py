@@ -14,7 +14,7 @@ from latency_models.io.config_io import checked
 from latency_models.sources.linear import LinearStepTime
 from scenarios.afd import parse_ratios
 from scenarios.engine import EngineSpec
-from scenarios.overrides import apply, combinations, parse_overrides, parse_zipped
+from scenarios.reading import apply, combinations, parse_overrides, parse_zipped
 from twin.cli import run
 from workloads.errors import BadInput
 

@@ -12,8 +12,8 @@ from schedulers.engine_config import EngineConfig, KVOffloading, OneShotBudget, 
 from schedulers.engine_core import EngineCore
 from schedulers.eviction import EVICTION_POLICIES, CostAware, TierBlock
 from tests.schedulers.plant import Plant, Visit
-from workloads.block_reuse import BlockStream
 from workloads.request import Request
+from workloads.trace import BlockStream
 
 BLOCK = 2
 

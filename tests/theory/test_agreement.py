@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from papers.afd.reproduction import BASELINE
-from scenarios.overrides import apply
+from scenarios.reading import apply
 from twin.executors.processes import Processes
 from twin.sweeps.ratio_sweep import RatioSweep, prepare
 

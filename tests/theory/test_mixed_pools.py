@@ -15,7 +15,7 @@ import pytest
 from scipy import sparse
 from scipy.sparse.linalg import spsolve
 
-from reports.statistics import controlled_mean
+from reports.metrics import controlled_mean
 from tests.twin.serving.scenarios import scenario
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.run.simulation import Simulation

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.queueing import mmc_wait, priority_waits
-from reports.statistics import controlled_mean
+from reports.metrics import controlled_mean
 from tests.twin.serving.scenarios import scenario
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.run.simulation import Simulation

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from latency_models.stages import PassLatency
-from reports.statistics import student_quantile
+from reports.metrics import student_quantile
 from twin.afd.bundle import Bundle, BundleConfig, Supply, step_table
 from twin.afd.point import request_times
 from workloads.arrivals import Poisson

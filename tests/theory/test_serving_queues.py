@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from benchmarks.queueing import erlang_c, md1_wait, mmc_wait
-from reports.statistics import controlled_mean
+from reports.metrics import controlled_mean
 from tests.twin.serving.scenarios import run, scenario
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.results.summary import summarise

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from latency_models.deployment.hardware import Deployment, cards_of_ffn_instance
 from latency_models.deployment.models import load_model
-from latency_models.deployment.roofline import Deployment, cards_of_ffn_instance
 from twin.cli import run
 
 DEEPSEEK = "calibration={hardware: h200-sxm, model: deepseek-v3, deployment: {ffn_cards: 32, precision: fp8}}"

@@ -10,7 +10,7 @@ import pytest
 
 from papers.afd.reproduction import BASELINE
 from scenarios.afd import Topology, check_scenario, parse_ratios
-from scenarios.overrides import apply
+from scenarios.reading import apply
 from twin.afd.bundle import Bundle, Supply, step_table
 from twin.afd.plan import BundlePlan, make_plan
 from twin.afd.point import SteadyState, simulate, steady_state

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from reports.records.run_directory import open_run
+from reports.run_directory import open_run
 from twin.executors.processes import each_as_done
 
 PATIENCE = 60.0
@@ -98,7 +98,7 @@ def test_workers_end_with_a_sweep_and_its_points_are_taken_up(scenario: Path, sw
 HOLDER = """
 import multiprocessing, os, sys, time
 from pathlib import Path
-from reports.records.run_directory import open_run
+from reports.run_directory import open_run
 open_run(Path(sys.argv[1]), "sweep", "same", {}, resume=False).add_point("0", {})
 child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
 child.start()

@@ -10,7 +10,7 @@ import yaml
 
 import twin
 from scenarios import fields
-from scenarios.overrides import combinations
+from scenarios.reading import combinations
 from tests.twin.conftest import SMALL
 from tests.twin.serving.scenarios import scenario
 from twin.sweeps import ratio_sweep

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from latency_models.io.config_io import write_yaml
-from scenarios import afd, overrides, serving, validation
+from scenarios import afd, reading, serving, validation
 from tests.twin.conftest import SMALL
 from tests.twin.serving.scenarios import scenario
 from twin.cli import run
@@ -80,12 +80,12 @@ def test_a_path_in_a_setting_starts_here_and_one_in_the_file_stays(
     kind: Any, document: dict[str, Any], field: str, value: str
 ) -> None:
     assert at(read(kind, document, {}), field) == at(document, field)
-    settings = overrides.single_settings([f"{field}={value}"])
+    settings = reading.single_settings([f"{field}={value}"])
     assert at(read(kind, document, settings), field) == str(Path.cwd() / value)
     assert settings == {field: value}
     section, _, name = field.rpartition(".")
     if section:
-        whole = overrides.single_settings([f"{section}={json.dumps({**at(document, section), name: value})}"])
+        whole = reading.single_settings([f"{section}={json.dumps({**at(document, section), name: value})}"])
         assert at(read(kind, document, whole), field) == str(Path.cwd() / value)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from papers.afd.reproduction import BASELINE
 from scenarios.afd import Topology, check_scenario, parse_ratios
-from scenarios.overrides import apply
+from scenarios.reading import apply
 from twin.afd.plan import BundlePlan, curves, idle_crossing, make_plan, simulation_summary, theory_summary
 from twin.afd.point import describe, simulate
 from workloads.traces import Trace

@@ -8,7 +8,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.block_reuse import BlockStream
+from workloads.trace import BlockStream
 
 Turns = list[tuple[tuple[int, ...], int]]
 

@@ -16,9 +16,8 @@ from workloads.arrivals import ClosedLoop, Deterministic, Gamma, Poisson, Replay
 from workloads.errors import BadInput
 from workloads.generator import Workload
 from workloads.lengths import Empirical, Fixed, Geometric, LogNormal, Uniform
-from workloads.mixes import ModelMix, TaskMix, TaskShare
+from workloads.mixes import ModelMix, SharedPrefixes, TaskMix, TaskShare
 from workloads.pairs import Independent, JointEmpirical
-from workloads.prefixes import SharedPrefixes
 from workloads.request import Request
 from workloads.traces import Trace
 

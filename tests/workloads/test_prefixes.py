@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.errors import BadInput
-from workloads.prefixes import SharedPrefixes
+from workloads.mixes import SharedPrefixes
 
 Blocks = list[tuple[int, ...]]
 

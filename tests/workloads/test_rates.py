@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from workloads.arrivals import Deterministic, Gamma, Poisson
+from workloads.arrivals import DAY_PIECES, Bursts, Deterministic, Gamma, Piece, Poisson, Profile, Varying, peak_of
 from workloads.checks import FloatArray
 from workloads.errors import BadInput
-from workloads.rates import DAY_PIECES, Bursts, Piece, Profile, Varying, peak_of
 
 STEPS = Profile.of_points([(0, 1), (10, 4), (15, 0), (20, 1)], "steps")
 RAMPS = Profile.of_points([(0, 0), (10, 3), (30, 1), (40, 0)], "ramps")

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from workloads.arrivals import Pauses, Poisson
 from workloads.errors import BadInput
 from workloads.lengths import Geometric, Uniform
-from workloads.mixes import ModelMix
-from workloads.prefixes import SharedPrefixes
+from workloads.mixes import ModelMix, SharedPrefixes
 from workloads.recorded_sessions import RecordedSessions, sessions_by_prefix
 from workloads.sessions import Branches, DrawnSessions, Prompt, Session
 from workloads.trace import Trace

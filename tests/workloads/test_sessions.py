@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from workloads.arrivals import Pauses, Poisson
 from workloads.errors import BadInput
 from workloads.lengths import Fixed, Geometric, Uniform
-from workloads.prefixes import SharedPrefixes
+from workloads.mixes import SharedPrefixes
 from workloads.sessions import Branches, DrawnSessions, Round, ToolCalls
 
 

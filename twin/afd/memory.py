@@ -13,9 +13,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from latency_models.deployment.hardware import Hardware, load_hardware
+from latency_models.deployment.hardware import (
+    Deployment,
+    Hardware,
+    cards_of_ffn_instance,
+    footprint,
+    load_hardware,
+    read_deployment,
+)
 from latency_models.deployment.models import Model, load_model
-from latency_models.deployment.roofline import Deployment, cards_of_ffn_instance, footprint, read_deployment
 from scenarios.afd import InstancesSpec, RooflineSpec, Topology
 from twin.theory.cycle import load_quantile
 from workloads.errors import BadInput

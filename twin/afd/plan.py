@@ -16,7 +16,7 @@ import numpy as np
 
 from latency_models.calibration import Calibration
 from latency_models.calibration_loader import load_calibration
-from latency_models.deployment.roofline import derive
+from latency_models.deployment.hardware import derive
 from latency_models.stages import PassLatency
 from scenarios.afd import AfdScenario, LineSpec, RooflineSpec, Topology
 from schedulers.bundle_slots import REFILL_POLICIES

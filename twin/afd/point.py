@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reports import metrics
-from reports.records.run_directory import write_columns
-from reports.statistics import Estimate, controlled_mean, ratio_of_means
+from reports.metrics import Estimate, controlled_mean, ratio_of_means
+from reports.run_directory import write_columns
 from scenarios.afd import Topology
 from twin.afd.bundle import (
     AT_WORK,

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from latency_models.stages import MessageLink
-from reports.bundle_metrics import Transfers
+from reports.metrics import Transfers
 from schedulers.bundle_slots import BundleSlots, Microbatch, Refill, refill_fcfs
 from twin.afd.bundle import Supply
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.hugging_face import any_model
-from latency_models.io.builtin_files import name_on_command_line
 from latency_models.io.config_io import write_yaml
+from latency_models.io.files import name_on_command_line
 from scenarios.engine import EngineSpec
-from scenarios.overrides import Settings, apply
+from scenarios.reading import Settings, apply
 from schedulers.engine_config import NULL_BLOCKS
 from twin.recording.player import Target, play
 from twin.recording.run_writer import RunWriter, require_empty

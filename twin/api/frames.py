@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from scenarios.serving import MeasureSpec
+from scenarios.fields import MeasureSpec
 from twin.serving.records.engine_log import EngineLog
 from twin.serving.records.requests import Columns
 from twin.serving.results.curves import step_table

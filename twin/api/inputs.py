@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scenarios.overrides import Settings, parse_overrides, single_settings
-from scenarios.reading import of_kind, read_scenario
+from scenarios.reading import Settings, of_kind, parse_overrides, read_scenario, single_settings
 from workloads.errors import BadInput
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from reports.blocks import Report, Text
-from reports.layout import table, time_text
-from scenarios.goals import THROUGHPUTS, Goal
+from reports.blocks import Report, Text, table, time_text
+from scenarios.fields import THROUGHPUTS, Goal
 from scenarios.reading import read_scenario
 from twin.recording.scrapes import is_scrapes, read_scrapes, write_page
 from twin.recording.upstream import Upstream, key_headers

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latency_models.deployment.hugging_face import any_model
-from latency_models.io.builtin_files import name_on_command_line
-from reports.records.run_directory import RunDirectory, fingerprint, open_run
-from scenarios.overrides import apply
-from scenarios.reading import read_scenario
+from latency_models.io.files import name_on_command_line
+from reports.run_directory import RunDirectory, fingerprint, open_run
+from scenarios.reading import apply, read_scenario
 from twin.api.inputs import Overrides, check_counts, errors_name_arguments, path_of, settings_of
 from twin.api.run_folder import complete, figure, manifest, new_run
 from twin.api.simulation import Result
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from scenarios.overrides import Settings
+    from scenarios.reading import Settings
     from twin.executors.executor import ExecutorChoice
     from twin.planning.inventory import Combination, Demand, Inventory
     from twin.planning.result import MaxLoad, Plan

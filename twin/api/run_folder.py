@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reports.records.run_directory import RunDirectory, begin_run, commit
+from reports.run_directory import RunDirectory, begin_run, commit
 from twin import __version__
 from twin.api.inputs import path_of
 from workloads.errors import BadInput
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from reports.blocks import Report
-    from reports.records.run_directory import RunDirectory
+    from reports.run_directory import RunDirectory
 
 Document = dict[str, Any]
 
@@ -64,14 +64,14 @@ def manifest(inputs: dict[str, Any], call: str | None = None) -> dict[str, Any]:
 
 
 REPORTS = {
-    "twin.simulation/1": "serving.run:run_report",
-    "twin.serving-sweep/1": "serving.sweep:sweep_report",
-    "twin.ablation/1": "serving.sweep:ablation_report",
+    "twin.simulation/1": "serving_run:run_report",
+    "twin.serving-sweep/1": "serving_sweep:sweep_report",
+    "twin.ablation/1": "serving_sweep:ablation_report",
     "twin.sweep/1": "afd_report:sweep_report",
-    "twin.plan/1": "planning.report:plan_report",
-    "twin.max-load/1": "planning.report:load_report",
-    "twin.day-plan/1": "planning.day:day_report",
-    "twin.inventory/1": "planning.report:inventory_report",
+    "twin.plan/1": "plan_report:plan_report",
+    "twin.max-load/1": "plan_report:load_report",
+    "twin.day-plan/1": "day_plan:day_report",
+    "twin.inventory/1": "plan_report:inventory_report",
     "twin.validation/2": "validation:validation_report",
     "twin.bundle-validation/1": "validation:bundle_report",
 }
@@ -103,7 +103,7 @@ def report(document: Document) -> Report:
 
 def draw(document: Document, manifest: Document) -> tuple[dict[str, str], str]:
     """Figures by name, each an SVG text, and the HTML page; errors are those of `report`."""
-    from reports.pages.html import page
+    from reports.html import page
     from reports.svg import figures
 
     content = report(document)
@@ -137,7 +137,7 @@ def _paper_report(schema: object) -> ModuleType | None:
     if named is None:
         return None
     try:
-        return import_module(f"papers.{named['paper']}.{'quality_report' if named['quality'] else 'report'}")
+        return import_module(f"papers.{named['paper']}.{'quality' if named['quality'] else 'reproduction'}")
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("papers."):
             raise

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from reports.records.run_directory import RunDirectory
+    from reports.run_directory import RunDirectory
     from twin.sweeps.serving_sweep import ServingSweep, Task
 
 Document = dict[str, Any]
@@ -52,7 +52,7 @@ class Result:
     _first: one_run.Result
 
     def __repr__(self) -> str:
-        from reports.serving.sentences import headline
+        from reports.serving_sentences import headline
 
         return f"<{self.scenario.name}: {headline(self.document)}>"
 
@@ -117,11 +117,11 @@ class Result:
         first, detail = self._first.run, self._first.plan.scenario.detail
         if detail:
             if first.columns.sink is None:
-                from reports.records.run_directory import write_columns
+                from reports.run_directory import write_columns
 
                 write_columns(run.path / REQUESTS, first.request_table())
             if events and detail is True:
-                from reports.serving.trace_events import write_trace_events
+                from reports.trace_events import write_trace_events
 
                 write_trace_events(run.path / "trace-events.json.gz", first.logs, first.columns)
         return complete(run, self.document, figures=figures)
@@ -129,7 +129,7 @@ class Result:
     def _repr_html_(self) -> str:
         from html import escape
 
-        from reports.serving.sentences import headline
+        from reports.serving_sentences import headline
 
         html: str = self.summary.to_html(na_rep="–")
         return f"<p>{escape(headline(self.document))}</p>{html}"
@@ -236,7 +236,7 @@ def _simulate(plan: ServingPlan, requests: Path | None, jobs: int | None) -> one
     processes = jobs or process.usable_cores()
     if requests is None or not plan.scenario.detail or not isinstance(plan.workload, Workload):
         return one_run.simulate(plan, processes=processes)
-    from reports.records.run_directory import writing_columns
+    from reports.run_directory import writing_columns
 
     with writing_columns(requests) as write:
         return one_run.simulate(plan, sink=write, processes=processes)

@@ -7,10 +7,10 @@ from typing import cast, get_args
 
 from latency_models.deployment.hugging_face import any_model
 from latency_models.deployment.models import Weights
-from latency_models.io.builtin_files import is_path, name_on_command_line
 from latency_models.io.config_io import checked
-from latency_models.sources.aiconfigurator.closed_loop import closed_loop
-from latency_models.sources.roofline.engines import EngineOption, NoEngine, engine_option, placements
+from latency_models.io.files import is_path, name_on_command_line
+from latency_models.sources.aiconfigurator.spec import closed_loop
+from latency_models.sources.roofline.efficiency import EngineOption, NoEngine, engine_option, placements
 from latency_models.sources.roofline.spec import RooflineSpec
 from workloads.errors import BadInput
 

@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reports.records.run_directory import write_columns
-from scenarios.overrides import Settings, combinations
+from reports.run_directory import write_columns
+from scenarios.reading import Settings, combinations
 from twin.api.inputs import (
     Overrides,
     Scenario,

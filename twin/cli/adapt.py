@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App
 
-from reports.records.run_directory import fingerprint, open_run
+from reports.run_directory import fingerprint, open_run
 from twin.cli.adapt_text import (
     SOURCES,
     TorchOptions,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from reports.records.run_directory import write_text
+from reports.run_directory import write_text
 from twin.cli.console import Json, note, print_json, progress
 from workloads.errors import BadInput, missing_extra
 

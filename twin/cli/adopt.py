@@ -83,7 +83,7 @@ def adopt(
         set_: Change any field of the scenario, key=value.
     """
     configure_libraries()
-    from scenarios.overrides import single_settings
+    from scenarios.reading import single_settings
     from twin.api.adoption import AdoptionOptions, next_commands
     from twin.api.adoption import adopt as adopt_server
     from twin.api.inputs import require_above_0, require_at_least

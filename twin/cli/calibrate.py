@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from reports.records.run_directory import write_text
+from reports.run_directory import write_text
 from twin.cli.commands import COMMANDS
 from twin.cli.console import (
     FileOrStdout,
@@ -44,10 +44,9 @@ def roofline(*, hardware: str, model: str, set_: Settings = None, output: FileOr
             mtp_depth, link, shared_experts, overhead.attention, overhead.ffn, overhead.communication,
             memory_efficiency, …
     """
-    from latency_models.deployment.hardware import load_hardware
+    from latency_models.deployment.hardware import derive, load_hardware, read_deployment
     from latency_models.deployment.models import load_model
-    from latency_models.deployment.roofline import derive, read_deployment
-    from scenarios.overrides import apply, single_settings
+    from scenarios.reading import apply, single_settings
 
     deployment = read_deployment(apply({}, single_settings(set_ or [])), "deployment")
     calibration = derive(load_hardware(hardware), load_model(model), deployment, "deployment")
@@ -102,8 +101,8 @@ def import_(
         engine_version: Its version; where there are several, the newest by default.
     """
     from latency_models.io.config_io import write_yaml
-    from latency_models.origin import Origin
     from latency_models.sources.registry import KERNEL_TABLES, source_of
+    from latency_models.step_time import Origin
     from twin.api.inputs import require_at_least
     from twin.cli.table_imports import (
         DEGREES,
@@ -242,7 +241,7 @@ def run_(
 
 
 def _draw(pictures: dict[str, dict[str, Any]], folder: Path) -> None:
-    from reports.calibration_figures import operation_figure
+    from reports.calibration import operation_figure
 
     for name, picture in pictures.items():
         write_text(folder / f"{name.replace('/', '-')}.svg", operation_figure(picture))
@@ -326,8 +325,7 @@ def refine(
     configure_libraries()
     from latency_models.io.config_io import write_yaml
     from reports.calibration import refinement_report
-    from scenarios.overrides import single_settings
-    from scenarios.reading import read_scenario
+    from scenarios.reading import read_scenario, single_settings
     from twin.api.inputs import require_at_least
     from twin.refinement.question import Question, factor_names
     from twin.refinement.refine import refine

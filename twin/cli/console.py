@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from reports.records.run_directory import naming
+from reports.run_directory import naming
 
 if TYPE_CHECKING:
     from twin.executors.executor import ExecutorChoice

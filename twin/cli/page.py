@@ -38,8 +38,7 @@ def page(
         port: Of this machine; 0 takes a free one.
         no_browser: Only print the address.
     """
-    from scenarios.overrides import apply, single_settings
-    from scenarios.reading import read_scenario
+    from scenarios.reading import apply, read_scenario, single_settings
     from twin.api.inputs import require_at_least, require_port
     from twin.page.questions import Inquiry
 

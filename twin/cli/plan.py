@@ -29,7 +29,7 @@ from twin.cli.plan_options import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from reports.records.run_directory import RunDirectory
+    from reports.run_directory import RunDirectory
     from twin.executors.executor import ExecutorChoice
     from twin.planning.catalogue import CatalogueQuestion
     from twin.planning.day import DayTask
@@ -68,7 +68,7 @@ def plan(
             one, --model, --gpu, --rate, --slo and --trace make the question, and step times are computed from data
             sheets.
     """
-    from scenarios.overrides import goals_of_texts, single_settings
+    from scenarios.reading import goals_of_texts, single_settings
     from twin.api.inputs import require_at_least
 
     executor = execution.choose()
@@ -222,8 +222,7 @@ def _max_load(scenario: Path, asked: _Asked) -> int:
 
 
 def _day(scenario: Path, asked: _Asked) -> int:
-    from scenarios.overrides import apply
-    from scenarios.reading import read_scenario
+    from scenarios.reading import apply, read_scenario
     from twin.api.inputs import require_at_least
     from twin.api.run_folder import complete
     from twin.cli.runs import open_folder

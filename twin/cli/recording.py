@@ -152,8 +152,8 @@ def replay(
         vocabulary: Prompts have token ids below this number.
         slo: Goal of ttft, tpot, e2e or a throughput, may be given several times: --slo ttft_p99=1s --slo tpot_p99=40ms
     """
-    from scenarios.goals import read_goals
-    from scenarios.overrides import goals_of_texts
+    from scenarios.fields import read_goals
+    from scenarios.reading import goals_of_texts
     from twin.api.inputs import require_at_least
     from twin.api.live_server import check_replayable, scenario_trace, verdicts
     from twin.recording.player import FIRST_ID, Target, play
@@ -250,8 +250,7 @@ def watch(
     """
     configure_libraries()
     from reports.calibration import watch_report
-    from scenarios.overrides import single_settings
-    from scenarios.reading import read_scenario
+    from scenarios.reading import read_scenario, single_settings
     from twin.api.inputs import require_above_0
     from twin.api.live_server import follow, judge_folder
     from twin.recording.upstream import Upstream

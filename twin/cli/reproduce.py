@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from reports.records.run_directory import fingerprint, open_run
+from reports.run_directory import fingerprint, open_run
 from twin.cli.console import Flag, Fresh, Json, note, print_run
 from workloads.errors import BadInput, missing_extra
 
@@ -129,7 +129,7 @@ def _reproduce_quality(
     with open_run(runs, f"reproduce-{paper}-quality", identity, content, resume=not fresh) as run:
         result = study.summarise(sizes, *study.train(run, size, seeds, jobs or usable_cores()))
         document = complete(run, result, figures=True)
-    return _print(document, f"papers.{paper}.quality_report", as_json=as_json)
+    return _print(document, f"papers.{paper}.quality", as_json=as_json)
 
 
 def _reproduce_afd(runs: Path, jobs: int | None, *, fresh: bool, as_json: bool) -> int:
@@ -144,7 +144,7 @@ def _reproduce_afd(runs: Path, jobs: int | None, *, fresh: bool, as_json: bool) 
         sweep = plan.summarise(simulate_missing(plan, run, Processes(jobs or usable_cores()), load_figures))
         sweep["run"] = {"id": run.id, "directory": str(run.path)}
         document = complete(run, afd.document(sweep), figures=True)
-    return _print(document, "papers.afd.report", as_json=as_json)
+    return _print(document, "papers.afd.reproduction", as_json=as_json)
 
 
 def _reproduce_tables(
@@ -160,7 +160,7 @@ def _reproduce_tables(
     settings, compute = _computation(paper, jobs, trace, fit)
     with open_run(runs, f"reproduce-{paper}", "serving", manifest({"paper": paper, **settings}), resume=False) as run:
         document = complete(run, compute(), figures=True)
-    return _print(document, f"papers.{paper}.report", as_json=as_json)
+    return _print(document, f"papers.{paper}.reproduction", as_json=as_json)
 
 
 def _computation(
@@ -170,7 +170,7 @@ def _computation(
     from twin.process import usable_cores
 
     if paper == "afd":
-        lengths = import_module("papers.afd.lengths").reproduce(trace)
+        lengths = import_module("papers.afd.reproduction").reproduce(trace)
         return {"trace": str(trace)}, lambda: lengths
     program = import_module(f"papers.{paper}.reproduction")
     if paper == "fastafd":

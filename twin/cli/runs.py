@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from reports.records.run_directory import open_run, read_run, write_text
+from reports.run_directory import open_run, read_run, write_text
 from twin import __version__
 from twin.cli.console import (
     ExecutorOptions,
@@ -26,7 +26,7 @@ from twin.process import configure_libraries, making_what_stays
 from workloads.errors import BadInput
 
 if TYPE_CHECKING:
-    from reports.records.run_directory import RunDirectory
+    from reports.run_directory import RunDirectory
     from twin.api.inputs import Scenario
     from twin.executors.executor import Executor
     from twin.serving.plan.plan import ServingPlan
@@ -84,7 +84,7 @@ def note_partial_replay(*plans: ServingPlan) -> None:
     """Note on stderr, before anything runs, that `workload.requests` ends a replay before its trace ends."""
     partial = [plan.replayed for plan in plans if plan.replayed and plan.replayed["requests"] < plan.replayed["rows"]]
     if partial:
-        from reports.serving.sentences import part_of_trace
+        from reports.serving_sentences import part_of_trace
 
         for text in dict.fromkeys(map(part_of_trace, partial)):
             note(text)
@@ -158,8 +158,7 @@ def simulate(
     """
     configure_libraries()
     with making_what_stays():
-        from scenarios.overrides import single_settings
-        from scenarios.reading import read_scenario
+        from scenarios.reading import read_scenario, single_settings
         from twin.api.inputs import Scenario
 
         repetitions.check()
@@ -276,8 +275,7 @@ def sweep(
         requests: Keep every request's times too, in Parquet files under requests/ in the run folder (AFD bundles).
     """
     configure_libraries()
-    from scenarios.overrides import combinations, parse_overrides, parse_zipped
-    from scenarios.reading import read_scenario
+    from scenarios.reading import combinations, parse_overrides, parse_zipped, read_scenario
     from twin.api.run_folder import complete
     from twin.api.sweep import prepare_sweep
     from twin.sweeps.serving_sweep import ServingSweep
@@ -338,8 +336,7 @@ def ablate(
         draws: Runs with what is not known of step times drawn, 10 or more; default: as many as replications.
     """
     configure_libraries()
-    from scenarios.overrides import apply, parse_overrides, single_settings
-    from scenarios.reading import read_scenario
+    from scenarios.reading import apply, parse_overrides, read_scenario, single_settings
     from twin.api.inputs import require_at_least
     from twin.api.run_folder import complete
     from twin.sweeps.ablation import prepare_ablation

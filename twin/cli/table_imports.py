@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from workloads.errors import BadInput
 
 if TYPE_CHECKING:
-    from latency_models.origin import Origin
     from latency_models.sources.aiconfigurator.layout import TableFiles
+    from latency_models.step_time import Origin
 
 DEGREES = (1, 2, 4, 8, 16)
 """Ranks that share a layer in the files of `--all`, where the tables have them."""

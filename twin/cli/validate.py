@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from reports.records.run_directory import fingerprint, open_run
+from reports.run_directory import fingerprint, open_run
 from twin.cli.console import Flag, Fresh, RunOptions, Settings, note, print_run
 from workloads.errors import BadInput, missing_extra
 
 if TYPE_CHECKING:
     from live.validation.bundle_backend import LiveBundle
     from live.vllm.backend import VllmBackend
-    from reports.records.run_directory import RunDirectory
+    from reports.run_directory import RunDirectory
     from scenarios.validation import BundleValidationScenario, ValidationScenario
     from twin.validation.backend import Backend
 
@@ -70,8 +70,7 @@ def validate(
             on any machine.
         set_: A field of the scenario, key=value.
     """
-    from scenarios.overrides import single_settings
-    from scenarios.reading import read_scenario
+    from scenarios.reading import read_scenario, single_settings
     from twin.api.inputs import require_above_0, require_at_least
     from twin.api.run_folder import complete
     from twin.validation.profiling import contention, verdict

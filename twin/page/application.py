@@ -28,7 +28,7 @@ from tornado.httputil import HTTPServerRequest
 from tornado.ioloop import IOLoop
 from tornado.web import HTTPError
 
-from reports.pages.theme import asset
+from reports.theme import asset
 from twin.page.questions import Choices, Document, Inquiry, answer, from_link, settings_of
 from twin.page.view import View
 from workloads.errors import BadInput

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from latency_models.deployment.hugging_face import any_model
-from latency_models.io.builtin_files import CommandLineText, builtin_names, is_path
+from latency_models.io.files import CommandLineText, builtin_names, is_path
 from reports.afd_report import curve_per_unit
-from scenarios.overrides import Settings, apply
+from scenarios.reading import Settings, apply
 from scenarios.serving import ServingScenario, check_scenario
 from twin.serving.plan.pools import describe_devices
 from twin.serving.results.curves import timeseries

@@ -22,11 +22,11 @@ from bokeh.models import (
 )  # fmt: skip
 
 from reports.blocks import Chart, Column, Curve, Document
+from reports.explorer import bokeh_chart
 from reports.fields import POINTS as MEANINGS
-from reports.pages.charts import bokeh_chart
-from reports.pages.html import html_cell, html_table
-from reports.pages.theme import PREDICTED, SERIES, WAITING, WIDGETS
-from reports.serving.sentences import LATENCIES, POINTS, headline, warnings
+from reports.html import html_cell, html_table
+from reports.serving_sentences import LATENCIES, POINTS, headline, warnings
+from reports.theme import PREDICTED, SERIES, WAITING, WIDGETS
 from twin.page.questions import Choices, Knob
 
 Changed = Callable[[Choices], None]

@@ -17,8 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from latency_models.io.builtin_files import builtin_name, builtin_names
-from latency_models.io.tables import Columns, read_columns
+from latency_models.io.files import Columns, builtin_name, builtin_names, read_columns
 from scenarios.engine import EngineSpec
 from scenarios.planning import EngineKindSpec
 from twin.planning.given import given_candidate

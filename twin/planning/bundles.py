@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.hugging_face import any_model
 from latency_models.io.config_io import checked
-from latency_models.sources.afd_bundle.spec import AfdBundleSpec, BundleStepTime
+from latency_models.sources.afd_bundle import AfdBundleSpec, BundleStepTime
 from scenarios.afd import Topology, parse_ratios
+from scenarios.engine import DeviceSpec
 from scenarios.planning import BundleSpec, EngineKindSpec, PlanSpec
-from scenarios.pools import DeviceSpec
 from twin.afd.memory import LEVEL
 from twin.theory.cycle import load_quantile
 from workloads.errors import BadInput

@@ -16,8 +16,8 @@ from typing import Any
 from latency_models.deployment.hardware import Hardware, load_hardware
 from latency_models.deployment.hugging_face import any_model
 from latency_models.deployment.models import ExpertFFN, LatentAttention, Model
-from latency_models.io.builtin_files import is_path, name_on_command_line
-from scenarios.overrides import Settings
+from latency_models.io.files import is_path, name_on_command_line
+from scenarios.reading import Settings
 from workloads.errors import BadInput
 
 Document = dict[str, Any]

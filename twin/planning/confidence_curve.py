@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from scenarios.goals import Goal
+from scenarios.fields import Goal
 from twin.planning.family_estimates import RefusedFamily
 from twin.planning.question import Document, Question
 from twin.planning.space import Candidate

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 
 from latency_models.step_time import StepTime
-from scenarios.goals import read_goals
+from scenarios.fields import read_goals
 from scenarios.overload import StartUpSpec
-from scenarios.overrides import Settings, with_trace
+from scenarios.reading import Settings, with_trace
 from scenarios.serving import check_scenario
 from twin.serving.plan.plan import ServingPlan, make_plan
 from twin.serving.plan.pools import devices_of
 from twin.serving.results.report import run_fingerprint
 from twin.sweeps.serving_sweep import Document, TraceFiles
+from workloads.arrivals import Profile
 from workloads.errors import BadInput
-from workloads.rates import Profile
 
 OWN_PROFILE = "profile"
 """In place of a file of rates: arrivals as the scenario has them."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from latency_models.deployment.hugging_face import any_model
 from latency_models.deployment.models import Formats
-from latency_models.io.builtin_files import is_path
+from latency_models.io.files import is_path
 from latency_models.sources.refined import read_refined_file
 from scenarios.engine import EngineSpec
 from schedulers.engine_config import NULL_BLOCKS

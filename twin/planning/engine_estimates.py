@@ -23,7 +23,7 @@ from scipy.special import ndtri
 
 from latency_models.stages import Stages
 from latency_models.step_time import ANY_SEQUENCE, StepTime
-from scenarios.goals import Goal
+from scenarios.fields import Goal
 from schedulers.batches import Batch, Chunk
 from schedulers.engine_config import EngineConfig
 from twin.planning.question import Lengths

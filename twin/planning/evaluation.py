@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from latency_models.unknowns import Unknown
-from reports.records.run_directory import fingerprint
-from scenarios.goals import Goal
+from latency_models.step_time import Unknown
+from reports.run_directory import fingerprint
+from scenarios.fields import Goal
 from twin.executors.executor import Executor
 from twin.planning.confidence import CERTAIN, LIKELY, clearly_missed, last_miss, met_under_draws, probability
 from twin.planning.family_estimates import FamilyEstimate

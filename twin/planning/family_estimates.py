@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from scenarios.goals import Goal
+from scenarios.fields import Goal
 from twin.planning.engine_estimates import BEYOND, EngineEstimate, bound, estimate
 from twin.planning.question import Lengths, Question
 from twin.planning.space import Candidate, Family, candidates, document, families

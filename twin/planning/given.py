@@ -7,10 +7,10 @@ from os.path import relpath
 from pathlib import Path
 from typing import Any
 
-from latency_models.io.builtin_files import is_path
+from latency_models.io.files import is_path
+from scenarios.engine import DeviceSpec, PoolSpec, router_name
 from scenarios.overload import check_fixed
 from scenarios.planning import EngineKindSpec, Layout
-from scenarios.pools import DeviceSpec, PoolSpec, router_name
 from scenarios.serving import ServingScenario, check_scenario
 from twin.planning.question import Document, Question
 from twin.planning.space import Candidate, Family, Given, candidate

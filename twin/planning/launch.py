@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latency_models.io.config_io import write_yaml
-from reports.records.run_directory import naming, write_text
+from reports.run_directory import naming, write_text
 from twin.planning.engine_commands import PoolCommand, sglang_command, vllm_command
 from twin.planning.given import moved
 from twin.planning.manifests import Deployment, Place, compose, dynamo, llm_d

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from scenarios.goals import Goal
+from scenarios.fields import Goal
 from twin.planning.confirming import Confirmer
 from twin.planning.evaluation import DRAWS, SHORT, Evaluator
 from twin.planning.family_estimates import FamilyEstimate

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.prefixes import SharedPrefixes
+from workloads.mixes import SharedPrefixes
 from workloads.request import Request
 
 WARM_HITS = 0.999

@@ -15,18 +15,16 @@ from pydantic import Field
 
 from latency_models.io.config_io import checked
 from latency_models.step_time import StepTime
-from scenarios.goals import Goal
-from scenarios.overrides import Settings, apply
+from scenarios.fields import Goal, MeasuredSpec, MeasureSpec
 from scenarios.planning import PlanSpec
-from scenarios.reading import ScenarioFile, load_plugins
-from scenarios.serving import MeasuredSpec, MeasureSpec, check_scenario
-from scenarios.serving_workload import OpenLoopSpec, ServingWorkloadSpec
+from scenarios.reading import ScenarioFile, Settings, apply, load_plugins
+from scenarios.serving import OpenLoopSpec, ServingWorkloadSpec, check_scenario
 from twin.planning.prefix_hits import PrefixHits, prefix_hits
 from twin.serving.plan.plan import ServingPlan, make_plan
 from twin.serving.run.simulation import realisation
+from workloads.arrivals import peak_of
 from workloads.errors import BadInput
 from workloads.generator import Workload
-from workloads.rates import peak_of
 from workloads.request import Request
 from workloads.traces import Trace
 

@@ -9,10 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.hugging_face import any_model
 from latency_models.deployment.models import ExpertFFN, LatentAttention
-from latency_models.sources.roofline.error_board import board_cell
-from latency_models.sources.roofline.spec import RooflineSpec
-from latency_models.unknowns import Unknown
-from scenarios.goals import Goal
+from latency_models.sources.roofline.spec import RooflineSpec, board_cell
+from latency_models.step_time import Unknown
+from scenarios.fields import Goal
 from scenarios.planning import EngineKindSpec
 from twin.planning.confidence_curve import Level
 from twin.planning.cost import cost_of_nodes, costs

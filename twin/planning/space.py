@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from scenarios.engine import fill_pools
 from scenarios.fields import SWEEP_POINTS
-from scenarios.overrides import apply
 from scenarios.planning import EngineKindSpec, Layout, PlanSpec
-from scenarios.pools import fill_pools
+from scenarios.reading import apply
 from twin.planning.question import Document, Question
 from workloads.errors import BadInput
 

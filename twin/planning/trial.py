@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from scenarios.goals import Goal
+from scenarios.fields import Goal
 from twin.planning.confidence import Floats, probability
 from twin.planning.question import Document
 from twin.planning.space import Candidate

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reports.metrics import spread, weighted_spread
-from scenarios.goals import Goal
-from scenarios.serving import MeasureSpec
+from scenarios.fields import Goal, MeasureSpec
 from twin.planning.question import Document
 from twin.serving.plan.plan import Draw, ServingPlan
 from twin.serving.results.run import Run

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from latency_models.io.tables import read_text
+from latency_models.io.files import read_text
 from twin.recording.run_writer import require_empty
 from twin.recording.upstream import Upstream
 from workloads.errors import BadInput

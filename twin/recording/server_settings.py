@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from latency_models.io.builtin_files import builtin_name
+from latency_models.io.files import builtin_name
 from schedulers.engine_config import NULL_BLOCKS
 from twin.recording.scrapes import RUNNING, WAITING, Scrape
 from twin.recording.upstream import Upstream, cache_settings, model_cards

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from latency_models.io.tables import read_text
+from latency_models.io.files import read_text
 from twin.recording.run_writer import RunWriter
 from workloads.errors import BadInput
 

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from latency_models.sources.refined import RefinedStepTime
 from latency_models.step_time import StepTime
 from latency_models.wrapped import ScaledStepTime
-from scenarios.overrides import Settings
-from scenarios.serving import ServingScenario, check_scenario
-from scenarios.serving_workload import ReplaySpec
+from scenarios.reading import Settings
+from scenarios.serving import ReplaySpec, ServingScenario, check_scenario
 from schedulers.batches import Batch
 from schedulers.parallel_cores import GroupBatch
 from twin.refinement.measured_run import MeasuredRun, read_measured_run

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latency_models.origin import same_model
 from latency_models.sources.refined import RefinedStepTime
 from latency_models.sources.vllm_step_log.step_log import StepLog, read_step_log
-from latency_models.step_time import StepTime
+from latency_models.step_time import StepTime, same_model
 from scenarios.serving import check_scenario
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
 from schedulers.sequence import Sequence as Running

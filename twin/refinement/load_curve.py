@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scenarios.overrides import Settings
-from scenarios.serving import check_scenario
-from scenarios.serving_workload import ReplaySpec
+from scenarios.reading import Settings
+from scenarios.serving import ReplaySpec, check_scenario
 from twin.recording.scrapes import CACHED, FINISHED, HISTOGRAMS, OUTPUTS, PROMPTS, Growth, Scrape
 from twin.refinement.question import Advance, Question, one_step_time
 from twin.serving.plan.plan import ServingPlan, make_plan

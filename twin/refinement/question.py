@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from latency_models.sources.refined import RefinedStepTime
 from latency_models.step_time import StepTime
-from scenarios.overrides import Settings, apply
+from scenarios.reading import Settings, apply
 from scenarios.serving import ServingScenario, check_scenario
 from schedulers.engine_config import NULL_BLOCKS
 from twin.refinement.posterior import Posterior

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from latency_models.sources.refined import SCHEMA, RefinedStepTime
-from latency_models.step_time import StepTime
-from latency_models.unknowns import Unknown
+from latency_models.step_time import StepTime, Unknown
 from scenarios.serving import ServingScenario
 from twin.recording.scrapes import is_scrapes
 from twin.refinement.by_means import MeanEvidence

@@ -11,10 +11,10 @@ from typing import Any
 
 from latency_models.deployment.hugging_face import any_model
 from latency_models.deployment.models import ExpertFFN
-from latency_models.io.builtin_files import is_path
+from latency_models.io.files import is_path
 from latency_models.sources.roofline.work import WHOLE_STEP
-from latency_models.unknowns import Unknown
-from scenarios.overrides import Settings, with_trace
+from latency_models.step_time import Unknown
+from scenarios.reading import Settings, with_trace
 from scenarios.serving import check_scenario
 from twin.serving.plan.plan import Draw
 from twin.serving.results.report import NOTE

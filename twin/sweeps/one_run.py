@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from scenarios.overrides import Settings, with_trace
+from scenarios.reading import Settings, with_trace
 from scenarios.serving import check_scenario
 from twin.executors.processes import each_as_done
 from twin.serving.engine.engine import Engine

@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from reports.records.run_directory import fingerprint, write_bytes
+from reports.run_directory import fingerprint, write_bytes
 from scenarios.afd import Topology, check_scenario, parse_ratios
 from scenarios.fields import BUNDLE_REQUESTS, RUNS, SLOTS
-from scenarios.overrides import Settings, in_words, with_trace
+from scenarios.reading import Settings, in_words, with_trace
 from twin.afd.plan import BundlePlan, curves, make_plan, simulation_summary, theory_summary
 from twin.afd.point import run_point
 from twin.sweeps.serving_sweep import Case, Document, Sweep, TraceFiles

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from latency_models.step_time import StepTime
 from scenarios.fields import DRAWS, REPLICATIONS, RUNS
-from scenarios.overrides import Settings, in_words, with_trace
+from scenarios.reading import Settings, in_words, with_trace
 from scenarios.serving import check_scenario
 from twin.executors.executor import Executor
 from twin.serving.plan.plan import Draw, ServingPlan, make_plan

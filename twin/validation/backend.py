@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latency_models.sources.engine_regression import Step, describe
-from reports.bundle_metrics import BundleTimes, Transfers
-from reports.records.run_directory import RunDirectory, read_columns, write_columns
+from reports.metrics import BundleTimes, Transfers
+from reports.run_directory import RunDirectory, read_columns, write_columns
 from scenarios.engine import SchedulerPlan
 from scenarios.validation import ProfilingSpec
 from schedulers.batches import Batch, DecodeBatch, OneShotBatch

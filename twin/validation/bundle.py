@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latency_models.stages import PassLatency
-from reports.bundle_metrics import BundleMetrics, BundleTimes, bundle_metrics
-from reports.records.run_directory import RunDirectory
+from reports.metrics import BundleMetrics, BundleTimes, bundle_metrics
+from reports.run_directory import RunDirectory
 from scenarios.validation import BundleValidationScenario
 from schedulers.bundle_slots import REFILL_POLICIES
 from twin.afd.bundle import Supply

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from latency_models.fitting.estimator import CannotFit
 from latency_models.sources.engine_regression import EngineRegression
 from reports.fields import SHARES
-from reports.metrics import spread
-from reports.statistics import student_quantile
+from reports.metrics import spread, student_quantile
 from scenarios.serving import ServingScenario
 from schedulers.replica_set import ScalingLog
 from schedulers.speculation import SpeculationStats

@@ -24,11 +24,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from latency_models.fitting.estimator import CannotFit, Floats
-from latency_models.fitting.statistics import deviation_between
+from latency_models.fitting.estimator import CannotFit, Floats, deviation_between
 from latency_models.io.config_io import write_yaml
 from latency_models.sources.engine_regression import EngineRegression, Step
-from reports.records.run_directory import RunDirectory
+from reports.run_directory import RunDirectory
 from scenarios.system import DisaggregatedSpec
 from scenarios.validation import ClockName, ValidationScenario
 from twin.serving.engine.draft_outcomes import DraftOutcomes, document

@@ -16,7 +16,7 @@ import numpy as np
 
 from latency_models.io.config_io import read_yaml
 from latency_models.sources.engine_regression import EngineRegression, EngineRegressionFile, read_engine_regression_file
-from reports.records.run_directory import RunDirectory
+from reports.run_directory import RunDirectory
 from scenarios.validation import ClockName, ValidationScenario
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.results.curves import curve

@@ -14,7 +14,6 @@ from typing import Any
 from latency_models.deployment.hugging_face import any_model
 from latency_models.deployment.models import DenseFFN, ExpertFFN, GroupedQueryAttention, Model
 from latency_models.interpolation import Curve, Surface, weighted_sum
-from latency_models.origin import Origin
 from latency_models.sources.aiconfigurator.sequence_tables import ModuleKind, module_shape, state_shape
 from latency_models.sources.aiconfigurator.tables import (
     BALANCED,
@@ -24,6 +23,7 @@ from latency_models.sources.aiconfigurator.tables import (
     KernelTables,
     read_tables,
 )
+from latency_models.step_time import Origin
 from workloads.errors import BadInput
 from workloads.json_files import read_json_object
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from latency_models.deployment.attention import LatentAttention, LinearAttention
+from latency_models.deployment.layers import LatentAttention, LinearAttention
 from latency_models.deployment.models import Model, load_model
 from latency_models.interpolation import Curve, Surface
-from latency_models.io.tables import Columns, read_columns
+from latency_models.io.files import Columns, read_columns
 from workloads.errors import BadInput
 
 MODULES = {

@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 
 from latency_models.interpolation import Curve, Surface, bracket, weighted_sum
 from latency_models.io.config_io import read_yaml
-from latency_models.io.tables import Columns, read_columns
-from latency_models.origin import Origin
+from latency_models.io.files import Columns, read_columns
 from latency_models.sources.aiconfigurator.layout import TableFiles, flat_tables
 from latency_models.sources.aiconfigurator.sequence_tables import (
     MODULES,
@@ -28,6 +27,7 @@ from latency_models.sources.aiconfigurator.sequence_tables import (
     read_sequence_tables,
 )
 from latency_models.sources.registry import AICONFIGURATOR, other_source
+from latency_models.step_time import Origin
 from workloads.errors import BadInput
 
 _Key = TypeVar("_Key", bound=Hashable)

@@ -24,8 +24,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from math import inf
 
-from latency_models.interpolation import bracket
-from latency_models.sources.kernel_tables.grids import Flag, Grid, Point, make_grid
+from latency_models.interpolation import Flag, Grid, Point, bracket, make_grid
 from latency_models.sources.kernel_tables.skew import KNOTS, SkewFit
 from latency_models.sources.kernel_tables.tables import AttentionTable
 from schedulers.batches import Batch

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from latency_models.io.config_io import checked, read_yaml
-from latency_models.io.tables import Columns, read_columns
+from latency_models.io.files import Columns, read_columns
 from latency_models.sources.kernel_tables.skew import SkewFit, SkewShots, fit_skew
 from latency_models.sources.kernel_tables.tables import (
     ATTENTION_AXES,
@@ -32,8 +32,8 @@ from latency_models.sources.kernel_tables.tables import (
     KernelTables,
     TableSource,
     first_repeat,
+    held_out_errors,
 )
-from latency_models.sources.kernel_tables.uncertainty import held_out_errors
 from latency_models.sources.registry import KERNEL_TABLES, other_source
 from workloads.errors import BadInput
 

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 
 from latency_models.deployment.models import ExpertFFN, Model
-from latency_models.interpolation import bracket, line_through
-from latency_models.sources.kernel_tables.grids import Flag, make_grid
+from latency_models.interpolation import Flag, bracket, line_through, make_grid
 from latency_models.sources.kernel_tables.settings import KernelTableSettings
 from latency_models.sources.kernel_tables.tables import Curve, KernelTables
 from workloads.errors import BadInput

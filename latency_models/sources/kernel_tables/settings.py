@@ -15,8 +15,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from latency_models.io.builtin_files import NameOrFile, find_data
 from latency_models.io.config_io import Strict, checked, read_yaml
+from latency_models.io.files import NameOrFile, find_data
 from workloads.errors import BadInput
 
 

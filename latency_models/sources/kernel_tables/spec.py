@@ -1,15 +1,183 @@
-"""The scenario section of `source: kernel_tables`."""
+"""The step times of `source: kernel_tables`, and its scenario section."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from latency_models.io.builtin_files import FilePath
-from latency_models.sources.kernel_tables.settings import KernelTableSettings
+from latency_models.deployment.models import Model, load_model
+from latency_models.io.files import FilePath
+from latency_models.sources.kernel_tables.attention import AttentionTimes
+from latency_models.sources.kernel_tables.files import read_kernel_tables
+from latency_models.sources.kernel_tables.layers import ExpertTimes, head, kernels_a_step, linear_layers, moe_layers
+from latency_models.sources.kernel_tables.settings import KernelTableSettings, note, resolve
+from latency_models.sources.kernel_tables.tables import Factors, KernelTables, settings_at, unknowns_of
 from latency_models.sources.registry import SourceSpec, register
-from latency_models.step_time import StepTime
+from latency_models.step_time import MeasuredDeployment, StepTime, Unknown
+from schedulers.batches import Batch
 from workloads.errors import BadInput
+
+
+class KernelTableStepTime(StepTime):
+    """The sum of linear layers, attention, LM head and sampler, experts, collectives and overhead.
+
+    The head computes one row for every sequence in the step, also of prompts that continue: vLLM computes their logits
+    too, and drops the token. Tables leave out a clock that falls under sustained load, and kernels that a compiled
+    engine fuses. `composed_error`: relative error of composed steps on the measured engine; None: there were none.
+    """
+
+    def __init__(
+        self, tables: KernelTables, settings: KernelTableSettings, model: Model, composed_error: float | None = None
+    ) -> None:
+        if tables.tensor_parallel != settings.tensor_parallel:
+            expected = f"expected {tables.tensor_parallel}, for which the tables were measured"
+            raise BadInput(
+                expected, field="tensor_parallel", value=settings.tensor_parallel, file=tables.provenance.source
+            )
+        model.check_layers_alike()
+        self.tables = tables
+        self.settings = settings
+        self.model = model
+        self._outside: dict[str, float] = {}
+        scale = model.layers * 1e-6 * settings.time_scale
+        self._attention = AttentionTimes(tables.attention, tables.skew, scale, self._flag)
+        self._rows = linear_layers(tables, settings, model, self._flag)
+        self._head = head(tables, settings, model, self._flag)
+        self._experts = self._expert_times()
+        self._overhead = self._between_kernels()
+        self._peers = settings.data_parallel
+        self._composed_error = composed_error
+
+    def measured_deployment(self) -> MeasuredDeployment:
+        ranks = None if self.settings.expert_parallel else self.settings.tensor_parallel
+        return MeasuredDeployment(self.tables.origin, self.model, ranks, self._notes())
+
+    def _notes(self) -> tuple[str, ...]:
+        """Notes on what no table has: the link, and experts that were measured on one rank."""
+        link = self.settings.communication if self.settings.ranks > 1 else None
+        notes = (note(link) if link is not None else None, self._experts.note if self._experts is not None else None)
+        return tuple(text for text in notes if text)
+
+    def seconds(self, batch: Batch) -> float:
+        """Duration of one step, seconds. All data-parallel ranks are assumed to have as many rows."""
+        return self.rank_seconds(batch, batch.tokens * self._peers if self._experts is not None else 0)
+
+    def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
+        return self.rank_decode_seconds(decodes, kv, longest, decodes * self._peers, steps)
+
+    def rank_seconds(self, batch: Batch | None, gathered: int) -> float:
+        """An idle rank lends its experts, and runs a row of its own to keep step."""
+        if batch is None:
+            return self._rest(1, 0, gathered) if self._experts is not None else 0.0
+        chunks = batch.chunks
+        fixed = self._rest(batch.tokens, batch.decode_tokens + len(chunks), gathered)
+        if chunks:
+            return fixed + self._attention.mixed(batch)
+        return fixed + self._attention.decode(batch.n_decodes, batch.decode_kv, batch.longest_decode)
+
+    def rank_decode_seconds(self, decodes: int, kv: int, longest: int, gathered: int, steps: int) -> list[float]:
+        if not decodes:
+            return [self.rank_seconds(None, gathered)] * steps
+        return self._attention.decode_run(decodes, kv, longest, steps, self._rest(decodes, decodes, gathered))
+
+    def outside(self) -> dict[str, float]:
+        """Axes are named `attention.kv_decode`, `dense.tokens`, ..."""
+        return dict(self._outside)
+
+    def unknowns(self) -> tuple[Unknown, ...]:
+        """`varied.unknowns_of` lists them."""
+        return self._known_unknowns
+
+    @property
+    def can_draw(self) -> bool:
+        """Always, and the errors of the tables need not be computed for that."""
+        return True
+
+    @cached_property
+    def _known_unknowns(self) -> tuple[Unknown, ...]:
+        return unknowns_of(self.tables, self.settings, self._experts is not None, self._composed_error)
+
+    def vary(self, scores: Mapping[str, float]) -> StepTime:
+        return VariedKernelTables(self, scores)
+
+    def _expert_times(self) -> ExpertTimes | None:
+        return ExpertTimes(self.tables, self.settings, self.model, self._flag) if moe_layers(self.model) else None
+
+    def _between_kernels(self) -> float:
+        return self.settings.overhead + self.settings.kernel_gap * kernels_a_step(self.tables, self.model)
+
+    def _rest(self, rows: int, sequences: int, gathered: int) -> float:
+        try:
+            seconds = self._overhead + self._rows.seconds[rows] + self._head.seconds[sequences]
+        except IndexError:  # beyond the measurements
+            seconds = self._overhead + self._rows.at(rows) + self._head.at(sequences)
+        return seconds if self._experts is None else seconds + self._experts.at(gathered)
+
+    def _flag(self, axis: str, value: float) -> None:
+        if value > self._outside.get(axis, 0.0):
+            self._outside[axis] = float(value)
+
+
+class VariedKernelTables(KernelTableStepTime):
+    """The same tables at other scores of the unknowns; shares the other model's record of what lay outside."""
+
+    def __init__(self, centre: KernelTableStepTime, scores: Mapping[str, float]) -> None:
+        vars(self).update(vars(centre))
+        unknowns = {unknown.name: unknown for unknown in centre.unknowns()}
+        self.settings = settings_at(centre.settings, unknowns, scores)
+        if self.settings.communication != centre.settings.communication:
+            self._rows = linear_layers(self.tables, self.settings, self.model, self._flag)
+            self._head = head(self.tables, self.settings, self.model, self._flag)
+            self._experts = self._expert_times()
+        self._overhead = self._between_kernels()
+        self._factors = Factors.at(unknowns, scores)
+        self._longest = float(max(self.tables.attention.kv_decode))
+
+    def unknowns(self) -> tuple[Unknown, ...]:
+        """No unknowns: this is one of the models that the other's unknowns allow."""
+        return ()
+
+    def rank_seconds(self, batch: Batch | None, gathered: int) -> float:
+        if batch is None:
+            return self._step(self._kernels(1, 0, gathered), 0.0, 1, 0) if self._experts is not None else 0.0
+        rows, chunks = batch.tokens, batch.chunks
+        kernels = self._kernels(rows, batch.decode_tokens + len(chunks), gathered)
+        if chunks:
+            attention = self._factors.prompt_attention * self._attention.mixed(batch)
+            return self._step(kernels, attention, rows, batch.longest_decode, self._factors.prompt_steps)
+        seconds = self._attention.decode(batch.n_decodes, batch.decode_kv, batch.longest_decode)
+        attention = self._factors.decode_attention * seconds
+        return self._step(kernels, attention, rows, batch.longest_decode)
+
+    def rank_decode_seconds(self, decodes: int, kv: int, longest: int, gathered: int, steps: int) -> list[float]:
+        if not decodes:
+            return [self.rank_seconds(None, gathered)] * steps
+        kernels, factor = self._kernels(decodes, decodes, gathered), self._factors.decode_attention
+        attention = self._attention.decode_run(decodes, kv, longest, steps, 0.0)
+        return [self._step(kernels, factor * seconds, decodes, longest + i) for i, seconds in enumerate(attention)]
+
+    def _kernels(self, rows: int, sequences: int, gathered: int) -> float:
+        factors = self._factors
+        seconds = factors.dense * self._rows.at(rows) + factors.head * self._head.at(sequences)
+        return seconds if self._experts is None else seconds + factors.experts * self._experts.at(gathered)
+
+    def _step(self, kernels: float, attention: float, rows: int, longest: int, factor: float = 1.0) -> float:
+        """Seconds of a step from its parts, its kernels times a factor."""
+        beyond = max(rows / (len(self._rows.seconds) - 1), longest / self._longest, 1.0)
+        return self._overhead + factor * (kernels + attention) * math.exp(self._factors.beyond * math.log(beyond))
+
+
+def load_kernel_tables(
+    path: Path, settings: KernelTableSettings, model: Model | None = None, base: Path = Path()
+) -> KernelTableStepTime:
+    """Step times from a folder of tables, or from the file that `twin calibrate import` made of one."""
+    tables = read_kernel_tables(base / path)
+    if settings.communication is not None:
+        settings = settings.model_copy(update={"communication": resolve(settings.communication, base)})
+    return KernelTableStepTime(tables, settings, model or load_model(settings.model, base))
 
 
 @register
@@ -20,8 +188,6 @@ class KernelTablesSpec(KernelTableSettings, SourceSpec):
     path: FilePath
 
     def build(self, base: Path) -> StepTime:
-        from latency_models.sources.kernel_tables.step_time import load_kernel_tables  # loads numpy
-
         settings = KernelTableSettings(**self.model_dump(exclude={"source", "path"}, exclude_unset=True))
         return load_kernel_tables(Path(self.path), settings, base=base)
 

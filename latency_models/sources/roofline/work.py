@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from latency_models.deployment.expert_load import ExpertLoad
 from latency_models.deployment.hardware import Hardware, Precision
+from latency_models.deployment.layers import ExpertLoad
 from latency_models.deployment.models import (
     DenseFFN,
     ExpertFFN,

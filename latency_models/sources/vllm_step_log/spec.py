@@ -24,14 +24,11 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import Field
 
-from latency_models.fitting.estimator import CannotFit, Estimator, Floats, NotFitted
-from latency_models.fitting.statistics import fit_huber
-from latency_models.io.builtin_files import FilePath
-from latency_models.origin import MeasuredDeployment, same_model
+from latency_models.fitting.estimator import CannotFit, Estimator, Floats, NotFitted, fit_huber
+from latency_models.io.files import FilePath
 from latency_models.sources.registry import SourceSpec, register
 from latency_models.sources.vllm_step_log.step_log import StepLog, read_step_log
-from latency_models.step_time import StepTime
-from latency_models.unknowns import Unknown
+from latency_models.step_time import MeasuredDeployment, StepTime, Unknown, same_model
 from schedulers.batches import Batch
 from workloads.errors import BadInput
 

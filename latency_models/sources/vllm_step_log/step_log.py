@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latency_models.fitting.estimator import Floats
-from latency_models.io.tables import Columns, read_columns
-from latency_models.origin import Origin, same_model
+from latency_models.io.files import Columns, read_columns
 from latency_models.sources.engine_regression import Step
+from latency_models.step_time import Origin, same_model
 from workloads.errors import BadInput
 
 _Cell = TypeVar("_Cell", str, int)

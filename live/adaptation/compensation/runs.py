@@ -38,7 +38,7 @@ from live.adaptation.quantisers.models import Method, QuantisedModel, quantise_m
 from live.adaptation.text.language_model import read_tokenizer, self_sampled
 from live.adaptation.training import TrainingSettings
 from live.adaptation.weights import module_sizes
-from reports.records.run_directory import write_text
+from reports.run_directory import write_text
 from workloads.errors import BadInput
 
 SCHEMA = "twin.compensation/1"

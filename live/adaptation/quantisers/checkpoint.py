@@ -17,7 +17,7 @@ from live.models.config import ModelConfig
 from live.models.linear import COMPENSATORS
 from live.models.lora import JOINED
 from live.models.packed import pack
-from reports.records.run_directory import replacing
+from reports.run_directory import replacing
 from workloads.errors import BadInput
 
 

@@ -21,7 +21,7 @@ from live.adaptation.text.corpus import read_corpus
 from live.adaptation.weights import initial_weights
 from live.models.config import Family
 from live.models.weights import Weights
-from reports.records.run_directory import write_text
+from reports.run_directory import write_text
 from workloads.errors import BadInput
 
 EVALUATION_BATCH = 32

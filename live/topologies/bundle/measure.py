@@ -26,7 +26,7 @@ from live.models.decoder import Decoder
 from live.topologies.bundle.deployment import LocalBundle
 from live.topologies.bundle.layout import COORDINATOR, BundleLayout
 from live.topologies.direct_time import DirectTime, RoleTime
-from reports.bundle_metrics import BundleTimes, Transfers
+from reports.metrics import BundleTimes, Transfers
 from schedulers.bundle_slots import Refill, refill_fcfs
 
 Integers = NDArray[np.int64]

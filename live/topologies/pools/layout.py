@@ -13,9 +13,9 @@ from live.loaded_model import DTYPES
 from live.models.config import ModelConfig
 from live.topologies.requests import request_payloads, token_payloads
 from live.topologies.transport import COMMON_FORMS, Form, Forms, Payload
-from scenarios.live_engines import EnginePool
-from scenarios.pools import router_name
+from scenarios.engine import router_name
 from scenarios.serving import ServingScenario
+from scenarios.validation import EnginePool
 from schedulers.engine_config import EngineConfig
 from schedulers.routing import reads_caches
 from schedulers.step_policies import ChunkPolicy

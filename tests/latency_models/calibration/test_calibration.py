@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from latency_models.calibration import COMPONENTS, SIZES, Calibration, Component, Line, to_line
 from latency_models.calibration_loader import load_calibration
 from latency_models.fitting.linear import LinearLatency
-from latency_models.io.builtin_files import builtin_names
 from latency_models.io.config_io import checked, read_yaml_text
+from latency_models.io.files import builtin_names
 from workloads.errors import BadInput
 
 PAPER = "deepseek-v3-ascend-910c"

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latency_models.deployment.expert_load import (
+from latency_models.deployment.hardware import Deployment, derive, load_hardware
+from latency_models.deployment.layers import (
     ExpertBalancer,
     ExpertLoad,
     fullest_rank,
@@ -16,9 +17,7 @@ from latency_models.deployment.expert_load import (
     power_law,
     replicated,
 )
-from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
-from latency_models.deployment.roofline import Deployment, derive
 from latency_models.sources.roofline.spec import RooflineSpec
 from workloads.errors import BadInput
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from latency_models.deployment.hardware import WEIGHT_BYTES, Precision, load_hardware
-from latency_models.io.builtin_files import FOLDER, builtin_names
 from latency_models.io.config_io import read_yaml
+from latency_models.io.files import FOLDER, builtin_names
 from workloads.errors import BadInput
 
 # As the datasheets print them: TFLOP/s (with 2:4 sparsity where `sparse`), TB/s, GB, and GB/s both ways of NVLink, of

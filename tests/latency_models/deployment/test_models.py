@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from latency_models.deployment.models import Formats, load_model
-from latency_models.io.builtin_files import FOLDER, Kind, builtin_names, find_data, is_path
+from latency_models.io.files import FOLDER, Kind, builtin_names, find_data, is_path
 from workloads.errors import BadInput
 
 # Weights of each public checkpoint, without an MTP module; and the non-embedding figure of its card, if there is one.

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from latency_models.calibration import Calibration
-from latency_models.deployment.hardware import Hardware, load_hardware
+from latency_models.deployment.hardware import Deployment, Hardware, derive, load_hardware, read_deployment
 from latency_models.deployment.models import Model, load_model
-from latency_models.deployment.roofline import Deployment, derive, read_deployment
-from latency_models.io.builtin_files import builtin_names
 from latency_models.io.config_io import checked
+from latency_models.io.files import builtin_names
 from workloads.errors import BadInput
 
 ROUND = checked(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from latency_models.fitting.statistics import deviation_between
-from reports.statistics import student_quantile
+from latency_models.fitting.estimator import deviation_between
+from reports.metrics import student_quantile
 
 
 def rounds(rng: np.random.Generator, between: float, within: float, count: int = 30) -> list[np.ndarray]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from latency_models.io.tables import read_columns
+from latency_models.io.files import read_columns
 from workloads.errors import BadInput
 
 TEXT = "name,count,size\na,1,2.5\n\nb,8.0,\n"

@@ -11,7 +11,7 @@ import pytest
 from latency_models.fitting.linear import BrokenLine
 from latency_models.interpolation import Curve, Surface
 from latency_models.io.config_io import checked
-from latency_models.sources.afd_bundle.spec import AfdBundleSpec
+from latency_models.sources.afd_bundle import AfdBundleSpec
 from latency_models.sources.aiconfigurator.kernels import ModelKernels
 from latency_models.sources.aiconfigurator.spec import AiconfiguratorStepTime, Corrections
 from latency_models.sources.ec_tables import EcTables, LayerTables, Selection

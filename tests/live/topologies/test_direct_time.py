@@ -26,7 +26,7 @@ from live.topologies.transport import (  # noqa: E402
     Role,
     received,
 )
-from reports.bundle_metrics import Transfers, bundle_metrics  # noqa: E402
+from reports.metrics import Transfers, bundle_metrics  # noqa: E402
 from tests.live.topologies.answers import CONFIGS, make_decoder, outputs, requests, serve, settings  # noqa: E402
 
 DATA = 2

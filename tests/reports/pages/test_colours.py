@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reports.pages.theme import SERIES, asset, scale
+from reports.theme import SERIES, asset, scale
 
 CONTRAST = 2.5
 """Of a line or a mark; yellow on white has 1.2."""

@@ -11,7 +11,7 @@ import pytest
 
 from reports.blocks import Chart, Curve, Figure
 from reports.fields import axis_and_lines
-from reports.pages.theme import OUTAGE, PREDICTED
+from reports.theme import OUTAGE, PREDICTED
 from tests.reports.pages.page_contents import Tables, columns, models, titles
 from tests.reports.rendering import drawings_of, page_of, svgs_of
 from tests.reports.serving.documents import measured, replicated, simulation, spread, sweep

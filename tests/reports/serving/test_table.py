@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from reports.fields import in_words, varying
-from reports.serving.sentences import change, footnote, headline, warnings
+from reports.serving_sentences import change, footnote, headline, warnings
 from tests.reports.rendering import lines_of
 from tests.reports.serving.documents import measured, replicated, simulation, spread, sweep
 

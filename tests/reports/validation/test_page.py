@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from reports.blocks import Block, Report
-from reports.pages.html import page
+from reports.html import page
 from reports.validation import bundle_figures, latencies, over_time
 from tests.reports.pages.page_contents import columns, models, titles
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from scenarios.reading import ImportedPlugin, import_again, imported_plugins, read_scenario
-from scenarios.serving_workload import ServingWorkloadSpec
+from scenarios.serving import ServingWorkloadSpec
 from twin.executors import shipping
 from twin.executors.shipping import (
     Batch,

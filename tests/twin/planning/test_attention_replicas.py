@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scenarios.goals import read_goal
+from scenarios.fields import read_goal
 from tests.twin.serving.scenarios import reported, run, scenario
 from twin.planning.engine_estimates import EngineEstimate, bound
 from twin.planning.question import Lengths

@@ -87,7 +87,7 @@ def test_slots_are_those_whose_caches_fit() -> None:
 
 
 def _source(section: Any) -> Any:
-    from latency_models.sources.afd_bundle.spec import AfdBundleSpec
+    from latency_models.sources.afd_bundle import AfdBundleSpec
 
     return AfdBundleSpec.model_validate(section)
 

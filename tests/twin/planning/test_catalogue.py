@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from reports.planning.report import ledger_lines
+from reports.plan_report import ledger_lines
 from tests.twin.planning.scenarios import document
 from twin.planning.catalogue import CatalogueQuestion, of_every_engine, scenario_of
 from twin.planning.question import read_question

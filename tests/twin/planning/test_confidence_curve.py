@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from reports.planning.report import plan_report
+from reports.plan_report import plan_report
 from tests.twin.planning.scenarios import kind, uncertain
 from twin.planning.trial import Trial
 

@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from scenarios.goals import Goal
+from scenarios.fields import Goal
 from tests.twin.planning.scenarios import document, kind, plan, question
 from twin.planning.confidence import adjusted_p_value, p_value, probability
 from twin.planning.confirming import EARLY, LOOKS, OTHER_SEED, Confirmer

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from reports.blocks import Text
-from reports.planning.day import day_report
+from reports.day_plan import day_report
 from tests.twin.serving.scenarios import scenario
 from twin.cli import run
 from twin.planning.day import DayTask, Search, run_day

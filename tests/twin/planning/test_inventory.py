@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from reports.planning.report import inventory_report
+from reports.plan_report import inventory_report
 from tests.twin.planning.scenarios import document, kind, question, simulations
 from twin.cli.plan_options import api_price_of_text, commitments_of_texts
 from twin.planning.cost import costs

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 import twin
-from scenarios.live_engines import engine_pools, single_engine
 from scenarios.reading import read_scenario
+from scenarios.validation import engine_pools, single_engine
 from tests.twin.planning.scenarios import document, kind, plan, planner, simulations
 from twin.cli import run
 from twin.planning.planner import Planner

@@ -11,9 +11,9 @@ from tests.twin.planning.scenarios import plan, planner, question
 from twin.planning.family_estimates import estimate_families, horizon
 from twin.planning.prefix_hits import PrefixHits, prefix_hits
 from twin.serving.run.simulation import Simulation
-from workloads.block_reuse import BlockStream
-from workloads.prefixes import SharedPrefixes
+from workloads.mixes import SharedPrefixes
 from workloads.request import Request
+from workloads.trace import BlockStream
 
 
 def shared(rate: float = 8.0, blocks: int = 40_000, **changes: Any) -> dict[str, Any]:

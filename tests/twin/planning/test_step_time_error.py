@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.planning.report import percent
+from reports.plan_report import percent
 from tests.twin.planning.scenarios import document, kind, plan, question, uncertain
 from twin.planning.confidence import last_miss
 from twin.planning.confirming import OTHER_SEED

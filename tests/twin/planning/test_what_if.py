@@ -15,9 +15,8 @@ from tests.twin.serving.scenarios import run as run_serving
 from twin.cli import run
 from twin.planning.planner import Planner
 from twin.planning.what_if import with_changes
-from workloads.block_reuse import BlockStream, thinned
 from workloads.errors import BadInput
-from workloads.trace import IdLists, Trace
+from workloads.trace import BlockStream, IdLists, Trace, thinned
 
 SCENARIO = document(
     goals={"ttft_p90": "300ms", "tpot_p90": "40ms"},  # which fewer requests confirm than a 99th percentile

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from scenarios.serving import MeasureSpec
+from scenarios.fields import MeasureSpec
 from tests.twin.serving.scenarios import scenario
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.results.run import Run

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from latency_models.io.builtin_files import find_data
+from latency_models.io.files import find_data
 from latency_models.sources.roofline.work import WHOLE_STEP
-from latency_models.unknowns import Unknown
+from latency_models.step_time import Unknown
 from tests.twin.serving.scenarios import scenario
 from twin.cli import main
 from twin.executors.executor import choose_executor

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from scenarios.serving import check_scenario
-from scenarios.serving_workload import ClosedLoopSpec
+from scenarios.serving import ClosedLoopSpec, check_scenario
 from schedulers.batches import Batch
 from twin.serving.engine.engine import Engine
 from twin.serving.run.simulation import Simulation

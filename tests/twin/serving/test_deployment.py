@@ -10,11 +10,10 @@ import pytest
 
 from latency_models.deployment.models import load_model
 from latency_models.io.config_io import write_yaml
-from latency_models.origin import MeasuredDeployment, Origin
 from latency_models.sources.aiconfigurator.kernels import ModelKernels
 from latency_models.sources.kernel_tables.files import read_kernel_tables
-from latency_models.step_time import StepTime
-from reports.serving.sentences import footnote
+from latency_models.step_time import MeasuredDeployment, Origin, StepTime
+from reports.serving_sentences import footnote
 from scenarios.serving import check_scenario
 from schedulers.batches import Batch
 from tests.latency_models.sources.aiconfigurator.test_step_time import KERNELS

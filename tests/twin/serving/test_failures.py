@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from scenarios.serving import MeasureSpec
+from scenarios.fields import MeasureSpec
 from tests.twin.serving.scenarios import run, run_both_ways, scenario
 from twin.serving.results.summary import engine_summaries, summarise
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.overrides import apply
-from scenarios.reading import read_scenario
+from scenarios.reading import apply, read_scenario
 from scenarios.serving import check_scenario
 from twin.serving.plan.plan import describe, make_plan
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from latency_models.deployment.model_config import TARGET_MODULES, adapter_bytes
 from latency_models.deployment.models import load_model
-from latency_models.deployment.quantization import TARGET_MODULES, adapter_bytes
 from tests.twin.serving.scenarios import records, run, run_both_ways, scenario
 from twin.serving.plan.plan import ServingPlan
 from twin.sweeps.serving_sweep import prepare

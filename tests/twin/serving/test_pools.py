@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from scenarios.pools import PoolSpec
+from scenarios.engine import PoolSpec
 from scenarios.serving import check_scenario
 from scenarios.system import LAYOUTS, SystemSpec
 from tests.twin.serving.scenarios import records, reported, run, scenario

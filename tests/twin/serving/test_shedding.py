@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reports.statistics import controlled_mean
+from reports.metrics import controlled_mean
 from tests.twin.serving.scenarios import records, reported, run, scenario
 from tests.twin.serving.test_service_classes import tenants
 from twin.serving.results.client_summary import summarise_clients

@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
-from reports.serving.trace_events import trace_events
-from scenarios.serving import MeasureSpec
+from reports.trace_events import trace_events
+from scenarios.fields import MeasureSpec
 from tests.twin.serving.by_hand import TICK, measured, play, requests
 from twin.serving.results.curves import timeseries
 from twin.serving.results.run import Run

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from scenarios.serving import MeasureSpec
+from scenarios.fields import MeasureSpec
 from tests.twin.serving.by_hand import STEP, TICK, play, requests
 from tests.twin.serving.scenarios import records, run, scenario
 from twin.serving.records.overload import Overload, describe_overload

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scenarios.serving import MeasureSpec
+from scenarios.fields import MeasureSpec
 from tests.twin.serving.scenarios import run, scenario
 from twin.serving.results.run import Run
 from twin.serving.results.summary import engine_summaries, summarise

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from reports.blocks import Report
-from reports.pages.html import page
+from reports.html import page
 from reports.validation import contention_line, verdict_blocks, verdict_line
 from twin.validation.profiling import SCHEDSTAT, ContentionMeter, contention, verdict
 

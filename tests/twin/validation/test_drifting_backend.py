@@ -17,7 +17,7 @@ from simpy.events import Event
 
 from latency_models.fitting.linear import BrokenLine
 from latency_models.sources.engine_regression import EngineRegression, Step
-from reports.records.run_directory import RunDirectory, open_run
+from reports.run_directory import RunDirectory, open_run
 from scenarios.engine import SchedulerPlan
 from scenarios.validation import ProfilingSpec, ValidationScenario
 from schedulers.batches import Batch

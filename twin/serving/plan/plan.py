@@ -14,12 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from latency_models.step_time import StepTime
-from latency_models.unknowns import Unknown, draw_scores
-from scenarios.engine import SchedulerPlan
-from scenarios.pools import router_name
-from scenarios.serving import ServingScenario
-from scenarios.serving_workload import ClosedLoopSpec, ReplaySpec
+from latency_models.step_time import StepTime, Unknown, draw_scores
+from scenarios.engine import SchedulerPlan, router_name
+from scenarios.serving import ClosedLoopSpec, ReplaySpec, ServingScenario
 from schedulers.routing import draws
 from twin.serving.plan.pools import EnginesByModel, PlannedPool, describe_devices, engines_by_model, plan_pools
 from workloads.arrivals import Replay

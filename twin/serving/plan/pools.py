@@ -12,13 +12,11 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latency_models.io.builtin_files import builtin_names
+from latency_models.io.files import builtin_names
 from latency_models.sources.registry import StepTimeSpec
-from latency_models.step_time import StepTime
-from latency_models.unknowns import Unknown
+from latency_models.step_time import StepTime, Unknown
 from latency_models.wrapped import DraftedStepTime
-from scenarios.engine import EngineSpec, SchedulerPlan
-from scenarios.pools import DeviceSpec, PoolSpec
+from scenarios.engine import DeviceSpec, EngineSpec, PoolSpec, SchedulerPlan
 from scenarios.serving import ServingScenario
 from schedulers.engine_config import INSTALLED_VLLM
 from schedulers.engine_core import EngineCore
@@ -115,7 +113,7 @@ def _alike(model: Model, reference: Model) -> bool:
 @functools.cache  # the built-in files stay as they are, and a sweep asks in each of its points
 def _builtin(name: str) -> Model | None:
     """The built-in model of a name, with any owner and in any case."""
-    from latency_models.origin import plain_name
+    from latency_models.step_time import plain_name
 
     builtin = next(
         (candidate for candidate in builtin_names("models") if plain_name(candidate) == plain_name(name)), None

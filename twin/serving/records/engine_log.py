@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from reports.records.run_directory import naming
+from reports.run_directory import naming
 
 if TYPE_CHECKING:
     from schedulers.engine_core import EngineCore

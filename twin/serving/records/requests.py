@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.block_reuse import BlockStream
+from workloads.trace import BlockStream
 
 if TYPE_CHECKING:
     from workloads.request import Request

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reports.metrics import quantiles, spread
-from scenarios.serving import MeasureSpec
+from scenarios.fields import MeasureSpec
 from twin.serving.records.engine_log import EngineLog
 from twin.serving.records.requests import Columns
 from twin.serving.results.run import Run

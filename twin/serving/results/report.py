@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from math import log2
 from typing import Any
 
-from reports.records.run_directory import fingerprint
-from scenarios.overrides import Settings
-from scenarios.pools import DeviceSpec
-from scenarios.reading import plugin_digest
+from reports.run_directory import fingerprint
+from scenarios.engine import DeviceSpec
+from scenarios.reading import Settings, plugin_digest
 from twin.serving.plan.plan import ServingPlan, describe
 from twin.serving.plan.pools import cost_per_million_tokens, describe_devices, devices_of
 from twin.serving.results.client_summary import summarise_clients, summarise_pools

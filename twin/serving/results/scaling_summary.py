@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reports.metrics import quantiles
-from scenarios.serving import MeasureSpec
+from scenarios.fields import MeasureSpec
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.plan.pools import PlannedPool, devices_of
 from twin.serving.records.requests import Columns

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reports.metrics import spread, weighted_spread, weighted_spread_of_parts
-from scenarios.serving import MeasureSpec
-from scenarios.serving_workload import ClosedLoopSpec
+from scenarios.fields import MeasureSpec
+from scenarios.serving import ClosedLoopSpec
 from twin.serving.engine.links import CopyLink
 from twin.serving.engine.speculation import describe_speculation
 from twin.serving.plan.plan import ServingPlan

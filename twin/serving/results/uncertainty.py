@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latency_models.fitting.statistics import student_quantile
+from latency_models.fitting.estimator import student_quantile
 
 CONFIDENCE = 0.95
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scenarios.pools import make_router, router_name
-from scenarios.serving_workload import ClosedLoopSpec
+from scenarios.engine import make_router, router_name
+from scenarios.serving import ClosedLoopSpec
 from scenarios.system import FrontendSpec
 from schedulers.routing import Router, own_method
 from twin.environment import Environment

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scenarios.serving import ServingScenario
-from scenarios.serving_workload import ClosedLoopSpec
+from scenarios.serving import ClosedLoopSpec, ServingScenario
 from schedulers.admission_control import RequestShed
 from twin.environment import Environment
 from twin.process import paused_garbage_collection

@@ -20,7 +20,7 @@ import numpy as np
 from simpy.events import Event
 
 from reports.metrics import quantiles
-from scenarios.goals import Goal
+from scenarios.fields import Goal
 from scenarios.overload import AutoscalingSpec
 from schedulers.replica_set import DRAINING, Replica, ReplicaSet, ScalingLog
 from twin.environment import Alarm, Environment, Priority

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from latency_models.step_time import ANY_SEQUENCE, StepTime
-from scenarios.pools import make_router
+from scenarios.engine import make_router
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
 from schedulers.router_views import CacheView
 from twin.environment import Environment

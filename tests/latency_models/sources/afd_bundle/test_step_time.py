@@ -11,11 +11,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latency_models.deployment.hardware import load_hardware
+from latency_models.deployment.hardware import Deployment, footprint, load_hardware
 from latency_models.deployment.models import load_model
-from latency_models.deployment.roofline import Deployment, footprint
 from latency_models.io.config_io import checked
-from latency_models.sources.afd_bundle.spec import AfdBundleSpec, BundleStepTime, expected_largest
+from latency_models.sources.afd_bundle import AfdBundleSpec, BundleStepTime, expected_largest
 from latency_models.sources.roofline.placement import RESERVED
 from latency_models.stages import PassLatency
 from schedulers.batches import Batch, Chunk

@@ -9,7 +9,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from latency_models.io.tables import read_columns
+from latency_models.io.files import read_columns
 from latency_models.sources.aiconfigurator.kernels import Placement, compose, model_and_format
 from latency_models.sources.aiconfigurator.layout import (
     FAMILIES,

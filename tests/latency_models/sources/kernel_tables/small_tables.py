@@ -11,7 +11,7 @@ from pathlib import Path
 
 from latency_models.deployment.models import Model
 from latency_models.sources.kernel_tables.settings import KernelTableSettings
-from latency_models.sources.kernel_tables.step_time import KernelTableStepTime, load_kernel_tables
+from latency_models.sources.kernel_tables.spec import KernelTableStepTime, load_kernel_tables
 from schedulers.batches import Batch, Chunk
 from schedulers.sequence import Sequence
 from workloads.request import Request

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from latency_models.interpolation import Grid, make_grid
 from latency_models.sources.kernel_tables.attention import AttentionTimes
 from latency_models.sources.kernel_tables.files import read_kernel_tables
-from latency_models.sources.kernel_tables.grids import Grid, make_grid
 from latency_models.sources.kernel_tables.skew import SkewFit, SkewLevels
 from tests.latency_models.sources.kernel_tables.small_tables import (
     batch,

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from latency_models.interpolation import bracket
-from latency_models.sources.kernel_tables.grids import Point, make_grid
+from latency_models.interpolation import Point, bracket, make_grid
 
 
 def at(grid: object, *point: float) -> float:

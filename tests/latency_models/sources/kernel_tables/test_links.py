@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from latency_models.io.builtin_files import builtin_names
 from latency_models.io.config_io import checked, write_yaml
+from latency_models.io.files import builtin_names
 from latency_models.sources.kernel_tables.settings import Communication, note, resolve
 from tests.latency_models.sources.kernel_tables.small_tables import batch, load, make_tables
 from workloads.errors import BadInput

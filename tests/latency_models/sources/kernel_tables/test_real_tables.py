@@ -10,7 +10,7 @@ from latency_models.deployment.models import load_model
 from latency_models.io.config_io import read_yaml_text, write_yaml
 from latency_models.sources.kernel_tables.attention import AttentionTimes
 from latency_models.sources.kernel_tables.settings import KernelTableSettings
-from latency_models.sources.kernel_tables.step_time import KernelTableStepTime, load_kernel_tables
+from latency_models.sources.kernel_tables.spec import KernelTableStepTime, load_kernel_tables
 from latency_models.sources.kernel_tables.tables import KernelTables
 from tests.latency_models.sources.kernel_tables.small_tables import batch
 

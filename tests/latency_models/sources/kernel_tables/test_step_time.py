@@ -13,7 +13,7 @@ from latency_models.sources.kernel_tables.attention import AttentionTimes
 from latency_models.sources.kernel_tables.files import read_kernel_tables
 from latency_models.sources.kernel_tables.layers import distinct_experts
 from latency_models.sources.kernel_tables.settings import Communication, KernelTableSettings
-from latency_models.sources.kernel_tables.step_time import KernelTableStepTime
+from latency_models.sources.kernel_tables.spec import KernelTableStepTime
 from latency_models.sources.kernel_tables.tables import KernelTables
 from schedulers.parallel_cores import GroupBatch
 from tests.latency_models.sources.kernel_tables.small_tables import (

@@ -9,7 +9,7 @@ import pytest
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
 from latency_models.io.config_io import checked
-from latency_models.sources.roofline.engines import BLOCK_SIZE, EngineOption, NoEngine, engine_option, placements
+from latency_models.sources.roofline.efficiency import BLOCK_SIZE, EngineOption, NoEngine, engine_option, placements
 from latency_models.sources.roofline.placement import RESERVED, Placement, device_memory
 from latency_models.sources.roofline.spec import RooflineSpec
 from workloads.errors import BadInput

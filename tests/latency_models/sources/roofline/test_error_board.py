@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from latency_models.deployment.models import load_model
-from latency_models.io.builtin_files import builtin_names
-from latency_models.sources.roofline.error_board import Cell, board_cell, built_in_board
+from latency_models.io.files import builtin_names
 from latency_models.sources.roofline.placement import Placement
+from latency_models.sources.roofline.spec import Cell, board_cell, built_in_board
 
 FP8 = Placement(tensor_parallel=4, weights="fp8", experts="fp8")
 

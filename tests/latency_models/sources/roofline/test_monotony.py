@@ -12,10 +12,10 @@ import pytest
 from benchmarks.kernel_fits import SUCCESSORS
 from latency_models.deployment.hardware import Hardware, load_hardware
 from latency_models.deployment.models import ExpertFFN, LatentAttention, Model, Weights, load_model
-from latency_models.io.builtin_files import builtin_names
+from latency_models.io.files import builtin_names
 from latency_models.sources.roofline.efficiency import built_in_efficiency
 from latency_models.sources.roofline.placement import COMPUTED_IN, Placement
-from latency_models.sources.roofline.step_time import RooflineStepTime
+from latency_models.sources.roofline.spec import RooflineStepTime
 from schedulers.batches import Batch
 from tests.latency_models.sources.kernel_tables.small_tables import batch
 

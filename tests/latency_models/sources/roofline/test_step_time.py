@@ -14,10 +14,8 @@ from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
 from latency_models.io.config_io import checked
 from latency_models.sources.roofline.efficiency import Efficiency, built_in_efficiency
-from latency_models.sources.roofline.error_board import board_cell
 from latency_models.sources.roofline.placement import RESERVED, Placement, device_memory
-from latency_models.sources.roofline.spec import RooflineSpec
-from latency_models.sources.roofline.step_time import STEP_SHARE, RooflineStepTime
+from latency_models.sources.roofline.spec import STEP_SHARE, RooflineSpec, RooflineStepTime, board_cell
 from latency_models.sources.roofline.work import ABOUT, WHOLE_STEP, attended_pairs
 from latency_models.wrapped import PartitionedStepTime
 from schedulers.parallel_cores import GroupBatch

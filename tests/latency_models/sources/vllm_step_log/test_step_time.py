@@ -12,11 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latency_models.fitting.estimator import CannotFit
-from latency_models.origin import MeasuredDeployment, Origin
 from latency_models.sources.vllm_step_log.spec import COEFFICIENTS, GRAPH_SIZES, StepRegression, VllmStepLogSpec
 from latency_models.sources.vllm_step_log.step_log import StepLog, read_step_log
-from latency_models.step_time import StepTime
-from latency_models.unknowns import draw_scores
+from latency_models.step_time import MeasuredDeployment, Origin, StepTime, draw_scores
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
 from schedulers.sequence import Sequence
 from workloads.errors import BadInput

@@ -22,9 +22,9 @@ from reports.blocks import (
     Table,
     Text,
     View,
+    bullets,
 )  # fmt: skip
 from reports.fields import METRICS, Field, at, metric_fields, setting_fields
-from reports.layout import bullets
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
 INTERVALS = (

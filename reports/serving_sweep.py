@@ -35,7 +35,7 @@ from reports.fields import (
     short_names,
     varying,
 )
-from reports.serving.sentences import POINTS, change, milliseconds, number, sweep_footnote, warnings
+from reports.serving_sentences import POINTS, change, milliseconds, number, sweep_footnote, warnings
 
 FEW = 4
 """Configurations that a warning names."""

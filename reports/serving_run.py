@@ -5,14 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reports.blocks import Block, Cell, Column, Curve, Document, Figure, Report, Row, Shown, Table, Text, texts
+from reports import serving_sentences as sentences
+from reports.blocks import (
+    Block,
+    Cell,
+    Column,
+    Curve,
+    Document,
+    Figure,
+    Report,
+    Row,
+    Shown,
+    Table,
+    Text,
+    distribution,
+    texts,
+    timeline,
+)
 from reports.fields import LATENCIES as MEANINGS
 from reports.fields import METRICS
 from reports.fields import POINTS as POINT_MEANINGS
-from reports.layout import distribution, timeline
-from reports.pages.theme import GOAL, MEASURED, PREDICTED, SERIES, SOFT, WAITING
-from reports.serving import sentences
-from reports.serving.sentences import LATENCIES, MEANS, POINTS, number, seconds
+from reports.serving_sentences import LATENCIES, MEANS, POINTS, number, seconds
+from reports.theme import GOAL, MEASURED, PREDICTED, SERIES, SOFT, WAITING
 
 SHARES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 CLIENTS = {"service_classes": "service class", "tenants": "tenant", "pools": "pool"}

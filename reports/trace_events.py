@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from reports.records.run_directory import replacing
+from reports.run_directory import replacing
 
 KINDS = ("decode", "mixed", "one-shot")
 COUNTERS = {"requests": ("running", "waiting"), "free blocks": ("free",)}

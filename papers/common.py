@@ -1,0 +1,221 @@
+"""What the papers' programs share: published tables, scenarios, tasks, claims beside results, and small trainings."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_type_hints
+
+import yaml
+
+from reports.blocks import Table, Text, bullets, table
+from twin.cli.console import progress
+from twin.executors.processes import each_as_done
+
+if TYPE_CHECKING:
+    from reports.run_directory import RunDirectory
+
+
+T = TypeVar("T")
+
+
+def published(paper: str, name: str) -> list[dict[str, str]]:
+    text = (files("papers") / paper / "data" / f"{name}.csv").read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
+def records(kind: type[T], paper: str, name: str, **columns: str) -> list[T]:
+    """The rows of a published table as dataclasses, by `columns` where names differ; `…_ms` is read as seconds."""
+    types = get_type_hints(kind)
+    fields = [(field, columns.get(field, field)) for field in types]
+    return [
+        kind(**{field: _value(row[column], types[field], column) for field, column in fields})
+        for row in published(paper, name)
+    ]
+
+
+def _value(text: str, kind: Any, column: str) -> Any:
+    if kind == float | None:
+        return float(text) if text else None
+    return kind(text) / 1e3 if column.endswith("_ms") else kind(text)
+
+
+def scenario(paper: str, name: str = "scenario") -> dict[str, Any]:
+    """A scenario document, to be completed or changed by its program."""
+    text = (files("papers") / paper / f"{name}.yaml").read_text(encoding="utf-8")
+    document: dict[str, Any] = yaml.safe_load(text)
+    return document
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A function of a module with its arguments, and a name for progress."""
+
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+    def run(self) -> Any:
+        return self.function(*self.arguments)
+
+
+def run_tasks(tasks: Sequence[Task], jobs: int, progress: Callable[[str], None]) -> list[Any]:
+    """The tasks' results, in the order of the tasks; `progress` is called with every task that ends."""
+    results: dict[Task, Any] = {}
+    with each_as_done(Task.run, tasks, jobs) as pairs:
+        for task, result in pairs:
+            results[task] = result
+            progress(f"{task.name} ({len(results)} of {len(tasks)})")
+    return [results[task] for task in tasks]
+
+
+def step_shares(losses: Sequence[float]) -> list[float]:
+    """The middles of the equal parts of a training that `losses` are means over, in shares of its steps."""
+    return [(index + 0.5) / len(losses) for index in range(len(losses))]
+
+
+Claim = dict[str, Any]
+
+
+def claim(where: str, statement: str, published: str, result: str, agrees: bool, note: str = "") -> Claim:
+    """A claim as it is in a document: where the paper makes it, what is printed and found, and whether that agrees."""
+    return {
+        "where": where,
+        "what": statement,
+        "published": published,
+        "found": result,
+        "agrees": bool(agrees),
+        "note": note,
+    }
+
+
+def claims_table(claims: Iterable[Claim], columns: dict[str, Callable[[Claim], str]] | None = None) -> Table:
+    """All claims, one a row, with further columns by their titles."""
+    columns = columns or {}
+    rows = table("claim", "where", "published", "found", *columns, "holds")
+    for row in claims:
+        cells = [cell(row) for cell in columns.values()]
+        rows.add_row(
+            row["what"], row["where"], row["published"], row["found"], *cells, "yes" if row["agrees"] else "no"
+        )
+    return rows
+
+
+def disagreements(claims: Iterable[Claim]) -> Text:
+    """The claims that the results contradict, one a line, or `nothing`."""
+    lines = [
+        f"{row['where']}, {row['what']}: {row['published']} printed, {row['found']} found"
+        + (f"; {row['note']}" if row["note"] else "")
+        for row in claims
+        if not row["agrees"]
+    ]
+    return bullets(lines) if lines else Text("nothing")
+
+
+def percent_range(ends: Sequence[float] | None) -> str:
+    """Two shares in per cent, such as `1.0 to 2.5`; nothing for None."""
+    return f"{100 * ends[0]:.1f} to {100 * ends[1]:.1f}" if ends else ""
+
+
+CONFIDENCE = 0.95
+
+
+def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
+    """Student's interval of a mean; None for fewer than two values."""
+    if len(values) < 2:
+        return None
+    from scipy.stats import t
+
+    half = float(t.ppf(0.5 + confidence / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    return mean(values) - half, mean(values) + half
+
+
+Row = dict[str, Any]
+Job = Callable[[str, int, Path], Row]
+"""Computes a row for a size, a seed and the folder of the seed's model."""
+
+
+def language_model_row(kind: str, seed: int, document: Mapping[str, Any]) -> Row:
+    """The row of a language model, from the `training.json` of its training."""
+    from live.adaptation.training import curve  # needs torch, as the training did
+
+    return {
+        "kind": kind,
+        "seed": seed,
+        "perplexity": document["perplexity"],
+        "parameters": document["trained_parameters"],
+        "corpus": document["corpus"],
+        "losses": curve(document["losses"]),
+    }
+
+
+class Recipe(NamedTuple):
+    """A model of each seed, trained into its folder (or taken up there), and what is compared on it."""
+
+    name: str
+    folder: str
+    train: Job
+    compare: Mapping[str, Job]
+
+
+class Models(NamedTuple):
+    """The jobs of one seed, by the names of their points: the model, then those that need it."""
+
+    train: Task
+    compare: Sequence[Task]
+
+
+class Study(NamedTuple):
+    """A paper's study on small models: sizes by name, recipes of a size, and the document of the resulting rows."""
+
+    sizes: Mapping[str, Any]
+    recipes: Callable[[str], Sequence[Recipe]]
+    summarise: Callable[[Row, list[Row], list[Row]], Row]
+
+    def train(self, run: RunDirectory, size: str, seeds: int, jobs: int) -> tuple[list[Row], list[Row]]:
+        """Rows of models, and of what is compared on them, in order; every finished job is a point of the run."""
+        models = [
+            _models(recipe, size, seed, run.path / "models" / f"{recipe.folder}-{seed}")
+            for recipe in self.recipes(size)
+            for seed in range(seeds)
+        ]
+        names = [model.train.name for model in models], [task.name for model in models for task in model.compare]
+        rows = run.points()
+        with progress("training", sum(map(len, names)), len(rows)) as advance:
+            for wave in waves(models, jobs):
+                _run_missing(run, wave, rows, jobs, advance)
+        trained, compared = ([rows[name] for name in model] for model in names)
+        return trained, compared
+
+
+def _models(recipe: Recipe, size: str, seed: int, folder: Path) -> Models:
+    folder.mkdir(parents=True, exist_ok=True)
+    arguments = (size, seed, folder)
+    compare = [Task(f"{name}, seed {seed}", job, arguments) for name, job in recipe.compare.items()]
+    return Models(Task(f"{recipe.name}, seed {seed}", recipe.train, arguments), compare)
+
+
+def waves(models: Sequence[Models], jobs: int) -> list[list[Task]]:
+    """Jobs that may run together, wave by wave: no processor waits for the last of an odd number of models."""
+    first, later = models[:jobs], models[jobs:]
+    return [
+        [model.train for model in first],
+        [model.train for model in later] + [task for model in first for task in model.compare],
+        [task for model in later for task in model.compare],
+    ]
+
+
+def _run_missing(
+    run: RunDirectory, tasks: Iterable[Task], rows: dict[str, Any], jobs: int, advance: Callable[[str], None]
+) -> None:
+    missing = [task for task in tasks if task.name not in rows]
+    with each_as_done(Task.run, missing, jobs) as results:
+        for task, row in results:
+            run.add_point(task.name, dict(row))
+            rows[task.name] = row
+            advance(task.name)

@@ -1,1 +1,0 @@
-"""The record store: the files that a run leaves on disk. Imports no other package."""
