@@ -49,10 +49,10 @@ from twin.planning.confirming import OTHER_SEED
 from twin.planning.evaluation import Evaluator
 from twin.planning.family_estimates import estimate_families, horizon
 from twin.planning.inventory import Combination, Demand, Inventory, Option, best_split, divide
-from twin.planning.planner import Planner, Simulations
+from twin.planning.planner import Planner
 from twin.planning.question import Question, read_question
 from twin.planning.space import Candidate
-from twin.planning.trial import Trial
+from twin.planning.windows import Simulations, Trial
 from workloads.errors import BadInput
 
 DATA = Path("../shared/data")
@@ -177,7 +177,7 @@ def evaluator_of(planner: Planner) -> Evaluator:
     question = planner.question
     if any("spread" in kind.step_time for kind in question.spec.engines if kind.step_time):
         question = question.at_seed(question.seed + OTHER_SEED)
-    return Evaluator(question, planner.horizon, {}, lambda key, window: None, planner.simulations.executor)
+    return Evaluator(question, planner.horizon, Simulations({}, lambda key, window: None, planner.simulations.executor))
 
 
 def every(planner: Planner) -> list[Candidate]:
@@ -272,7 +272,7 @@ def chance(arguments: argparse.Namespace) -> dict[str, Any]:
     question = read_question(document, {}, Path("benchmark.yaml"))
     families, _ = estimate_families(question)
     lengths, executor = horizon(question, families), Processes(arguments.jobs)
-    evaluator = Evaluator(question, lengths, {}, lambda key, window: None, executor)
+    evaluator = Evaluator(question, lengths, Simulations({}, lambda key, window: None, executor))
     named = {candidate.name: candidate for family in families for candidate in family.candidates}
     if arguments.candidate not in named:
         raise BadInput(f"expected one of {', '.join(named)}", field="--candidate", value=arguments.candidate)

@@ -23,8 +23,9 @@ from benchmarks.provenance import provenance
 from benchmarks.roofline_efficiency import DEVICES, LATER, SILICON
 from benchmarks.silicon import SiliconRow, read_silicon_rows
 from twin.executors.processes import Processes
-from twin.planning.planner import Planner, Simulations
+from twin.planning.planner import Planner
 from twin.planning.question import read_question
+from twin.planning.windows import Simulations
 from workloads.errors import BadInput
 
 MODELS = ("llama-3.1-70b", "qwen3-32b", "gpt-oss-120b", "deepseek-v3")

@@ -3,8 +3,8 @@
     python -m benchmarks.plan_questions [--aiconfigurator EXECUTABLE] [--answers FOLDER] [--package FOLDER]
         [--only TEXT] [--out FILE] [--page PAGE]
 
-Eight models, each with five pairs of a GPU and a load with goals. `twin plan` has 60 CPU seconds for each; `over` says
-that they were not enough. AIConfigurator, which has as long as it takes, searches with the same lengths and rate, and
+Eight models, each with five pairs of a GPU and a load with goals. `twin plan` has 60 CPU seconds for each; `stop` is
+what it has decided by then. AIConfigurator, which has as long as it takes, searches with the same lengths and rate, and
 with the same goals, of which its own are means; its answers are kept in a folder. `claimed` are its GPUs, and
 `simulated` is what our simulation says of that deployment, at the best estimate of the step times.
 
@@ -13,7 +13,8 @@ goals, with the published weights and lengths within a factor of 1.35, at the ra
 Rows that do not state how many workers they have do not count.
 Percentiles need more.
 
-A file that is there is continued. `--page` writes its table.
+A file that is there is continued, also with answers of AIConfigurator that it lacks; a row has the commit that answered
+it. `--page` writes the table.
 """
 
 from __future__ import annotations
@@ -26,25 +27,33 @@ import resource
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.error_board.rows import Row, read_rows
 from benchmarks.provenance import provenance
 from latency_models.deployment.models import load_model
+from reports.run_directory import commit
 from twin.api.plan import catalogue_question, deployments_of_file
 from twin.executors.processes import Processes
-from twin.planning.aiconfigurator import BEST
 from twin.planning.catalogue import CatalogueQuestion
+from twin.planning.evaluation import Evaluator
 from twin.planning.family_estimates import estimate_families, horizon
-from twin.planning.planner import Simulations
+from twin.planning.given import BEST
+from twin.planning.windows import Simulations
 from workloads.errors import BadInput
 
 CPU_SECONDS = 60
 
+TO_END = 2
+"""CPU seconds of these that a plan has after its limit, to write its answer."""
+
 ALIKE = 1.35
 """Largest ratio of the lengths of a question and of a measured row."""
+
+ANSWERED = "answered.json"
+"""File in the folder of an answer of AIConfigurator."""
 
 MARK = "<!-- forty questions: generated -->"
 """What stands before the table of the page."""
@@ -100,27 +109,29 @@ def twins(question: Question) -> dict[str, Any]:
     command = [sys.executable, "-m", "twin", "plan", "--model", question.model, "--gpu", question.gpu]
     command += ["--rate", f"{rate}", "--prompt-tokens", f"{prompt}", "--answer-tokens", f"{answer}", "--brief"]
     command += ["--slo", f"ttft_p99={ttft}", "--slo", f"tpot_p99={tpot}", "--jobs", "1", "--no-figures", "--fresh"]
+    command += ["--cpu-limit", f"{CPU_SECONDS - TO_END}"]
     before = _cpu_of_children()
     with tempfile.TemporaryDirectory() as runs:
         stated = [*command, "--json", "--runs", runs]
-        ran = subprocess.run(stated, capture_output=True, text=True, preexec_fn=_limit, check=False)
+        ran = subprocess.run(stated, capture_output=True, text=True, check=False)
     result: dict[str, Any] = {"cpu": round(_cpu_of_children() - before, 1)}
-    if ran.returncode < 0:
-        return {**result, "over": True}
-    if ran.returncode not in (0, 3):
+    if ran.returncode not in (0, 3, 5):
         return {**result, "refused": ran.stderr.strip().splitlines()[-1]}
     document = json.loads(ran.stdout)
-    best, estimate = document["recommendation"], document["by_best_estimate"]
+    best, estimate, stop = document["recommendation"], document["by_best_estimate"], document["stop"]
+    incumbent = stop and stop["incumbent"]
     return {
         **result, "gpus": best and best["gpus"], "devices": best and best["devices"], "sure": best and best["sure"],
         "by_estimate": estimate and estimate["gpus"], "answer": document["answer"],
+        "stop": stop and {"least_gpus": stop["least_gpus"], "undecided": stop["undecided"],
+                          "incumbent": incumbent and {key: incumbent[key] for key in ("gpus", "devices", "sure")}},
     }  # fmt: skip
 
 
-def aiconfigurators(executable: Path, question: Question, folder: Path) -> dict[str, Any]:
+def aiconfigurators(executable: Path | None, question: Question, folder: Path) -> dict[str, Any]:
     """GPUs of AIConfigurator's cheapest deployment at the rate; the reason where it has none."""
     rate, prompt, answer, ttft, tpot = LOADS[question.load]
-    answered = folder / "answered.json"
+    answered = folder / ANSWERED
     if not answered.exists():
         command = [str(executable), "cli", "default", "--model-path", MODELS[question.model], "--save-dir", str(folder)]
         command += ["--system", SYSTEMS[question.gpu], "--total-gpus", "64", "--backend", "vllm", "--isl", str(prompt)]
@@ -156,7 +167,7 @@ def simulated(question: Question, folder: Path) -> str:
         if all(family.family is not smallest.family for family in families):
             return next(family.reason for family in refused if family.family is smallest.family)
         simulations = Simulations({}, lambda key, window: None, Processes(1))
-        (trial,) = simulations.evaluator(asked, horizon(asked, families)).settle([smallest])
+        (trial,) = Evaluator(asked, horizon(asked, families), simulations).settle([smallest])
     except BadInput as error:
         return str(error)
     return f"{smallest.gpus} GPUs: {'meets the goals' if trial.meets else trial.reason}"
@@ -188,7 +199,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     ]
     for row in rows:
         own, peer = row["twin"], row["aiconfigurator"] or {}
-        answer = "**over 60 s**" if "over" in own else own.get("refused") or _gpus(own)
+        answer = own.get("refused") or _gpus(own)
         claimed, verdict = peer.get("claimed", peer.get("refused", "")), peer.get("simulated", "")
         cells = [row["model"], f"{row['gpu']}, {row['load']}", answer, own["cpu"], claimed, verdict]
         if not row["aiconfigurator"]:
@@ -198,14 +209,21 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def _gpus(own: dict[str, Any]) -> str:
-    """GPUs of the recommendation, and by the best estimate; the sentence of an answer without one."""
+    """GPUs of the recommendation, and by the best estimate; else bounds, or the sentence of an answer without one."""
+    if own["gpus"] is None and own.get("stop") is not None:
+        incumbent = own["stop"]["incumbent"]
+        text = f"**undecided**: at least {own['stop']['least_gpus']}"
+        if incumbent is None:
+            return text
+        sure = "as estimated" if incumbent["sure"] is None else f"{100 * incumbent['sure']:.0f} % sure, not confirmed"
+        return f"{text}; {incumbent['devices']} {sure}"
     if own["gpus"] is None:
         return str(own["answer"]).split(". ")[0]
     return f"{own['devices']}" + (f" ({own['by_estimate']})" if own["by_estimate"] else "")
 
 
-def _limit() -> None:
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+def _in_order(rows: dict[tuple[str, ...], dict[str, Any]]) -> list[dict[str, Any]]:
+    return [rows[name] for name in map(astuple, questions()) if name in rows]
 
 
 def _cpu_of_children() -> float:
@@ -223,26 +241,29 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--page", type=Path, default=None)
     arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+    rows: dict[tuple[str, ...], dict[str, Any]] = {}
     if arguments.out is not None and arguments.out.exists():
-        rows = json.loads(arguments.out.read_text())["questions"]
-    answered = {(row["model"], row["gpu"], row["load"]) for row in rows}
+        answered = json.loads(arguments.out.read_text())["questions"]
+        rows = {(row["model"], row["gpu"], row["load"]): row for row in answered}
     silicon = [] if arguments.package is None else read_rows(arguments.package)
     for question in questions():
         name = (question.model, question.gpu, question.load)
-        if name in answered or arguments.only not in " ".join(name):
+        folder, row = arguments.answers / "-".join(name), rows.get(name)
+        unknown = row is None or row["aiconfigurator"] is None
+        peers = arguments.aiconfigurator is not None or (folder / ANSWERED).exists()
+        if arguments.only not in " ".join(name) or not (row is None or (unknown and peers)):
             continue
-        own, peer = twins(question), None
-        if arguments.aiconfigurator is not None:
-            peer = aiconfigurators(arguments.aiconfigurator, question, arguments.answers / "-".join(name))
-        rows.append({**asdict(question), "twin": own, "aiconfigurator": peer, "measured": measured(question, silicon)})
-        print(json.dumps(rows[-1]), flush=True)
+        if row is None:
+            row = {**asdict(question), "twin": twins(question), "measured": measured(question, silicon)}
+        peer = aiconfigurators(arguments.aiconfigurator, question, folder) if peers else None
+        rows[name] = row | {"aiconfigurator": peer, "commit": row.get("commit", commit())}
+        print(json.dumps(rows[name]), flush=True)
         if arguments.out is not None:
-            result = {"provenance": provenance("twin.benchmark-plan-questions/1"), "questions": rows}
+            result = {"provenance": provenance("twin.benchmark-plan-questions/1"), "questions": _in_order(rows)}
             arguments.out.write_text(json.dumps(result, indent=1) + "\n")
     if arguments.page is not None:
         before = arguments.page.read_text().partition(MARK)[0]
-        arguments.page.write_text(f"{before}{MARK}\n\n{table(rows)}\n")
+        arguments.page.write_text(f"{before}{MARK}\n\n{table(_in_order(rows))}\n")
     return 0
 
 

@@ -30,7 +30,7 @@ from twin.planning.evaluation import Evaluator
 from twin.planning.family_estimates import estimate_families, horizon
 from twin.planning.question import read_question
 from twin.planning.space import Candidate
-from twin.planning.trial import Trial
+from twin.planning.windows import Simulations, Trial
 
 NEAR = (
     "disaggregated small+small max_num_batched_tokens=1024 least_loaded 3+1",
@@ -103,7 +103,7 @@ def main() -> int:
     question = read_question(small_space(1000, 1500, arguments.windows), {}, Path("benchmark.yaml"))
     families, _ = estimate_families(question)
     lengths, executor = horizon(question, families), Processes(arguments.jobs)
-    evaluator = Evaluator(question, lengths, {}, lambda key, window: None, executor)
+    evaluator = Evaluator(question, lengths, Simulations({}, lambda key, window: None, executor))
     near = [candidate for family in families for candidate in family.candidates if candidate.name in NEAR]
     rows = [trials(evaluator, trial, arguments.trials) for trial in evaluator.evaluate(near, arguments.windows)]
     result = {"provenance": provenance("twin.benchmark-plan-selection/1"), "trials": arguments.trials, "rows": rows}

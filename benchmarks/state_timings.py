@@ -14,7 +14,8 @@ from latency_models.deployment.layers import Indexer, LinearAttention
 from latency_models.io.files import Columns
 from latency_models.sources.aiconfigurator.sequence_tables import recurrent_layers
 from latency_models.sources.roofline.efficiency import Kind
-from latency_models.sources.roofline.work import attended_pairs, state_shape
+from latency_models.sources.roofline.step_kernels import attended_pairs
+from latency_models.sources.roofline.work import state_shape
 
 
 def linear_attention(table: Columns, hardware: Hardware) -> list[Timings]:

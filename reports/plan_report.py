@@ -38,7 +38,7 @@ def plan_report(document: Document) -> Report:
     """The answer, the best deployments, the changes, and how the candidates ended."""
     rows, headroom = document["rows"], document["headroom"]
     blocks = _answer(document)
-    if not document["feasible"]:
+    if document["feasible"] is False:
         blocks.append(_nearest(document))
     if rows:
         blocks += [Text("Deployments", "heading", detail=True), *_deployments(document, rows), *_explorer(document),

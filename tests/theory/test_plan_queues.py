@@ -17,8 +17,9 @@ import pytest
 
 from benchmarks.queueing import erlang_c, md1_wait, mmc_wait
 from twin.executors.processes import Processes
-from twin.planning.planner import Planner, Simulations
+from twin.planning.planner import Planner
 from twin.planning.question import read_question
+from twin.planning.windows import Simulations
 
 STEP, STEPS = 1e-2, 20
 SERVICE = STEP * STEPS

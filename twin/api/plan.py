@@ -6,6 +6,7 @@ Questions of plans and the run folder that keeps what has been simulated are sha
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,15 +18,22 @@ from latency_models.deployment.hugging_face import any_model
 from latency_models.io.files import name_on_command_line
 from reports.run_directory import RunDirectory, fingerprint, open_run
 from scenarios.reading import apply, read_scenario
-from twin.api.inputs import Overrides, check_counts, errors_name_arguments, path_of, settings_of
+from twin.api.inputs import (
+    Overrides,
+    check_counts,
+    errors_name_arguments,
+    path_of,
+    require_above_0,
+    settings_of,
+)
 from twin.api.run_folder import complete, figure, manifest, new_run
 from twin.api.simulation import Result
 from twin.executors.executor import choose_executor
 from twin.planning.catalogue import CatalogueQuestion
-from twin.planning.planner import Planner, Simulations
-from twin.planning.question import Question, read_question
+from twin.planning.planner import Planner
+from twin.planning.question import Question, read_question, with_changes
 from twin.planning.space import Candidate
-from twin.planning.what_if import with_changes
+from twin.planning.windows import Simulations
 from workloads.errors import BadInput
 
 if TYPE_CHECKING:
@@ -111,8 +119,7 @@ def deployment_question(
 
 def deployments_of_file(path: Path, question: Question) -> list[Candidate]:
     """The deployment of a scenario file, or those of AIConfigurator's answer, as candidates of a plan."""
-    from twin.planning.aiconfigurator import candidates_of_answer, is_answer
-    from twin.planning.given import given_candidate
+    from twin.planning.given import candidates_of_answer, given_candidate, is_answer
 
     if is_answer(path):
         return candidates_of_answer(path, question)
@@ -233,6 +240,7 @@ def plan(
     what: Iterable[str] = (),
     candidates: Iterable[str | Path] = (),
     brief: bool = False,
+    cpu_limit: float | None = None,
     jobs: int | None = None,
     executor: str = "local",
 ) -> PlanResult:
@@ -245,6 +253,7 @@ def plan(
         slo: limits by goal, as `{"ttft_p99": "1s"}`. prices: of a GPU per hour, by its name.
         trace: file of the lengths. what: changed questions, as after `--what`.
         candidates: files whose deployments compete. brief: leave out headroom and what would change the answer.
+        cpu_limit: CPU seconds of this process and its workers after which the answer is what has been decided.
         jobs, executor: as for `simulate`.
 
     Raises:
@@ -252,6 +261,7 @@ def plan(
     """
     with errors_name_arguments():
         check_counts(jobs=jobs, replications=1, draws=None)
+        require_above_0("cpu_limit", cpu_limit)
         choice = choose_executor(executor, jobs)
         settings, file = settings_of(overrides), None if trace is None else path_of("trace", trace)
         if scenario is not None:
@@ -269,7 +279,7 @@ def plan(
         given = [deployment for path in candidates for deployment in deployments_of_file(Path(path), question)]
         variants = [(text, with_changes(question, text)) for text in what]
         with choice.start() as started:
-            simulations = Simulations({}, lambda key, window: None, started)
+            simulations = Simulations({}, lambda key, window: None, started, cpu_limit=cpu_limit or math.inf)
             answer = Planner(question, simulations, brief=brief, given=given).run()
             answer = answer.beside(
                 (text, Planner(v, simulations, brief=True, given=given).run()) for text, v in variants

@@ -3,7 +3,7 @@
 Each command lives in a module of its own (`commands.py` lists them) and imports what it needs when it runs. The list
 needs none of the libraries that commands need, so that `twin --help` is quick.
 Exit codes: 0 done; 1 a server ended unfinished requests; 2 usage or bad input (one line on stderr); 3 a goal cannot be
-met; 4 a threshold was missed; 130 interrupted.
+met; 4 a threshold was missed; 5 undecided; 130 interrupted.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,14 +34,14 @@ if TYPE_CHECKING:
     from twin.executors.executor import ExecutorChoice
     from twin.planning.catalogue import CatalogueQuestion
     from twin.planning.day import DayTask
-    from twin.planning.planner import Planner, Simulations
+    from twin.planning.planner import Planner
     from twin.planning.question import Question
-    from twin.planning.trial import Trial
+    from twin.planning.windows import Simulations, Trial
 
 Goals = dict[str, float | str]
 
-INFEASIBLE = 3
-"""Exit code: no candidate meets the goals."""
+INFEASIBLE, UNDECIDED = 3, 5
+"""Exit codes: no candidate meets the goals; the CPU limit was reached before one was confirmed."""
 
 
 def plan(
@@ -69,9 +70,10 @@ def plan(
             sheets.
     """
     from scenarios.reading import goals_of_texts, single_settings
-    from twin.api.inputs import require_at_least
+    from twin.api.inputs import require_above_0, require_at_least
 
     executor = execution.choose()
+    require_above_0("--cpu-limit", answer.cpu_limit)
     require_at_least("--max-gpus", target.max_gpus, 1)
     require_at_least("--node-size", target.node_size, 1)
     settings, goals = single_settings(question.set_ or []), goals_of_texts(question.slo or [])
@@ -87,11 +89,13 @@ def plan(
     if catalogue.have:
         limits = {"--gpu": catalogue.gpu, "--max-gpus": target.max_gpus, "--objective": target.objective}
         files = {"SCENARIO": scenario, "--candidate": answer.candidate, "--write": answer.write}
-        _refuse({**files, **limits, "--what": answer.what}, "with --have, which asks what these GPUs serve")
+        only = {"--what": answer.what, "--cpu-limit": answer.cpu_limit}
+        _refuse({**files, **limits, **only}, "with --have, which asks what these GPUs serve")
         return _inventory(asked)
     if answer.max_load:
         flags = {"--candidate": answer.candidate, "--objective": target.objective, "--max-gpus": target.max_gpus}
         unused = {**catalogue.flags, **flags, "--write": answer.write, "--what": answer.what}
+        unused |= {"--cpu-limit": answer.cpu_limit}
         _refuse(unused, "with --max-load, which asks about the scenario's own deployment")
         asked.set("workload.arrivals.rate", rate_of_text(question.rate))
         asked.set("plan.node_size", target.node_size)
@@ -169,13 +173,14 @@ def _catalogue_question(model: str, gpus: list[str], rate: float | None, asked: 
 def _plan(question: Question, asked: _Asked) -> int:
     from twin.api.plan import deployments_of_file, planning_run, save
     from twin.planning.planner import Planner
-    from twin.planning.what_if import with_changes
+    from twin.planning.question import with_changes
 
     answer, run = asked.answer, asked.run
     variants = [(text, with_changes(question, text)) for text in answer.what or []]
     candidates = [deployment for path in answer.candidate or [] for deployment in deployments_of_file(path, question)]
     opened = planning_run(question, candidates, run.runs, asked.executor, fresh=asked.fresh)
     with opened as (folder, simulations):
+        simulations.cpu_limit = math.inf if answer.cpu_limit is None else answer.cpu_limit
         planner = Planner(question, simulations, lambda trial: _note_better(trial, planner), answer.brief, candidates)
         windows_left = None if question.spec.aim == "throughput" or variants else planner.windows_left
         with _evaluating(folder, simulations, windows_left):
@@ -185,6 +190,9 @@ def _plan(question: Question, asked: _Asked) -> int:
         if answer.write is not None:
             _write(planner, answer.write)
         document = save(folder, result, figures=not run.no_figures)
+        if document["stop"] is not None:
+            folder.abandon("stopped at --cpu-limit")
+            note(f"stopped at --cpu-limit {simulations.cpu_limit:g}: the same command without it goes on")
     return _print(document, as_json=run.json)
 
 
@@ -276,7 +284,7 @@ def _evaluating(
 def _print(document: dict[str, Any], *, as_json: bool) -> int:
 
     print_run(document, as_json=as_json)
-    return 0 if document["feasible"] else INFEASIBLE
+    return {True: 0, False: INFEASIBLE, None: UNDECIDED}[document["feasible"]]
 
 
 def _refuse(flags: dict[str, Any], why: str) -> None:

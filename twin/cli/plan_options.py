@@ -127,6 +127,10 @@ class AnswerOptions(Options):
     brief: Flag = False
     """Leave out headroom and what would change the answer."""
 
+    cpu_limit: float | None = None
+    """CPU seconds after which the plan ends with what it has decided: bounds, and the cheapest deployment so far. Exit
+code 5 if none is confirmed by then; the same command without the limit goes on."""
+
     what: Texts = None
     """What if, in a row beside the answer, may be given several times: --what rate=+50% --what prompts=2x,answers=0.5x
 --what hit_rate=0.2 (share of prompt tokens that prefix caches supply)."""

@@ -13,7 +13,7 @@ from scenarios.fields import Goal
 from twin.planning.family_estimates import RefusedFamily
 from twin.planning.question import Document, Question
 from twin.planning.space import Candidate
-from twin.planning.trial import Trial, in_unit
+from twin.planning.windows import Trial, in_unit
 
 LEVELS = (0.5, 0.8, 0.95)
 """Confidences of the curve, beside that of the plan."""

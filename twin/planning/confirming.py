@@ -14,7 +14,7 @@ import numpy as np
 
 from twin.planning.confidence import adjusted_p_value, p_value
 from twin.planning.evaluation import SEARCH_DRAWS, Evaluator
-from twin.planning.trial import Trial
+from twin.planning.windows import Trial
 
 OTHER_SEED = 1_000_000
 """Difference of the seeds of windows that select and of those that confirm."""

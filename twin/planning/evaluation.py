@@ -15,13 +15,11 @@ import numpy as np
 from latency_models.step_time import Unknown
 from reports.run_directory import fingerprint
 from scenarios.fields import Goal
-from twin.executors.executor import Executor
 from twin.planning.confidence import CERTAIN, LIKELY, clearly_missed, last_miss, met_under_draws, probability
 from twin.planning.family_estimates import FamilyEstimate
 from twin.planning.question import Document, Question
 from twin.planning.space import Candidate, document
-from twin.planning.trial import Horizon, Trial, in_unit
-from twin.planning.windows import Window, describe_overload, needs_detail, run_window
+from twin.planning.windows import Horizon, Simulations, Trial, Window, describe_overload, in_unit, needs_detail
 from twin.serving.plan.plan import Draw, ServingPlan
 
 HOPELESS = 0.02
@@ -41,8 +39,7 @@ class Evaluator:
     """Simulates windows of candidates, once each.
 
     Args:
-        store: windows by key, to which new ones are added; `save` is called with each of these.
-        executor: runs windows. advance: called with the key of each.
+        simulations: the windows of the plan, which several questions may share.
         families: estimates of the candidates, by which draws of the step times are ranked.
     """
 
@@ -50,32 +47,21 @@ class Evaluator:
         self,
         question: Question,
         horizon: Horizon,
-        store: dict[str, Document],
-        save: Callable[[str, Document], None],
-        executor: Executor,
-        advance: Callable[[str], object] = lambda text: None,
+        simulations: Simulations,
         families: Sequence[FamilyEstimate] = (),
     ) -> None:
         self.question = question
         self.horizon = horizon
         self.goals = question.goals
-        self._store = store
-        self._save = save
-        self._executor = executor
-        self._advance = advance
-        self._requests: dict[str, int] = {}  # by window
+        self._simulations = simulations
+        self._keys: set[str] = set()  # of windows that were asked for
         self._families = {estimate.family.name: estimate for estimate in families}
         self._ranks = list(range(DRAWS))  # draws from the worst to the mildest, for the candidate that ranked them
         self._plans: dict[tuple[str, int], ServingPlan] = {}
-        name = question.document.get("name")  # several questions may share a store
+        name = question.document.get("name")
         self._identity = fingerprint(
             [name, question.document["workload"], question.seed, question.change, horizon.warmup]
         )
-
-    @property
-    def simulated(self) -> int:
-        """Requests simulated for this question, also those of windows that were in the store."""
-        return sum(self._requests.values())
 
     def is_random(self, candidates: Sequence[Candidate]) -> bool:
         """True if windows of some candidate differ from one another."""
@@ -242,7 +228,8 @@ class Evaluator:
     def severity_of_worst(self, candidate: Candidate) -> float:
         """The distance of a candidate beyond its goals under the worst draws, in short windows in the store."""
         windows = [self._window(candidate, self.horizon.short, 0, draw) for draw in self.worst_draws]
-        return sum(_severity(self._store[window.key]) for window in windows if window.key in self._store)
+        store = self._simulations.store
+        return sum(_severity(store[window.key]) for window in windows if window.key in store)
 
     def costliest_unknowns(self, candidate: Candidate) -> list[tuple[Unknown, float]]:
         """The unknowns of the step times, the one first that moves a candidate furthest alone at a score of -1 or 1.
@@ -290,17 +277,11 @@ class Evaluator:
         return Window(key, plan, tuple(self.goals), replication, draw)
 
     def _simulate(self, windows: Sequence[Window]) -> list[Document]:
-        """The results of windows, which are simulated unless they are in the store."""
-        by_key = {window.key: window for window in windows}
-        missing = [window for key, window in by_key.items() if key not in self._store]
-        if missing:
-            with self._executor.each_as_done(run_window, missing) as results:
-                for window, result in results:
-                    self._save(window.key, result)
-                    self._store[window.key] = result
-                    self._advance(window.key)
-        self._requests |= {key: window.plan.requests for key, window in by_key.items()}
-        return [self._store[window.key] for window in windows]
+        by_key = {window.key: window for window in windows if window.key not in self._keys}
+        results = self._simulations.results(windows)
+        self._simulations.requests += sum(window.plan.requests for window in by_key.values())
+        self._keys |= by_key.keys()
+        return results
 
     # -- from windows to trials --------------------------------------------------------------------------------------
 

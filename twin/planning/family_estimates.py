@@ -12,7 +12,7 @@ from scenarios.fields import Goal
 from twin.planning.engine_estimates import BEYOND, EngineEstimate, bound, estimate
 from twin.planning.question import Lengths, Question
 from twin.planning.space import Candidate, Family, candidates, document, families
-from twin.planning.trial import Horizon, Trial, in_unit
+from twin.planning.windows import Horizon, Trial, in_unit
 from twin.serving.plan.plan import scores_of
 from workloads.errors import BadInput
 

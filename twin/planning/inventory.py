@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from twin.planning.cost import costs
 from twin.planning.family_estimates import estimate_families
 from twin.planning.max_load import highest_estimate, rounded
-from twin.planning.planner import Planner, Simulations
+from twin.planning.planner import Planner
 from twin.planning.question import Document, Question
 from twin.planning.result import NOTE, Plan, arrivals, goals_in_words, row
+from twin.planning.windows import Simulations
 from workloads.errors import BadInput
 
 ROUNDS = 6

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from latency_models.io.config_io import write_yaml
 from reports.run_directory import naming, write_text
-from twin.planning.engine_commands import PoolCommand, sglang_command, vllm_command
+from twin.planning.cost import node_size as known_node_size
+from twin.planning.cost import nodes_of, place
 from twin.planning.given import moved
-from twin.planning.manifests import Deployment, Place, compose, dynamo, llm_d
-from twin.planning.nodes import node_size as known_node_size
-from twin.planning.nodes import nodes_of, place
+from twin.planning.manifests import Deployment, Place, PoolCommand, compose, dynamo, llm_d, sglang_command, vllm_command
 
 if TYPE_CHECKING:
     from twin.planning.planner import Planner
     from twin.planning.question import Question
-    from twin.planning.trial import Trial
+    from twin.planning.windows import Trial
 
 Document = dict[str, Any]
 

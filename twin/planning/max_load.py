@@ -16,7 +16,7 @@ from twin.planning.evaluation import DRAWS, SHORT, Evaluator
 from twin.planning.family_estimates import FamilyEstimate
 from twin.planning.question import Document, Question
 from twin.planning.space import Candidate, candidate, document, without_prefix_cache
-from twin.planning.trial import Trial
+from twin.planning.windows import Trial
 
 PRECISION, FINE_PRECISION = 0.02, 0.01
 """The precision of the highest rate, relative to it; that of the ends of an interval."""

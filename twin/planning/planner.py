@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
-from twin.executors.executor import Executor
 from twin.planning.confidence_curve import LEVELS, Level, confidence_curve, why_not
 from twin.planning.confirming import OTHER_SEED, Confirmer, max_looks
 from twin.planning.evaluation import DRAWS, LONG_WINDOWS, Evaluator
@@ -24,10 +24,10 @@ from twin.planning.max_load import (
     share_under_draws,
 )
 from twin.planning.question import Document, Question
-from twin.planning.result import LedgerEntry, MaxLoad, Plan
+from twin.planning.result import LedgerEntry, MaxLoad, Plan, Stop
 from twin.planning.search import Search
 from twin.planning.space import Candidate
-from twin.planning.trial import Horizon, Trial
+from twin.planning.windows import CpuLimitReached, Simulations, Trial
 from workloads.errors import BadInput
 
 ALTERNATIVES, CLOSEST = 8, 3
@@ -38,33 +38,6 @@ RATE_REQUESTS = 20_000
 
 TRIALS_AFTER = 24
 """Trials after the search, at most: on rates between which the highest is, and on changes."""
-
-
-@dataclass
-class Simulations:
-    """The windows of all evaluators of a question.
-
-    Args:
-        store: windows by key that have been simulated; `save` is called with each new one.
-        executor: runs windows. advance: called for each window, with its key.
-    """
-
-    store: dict[str, Document]
-    save: Callable[[str, Document], None]
-    executor: Executor
-    advance: Callable[[str], object] = lambda text: None
-    evaluators: list[Evaluator] = field(default_factory=list, init=False)
-
-    def evaluator(self, question: Question, lengths: Horizon, families: Sequence[FamilyEstimate] = ()) -> Evaluator:
-        """An evaluator of a question that shares the windows that have been simulated."""
-        evaluator = Evaluator(question, lengths, self.store, self.save, self.executor, self.advance, families)
-        self.evaluators.append(evaluator)
-        return evaluator
-
-    @property
-    def requests(self) -> int:
-        """Requests in all windows."""
-        return sum(evaluator.simulated for evaluator in self.evaluators)
 
 
 @dataclass
@@ -90,12 +63,22 @@ class Planner:
         self.horizon = horizon(question, self.families)
         evaluator, confirmer = self.evaluator(question), self._confirmer(question)
         self.search = Search(question, self.families, evaluator, confirmer, self.on_better)
+        self.stopped = False
         load: Load | None = None
-        if question.spec.aim == "throughput":
-            load = self._highest_throughput()
-        elif (best := self.search.run()) is not None and question.rate is not None and not self.brief:
-            load = highest_rate(self.evaluator, question, best.candidate, question.rate * 1.25)
+        with self._within_limit():
+            if question.spec.aim == "throughput":
+                load = self._highest_throughput()
+            elif (best := self.search.run()) is not None and question.rate is not None and not self.brief:
+                load = highest_rate(self.evaluator, question, best.candidate, question.rate * 1.25)
         return self._plan(load)
+
+    @contextmanager
+    def _within_limit(self) -> Iterator[None]:
+        """End the block where the CPU limit is reached."""
+        try:
+            yield
+        except CpuLimitReached:
+            self.stopped = True
 
     @property
     def best(self) -> Trial | None:
@@ -108,12 +91,12 @@ class Planner:
         confirming = (long << (max_looks(long, self.horizon.long) - 1)) + DRAWS
         following = 0 if self.brief else TRIALS_AFTER * (1 + long + DRAWS)
         following += 0 if self.brief else 8 * len(LEVELS) * (LONG_WINDOWS + DRAWS)  # bisections of up to 2^8 prices
-        searching = self.search.num_undecided() * (1 + long + 2 * DRAWS)
+        searching = self.search.bounds()[1] * (1 + long + 2 * DRAWS)
         return searching + confirming + ALTERNATIVES * (long + DRAWS) + following
 
     def evaluator(self, question: Question) -> Evaluator:
         """An evaluator of a question with the plan's windows."""
-        return self.simulations.evaluator(question, self.horizon, self.families)
+        return Evaluator(question, self.horizon, self.simulations, self.families)
 
     def confirming(self, question: Question) -> Evaluator:
         """An evaluator by the windows and draws that confirm a recommendation."""
@@ -163,13 +146,14 @@ class Planner:
         rows = [] if best is None else [("recommended", best)]
         if self.question.spec.aim == "throughput" or not any(family.candidates for family in self.families):
             return rows
-        if search.by_estimate is not None and (best is None or search.by_estimate.candidate is not best.candidate):
-            rows.append(("best estimate", self._confirming_trial(search.by_estimate)))
-        names = {trial.candidate.name for _, trial in rows}
-        for trial in search.alternatives(ALTERNATIVES - len(rows) if best is not None else CLOSEST):
-            if trial.candidate.name not in names:
-                role = "alternative" if trial.candidate.family.given is None else "given"
-                rows.append((role, self._confirming_trial(trial)))
+        with self._within_limit():
+            if search.by_estimate is not None and (best is None or search.by_estimate.candidate is not best.candidate):
+                rows.append(("best estimate", self._confirming_trial(search.by_estimate)))
+            names = {trial.candidate.name for _, trial in rows}
+            for trial in search.alternatives(ALTERNATIVES - len(rows) if best is not None else CLOSEST):
+                if trial.candidate.name not in names:
+                    role = "alternative" if trial.candidate.family.given is None else "given"
+                    rows.append((role, self._confirming_trial(trial)))
         return [(role, trial) for role, trial in rows if trial.windows]
 
     def _nearest_miss(self, trials: Sequence[Trial]) -> Trial | None:
@@ -185,31 +169,43 @@ class Planner:
         question, search, best = self.question, self.search, self.search.best
         rows = self._rows()
         trials = [trial for _, trial in rows]
-        missed = self._nearest_miss(trials) if best is None else None
-        effects = [] if best is None or self.brief else changes(self.confirming, question, best.candidate)
+        missed = self._nearest_miss(trials) if best is None and not self.stopped else None
+        effects: list[Document] = []
+        with self._within_limit():
+            effects = [] if best is None or self.brief else changes(self.confirming, question, best.candidate)
         by_estimate, unknowns = search.by_estimate, []
         if by_estimate is not None:
             candidate = by_estimate.candidate
             by_estimate = next((trial for trial in trials if trial.candidate is candidate), by_estimate)
-            unknowns = search.evaluator.costliest_unknowns(candidate)
+            with self._within_limit():
+                unknowns = search.evaluator.costliest_unknowns(candidate)
+        curve = self._curve(by_estimate)
         return Plan(
             question, self.horizon, best, rows, by_estimate, unknowns, missed, load, effects, self._ledger(),
-            curve=self._curve(by_estimate), alternatives=self._alternatives(trials), capacity=self._capacity(trials),
-            evaluated=len(search.trials), simulated_requests=self.simulations.requests,
+            curve=curve, alternatives=self._alternatives(trials), capacity=self._capacity(trials),
+            evaluated=len(search.trials), simulated_requests=self.simulations.requests, stop=self._stop(),
         )  # fmt: skip
+
+    def _stop(self) -> Stop | None:
+        """What is decided where the CPU limit was reached."""
+        if not self.stopped:
+            return None
+        incumbent = self.search.incumbent if self.search.best is None else None
+        return Stop(self.simulations.cpu_limit, incumbent, *self.search.bounds())
 
     def _curve(self, by_estimate: Trial | None) -> list[Level]:
         """What confidence costs; of a brief plan no more than is known."""
         if by_estimate is None or by_estimate.sure is None or self.question.spec.aim == "throughput":
             return []
         rungs = [] if self.brief else self.search.ladder()
-        if not rungs:
-            return [Level(None, by_estimate), Level(self.question.spec.confidence, self.best)]
 
         def trial_of(candidate: Candidate) -> Trial:
             return self._confirming_trial(Trial(candidate))
 
-        return confidence_curve(self.question, by_estimate, self.best, rungs, trial_of)
+        with self._within_limit():
+            if rungs:
+                return confidence_curve(self.question, by_estimate, self.best, rungs, trial_of)
+        return [Level(None, by_estimate), Level(self.question.spec.confidence, self.best)]
 
     def _capacity(self, trials: Sequence[Trial]) -> list[Document]:
         """Estimates of the highest rate at the goals over GPUs, of each family in the table."""
@@ -236,7 +232,7 @@ class Planner:
     def _ledger(self) -> list[LedgerEntry]:
         """Every candidate with its status and reason, after families that cannot run."""
         entries = [LedgerEntry(refused.family, None, refused.status, refused.reason) for refused in self.refused]
-        undecided = ("not decided", "no candidate meets the goals")
+        undecided = ("not decided", "the CPU limit was reached" if self.stopped else "no candidate meets the goals")
         for family in self.families:
             for candidate in family.candidates:
                 status, reason = self.search.statuses.get(candidate.name, undecided)
@@ -266,6 +262,6 @@ def find_max_load(question: Question, deployment: Candidate, simulations: Simula
         return MaxLoad(question, deployment, None, None, reason, 0)
     start = estimated_rate(families[0], deployment)
     lengths = horizon(question.at_rate(start), families)
-    load = load_with_interval(lambda at: simulations.evaluator(at, lengths), question, deployment, start)
+    load = load_with_interval(lambda at: Evaluator(at, lengths, simulations), question, deployment, start)
     reason = "" if load else "goals are missed at every rate that was tried"
     return MaxLoad(question, deployment, lengths, load, reason, simulations.requests)

@@ -1,10 +1,19 @@
-"""The question that a plan answers: a workload, goals, and what may vary, checked."""
+"""The question that a plan answers: a workload, goals, and what may vary, checked; changes that `--what` states.
+
+Hits in prefix caches are expected from a sample of the requests: how many, and how soon. A block hits if its last use
+is not so long ago that a cache has evicted it, which drops what was used least recently. Within w requests a cache sees
+Σ_{j<w} a·P(D > j) distinct blocks, where D is the distance of two uses of a block in requests and a the blocks of a
+request (the footprint of working-set theory). It is full after as many requests as that equals its capacity, and blocks
+of smaller distances hit. This also says when caches that begin empty are warm: later requests find what they would have
+found in a cache that had served for long.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,12 +28,12 @@ from scenarios.fields import Goal, MeasuredSpec, MeasureSpec
 from scenarios.planning import PlanSpec
 from scenarios.reading import ScenarioFile, Settings, apply, load_plugins
 from scenarios.serving import OpenLoopSpec, ServingWorkloadSpec, check_scenario
-from twin.planning.prefix_hits import PrefixHits, prefix_hits
 from twin.serving.plan.plan import ServingPlan, make_plan
 from twin.serving.run.simulation import realisation
 from workloads.arrivals import peak_of
 from workloads.errors import BadInput
 from workloads.generator import Workload
+from workloads.mixes import SharedPrefixes
 from workloads.request import Request
 from workloads.traces import Trace
 
@@ -32,6 +41,77 @@ Document = dict[str, Any]
 
 SAMPLE, REUSE_SAMPLE = 4000, 40_000
 """Requests drawn for estimates; of a trace with prefixes, whose reuse is rare at its begin."""
+
+WARM_HITS = 0.999
+"""Share of the hits of a warm cache that one which began empty has when it counts as warm."""
+
+
+@dataclass(frozen=True)
+class PrefixHits:
+    """Reuse of prompt blocks in a sample of requests.
+
+    Attributes:
+        cacheable: tokens of each prompt that a cache of any size can supply.
+        distances: requests between a use of a block and the one before, of all blocks that are looked up, ascending;
+            infinite for the first use. tokens: of a block. requests: in the sample.
+    """
+
+    cacheable: NDArray[np.int64]
+    distances: NDArray[np.float64]
+    tokens: int
+    requests: int
+
+    def share(self, blocks: float) -> float:
+        """The part of `cacheable` that a cache of this many blocks is expected to supply."""
+        return min(len(self._hits(blocks)) * self.tokens / max(int(self.cacheable.sum()), 1), 1.0)
+
+    def settled(self, blocks: float) -> float:
+        """Requests of one engine after which its cache of this many blocks is warm."""
+        hits = self._hits(blocks)
+        return float(hits[int(WARM_HITS * (len(hits) - 1))]) if len(hits) else 0.0
+
+    def _hits(self, blocks: float) -> NDArray[np.float64]:
+        """The distances of the blocks that hit."""
+        places = np.searchsorted(self.distances, np.arange(self.requests), side="right")
+        footprint = np.cumsum(len(self.distances) - places) / self.requests
+        full = np.searchsorted(footprint, blocks, side="right")
+        return self.distances[: np.searchsorted(self.distances, full, side="right")] if full < self.requests else (
+            self.distances[np.isfinite(self.distances)]
+        )  # fmt: skip
+
+
+def prefix_hits(requests: Sequence[Request], tokens: int, shared: SharedPrefixes | None) -> PrefixHits | None:
+    """The reuse in a sample; None if no request has a block that another one may have.
+
+    Args:
+        tokens: of a block. shared: the beginnings that prompts may have beside those in the sample.
+    """
+    numbers: dict[tuple[int, int], int] = {}
+    latest: list[int] = []  # by block: the request that used it last
+    distances: list[float] = []
+    paths: list[list[int]] = []
+    for index, request in enumerate(requests):
+        path, blocks = -1, []
+        for key in request.prefix_blocks[: max(request.prompt_tokens - 1, 0) // tokens]:
+            path = numbers.setdefault((path, key), len(numbers))  # the same id after another path is another block
+            if path == len(latest):
+                latest.append(index)
+                distances.append(np.inf)
+            else:
+                distances.append(index - latest[path])
+                latest[path] = index
+            blocks.append(path)
+        paths.append(blocks)
+    uses = np.bincount([block for blocks in paths for block in blocks], minlength=len(latest))
+    num_shared = 0 if shared is None else shared.shared_blocks
+    cacheable = np.array(
+        [
+            max(int((uses[blocks] > 1).sum()), min(len(blocks), num_shared)) * tokens if blocks else 0
+            for blocks in paths
+        ],
+        dtype=np.int64,
+    )
+    return PrefixHits(cacheable, np.sort(np.array(distances)), tokens, len(paths)) if cacheable.any() else None
 
 
 @dataclass(frozen=True)
@@ -269,3 +349,76 @@ def _scale(lengths: Any, factor: float) -> None:
 def _scaled(tokens: NDArray[np.int64], factor: float) -> NDArray[np.int64]:
     longer: NDArray[np.int64] = np.maximum(np.rint(tokens * factor), np.minimum(tokens, 1)).astype(np.int64)
     return longer
+
+
+EXPECTED = "expected rate, prompts or answers with a factor (2x), a change (+50%) or a rate; or hit_rate with a share"
+
+
+def with_changes(question: Question, text: str) -> Question:
+    """The question after the changes of one `--what`, with commas between.
+
+    Raises `BadInput` for what cannot be changed, or not to this value.
+    """
+    variant = question
+    for part in text.split(","):
+        name, equals, amount = (word.strip() for word in part.partition("="))
+        change = CHANGES.get(name)
+        if change is None or not equals:
+            raise BadInput(EXPECTED, field="--what", value=part)
+        variant = change(variant, amount, part)
+    return variant
+
+
+def _factor(amount: str, part: str) -> float | None:
+    """The factor of `2x` or `+50%`; None for a plain number."""
+    match = re.fullmatch(r"(?:(?P<times>\d+\.?\d*|\.\d+)x)|(?:(?P<percent>[+-]\d+\.?\d*) ?%)", amount)
+    if match is None:
+        return None
+    factor = float(match["times"]) if match["times"] else 1 + float(match["percent"]) / 100
+    if not 0.001 <= factor <= 1000:
+        raise BadInput("expected a factor of 0.001 to 1000", field="--what", value=part)
+    return factor
+
+
+def _rate(question: Question, amount: str, part: str) -> Question:
+    if question.rate is None:
+        raise BadInput("expected arrivals with a rate, which a scenario with these has not", field="--what", value=part)
+    factor = _factor(amount, part)
+    try:
+        rate = float(amount) if factor is None else factor * question.rate
+    except ValueError:
+        raise BadInput("expected a rate, as 30, 2x or +50%", field="--what", value=part) from None
+    if not 0 < rate < float("inf"):
+        raise BadInput("expected a rate above 0", field="--what", value=part)
+    return question.at_rate(float(f"{rate:.12g}"))
+
+
+def _lengths(side: str) -> Callable[[Question, str, str], Question]:
+    def change(question: Question, amount: str, part: str) -> Question:
+        factor = _factor(amount, part)
+        if factor is None:
+            raise BadInput("expected a factor, as 2x or +50%", field="--what", value=part)
+        return question.with_lengths(factor, (side,))
+
+    return change
+
+
+def _hit_rate(question: Question, amount: str, part: str) -> Question:
+    try:
+        share = float(amount)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise BadInput("expected a share of prompt tokens, 0 to below 1", field="--what", value=part)
+    try:
+        return question.with_hit_rate(share)
+    except BadInput as error:
+        raise BadInput(error.expected, field="--what", value=part) from None
+
+
+CHANGES: dict[str, Callable[[Question, str, str], Question]] = {
+    "rate": _rate,
+    "prompts": _lengths("prefill"),
+    "answers": _lengths("decode"),
+    "hit_rate": _hit_rate,
+}

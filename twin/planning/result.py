@@ -14,15 +14,15 @@ from latency_models.step_time import Unknown
 from scenarios.fields import Goal
 from scenarios.planning import EngineKindSpec
 from twin.planning.confidence_curve import Level
-from twin.planning.cost import cost_of_nodes, costs
+from twin.planning.cost import cost_of_nodes, costs, nodes_of
 from twin.planning.max_load import Load
-from twin.planning.nodes import nodes_of
 from twin.planning.question import Document, Question
 from twin.planning.space import Candidate, Family
-from twin.planning.trial import Horizon, Trial, in_unit
+from twin.planning.windows import Horizon, Trial, in_unit
 from twin.serving.results.uncertainty import combine
 
 NOTE = "Simulated (discrete events, no hardware)."
+CUT = "The CPU limit was reached: rows, headroom and changes may be missing."
 HOURS = 100
 """Spans that a reliability is stated for."""
 
@@ -42,6 +42,38 @@ class LedgerEntry:
 
 
 @dataclass(frozen=True)
+class Stop:
+    """What was decided when a plan reached its CPU limit.
+
+    Attributes:
+        cpu_limit: seconds. incumbent: the cheapest deployment found to meet the goals, which is not confirmed; None
+            where there is none, or a recommendation.
+        least_gpus: fewer are too few, None if that is true of all candidates. undecided: candidates not rejected.
+    """
+
+    cpu_limit: float
+    incumbent: Trial | None
+    least_gpus: int | None
+    undecided: int
+
+    def answer(self) -> str:
+        """What was decided, in a sentence."""
+        text = f"Stopped after {self.cpu_limit:g} s of CPU, before a deployment was confirmed"
+        text += "" if self.least_gpus is None else f": at least {self.least_gpus} GPUs"
+        if self.incumbent is None:
+            return f"{text}."
+        candidate, sure = self.incumbent.candidate, self.incumbent.sure
+        how = "if step times are as estimated" if sure is None else f"at {100 * sure:.0f} % confidence so far"
+        return f"{text}; {candidate.gpus} meet the goals {how} ({candidate.devices}; {candidate.family.parallelism})."
+
+    def document(self, question: Question) -> Document:
+        """The field `stop` of `twin.plan/1`."""
+        incumbent = None if self.incumbent is None else row(question, self.incumbent, "incumbent")
+        return {"cpu_limit": self.cpu_limit, "least_gpus": self.least_gpus, "undecided": self.undecided,
+                "incumbent": incumbent}  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Plan:
     """The answer to a question.
 
@@ -54,7 +86,7 @@ class Plan:
         curve: the cheapest deployment at each confidence. alternatives: why they lose.
         capacity: estimated rates over GPUs.
         evaluated: candidates that were simulated. simulated_requests: in all windows.
-        what_if: plans of changed questions, by the change.
+        stop: None unless the CPU limit was reached. what_if: plans of changed questions, by the change.
     """
 
     question: Question
@@ -72,6 +104,7 @@ class Plan:
     capacity: Sequence[Document]
     evaluated: int
     simulated_requests: int
+    stop: Stop | None = None
     what_if: Sequence[tuple[str, Plan]] = ()
 
     def beside(self, variants: Iterable[tuple[str, Plan]]) -> Plan:
@@ -79,9 +112,9 @@ class Plan:
         return replace(self, what_if=list(variants))
 
     @property
-    def feasible(self) -> bool:
-        """True if there is a recommendation."""
-        return self.best is not None
+    def feasible(self) -> bool | None:
+        """True if there is a recommendation; None if the CPU limit was reached before one was confirmed."""
+        return True if self.best is not None else None if self.stop is not None else False
 
     def document(self) -> Document:
         """The document `twin.plan/1`."""
@@ -99,6 +132,7 @@ class Plan:
             "answer": " ".join(filter(None, [self.answer(), self.price_of_error()])),
             "measured_like": self.measured_like(),
             "feasible": self.feasible,
+            "stop": None if self.stop is None else self.stop.document(question),
             "recommendation": None if self.best is None else row(question, self.best),
             "by_best_estimate": by_estimate,
             "nearest_miss": None if self.nearest_miss is None else row(question, self.nearest_miss, "nearest miss"),
@@ -111,7 +145,7 @@ class Plan:
             "headroom": None if self.headroom is None else self.headroom.document(question.rate),
             "changes": self.changes,
             "what_if": [plan._as_variant(text) for text, plan in self.what_if],
-            "notes": untried(question),
+            "notes": untried(question) + ([] if self.stop is None else [CUT]),
             "evaluated": self.evaluated,
             "ledger": [entry.document() for entry in self.ledger],
             "simulated_requests": self.simulated_requests,
@@ -129,7 +163,7 @@ class Plan:
     def answer(self) -> str:
         """The recommendation in a sentence."""
         if self.best is None:
-            return self._no_answer()
+            return self.stop.answer() if self.stop is not None else self._no_answer()
         question, candidate, family = self.question, self.best.candidate, self.best.candidate.family
         layout = {"colocated": "", "afd": ", decode on AFD bundles"}.get(family.layout, ", prefill and decode apart")
         settings = "".join(f", {key} {value}" for key, value in family.settings)
@@ -170,6 +204,8 @@ class Plan:
         candidate, unknown = self.by_estimate.candidate, self._costliest_unknown
         gpus = candidate.gpus
         if self.best is not None and self.best.candidate.gpus <= gpus:
+            return ""
+        if self.stop is not None and self.stop.incumbent is not None and self.stop.incumbent.candidate is candidate:
             return ""
         enough = f"{gpus} GPU{'s suffice' if gpus > 1 else ' suffices'}"
         text = f"By the best estimate of the step times {enough} ({candidate.devices}; {candidate.family.parallelism})"

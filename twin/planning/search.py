@@ -21,7 +21,7 @@ from twin.planning.evaluation import SEARCH_DRAWS, SHORT, Evaluator
 from twin.planning.family_estimates import FamilyEstimate, under_draw
 from twin.planning.question import Question
 from twin.planning.space import Candidate, Family
-from twin.planning.trial import Trial
+from twin.planning.windows import CpuLimitReached, Trial
 
 FIRST_CANDIDATES = 4
 """Candidates of the first evaluation: the cheapest of those estimated to meet the goals."""
@@ -32,8 +32,6 @@ goals is the first to be confirmed."""
 
 DEARER = 1.25
 """Where all candidates that are cheap enough have failed, the second search goes on to this multiple of the price."""
-
-Key = tuple[float, ...]
 
 
 class Search:
@@ -47,6 +45,7 @@ class Search:
         trials: of every candidate that was simulated, by name; the latest.
         statuses: status and reason of every candidate that has them, by name.
         best: the recommendation; None while there is none.
+        incumbent: where the CPU limit was reached, the cheapest deployment found to meet the goals, not confirmed.
         by_estimate: the cheapest deployment that meets the goals with the step times at their best estimates; None
             where their error is unknown, or where none does.
     """
@@ -66,6 +65,7 @@ class Search:
         self.trials: dict[str, Trial] = {}
         self.statuses: dict[str, tuple[str, str]] = {}
         self.best: Trial | None = None
+        self.incumbent: Trial | None = None
         self.by_estimate: Trial | None = None
         self._families = {estimate.family.name: estimate for estimate in families}
         self._estimates: Mapping[str, FamilyEstimate] = self._families  # in the second search, under a bad draw
@@ -77,7 +77,20 @@ class Search:
         self._ratios: dict[str, float] = {}
 
     def run(self) -> Trial | None:
-        """Search; the recommendation, or None if no candidate meets the goals."""
+        """Search; the recommendation, or None if no candidate meets the goals.
+
+        Raises `CpuLimitReached` before a recommendation is confirmed; what has been rejected by then stays so.
+        """
+        try:
+            self._run()
+        except CpuLimitReached:
+            self.incumbent = self.incumbent or self.best or self.by_estimate
+            self.best = None
+            raise
+        self._close()
+        return self.best
+
+    def _run(self) -> None:
         self._prune([self._families])
         while True:
             self._find_feasible()
@@ -87,20 +100,13 @@ class Search:
                 self._begin_with_error()
             elif confirmed or not self._reopen():
                 break
-        self._close()
-        return self.best
 
-    def key(self, candidate: Candidate) -> Key:
+    def key(self, candidate: Candidate) -> tuple[float, ...]:
         """The objective, to be small, then the number of devices or the price, and then how simple it is."""
         cost = float("inf") if candidate.cost is None else candidate.cost
         if self.question.spec.aim == "gpus":
             return candidate.gpus, 0.0 if candidate.cost is None else cost, *candidate.complexity
         return cost, candidate.gpus, *candidate.complexity
-
-    def num_undecided(self) -> int:
-        """Candidates that have no final status yet."""
-        statuses = (self._status(candidate) for family in self._families.values() for candidate in family.candidates)
-        return sum(status in ("", "feasible") for status in statuses)
 
     def record(self, trial: Trial) -> None:
         """Record a trial, in place of an earlier one on fewer windows."""
@@ -210,9 +216,12 @@ class Search:
             self._update_all(trials)
             for trial in self._simplest(trial for trial in trials if trial.meets or trial.probability >= PROMISING):
                 trial = self._add_error(trial)
+                if trial.meets:
+                    self.incumbent = trial
                 if trial.meets or not trial.draws:
                     trial = self.confirmer.confirm(trial)
                 self._update(trial)
+                self.incumbent = None
                 if trial.meets:
                     self._recommend(trial)
                     return True
@@ -263,6 +272,12 @@ class Search:
             return False
         self._restore()
         return any(self._open.values())
+
+    def bounds(self) -> tuple[int | None, int]:
+        """The fewest GPUs of a candidate that is not rejected, None without one, and how many are not."""
+        members = (candidate for family in self._families.values() for candidate in family.candidates)
+        gpus = [candidate.gpus for candidate in members if not self._rejected(candidate)]
+        return min(gpus, default=None), len(gpus)
 
     def _restore(self) -> None:
         """Open all candidates that are not rejected."""

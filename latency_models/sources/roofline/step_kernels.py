@@ -20,7 +20,6 @@ from latency_models.sources.roofline.work import (
     ExpertRows,
     Experts,
     Matrix,
-    attended_pairs,
     attention_shape,
     elementwise_bytes,
     head,
@@ -36,6 +35,14 @@ from schedulers.batches import Batch
 
 CLEARLY_LESS = 1 - 1e-9
 """A share of some seconds below which others are less whatever the rounding."""
+
+
+def attended_pairs(tokens: int, context: int, window: int) -> float:
+    """Pairs of a query and a token that it attends to, of a chunk behind `context` tokens; a window of 0 is none."""
+    if not window or context + tokens <= window:
+        return tokens * (context + 0.5 * (tokens + 1))
+    rising = max(window - context, 0)  # queries that see fewer tokens than the window
+    return rising * (context + 0.5 * (rising + 1)) + (tokens - rising) * window
 
 
 class StepKernels:
@@ -305,6 +312,8 @@ class StepKernels:
     def _prepare_attention(self) -> None:
         """Seconds a token of decode attention, which runs in every simulated step."""
         self._shape = attention_shape(self.model, self.placement)
+        self._cached: float = self._shape.cached
+        self._query: float = self._shape.query
         cache, kinds = self.placement.cache, self.kinds
         launch, token, padding = self._decode_parts(kinds["decode_attention_kernels"], cache)
         if kinds["decode_attention_kernels"] == "decode_attention_fp8":  # no slower than the larger cache
@@ -327,6 +336,7 @@ class StepKernels:
     def _prepare_indexers(self) -> None:
         """Seconds that indexers add to a step of decodes, beside those of each cached token."""
         indexer, layers = self.model.indexer, self.model.indexer_layers
+        self._indexer = indexer
         self._index_token = 0.0
         self._index_precision: Precision = "fp8" if "fp8" in self.hardware.peak_flops else "bf16"
         if indexer is None:
@@ -372,7 +382,7 @@ class StepKernels:
 
     def _prompt_indexers(self, batch: Batch) -> float:
         """Seconds of all indexers for a batch's chunks: every query scores every token that it sees."""
-        indexer = self.model.indexer
+        indexer = self._indexer
         if indexer is None:
             return 0.0
         pairs = sum(attended_pairs(chunk.tokens, chunk.context, 0) for chunk in batch.chunks)
@@ -392,14 +402,15 @@ class StepKernels:
 
     def _prompt_layer(self, batch: Batch, window: int) -> float:
         """Seconds in one layer; a window of 0 is none."""
-        shape, element = self._shape, CACHE_BYTES[self.placement.cache]
+        cached, query, element = self._cached, self._query, CACHE_BYTES[self.placement.cache]
         pairs, size = 0.0, 0.0
         for chunk in batch.chunks:
-            pairs += attended_pairs(chunk.tokens, chunk.context, window)
-            visible = chunk.context + chunk.tokens
-            size += (min(visible, window + chunk.tokens) if window else visible) * shape.cached * element
-            size += chunk.tokens * shape.query * ACTIVATION_BYTES
-        return self._kernel(self.kinds["prompt_attention_kernels"], pairs * shape.prompt_flops, size, "bf16")
+            tokens, context = chunk.tokens, chunk.context
+            pairs += attended_pairs(tokens, context, window)
+            visible = context + tokens
+            size += (min(visible, window + tokens) if window else visible) * cached * element
+            size += tokens * query * ACTIVATION_BYTES
+        return self._kernel(self.kinds["prompt_attention_kernels"], pairs * self._shape.prompt_flops, size, "bf16")
 
     def _rank_decode(self, decodes: int, kv: int, gathered: int) -> float:
         if not decodes:

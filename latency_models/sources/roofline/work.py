@@ -331,11 +331,3 @@ def elementwise_bytes(model: Model, placement: Placement) -> float:
     if isinstance(ffn, DenseFFN):
         elements += 3 * ffn.intermediate_size / width
     return elements * ACTIVATION_BYTES
-
-
-def attended_pairs(tokens: int, context: int, window: int) -> float:
-    """Pairs of a query and a token that it attends to, of a chunk behind `context` tokens; a window of 0 is none."""
-    if not window or context + tokens <= window:
-        return tokens * (context + 0.5 * (tokens + 1))
-    rising = max(window - context, 0)  # queries that see fewer tokens than the window
-    return rising * (context + 0.5 * (rising + 1)) + (tokens - rising) * window

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from twin.executors.processes import Processes
-from twin.planning.planner import Planner, Simulations
+from twin.planning.planner import Planner
 from twin.planning.question import Question, read_question
 from twin.planning.space import Candidate
+from twin.planning.windows import Simulations
 
 SMALL: dict[str, Any] = {
     "schema": "twin.scenario/1",

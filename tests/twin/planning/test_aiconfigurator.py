@@ -11,7 +11,7 @@ import yaml
 
 from tests.twin.planning.scenarios import document, kind, question
 from twin.cli import run
-from twin.planning.aiconfigurator import candidates_of_answer
+from twin.planning.given import candidates_of_answer
 from twin.planning.space import Candidate
 from workloads.errors import BadInput
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from reports.plan_report import plan_report
 from tests.twin.planning.scenarios import kind, uncertain
-from twin.planning.trial import Trial
+from twin.planning.windows import Trial
 
 
 def test_each_level_is_the_cheapest_deployment_that_reaches_it() -> None:

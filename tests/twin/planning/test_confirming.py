@@ -16,7 +16,7 @@ from twin.planning.confidence import adjusted_p_value, p_value, probability
 from twin.planning.confirming import EARLY, LOOKS, OTHER_SEED, Confirmer
 from twin.planning.evaluation import Evaluator
 from twin.planning.space import Candidate, candidate, families
-from twin.planning.trial import Trial
+from twin.planning.windows import Trial
 
 REPLICATIONS, SPAN = 20, 50.0
 ALLOWED = 30.0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.twin.planning.scenarios import document, kind, plan, question
 from twin.cli import run
 from twin.planning.catalogue import CatalogueQuestion, scenario_of
-from twin.planning.nodes import Nodes, nodes_of, place
+from twin.planning.cost import Nodes, nodes_of, place
 from twin.planning.space import candidate, families
 
 ENGINES = st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(1, 20)), max_size=30)

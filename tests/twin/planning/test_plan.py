@@ -14,8 +14,9 @@ from scenarios.reading import read_scenario
 from scenarios.validation import engine_pools, single_engine
 from tests.twin.planning.scenarios import document, kind, plan, planner, simulations
 from twin.cli import run
+from twin.planning.evaluation import Evaluator
 from twin.planning.planner import Planner
-from twin.planning.trial import Trial
+from twin.planning.windows import Trial
 
 RATE = 250.0
 
@@ -29,7 +30,7 @@ def busy(**section: Any) -> dict[str, Any]:
 
 def exhaustive(planner: Planner) -> dict[str, Trial]:
     """A trial of every candidate by all of its windows."""
-    evaluator = simulations().evaluator(planner.question, planner.horizon)
+    evaluator = Evaluator(planner.question, planner.horizon, simulations())
     candidates = [candidate for family in planner.families for candidate in family.candidates]
     trials = evaluator.evaluate(candidates, planner.question.spec.replications)
     return {trial.candidate.name: trial for trial in trials}
@@ -105,8 +106,13 @@ def test_no_candidate_meets_the_goals(
     tight = busy(goals={"ttft_p99": "60ms"}, limits={"engines": 2}, layouts=["colocated"])
     tight["workload"]["arrivals"]["rate"] = 180.0  # two engines serve some 220
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(tight))
-    assert run(["plan", "plan.yaml", "--json", "--no-figures", "--jobs", "1"]) == 3
+    command = ["plan", "plan.yaml", "--json", "--no-figures", "--jobs", "1"]
+    assert run([*command, "--cpu-limit", "1e-3"]) == 5
+    stopped = json.loads(capsys.readouterr().out)
+    assert (stopped["feasible"], stopped["nearest_miss"], stopped["stop"]["least_gpus"]) == (None, None, 4)
+    assert run(command) == 3
     answer = json.loads(capsys.readouterr().out)
+    assert answer["run"] == stopped["run"]  # which goes on
     assert (answer["feasible"], answer["recommendation"]) == (False, None)
     assert "ttft_p99 is" in answer["nearest_miss"]["reason"]
     assert answer["nearest_miss"]["gpus"] == 4  # the largest one comes closest

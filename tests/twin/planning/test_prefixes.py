@@ -9,7 +9,7 @@ import pytest
 
 from tests.twin.planning.scenarios import plan, planner, question
 from twin.planning.family_estimates import estimate_families, horizon
-from twin.planning.prefix_hits import PrefixHits, prefix_hits
+from twin.planning.question import PrefixHits, prefix_hits
 from twin.serving.run.simulation import Simulation
 from workloads.mixes import SharedPrefixes
 from workloads.request import Request

@@ -24,13 +24,14 @@ from twin.planning.space import Candidate, candidate, families
 
 
 @cache
-def search_and_plan() -> tuple[Planner, Plan]:
+def search_and_plan() -> tuple[Planner, Plan, dict[str, Any]]:
+    """With the windows of the plan; later tests ask for more."""
     search = uncertain()
-    return search, search.run()
+    return search, search.run(), dict(search.simulations.store)
 
 
 def planned() -> tuple[Planner, dict[str, Any]]:
-    search, plan = search_and_plan()
+    search, plan, _ = search_and_plan()
     return search, plan.document()
 
 
@@ -50,6 +51,25 @@ def test_the_answer_says_what_the_error_of_the_step_times_costs() -> None:
     measures = {unknown.about: unknown.measure for unknown in search.families[0].decode.step_time.unknowns()}
     costliest = by_estimate["costliest_unknown"]
     assert measures[costliest["about"]] == costliest["measure"]
+
+
+def test_bounds_at_the_cpu_limit_hold_for_the_whole_plan() -> None:
+    _, whole, store = search_and_plan()
+    assert whole.best is not None
+    windows, gpus = list(store.items()), whole.best.candidate.gpus
+    for count in (0, len(windows) // 2, len(windows) - 3):
+        again = uncertain()
+        again.simulations.store |= windows[:count]
+        again.simulations.cpu_limit = 1e-9
+        part = again.run()
+        stop = part.document()["stop"]
+        assert stop["least_gpus"] <= gpus
+        if part.best is not None:
+            assert part.best.candidate.name == whole.best.candidate.name
+        else:
+            assert part.feasible is None
+            assert f"at least {stop['least_gpus']} GPUs" in part.answer()
+            assert stop["incumbent"] is None or stop["incumbent"]["meets"]
 
 
 def test_no_cheaper_candidate_is_clearly_better_than_the_plan_asks_for() -> None:
@@ -164,7 +184,7 @@ def test_equal_prices_go_to_the_simpler_layout() -> None:
 
 
 def test_a_recommendation_that_pays_nothing_for_the_error_is_not_said_to() -> None:
-    _, result = search_and_plan()
+    _, result, _ = search_and_plan()
     assert replace(result, best=result.by_estimate).price_of_error() == ""
     assert replace(result, by_estimate=None).price_of_error() == ""
     assert replace(result, best=None, costliest_unknowns=[]).price_of_error().endswith(", but not with its error.")

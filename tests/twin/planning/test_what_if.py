@@ -14,7 +14,7 @@ from tests.twin.serving.scenarios import reported
 from tests.twin.serving.scenarios import run as run_serving
 from twin.cli import run
 from twin.planning.planner import Planner
-from twin.planning.what_if import with_changes
+from twin.planning.question import with_changes
 from workloads.errors import BadInput
 from workloads.trace import BlockStream, IdLists, Trace, thinned
 

@@ -16,7 +16,8 @@ from latency_models.io.config_io import checked
 from latency_models.sources.roofline.efficiency import Efficiency, built_in_efficiency
 from latency_models.sources.roofline.placement import RESERVED, Placement, device_memory
 from latency_models.sources.roofline.spec import STEP_SHARE, RooflineSpec, RooflineStepTime, board_cell
-from latency_models.sources.roofline.work import ABOUT, WHOLE_STEP, attended_pairs
+from latency_models.sources.roofline.step_kernels import attended_pairs
+from latency_models.sources.roofline.work import ABOUT, WHOLE_STEP
 from latency_models.wrapped import PartitionedStepTime
 from schedulers.parallel_cores import GroupBatch
 from tests.latency_models.sources.kernel_tables.small_tables import batch
