@@ -18,9 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from scenarios.reading import read_scenario
-from twin.refinement.load_curve import LoadCurve, Windows, load_plan, run_windows
 from twin.refinement.question import Question
-from twin.refinement.watch import DAY, DriftTest, WatchOptions
+from twin.refinement.watch import DAY, DriftTest, LoadCurve, WatchOptions, Windows, load_plan, run_windows
 from twin.serving.run.simulation import Simulation
 
 WRONG, DRIFT, NOISE = 1.05, 1.05, 0.01

@@ -20,13 +20,11 @@ from latency_models.io.files import name_on_command_line
 from scenarios.engine import EngineSpec
 from scenarios.reading import Settings, apply
 from schedulers.engine_config import NULL_BLOCKS
-from twin.recording.player import Target, play
 from twin.recording.run_writer import RunWriter, require_empty
-from twin.recording.scrapes import Scrape, between, read_scrapes, record_scrapes
-from twin.recording.server_settings import LiveServer, read_server
+from twin.recording.server_pages import LiveServer, Scrape, between, read_scrapes, read_server, record_scrapes
+from twin.recording.traffic import Target, play
 from twin.recording.upstream import Upstream, key_headers
-from twin.refinement.measured_run import REQUESTS, MeasuredRun, read_measured_run
-from twin.refinement.question import STEP_TIME, Question
+from twin.refinement.question import REQUESTS, STEP_TIME, MeasuredRun, Question, read_measured_run
 from twin.refinement.refine import Refinement, refine
 from workloads.errors import BadInput
 from workloads.lengths import LogNormal

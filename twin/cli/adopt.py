@@ -88,7 +88,7 @@ def adopt(
     from twin.api.adoption import adopt as adopt_server
     from twin.api.inputs import require_above_0, require_at_least
     from twin.cli.console import note, print_json, print_table, progress
-    from twin.recording.player import FIRST_ID
+    from twin.recording.traffic import FIRST_ID
 
     if observe is not None and (replay is not None or requests is not None or rate is not None):
         raise BadInput("expected none beside --replay, --requests and --rate", field="--observe", value=observe)

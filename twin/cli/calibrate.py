@@ -264,7 +264,7 @@ def steps(run: Path, /, *, output: Output, json: Json = False) -> int:
     from latency_models.sources.engine_regression import EngineRegression, EngineRegressionFile
     from latency_models.sources.vllm_step_log.step_log import UNPADDED, read_logged_steps
     from reports.calibration import step_log_report
-    from twin.recording.step_logs import seen
+    from twin.recording.run_writer import seen
     from twin.validation.backend import ProfilingRecording
     from twin.validation.profiling import fitted_document
 

@@ -55,7 +55,7 @@ def observe(
         expected = "expected either this, or --spans or --vllm-log with a file, or --metrics with a URL"
         raise BadInput(expected, field="--upstream", value=upstream)
     if vllm_log is not None:
-        from twin.recording.step_logs import record_step_log, seen
+        from twin.recording.run_writer import record_step_log, seen
 
         for line in seen(record_step_log(vllm_log, output)):
             note(line)
@@ -63,14 +63,14 @@ def observe(
     if metrics is not None:
         return _scrape(metrics, output, every, duration)
     if spans is not None:
-        from twin.recording.spans import record_spans
+        from twin.recording.run_writer import record_spans
 
         _note_written(record_spans(spans, output), output)
         return 0
     assert upstream is not None
     from twin.api.inputs import require_port
-    from twin.recording.proxy import Proxy
     from twin.recording.run_writer import RunWriter
+    from twin.recording.traffic import Proxy
     from twin.recording.upstream import Upstream, key_headers, published_settings
 
     require_port(port)
@@ -96,7 +96,7 @@ def observe(
 
 
 def _scrape(url: str, output: Path, every: float, duration: float | None) -> int:
-    from twin.recording.scrapes import record_scrapes
+    from twin.recording.server_pages import record_scrapes
     from twin.recording.upstream import Upstream, key_headers
 
     for flag, value in (("--every", every), ("--duration", duration)):
@@ -156,10 +156,10 @@ def replay(
     from scenarios.reading import goals_of_texts
     from twin.api.inputs import require_at_least
     from twin.api.live_server import check_replayable, scenario_trace, verdicts
-    from twin.recording.player import FIRST_ID, Target, play
     from twin.recording.run_writer import RunWriter
+    from twin.recording.traffic import FIRST_ID, Target, play
     from twin.recording.upstream import Upstream, key_headers, model_cards, published_settings
-    from twin.refinement.measured_run import REQUESTS, read_measured_run
+    from twin.refinement.question import REQUESTS, read_measured_run
     from workloads.traces import read_trace
 
     require_at_least("--requests", requests, 1)

@@ -19,16 +19,17 @@ from scenarios.reading import Settings
 from scenarios.serving import ReplaySpec, ServingScenario, check_scenario
 from schedulers.batches import Batch
 from schedulers.parallel_cores import GroupBatch
-from twin.refinement.measured_run import MeasuredRun, read_measured_run
 from twin.refinement.posterior import Observations, Posterior, estimate, log_ratio_of_means
 from twin.refinement.question import (
     MAX_FITTED,
     Advance,
     Evidence,
+    MeasuredRun,
     Question,
     named_scores,
     one_step_time,
     prediction_errors,
+    read_measured_run,
     read_settings,
 )
 from twin.serving.engine.engine import Engine, Watch

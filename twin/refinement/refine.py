@@ -14,10 +14,9 @@ import numpy as np
 from latency_models.sources.refined import SCHEMA, RefinedStepTime
 from latency_models.step_time import StepTime, Unknown
 from scenarios.serving import ServingScenario
-from twin.recording.scrapes import is_scrapes
-from twin.refinement.by_means import MeanEvidence
+from twin.recording.server_pages import is_scrapes
+from twin.refinement.by_logs import MeanEvidence, StepEvidence, is_step_log
 from twin.refinement.by_requests import RequestEvidence
-from twin.refinement.by_steps import StepEvidence, is_step_log
 from twin.refinement.posterior import Posterior, unlearned
 from twin.refinement.question import Advance, Evidence, Question
 from workloads.errors import BadInput

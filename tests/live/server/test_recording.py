@@ -12,11 +12,11 @@ from latency_models.io.config_io import read_yaml, write_yaml
 from tests.live.server.conftest import Setting
 from tests.twin.recording.server import serving
 from twin import cli
-from twin.recording.proxy import Proxy
 from twin.recording.run_writer import RunWriter
-from twin.recording.scrapes import between, read_scrapes
+from twin.recording.server_pages import between, read_scrapes
+from twin.recording.traffic import Proxy
 from twin.recording.upstream import Upstream, cache_settings
-from twin.refinement.measured_run import read_measured_run
+from twin.refinement.question import read_measured_run
 
 
 def test_observe_replay_refine(server: Setting, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

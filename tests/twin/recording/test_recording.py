@@ -15,11 +15,10 @@ import pytest
 
 from tests.twin.recording.server import METRICS, answering, serving
 from twin import cli
-from twin.recording.player import CompletionStream, prompts
-from twin.recording.proxy import Proxy
 from twin.recording.run_writer import RunWriter
+from twin.recording.traffic import CompletionStream, Proxy, prompts
 from twin.recording.upstream import Upstream, cache_settings
-from twin.refinement.measured_run import read_measured_run
+from twin.refinement.question import read_measured_run
 from workloads.trace import IdLists, Trace
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.twin.recording.server import METRICS, Answering, answering
 from twin import cli
-from twin.recording.scrapes import FINISHED, Scrape, between, is_scrapes, mean_gauges, read_scrapes, record_scrapes
+from twin.recording.server_pages import FINISHED, Scrape, between, is_scrapes, mean_gauges, read_scrapes, record_scrapes
 from twin.recording.upstream import Upstream
 from workloads.errors import BadInput
 

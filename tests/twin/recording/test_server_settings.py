@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.twin.recording.server import serving
-from twin.recording.server_settings import LiveServer, gpu_name, read_server
+from twin.recording.server_pages import LiveServer, gpu_name, read_server
 from twin.recording.upstream import Upstream
 from workloads.errors import BadInput
 

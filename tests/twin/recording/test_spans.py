@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from twin.cli import run
-from twin.refinement.measured_run import read_measured_run
+from twin.refinement.question import read_measured_run
 
 START = 1_700_000_000_000_000_000
 

@@ -16,11 +16,10 @@ from latency_models.io.config_io import write_yaml
 from reports.calibration import watch_report
 from tests.twin.recording.server import answering
 from twin import cli
-from twin.recording.scrapes import read_scrapes
-from twin.refinement import load_curve
-from twin.refinement.load_curve import Windows, load_plan, page_windows, run_windows
+from twin.recording.server_pages import read_scrapes
+from twin.refinement import watch as watching
 from twin.refinement.question import Question
-from twin.refinement.watch import DAY, FALSE_ALARMS, Cusum
+from twin.refinement.watch import DAY, FALSE_ALARMS, Cusum, Windows, load_plan, page_windows, run_windows
 from twin.serving.run.simulation import Simulation
 
 SECONDS, BEGIN = 10.0, 1.7e9
@@ -77,7 +76,7 @@ def write_pages(folder: Path, windows: Windows) -> Path:
 def few_windows() -> Iterator[None]:
     """Simulate a short time at each load."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(load_curve, "WINDOWS", 12)
+        patch.setattr(watching, "WINDOWS", 12)
         yield
 
 
