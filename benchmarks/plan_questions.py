@@ -210,6 +210,8 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def _gpus(own: dict[str, Any]) -> str:
     """GPUs of the recommendation, and by the best estimate; else bounds, or the sentence of an answer without one."""
+    if "over" in own:  # in a file of before plans had a limit
+        return "**over 60 s**"
     if own["gpus"] is None and own.get("stop") is not None:
         incumbent = own["stop"]["incumbent"]
         text = f"**undecided**: at least {own['stop']['least_gpus']}"
