@@ -25,7 +25,7 @@ from schedulers.sequence import Sequence as Running
 from twin.recording.server_pages import Means, between, mean_gauges, read_scrapes
 from twin.recording.upstream import cache_settings
 from twin.refinement.by_requests import StepDerivatives
-from twin.refinement.posterior import Observations, Posterior, estimate, log_ratio_of_means
+from twin.refinement.posterior import Observations, Posterior, estimate, log_mean_factor
 from twin.refinement.question import (
     MAX_FITTED,
     Advance,
@@ -100,7 +100,7 @@ class StepEvidence(Evidence):
 
     def mean_factor(self, typical: RefinedStepTime) -> tuple[float, float]:
         log = self._log.where(self._early)
-        return log_ratio_of_means(log.seconds, np.exp(_predicted(typical, _batches(log))))
+        return log_mean_factor(log.seconds, np.exp(_predicted(typical, _batches(log))))
 
     def errors(self, refined: RefinedStepTime) -> dict[str, Any]:
         later = _batches(self._log.where(~self._early))

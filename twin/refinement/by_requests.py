@@ -19,7 +19,7 @@ from scenarios.reading import Settings
 from scenarios.serving import ReplaySpec, ServingScenario, check_scenario
 from schedulers.batches import Batch
 from schedulers.parallel_cores import GroupBatch
-from twin.refinement.posterior import Observations, Posterior, estimate, log_ratio_of_means
+from twin.refinement.posterior import Observations, Posterior, estimate, log_mean_factor
 from twin.refinement.question import (
     MAX_FITTED,
     Advance,
@@ -130,30 +130,31 @@ class RequestEvidence(Evidence):
         return Observations(np.log(durations), kinds, begin, end, phase / durations)
 
     def mean_factor(self, typical: RefinedStepTime) -> tuple[float, float]:
-        """The factor with which mean TPOT of the fitted requests is the measured one.
+        """The factor that lengthens the simulated mean TPOT of the fitted requests as their noise does.
 
-        Slower steps gather larger batches, so TPOT grows by more than steps do; the secant method's slope says by how
-        much.
+        Slower steps gather larger batches, so TPOT grows by more than steps do: the secant method finds by how much.
         """
         rows = self._several[self._several >= self._warm_up]
         if not len(rows):
             return 0.0, 0.0
-        run, tokens = self._run, self._run.answers[rows] - 1
+        tokens = self._run.answers[rows] - 1
 
-        def missing(log_factor: float) -> tuple[float, float]:
+        def tpot(log_factor: float) -> Floats:
             self._advance("simulating")
             times = self._simulate(ScaledStepTime(typical, math.exp(log_factor)))
-            return log_ratio_of_means(run.decoding[rows] / tokens, (times.last - times.first)[rows] / tokens)
+            return (times.last - times.first)[rows] / tokens
 
+        predicted = tpot(0.0)
+        missing, deviation = log_mean_factor(self._run.decoding[rows] / tokens, predicted)
+        aim = math.log(predicted.mean()) + missing
         log_factor, slope = 0.0, 1.0
-        ratio, deviation = missing(log_factor)
         for _ in range(SECANTS):
-            if abs(ratio) < CLOSE:
+            if abs(missing) < CLOSE:
                 break
-            step, before = ratio / slope, ratio
+            step, before = missing / slope, missing
             log_factor += step
-            ratio, deviation = missing(log_factor)
-            slope = max((before - ratio) / step, 1.0)
+            missing = aim - math.log(tpot(log_factor).mean())
+            slope = max((before - missing) / step, 1.0)
         return log_factor, deviation / slope
 
     def worsens(self, typical: RefinedStepTime) -> bool:

@@ -198,23 +198,22 @@ BLOCKS = 20
 """Successive observations are left out together in at most this many blocks, since neighbours share disturbances."""
 
 
-def log_ratio_of_means(measured: Floats, predicted: Floats) -> tuple[float, float]:
-    """Logarithm of the measured mean over the predicted one, and its deviation, a jackknife's over blocks.
+def log_mean_factor(measured: Floats, predicted: Floats) -> tuple[float, float]:
+    """Logarithm of the factor from typical durations, as a fit of logarithms predicts them, to means; its deviation.
 
-    A fit of logarithms predicts typical durations, which stalls move little; sums need means (Duan 1983, "Smearing
-    estimate: a nonparametric retransformation method").
+    It is the mean of the residuals' exponentials over that of a typical one (Duan 1983, "Smearing estimate: a
+    nonparametric retransformation method"), at least 1. What is left between the measured and the predicted mean then
+    is a level that the fit has missed; it counts as far as it is beyond the ratio's deviation (James and Stein's
+    positive part), a jackknife's over blocks.
 
     Args:
         measured, predicted: durations in order, shape (m,), m ≥ 1.
     """
-    blocks = [
-        (rows.sum(), fitted.sum())
-        for rows, fitted in zip(*(np.array_split(x, min(BLOCKS, len(x))) for x in (measured, predicted)), strict=True)
-    ]
-    sums = np.array(blocks)
-    total = sums.sum(axis=0)
-    ratio = float(np.log(total[0] / total[1]))
-    if len(sums) == 1:
-        return ratio, 0.0
-    without = np.log(np.divide(*(total - sums).T))
-    return ratio, float(np.sqrt((len(sums) - 1) * without.var()))
+    level = float(predicted @ np.log(measured / predicted) / predicted.sum())
+    ratio = float(np.log(measured.sum() / predicted.sum()))
+    blocks = np.array_split(np.stack([measured, predicted]), min(BLOCKS, len(measured)), axis=1)
+    sums = np.array([block.sum(axis=1) for block in blocks])
+    without = np.log(np.divide(*(sums.sum(axis=0) - sums).T)) if len(sums) > 1 else np.zeros(1)
+    deviation = float(np.sqrt((len(sums) - 1) * without.var()))
+    missed = level * max(1 - (deviation / level) ** 2, 0.0) if level else 0.0
+    return ratio - level + missed, deviation

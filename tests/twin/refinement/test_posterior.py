@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from twin.refinement.posterior import Observations, Posterior, estimate, log_ratio_of_means
+from twin.refinement.posterior import Observations, Posterior, estimate, log_mean_factor
 
 Floats = NDArray[np.float64]
 
@@ -78,16 +78,15 @@ def test_a_curved_model_is_found_by_several_steps() -> None:
     assert posterior.rounds > 1
 
 
-def test_the_deviation_of_a_ratio_of_means_covers_spells_of_slow_steps() -> None:
+def test_the_factor_to_means_and_its_deviation_hold_for_spells_of_slow_steps() -> None:
     """Spells of ten steps of which a tenth take four times as long: neighbours are no independent witnesses."""
     rng = np.random.default_rng(4)
-    predicted = rng.uniform(0.01, 0.03, 2000)
-    rows = []
-    for _ in range(300):
-        spells = np.where(rng.random(200) < 0.1, 4.0, 1.0)
-        rows.append(log_ratio_of_means(predicted * np.repeat(spells, 10), predicted))
-    errors, deviations = np.array(rows).T
-    errors -= np.log(1.3)
-    assert abs(errors.mean()) < 0.01
-    assert np.mean(np.abs(errors) < 1.96 * deviations) > 0.9
-    assert np.mean(deviations) < 1.2 * errors.std()
+    steps = rng.uniform(0.01, 0.03, 2000)
+    factors = [
+        log_mean_factor(steps * np.repeat(np.where(rng.random(200) < 0.1, 4.0, 1.0), 10), steps * 4**0.1)
+        for _ in range(300)
+    ]
+    errors, deviations = np.array(factors).T
+    errors -= np.log(1.3 / 4**0.1)
+    assert abs(errors.mean()) < 0.005
+    assert np.mean(np.abs(errors) < 1.96 * deviations) > 0.93

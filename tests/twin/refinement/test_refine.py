@@ -174,14 +174,15 @@ def test_the_mean_of_tpot_is_learned_where_requests_stall(folder: Path) -> None:
     source = folder / "scenario.yaml"
     result = refinement(Question(source, read_scenario(source, "serving"), {}, folder / "stalls", 50, spread=True))
     errors = result.document
-    assert abs(errors["fit"]["tpot.mean"]["after_error"]) < 0.005
+    mean = errors["mean_factor"]
+    assert abs(np.log1p(errors["fit"]["tpot.mean"]["after_error"])) < mean["deviation"]
     assert errors["rest"]["tpot.mean"]["interval"][0] < errors["rest"]["tpot.mean"]["measured"]
-    assert errors["mean_factor"]["factor"] > 1.1
+    assert mean["factor"] > 1.1
     steps = []
     for factor in (1.0, result.file["mean_factor"]):
         (folder / "stalled.yaml").write_text(write_yaml({"folder": ".", **result.file, "mean_factor": factor}))
         steps += RefinedSpec(source="refined", path="stalled.yaml").build(folder).decode_seconds(20, 20000, 1500, 1)
-    assert steps[1] == pytest.approx(errors["mean_factor"]["factor"] * steps[0], rel=1e-4)
+    assert steps[1] == pytest.approx(mean["factor"] * steps[0], rel=1e-4)
 
 
 def test_a_fit_further_from_its_own_means_than_before_is_dropped(
@@ -322,14 +323,13 @@ def test_a_broken_file_is_one_line(tmp_path: Path, field: str, value: object, me
         spec.build(tmp_path)
 
 
-def test_a_scenario_of_another_gpu_is_named(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal
-) -> None:
+def test_a_scenario_of_another_gpu_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scenario = read_yaml(folder / "scenario.yaml")
     elsewhere = {**scenario, "step_time": {**ROOFLINE, "hardware": "l40s", "model": "llama-3.1-8b"}}
     (tmp_path / "scenario.yaml").write_text(write_yaml(elsewhere))
     command = ["calibrate", "refine", str(tmp_path / "scenario.yaml"), "--run", str(folder / "run"), "--first", "10"]
-    message = refusal(*command, "-o", str(tmp_path / "refined.yaml"))
+    assert cli.run([*command, "-o", str(tmp_path / "refined.yaml")]) == 2
+    message = capsys.readouterr().err
     assert "times the predicted one: the run is likely of another GPU, model or split than the scenario" in message
     assert "check step_time.hardware (l40s), step_time.model (llama-3.1-8b)" in message
     assert refine(folder, "--first", "10") == 0
