@@ -27,9 +27,9 @@ from live.generation import make_generation
 from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder, FFNRows
 from live.models.weights import random_weights
-from live.topologies.bundle import stages
+from live.topologies.bundle import workers
+from live.topologies.bundle.coordinator import OUTPUT, ROWS, BundleLayout
 from live.topologies.bundle.deployment import LocalBundle
-from live.topologies.bundle.layout import OUTPUT, ROWS, BundleLayout
 from live.topologies.transport import Message, pack, unpack
 from scenarios.afd import parse_ratios
 from schedulers.engine_config import EngineConfig
@@ -40,7 +40,7 @@ PROMPT = 64
 """Prompt tokens of a request."""
 
 COMPUTE = (
-    (Decoder, "embed"), (Decoder, "attention_stage"), (stages, "ffn_stage"), (Executor, "step_inputs"),
+    (Decoder, "embed"), (Decoder, "attention_stage"), (workers, "ffn_stage"), (Executor, "step_inputs"),
     (Executor, "output"), (Engine, "schedule"), (Engine, "commit"),
 )  # fmt: skip
 """Work that one colocated engine does too."""

@@ -31,9 +31,9 @@ from scipy.optimize import nnls
 from benchmarks.provenance import provenance
 from latency_models.io.config_io import write_yaml
 from live.engine import Engine
+from live.executor import LoRAExecutor
 from live.generation import make_generation
 from live.loaded_model import LoadedModel, ModelSource
-from live.lora_executor import LoRAExecutor
 from live.models.config import ModelConfig
 from live.models.lora import JOINED, Adapter, AdapterPart
 from schedulers.engine_config import EngineConfig

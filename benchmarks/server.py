@@ -35,18 +35,18 @@ from starlette.types import Message, Receive, Send
 
 from benchmarks.provenance import provenance
 from kernels.shapes import Shape
+from live.backend import EngineBackend
 from live.engine import Engine
 from live.generation import Generation, make_generation
 from live.input_batch import generation_of
 from live.models.config import ModelConfig
 from live.models.decoder import Decoder
 from live.models.weights import random_weights
-from live.server.engine_backend import EngineBackend
+from live.server.input_processor import ChatTemplate
 from live.server.launcher import GracefulShutdown, listen, serve, start_server
 from live.server.options import Limits, ServerConfig
 from live.server.service import Service
-from live.text.chat import ChatTemplate
-from live.text.tokenizer import Tokenizer
+from live.tokenizer import Tokenizer
 from schedulers.engine_config import EngineConfig, OneShotBudget
 
 LIMIT = 0.3e-3

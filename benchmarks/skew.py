@@ -24,7 +24,7 @@ import torch
 from benchmarks.provenance import provenance
 from latency_models.io.config_io import write_yaml
 from live.device import versions
-from live.validation.pools_backend import PoolsBackend
+from live.validation.pools import PoolsBackend
 from scenarios.reading import read_scenario
 from scenarios.validation import ValidationScenario, check_validation
 from twin.serving.plan.plan import ServingPlan

@@ -27,10 +27,10 @@ import torch
 
 from benchmarks.host_step import Instant
 from benchmarks.provenance import provenance
+from live.backend import EngineBackend
 from live.engine import Engine, StepResult
 from live.graphs.executor import GraphExecutor
 from live.graphs.step import StaticStep
-from live.server.engine_backend import EngineBackend
 from live.server.launcher import GracefulShutdown, listen, serve
 from live.server.options import ServerConfig
 from live.server.service import Service

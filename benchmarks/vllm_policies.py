@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.provenance import provenance
-from live.vllm.environment import prepare_process
+from live.vllm.settings import prepare_process
 from scenarios.reading import read_scenario
 from scenarios.validation import check_validation
 from twin.serving.results.summary import pooled_gaps

@@ -16,10 +16,9 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from typing import NamedTuple
 
-from live.block_pool import BlockPool
+from live.block_pool import BlockPool, HostTier
 from live.executor import AsyncModelRunnerOutput, Executor, ModelRunnerOutput
 from live.generation import Generation
-from live.host_tier import HostTier
 from live.input_batch import generation_of
 from live.models.decoder import Decoder
 from schedulers.batches import Batch

@@ -1,9 +1,10 @@
-"""Runs a scheduled batch: index tensors, the forward pass, and sampling."""
+"""Runs a scheduled batch: index tensors, the forward pass, sampling, log-probabilities, and LoRA adapters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, TypeAlias, cast
 
@@ -11,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.sampling import SamplingMetadata, sample
-from live.async_copy import PendingHostCopy
+from kernels.sampling import SamplingMetadata, sample, top_logprobs
 from live.block_pool import BlockPool
-from live.generation import Generation
+from live.device import PendingHostCopy
+from live.generation import Generation, TopLogprobs
 from live.input_batch import InputBatch, Ints, generation_of
-from live.logprobs import LogprobsResult, prompt_chunk_logprobs, sampled_logprobs
 from live.models.decoder import Decoder, Inputs, PagedCache
+from live.models.lora import ActiveAdapters, Adapter, AdapterSlots, adapted
 from schedulers.batches import Batch, Chunk
 from schedulers.engine_config import EngineConfig
 from schedulers.sequence import Sequence
@@ -249,3 +250,143 @@ def next_position(sequence: Sequence) -> int:
 def wants_token(sequence: Sequence) -> bool:
     """True if a request produces tokens, false for a pooling request."""
     return sequence.request.task == "generate"
+
+
+CHUNK_ROWS = 256
+"""Prompt tokens whose logits are computed together. Each row of logits takes 4 bytes · vocabulary."""
+
+
+@dataclass(frozen=True)
+class LogprobsResult:
+    """The log-probabilities of one request's tokens in one step; `position`: of the first prompt token, -1: output."""
+
+    generation: Generation
+    position: int
+    token_logprobs: list[float]
+    top_logprobs: list[TopLogprobs]
+
+    def store(self) -> None:
+        """Append to the generation's output tokens, or fill in prompt positions, which a preemption may recompute."""
+        generation = self.generation
+        if self.position < 0:
+            generation.token_logprobs += self.token_logprobs
+            generation.top_logprobs += self.top_logprobs
+            return
+        if not generation.prompt_token_logprobs:
+            generation.prompt_token_logprobs = [None] * len(generation.prompt)
+            generation.prompt_top_logprobs = [[] for _ in generation.prompt]
+        end = self.position + len(self.token_logprobs)
+        generation.prompt_token_logprobs[self.position : end] = self.token_logprobs
+        generation.prompt_top_logprobs[self.position : end] = self.top_logprobs
+
+
+def sampled_logprobs(
+    generations: Many[Generation], logits: torch.Tensor, logprobs: torch.Tensor
+) -> list[LogprobsResult]:
+    """The results of the tokens just sampled, where wanted; logits (rows, vocabulary), logprobs (rows,)."""
+    rows = [i for i, generation in enumerate(generations) if generation.logprobs >= 0]
+    if not rows:
+        return []
+    sampled = logprobs[rows].tolist()
+    tops = _top_logprobs(logits[rows], max(generations[i].logprobs for i in rows))
+    return [
+        LogprobsResult(generations[i], -1, [sampled[j]], [tops[j][: generations[i].logprobs]])
+        for j, i in enumerate(rows)
+    ]
+
+
+def prompt_chunk_logprobs(
+    decoder: Decoder, hidden: torch.Tensor, generation: Generation, context: int
+) -> LogprobsResult:
+    """The log-probabilities of the tokens that follow a chunk's; `hidden`: (chunk tokens, hidden), not normed."""
+    targets = torch.from_numpy(generation.prompt[context + 1 : context + 1 + len(hidden)]).to(hidden.device)
+    logprobs: list[float] = []
+    tops: list[TopLogprobs] = []
+    for begin in range(0, len(targets), CHUNK_ROWS):
+        part = targets[begin : begin + CHUNK_ROWS]
+        logits = decoder.logits(decoder.normed(hidden[begin : begin + len(part)])).float()
+        logit = logits.gather(1, part[:, None])[:, 0]
+        logprobs += (logit - logits.logsumexp(dim=-1)).tolist()
+        tops += _top_logprobs(logits, generation.prompt_logprobs)
+    return LogprobsResult(generation, context + 1, logprobs, tops)
+
+
+def _top_logprobs(logits: torch.Tensor, n: int) -> list[TopLogprobs]:
+    if n == 0:
+        return [[] for _ in range(len(logits))]
+    tokens, values = top_logprobs(logits, min(n, logits.shape[-1]))
+    return [list(zip(*row, strict=True)) for row in zip(tokens.tolist(), values.tolist(), strict=True)]
+
+
+class LoRAExecutor(Executor):
+    """An executor that computes the adapters of a batch beside the base model.
+
+    Those that the scheduler has put into slots are copied to the device when their first step is launched. Rows are
+    grouped by adapter, or with `fixed` computed by `AdapterSlots`, as captured steps ask for; then `slot_of` has the
+    number of each loaded adapter's slot, and `slots` nothing.
+    """
+
+    def __init__(
+        self, decoder: Decoder, pool: BlockPool, config: EngineConfig, adapters: Many[Adapter], *, fixed: bool = False
+    ) -> None:
+        self._active = ActiveAdapters()
+        super().__init__(adapted(decoder, self._active), pool, config)
+        assert config.model_slots is not None, "adapters have slots"
+        self.slots: dict[str, Adapter] = {}
+        self._base = config.model_slots.base
+        self._in_host = {adapter.name: adapter for adapter in adapters}
+        self._grouped = -1  # version of the decodes that the active adapters are of; -1: of a step with prompts
+        self._numbers = list(range(config.model_slots.slots))  # of free slots
+        self.slot_of: dict[str, int] = {}
+        if fixed:
+            self._active.slots = AdapterSlots(adapters, len(self._numbers), decoder.weights.norm)
+            self.forward = self._forward_with_slots
+
+    def step_inputs(self, batch: Batch) -> Inputs:
+        """See `Executor.step_inputs`; the batch's adapters are active from now on."""
+        inputs = super().step_inputs(batch)
+        for load in batch.loads:
+            self._load(load.model, load.replaces)
+        decodes, fixed = self.input_batch, self._active.slots
+        if fixed is None and not batch.chunks and self._grouped == decodes.version:
+            return inputs
+        rows = [*decodes.sequences]
+        for chunk in batch.chunks:
+            rows += [chunk.sequence] * chunk.tokens
+        if fixed is not None:
+            numbers = [self.slot_of.get(sequence.request.model, -1) for sequence in rows]
+            return replace(inputs, adapters=torch.tensor(numbers, dtype=torch.int64))
+        self._active.groups = self._groups(rows)
+        self._grouped = -1 if batch.chunks else decodes.version
+        return inputs
+
+    def _load(self, model: str, replaces: str) -> None:
+        adapter = self._in_host[model]
+        if self._active.slots is None:
+            self.slots.pop(replaces, None)
+            self.slots[model] = adapter.to(self.device)
+            return
+        if replaces in self.slot_of:
+            self._numbers.append(self.slot_of.pop(replaces))
+        slot = self.slot_of[model] = self._numbers.pop()
+        self._active.slots.write(slot, adapter)
+
+    def _forward_with_slots(self, inputs: Inputs) -> torch.Tensor:
+        assert self._active.slots is not None
+        assert inputs.adapters is not None
+        self._active.slots.choose(inputs.adapters)
+        return self.decoder.forward(inputs, self.cache)
+
+    def _groups(self, rows: Many[Sequence]) -> list[tuple[Adapter, slice | torch.Tensor]]:
+        by_model: dict[str, list[int]] = {}
+        for row, sequence in enumerate(rows):
+            if sequence.request.model != self._base:
+                by_model.setdefault(sequence.request.model, []).append(row)
+        groups: list[tuple[Adapter, slice | torch.Tensor]] = []
+        for model, model_rows in by_model.items():
+            neighbours = model_rows[-1] - model_rows[0] + 1 == len(model_rows)
+            index = (
+                slice(model_rows[0], model_rows[-1] + 1) if neighbours else torch.tensor(model_rows, device=self.device)
+            )
+            groups.append((self.slots[model], index))
+        return groups

@@ -15,6 +15,8 @@ import numpy.typing as npt
 from kernels.sampling import SamplingParams
 from workloads.request import Request
 
+GREEDY = SamplingParams(temperature=0.0)
+
 FinishReason: TypeAlias = Literal["", "stop", "length", "abort"]
 
 TopLogprobs: TypeAlias = list[tuple[int, float]]

@@ -10,16 +10,13 @@ from typing import Any, Protocol
 
 import torch
 
-from kernels.sampling import SamplingParams
 from live.block_pool import BlockPool
-from live.device import device_name, use_threads, versions
+from live.device import check_memory, device_name, keep_freed_memory, use_huge_pages, use_threads, versions
 from live.engine import Engine
-from live.executor import Executor
-from live.generation import make_generation
+from live.executor import Executor, LoRAExecutor
+from live.generation import GREEDY, make_generation
 from live.graphs.executor import GraphExecutor
 from live.graphs.padded_forward import pad_steps
-from live.lora_executor import LoRAExecutor
-from live.memory import check_memory, keep_freed_memory, use_huge_pages
 from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder
 from live.models.linear import Group, Rounding
@@ -39,8 +36,6 @@ from scenarios.engine import SchedulerPlan
 from schedulers.engine_config import EngineConfig
 from schedulers.step_policies import ChunkPolicy
 from workloads.errors import BadInput
-
-GREEDY = SamplingParams(temperature=0.0)
 
 MEASURED_BLOCK = 16
 """Block size of the KV cache of a measured step; it does not matter."""

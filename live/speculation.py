@@ -22,10 +22,18 @@ import torch
 from kernels.sampling import sample
 from live.block_pool import BlockPool
 from live.engine import Clock, Engine, StepResult
-from live.executor import AsyncModelRunnerOutput, Executor, ModelRunnerOutput, next_position, read_pooled, wants_token
+from live.executor import (
+    AsyncModelRunnerOutput,
+    Executor,
+    LogprobsResult,
+    ModelRunnerOutput,
+    next_position,
+    read_pooled,
+    sampled_logprobs,
+    wants_token,
+)
 from live.generation import Generation
 from live.input_batch import Ints, generation_of
-from live.logprobs import LogprobsResult, sampled_logprobs
 from live.models.decoder import Decoder, Inputs
 from schedulers.batches import Batch, Chunk
 from schedulers.engine_config import EngineConfig

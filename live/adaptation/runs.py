@@ -8,22 +8,22 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from live.adaptation.directories import (
+from live.adaptation.forward import ForwardPass, Modules
+from live.adaptation.tasks import BASE_OPERATIONS, Lesson, Size
+from live.adaptation.text_lessons import PairLesson, pair_lesson
+from live.adaptation.training import (
     RECORD,
     SCHEMA,
-    copy_text_files,
-    read_model,
+    Advance,
+    Trained,
+    TrainingSettings,
+    quiet,
     saved_state,
-    write_model,
+    train_whole,
+    tune_prefill,
     write_record,
 )
-from live.adaptation.forward import ForwardPass, Modules
-from live.adaptation.recipes import Advance, Lesson, Trained, quiet, train_whole, tune_prefill
-from live.adaptation.sizes import Size
-from live.adaptation.tasks import BASE_OPERATIONS
-from live.adaptation.text.pairs import PairLesson, pair_lesson
-from live.adaptation.training import TrainingSettings
-from live.adaptation.weights import Scope, initial_weights, rounded
+from live.adaptation.weights import Scope, copy_text_files, initial_weights, read_model, rounded, write_model
 from live.models.checkpoint import weight_files
 from live.models.config import Family, ModelConfig
 from live.models.linear import Rounding

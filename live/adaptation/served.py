@@ -21,12 +21,11 @@ from pathlib import Path
 
 import torch
 
-from live.adaptation.directories import read_model
 from live.adaptation.forward import ForwardPass, Modules
 from live.adaptation.runs import Document, read_size
 from live.adaptation.tasks import draw
-from live.adaptation.text.pairs import Pair, pair_lesson
-from live.adaptation.weights import rounded
+from live.adaptation.text_lessons import Pair, pair_lesson
+from live.adaptation.weights import read_model, rounded
 from live.models.config import read_config
 from live.models.linear import Rounding
 from live.models.weights import model_bytes
@@ -155,7 +154,7 @@ def _decoder_bytes(served: ServedModules) -> int:
 @contextmanager
 def _server(served: ServedModules, names: Mapping[str, str]) -> Iterator[int]:
     """A server of the modules; gives its port."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+", errors="replace") as errors:
         scenario = Path(folder) / "scenario.yaml"
         decode = "isolated" if served.isolated else "shared"
         scenario.write_text(SCENARIO.format(models=len(names), decode=decode), encoding="utf-8")
@@ -167,18 +166,19 @@ def _server(served: ServedModules, names: Mapping[str, str]) -> Iterator[int]:
             command += ["--module", f"{name}={served.modules[task]}"]
         if served.bits is not None:
             command += ["--decoder-bits", str(served.bits)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        assert process.stderr is not None
-        try:
-            line = process.stdout.readline()
-            if not line.startswith("http://"):
-                errors = process.stderr.read().splitlines()
-                raise TwinError(f"the server has not started: {errors[-1] if errors else 'no reason given'}")
-            yield int(line.split()[0].rpartition(":")[2])
-        finally:
-            process.terminate()
-            process.communicate()
+        # A file takes all that the server logs; a pipe that nobody reads would be full at 64 KiB, and block it.
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
+            assert process.stdout is not None
+            try:
+                line = process.stdout.readline()
+                if not line.startswith("http://"):
+                    process.wait()
+                    errors.seek(0)
+                    log = errors.read().splitlines()
+                    raise TwinError(f"the server has not started: {log[-1] if log else 'no reason given'}")
+                yield int(line.split()[0].rpartition(":")[2])
+            finally:
+                process.terminate()
 
 
 def _ask(port: int, model: str, pair: Pair) -> Answer:

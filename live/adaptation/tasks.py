@@ -1,18 +1,22 @@
-"""Sequence operations: a prompt is an operation's token and some digits, its answer as many digits.
+"""Sequence operations: a prompt is an operation's token and some digits, its answer as many digits; sizes of models.
 
 Token ids: 0 to 9 are the digits, then come the operations in the order of `OPERATIONS`. Answers are as long as the
-digits, so that no end token is needed.
-"""
+digits, so that no end token is needed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from live.adaptation.forward import Modules
+from live.adaptation.training import TrainingSettings
+from live.adaptation.weights import small_config
+from live.models.config import Family, ModelConfig
 from workloads.errors import BadInput
 
 Digits: TypeAlias = NDArray[np.int64]
@@ -93,3 +97,85 @@ def _drawn(generator: np.random.Generator, digits: int, count: int, part: Part) 
         values = generator.integers(10, size=(2 * count, digits))
         rows = np.concatenate([rows, values[is_held_out(values) == (part == "evaluation")]])
     return rows[:count]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """Prompts of some digits with their answers, each by one of the operations, drawn from a seed."""
+
+    operations: tuple[str, ...]
+    digits: int
+    seed: int
+
+    def batch(self, size: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return draw(self.operations, self.digits, size, self.seed, step)
+
+    def loss(self, modules: Modules, size: int, step: int) -> torch.Tensor:
+        return modules.loss(*self.batch(size, step))
+
+    def exact_match(self, modules: Modules, prompts: int) -> float:
+        """The share of right answers to prompts that no training draws."""
+        return modules.exact_match(*draw(self.operations, self.digits, prompts, self.seed, 0, "evaluation"))
+
+    def measure(self, modules: Modules, prompts: int) -> dict[str, float]:
+        return {"exact_match": self.exact_match(modules, prompts)}
+
+    def sequences(self, count: int) -> torch.Tensor:
+        """Prompts with their answers from the training part, (count, n)."""
+        return torch.cat(self.batch(count, 0), dim=1)
+
+
+MAX_POSITIONS = 64
+
+
+@dataclass(frozen=True)
+class Size:
+    """A base model with prompts of some digits, and its trainings; `hard`: for a task that no base operation helps
+    with.
+
+    `retuning`: of a tuned module, for a decode module in few bits. `prompts`: of an evaluation.
+    """
+
+    layers: int
+    hidden: int
+    digits: int
+    base: TrainingSettings
+    adaptation: TrainingSettings
+    hard: TrainingSettings
+    retuning: TrainingSettings
+    hard_retuning: TrainingSettings
+    prompts: int = 1024
+
+    def config(self, family: Family = "llama") -> ModelConfig:
+        return small_config(self.layers, self.hidden, VOCABULARY, MAX_POSITIONS, family)
+
+    def fine_tuning(self, task: str) -> TrainingSettings:
+        return self.hard if task in HARD_OPERATIONS else self.adaptation
+
+    def tuning_again(self, task: str) -> TrainingSettings:
+        return self.hard_retuning if task in HARD_OPERATIONS else self.retuning
+
+
+SIZES = {
+    "reduced": Size(
+        layers=2,
+        hidden=64,
+        digits=4,
+        base=TrainingSettings(steps=1200, batch_size=64, learning_rate=4e-3),
+        adaptation=TrainingSettings(steps=500, batch_size=32, learning_rate=3e-3),
+        hard=TrainingSettings(steps=4500, batch_size=128, learning_rate=8e-3),
+        retuning=TrainingSettings(steps=100, batch_size=32, learning_rate=1.5e-3),
+        hard_retuning=TrainingSettings(steps=300, batch_size=64, learning_rate=4e-3),
+    ),
+    "full": Size(
+        layers=4,
+        hidden=128,
+        digits=8,
+        base=TrainingSettings(steps=1200, batch_size=128, learning_rate=2e-3),
+        adaptation=TrainingSettings(steps=800, batch_size=64, learning_rate=1e-3),
+        hard=TrainingSettings(steps=800, batch_size=64, learning_rate=1e-3),
+        retuning=TrainingSettings(steps=400, batch_size=64, learning_rate=5e-4),
+        hard_retuning=TrainingSettings(steps=400, batch_size=64, learning_rate=5e-4),
+    ),
+}
+"""Sizes by name: `reduced` is a matter of minutes, `full` of hours on two cores."""

@@ -1,8 +1,7 @@
-"""The training loop: AdamW with a linear schedule, deterministic, and resumable from a file.
+"""Trainings: of a base model, full fine-tuning, and prefill-only tuning against a frozen decode module.
 
-A batch is a function of its step, so a training that goes on from a saved state computes what an uninterrupted one
-computes, to the last bit.
-"""
+The loop is AdamW with a linear schedule, deterministic, and resumable from a file. A batch is a function of its step,
+so a training that goes on from a saved state computes what an uninterrupted one computes, to the last bit."""
 
 from __future__ import annotations
 
@@ -10,13 +9,34 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from reports.run_directory import replacing
+from live.adaptation.forward import ForwardPass, Modules
+from live.adaptation.weights import Scope, TunedWeights
+from live.models.weights import Weights
+from reports.run_directory import naming, replacing, write_text
 from workloads.errors import BadInput
+
+SCHEMA = "twin.adaptation/1"
+RECORD = "training.json"
+STATE = "training.safetensors"
+
+
+def saved_state(directory: Path, identity: dict[str, object]) -> SavedState:
+    """The state of a training in a directory, which is made."""
+    with naming(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    return SavedState(directory / STATE, identity)
+
+
+def write_record(directory: Path, document: dict[str, Any]) -> None:
+    """Write what was trained, `training.json`."""
+    write_text(directory / RECORD, json.dumps(document, indent=1) + "\n")
+
 
 SAVE_EVERY = 100
 """Steps between two saved states."""
@@ -117,3 +137,70 @@ def curve(losses: list[float]) -> list[float]:
     """A loss curve of at most `CURVE_POINTS` points."""
     chunks = torch.tensor(losses).tensor_split(max(min(CURVE_POINTS, len(losses)), 1))
     return [round(float(chunk.mean()), 5) for chunk in chunks]
+
+
+Advance = Callable[[str], None]
+
+
+def quiet(text: str) -> None:
+    """Show no progress."""
+
+
+class Teacher(Protocol):
+    """The data of a training, all of it drawn from a seed."""
+
+    @property
+    def seed(self) -> int: ...
+
+    def loss(self, modules: Modules, size: int, step: int) -> torch.Tensor:
+        """The loss of a training step on a batch of `size` prompts, a scalar; equal arguments draw the same."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The weights that a training ends with, the loss of each step, and the number of values that were trained."""
+
+    weights: Weights
+    losses: list[float]
+    trained_parameters: int
+
+
+def train_whole(
+    forward: ForwardPass,
+    start: Weights,
+    lesson: Teacher,
+    settings: TrainingSettings,
+    state: SavedState | None = None,
+    advance: Advance = quiet,
+) -> Trained:
+    """Train one set of weights as prefill and decode module at once: a base model, or full fine-tuning."""
+    return _train(forward, TunedWeights(forward.config, start), None, lesson, settings, state, advance)
+
+
+def tune_prefill(
+    forward: ForwardPass,
+    start: Weights,
+    decode: Weights,
+    lesson: Teacher,
+    settings: TrainingSettings,
+    *,
+    scope: Scope = "all",
+    rank: int = 8,
+    state: SavedState | None = None,
+    advance: Advance = quiet,
+) -> Trained:
+    """Train a prefill module, from `start`, for the frozen decode module (section 3.2.2; QSUN if that is quantised)."""
+    tuned = TunedWeights(forward.config, start, scope, rank, lesson.seed)
+    return _train(forward, tuned, decode, lesson, settings, state, advance)
+
+
+def _train(
+    forward: ForwardPass, tuned: TunedWeights, decode: Weights | None, lesson: Teacher, settings: TrainingSettings,
+    state: SavedState | None, advance: Advance,
+) -> Trained:  # fmt: skip
+    def loss(step: int) -> torch.Tensor:
+        weights = tuned.weights()
+        return lesson.loss(Modules(forward, weights, weights if decode is None else decode), settings.batch_size, step)
+
+    losses = train(tuned.trained, loss, settings, state, advance)
+    return Trained(tuned.frozen(), losses, tuned.trained_parameters)

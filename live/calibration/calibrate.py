@@ -13,9 +13,8 @@ from live.calibration.communication import measure_link
 from live.calibration.grid import COARSE, CPU, CUDA, GROUPS, QUICK
 from live.calibration.journal import Journal
 from live.calibration.measuring import DTYPES, Measure, Plan, count, measure_all
-from live.device import DEFAULT_DTYPE, device_name
+from live.device import DEFAULT_DTYPE, device_name, keep_freed_memory, use_huge_pages
 from live.device import use_threads as set_threads
-from live.memory import keep_freed_memory, use_huge_pages
 from reports.run_directory import write_text
 from workloads.errors import BadInput
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from kernels.sampling import SamplingMetadata, SamplingParams
-from live.async_copy import to_device
+from live.device import to_device
 from live.input_batch import InputBatch, Ints
 from schedulers.sequence import Sequence
 

@@ -21,15 +21,17 @@ import numpy.typing as npt
 import torch
 
 from kernels.sampling import sample
-from live.async_copy import PendingHostCopy
 from live.block_pool import BlockPool
+from live.device import PendingHostCopy
 from live.executor import (
     AsyncModelRunnerOutput,
     Executor,
+    LogprobsResult,
     ModelRunnerOutput,
     PendingPooled,
     next_position,
     read_pooled,
+    sampled_logprobs,
     wants_token,
 )
 from live.graphs.capture_sizes import SDPA_TOKENS, CaptureSizes, StepShape
@@ -38,7 +40,6 @@ from live.graphs.device_buffers import DeviceBuffers
 from live.graphs.staging import Arrays, SamplingBatch
 from live.graphs.step import Result, StaticStep, UnsampledOutput
 from live.input_batch import InputBatch, generation_of
-from live.logprobs import LogprobsResult, sampled_logprobs
 from live.models.decoder import Decoder
 from schedulers.batches import Batch
 from schedulers.engine_config import EngineConfig

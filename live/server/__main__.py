@@ -1,13 +1,105 @@
-"""`python -m live.server`: the server without the rest of the command line."""
+"""`python -m live.server` and `twin serve-live`: the command line of the server.
+
+Heavy modules are imported only when the command runs.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Mapping
+from contextlib import closing
+from functools import partial
 
 import cyclopts
 
-from live.server.command import serve_live
-from workloads.errors import TwinError
+from live.server.options import (
+    EngineOptions,
+    Limits,
+    ModelOptions,
+    ServerConfig,
+    ServerOptions,
+    ServiceClass,
+    TopologyOptions,
+    at_least_one,
+    flag,
+)
+from workloads.errors import BadInput, TwinError, missing_extra
+
+KEY = "SERVING_TWIN_API_KEY"
+"""Environment variable that holds the API key."""
+
+MAX_SETTING = 1e9
+"""Maximum of sizes and times that are given as floats."""
+
+
+def serve_live(
+    *,
+    model: ModelOptions,
+    engine: EngineOptions = EngineOptions(),  # noqa: B008 (frozen)
+    topology: TopologyOptions = TopologyOptions(),  # noqa: B008 (frozen)
+    server: ServerOptions = ServerOptions(),  # noqa: B008 (frozen)
+) -> int:
+    """Serve a model over HTTP, with OpenAI's endpoints.
+
+    Prints one line when it accepts requests. On SIGTERM or Ctrl-C, running requests finish, new ones are refused, and
+    the exit code is 0. A second signal ends the server at once, with code 1 if requests were cut off.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported, which reads it then
+    try:
+        from live.device import DEFAULT_DTYPE, use_threads
+        from live.loaded_model import ModelSource
+        from live.server.launcher import run, serve_topology
+        from live.server.loading import (
+            ServedScenario,
+            build_text,
+            engine_of_flags,
+            engine_of_scenario,
+            plan_topology,
+            refuse,
+        )
+        from live.topologies.transport import TransportError
+    except ImportError as error:
+        raise missing_extra("live", error) from None
+    use_threads(model.threads, "--threads")
+    dtype = model.dtype or DEFAULT_DTYPE[model.device]
+    source = ModelSource(
+        model.model, model.random_weights, dtype, model.device, model.threads, attention_backend=model.attention_backend
+    )
+    text = build_text(model.tokenizer, model.model, model.random_weights)
+    scenario = ServedScenario.read(engine)
+    config = _server_config(model.name, server, scenario.service_classes if scenario is not None else {})
+    if scenario is not None and scenario.is_topology:
+        deployment = plan_topology(scenario, source, engine, topology)
+        serve = partial(run, config=config, tokenizer=text[0], template=text[1], ends_on_failure=True)
+        return serve_topology(deployment, source, engine, topology, serve)
+    refuse(topology)
+    try:
+        if scenario is None:
+            backend = engine_of_flags(source, engine, model.name)
+        else:
+            backend = engine_of_scenario(source, engine, scenario)
+    except TransportError as error:
+        print(f"serve-live: {error}", file=sys.stderr, flush=True)
+        return 1
+    with closing(backend):
+        return run(backend, config, *text, ends_on_failure=backend.ranks is not None)
+
+
+def _server_config(name: str, options: ServerOptions, classes: Mapping[str, ServiceClass]) -> ServerConfig:
+    for field in ("max_body_mib", "drain_seconds", "header_seconds", "body_seconds", "write_seconds"):
+        if not 0 < (value := getattr(options, field)) <= MAX_SETTING:
+            raise BadInput(f"expected a number above 0, of at most {MAX_SETTING:g}", field=flag(field), value=value)
+    limits = Limits(
+        body_bytes=int(options.max_body_mib * 2**20),
+        requests=at_least_one("max_concurrency", options.max_concurrency),
+        queue=at_least_one("max_queue", options.max_queue),
+        header_seconds=options.header_seconds,
+        body_seconds=options.body_seconds,
+        write_seconds=options.write_seconds,
+    )
+    key = os.environ.get(KEY, "") if options.api_key is None else options.api_key
+    return ServerConfig(name, options.host, options.port, key, limits, options.drain_seconds, classes)
 
 
 def main() -> int:

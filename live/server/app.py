@@ -1,4 +1,10 @@
-"""The web application, on Starlette: reads a request, has its endpoint answer it, and sends the result or an error."""
+"""The web application, on Starlette: reads a request, has its endpoint answer it, and sends the result or an error.
+
+A task for each stream sends its first event and its end. To wake it for each token would take the event loop several
+times as long as the event itself, so the events between are written where tokens are delivered
+(`live.server.service`), which limits the time that this takes. A stream that waits for its turn, or for a client that
+does not read, gets all that has come by then as one event.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +23,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from live.server import openapi
-from live.server.connection import CONNECTION, DONE, EventStream, event, to_bytes
-from live.server.openapi import Operation
-from live.server.protocol import MAX_CONTAINERS, has_too_many_containers
+from live.server.connection import CONNECTION, DONE, Connection, event, to_bytes
+from live.server.protocol import MAX_CONTAINERS, Operation, has_too_many_containers, openapi_document
 from live.server.replies import INVALID, ApiError, busy, invalid_body
 from live.server.request_state import Response
 from live.server.service import Service
@@ -61,7 +65,7 @@ class App(Starlette):
         self.in_flight = 0
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="live.server")
         routes = [_route(operation.path, operation.method, Endpoint(self, operation)) for operation in operations]
-        document = openapi.document(operations, service.version, bool(service.config.api_key))
+        document = openapi_document(operations, service.version, bool(service.config.api_key))
         routes.append(_route("/openapi.json", "GET", JSONResponse(document)))
         super().__init__(routes=routes, exception_handlers={HTTPException: _no_such_endpoint})
         self.router.redirect_slashes = False
@@ -278,3 +282,49 @@ async def _no_such_endpoint(request: Request, error: Exception) -> JSONResponse:
         return error_response(ApiError(404, f"no such path: {path}", code="not_found"))
     methods = (error.headers or {})["Allow"]
     return error_response(ApiError(405, f"{path}: expected {methods}", headers=(("allow", methods),)))
+
+
+class EventStream:
+    """The events of one response on its connection.
+
+    The task that runs the response sends the first events. From `open` on, new ones are written where tokens are
+    delivered, and `changed` is set when there is something left for the task to do.
+
+    Attributes:
+        error: what went wrong in a delivery; the task is to end the stream with it.
+    """
+
+    def __init__(self, response: Response, connection: Connection) -> None:
+        self._response = response
+        self._connection = connection
+        self._changed: asyncio.Event = response.states[0].changed
+        self.error: Exception | None = None
+
+    def open(self) -> None:
+        """Write from now on; the response has begun, and its first events have been sent."""
+        self._connection.on_writable = self._resume
+        for state in self._response.states:
+            state.on_tokens = self.write
+
+    def close(self) -> None:
+        """Write no longer."""
+        self._connection.on_writable = None
+        for state in self._response.states:
+            state.on_tokens = None
+
+    def write(self) -> None:
+        """Write all new events, unless the client does not read."""
+        connection = self._connection
+        if connection.flow.write_paused:
+            return
+        try:
+            if events := self._response.events():
+                connection.write_chunk(events)
+        except Exception as error:  # of one stream, which must not stop the step that delivers to all
+            self.error = error
+            self._changed.set()
+
+    def _resume(self) -> None:
+        """Write what has come while the client did not read, and let the task see whether this was the last."""
+        self.write()
+        self._changed.set()

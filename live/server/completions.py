@@ -84,7 +84,7 @@ class GenerationResponse(Response, Generic[_Request]):
         prompts: token ids, each with `n` outputs. max_tokens: of each output. headers: of the HTTP request.
 
     Raises:
-        ApiError: as `Service.contract` and `Service.generations`.
+        ApiError: as `Service.generations`.
     """
 
     kind = "cmpl"
@@ -97,8 +97,7 @@ class GenerationResponse(Response, Generic[_Request]):
         self.inputs = service.inputs
         self.request = request
         self.prompts = prompts
-        contract = service.contract(headers, request.priority)
-        self.states = service.generations(request, prompts, max_tokens, contract)
+        self.states = service.generations(request, prompts, max_tokens, headers)
         self.stream = bool(request.stream)
         self._has_logprobs = request.num_logprobs >= 0
         self.id = f"{self.kind}-{secrets.token_hex(16)}"
@@ -193,16 +192,9 @@ class GenerationResponse(Response, Generic[_Request]):
 class CompletionResponse(GenerationResponse[CompletionRequest]):
     """The response to one or several prompts, which are texts or token ids."""
 
-    def __init__(
-        self,
-        service: Service,
-        request: CompletionRequest,
-        prompts: list[list[int]],
-        max_tokens: int,
-        headers: Mapping[str, str],
-    ) -> None:
-        super().__init__(service, request, prompts, max_tokens, headers)
-        self._text_offsets = [0] * len(self.states)
+    @cached_property
+    def _text_offsets(self) -> list[int]:
+        return [0] * len(self.states)
 
     def document(self) -> Completion:
         document: Completion = self.chunk([self._choice(state) for state in self.states])  # type: ignore[assignment]

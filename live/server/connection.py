@@ -1,14 +1,9 @@
-"""HTTP/1.1 connections with limits on how long a client may take, which uvicorn does not have, and streams of events.
+"""HTTP/1.1 connections with limits on how long a client may take, which uvicorn does not have; the text of an event.
 
 uvicorn's only time limit is for a connection that is idle between two requests. A `Connection` also ends when a
 request's head does not arrive in time, when the rest of an already answered request's body does not, and when the
 client does not read its response. The time limit for a body that is still needed is in `live.server.app`, which can
 then respond with an error.
-
-A task for each stream sends its first event and its end. To wake it for each token would take the event loop several
-times as long as the event itself, so the events between are written where tokens are delivered
-(`live.server.service`), which limits the time that this takes. A stream that waits for its turn, or for a client that
-does not read, gets all that has come by then as one event.
 """
 
 from __future__ import annotations
@@ -27,7 +22,6 @@ from uvicorn.server import ServerState
 
 from live.server.options import Limits
 from live.server.replies import ApiError
-from live.server.request_state import Response
 
 CONNECTION = "live.connection"
 """The ASGI extension under which a request's scope has its `Connection`."""
@@ -226,49 +220,3 @@ def to_bytes(document: object) -> bytes:
 def event(document: object) -> bytes:
     """A document as a server-sent event."""
     return b"data: %b\n\n" % to_bytes(document)
-
-
-class EventStream:
-    """The events of one response on its connection.
-
-    The task that runs the response sends the first events. From `open` on, new ones are written where tokens are
-    delivered, and `changed` is set when there is something left for the task to do.
-
-    Attributes:
-        error: what went wrong in a delivery; the task is to end the stream with it.
-    """
-
-    def __init__(self, response: Response, connection: Connection) -> None:
-        self._response = response
-        self._connection = connection
-        self._changed: asyncio.Event = response.states[0].changed
-        self.error: Exception | None = None
-
-    def open(self) -> None:
-        """Write from now on; the response has begun, and its first events have been sent."""
-        self._connection.on_writable = self._resume
-        for state in self._response.states:
-            state.on_tokens = self.write
-
-    def close(self) -> None:
-        """Write no longer."""
-        self._connection.on_writable = None
-        for state in self._response.states:
-            state.on_tokens = None
-
-    def write(self) -> None:
-        """Write all new events, unless the client does not read."""
-        connection = self._connection
-        if connection.flow.write_paused:
-            return
-        try:
-            if events := self._response.events():
-                connection.write_chunk(events)
-        except Exception as error:  # of one stream, which must not stop the step that delivers to all
-            self.error = error
-            self._changed.set()
-
-    def _resume(self) -> None:
-        """Write what has come while the client did not read, and let the task see whether this was the last."""
-        self.write()
-        self._changed.set()

@@ -1,4 +1,4 @@
-"""The operations of the API, and a server of them on a socket, which is shut down with an exit code."""
+"""The operations of the API, a server of them on a socket, and its shutdown; the workers of a topology behind it."""
 
 from __future__ import annotations
 
@@ -9,26 +9,51 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import ExitStack, closing
+from typing import Any, TypeAlias
 
 import uvicorn
 from pydantic import TypeAdapter
 from starlette.types import ASGIApp
 
 from live.backend import Backend
-from live.memory import freeze_loaded_objects
+from live.device import freeze_loaded_objects
+from live.loaded_model import ModelSource
 from live.server import protocol, replies
 from live.server.app import STOPPED, App
 from live.server.completions import create_chat_completion, create_completion
 from live.server.connection import ConnectionConfig, cut_off
-from live.server.endpoints import detokenize, health, metrics, models, tokenize, version
-from live.server.openapi import Operation
-from live.server.options import Limits, ServerConfig
-from live.server.pooling import classify, embeddings, pooling, rerank, score
+from live.server.endpoints import (
+    classify,
+    detokenize,
+    embeddings,
+    health,
+    metrics,
+    models,
+    pooling,
+    rerank,
+    score,
+    tokenize,
+    version,
+)
+from live.server.input_processor import ChatTemplate
+from live.server.options import EngineOptions, Limits, ServerConfig, TopologyOptions, flag
+from live.server.protocol import Operation
 from live.server.replies import busy
 from live.server.service import Service
-from live.text.chat import ChatTemplate
-from live.text.tokenizer import Tokenizer
+from live.tokenizer import Tokenizer
+from live.topologies.deployment import Deployment
+from live.topologies.local import InProcessWorkers
+from live.topologies.membership import Address, Membership, listen_at
+from live.topologies.processes import (
+    LocalWorkers,
+    TimeLimits,
+    TopologyBackend,
+    WorkerProcesses,
+    run_worker,
+    visible_gpus,
+)
+from live.topologies.transport import TransportError
 from workloads.errors import BadInput
 
 log = logging.getLogger("live.server")
@@ -214,3 +239,108 @@ def run(
             ends_on_failure=ends_on_failure,
         )
     )  # fmt: skip
+
+
+MAX_SECONDS = 86400.0
+"""Maximum of time limits."""
+
+
+Serve: TypeAlias = Callable[[TopologyBackend], int]
+"""Serves a backend over HTTP until a shutdown; returns the exit code."""
+
+
+def serve_topology(
+    deployment: Deployment, model: ModelSource, engine: EngineOptions, options: TopologyOptions, serve: Serve
+) -> int:
+    """Serve with a topology, or be one of its workers; returns the exit code."""
+    names, limits = deployment.names, _time_limits(options)
+    if options.in_process:
+        return _serve_in_process(deployment, options, serve)
+    rank = 0 if options.role is None else _rank(options, names)
+    address = Address("127.0.0.1", 0) if options.rendezvous is None else Address.parse(options.rendezvous)
+    worker_options = _worker_options(model, engine, options) if options.role is None else None
+    try:
+        if rank:
+            if options.rendezvous is None:
+                raise BadInput("expected it beside --role, where the coordinator or frontend is", field="--rendezvous")
+            run_worker(deployment, rank, address, limits)
+            return 0
+        return _serve_front(deployment, address, worker_options, limits, serve)
+    except TransportError as error:
+        print(f"serve-live: {error}", file=sys.stderr, flush=True)
+        return 1
+
+
+def _serve_in_process(deployment: Deployment, options: TopologyOptions, serve: Serve) -> int:
+    """Load the models of all workers into this process, and serve."""
+    for field, value in (("--role", options.role), ("--rendezvous", options.rendezvous)):
+        if value is not None:
+            raise BadInput("expected none beside --in-process", field=field, value=value)
+    with closing(TopologyBackend(deployment, InProcessWorkers(deployment))) as backend:
+        return serve(backend)
+
+
+def _serve_front(
+    deployment: Deployment, address: Address, worker_options: list[str] | None, limits: TimeLimits, serve: Serve
+) -> int:
+    """Start the workers of this machine, wait for all, and serve.
+
+    `worker_options`: None if the workers are started by themselves.
+    """
+    names = deployment.names
+    with ExitStack() as stack:
+        listener = stack.enter_context(listen_at(address))
+        members = Membership(address, 0, names, deployment.fingerprint, listener=listener, join_seconds=limits.join)
+        workers = None
+        if worker_options is not None:
+            command = [sys.executable, "-m", "live.server", *worker_options, "--rendezvous", str(members.meeting_point)]
+            places = {rank: names[rank].split() for rank in range(1, len(names))}
+            commands = {rank: [*command, "--role", role, "--rank", number] for rank, (role, number) in places.items()}
+            workers = LocalWorkers(commands, names, visible_gpus(commands) if deployment.device != "cpu" else {})
+            stack.callback(workers.close)
+            members.watch = workers.check
+            members.extend(limits.join * len(names))  # workers of one machine share its processors to start
+        stack.callback(members.close)
+        members.gather()
+        members.ready()
+        backend = TopologyBackend(deployment, WorkerProcesses(deployment, members, workers, limits))
+        stack.callback(backend.close)
+        return serve(backend)
+
+
+def _rank(options: TopologyOptions, names: list[str]) -> int:
+    roles = list(dict.fromkeys(name.split()[0] for name in names))
+    if options.role not in roles:
+        raise BadInput(f"expected {', '.join(roles)}", field="--role", value=options.role)
+    ranks = [i for i, name in enumerate(names) if name.split()[0] == options.role]
+    if not 0 <= options.rank < len(ranks):
+        raise BadInput(f"expected 0 to {len(ranks) - 1}, of {options.role}", field="--rank", value=options.rank)
+    return ranks[options.rank]
+
+
+def _time_limits(options: TopologyOptions) -> TimeLimits:
+    for name in ("join_seconds", "worker_seconds"):
+        if not 0 < (value := getattr(options, name)) <= MAX_SECONDS:
+            raise BadInput(f"expected a number above 0, of at most {MAX_SECONDS:g}", field=flag(name), value=value)
+    return TimeLimits(options.join_seconds, options.worker_seconds)
+
+
+def _worker_options(model: ModelSource, engine: EngineOptions, options: TopologyOptions) -> list[str]:
+    """The command line of a worker, besides its place: the same model and settings."""
+    assert engine.scenario is not None
+    words = [
+        "--model", str(model.path.resolve()), "--dtype", model.dtype, "--device", model.device,
+        "--threads", str(model.threads), "--scenario", str(engine.scenario.resolve()),
+        "--join-seconds", str(options.join_seconds), "--worker-seconds", str(options.worker_seconds),
+    ]  # fmt: skip
+    if model.random:
+        words.append("--random-weights")
+    for name, value in engine.settings.items():
+        words += [flag(name), str(value)]
+    for change in engine.set_ or []:
+        words += ["--set", change]
+    for module in options.module or []:
+        words += ["--module", module]
+    if options.decoder_bits is not None:
+        words += ["--decoder-bits", str(options.decoder_bits)]
+    return words

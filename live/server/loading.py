@@ -1,4 +1,4 @@
-"""Builds a tokenizer and an engine from command line options; what cannot be used raises `BadInput`."""
+"""Builds tokenizer, engine or topology from command line options; what cannot be used raises `BadInput`."""
 
 from __future__ import annotations
 
@@ -6,26 +6,33 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from latency_models.io.config_io import checked
+from live.backend import EngineBackend
+from live.device import available_bytes, check_memory
 from live.loaded_model import DTYPES, LoadedModel, ModelSource
-from live.memory import available_bytes, check_memory
 from live.models.config import ModelConfig
+from live.models.linear import Rounding
 from live.models.lora import load_adapters
-from live.server.engine_backend import EngineBackend
-from live.server.options import EngineOptions, ServiceClass, at_least_one, flag
-from live.text.chat import ChatTemplate
-from live.text.tokenizer import Tokenizer
-from live.topologies.pools.layout import kv_bytes
+from live.server.input_processor import ChatTemplate
+from live.server.options import EngineOptions, ServiceClass, TopologyOptions, at_least_one, flag
+from live.tokenizer import Tokenizer
+from live.topologies.bundle.coordinator import BundleLayout
+from live.topologies.bundle.deployment import BundleDeployment
+from live.topologies.deployment import Deployment
+from live.topologies.pools.deployment import PoolsDeployment
+from live.topologies.pools.layout import PoolsLayout, kv_bytes, pools_layout
 from live.topologies.tensor_parallel import TensorParallelModel
+from scenarios.afd import AfdScenario, parse_ratios
+from scenarios.afd import check_scenario as check_bundle
 from scenarios.engine import EngineSpec, SchedulerPlan
 from scenarios.reading import Settings, read_scenario, single_settings
 from scenarios.serving import ServingScenario, check_scenario
-from scenarios.validation import single_engine, tensor_parallel_size
+from scenarios.validation import engine_pools, single_engine, tensor_parallel_size
 from schedulers.engine_config import EngineConfig
 from schedulers.model_slots import SlotsConfig
 from workloads.errors import BadInput
@@ -248,3 +255,125 @@ def _parse_size(text: str, field: str) -> float:
     if match is None:
         raise BadInput("expected a number of bytes, such as 2e9, 512M or 4G", field=field, value=text)
     return float(match[1]) * UNITS[match[2]]
+
+
+PROMPT_TOKENS = 512
+"""Prompt and decode tokens of one attention instance in one step of a microbatch, unless the user says otherwise."""
+
+
+def refuse(options: TopologyOptions) -> None:
+    values: dict[str, object] = {"--role": options.role, "--rendezvous": options.rendezvous}
+    values |= {"--module": _first_module(options), "--decoder-bits": options.decoder_bits}
+    values |= {"--in-process": options.in_process or None}
+    for field, value in values.items():
+        if value is not None:
+            raise BadInput("expected it beside --scenario of a topology", field=field, value=value)
+
+
+def plan_topology(
+    scenario: ServedScenario, model: ModelSource, engine: EngineOptions, options: TopologyOptions
+) -> Deployment:
+    """The pools of engines or the bundle that a scenario describes."""
+    if (ranks := engine.tensor_parallel_size) not in (None, 1):
+        raise BadInput(
+            "expected 1: a topology's workers have one rank each", field="--tensor-parallel-size", value=ranks
+        )
+    plan = _plan_bundle if scenario.serving is None else _plan_pools
+    deployment = plan(scenario, model, engine, options)
+    if deployment.config.labels:
+        raise BadInput("expected a model that generates tokens, which one that classifies does not", file=model.path)
+    return deployment
+
+
+def _plan_bundle(
+    scenario: ServedScenario, model: ModelSource, engine: EngineOptions, options: TopologyOptions
+) -> Deployment:
+    spec = check_bundle(scenario.document, scenario.settings, scenario.path)
+    for field, value in (("--module", _first_module(options)), ("--decoder-bits", options.decoder_bits)):
+        if value is not None:
+            raise BadInput("expected none: a bundle serves one model", field=field, value=value)
+    return BundleDeployment(model, _bundle_layout(spec, model, engine, scenario.path), spec.refill)
+
+
+def _plan_pools(
+    scenario: ServedScenario, model: ModelSource, engine: EngineOptions, options: TopologyOptions
+) -> Deployment:
+    engine.refuse_settings(
+        "expected none beside --scenario, which has the engines' settings: change them by --set engine.…"
+    )
+    spec, pools = engine_pools(scenario.document, scenario.settings, scenario.path)
+    layout, chunks = pools_layout(spec, pools)
+    modules = _modules(spec.model_names, options.module or [], model)
+    deployment = PoolsDeployment(_shared_decoder(model, layout, options.decoder_bits), layout, modules, chunks)
+    row = kv_bytes(deployment.config, model.dtype)
+    for place in layout.engines:
+        blocks, field = place.config.num_gpu_blocks, "engine.num_gpu_blocks or engine.kv_memory"
+        size = blocks * place.config.block_size * row
+        check_memory(size, f"KV caches of a {place.role} engine", model.device, field=field, value=blocks)
+    return deployment
+
+
+def _shared_decoder(model: ModelSource, layout: PoolsLayout, bits: int | None) -> ModelSource:
+    """The decoder that several models share, rounded to this many bits."""
+    if bits is None:
+        return model
+    if bits not in (3, 4):
+        raise BadInput("expected 3 or 4", field="--decoder-bits", value=bits)
+    if len(layout.prefill) == 1 or all(place.module is not None for place in layout.engines):
+        expected = "expected it beside several models with a shared decode pool"
+        raise BadInput(expected, field="--decoder-bits", value=bits)
+    return replace(model, rounding=Rounding(bits))
+
+
+def _bundle_layout(spec: AfdScenario, model: ModelSource, engine: EngineOptions, file: Path) -> BundleLayout:
+    """The sizes of the bundle that a scenario describes."""
+    ratios = parse_ratios(spec.ratio)
+    if len(ratios) != 1:
+        expected = "expected one ratio to serve with, such as --set ratio=2"
+        raise BadInput(expected, field="ratio", value=spec.ratio, file=file)
+    engine.refuse_settings(
+        "expected none beside a scenario of a bundle, which says it or has no such thing",
+        accepted=("max_num_batched_tokens", "num_gpu_blocks"),
+    )
+    config, batch_size, topology = model.config(), spec.batch_size, ratios[0]
+    blocks, tokens = engine.num_gpu_blocks, engine.max_num_batched_tokens
+    field = "batch_size" if blocks is None else "--num-gpu-blocks"
+    blocks = batch_size * -(-config.max_position_embeddings // BLOCK) if blocks is None else blocks
+    tokens = max(PROMPT_TOKENS, batch_size) if tokens is None else tokens
+    cache_bytes = blocks * BLOCK * kv_bytes(config, model.dtype) * spec.microbatches * topology.attention_instances
+    check_memory(cache_bytes, "KV caches of all attention instances", model.device, field=field, value=blocks)
+    try:
+        settings = EngineConfig(
+            num_gpu_blocks=blocks, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=batch_size,
+            max_num_batched_tokens=tokens,
+        )  # fmt: skip
+    except ValueError as error:
+        raise BadInput(str(error), field="engine") from None
+    return BundleLayout(topology.attention_instances, topology.ffn_instances, spec.microbatches, settings)
+
+
+def _modules(names: list[str], modules: list[str], model: ModelSource) -> dict[str, ModelSource]:
+    """The weights of each of several models: given by NAME=PATH, or random ones of a seed of their own."""
+    paths = {}
+    for entry in modules:
+        name, separator, path = entry.partition("=")
+        if not separator or name not in names or len(names) == 1:
+            choices = ", ".join(names[:10]) if len(names) > 1 else "a scenario with several models"
+            raise BadInput(f"expected NAME=PATH, with a name of {choices}", field="--module", value=entry)
+        paths[name] = replace(model, path=Path(path))
+    if len(names) == 1:
+        return {}
+    sources = {}
+    for i, name in enumerate(names):
+        source = paths.get(name)
+        if source is None and not model.random:
+            raise BadInput(f"expected {name}=PATH, the weights of each model of the scenario", field="--module")
+        sources[name] = source or replace(model, seed=model.seed + 1 + i)
+        if sources[name].config().shape != model.config().shape:
+            expected = "expected the shape of --model, whose decoder reads its cache"
+            raise BadInput(expected, field="--module", value=name, file=sources[name].path)
+    return sources
+
+
+def _first_module(options: TopologyOptions) -> str | None:
+    return options.module[0] if options.module else None

@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
 
+from workloads.errors import BadInput
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -144,8 +146,6 @@ class EngineOptions:
 
     def refuse_settings(self, expected: str, accepted: Sequence[str] = ()) -> None:
         """Refuse flags that a scenario replaces."""
-        from workloads.errors import BadInput
-
         for name, value in self.settings.items():
             if name not in accepted:
                 raise BadInput(expected, field=flag(name), value=value)
@@ -224,8 +224,6 @@ def flag(name: str) -> str:
 
 def at_least_one(name: str, value: int) -> int:
     """The value of a field, if it is 1 or more."""
-    from workloads.errors import BadInput
-
     if value < 1:
         raise BadInput("expected a whole number from 1 up", field=flag(name), value=value)
     return value

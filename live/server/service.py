@@ -16,16 +16,14 @@ from live.backend import Backend
 from live.device import versions
 from live.engine import Progress
 from live.generation import Contract, make_generation
+from live.server.input_processor import ChatTemplate, InputProcessor, as_batch
 from live.server.metrics import FinishedReason, PrometheusExporter, ServerStats
 from live.server.options import ServerConfig
-from live.server.protocol import ChatTemplateRequest, GenerationRequest, Prompts
+from live.server.protocol import GenerationRequest, Prompts
 from live.server.replies import ApiError, bad_request, busy
-from live.server.request_state import RequestState, SamplingParams
-from live.text.chat import ChatTemplate
-from live.text.stream import TextStream
-from live.text.tokenizer import Tokenizer
+from live.server.request_state import RequestState, SamplingParams, TextStream
+from live.tokenizer import Tokenizer
 from schedulers.admission_control import RequestShed
-from workloads.errors import BadInput
 
 WRITE_SHARE = 0.25
 WRITE_SECONDS = 7e-6
@@ -35,89 +33,6 @@ token, whichever is less, and streams written in any case."""
 
 MAX_TENANT = 128
 """Characters of a tenant's name."""
-
-
-def as_batch(value: Prompts) -> Sequence[str | list[int]]:
-    """The prompts of a field that holds one or several."""
-    return [value] if isinstance(value, str) or isinstance(value[0], int) else value
-
-
-class InputProcessor:
-    """Turns texts, chats and token ids into prompts; what the model cannot run raises an `ApiError` of status 400.
-
-    Attributes:
-        tokenizer: None if the server takes and returns token ids only. template: None without a chat template.
-        vocab_size: token ids that the model accepts.
-        max_model_len: tokens of a prompt and its output together: the model's context, or the KV cache if smaller.
-    """
-
-    def __init__(self, backend: Backend, tokenizer: Tokenizer | None, template: ChatTemplate | None) -> None:
-        self.tokenizer = tokenizer
-        self.template = template
-        self.vocab_size = backend.config.shape.vocabulary
-        self.max_model_len = backend.limits.max_model_len
-
-    def require_tokenizer(self) -> Tokenizer:
-        if self.tokenizer is None:
-            raise bad_request(None, "this server has no tokenizer: it takes token ids and gives token ids")
-        return self.tokenizer
-
-    def prompts(self, value: Prompts, field: str, special: bool = True) -> list[list[int]]:
-        """The token ids of one prompt or of several.
-
-        Args:
-            field: the request's field, for errors. special: add the tokenizer's special tokens to texts.
-        """
-        return [
-            self.check_prompt(self.encode(prompt, field, special) if isinstance(prompt, str) else prompt, field)
-            for prompt in as_batch(value)
-        ]
-
-    def encode(self, text: str, field: str, special: bool = True) -> list[int]:
-        """The token ids of a text."""
-        tokenizer = self.require_tokenizer()
-        try:
-            return tokenizer.encode(text, special)
-        except BadInput as error:
-            raise bad_request(field, error.expected) from None
-
-    def chat(self, request: ChatTemplateRequest) -> list[int]:
-        """The token ids of a chat."""
-        self.require_tokenizer()
-        if self.template is None:
-            raise bad_request("messages", "this model has no chat template")
-        messages = [message.model_dump(exclude_none=True) for message in request.messages]
-        start = request.add_generation_prompt is not False
-        try:
-            text = self.template.render(
-                messages, tools=request.tools, add_generation_prompt=start, **(request.chat_template_kwargs or {})
-            )
-        except BadInput as error:
-            raise bad_request("messages", error.expected) from None
-        except TypeError:  # a keyword argument that is given twice
-            raise bad_request("chat_template_kwargs", "expected no names that the request has fields for") from None
-        return self.check_prompt(self.encode(text, "messages", special=False), "messages")
-
-    def check_prompt(self, ids: list[int], field: str) -> list[int]:
-        """The same ids, if the model can run them."""
-        if not ids:
-            raise bad_request(field, "expected a prompt of at least 1 token, found none")
-        if max(ids) >= self.vocab_size:
-            raise bad_request(field, f"expected token ids below {self.vocab_size}, found {max(ids)}")
-        self.check_length(ids, 0, field)
-        return ids
-
-    def check_length(self, prompt: list[int], max_tokens: int, field: str) -> int:
-        """`max_tokens`, if that many output tokens fit behind the prompt."""
-        if len(prompt) + max_tokens > self.max_model_len:
-            expected = f"expected at most {self.max_model_len} tokens"
-            message = f"{expected}, found {len(prompt)} of the prompt and {max_tokens} of the output"
-            raise bad_request(field, message, "context_length_exceeded")
-        return max_tokens
-
-    def token_text(self, token: int) -> str:
-        """A token as text, or as "token_id:N" without a tokenizer."""
-        return f"token_id:{token}" if self.tokenizer is None else self.tokenizer.token_text(token)
 
 
 class Service:
@@ -199,7 +114,7 @@ class Service:
 
     # -- requests, made in the same thread as their checks -----------------------------------------------------------
 
-    def contract(self, headers: Mapping[str, str], priority: int | None = None) -> Contract:
+    def _contract(self, headers: Mapping[str, str], priority: int | None = None) -> Contract:
         """The tenant and the class that a request's headers name, with what the class promises.
 
         Args:
@@ -222,22 +137,21 @@ class Service:
         priority = service_class.priority if priority is None else priority
         return Contract(arrival, priority, tenant, name, service_class.ttft_goal)
 
-    def sampling_params(self, request: GenerationRequest, max_tokens: int) -> SamplingParams:
-        """The sampling parameters of all outputs of a request; a random seed for one that gives none."""
-        if self.inputs.tokenizer is None and request.stop_strings:
-            raise bad_request("stop", "this server has no tokenizer to find strings with; stop_token_ids is served")
-        return SamplingParams.of(request, max_tokens, self._seeds.getrandbits(63), self.end_tokens)
-
     def generations(
-        self, request: GenerationRequest, prompts: list[list[int]], max_tokens: int, contract: Contract
+        self, request: GenerationRequest, prompts: list[list[int]], max_tokens: int, headers: Mapping[str, str]
     ) -> list[RequestState]:
         """The outputs of a request, `n` for each prompt.
 
         Raises:
-            ApiError: 400 for stop strings without a tokenizer; or if there are several models, none of which is the
-                base of the others, and the request names none.
+            ApiError: as `_contract`; 400 for stop strings without a tokenizer; or if there are several models, none of
+                which is the base of the others, and the request names none.
         """
-        params, model = self.sampling_params(request, max_tokens), self._model(request)
+        contract = self._contract(headers, request.priority)
+        tokenizer = self.inputs.tokenizer
+        if tokenizer is None and request.stop_strings:
+            raise bad_request("stop", "this server has no tokenizer to find strings with; stop_token_ids is served")
+        params = SamplingParams.of(request, max_tokens, self._seeds.getrandbits(63), self.end_tokens)
+        model = self._model(request)
         own_cache = b"" if model == self.base else b"\0" + model.encode()  # an adapter changes keys and values
         salt, changed = (request.cache_salt or "").encode() + own_cache, asyncio.Event()
         states: list[RequestState] = []
@@ -259,26 +173,23 @@ class Service:
                     model=model,
                     contract=contract,
                 )
-                states.append(RequestState(generation, changed, len(states), choice, self._text_stream(choice)))
+                text = None if tokenizer is None else TextStream(tokenizer, choice)
+                states.append(RequestState(generation, changed, len(states), choice, text))
                 if choice.stop is not None:
                     generation.stop_check = states[-1].stops_at
         return states
 
-    def poolings(self, prompts: list[list[int]], task: str, contract: Contract) -> list[RequestState]:
-        """Pooling requests, which produce no tokens; the base model computes them."""
-        block_size, changed = self.backend.limits.prefix_id_tokens, asyncio.Event()
-        model = self.base or "default"
-        return [
-            RequestState(
-                make_generation(
-                    next(self._request_ids), prompt, 0, block_size=block_size, task=task, model=model,
-                    contract=contract,
-                ),
-                changed,
-                i,
-            )
-            for i, prompt in enumerate(prompts)
-        ]  # fmt: skip
+    def poolings(self, prompts: list[list[int]], task: str, headers: Mapping[str, str]) -> list[RequestState]:
+        """Pooling requests, which produce no tokens; the base model computes them. Raises as `_contract`."""
+        contract, changed = self._contract(headers), asyncio.Event()
+        states = []
+        for i, prompt in enumerate(prompts):
+            generation = make_generation(
+                next(self._request_ids), prompt, 0, block_size=self.backend.limits.prefix_id_tokens, task=task,
+                model=self.base or "default", contract=contract,
+            )  # fmt: skip
+            states.append(RequestState(generation, changed, i))
+        return states
 
     def _model(self, request: GenerationRequest) -> str:
         """The model that a request is for, as the scheduler names it."""
@@ -289,12 +200,6 @@ class Service:
         if request.model is None:
             raise bad_request("model", f"expected {' or '.join(self.names[:10])}")
         return request.model
-
-    def _text_stream(self, params: SamplingParams) -> TextStream | None:
-        if self.inputs.tokenizer is None:
-            return None
-        include, skip = params.include_stop_str_in_output, params.skip_special_tokens
-        return TextStream(self.inputs.tokenizer, params.stop, include, skip, params.min_tokens)
 
     # -- on the event loop -------------------------------------------------------------------------------------------
 

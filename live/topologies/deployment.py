@@ -17,8 +17,7 @@ from live.engine import Progress
 from live.generation import Generation
 from live.loaded_model import DTYPES, Models, ModelSource
 from live.models.config import ModelConfig
-from live.topologies.requests import MAX_END_TOKENS, MOST_LOGPROBS
-from live.topologies.transport import Forms, Message, Role, Transport
+from live.topologies.transport import MAX_END_TOKENS, MOST_LOGPROBS, Forms, Message, Role, Transport
 
 OnProgress: TypeAlias = Callable[[Progress], None]
 """Called with what each step has changed."""
@@ -141,17 +140,14 @@ class Deployment(ABC):
 
     @property
     def limits(self) -> BackendLimits:
-        """The sizes that limit requests."""
         return self.layout.limits(self.config)
 
     @property
     def device(self) -> str:
-        """The kind of device that workers compute on."""
         return self.model.device
 
     @property
     def names(self) -> list[str]:
-        """A name for each rank."""
         return self.layout.names
 
     def forms(self) -> Forms:

@@ -7,11 +7,12 @@ counted. Nothing is predicted but the link.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from latency_models.stages import MessageLink
 from live.clock import ClockName
@@ -128,3 +129,60 @@ class DirectTime(Timekeeper):
         if role is None:
             role = self.roles[rank] = RoleTime()
         return role
+
+
+class Turn(NamedTuple):
+    """A role's work from one wait to the next, seconds of its clock. `waited`: it did wait before."""
+
+    begin: float
+    end: float
+    waited: bool
+
+
+class Post(NamedTuple):
+    """A message: ranks, when it leaves and arrives, seconds, and bytes."""
+
+    source: int
+    destination: int
+    departure: float
+    arrival: float
+    size: int
+
+
+class RecordedTime(DirectTime):
+    """Direct execution that notes the turns of each role and its messages, by rank."""
+
+    def __init__(self, link: MessageLink | None = None) -> None:
+        super().__init__(link, one_at_a_time=True)
+        self.turns: dict[int, list[Turn]] = {}
+        self.posts: dict[int, list[Post]] = {}
+        self._turn_begin = 0.0
+
+    def restart(self) -> None:
+        super().restart()
+        self.turns.clear()
+        self.posts.clear()
+
+    def resume(self, rank: int) -> None:
+        self._turn_begin = self.now(rank)
+        super().resume(rank)
+
+    def pause(self, rank: int) -> None:
+        super().pause(rank)
+        turns = self.turns.setdefault(rank, [])
+        has_waited = not turns or self._turn_begin > turns[-1].end
+        turns.append(Turn(self._turn_begin, self.now(rank), has_waited))
+
+    def arrival(self, source: int, destination: int, size: int) -> float:
+        arrival = super().arrival(source, destination, size)
+        self.posts.setdefault(source, []).append(Post(source, destination, self.now(source), arrival, size))
+        return arrival
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not count the block as work of the running role."""
+        begin = self._cpu()
+        try:
+            yield
+        finally:
+            self._since += self._cpu() - begin

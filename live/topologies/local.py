@@ -1,22 +1,29 @@
-"""All roles in one process, one at a time: for tests, and for machines with fewer cores than a topology has workers.
+"""All roles in one process, one at a time: for tests, one GPU, and machines with fewer cores than workers.
 
 Every message passes through `LocalNetwork`, and every stretch of a role's work runs between two calls of its
 `Timekeeper`. So a timekeeper can give each role a clock of its own: it advances by what the role's own work takes, and
 a message arrives when it would arrive over a link (`live.topologies.direct_time`).
+
+On a GPU each role of `InProcessWorkers` has a CUDA stream (`RoleStreams`), so that their kernels overlap. On a CPU the
+workers take turns, and nothing overlaps.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
 
+from live.device import freeze_loaded_objects
 from live.generation import Generation
-from live.topologies.deployment import FrontRole
+from live.loaded_model import SharedModels
+from live.topologies.deployment import Deployment, FrontRole
 from live.topologies.transport import (
     Computing,
     Forms,
@@ -25,6 +32,7 @@ from live.topologies.transport import (
     Receive,
     ReceiveAny,
     Role,
+    Transport,
     TransportError,
     Wait,
     check_message,
@@ -244,7 +252,6 @@ class LocalTopology:
         network.start(dict(enumerate([front.run(), *workers])))
 
     def submit(self, generation: Generation) -> None:
-        """Queue a request. Raises as `FrontRole.check`."""
         self._front.submit(generation)
 
     def run(self) -> None:
@@ -256,3 +263,89 @@ class LocalTopology:
         """Abort all requests and end the workers; again it changes nothing."""
         self._front.stop()
         self.run()
+
+
+class RoleStreams(Timekeeper, Handover):
+    """The streams of the roles, as the timekeeper and the handover of one network."""
+
+    def __init__(self) -> None:
+        self._streams: dict[int, torch.cuda.Stream] = {}
+        self._entered: AbstractContextManager[Any] | None = None
+
+    def resume(self, rank: int) -> None:
+        self._entered = torch.cuda.stream(self._stream(rank))
+        self._entered.__enter__()
+
+    def pause(self, rank: int) -> None:
+        assert self._entered is not None, "a role is paused after it was resumed"
+        self._entered.__exit__(None, None, None)
+
+    def give(self, message: Message) -> tuple[Message, torch.cuda.Event | None]:
+        """The message, and an event behind the kernels that compute its tensors."""
+        if not any(tensor.is_cuda for tensor in message.tensors):
+            return message, None
+        ready = torch.cuda.Event()
+        ready.record(torch.cuda.current_stream())
+        return message, ready
+
+    def take(self, content: tuple[Message, torch.cuda.Event | None]) -> Message:
+        """The message; the receiver's next kernels wait for the event."""
+        message, ready = content
+        if ready is not None:
+            stream = torch.cuda.current_stream()
+            stream.wait_event(ready)
+            for tensor in message.tensors:
+                if tensor.is_cuda:
+                    tensor.record_stream(stream)  # its memory is not used again before this stream has read it
+        return message
+
+    def _stream(self, rank: int) -> torch.cuda.Stream:
+        stream = self._streams.get(rank)
+        if stream is None:
+            stream = self._streams[rank] = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())  # on which weights and caches were written
+        return stream
+
+
+class InProcessWorkers:
+    """The workers of a topology in this process, which share weights, and the means to drive the front's role."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._ranks = range(1, len(deployment.names))
+        streams = RoleStreams() if deployment.device != "cpu" else None
+        self._network = LocalNetwork(deployment.forms(), streams, streams)
+        self._transport = self._network.transport(0)
+        models = SharedModels()
+        make = {rank: deployment.load(rank, models) for rank in self._ranks}
+        with torch.inference_mode():
+            self._roles = {rank: make[rank](self._network.transport(rank)) for rank in self._ranks}
+        self._woken = threading.Event()
+        self._disconnected = False
+        freeze_loaded_objects()
+
+    @property
+    def transport(self) -> Transport:
+        return self._transport
+
+    def run(self, role: Role) -> None:
+        self._network.start({0: role, **self._roles})
+        while not self._disconnected:
+            self._network.run()
+            if self._network.ended:
+                return
+            self._woken.wait()
+            self._woken.clear()
+            self._network.wake(0)
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def fail(self, reason: str) -> TransportError:
+        return TransportError(reason)
+
+    def disconnect(self) -> None:
+        self._disconnected = True
+        self._woken.set()
+
+    def close(self) -> None:
+        """Nothing: the workers end with the role that drives them."""

@@ -230,17 +230,14 @@ class RankedModel:
 
     @property
     def names(self) -> list[str]:
-        """A name for each rank."""
         return [f"tensor parallel {rank}" for rank in range(self.size)]
 
     @property
     def device(self) -> str:
-        """The kind of device that ranks compute on."""
         return self.model.device
 
     @property
     def fingerprint(self) -> str:
-        """Changes with everything that all processes must agree on."""
         return repr((self.size, replace(self.model, path=Path()), self.model.config()))
 
     def forms(self) -> Forms:

@@ -8,16 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from live.clock import CLOCKS, Clock, ClockName, RanksClock
+from live.clock import CLOCKS, Clock, ClockName, RanksClock, WallClock
 from live.engine import Engine
 from live.generation import Generation
 from live.loaded_model import LoadedModel, ModelSource
 from live.models.linear import Rounding
 from live.speculation import NgramLookup, num_right
 from live.topologies.tensor_parallel import TensorParallelModel
-from live.validation.clients import Sessions, materialise
-from live.validation.profiling import EngineProfile, ProfilingLimits, ProfilingResult, profile
-from live.validation.replay import ReplayResult, replay
+from live.validation.profiling import EngineProfile, ProfilingLimits, ProfilingResult
+from live.validation.replay import ReplayResult, Sessions, materialise, replay
 from scenarios.engine import SchedulerPlan
 from scenarios.steps import SpeculativeSpec
 from scenarios.validation import LiveModelSpec, ProfilingSpec
@@ -82,8 +81,8 @@ class LiveBackend(LoadedModel):
         """Time steps of random requests (`live.validation.profiling`). On a GPU the same steps run untimed first."""
         limits = profiling_limits(scheduler, spec)
         if self.uses_graphs:
-            profile(lambda: self.planned_engine(scheduler), limits, self.vocabulary, seed)
-        return profile(lambda: self._settled(scheduler), limits, self.vocabulary, seed, self._clock())
+            EngineProfile(self.planned_engine(scheduler), limits, self.vocabulary, seed, WallClock()).run()
+        return EngineProfile(self._settled(scheduler), limits, self.vocabulary, seed, self._clock()).run()
 
     def measure_drafts(
         self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]

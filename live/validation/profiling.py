@@ -1,14 +1,4 @@
-"""Timed steps of random requests, for fitting a step-time model.
-
-The engine runs through rounds. A round begins with a number of requests of random lengths, and replaces each request
-that finishes, so that it has steps with prompts only, with prompts beside decodes, and with decodes only. In the second
-half of a round the sequences leave one after the other. The square roots of the number of sequences and of the limits
-of their lengths are spread evenly over the rounds, up to the limits of the scenario. They do not depend on the workload
-to be predicted.
-
-An engine with speculative decoding verifies made-up drafts: random tokens say nothing about acceptance, but verifying
-them takes as long. The share of decodes that have one is spread evenly over the rounds as well.
-"""
+"""The part of an engine that profiles and replays use: our own (`live.engine`) or vLLM's (`live.vllm.engine`)."""
 
 from __future__ import annotations
 
@@ -17,20 +7,56 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from latency_models.sources.engine_regression import Step, describe
-from live.clock import Clock, WallClock
-from live.generation import Generation, make_generation
-from live.memory import no_garbage_collection
+from live.clock import Clock
+from live.device import no_garbage_collection
+from live.generation import GREEDY, Generation, make_generation
 from live.speculation import SpeculativeEngine
-from live.validation.clients import GREEDY
-from live.validation.timed_engine import TimedEngine
 from schedulers.batches import Batch
 from schedulers.sequence import Sequence
+
+
+class Finished(Protocol):
+    """The result of a step."""
+
+    @property
+    def finished(self) -> list[Generation]:
+        """The generations that ended with it."""
+
+
+class TimedEngine(Protocol):
+    """An engine whose steps are timed: `watch` is called after each with its batch, its begin and its end."""
+
+    clock: Callable[[], float]
+    watch: Callable[[Batch, float, float], None] | None
+    keep_times: bool
+
+    @property
+    def sequences(self) -> Mapping[int, Any]:
+        """Unfinished requests by id, in the order of their submission."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a KV block."""
+
+    @property
+    def attention_block(self) -> int:
+        """Tokens to multiples of which attention pads decodes; 0 where it pads none."""
+
+    def submit(self, generation: Generation) -> Sequence:
+        """Add a request. Raises ValueError for one that the engine cannot run."""
+
+    def step(self) -> Finished | None:
+        """Run a step; None when there is nothing to run."""
+
+    def abort(self, request_id: int) -> object:
+        """Abort a request between steps."""
+
 
 Tokens = npt.NDArray[np.int64]
 
@@ -68,17 +94,6 @@ class Round(NamedTuple):
     max_prompt_tokens: int
     max_output_tokens: int
     drafted: float = 0.5
-
-
-def profile(
-    make_engine: Callable[[], TimedEngine],
-    limits: ProfilingLimits,
-    vocabulary: int,
-    seed: int,
-    clock: Clock | None = None,
-) -> ProfilingResult:
-    """Run all rounds on an empty engine. A step lasts from its begin to the begin of the next step."""
-    return EngineProfile(make_engine(), limits, vocabulary, seed, clock or WallClock()).run()
 
 
 def warm_up_round(limits: ProfilingLimits) -> Round:

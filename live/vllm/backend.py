@@ -1,4 +1,4 @@
-"""A model that vLLM runs in this process, for `twin validate --engine vllm`."""
+"""A model that vLLM runs in this process or in its server, for `twin validate --engine vllm`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from live.validation.backend import IN_TURNS_SEED, Requests, WithoutDrafts, clie
 from live.validation.profiling import EngineProfile, ProfilingResult
 from live.validation.replay import ReplayResult, replay
 from live.vllm.engine import ProcessClock, VllmEngine
+from live.vllm.server import MODEL, ServerProfile, VllmServer, replay_served
 from live.vllm.settings import SECTION
 from scenarios.engine import SchedulerPlan
 from scenarios.validation import ProfilingSpec, ValidationScenario
@@ -146,3 +147,56 @@ def bytes_per_token(config: Mapping[str, Any], dtype: str) -> int:
     size = config.get("head_dim") or config["hidden_size"] // heads
     width = {"float32": 4, "bfloat16": 2}[dtype]
     return int(2 * config["num_hidden_layers"] * (config.get("num_key_value_heads") or heads) * size * width)
+
+
+class VllmServerBackend(VllmBackend):
+    """One model in a server of vLLM, started when it is first needed and ended by `close`.
+
+    With `profiling.in_turns`, rounds of other requests precede each replay.
+    """
+
+    def __init__(self, scenario: ValidationScenario, base: Path, device: str) -> None:
+        super().__init__(scenario, base, device)
+        self._server: VllmServer | None = None
+        self._folder = tempfile.TemporaryDirectory()
+        self._between: ServerProfile | None = None
+
+    def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfilingResult:
+        return self._profile(scheduler, spec, seed).run(spec.rounds)
+
+    def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayResult:
+        """Send each request to an idle server at its arrival time, and turns of sessions after their answers."""
+        server = self._running(scheduler)
+        spec = self._scenario.profiling
+        profiled = None
+        if spec.in_turns:
+            if self._between is None:
+                self._between = self._profile(scheduler, spec, IN_TURNS_SEED)
+            profiled = self._between.run(-(-spec.rounds // (len(self._scenario.loads) * self._scenario.repeats)))
+        server.reset_prefix_cache()
+        clients = clients_of(requests, self._vocabulary, scheduler.config.prefix_id_tokens)
+        return replay_served(server, clients, profiled)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        self._folder.cleanup()
+
+    def _profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ServerProfile:
+        server, limits = self._running(scheduler), profiling_limits(scheduler, spec)
+        profile = ServerProfile(server, self._vocabulary, limits, scheduler.config.block_size, seed)
+        profile.warm_up()
+        return profile
+
+    def _running(self, scheduler: SchedulerPlan) -> VllmServer:
+        if self._server is None:
+            folder = Path(self._folder.name)
+            log = folder / "steps.csv"
+            arguments = engine_arguments(
+                self._scenario, scheduler.config, self._base, folder, step_log=str(log), clock="wall"
+            ) | {"served_model_name": MODEL, "enable_prompt_tokens_details": True, "disable_log_stats": True}
+            if self._device == "cpu":
+                arguments["enforce_eager"] = True
+            self._vocabulary = int(read_json_object(Path(arguments["model"]) / "config.json")["vocab_size"])
+            self._server = VllmServer(arguments, self._scenario.model.threads, log)
+        return self._server

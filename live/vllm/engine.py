@@ -22,7 +22,6 @@ class ProcessClock(DirectClock):
     """`DirectClock` over the CPU time of all threads, for an engine that computes on one but has others beside it."""
 
     def elapsed(self) -> float:
-        """Seconds of CPU time of the process."""
         return time.process_time()
 
 
@@ -106,7 +105,6 @@ class VllmEngine:
         return None
 
     def abort(self, request_id: int) -> None:
-        """Abort a request between steps."""
         del self.sequences[request_id]
         self._llm.abort_request([str(request_id)])
 

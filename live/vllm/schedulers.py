@@ -6,7 +6,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from live.vllm.policies import RunsOneShots, SizesChunks
-from live.vllm.recording import RecordsSteps
+from live.vllm.step_log import RecordsSteps
 
 
 class RecordingScheduler(RecordsSteps, Scheduler):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""SPEAR's claims about quality, beside small language models that are trained here (`live/adaptation/compensation`).
+"""SPEAR's claims about quality, beside small language models that are trained here (`live/adaptation/compensation.py`).
 
 The printed models have 1 to 70 billion parameters; ours have some hundred thousand to some million. Effects and
 orderings are compared, not digits. The share of the perplexity gap that compensation closes is comparable.

@@ -24,16 +24,21 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from live.adaptation.compensation.calibrating import (
+from live.adaptation.compensation import Evaluation, TokenMeasures, by_quartile, recovered
+from live.adaptation.compensators import (
     Calibrated,
     CalibrationSettings,
     CalibrationText,
     calibrate,
     calibration_text,
+    compensated,
+    initial_gate,
+    svd_factors,
+    whitened_factors,
 )
-from live.adaptation.compensation.compensators import compensated, initial_gate, svd_factors, whitened_factors
-from live.adaptation.compensation.measures import Evaluation, TokenMeasures, by_quartile, recovered
-from live.adaptation.compensation.selection import (
+from live.adaptation.forward import ForwardPass, final_states
+from live.adaptation.language_model import TEXT_SIZES, TextSize, self_sampled, train_text_model
+from live.adaptation.placement import (
     DEFAULT_RULE,
     LLAMA_2_7B,
     Placement,
@@ -46,14 +51,9 @@ from live.adaptation.compensation.selection import (
     share_of,
     total_bytes,
 )
-from live.adaptation.directories import read_model
-from live.adaptation.forward import ForwardPass, final_states
-from live.adaptation.quantisers.grid import Precision
-from live.adaptation.quantisers.models import Method, QuantisedModel, quantise_model
-from live.adaptation.sizes import TEXT_SIZES, TextSize
-from live.adaptation.text.language_model import self_sampled, train_text_model
+from live.adaptation.quantisers import Method, Precision, QuantisedModel, quantise_model
 from live.adaptation.training import TrainingSettings, curve
-from live.adaptation.weights import module_sizes
+from live.adaptation.weights import module_sizes, read_model
 from live.models.weights import Weights
 from papers.common import Recipe, Study, language_model_row
 from papers.spear.quality import summarise

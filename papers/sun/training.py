@@ -26,19 +26,21 @@ from typing import Any, Protocol
 
 import torch
 
-from live.adaptation.directories import read_model
 from live.adaptation.forward import ForwardPass, Modules
-from live.adaptation.quantisers.grid import Precision
-from live.adaptation.quantisers.models import METHODS, Method, quantise_model
-from live.adaptation.recipes import Lesson, Teacher, Trained, train_whole, tune_prefill
+from live.adaptation.language_model import (
+    TEXT_SIZES,
+    TextSize,
+    read_corpus,
+    read_tokenizer,
+    text_data,
+    train_text_model,
+)
+from live.adaptation.quantisers import METHODS, Method, Precision, quantise_model
 from live.adaptation.runs import train_base
-from live.adaptation.sizes import SIZES, TEXT_SIZES, Size, TextSize
-from live.adaptation.tasks import BASE_OPERATIONS, NEW_OPERATIONS
-from live.adaptation.text.corpus import read_corpus
-from live.adaptation.text.language_model import read_tokenizer, text_data, train_text_model
-from live.adaptation.text.tasks import FORMS, text_lesson
-from live.adaptation.training import TrainingSettings, curve
-from live.adaptation.weights import Scope
+from live.adaptation.tasks import BASE_OPERATIONS, NEW_OPERATIONS, SIZES, Lesson, Size
+from live.adaptation.text_lessons import FORMS, text_lesson
+from live.adaptation.training import Teacher, Trained, TrainingSettings, curve, train_whole, tune_prefill
+from live.adaptation.weights import Scope, read_model
 from live.models.weights import Weights
 from papers.common import Recipe, Study, language_model_row
 from papers.sun.quality import summarise
@@ -134,7 +136,7 @@ CALIBRATION = 256
 
 @dataclass(frozen=True)
 class TextStudy:
-    """A language model, and the trainings that adapt it to tasks of text, as in `live.adaptation.sizes.Size`."""
+    """A language model, and the trainings that adapt it to tasks of text, as in `live.adaptation.tasks.Size`."""
 
     model: TextSize
     adaptation: TrainingSettings

@@ -37,7 +37,7 @@ def test_a_whole_validation_that_is_interrupted_and_goes_on(
     scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch", reason="the live engine needs the extra [live]")
-    from live.validation.bundle_backend import LiveBundle
+    from live.validation.bundle import LiveBundle
 
     command = ["validate", str(scenario), "--runs", str(tmp_path / "runs"), "--tolerance", "1000"]
     measure, calls = LiveBundle.run_in_turns, list[int]()

@@ -17,8 +17,7 @@ from live.engine import Engine
 from live.models.config import ModelConfig
 from live.models.decoder import Decoder
 from live.models.weights import random_weights
-from live.validation.clients import materialise
-from live.validation.replay import ReplayResult, replay
+from live.validation.replay import ReplayResult, materialise, replay
 from schedulers.engine_config import EngineConfig
 from workloads.request import Request
 

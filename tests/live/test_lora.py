@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from kernels.sampling import SamplingParams
 from live.engine import Engine
+from live.executor import LoRAExecutor
 from live.generation import Generation, make_generation
-from live.lora_executor import LoRAExecutor
 from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder
 from live.models.lora import load_adapter, load_adapters

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from live import memory
-from live.device import use_threads
-from live.memory import available_bytes, check_memory, freeze_loaded_objects
+from live import device
+from live.device import available_bytes, check_memory, freeze_loaded_objects, use_threads
 from workloads.errors import BadInput
 
 
@@ -57,8 +56,8 @@ def test_available_memory(
 ) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(content)
-    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "CONTROL_GROUP", tmp_path)
+    monkeypatch.setattr(device, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(device, "CONTROL_GROUP", tmp_path)
     assert available_bytes("cpu") == expected
     if expected is None:
         check_memory(10**400, "things", "cpu")

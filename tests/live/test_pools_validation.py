@@ -14,7 +14,7 @@ from twin.cli import run
 
 pytest.importorskip("torch", reason="the live backend needs the extra [live]")
 
-from live.validation.pools_backend import PoolsBackend
+from live.validation.pools import PoolsBackend
 from scenarios.engine import SchedulerPlan
 from schedulers.engine_config import EngineConfig
 from workloads.request import Request

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from live.clock import DirectClock
 from live.loaded_model import ModelSource
 from live.validation.backend import LiveBackend
-from live.validation.profiling import ProfilingLimits, profile, sequences_left, stratified_sizes
+from live.validation.profiling import EngineProfile, ProfilingLimits, sequences_left, stratified_sizes
 from schedulers.batches import Batch
 from schedulers.engine_config import EngineConfig
 from tests.live.tiny_validation import write_validation
@@ -57,6 +57,6 @@ def test_prompts_begin_as_earlier_ones_where_that_is_asked_for(resent: float, tm
         return batch
 
     engine.schedule = watched  # type: ignore[method-assign]
-    profile(lambda: engine, ProfilingLimits(40, 8, 4, 10, 20, resent), backend.vocabulary, 3, DirectClock())
+    EngineProfile(engine, ProfilingLimits(40, 8, 4, 10, 20, resent), backend.vocabulary, 3, DirectClock()).run()
     assert any(context for context, _ in chunks) is (resent > 0)
     assert max(context + tokens for context, tokens in chunks) <= 41

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from live.vllm.environment import prepare_process
+from live.vllm.settings import prepare_process
 
 prepare_process()
 pytest.importorskip("vllm", reason="needs the extra [vllm]")

@@ -14,8 +14,8 @@ import pytest
 from latency_models.sources.vllm_step_log.spec import StepRegression
 from latency_models.sources.vllm_step_log.step_log import read_step_log
 from live.vllm.policies import RunsOneShots, SizesChunks, running_work
-from live.vllm.recording import CLOCKS, RecordsSteps
 from live.vllm.settings import read_settings
+from live.vllm.step_log import CLOCKS, RecordsSteps
 from schedulers.step_policies import SloChunks
 from workloads.errors import BadInput
 

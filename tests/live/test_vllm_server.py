@@ -15,12 +15,10 @@ from types import SimpleNamespace
 import pytest
 
 from live.generation import Generation, make_generation
-from live.validation.clients import materialise
 from live.validation.profiling import ProfilingLimits
+from live.validation.replay import materialise
 from live.vllm import server as server_module
-from live.vllm import server_runs
-from live.vllm.server import VllmServer, flags
-from live.vllm.server_runs import ServerProfile, replay_served
+from live.vllm.server import ServerProfile, VllmServer, flags, replay_served
 from live.vllm.step_log import LoggedEngine, ScheduledChunk, ScheduledStep, StepLogReader, StepLogWriter
 from schedulers.batches import DecodeBatch, MixedBatch
 from workloads.errors import BadInput, TwinError
@@ -70,7 +68,7 @@ def server(tmp_path: Path) -> Iterator[OneByOne]:
 
 def test_a_profile_has_steps_and_the_way_to_them(server: OneByOne, monkeypatch: pytest.MonkeyPatch) -> None:
     server.clock = lambda: server.now
-    monkeypatch.setattr(server_runs, "time", SimpleNamespace(perf_counter=server.clock))
+    monkeypatch.setattr(server_module, "time", SimpleNamespace(**{**vars(time), "perf_counter": server.clock}))
     limits = ProfilingLimits(40, 6, 3, rounds=4, max_steps=8)
     result = ServerProfile(server, 100, limits, 32, seed=1).run(4)
     steps = [step for steps in result.rounds for _, step in steps]
@@ -155,7 +153,7 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pyte
 def test_a_server_ends_with_a_killed_parent() -> None:
     code = """if True:
         import subprocess, sys, time
-        from live.vllm.environment import end_with_parent
+        from live.vllm.settings import end_with_parent
         child = "import time; print(1, flush=True); time.sleep(5); print(2)"
         subprocess.Popen([sys.executable, "-c", child], preexec_fn=end_with_parent)
         time.sleep(60)"""

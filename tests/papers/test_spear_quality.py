@@ -95,9 +95,9 @@ def test_shifts_of_the_damage_s_order() -> None:
 def smallest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trainings of few steps on a small folder of sources, in the current folder."""
     pytest.importorskip("torch", reason="trainings need the extra [live]")
-    from live.adaptation.compensation.calibrating import CalibrationSettings
-    from live.adaptation.text import language_model as runs
-    from live.adaptation.text.corpus import Corpus
+    from live.adaptation import language_model as runs
+    from live.adaptation.compensators import CalibrationSettings
+    from live.adaptation.language_model import Corpus
     from live.adaptation.training import TrainingSettings
     from papers.spear import training as sizes
 

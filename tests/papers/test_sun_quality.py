@@ -86,8 +86,8 @@ def test_the_summary_names_tasks_and_seeds_apart() -> None:
 def smallest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trainings of few steps, on a few lines of text, in the current folder."""
     pytest.importorskip("torch", reason="trainings need the extra [live]")
-    from live.adaptation.text import language_model as runs
-    from live.adaptation.text.corpus import Corpus
+    from live.adaptation import language_model as runs
+    from live.adaptation.language_model import Corpus
     from live.adaptation.training import TrainingSettings
     from papers.sun import training as study
 

@@ -28,8 +28,9 @@ from benchmarks.kernels import MISSED
 from kernels import microbenchmark
 from kernels.sampling import SamplingParams
 from kernels.shapes import Shape
+from live.backend import EngineBackend
 from live.engine import Engine, Progress
-from live.generation import Generation, make_generation
+from live.generation import GREEDY, Generation, make_generation
 from live.graphs.executor import GraphExecutor
 from live.loaded_model import LoadedModel, ModelSource
 from live.models.config import ModelConfig, read_config
@@ -37,17 +38,15 @@ from live.models.decoder import Decoder
 from live.models.linear import Rounding
 from live.models.lora import Adapter, AdapterPart
 from live.models.weights import random_weights
-from live.server.engine_backend import EngineBackend
 from live.server.launcher import GracefulShutdown, listen, serve
 from live.server.loading import engine_of_flags
 from live.server.options import EngineOptions, ServerConfig
 from live.server.service import Service
+from live.topologies.bundle.coordinator import BundleLayout
 from live.topologies.bundle.deployment import LocalBundle
-from live.topologies.bundle.layout import BundleLayout
-from live.topologies.in_process import RoleStreams
+from live.topologies.local import RoleStreams
 from live.topologies.pools.deployment import LocalPools
 from live.topologies.pools.layout import EnginePlace, PoolsLayout
-from live.validation.clients import GREEDY
 from live.validation.replay import ReplayResult, replay
 from schedulers.engine_config import EngineConfig, OneShotBudget
 from schedulers.model_slots import SlotsConfig

@@ -19,7 +19,7 @@ COMMANDS = {
     "engine": ("live.validation.backend", ["validate", str(EXAMPLES / "validate-cpu.yaml")]),
     "vllm": ("vllm", ["validate", str(EXAMPLES / "validate-cpu.yaml"), "--engine", "vllm", "--set", VLLM_BLOCKS]),
     "scheduler": ("vllm", ["simulate", LLAMA, "--set", "engine.scheduler=installed-vllm", "--no-figures"]),
-    "bundle": ("live.validation.bundle_backend", ["validate", str(EXAMPLES / "validate-afd-cpu.yaml")]),
+    "bundle": ("live.validation.bundle", ["validate", str(EXAMPLES / "validate-afd-cpu.yaml")]),
     "server": ("live.device", ["serve-live", "--model", MODEL, "--random-weights"]),
     "training": ("live.device", ["adapt", "base", "base", "--steps", "3"]),
     "quality": ("live.adaptation", ["reproduce", "sun", "--quality"]),

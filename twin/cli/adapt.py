@@ -58,7 +58,7 @@ def base(
     """
     options.start(steps=(steps, 1))
     from live.adaptation.runs import run_base
-    from live.adaptation.sizes import SIZES
+    from live.adaptation.tasks import SIZES
 
     sizes = SIZES[size]
     if steps is not None:
@@ -268,7 +268,7 @@ def measure(
     if not 0 < load < 1:
         raise BadInput("expected a number between 0 and 1", field="--load", value=load)
     TorchOptions(seed).start(requests=(requests, 4), concurrency=(concurrency, 1), rounds=(rounds, 10))
-    from live.adaptation.compensation.measures import text_quality
+    from live.adaptation.compensation import text_quality
     from reports.adaptation import measured_report
 
     quality = text_quality(models, sources)

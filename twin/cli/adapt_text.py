@@ -18,7 +18,7 @@ from twin.cli.console import Json, note, print_json, progress
 from workloads.errors import BadInput, missing_extra
 
 if TYPE_CHECKING:
-    from live.adaptation.compensation.runs import Budget, Job
+    from live.adaptation.compensation import Budget, Job
 
 SOURCES = Annotated[
     Path | None,
@@ -83,8 +83,8 @@ class QuantiserOptions:
 
     def job(self, model: Path, seed: int) -> Job:
         """The model to quantise and its texts. `sequences` must have been checked."""
-        from live.adaptation.compensation.runs import Job
-        from live.adaptation.quantisers.grid import Precision
+        from live.adaptation.compensation import Job
+        from live.adaptation.quantisers import Precision
 
         return Job(model, self.method, Precision(self.bits, self.group), self.sources, self.sequences, seed=seed)
 
@@ -105,8 +105,8 @@ class BudgetOptions:
 
     def budget(self) -> Budget:
         """The budget, checked."""
-        from live.adaptation.compensation.runs import Budget
-        from live.adaptation.compensation.selection import Rule
+        from live.adaptation.compensation import Budget
+        from live.adaptation.placement import Rule
 
         if not self.cost_weight >= 0:
             raise BadInput("expected a number of at least 0", field="--cost-weight", value=self.cost_weight)
@@ -168,8 +168,7 @@ def text(
         steps: Training steps, in place of the size's.
     """
     options.start(steps=(steps, 1))
-    from live.adaptation.sizes import TEXT_SIZES
-    from live.adaptation.text.language_model import train_text_model
+    from live.adaptation.language_model import TEXT_SIZES, train_text_model
 
     sizes = TEXT_SIZES[size]
     if steps is not None:
@@ -196,9 +195,9 @@ def quantise(
         directory: Directory of the quantised model; made if need be.
     """
     options.start(sequences=(quantiser.sequences, 4))
-    from live.adaptation.compensation import runs
+    from live.adaptation import compensation
 
-    document = runs.quantise(quantiser.job(model, options.seed), directory)
+    document = compensation.quantise(quantiser.job(model, options.seed), directory)
     return finish(document, _qualities(document), as_json=options.json, directory=directory)
 
 
@@ -218,10 +217,10 @@ def diagnose(
         figure: File for the map of the damage, SVG.
     """
     options.start(sequences=(quantiser.sequences, 4), full_rank=(compensators.full_rank, 1))
-    from live.adaptation.compensation import runs
+    from live.adaptation import compensation
     from reports.adaptation import damage_figure
 
-    document = runs.diagnose(quantiser.job(model, options.seed), compensators.budget())
+    document = compensation.diagnose(quantiser.job(model, options.seed), compensators.budget())
     if figure is not None:
         write_text(figure, damage_figure(document))
     lines = [
@@ -254,15 +253,15 @@ def compensate(
     """
     counts = {"steps": steps, "gate_steps": gate_steps, "full_rank": compensators.full_rank}
     options.start(**{name: (value, 1) for name, value in counts.items()}, sequences=(quantiser.sequences, 4))
-    from live.adaptation.compensation import runs
+    from live.adaptation import compensation
 
     job, budget, settings = (
         quantiser.job(model, options.seed),
         compensators.budget(),
-        runs.settings_of(steps, gate_steps),
+        compensation.settings_of(steps, gate_steps),
     )
     with progress("training", steps + gate_steps, 0) as advance:
-        document = runs.compensate(job, directory, budget, placement, settings, advance)
+        document = compensation.compensate(job, directory, budget, placement, settings, advance)
     return finish(document, _qualities(document), as_json=options.json, directory=directory)
 
 

@@ -72,7 +72,7 @@ COMMANDS = {
     "reproduce": Command(
         "twin.cli.reproduce:reproduce", "Compute a paper's tables and figures again, beside the published values."
     ),
-    "serve-live": Command("live.server.command:serve_live", "Serve a model over HTTP, with OpenAI's endpoints."),
+    "serve-live": Command("live.server.__main__:serve_live", "Serve a model over HTTP, with OpenAI's endpoints."),
     "simulate": Command(
         "twin.cli.runs:simulate",
         "Simulate a serving system: its latencies, its throughput, and the work of its engines.",

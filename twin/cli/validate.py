@@ -13,7 +13,7 @@ from twin.cli.console import Flag, Fresh, RunOptions, Settings, note, print_run
 from workloads.errors import BadInput, missing_extra
 
 if TYPE_CHECKING:
-    from live.validation.bundle_backend import LiveBundle
+    from live.validation.bundle import LiveBundle
     from live.vllm.backend import VllmBackend
     from reports.run_directory import RunDirectory
     from scenarios.validation import BundleValidationScenario, ValidationScenario
@@ -187,8 +187,8 @@ def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> Back
         return _vllm_backend(scenario, base, device)
     try:
         from live.validation.backend import LiveBackend, model_source
-        from live.validation.fleet_backend import FleetBackend
-        from live.validation.pools_backend import PoolsBackend
+        from live.validation.fleet import FleetBackend
+        from live.validation.pools import PoolsBackend
     except ImportError as error:
         raise missing_extra("live", error, field="--backend", value=device) from None
     if scenario.system.kv_link is not None:
@@ -209,12 +209,11 @@ def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> Back
 
 
 def _vllm_backend(scenario: ValidationScenario, base: Path, device: str) -> VllmBackend:
-    from live.vllm.environment import prepare_process
+    from live.vllm.settings import prepare_process
 
     prepare_process()
     try:
-        from live.vllm.backend import VllmBackend
-        from live.vllm.server_backend import VllmServerBackend
+        from live.vllm.backend import VllmBackend, VllmServerBackend
     except ImportError as error:
         raise missing_extra("vllm", error, field="engine.backend", value="vllm") from None
     return VllmBackend(scenario, base) if scenario.clock == "direct" else VllmServerBackend(scenario, base, device)
@@ -222,7 +221,7 @@ def _vllm_backend(scenario: ValidationScenario, base: Path, device: str) -> Vllm
 
 def _live_bundle(scenario: BundleValidationScenario, base: Path) -> LiveBundle:
     try:
-        from live.validation.bundle_backend import LiveBundle
+        from live.validation.bundle import LiveBundle
     except ImportError as error:
         raise missing_extra("live", error, field="system.layout", value="afd") from None
     return LiveBundle(scenario, base)

@@ -9,8 +9,7 @@ import torch
 from live.loaded_model import DTYPES, Models
 from live.models.decoder import Decoder
 from live.models.weights import ffns_of, with_new_counters, without_ffns
-from live.topologies.bundle.coordinator import Coordinator
-from live.topologies.bundle.layout import COORDINATOR, BundleLayout
+from live.topologies.bundle.coordinator import COORDINATOR, BundleLayout, Coordinator
 from live.topologies.bundle.workers import AttentionWorker, FFNWorker, zero_rows
 from live.topologies.deployment import Deployment, MakeRole, OnProgress
 from live.topologies.local import Handover, LocalNetwork, LocalTopology, PackedMessages, Timekeeper

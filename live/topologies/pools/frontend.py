@@ -31,8 +31,20 @@ from live.topologies.pools.layout import (
     WORK,
     PoolsLayout,
 )
-from live.topologies.requests import FINISH_REASONS, append_token, pack_requests, read_tokens
-from live.topologies.transport import IDLE, STOP, Idle, Message, ReceiveAny, Role, Transport, TransportError
+from live.topologies.transport import (
+    FINISH_REASONS,
+    IDLE,
+    STOP,
+    Idle,
+    Message,
+    ReceiveAny,
+    Role,
+    Transport,
+    TransportError,
+    append_token,
+    pack_requests,
+    read_tokens,
+)
 from schedulers.engine_config import EngineConfig
 from schedulers.router_views import CacheView
 from schedulers.routing import ROUTERS, Router

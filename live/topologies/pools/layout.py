@@ -11,8 +11,7 @@ import torch
 from live.backend import BackendLimits
 from live.loaded_model import DTYPES
 from live.models.config import ModelConfig
-from live.topologies.requests import request_payloads, token_payloads
-from live.topologies.transport import COMMON_FORMS, Form, Forms, Payload
+from live.topologies.transport import COMMON_FORMS, Form, Forms, Payload, request_payloads, token_payloads
 from scenarios.engine import router_name
 from scenarios.serving import ServingScenario
 from scenarios.validation import EnginePool
@@ -101,7 +100,6 @@ class PoolsLayout:
 
     @property
     def names(self) -> list[str]:
-        """A name for each rank."""
         counts: dict[str, int] = {}
         names = ["frontend 0"]
         for place in self.engines:
@@ -111,7 +109,6 @@ class PoolsLayout:
         return names
 
     def limits(self, config: ModelConfig) -> BackendLimits:
-        """The sizes that limit requests."""
         engines = [place.config for place in self.engines]
         return BackendLimits(
             min(config.max_position_embeddings, *(engine.num_gpu_blocks * engine.block_size for engine in engines)),

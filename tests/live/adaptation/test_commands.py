@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from live.adaptation import sizes, training
-from live.adaptation.directories import read_model
+from live.adaptation import tasks, training
 from live.adaptation.forward import Modules
 from live.adaptation.training import TrainingSettings
-from live.adaptation.weights import to_named
+from live.adaptation.weights import read_model, to_named
 from live.loaded_model import LoadedModel, ModelSource
 from schedulers.engine_config import EngineConfig
 from tests.live.adaptation.typed import adapt, refused
@@ -24,10 +23,10 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     """A barely trained base model of the smallest size, in the current folder."""
     settings = TrainingSettings(steps=5, batch_size=4, learning_rate=1e-3)
     smallest = dataclasses.replace(
-        sizes.SIZES["reduced"], hidden=32, base=settings, adaptation=settings,
+        tasks.SIZES["reduced"], hidden=32, base=settings, adaptation=settings,
         hard=dataclasses.replace(settings, steps=7), retuning=settings, hard_retuning=settings, prompts=40,
     )  # fmt: skip
-    monkeypatch.setitem(sizes.SIZES, "reduced", smallest)
+    monkeypatch.setitem(tasks.SIZES, "reduced", smallest)
     monkeypatch.chdir(tmp_path)
     document = adapt(capsys, "base", "base", "--seed", "3")
     assert len(document["losses"]) == 5

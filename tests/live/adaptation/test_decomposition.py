@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from live.adaptation.directories import read_model, write_model
 from live.adaptation.forward import ForwardPass, KVCache, Modules
 from live.adaptation.tasks import draw
-from live.adaptation.weights import from_named, initial_weights, rounded, to_named
+from live.adaptation.weights import from_named, initial_weights, read_model, rounded, to_named, write_model
 from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder, Inputs, PagedCache
 from live.models.linear import Rounding

@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch", reason="trainings need the extra [live]")
 
-from live.adaptation import sizes
-from live.adaptation.served import _ask
-from live.adaptation.text.pairs import Pair
+from live.adaptation import tasks
+from live.adaptation.served import ServedModules, _ask, _server
+from live.adaptation.text_lessons import Pair
 from live.adaptation.training import TrainingSettings
 from twin.cli import run
 from workloads.errors import TwinError
@@ -26,7 +27,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     """A base model in the current folder, and a module for each task, all barely trained: their answers differ."""
     settings = TrainingSettings(steps=20, batch_size=8, learning_rate=3e-3)
     smallest = dataclasses.replace(
-        sizes.SIZES["reduced"],
+        tasks.SIZES["reduced"],
         hidden=32,
         base=settings,
         adaptation=settings,
@@ -35,7 +36,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         hard_retuning=settings,
         prompts=8,
     )
-    monkeypatch.setitem(sizes.SIZES, "reduced", smallest)
+    monkeypatch.setitem(tasks.SIZES, "reduced", smallest)
     monkeypatch.chdir(tmp_path)
     assert run(["adapt", "base", "base"]) == 0
     for task in TASKS:
@@ -69,6 +70,24 @@ def test_a_server_that_ends_is_said_in_one_line() -> None:
         port = probe.getsockname()[1]
     with pytest.raises(TwinError, match="the server has not answered: ConnectionRefusedError"):
         _ask(port, "model-0", Pair([1, 2], [3, 4]))
+
+
+CHATTY = """\
+import signal, sys, time
+signal.alarm(20)
+sys.stderr.write("a warning of the library\\n" * 20_000)
+print("http://127.0.0.1:8123 serves", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_server_that_logs_more_than_a_pipe_holds_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chatty = tmp_path / "python"
+    chatty.write_text(f"#!{sys.executable}\n{CHATTY}")
+    chatty.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(chatty))
+    with _server(ServedModules(tmp_path, {}), {}) as port:
+        assert port == 8123
 
 
 @pytest.mark.parametrize(

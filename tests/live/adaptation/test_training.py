@@ -11,9 +11,8 @@ import torch
 from kernels.shapes import Shape
 from live.adaptation import training
 from live.adaptation.forward import ForwardPass, Modules
-from live.adaptation.recipes import Lesson, Trained, train_whole, tune_prefill
-from live.adaptation.tasks import VOCABULARY
-from live.adaptation.training import SavedState, TrainingSettings
+from live.adaptation.tasks import VOCABULARY, Lesson
+from live.adaptation.training import SavedState, Trained, TrainingSettings, train_whole, tune_prefill
 from live.adaptation.weights import TunedWeights, initial_weights, to_named
 from live.models.config import ModelConfig
 from live.models.weights import Weights

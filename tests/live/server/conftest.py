@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch", reason="the live plant needs the extra [liv
 pytest.importorskip("uvicorn", reason="the server needs the extra [live]")
 
 from kernels.sampling import SamplingParams  # noqa: E402
+from live.backend import EngineBackend  # noqa: E402
 from live.engine import Engine  # noqa: E402
 from live.executor import Executor  # noqa: E402
 from live.generation import Generation, make_generation  # noqa: E402
@@ -24,12 +25,11 @@ from live.graphs.executor import GraphExecutor  # noqa: E402
 from live.models.config import read_config  # noqa: E402
 from live.models.decoder import Decoder  # noqa: E402
 from live.models.weights import random_weights  # noqa: E402
-from live.server.engine_backend import EngineBackend  # noqa: E402
+from live.server.input_processor import ChatTemplate  # noqa: E402
 from live.server.launcher import GracefulShutdown, listen, serve  # noqa: E402
 from live.server.options import Limits, ServerConfig, ServiceClass  # noqa: E402
 from live.server.service import Service  # noqa: E402
-from live.text.chat import ChatTemplate  # noqa: E402
-from live.text.tokenizer import Tokenizer  # noqa: E402
+from live.tokenizer import Tokenizer  # noqa: E402
 from schedulers.engine_config import EngineConfig, OneShotBudget  # noqa: E402
 from tests.live.server.wire import Client  # noqa: E402
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from live.models.decoder import Decoder
-from live.text.tokenizer import Tokenizer
+from live.tokenizer import Tokenizer
 from tests.live.server.conftest import Setting, answer_alone
 
 openai = pytest.importorskip("openai", reason="the extra [test] has OpenAI's client")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from live.backend import EngineBackend
 from live.models.decoder import Decoder
-from live.server.engine_backend import EngineBackend
 from live.server.options import ServiceClass
 from schedulers.admission_control import AdmissionLimits, WaitingLimits
 from tests.live.server.conftest import Setting, config, running

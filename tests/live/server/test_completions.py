@@ -10,8 +10,8 @@ import torch
 
 from kernels.sampling import SamplingParams
 from live.models.decoder import Decoder
-from live.text import stream
-from live.text.tokenizer import Tokenizer
+from live.server import request_state
+from live.tokenizer import Tokenizer
 from tests.live.server.conftest import VOCABULARY, Setting, answer_alone, running
 
 PROMPT = [72, 5, 33, 120, 7, 61, 200, 4, 18]
@@ -241,13 +241,13 @@ def test_stop_tables_are_built_once_for_all_answers(
     server: Setting, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables: list[str] = []
-    real = stream._borders
+    real = request_state._borders
 
     def counted(text: str) -> list[int]:
         tables.append(text)
         return real(text)
 
-    monkeypatch.setattr(stream, "_borders", counted)
+    monkeypatch.setattr(request_state, "_borders", counted)
     strings = [f"{i:02}" * 512 for i in range(16)]
     body = {"prompt": ["a", "b"]} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
     answer = server.client.post(path, **body, max_tokens=2, n=8, stop=strings)

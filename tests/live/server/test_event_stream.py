@@ -13,7 +13,7 @@ import pytest
 from live.engine import Progress
 from live.generation import make_generation
 from live.server import service as service_module
-from live.server.connection import EventStream
+from live.server.app import EventStream
 from live.server.options import ServerConfig
 from live.server.request_state import RequestState, Response
 from live.server.service import MIN_WRITES, Service

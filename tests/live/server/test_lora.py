@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from kernels.sampling import SamplingParams
+from live.backend import EngineBackend
 from live.generation import make_generation
 from live.loaded_model import ModelSource
-from live.server.engine_backend import EngineBackend
 from live.server.loading import engine_of_flags
 from live.server.options import EngineOptions
 from tests.live.server.conftest import running

@@ -11,7 +11,7 @@ import pytest
 
 from live.models.decoder import Decoder
 from live.server.launcher import OPERATIONS
-from live.server.openapi import Operation
+from live.server.protocol import Operation
 from live.server.replies import INVALID
 from tests.live.server.conftest import config, running
 

@@ -13,7 +13,7 @@ import torch
 from live.models.config import read_config
 from live.models.decoder import Decoder
 from live.models.weights import random_weights
-from live.text.tokenizer import Tokenizer
+from live.tokenizer import Tokenizer
 from tests.live.server.conftest import Setting, answer_alone, running, write_model
 
 TEXTS = ["a text", "another", "the third of them"]

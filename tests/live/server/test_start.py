@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from live import memory
-from live.server.command import MAX_SETTING
+from live import device
+from live.server.__main__ import MAX_SETTING
 from live.server.loading import default_cache_bytes
 
 DEEP = '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"
@@ -21,7 +21,7 @@ Refuse = Callable[..., str]
 @pytest.fixture
 def refuse(refusal: Refuse, monkeypatch: pytest.MonkeyPatch) -> Refuse:
     """The line with which the server refuses to start, on a machine with 8 GiB available."""
-    monkeypatch.setattr(memory, "available_bytes", lambda device: 8 << 30)
+    monkeypatch.setattr(device, "available_bytes", lambda device: 8 << 30)
 
     def refused(*flags: str | Path) -> str:
         line = refusal("serve-live", *flags)

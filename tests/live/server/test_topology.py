@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the live backend needs the extra [live]")
 
-from live.server.command import serve_live
+from live.server.__main__ import serve_live
 from live.server.options import EngineOptions, ModelOptions
 from twin.cli import run
 from workloads.errors import BadInput

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from live.text.chat import ChatTemplate
+from live.server.input_processor import ChatTemplate
 from workloads.errors import BadInput
 
 LLAMA = """{{- bos_token }}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from live.text.stream import StopStrings, TextStream
-from live.text.tokenizer import Tokenizer
+from live.server.request_state import SamplingParams, StopStrings, TextStream
+from live.tokenizer import Tokenizer
 from tests.live.text.making import write_byte_fallback
 from workloads.errors import BadInput
 
@@ -19,6 +20,10 @@ def tokenizers(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory)
     directory = tmp_path_factory.mktemp("fallback")
     write_byte_fallback(directory)
     return {"byte-level": Tokenizer(tokenizer_folder), "byte-fallback": Tokenizer(directory)}
+
+
+def stream_of(tokenizer: Tokenizer, stops: list[str], **params: Any) -> TextStream:
+    return TextStream(tokenizer, SamplingParams(stop=StopStrings(stops) if stops else None, **params))
 
 
 def cut(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
@@ -43,7 +48,7 @@ def test_pushes_add_up_to_the_whole_answer_cut_at_its_first_stop(
         lambda start: st.integers(start + 1, start + 6).map(lambda end: full[start:end])
     )
     stops = data.draw(st.lists((st.text("ab é", max_size=3) | parts).filter(bool), max_size=3))
-    stream = TextStream(tokenizer, StopStrings(stops) if stops else None, include, skip)
+    stream = stream_of(tokenizer, stops, include_stop_str_in_output=include, skip_special_tokens=skip)
     expected, stop = cut(full, stops, include)
     text_so_far = ""
     for token in ids:
@@ -103,10 +108,10 @@ def test_a_stop_counts_from_the_min_tokens_on(tokenizers: dict[str, Tokenizer]) 
     tokenizer = tokenizers["byte-level"]
     ids = [tokenizer.encode(character)[0] for character in "ENDxENDy"]
     for min_tokens, text in ((0, ""), (3, ""), (4, "ENDx"), (7, "ENDx"), (8, "ENDxENDy")):
-        stream = TextStream(tokenizer, StopStrings(["END"]), min_tokens=min_tokens)
+        stream = stream_of(tokenizer, ["END"], min_tokens=min_tokens)
         assert "".join(map(stream.push, ids)) + stream.finish() == text
     # One that begins before and becomes whole after them counts too.
-    stream = TextStream(tokenizer, StopStrings(["END"]), min_tokens=2)
+    stream = stream_of(tokenizer, ["END"], min_tokens=2)
     assert ["".join(map(stream.push, ids)), stream.stopped] == ["", "END"]
 
 
@@ -134,10 +139,10 @@ def test_a_run_of_bytes_waits_for_what_ends_it(tokenizers: dict[str, Tokenizer])
 def test_a_stop_over_token_boundaries(tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers["byte-level"]
     ids = [tokenizer.encode(character)[0] for character in "xENE ENDy"]
-    stream = TextStream(tokenizer, StopStrings(["END"]))
+    stream = stream_of(tokenizer, ["END"])
     assert [stream.push(token) for token in ids] == ["x", "", "", "EN", "E ", "", "", "", ""]
     assert (stream.stopped, stream.finish()) == ("END", "")
-    stream = TextStream(tokenizer, StopStrings(["END"]), include_stop=True)
+    stream = stream_of(tokenizer, ["END"], include_stop_str_in_output=True)
     assert "".join(map(stream.push, ids)) == "xENE END"
 
 
@@ -145,7 +150,7 @@ def test_special_tokens_are_text_only_if_asked_for(tokenizers: dict[str, Tokeniz
     tokenizer = tokenizers["byte-level"]
     ids = tokenizer.encode("a<|im_end|><think>")
     assert "".join(map(TextStream(tokenizer).push, ids)) == "a<think>"
-    stream = TextStream(tokenizer, StopStrings(["_end|>"]), skip_special=False)
+    stream = stream_of(tokenizer, ["_end|>"], skip_special_tokens=False)
     assert "".join(map(stream.push, ids)) == "a<|im"
 
 

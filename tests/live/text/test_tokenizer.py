@@ -14,9 +14,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from live.text import fast_encoder
-from live.text.fast_encoder import check_texts
-from live.text.tokenizer import LONG, Tokenizer
+from live.tokenizer import LONG, Tokenizer, check_texts
 from tests.live.text.making import VOCABULARY, write_byte_fallback
 from workloads.errors import BadInput
 
@@ -111,7 +109,7 @@ def test_an_encoder_that_differs_once_is_not_used(
     monkeypatch.setitem(
         sys.modules, "fastokens", SimpleNamespace(Tokenizer=SimpleNamespace(from_json_str=from_json_str))
     )
-    with caplog.at_level(logging.WARNING, fast_encoder.__name__):
+    with caplog.at_level(logging.WARNING, "live.tokenizer"):
         tokenizer = Tokenizer(tokenizer_folder)
     assert not tokenizer.fast
     assert tokenizer.decode(tokenizer.encode("a 👩‍🚀")) == "a 👩‍🚀"

@@ -12,9 +12,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="the live backend needs the extra [live]")
 
 from latency_models.stages import MessageLink  # noqa: E402
+from live.topologies.bundle.coordinator import BundleLayout  # noqa: E402
 from live.topologies.bundle.deployment import LocalBundle  # noqa: E402
-from live.topologies.bundle.layout import BundleLayout  # noqa: E402
-from live.topologies.bundle.measure import MeasuredBundle, run_in_turns  # noqa: E402
 from live.topologies.direct_time import DirectTime, RoleTime  # noqa: E402
 from live.topologies.local import LocalNetwork, LocalTransport, Timekeeper  # noqa: E402
 from live.topologies.transport import (  # noqa: E402
@@ -26,6 +25,7 @@ from live.topologies.transport import (  # noqa: E402
     Role,
     received,
 )
+from live.validation.bundle import MeasuredBundle, run_in_turns  # noqa: E402
 from reports.metrics import Transfers, bundle_metrics  # noqa: E402
 from tests.live.topologies.answers import CONFIGS, make_decoder, outputs, requests, serve, settings  # noqa: E402
 

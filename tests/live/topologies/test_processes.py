@@ -20,10 +20,9 @@ import pytest
 pytest.importorskip("torch", reason="the live backend needs the extra [live]")
 
 from live.loaded_model import ModelSource
-from live.topologies.front import TopologyBackend
-from live.topologies.in_process import InProcessWorkers
+from live.topologies.local import InProcessWorkers
 from live.topologies.membership import Address, Membership, listen_at
-from live.topologies.processes import QUIET
+from live.topologies.processes import QUIET, TopologyBackend
 from live.topologies.transport import TransportError
 from tests.live.topologies.answers import colocated, requests
 from tests.live.topologies.ranks import deployment, serve_until_stopped

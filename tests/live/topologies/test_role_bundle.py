@@ -10,10 +10,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="the live backend needs the extra [live]")
 
 from latency_models.stages import MessageLink  # noqa: E402
+from live.topologies.bundle.coordinator import BundleLayout  # noqa: E402
 from live.topologies.bundle.deployment import LocalBundle  # noqa: E402
-from live.topologies.bundle.layout import BundleLayout  # noqa: E402
-from live.topologies.bundle.measure import BundleRun, MeasuredBundle, run_in_turns  # noqa: E402
 from live.topologies.direct_time import DirectTime  # noqa: E402
+from live.validation.bundle import BundleRun, MeasuredBundle, run_in_turns  # noqa: E402
 from schedulers.bundle_slots import REFILL_POLICIES  # noqa: E402
 from tests.live.topologies.answers import BLOCK, CONFIGS, make_decoder, requests, settings  # noqa: E402
 from twin.afd.bundle import Supply  # noqa: E402

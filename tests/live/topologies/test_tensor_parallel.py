@@ -21,6 +21,7 @@ import torch
 
 from kernels.error_compensator.cases import random_layer
 from kernels.w4_gemm import PackedWeight, dequantise, part, quantise
+from live.backend import EngineBackend
 from live.engine import Engine
 from live.generation import Generation
 from live.loaded_model import ModelSource
@@ -28,7 +29,6 @@ from live.models.decoder import Decoder, Inputs
 from live.models.linear import Compensated, Rounding
 from live.models.tensor_parallel import config_of_rank, layer_of_rank
 from live.models.weights import DenseFFN, Layer, random_weights
-from live.server.engine_backend import EngineBackend
 from live.topologies.membership import Address, Membership, listen_at
 from live.topologies.sockets import SocketTransport
 from live.topologies.tensor_parallel import LeadingDecoder, RankGroup, TensorParallelModel, follow, forms

@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from live.adaptation import sizes
-from live.adaptation.compensation.measures import weight_bytes
-from live.adaptation.directories import read_model
-from live.adaptation.text.corpus import is_held_out
+from live.adaptation import language_model
+from live.adaptation.compensation import weight_bytes
+from live.adaptation.language_model import is_held_out
 from live.adaptation.training import TrainingSettings
+from live.adaptation.weights import read_model
 from live.loaded_model import LoadedModel, ModelSource
 from live.models.linear import Compensated
 from reports.adaptation import measured_report
@@ -25,7 +25,7 @@ from twin.cli import run
 
 SOURCES = ("--sources", "sources")
 SMALLEST = dataclasses.replace(
-    sizes.TEXT_SIZES["reduced"], layers=2, hidden=64, window=16,
+    language_model.TEXT_SIZES["reduced"], layers=2, hidden=64, window=16,
     training=TrainingSettings(steps=5, batch_size=4, learning_rate=3e-3),
 )  # fmt: skip
 
@@ -38,7 +38,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for i in range(40):
         (folder / f"sources/m{i}.py").write_text(f"def f{i}(x):\n    return x + {i}\n" * 20)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sizes.TEXT_SIZES, "reduced", SMALLEST)
+        patch.setitem(language_model.TEXT_SIZES, "reduced", SMALLEST)
         patch.chdir(folder)
         assert run(["adapt", "text", "model", *SOURCES]) == 0
     return folder
@@ -47,7 +47,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def model(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The trained model in the current folder."""
-    monkeypatch.setitem(sizes.TEXT_SIZES, "reduced", SMALLEST)
+    monkeypatch.setitem(language_model.TEXT_SIZES, "reduced", SMALLEST)
     monkeypatch.chdir(shutil.copytree(trained, tmp_path, dirs_exist_ok=True))
     return tmp_path / "model"
 
@@ -123,9 +123,9 @@ def test_quality_and_speed_stand_in_one_table(model: Path, capsys: pytest.Captur
 
 
 def test_models_of_two_shapes_are_not_measured(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    size = dataclasses.replace(sizes.TEXT_SIZES["reduced"], hidden=32)
+    size = dataclasses.replace(language_model.TEXT_SIZES["reduced"], hidden=32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sizes.TEXT_SIZES, "reduced", size)
+        patch.setitem(language_model.TEXT_SIZES, "reduced", size)
         adapt(capsys, "text", "other", *SOURCES)
     assert "other: expected the shape of the first model" in refused(capsys, "measure", "model", "other", *SOURCES)
     assert "--load: got 1.0, expected a number between 0 and 1" in refused(capsys, "measure", "model", "--load", "1")
@@ -133,7 +133,7 @@ def test_models_of_two_shapes_are_not_measured(model: Path, capsys: pytest.Captu
 
 
 def test_tables_that_cannot_be_read_are_named(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from live.adaptation.compensation.selection import MEASURED
+    from live.adaptation.placement import MEASURED
 
     text = MEASURED.read_text()
     Path("broken.yaml").write_text(text.replace("twin.ec-tables/1", "twin.ec-tables/9"))

@@ -6,28 +6,25 @@ import pytest
 import torch
 
 from kernels.shapes import Shape
-from live.adaptation.compensation.calibrating import (
+from live.adaptation.compensation import Evaluation, TokenMeasures, by_quartile
+from live.adaptation.compensators import (
+    PARTS,
     BatchOrder,
     CalibrationSettings,
     CalibrationText,
+    StoredCompensator,
+    TrainedCompensator,
     calibrate,
     calibration_text,
     distillation_loss,
-)
-from live.adaptation.compensation.compensators import (
-    PARTS,
-    StoredCompensator,
-    TrainedCompensator,
     initial_gate,
     stored,
     svd_factors,
     whitened_factors,
 )
-from live.adaptation.compensation.measures import Evaluation, TokenMeasures, by_quartile
-from live.adaptation.compensation.selection import damage, linear_cka
 from live.adaptation.forward import ForwardPass, final_states
-from live.adaptation.quantisers.grid import Precision
-from live.adaptation.quantisers.models import QuantisedModel, quantise_model
+from live.adaptation.placement import damage, linear_cka
+from live.adaptation.quantisers import Precision, QuantisedModel, quantise_model
 from live.adaptation.training import TrainingSettings
 from live.adaptation.weights import from_named, initial_weights, module_names, to_named
 from live.models.config import ModelConfig

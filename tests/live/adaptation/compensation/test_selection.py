@@ -11,8 +11,8 @@ import torch
 from kernels.error_compensator import compensator, to_int8
 from latency_models.io.config_io import write_yaml
 from latency_models.sources.ec_tables import read_layer_tables
-from live.adaptation.compensation.compensators import initial_gate
-from live.adaptation.compensation.selection import (
+from live.adaptation.compensators import initial_gate
+from live.adaptation.placement import (
     LLAMA_2_7B,
     MEASURED,
     NOISE,

@@ -14,15 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kernels.shapes import Shape
-from live.adaptation.compensation.calibrating import CalibrationSettings, calibrate, calibration_text
-from live.adaptation.compensation.measures import weight_bytes
-from live.adaptation.directories import read_model
+from live.adaptation.compensation import weight_bytes
+from live.adaptation.compensators import CalibrationSettings, calibrate, calibration_text
 from live.adaptation.forward import ForwardPass
-from live.adaptation.quantisers.checkpoint import write_compensators, write_quantised
-from live.adaptation.quantisers.grid import Precision
-from live.adaptation.quantisers.models import Method, quantise_model
+from live.adaptation.quantisers import Method, Precision, quantise_model, write_compensators, write_quantised
 from live.adaptation.training import TrainingSettings
-from live.adaptation.weights import initial_weights, to_named
+from live.adaptation.weights import initial_weights, read_model, to_named
 from live.models.config import ModelConfig
 from live.models.decoder import Decoder, Inputs, PagedCache
 from live.models.linear import COMPENSATORS, Compensated
@@ -182,7 +179,7 @@ def test_broken_compensators_are_named(
 
 
 def test_compensators_need_packed_weights(config: ModelConfig, write: Callable[..., Weights], tmp_path: Path) -> None:
-    from live.adaptation.directories import write_model
+    from live.adaptation.weights import write_model
 
     write("rtn", Precision(4))
     write_model(tmp_path, config, initial_weights(config, 0))

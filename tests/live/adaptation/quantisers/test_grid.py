@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.w4_gemm import dequantise, quantise
-from live.adaptation.quantisers.grid import Precision, round_to_nearest
+from live.adaptation.quantisers import Precision, round_to_nearest
 from workloads.errors import BadInput
 
 

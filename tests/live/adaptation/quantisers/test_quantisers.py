@@ -10,15 +10,17 @@ import torch
 
 from kernels.shapes import Shape
 from live.adaptation.forward import ForwardPass
-from live.adaptation.quantisers.grid import Precision, fit_grid, round_to_nearest
-from live.adaptation.quantisers.models import (
+from live.adaptation.quantisers import (
     EXPONENTS,
     METHODS,
     Method,
+    Precision,
+    fit_grid,
     gptq,
     inputs_and_states,
     output_error,
     quantise_model,
+    round_to_nearest,
     search_scales,
 )
 from live.adaptation.weights import initial_weights, module_names, to_named

@@ -13,12 +13,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="trainings need the extra [live]")
 transformers = pytest.importorskip("transformers", reason="checkpoints are written by transformers")
 
-from live.adaptation.compensation.measures import text_quality  # noqa: E402
-from live.adaptation.directories import read_model  # noqa: E402
-from live.adaptation.text.corpus import is_held_out  # noqa: E402
-from live.adaptation.text.pairs import pair_lesson  # noqa: E402
+from live.adaptation.compensation import text_quality  # noqa: E402
+from live.adaptation.language_model import is_held_out  # noqa: E402
+from live.adaptation.text_lessons import pair_lesson  # noqa: E402
+from live.adaptation.weights import read_model  # noqa: E402
 from live.loaded_model import LoadedModel, ModelSource  # noqa: E402
-from live.text.tokenizer import Tokenizer  # noqa: E402
+from live.tokenizer import Tokenizer  # noqa: E402
 from tests.live.adaptation.typed import adapt, refused  # noqa: E402
 from tests.live.conftest import LLAMA3  # noqa: E402
 from tests.live.text.making import write_byte_level  # noqa: E402

@@ -9,11 +9,9 @@ import torch
 
 from kernels.shapes import Shape
 from live.adaptation.forward import ForwardPass, Modules
-from live.adaptation.recipes import train_whole, tune_prefill
-from live.adaptation.text.corpus import Corpus
-from live.adaptation.text.language_model import train_tokenizer
-from live.adaptation.text.tasks import Examples, cut_at_brackets, text_lesson
-from live.adaptation.training import TrainingSettings
+from live.adaptation.language_model import Corpus, train_tokenizer
+from live.adaptation.text_lessons import Examples, cut_at_brackets, text_lesson
+from live.adaptation.training import TrainingSettings, train_whole, tune_prefill
 from live.adaptation.weights import initial_weights, to_named
 from live.models.config import ModelConfig
 from workloads.errors import BadInput

@@ -12,11 +12,12 @@ import torch
 
 from kernels.shapes import Shape
 from live.adaptation.forward import ForwardPass
-from live.adaptation.text.corpus import is_held_out, read_corpus
-from live.adaptation.text.language_model import (
+from live.adaptation.language_model import (
     TextData,
     encode,
+    is_held_out,
     perplexity,
+    read_corpus,
     read_tokenizer,
     self_sampled,
     text_data,
@@ -26,7 +27,7 @@ from live.adaptation.text.language_model import (
 )
 from live.adaptation.weights import from_named, initial_weights, to_named
 from live.models.config import ModelConfig
-from live.text.tokenizer import Tokenizer
+from live.tokenizer import Tokenizer
 from workloads.errors import BadInput
 
 TEXT = "def f(x):\n    return {'é': x, '→': 1}\n" * 20

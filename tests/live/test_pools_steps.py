@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("torch", reason="the live backend needs the extra [live]")
 
 from latency_models.io.config_io import read_yaml
-from live.validation.pools_backend import PoolsBackend
-from live.validation.role_steps import Post, RecordedTime, Turn, frontend_times, role_steps, route_seconds
+from live.topologies.direct_time import Post, RecordedTime, Turn
+from live.validation.pools import PoolsBackend, frontend_times, role_steps, route_seconds
 from scenarios.engine import SchedulerPlan
 from scenarios.validation import check_validation
 from schedulers.batches import DecodeBatch, MixedBatch

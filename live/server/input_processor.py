@@ -1,4 +1,4 @@
-"""Conversations as the text that a model was trained on: Hugging Face's chat templates."""
+"""Prompts of texts, token ids and chats, which Hugging Face's chat templates turn into the text of the training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from jinja2.parser import Parser
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from live.text.tokenizer import SETTINGS, read_object, read_text, special_tokens
+from live.backend import Backend
+from live.server.protocol import ChatTemplateRequest, Prompts
+from live.server.replies import bad_request
+from live.tokenizer import SETTINGS, Tokenizer, read_object, read_text, special_tokens
 from workloads.errors import BadInput
 
 Message: TypeAlias = Mapping[str, Any]
@@ -178,3 +181,86 @@ def _refuse(message: str) -> None:
 
 def _now(form: str) -> str:
     return datetime.now().strftime(form)
+
+
+def as_batch(value: Prompts) -> Sequence[str | list[int]]:
+    """The prompts of a field that holds one or several."""
+    return [value] if isinstance(value, str) or isinstance(value[0], int) else value
+
+
+class InputProcessor:
+    """Turns texts, chats and token ids into prompts; what the model cannot run raises an `ApiError` of status 400.
+
+    Attributes:
+        tokenizer: None if the server takes and returns token ids only. template: None without a chat template.
+        vocab_size: token ids that the model accepts.
+        max_model_len: tokens of a prompt and its output together: the model's context, or the KV cache if smaller.
+    """
+
+    def __init__(self, backend: Backend, tokenizer: Tokenizer | None, template: ChatTemplate | None) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self.vocab_size = backend.config.shape.vocabulary
+        self.max_model_len = backend.limits.max_model_len
+
+    def require_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise bad_request(None, "this server has no tokenizer: it takes token ids and gives token ids")
+        return self.tokenizer
+
+    def prompts(self, value: Prompts, field: str, special: bool = True) -> list[list[int]]:
+        """The token ids of one prompt or of several.
+
+        Args:
+            field: the request's field, for errors. special: add the tokenizer's special tokens to texts.
+        """
+        return [
+            self.check_prompt(self.encode(prompt, field, special) if isinstance(prompt, str) else prompt, field)
+            for prompt in as_batch(value)
+        ]
+
+    def encode(self, text: str, field: str, special: bool = True) -> list[int]:
+        """The token ids of a text."""
+        tokenizer = self.require_tokenizer()
+        try:
+            return tokenizer.encode(text, special)
+        except BadInput as error:
+            raise bad_request(field, error.expected) from None
+
+    def chat(self, request: ChatTemplateRequest) -> list[int]:
+        """The token ids of a chat."""
+        self.require_tokenizer()
+        if self.template is None:
+            raise bad_request("messages", "this model has no chat template")
+        messages = [message.model_dump(exclude_none=True) for message in request.messages]
+        start = request.add_generation_prompt is not False
+        try:
+            text = self.template.render(
+                messages, tools=request.tools, add_generation_prompt=start, **(request.chat_template_kwargs or {})
+            )
+        except BadInput as error:
+            raise bad_request("messages", error.expected) from None
+        except TypeError:  # a keyword argument that is given twice
+            raise bad_request("chat_template_kwargs", "expected no names that the request has fields for") from None
+        return self.check_prompt(self.encode(text, "messages", special=False), "messages")
+
+    def check_prompt(self, ids: list[int], field: str) -> list[int]:
+        """The same ids, if the model can run them."""
+        if not ids:
+            raise bad_request(field, "expected a prompt of at least 1 token, found none")
+        if max(ids) >= self.vocab_size:
+            raise bad_request(field, f"expected token ids below {self.vocab_size}, found {max(ids)}")
+        self.check_length(ids, 0, field)
+        return ids
+
+    def check_length(self, prompt: list[int], max_tokens: int, field: str) -> int:
+        """`max_tokens`, if that many output tokens fit behind the prompt."""
+        if len(prompt) + max_tokens > self.max_model_len:
+            expected = f"expected at most {self.max_model_len} tokens"
+            message = f"{expected}, found {len(prompt)} of the prompt and {max_tokens} of the output"
+            raise bad_request(field, message, "context_length_exceeded")
+        return max_tokens
+
+    def token_text(self, token: int) -> str:
+        """A token as text, or as "token_id:N" without a tokenizer."""
+        return f"token_id:{token}" if self.tokenizer is None else self.tokenizer.token_text(token)

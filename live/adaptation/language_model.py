@@ -1,8 +1,13 @@
-"""Language models: windows of text to train on, perplexity on text that no training reads, and text they write."""
+"""Small language models of a corpus: its text, windows to train on, perplexity, and text that a model writes.
+
+The corpus is the standard library's sources as it is installed, or a text of one's own; a part is held out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import platform
+import sysconfig
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,16 +18,115 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy
 
-from live.adaptation.directories import SCHEMA, saved_state, write_model, write_record
 from live.adaptation.forward import ForwardPass, Modules
-from live.adaptation.recipes import Advance, quiet, train_whole
-from live.adaptation.sizes import BYTES, TextSize
-from live.adaptation.text.corpus import read_corpus
-from live.adaptation.weights import initial_weights
-from live.models.config import Family
+from live.adaptation.training import SCHEMA, Advance, TrainingSettings, quiet, saved_state, train_whole, write_record
+from live.adaptation.weights import initial_weights, small_config, write_model
+from live.models.config import Family, ModelConfig
 from live.models.weights import Weights
 from reports.run_directory import write_text
 from workloads.errors import BadInput
+from workloads.json_files import is_text
+from workloads.trace_files import json_lines
+
+MAX_TEXT_POSITIONS = 1024
+
+BYTES = 256
+"""The smallest vocabulary of text: every byte is a token, and nothing is merged."""
+
+
+@dataclass(frozen=True)
+class TextSize:
+    """A language model of so many tokens (256: bytes), its training by windows, and windows of an evaluation."""
+
+    layers: int
+    hidden: int
+    vocabulary: int
+    window: int
+    training: TrainingSettings
+    windows: int = 128
+
+    def config(self, family: Family = "llama") -> ModelConfig:
+        return small_config(self.layers, self.hidden, self.vocabulary, MAX_TEXT_POSITIONS, family)
+
+
+TEXT_SIZES = {
+    "reduced": TextSize(
+        layers=4,
+        hidden=128,
+        vocabulary=BYTES,
+        window=128,
+        training=TrainingSettings(steps=800, batch_size=8, learning_rate=4e-3),
+    ),
+    "full": TextSize(
+        layers=6,
+        hidden=256,
+        vocabulary=2048,
+        window=256,
+        training=TrainingSettings(steps=2400, batch_size=16, learning_rate=2e-3),
+    ),
+}
+"""Sizes by name: `reduced` has 0.6 million parameters and takes two minutes on an idle core, `full` has 4 million."""
+
+
+SKIPPED = frozenset(
+    {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "_bundled"}
+)
+"""Folders that are left out: packages of the installation, tests, and tables of character codes."""
+
+SUFFIXES = (".py", ".txt", ".md")
+"""Endings of the files in a folder of one's own."""
+
+HELD_OUT = 16
+"""One file or line in this many is held out, by a hash of its path, text or prompt."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Text by file (sorted by path) or line, each in one of two parts; `digest` is of all of it."""
+
+    training: tuple[str, ...]
+    evaluation: tuple[str, ...]
+    description: str
+    digest: str
+
+
+def read_corpus(root: Path | None = None) -> Corpus:
+    """The corpus of a folder of `SUFFIXES`, a JSONL file with `text` or `prompt` and `answer`, or Python's library."""
+    folder = Path(sysconfig.get_path("stdlib")) if root is None else root
+    parts: dict[bool, list[str]] = {False: [], True: []}
+    digest = hashlib.sha256()
+    for name, content in _lines(folder) if folder.is_file() else _files(folder, SUFFIXES if root else (".py",)):
+        digest.update(f"{name}\n{content}".encode())
+        parts[is_held_out(name)].append(content)
+    if not (parts[False] and parts[True]):
+        raise BadInput(
+            f"expected text to train on and to hold out: files of {', '.join(SUFFIXES)}, or lines", file=folder
+        )
+    description = f"standard library of Python {platform.python_version()}" if root is None else folder.name
+    return Corpus(tuple(parts[False]), tuple(parts[True]), description, digest.hexdigest()[:16])
+
+
+def _files(folder: Path, suffixes: Collection[str]) -> Iterator[tuple[str, str]]:
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.suffix in suffixes and SKIPPED.isdisjoint(name.parts) and path.is_file():
+            yield name.as_posix(), path.read_text(encoding="utf-8", errors="replace")
+
+
+def _lines(file: Path) -> Iterator[tuple[str, str]]:
+    """Each line's key, its text or its prompt, which decides whether it is held out; and its whole text."""
+    for line, row in json_lines(file):
+        fields = ("text",) if "text" in row else ("prompt", "answer")
+        texts = [text for text in map(row.get, fields) if isinstance(text, str) and is_text(text)]
+        if len(texts) < len(fields):
+            raise BadInput("expected a text, or a prompt and an answer", field="row", value=row, file=file, line=line)
+        yield texts[0], "".join(texts)
+
+
+def is_held_out(name: str) -> bool:
+    """True for the path, text or prompt of what no training reads."""
+    return int(hashlib.sha256(name.encode()).hexdigest(), 16) % HELD_OUT == 0
+
 
 EVALUATION_BATCH = 32
 

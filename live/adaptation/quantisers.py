@@ -1,19 +1,128 @@
-"""A whole model on a grid, module by module. Embedding, head and norms stay as they are."""
+"""Quantisers of linear layers: rounding to nearest, GPTQ and AWQ, at 4, 3 and 2 bits.
+
+A grid has codes with a scale and a zero point for each row, or for each group of a row's inputs. A model is quantised
+module by module; embedding, head and norms stay as they are. Its directory, in GPTQ's format (version 2), is one that
+the live engine loads."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 import torch
-from torch.nn.functional import linear
+from safetensors.torch import save_file
+from torch.nn.functional import linear, pad
 
+from kernels.error_compensator import Compensator, to_int8
+from kernels.w4_gemm import PackedWeight, from_codes
+from kernels.w4_gemm.pack import GROUP, STEPS
 from live.adaptation.forward import ForwardPass, final_states
-from live.adaptation.quantisers.grid import Grid, Precision, QuantisedMatrix, fit_grid, grouped, round_to_nearest
-from live.adaptation.weights import from_named, module_names, replaced, to_named
+from live.adaptation.weights import (
+    config_document,
+    from_named,
+    module_names,
+    replaced,
+    stored_tensors,
+    to_named,
+    write_checkpoint,
+)
+from live.models.config import ModelConfig
+from live.models.linear import COMPENSATORS
+from live.models.lora import JOINED
+from live.models.packed import pack
 from live.models.weights import Weights
+from reports.run_directory import replacing
 from workloads.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The bits of a grid (2, 3 or 4), and the inputs that share a scale: 128, or -1 for a whole row (per channel)."""
+
+    bits: int
+    group: int = -1
+
+    def __post_init__(self) -> None:
+        if self.bits not in (2, *STEPS):
+            raise BadInput("expected 2, 3 or 4", field="bits", value=self.bits)
+        if self.group not in (-1, GROUP):
+            raise BadInput(f"expected {GROUP}, or -1 for whole rows", field="group", value=self.group)
+
+    def span(self, inputs: int) -> int:
+        """Inputs that share a scale in a row of `inputs`."""
+        return inputs if self.group == -1 else min(self.group, inputs)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Scales (float16 numbers) and zero points, (outputs, groups) float32: w ≈ scale · (code − zero)."""
+
+    scale: torch.Tensor
+    zero: torch.Tensor
+    bits: int
+
+    def codes(self, weight: torch.Tensor) -> torch.Tensor:
+        """The nearest codes of (outputs, groups) weights, in float32."""
+        return (weight / self.scale + self.zero).round().clamp(0, 2**self.bits - 1)
+
+    def values(self, codes: torch.Tensor) -> torch.Tensor:
+        return (codes - self.zero) * self.scale
+
+
+def fit_grid(weight: torch.Tensor, bits: int) -> Grid:
+    """The grid of each row and group of a weight (outputs, groups, inputs of a group), from least to largest."""
+    low, high = weight.amin(-1).clamp(max=0), weight.amax(-1).clamp(min=0)
+    largest = 2**bits - 1
+    scale = ((high - low) / largest).clamp(min=torch.finfo(torch.float16).tiny).half().float()
+    return Grid(scale, (-low / scale).round().clamp(0, largest), bits)
+
+
+@dataclass(frozen=True)
+class QuantisedMatrix:
+    """A weight on a grid: codes (outputs, inputs) uint8, scales float16 and zeros uint8 of (outputs, groups)."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor
+    precision: Precision
+
+    def dense(self) -> torch.Tensor:
+        """Ŵ, (outputs, inputs) float32: to the last bit what the kernels unpack."""
+        inputs = self.codes.shape[1]
+        span = self.precision.span(inputs)
+        scales, zeros = (values.repeat_interleave(span, 1)[:, :inputs] for values in (self.scales, self.zeros))
+        return (self.codes.float() - zeros.float()) * scales.float()
+
+    def packed(self) -> PackedWeight:
+        if self.precision.bits not in STEPS:
+            raise BadInput("expected 3 or 4: no kernel multiplies with others", field="bits", value=self.precision.bits)
+        group = 0 if self.scales.shape[1] == 1 else self.precision.group
+        return from_codes(self.codes, self.scales, self.zeros, self.precision.bits, group)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes, float16 scales, and zero points of as many bits as a code."""
+        bits = self.precision.bits
+        return (self.codes.numel() * bits + self.scales.numel() * (16 + bits)) // 8
+
+
+def grouped(weight: torch.Tensor, span: int) -> torch.Tensor:
+    """The weight (outputs, inputs) as (outputs, groups, span); the last group is filled up with zeros."""
+    missing = -weight.shape[1] % span
+    return pad(weight, (0, missing)).view(len(weight), -1, span)
+
+
+def round_to_nearest(weight: torch.Tensor, precision: Precision) -> QuantisedMatrix:
+    """Round a weight of (outputs, inputs) to the nearest point of its grid (RTN)."""
+    span = precision.span(weight.shape[1])
+    groups = grouped(weight.float(), span)
+    grid = fit_grid(groups, precision.bits)
+    wide = Grid(grid.scale.unsqueeze(-1), grid.zero.unsqueeze(-1), grid.bits)
+    codes = wide.codes(groups).flatten(1)[:, : weight.shape[1]]
+    return QuantisedMatrix(codes.to(torch.uint8), grid.scale.half(), grid.zero.to(torch.uint8), precision)
+
 
 EXPONENTS = tuple(i / 20 for i in range(20))
 """Exponents α that are tried (section 3.2: a grid from 0, no scaling, to 1)."""
@@ -197,3 +306,44 @@ def _scaled(forward: ForwardPass, weights: Weights, precision: Precision, calibr
             old = tensors[prefix + source]
             tensors[prefix + source] = old / (divisor.unsqueeze(1) if old.dim() == 2 else divisor)
     return from_named(forward.config, tensors)
+
+
+def write_quantised(directory: Path, config: ModelConfig, model: QuantisedModel) -> None:
+    precision = model.precision
+    if precision.bits not in STEPS:
+        raise BadInput("expected 3 or 4: no engine serves others", field="bits", value=precision.bits)
+    tensors = stored_tensors(config, model.reference)
+    for name, matrix in model.modules.items():
+        _, layer, kind = name.split(".")
+        parts = [f"model.layers.{layer}.{part}" for part in JOINED[kind]]
+        sizes = [tensors.pop(f"{module}.weight").shape[0] for module in parts]
+        for module, rows in zip(parts, torch.arange(len(matrix.codes)).split(sizes), strict=True):
+            tensors |= {f"{module}.{part}": tensor for part, tensor in _packed(matrix, rows).items()}
+    document = config_document(config)
+    document["quantization_config"] = {
+        "quant_method": "gptq", "checkpoint_format": "gptq_v2", "bits": precision.bits, "group_size": precision.group,
+        "sym": False, "desc_act": False,
+    }  # fmt: skip
+    write_checkpoint(directory, document, tensors)
+
+
+def write_compensators(directory: Path, compensators: Mapping[str, Compensator], rank: int) -> None:
+    """Write the compensators of some modules, all of one rank, beside a quantised model."""
+    tensors = {
+        f"{name.removeprefix('layers.')}.{part}": tensor.contiguous()
+        for name, compensator in compensators.items()
+        for part, tensor in to_int8(compensator, rank).items()
+    }
+    with replacing(directory / COMPENSATORS) as draft:
+        save_file(tensors, draft)
+
+
+def _packed(matrix: QuantisedMatrix, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    codes, bits = matrix.codes[rows], matrix.precision.bits
+    if len(rows) * bits % 32 or codes.shape[1] * bits % 32:
+        raise BadInput("expected sizes that fill whole words", field="size", value=[*codes.shape])
+    return {
+        "qweight": pack(codes, bits).T.contiguous(),
+        "qzeros": pack(matrix.zeros[rows].T, bits).contiguous(),
+        "scales": matrix.scales[rows].T.contiguous(),
+    }

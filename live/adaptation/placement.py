@@ -18,7 +18,7 @@ import torch
 from kernels.shapes import Shape
 from latency_models.sources.ec_tables import LAYER_TYPES, read_layer_tables
 from live.adaptation.forward import ForwardPass, final_states
-from live.adaptation.quantisers.models import QuantisedModel
+from live.adaptation.quantisers import QuantisedModel
 from live.adaptation.weights import module_type
 
 SCALE_BYTES = 4

@@ -12,22 +12,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernels.sampling import SamplingParams
+from latency_models.stages import MessageLink
 from live.clock import ClockName
+from live.device import no_garbage_collection
 from live.engine import Progress
-from live.generation import Generation, make_generation
-from live.memory import no_garbage_collection
+from live.generation import GREEDY, Generation, make_generation
+from live.loaded_model import LoadedModel
 from live.models.decoder import Decoder
+from live.topologies.bundle.coordinator import COORDINATOR, BundleLayout
 from live.topologies.bundle.deployment import LocalBundle
-from live.topologies.bundle.layout import COORDINATOR, BundleLayout
 from live.topologies.direct_time import DirectTime, RoleTime
+from live.validation.backend import model_source
 from reports.metrics import BundleTimes, Transfers
-from schedulers.bundle_slots import Refill, refill_fcfs
+from scenarios.validation import BundleValidationScenario
+from schedulers.bundle_slots import REFILL_POLICIES, Refill, refill_fcfs
+from schedulers.engine_config import EngineConfig
 
 Integers = NDArray[np.int64]
 
@@ -177,11 +182,11 @@ def closed_loop(
     """Random requests to fill every slot once, and those to measure. `prefilled`: the former have their first token."""
     slots = layout.attention_instances * layout.microbatches * layout.batch_size
     lengths = [*zip(prefill.tolist(), decode.tolist(), strict=True), *[(1, WARM_UP_TOKENS)] * slots]
-    rng, greedy = np.random.default_rng(0), SamplingParams(temperature=0.0)
+    rng = np.random.default_rng(0)
     block_size = layout.engine.prefix_id_tokens
     generations = [
         make_generation(
-            i, rng.integers(vocabulary, size=prompt), tokens + prefilled, sampling_params=greedy, block_size=block_size
+            i, rng.integers(vocabulary, size=prompt), tokens + prefilled, sampling_params=GREEDY, block_size=block_size
         )
         for i, (prompt, tokens) in enumerate(lengths)
     ]
@@ -204,3 +209,32 @@ def _between(transfers: Mapping[tuple[int, int], Transfers], sources: range, des
             total.size += counts.size
             total.seconds += counts.seconds
     return total
+
+
+class LiveBundle(LoadedModel):
+    """Bundles of the model of a scenario, loaded once, on the CPU."""
+
+    def __init__(self, scenario: BundleValidationScenario, base: Path) -> None:
+        super().__init__(model_source(scenario.model, base, scenario.seed))
+        self._system = scenario.system
+        self._link: MessageLink = self._system.link.build()
+        shape = self.decoder.config.shape
+        self.layers = shape.layers
+        self.row_bytes = shape.hidden * self.decoder.weights.norm.dtype.itemsize
+        """Bytes of one request's row, on its way to the FFN and back."""
+
+    def run_in_turns(self, instances: int, loads: Sequence[tuple[Integers, Integers, int]]) -> list[BundleRun]:
+        """Run bundles with `instances` attention instances each in turns of milliseconds, until the first is over."""
+        return run_in_turns([self._bundle(instances, *load) for load in loads])
+
+    def _bundle(self, instances: int, prefill: Integers, decode: Integers, completions: int) -> MeasuredBundle:
+        system = self._system
+        blocks = system.batch_size * (int((prefill + decode).max()) // system.block_size + 2)
+        config = EngineConfig(
+            num_gpu_blocks=blocks, block_size=system.block_size, prefix_id_tokens=system.block_size,
+            max_num_seqs=system.batch_size, max_num_batched_tokens=system.batch_size,
+        )  # fmt: skip
+        return MeasuredBundle(
+            BundleLayout(instances, 1, system.microbatches, config), self.decoder, prefill, decode, completions,
+            time=DirectTime(self._link), refill=REFILL_POLICIES.select(system.refill), prefilled=True,
+        )  # fmt: skip
