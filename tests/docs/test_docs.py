@@ -37,8 +37,8 @@ AZURE_NAME = "AzureLLMInferenceTrace_conv.csv"
 
 GUIDES = sorted([*(DOCS / "tutorial").glob("*.md"), *(DOCS / "how-to").glob("*.md")])
 SLOW = (
-    "autoscale", "compensate-a-model", "measure-on-a-gpu", "offload-kv-blocks", "own-hardware", "plan",
-    "tune-a-prefill-module", "validate-on-your-machine",
+    "autoscale", "compensate-a-model", "measure-on-a-gpu", "more-than-one-machine", "offload-kv-blocks",
+    "own-hardware", "plan", "tune-a-prefill-module", "validate-on-your-machine",
 )  # fmt: skip
 PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
 

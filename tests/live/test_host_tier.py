@@ -59,8 +59,7 @@ def without_reuse() -> tuple[Decoder, list[list[int]]]:
     return decoder, answers(decoder, settings(4, num_gpu_blocks=400, enable_prefix_caching=False))[0]
 
 
-@pytest.mark.parametrize("policy", ["write_through", "write_back"])
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(("policy", "depth"), [("write_through", 1), ("write_back", 2)])
 @pytest.mark.parametrize("case", CASES)
 def test_answers_are_those_without_a_tier(
     policy: str, depth: int, case: str, without_reuse: tuple[Decoder, list[list[int]]]

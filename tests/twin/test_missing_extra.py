@@ -29,7 +29,7 @@ WITHOUT = "import sys; sys.modules[sys.argv[1]] = None; from twin.cli import run
 """Runs a command as without torch, which the named module imports; in a process that has imported nothing else."""
 
 
-ALIKE = ("bundle", "quality", "vllm")
+ALIKE = ("bundle", "calibrate", "quality", "training", "vllm")
 """Commands that say it by the same code as others, and take seconds to come to it."""
 
 
