@@ -87,7 +87,8 @@ def test_a_whole_validation(
 
 def test_chunks_follow_a_goal_by_the_engines_own_step_times(scenario: Path, tmp_path: Path) -> None:
     """No table is given. A goal that no step meets leaves one prompt token a step, and a loose one whole prompts."""
-    for goal, fewest, most in (("1e-9", 6 * 12, 6 * 12), ("10.0", 1, 6)):
+    # On a busy machine steps scatter so much that 99 % of them are only sure to take less than some minutes.
+    for goal, fewest, most in (("1.0e-9", 6 * 12, 6 * 12), ("1.0e+9", 1, 6)):
         policy = f"{{policy: slo, slo_seconds: {goal}, min_tokens: 1}}"
         scenario.write_text(SCENARIO.replace("engine: {", f"engine: {{chunking: {policy}, "))
         arguments = ["validate", str(scenario), "--measure-only", "--runs", str(tmp_path / goal)]
