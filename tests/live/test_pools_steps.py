@@ -62,6 +62,7 @@ def test_frontend_times_are_medians() -> None:
     assert times == {"route": 0.6, "deliver": 0.0, "hand_over": pytest.approx(0.4)}
 
 
+@pytest.mark.slow
 def test_a_profile_of_a_topology(tmp_path: Path) -> None:
     """Rounds have steps of both pools, of sequences that came with a cache too, and times for what is between."""
     path = write_validation(tmp_path, SCENARIO)

@@ -14,7 +14,7 @@ from benchmarks.session_queues import Closed, Open
         pytest.param(Closed(6, 1), 800, 10, 0.05, marks=pytest.mark.slow),
         (Closed(9, 3), 800, 10, 0.05),
         pytest.param(Open(0.4, 1), 1200, 12, 0.1, marks=pytest.mark.slow),
-        (Open(0.6, 3), 1200, 12, 0.1),
+        pytest.param(Open(0.6, 3), 1200, 12, 0.1, marks=pytest.mark.slow),
     ],
 )
 def test_the_mean_time_to_an_answer(case: Closed | Open, requests: int, replications: int, width: float) -> None:

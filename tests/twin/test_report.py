@@ -60,7 +60,11 @@ def reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     [
         (["simulate", "s.yaml"], {"latencies.svg", "over-time.svg"}),
         (["simulate", "s.yaml", "--replications", "2", "--set", "detail=false"], set()),
-        (["sweep", "s.yaml", "--jobs", "1", "--set", "engine.max_num_seqs=2,16"], {"sweep.svg"}),
+        pytest.param(
+            ["sweep", "s.yaml", "--jobs", "1", "--set", "engine.max_num_seqs=2,16"],
+            {"sweep.svg"},
+            marks=pytest.mark.slow,
+        ),
         (["sweep", "afd.yaml", "--jobs", "1"], {"idle.svg", "regimes.svg", "throughput.svg"}),
     ],
 )

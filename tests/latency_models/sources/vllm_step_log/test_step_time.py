@@ -100,6 +100,7 @@ def test_steps_pad_to_the_sizes_that_graphs_were_captured_for() -> None:
     assert plain.curve_[9] == pytest.approx(np.log2(1 + 9 / 8))
 
 
+@pytest.mark.slow
 def test_the_covariance_is_what_repeated_fits_show() -> None:
     fits = [StepRegression(late=False).fit(made_up(200, noise=0.01, seed=seed)) for seed in range(30)]
     spread = np.std([coefficients(fit) for fit in fits], axis=0, ddof=1)
