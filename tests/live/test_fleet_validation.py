@@ -19,7 +19,7 @@ kind: validation
 name: tiny-fleet
 model: {path: config.json, weights: random}
 workload:
-  requests: 120
+  requests: 300
   prefill: {distribution: fixed, mean: 12}
   decode: {distribution: fixed, mean: 6}
   arrivals: {process: poisson}

@@ -59,7 +59,7 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
 def test_a_profile_in_turns_with_the_replays(
     scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = ["--set", "profiling.in_turns=true", "--set", "profiling.max_steps=10", "--set", "workload.requests=40"]
+    settings = ["--set", "profiling.in_turns=true", "--set", "profiling.max_steps=10", "--set", "workload.requests=120"]
     command = ["validate", str(scenario), "--json", "--tolerance", "1000", "--runs", str(tmp_path / "runs"), *settings]
     assert run([*command, "--no-figures"]) in (0, 4, 5)
     document = json.loads(capsys.readouterr().out)

@@ -160,7 +160,7 @@ def test_a_killed_sweep_is_taken_up_with_no_point_lost_or_repeated(scenario: Pat
 
 
 def test_a_run_that_is_alive_is_left_alone(scenario: Path, sweep) -> None:
-    arguments = ("--ratio", "1:6", "--jobs", "1", "--set", "requests_per_instance=4000")
+    arguments = ("--ratio", "1:6", "--jobs", "1", "--set", "requests_per_instance=8000")
     process = start(scenario, *arguments)
     while not list(scenario.parent.glob("runs/*/points.jsonl")):
         time.sleep(0.005)

@@ -316,7 +316,7 @@ def test_caches_that_leave_with_chunks_give_the_same_tokens(case: str, packed: b
     engines = settings(4, **{"max_num_batched_tokens": 6, **first}), settings(4, **second)
     places = replace(layout(prefill, decode, *engines), with_chunks=True)
     pools = Ticking(places, decoder, LINK, packed=packed)
-    check_served(pools, decoder, requests(24, seed=5))
+    check_served(pools, decoder, requests(40, seed=5))
     check_empty(pools)
     assert all(states == [MORE] * (len(states) - 1) + [LAST] for states in pools.states.values())
     assert sum(len(states) > 1 for states in pools.states.values()) > 3

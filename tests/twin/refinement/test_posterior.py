@@ -52,7 +52,7 @@ def test_intervals_in_common_are_fewer_witnesses() -> None:
     places = np.arange(0, 160)
     together: list[float] = []
     apart: list[float] = []
-    for seed in range(20):
+    for seed in range(40):
         noise = 0.05 * np.random.default_rng(seed).standard_normal(len(places))
         disturbed = np.array([noise[int(at) : int(at) + 40].mean() for at in begin])
         for length, misses in ((40.0, together), (1e-6, apart)):
