@@ -30,7 +30,6 @@ PLACEHOLDERS = {
     "SCENARIO": "a scenario of the reader's own",
     "RUN": "a run of the reader's own",
     "spans.json": "a collector's file",
-    "engine.yaml": "a scenario of the reader's own",
     "planner.example": "other machines",
     "steps.csv": "a vLLM with a recording scheduler",
     "kernels": "aiconfigurator-core",
