@@ -200,7 +200,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         own, peer = row["twin"], row["aiconfigurator"] or {}
         answer = own.get("refused") or _gpus(own)
-        claimed, verdict = peer.get("claimed", peer.get("refused", "")), peer.get("simulated", "")
+        claimed, verdict = peer.get("claimed", peer.get("refused", "")), _brief(peer.get("simulated", ""))
         cells = [row["model"], f"{row['gpu']}, {row['load']}", answer, own["cpu"], claimed, verdict]
         if not row["aiconfigurator"]:
             cells[4] = "not asked"
@@ -214,14 +214,20 @@ def _gpus(own: dict[str, Any]) -> str:
         return "**over 60 s**"
     if own["gpus"] is None and own.get("stop") is not None:
         incumbent = own["stop"]["incumbent"]
-        text = f"**undecided**: at least {own['stop']['least_gpus']}"
-        if incumbent is None:
-            return text
+        text = f"**≥ {own['stop']['least_gpus']}**"
+        if incumbent is None or incumbent["gpus"] < own["stop"]["least_gpus"]:  # in files of before, as estimated
+            return f"{text} ({own['by_estimate']})"
         sure = "as estimated" if incumbent["sure"] is None else f"{100 * incumbent['sure']:.0f} % sure, not confirmed"
         return f"{text}; {incumbent['devices']} {sure}"
     if own["gpus"] is None:
         return str(own["answer"]).split(". ")[0]
     return f"{own['devices']}" + (f" ({own['by_estimate']})" if own["by_estimate"] else "")
+
+
+def _brief(verdict: str) -> str:
+    """A verdict without the queue of a saturated system and the share of spans that meet a goal."""
+    head, saturated, _ = verdict.partition("saturated")
+    return (head + saturated).partition(" (")[0]
 
 
 def _in_order(rows: dict[tuple[str, ...], dict[str, Any]]) -> list[dict[str, Any]]:

@@ -84,7 +84,8 @@ class Search:
         try:
             self._run()
         except CpuLimitReached:
-            self.incumbent = self.incumbent or self.best or self.by_estimate
+            trial = self.incumbent or self.best or self.by_estimate
+            self.incumbent = None if trial is None or self._rejected(trial.candidate) else trial
             self.best = None
             raise
         self._close()

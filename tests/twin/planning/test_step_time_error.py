@@ -70,6 +70,7 @@ def test_bounds_at_the_cpu_limit_hold_for_the_whole_plan() -> None:
             assert part.feasible is None
             assert f"at least {stop['least_gpus']} GPUs" in part.answer()
             assert stop["incumbent"] is None or stop["incumbent"]["meets"]
+            assert stop["incumbent"] is None or stop["incumbent"]["gpus"] >= stop["least_gpus"]
 
 
 def test_no_cheaper_candidate_is_clearly_better_than_the_plan_asks_for() -> None:
