@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.provenance import provenance
 from scenarios.reading import apply, read_scenario
-from twin.executors.processes import Processes
+from twin.executors.executor import Processes
 from twin.process import usable_cores
 from twin.sweeps.ratio_sweep import prepare
 

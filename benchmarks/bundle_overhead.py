@@ -29,7 +29,7 @@ from live.models.decoder import Decoder, FFNRows
 from live.models.weights import random_weights
 from live.topologies.bundle import workers
 from live.topologies.bundle.coordinator import OUTPUT, ROWS, BundleLayout
-from live.topologies.bundle.deployment import LocalBundle
+from live.topologies.deployments import LocalBundle
 from live.topologies.transport import Message, pack, unpack
 from scenarios.afd import parse_ratios
 from schedulers.engine_config import EngineConfig

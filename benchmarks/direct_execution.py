@@ -35,7 +35,7 @@ from live.loaded_model import ModelSource
 from live.models.decoder import Decoder
 from live.models.weights import random_weights
 from live.topologies.bundle.coordinator import OUTPUT, BundleLayout
-from live.topologies.bundle.deployment import BundleDeployment
+from live.topologies.deployments import BundleDeployment
 from live.topologies.direct_time import DirectTime
 from live.topologies.membership import Address, Membership, listen_at
 from live.topologies.processes import QUIET, TimeLimits, run_worker

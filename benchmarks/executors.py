@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from scenarios.reading import combinations, read_scenario
-from twin.executors.executor import choose_executor
+from twin.api.inputs import choose_executor
 from twin.sweeps.serving_sweep import ServingSweep, prepare
 
 SCENARIO = Path("examples/tiny-llama-cpu.yaml")

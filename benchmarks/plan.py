@@ -43,7 +43,7 @@ from benchmarks.provenance import provenance
 from latency_models.deployment.models import load_model
 from latency_models.io.config_io import write_yaml
 from latency_models.sources.aiconfigurator.kernels import ModelKernels, Placement
-from twin.executors.processes import Processes
+from twin.executors.executor import Processes
 from twin.planning.confidence import probability
 from twin.planning.confirming import OTHER_SEED
 from twin.planning.evaluation import Evaluator

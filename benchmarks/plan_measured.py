@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.provenance import provenance
 from benchmarks.roofline_efficiency import DEVICES, LATER, SILICON
 from benchmarks.silicon import SiliconRow, read_silicon_rows
-from twin.executors.processes import Processes
+from twin.executors.executor import Processes
 from twin.planning.planner import Planner
 from twin.planning.question import read_question
 from twin.planning.windows import Simulations

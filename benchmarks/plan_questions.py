@@ -36,7 +36,7 @@ from benchmarks.provenance import provenance
 from latency_models.deployment.models import load_model
 from reports.run_directory import commit
 from twin.api.plan import catalogue_question, deployments_of_file
-from twin.executors.processes import Processes
+from twin.executors.executor import Processes
 from twin.planning.catalogue import CatalogueQuestion
 from twin.planning.evaluation import Evaluator
 from twin.planning.family_estimates import estimate_families, horizon

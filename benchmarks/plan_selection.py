@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from benchmarks.plan import small_space
 from benchmarks.provenance import provenance
-from twin.executors.processes import Processes
+from twin.executors.executor import Processes
 from twin.planning.confidence import probability
 from twin.planning.confirming import PROMISING, Confirmer
 from twin.planning.evaluation import Evaluator

@@ -39,7 +39,7 @@ from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder
 from live.models.weights import random_weights
 from live.topologies.bundle.coordinator import BundleLayout
-from live.topologies.bundle.deployment import LocalBundle
+from live.topologies.deployments import LocalBundle
 from live.topologies.local import RoleStreams
 from scenarios.afd import parse_ratios
 from schedulers.engine_config import EngineConfig

@@ -15,8 +15,7 @@ from live.device import check_memory, device_name, keep_freed_memory, use_huge_p
 from live.engine import Engine
 from live.executor import Executor, LoRAExecutor
 from live.generation import GREEDY, make_generation
-from live.graphs.executor import GraphExecutor
-from live.graphs.padded_forward import pad_steps
+from live.graphs.executor import GraphExecutor, pad_steps
 from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder
 from live.models.linear import Group, Rounding

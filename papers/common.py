@@ -15,7 +15,7 @@ import yaml
 
 from reports.blocks import Table, Text, bullets, table
 from twin.cli.console import progress
-from twin.executors.processes import each_as_done
+from twin.executors.executor import each_as_done
 
 if TYPE_CHECKING:
     from reports.run_directory import RunDirectory

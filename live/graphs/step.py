@@ -8,10 +8,9 @@ from typing import TypeAlias
 import torch
 
 from kernels.sampling import SamplingMetadata, sample
+from live.graphs.buffers import Arrays, DeviceBuffers, fields, size, views
 from live.graphs.capture_sizes import StepShape
 from live.graphs.captured_call import GraphMemory
-from live.graphs.device_buffers import DeviceBuffers
-from live.graphs.staging import Arrays, fields, size, views
 from live.models.decoder import Decoder, Inputs, PagedCache
 
 

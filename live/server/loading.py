@@ -22,9 +22,8 @@ from live.server.input_processor import ChatTemplate
 from live.server.options import EngineOptions, ServiceClass, TopologyOptions, at_least_one, flag
 from live.tokenizer import Tokenizer
 from live.topologies.bundle.coordinator import BundleLayout
-from live.topologies.bundle.deployment import BundleDeployment
 from live.topologies.deployment import Deployment
-from live.topologies.pools.deployment import PoolsDeployment
+from live.topologies.deployments import BundleDeployment, PoolsDeployment
 from live.topologies.pools.layout import PoolsLayout, kv_bytes, pools_layout
 from live.topologies.tensor_parallel import TensorParallelModel
 from scenarios.afd import AfdScenario, parse_ratios

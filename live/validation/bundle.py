@@ -26,7 +26,7 @@ from live.generation import GREEDY, Generation, make_generation
 from live.loaded_model import LoadedModel
 from live.models.decoder import Decoder
 from live.topologies.bundle.coordinator import COORDINATOR, BundleLayout
-from live.topologies.bundle.deployment import LocalBundle
+from live.topologies.deployments import LocalBundle
 from live.topologies.direct_time import DirectTime, RoleTime
 from live.validation.backend import model_source
 from reports.metrics import BundleTimes, Transfers

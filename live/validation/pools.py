@@ -31,8 +31,8 @@ from live.engine import Engine, Progress
 from live.generation import GREEDY, Generation, make_generation
 from live.loaded_model import LoadedModel
 from live.models.decoder import Decoder
+from live.topologies.deployments import LocalPools
 from live.topologies.direct_time import Post, RecordedTime
-from live.topologies.pools.deployment import LocalPools
 from live.topologies.pools.layout import FRONT, kv_bytes, pools_layout
 from live.validation.backend import IN_TURNS_SEED, Requests, WithoutDrafts, generations_of, model_source
 from live.validation.profiling import (

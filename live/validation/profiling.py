@@ -1,4 +1,4 @@
-"""The part of an engine that profiles and replays use: our own (`live.engine`) or vLLM's (`live.vllm.engine`)."""
+"""The part of an engine that profiles and replays use: our own (`live.engine`) or vLLM's (`live.vllm.backend`)."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 
 from papers.afd.reproduction import BASELINE
 from scenarios.reading import apply
-from twin.executors.processes import Processes
+from twin.executors.executor import Processes
 from twin.sweeps.ratio_sweep import prepare
 
 GOLDEN = Path(__file__).with_name("afd_sweep.json")

@@ -20,8 +20,7 @@ from live.engine import Engine
 from live.executor import Executor
 from live.generation import Generation, make_generation
 from live.graphs.capture_sizes import CaptureSizes, StepShape, powers, sizes
-from live.graphs.executor import MOST_EXTRA_ROWS, GraphExecutor
-from live.graphs.padded_forward import pad_steps
+from live.graphs.executor import MOST_EXTRA_ROWS, GraphExecutor, pad_steps
 from live.loaded_model import ModelSource
 from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder

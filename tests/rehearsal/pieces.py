@@ -43,9 +43,8 @@ from live.server.loading import engine_of_flags
 from live.server.options import EngineOptions, ServerConfig
 from live.server.service import Service
 from live.topologies.bundle.coordinator import BundleLayout
-from live.topologies.bundle.deployment import LocalBundle
+from live.topologies.deployments import LocalBundle, LocalPools
 from live.topologies.local import RoleStreams
-from live.topologies.pools.deployment import LocalPools
 from live.topologies.pools.layout import EnginePlace, PoolsLayout
 from live.validation.replay import ReplayResult, replay
 from schedulers.engine_config import EngineConfig, OneShotBudget

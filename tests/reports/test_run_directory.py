@@ -14,7 +14,7 @@ import pytest
 
 from reports import run_directory
 from reports.run_directory import open_run, read_run, write_columns
-from reports.trace_events import write_trace_events
+from reports.serving_run import write_trace_events
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import pytest
 
 from papers.afd.reproduction import BASELINE
 from scenarios.reading import apply
-from twin.executors.processes import Processes
+from twin.executors.executor import Processes
 from twin.sweeps.ratio_sweep import RatioSweep, prepare
 
 PROMISED = 0.02

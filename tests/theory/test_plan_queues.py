@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from benchmarks.queueing import erlang_c, md1_wait, mmc_wait
-from twin.executors.processes import Processes
+from twin.executors.executor import Processes
 from twin.planning.planner import Planner
 from twin.planning.question import read_question
 from twin.planning.windows import Simulations

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from reports.run_directory import open_run
-from twin.executors.processes import each_as_done
+from twin.executors.executor import each_as_done
 
 PATIENCE = 60.0
 LONG = ("--ratio", "1:12", "--jobs", "2", "--set", "requests_per_instance=6000")

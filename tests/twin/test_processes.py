@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from twin.executors.processes import each_as_done
+from twin.executors.executor import each_as_done
 
 
 class Task:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scenarios.reading import Settings, of_kind, parse_overrides, read_scenario, single_settings
+from twin import process
+from twin.executors.executor import Executor, Processes
 from workloads.errors import BadInput
 
 if TYPE_CHECKING:
@@ -197,3 +199,44 @@ def opened(
             return Scenario(source.path, document, source.settings | settings)
         path = path_of(argument, source, "expected the path of a scenario file, or the result of twin.load")
         return Scenario(path, read_scenario(path, *kinds), settings)
+
+
+KINDS = "local, dask, dask://host:port or ray"
+
+
+@dataclass(frozen=True)
+class ExecutorChoice:
+    """A checked choice of an executor, which starts nothing; `address`: of a Dask scheduler, "" for own workers."""
+
+    kind: str
+    address: str
+    jobs: int
+
+    @contextlib.contextmanager
+    def start(self) -> Iterator[Executor]:
+        """Start the executor, or connect to it, until the end of the block; `BadInput` if that fails."""
+        if self.kind == "dask":
+            from twin.executors.clusters import dask_executor
+
+            with dask_executor(self.address, self.jobs) as on_dask:
+                yield on_dask
+        elif self.kind == "ray":
+            from twin.executors.clusters import ray_executor
+
+            with ray_executor(self.jobs) as on_ray:
+                yield on_ray
+        else:
+            yield Processes(self.jobs)
+
+
+def choose_executor(text: str = "local", jobs: int | None = None) -> ExecutorChoice:
+    """The executor that `--executor` and `--jobs` ask for; `BadInput` for an unknown one, or jobs of a cluster."""
+    if not isinstance(text, str):
+        raise BadInput(f"expected {KINDS}", field="--executor", value=text)
+    kind, _, address = text.partition("://")
+    host, _, port = address.rpartition(":")
+    if kind not in ("local", "dask", "ray") or ("://" in text and (kind != "dask" or not host or not port.isdecimal())):
+        raise BadInput(f"expected {KINDS}", field="--executor", value=text)
+    if address and jobs is not None:
+        raise BadInput(f"expected none beside --executor {text}, which has workers of its own", field="--jobs")
+    return ExecutorChoice(kind, address, jobs or process.usable_cores())

@@ -19,8 +19,10 @@ from latency_models.io.files import name_on_command_line
 from reports.run_directory import RunDirectory, fingerprint, open_run
 from scenarios.reading import apply, read_scenario
 from twin.api.inputs import (
+    ExecutorChoice,
     Overrides,
     check_counts,
+    choose_executor,
     errors_name_arguments,
     path_of,
     require_above_0,
@@ -28,7 +30,6 @@ from twin.api.inputs import (
 )
 from twin.api.run_folder import complete, figure, manifest, new_run
 from twin.api.simulation import Result
-from twin.executors.executor import choose_executor
 from twin.planning.catalogue import CatalogueQuestion
 from twin.planning.planner import Planner
 from twin.planning.question import Question, read_question, with_changes
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from scenarios.reading import Settings
-    from twin.executors.executor import ExecutorChoice
     from twin.planning.inventory import Combination, Demand, Inventory
     from twin.planning.result import MaxLoad, Plan
 

@@ -11,10 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twin import process
-from twin.api.inputs import Overrides, Scenario, check_counts, errors_name_arguments, opened, path_of
+from twin.api.inputs import (
+    ExecutorChoice,
+    Overrides,
+    Scenario,
+    check_counts,
+    choose_executor,
+    errors_name_arguments,
+    opened,
+    path_of,
+)
 from twin.api.run_folder import complete, figure, new_run
-from twin.executors.executor import Executor, ExecutorChoice, choose_executor
-from twin.executors.processes import Processes
+from twin.executors.executor import Executor, Processes
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.results.curves import compare, read_reference_run, timeseries
 from twin.serving.results.report import run_document, run_inputs
@@ -121,7 +129,7 @@ class Result:
 
                 write_columns(run.path / REQUESTS, first.request_table())
             if events and detail is True:
-                from reports.trace_events import write_trace_events
+                from reports.serving_run import write_trace_events
 
                 write_trace_events(run.path / "trace-events.json.gz", first.logs, first.columns)
         return complete(run, self.document, figures=figures)

@@ -16,6 +16,7 @@ from twin.api.inputs import (
     Scenario,
     Variations,
     check_counts,
+    choose_executor,
     errors_name_arguments,
     opened,
     path_of,
@@ -23,7 +24,7 @@ from twin.api.inputs import (
     values_of,
 )
 from twin.api.run_folder import complete, figure, new_run
-from twin.executors.executor import Executor, choose_executor
+from twin.executors.executor import Executor
 from twin.sweeps import ratio_sweep, serving_sweep
 from twin.sweeps.ratio_sweep import RatioSweep
 from twin.sweeps.serving_sweep import ServingSweep

@@ -40,7 +40,7 @@ COMMANDS = {
         " (SPEAR). Needs the extra [live].",
     ),
     "adopt": Command(
-        "twin.cli.adopt:adopt",
+        "twin.cli.servers:adopt",
         "Measure a running vLLM or SGLang server, and write a scenario of it and the question of a plan.",
     ),
     "calibrate": Command(
@@ -48,11 +48,11 @@ COMMANDS = {
         "Make a calibration file: by measuring this machine, from a run of an engine, or from specifications.",
     ),
     "init": Command(
-        "twin.cli.adopt:init",
+        "twin.cli.servers:init",
         "Write a serving scenario with comments, which runs as it is: one model on the fewest GPUs that hold it.",
     ),
     "observe": Command(
-        "twin.cli.recording:observe", "Record a live server: its requests through a proxy, or pages of its metrics."
+        "twin.cli.servers:observe", "Record a live server: its requests through a proxy, or pages of its metrics."
     ),
     "page": Command(
         "twin.cli.page:page",
@@ -63,7 +63,7 @@ COMMANDS = {
         "Find the deployment that meets goals at the least cost: how many GPUs, which parallelism, together or apart.",
     ),
     "replay": Command(
-        "twin.cli.recording:replay",
+        "twin.cli.servers:replay",
         "Send a recorded workload to a live server at the recorded times, and write when its tokens came.",
     ),
     "report": Command(
@@ -83,7 +83,7 @@ COMMANDS = {
         "Run a real model on this machine, predict the same run with the twin, and compare the two.",
     ),
     "watch": Command(
-        "twin.cli.recording:watch", "Compare a running engine with its prediction, and raise an alarm when it drifts."
+        "twin.cli.servers:watch", "Compare a running engine with its prediction, and raise an alarm when it drifts."
     ),
 }
 

@@ -19,7 +19,7 @@ from cyclopts import Parameter
 from reports.run_directory import naming
 
 if TYPE_CHECKING:
-    from twin.executors.executor import ExecutorChoice
+    from twin.api.inputs import ExecutorChoice
 
 FLAG = Parameter(negative=())
 
@@ -58,8 +58,7 @@ class ExecutorOptions:
 
     def choose(self) -> ExecutorChoice:
         """The executor, which is not started yet."""
-        from twin.api.inputs import require_at_least
-        from twin.executors.executor import choose_executor
+        from twin.api.inputs import choose_executor, require_at_least
 
         require_at_least("--jobs", self.jobs, 1)
         return choose_executor(self.executor, self.jobs)

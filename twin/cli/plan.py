@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from reports.run_directory import RunDirectory
-    from twin.executors.executor import ExecutorChoice
+    from twin.api.inputs import ExecutorChoice
     from twin.planning.catalogue import CatalogueQuestion
     from twin.planning.day import DayTask
     from twin.planning.planner import Planner

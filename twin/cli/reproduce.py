@@ -136,7 +136,7 @@ def _reproduce_afd(runs: Path, jobs: int | None, *, fresh: bool, as_json: bool) 
     from papers.afd import reproduction as afd
     from twin.api.run_folder import complete
     from twin.cli.runs import load_figures, open_sweep, simulate_missing
-    from twin.executors.processes import Processes
+    from twin.executors.executor import Processes
     from twin.process import usable_cores
 
     plan = afd.sweep()

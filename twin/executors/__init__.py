@@ -2,8 +2,7 @@
 
 An executor keeps nothing. The caller saves each result when it comes, and may go on with another executor.
 
-    executor    the protocol, and the choice of one by name
-    processes   processes of this machine
+    executor    the protocol, and processes of this machine
     shipping    tasks as bytes, with traces and tables sent once to each worker, which must have our version, in batches
     clusters    Dask and Ray
 """

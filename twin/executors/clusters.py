@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from scenarios.reading import ImportedPlugin
-from twin.executors.processes import ExecutorLost
+from twin.executors.executor import ExecutorLost
 from twin.executors.shipping import Batch, Cluster, Reply, difference, run_batch, store_parts, versions
 from workloads.errors import BadInput, missing_extra
 

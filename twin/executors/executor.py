@@ -1,21 +1,114 @@
-"""The protocol of executors, and the choice of one by the value of `--executor`."""
+"""What executors do, and the one on this machine, which runs independent tasks in several processes."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from twin import process
-from twin.executors import processes
-from workloads.errors import BadInput
+from workloads.errors import TwinError
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import BaseContext
+
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-KINDS = "local, dask, dask://host:port or ray"
+
+class ExecutorLost(TwinError):
+    """The executor is gone, or a task ends every worker that runs it. Results that have come back by then are kept."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}; the same command, with any executor, goes on from the results that are kept")
+
+
+@contextlib.contextmanager
+def each_as_done(
+    work: Callable[[Task], Result], tasks: Sequence[Task], jobs: int
+) -> Iterator[Iterator[tuple[Task, Result]]]:
+    """Start the tasks in the order given; yields (task, result) in order of completion.
+
+    Worker processes end with the block, or with this process, however it ends. With one job or one task there are none,
+    and each task runs when its result is asked for. Workers take the tasks with them when they start, so the block may
+    change what a task refers to. Errors are those of `Executor.each_as_done`.
+    """
+    if jobs == 1 or len(tasks) <= 1:
+        yield ((task, work(task)) for task in tasks)
+        return
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from concurrent.futures.process import BrokenProcessPool
+
+    context = _context()
+    # Only this process holds the writing end: the reading end becomes ready when it closes that, or is killed.
+    parent_gone, parent_end = context.Pipe(duplex=False)
+    # Submitted tasks would be pickled later, in a thread, while the block fills the caches of what they refer to.
+    pool = ProcessPoolExecutor(min(jobs, len(tasks)), context, _start_worker, (work, tasks, parent_gone, parent_end))
+    try:
+        pending = {pool.submit(_work_on, index): task for index, task in enumerate(tasks)}
+        yield ((pending[future], future.result()) for future in as_completed(pending))
+    except BrokenProcessPool:
+        raise ExecutorLost("a worker process was ended from outside, perhaps for lack of memory") from None
+    finally:
+        parent_end.close()
+        parent_gone.close()
+        pool.shutdown()
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Processes of this machine, as many as there are jobs, started for each set of tasks."""
+
+    jobs: int
+
+    def each_as_done(
+        self, work: Callable[[Task], Result], tasks: Sequence[Task]
+    ) -> AbstractContextManager[Iterator[tuple[Task, Result]]]:
+        return each_as_done(work, tasks, self.jobs)
+
+
+def _context() -> BaseContext:
+    """Fork where that is safe: workers then start with everything loaded, in milliseconds."""
+    import multiprocessing
+
+    return multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+
+
+_work: Callable[[Any], Any]
+_tasks: Sequence[Any]
+
+
+def _start_worker(
+    work: Callable[[Task], Any], tasks: Sequence[Task], parent_gone: Connection, parent_end: Connection
+) -> None:
+    """Initialise a worker: keep the tasks, and end with the parent."""
+    global _work, _tasks
+    _work, _tasks = work, tasks
+    _end_with_parent(parent_gone, parent_end)
+
+
+def _work_on(index: int) -> Any:
+    return _work(_tasks[index])
+
+
+def _end_with_parent(parent_gone: Connection, parent_end: Connection) -> None:
+    """End when no process holds the pipe's other end. Ctrl-C is left to the parent, whose SIGTERM handler is undone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    parent_end.close()
+    threading.Thread(target=_wait_and_exit, args=(parent_gone,), daemon=True).start()
+
+
+def _wait_and_exit(parent_gone: Connection) -> None:
+    parent_gone.poll(None)
+    os._exit(1)
 
 
 class Executor(Protocol):
@@ -29,41 +122,3 @@ class Executor(Protocol):
         `work`: a function of a module, which depends on nothing but its argument. Raises what a task raised when its
         result is asked for, and `ExecutorLost` where the executor, or every worker that runs a task, is gone.
         """
-
-
-@dataclass(frozen=True)
-class ExecutorChoice:
-    """A checked choice of an executor, which starts nothing; `address`: of a Dask scheduler, "" for own workers."""
-
-    kind: str
-    address: str
-    jobs: int
-
-    @contextlib.contextmanager
-    def start(self) -> Iterator[Executor]:
-        """Start the executor, or connect to it, until the end of the block; `BadInput` if that fails."""
-        if self.kind == "dask":
-            from twin.executors.clusters import dask_executor
-
-            with dask_executor(self.address, self.jobs) as on_dask:
-                yield on_dask
-        elif self.kind == "ray":
-            from twin.executors.clusters import ray_executor
-
-            with ray_executor(self.jobs) as on_ray:
-                yield on_ray
-        else:
-            yield processes.Processes(self.jobs)
-
-
-def choose_executor(text: str = "local", jobs: int | None = None) -> ExecutorChoice:
-    """The executor that `--executor` and `--jobs` ask for; `BadInput` for an unknown one, or jobs of a cluster."""
-    if not isinstance(text, str):
-        raise BadInput(f"expected {KINDS}", field="--executor", value=text)
-    kind, _, address = text.partition("://")
-    host, _, port = address.rpartition(":")
-    if kind not in ("local", "dask", "ray") or ("://" in text and (kind != "dask" or not host or not port.isdecimal())):
-        raise BadInput(f"expected {KINDS}", field="--executor", value=text)
-    if address and jobs is not None:
-        raise BadInput(f"expected none beside --executor {text}, which has workers of its own", field="--jobs")
-    return ExecutorChoice(kind, address, jobs or process.usable_cores())

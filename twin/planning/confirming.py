@@ -2,19 +2,26 @@
 
 A search evaluates many candidates and takes the first that seems to meet its goals, so it tends to select one whose
 windows were favourable by chance. New windows have no such bias. They are of the same question with another seed, and
-the draws of the step times' error are new too.
+the draws of the step times' error are new too. Trials by these windows also say what confidence costs, and why
+alternatives lose, so that all rows have one basis.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from scenarios.fields import Goal
 from twin.planning.confidence import adjusted_p_value, p_value
 from twin.planning.evaluation import SEARCH_DRAWS, Evaluator
-from twin.planning.windows import Trial
+from twin.planning.family_estimates import RefusedFamily
+from twin.planning.question import Document, Question
+from twin.planning.space import Candidate
+from twin.planning.windows import Trial, in_unit
 
 OTHER_SEED = 1_000_000
 """Difference of the seeds of windows that select and of those that confirm."""
@@ -95,3 +102,133 @@ class Confirmer:
         shares = np.array([goal.limit if goal.metric == "goodput" else goal.quantile or 0.0 for goal in goals])
         expected_misses = np.where(shares > 0, variance / np.maximum(shares, 1e-9), 0.0)
         return adjusted_p_value(p_value(trial.excess, expected_misses), self._attempts, looks)
+
+
+LEVELS = (0.5, 0.8, 0.95)
+"""Confidences of the curve, beside that of the plan."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """The cheapest deployment that was seen to reach a confidence; None: the best estimate.
+
+    Attributes:
+        trial: None where no deployment reaches it.
+    """
+
+    confidence: float | None
+    trial: Trial | None
+
+    def document(self) -> Document:
+        """The entry of `twin.plan/1`."""
+        trial = self.trial
+        row: Document = dict.fromkeys(("name", "devices", "gpus", "cost_per_hour", "sure"))
+        if trial is not None:
+            candidate = trial.candidate
+            row = {"name": candidate.name, "devices": candidate.devices, "gpus": candidate.gpus,
+                   "cost_per_hour": candidate.cost, "sure": trial.sure}  # fmt: skip
+        return {"confidence": self.confidence, **row}
+
+
+def confidence_curve(
+    question: Question,
+    by_estimate: Trial,
+    best: Trial | None,
+    rungs: Sequence[Candidate],
+    trial_of: Callable[[Candidate], Trial],
+) -> list[Level]:
+    """The cheapest deployment at each confidence, by bisection of candidates of rising price.
+
+    Args:
+        rungs: from that of the best estimate on. trial_of: simulates one; called once for each.
+    """
+    plan_confidence, reliability = question.spec.confidence, question.spec.reliability
+    trials = {trial.candidate.name: trial for trial in (by_estimate, best) if trial is not None}
+
+    def trial_at(rung: int) -> Trial:
+        name = rungs[rung].name
+        if name not in trials:
+            trials[name] = trial_of(rungs[rung])
+        return trials[name]
+
+    def reaches(rung: int, confidence: float) -> bool:
+        trial = trial_at(rung)
+        return trial.probability >= reliability and (trial.sure or 0.0) >= confidence - 1e-9
+
+    levels, start = [Level(None, by_estimate)], 0
+    top = len(rungs) if best is None else [rung.name for rung in rungs].index(best.candidate.name)
+    for confidence in sorted({*LEVELS, plan_confidence}):
+        if best is not None and confidence == plan_confidence:
+            levels.append(Level(confidence, best))
+            start = top
+            continue
+        low, end = start, top if best is not None and confidence < plan_confidence else len(rungs)
+        high = low if low < end and rungs[low].name in trials and reaches(low, confidence) else end
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if reaches(middle, confidence) else (middle + 1, high)
+        start = low
+        levels.append(Level(confidence, trial_at(low) if low < len(rungs) else None))
+    return levels
+
+
+def why_not(
+    question: Question,
+    best: Trial | None,
+    trials: Sequence[Trial],
+    refused: Sequence[RefusedFamily],
+    statuses: Mapping[str, Counter[str]],
+) -> list[Document]:
+    """Each alternative and each layout without a row in a line: why it loses, and what would admit it.
+
+    Args:
+        trials: of the table, without the recommendation. statuses: reasons of candidates that are out, by layout.
+    """
+    lines = [
+        {"layout": trial.candidate.family.layout, "name": trial.candidate.name, "devices": trial.candidate.devices,
+         "why": _reason(trial, best), "admitted_by": _admission(question, trial)}
+        for trial in trials
+    ]  # fmt: skip
+    layouts = {trial.candidate.family.layout for trial in trials if trial.candidate.family.given is None}
+    layouts |= set() if best is None else {best.candidate.family.layout}
+    for layout in question.spec.layouts:
+        if layout in layouts:
+            continue
+        families = [family for family in refused if family.family.layout == layout]
+        bounds = [(goal.ratio(value), goal, value) for family in families for goal, value in family.bounds]
+        if bounds:
+            _, goal, value = min(bounds, key=lambda bound: bound[0])
+            limit, lowest = in_unit(goal, goal.limit), in_unit(goal, value)
+            why, admission = f"{goal.name} is at least {lowest}, goal {limit}, however many engines", _flag(goal, value)
+        else:
+            reasons = Counter(family.reason for family in families) + statuses.get(layout, Counter())
+            why = reasons.most_common(1)[0][0] if reasons else "it has no candidate within the limits"
+            admission = None
+        lines.append({"layout": layout, "name": None, "devices": None, "why": why, "admitted_by": admission})
+    return lines
+
+
+def _reason(trial: Trial, best: Trial | None) -> str:
+    if not trial.meets or best is None:
+        return trial.reason or "its goals are in doubt"
+    candidate, cheapest = trial.candidate, best.candidate
+    if candidate.cost is not None and cheapest.cost is not None and candidate.cost > cheapest.cost:
+        return f"meets the goals at {candidate.cost:.4g} an hour, {cheapest.cost:.4g} suffice"
+    if candidate.gpus > cheapest.gpus:
+        return f"meets the goals on {candidate.gpus} GPUs, {cheapest.gpus} suffice"
+    return "meets the goals, but the recommendation is simpler or has more room"
+
+
+def _admission(question: Question, trial: Trial) -> str | None:
+    """Flags under which a deployment would be taken: its worst values as goals, or a lower confidence."""
+    if trial.meets or trial.saturated:
+        return None
+    values = [(goal, trial.value(i)) for i, goal in enumerate(question.goals)]
+    flags = [_flag(goal, value) for goal, value in values if value is not None and goal.ratio(value) > 1]
+    if not flags and trial.sure is not None and 0.5 < trial.sure < question.spec.confidence:
+        flags.append(f"--confidence {trial.sure:g}")
+    return " ".join(flags) or None
+
+
+def _flag(goal: Goal, value: float) -> str:
+    return f"--slo {goal.name}={in_unit(goal, value).replace(' ', '').removesuffix('/s')}"

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from twin.planning.confidence_curve import LEVELS, Level, confidence_curve, why_not
-from twin.planning.confirming import OTHER_SEED, Confirmer, max_looks
+from twin.planning.confirming import LEVELS, OTHER_SEED, Confirmer, Level, confidence_curve, max_looks, why_not
 from twin.planning.evaluation import DRAWS, LONG_WINDOWS, Evaluator
 from twin.planning.family_estimates import FamilyEstimate, RefusedFamily, estimate_families, horizon
 from twin.planning.max_load import (

@@ -13,7 +13,7 @@ from latency_models.sources.roofline.spec import RooflineSpec, board_cell
 from latency_models.step_time import Unknown
 from scenarios.fields import Goal
 from scenarios.planning import EngineKindSpec
-from twin.planning.confidence_curve import Level
+from twin.planning.confirming import Level
 from twin.planning.cost import cost_of_nodes, costs, nodes_of
 from twin.planning.max_load import Load
 from twin.planning.question import Document, Question

@@ -16,7 +16,7 @@ import numpy as np
 
 from scenarios.reading import Settings, with_trace
 from scenarios.serving import check_scenario
-from twin.executors.processes import each_as_done
+from twin.executors.executor import each_as_done
 from twin.serving.engine.engine import Engine
 from twin.serving.plan.plan import Draw, ServingPlan, make_plan, widest
 from twin.serving.records.engine_log import Counters, EngineLog, StepFile

@@ -9,7 +9,7 @@ import torch
 
 from kernels.sampling import reference, triton
 from kernels.sampling.parameters import SamplingMetadata, SamplingParams
-from kernels.sampling.philox import philox, random_words
+from kernels.sampling.reference import philox, random_words
 
 SAMPLING_KINDS = [
     SamplingParams(temperature=0.0),

@@ -13,7 +13,7 @@ from kernels.sampling import SamplingParams  # noqa: E402
 from latency_models.stages import PassLatency  # noqa: E402
 from live.engine import Progress  # noqa: E402
 from live.topologies.bundle.coordinator import ROWS, BundleLayout  # noqa: E402
-from live.topologies.bundle.deployment import LocalBundle  # noqa: E402
+from live.topologies.deployments import LocalBundle  # noqa: E402
 from live.topologies.local import LocalNetwork  # noqa: E402
 from live.topologies.transport import Message, TransportError  # noqa: E402
 from schedulers.bundle_slots import REFILL_POLICIES, BundleSlots, Microbatch  # noqa: E402

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="the live backend needs the extra [l
 
 from latency_models.stages import MessageLink  # noqa: E402
 from live.topologies.bundle.coordinator import BundleLayout  # noqa: E402
-from live.topologies.bundle.deployment import LocalBundle  # noqa: E402
+from live.topologies.deployments import LocalBundle  # noqa: E402
 from live.topologies.direct_time import DirectTime, RoleTime  # noqa: E402
 from live.topologies.local import LocalNetwork, LocalTransport, Timekeeper  # noqa: E402
 from live.topologies.transport import (  # noqa: E402

@@ -18,9 +18,8 @@ from live.models.config import ModelConfig  # noqa: E402
 from live.models.decoder import Decoder  # noqa: E402
 from live.models.weights import random_weights  # noqa: E402
 from live.topologies.bundle.coordinator import BundleLayout  # noqa: E402
-from live.topologies.bundle.deployment import LocalBundle  # noqa: E402
+from live.topologies.deployments import LocalBundle, LocalPools  # noqa: E402
 from live.topologies.local import RoleStreams  # noqa: E402
-from live.topologies.pools.deployment import LocalPools  # noqa: E402
 from live.topologies.pools.layout import EnginePlace, PoolsLayout  # noqa: E402
 from tests.live.topologies.answers import CONFIGS, check_served, requests, settings  # noqa: E402
 

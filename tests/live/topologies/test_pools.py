@@ -16,8 +16,8 @@ from live.engine import Progress  # noqa: E402
 from live.executor import AsyncModelRunnerOutput  # noqa: E402
 from live.generation import Generation, make_generation  # noqa: E402
 from live.models.decoder import Decoder, Inputs, PagedCache  # noqa: E402
+from live.topologies.deployments import LocalPools  # noqa: E402
 from live.topologies.direct_time import DirectTime  # noqa: E402
-from live.topologies.pools.deployment import LocalPools  # noqa: E402
 from live.topologies.pools.layout import BLOCKS, FRONT, GIVEN_UP, LAST, MORE, EnginePlace, PoolsLayout  # noqa: E402
 from live.topologies.transport import Message  # noqa: E402
 from schedulers.batches import Batch  # noqa: E402

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="the live backend needs the extra [l
 
 from latency_models.stages import MessageLink  # noqa: E402
 from live.topologies.bundle.coordinator import BundleLayout  # noqa: E402
-from live.topologies.bundle.deployment import LocalBundle  # noqa: E402
+from live.topologies.deployments import LocalBundle  # noqa: E402
 from live.topologies.direct_time import DirectTime  # noqa: E402
 from live.validation.bundle import BundleRun, MeasuredBundle, run_in_turns  # noqa: E402
 from schedulers.bundle_slots import REFILL_POLICIES  # noqa: E402

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from reports.trace_events import trace_events, write_trace_events
+from reports.serving_run import trace_events, write_trace_events
 
 
 @dataclass

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from scenarios.reading import ImportedPlugin
+from twin.api.inputs import choose_executor
 from twin.executors import shipping
-from twin.executors.executor import choose_executor
 from twin.executors.shipping import IN_FLIGHT, LARGEST, Batch, Cabinet, Cluster, Done, Refused, Reply, run_batch
 from workloads.errors import BadInput
 

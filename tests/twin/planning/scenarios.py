@@ -7,7 +7,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from twin.executors.processes import Processes
+from twin.executors.executor import Processes
 from twin.planning.planner import Planner
 from twin.planning.question import Question, read_question
 from twin.planning.space import Candidate

@@ -15,8 +15,8 @@ from latency_models.io.files import find_data
 from latency_models.sources.roofline.work import WHOLE_STEP
 from latency_models.step_time import Unknown
 from tests.twin.serving.scenarios import scenario
+from twin.api.inputs import choose_executor
 from twin.cli import main
-from twin.executors.executor import choose_executor
 from twin.sweeps.ablation import (
     LAYOUT_ERROR,
     Ablation,

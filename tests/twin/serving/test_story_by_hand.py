@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from reports.trace_events import trace_events
+from reports.serving_run import trace_events
 from scenarios.fields import MeasureSpec
 from tests.twin.serving.by_hand import TICK, measured, play, requests
 from twin.serving.results.curves import timeseries

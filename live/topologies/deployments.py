@@ -1,20 +1,25 @@
-"""A bundle with its model: what each of its processes is started from, and a bundle in one process."""
+"""Bundles and pools with their models: what each of their processes is started from, and either in one process."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
-from live.loaded_model import DTYPES, Models
+from live.loaded_model import DTYPES, Models, ModelSource
 from live.models.decoder import Decoder
 from live.models.weights import ffns_of, with_new_counters, without_ffns
 from live.topologies.bundle.coordinator import COORDINATOR, BundleLayout, Coordinator
 from live.topologies.bundle.workers import AttentionWorker, FFNWorker, zero_rows
 from live.topologies.deployment import Deployment, MakeRole, OnProgress
 from live.topologies.local import Handover, LocalNetwork, LocalTopology, PackedMessages, Timekeeper
+from live.topologies.pools.frontend import Frontend
+from live.topologies.pools.layout import FRONT, PoolsLayout
+from live.topologies.pools.worker import EngineWorker
 from live.topologies.transport import Transport
 from schedulers.bundle_slots import REFILL_POLICIES, Refill, refill_fcfs
+from schedulers.step_policies import ChunkPolicy
 
 
 @dataclass(frozen=True)
@@ -73,3 +78,58 @@ class LocalBundle(LocalTopology):
         ]
         roles = [*(worker.run() for worker in self.attention), *(worker.run() for worker in ffns)]
         super().__init__(network, self.coordinator, roles)
+
+
+@dataclass(frozen=True)
+class PoolsDeployment(Deployment):
+    """Pools of engines, with the models' own weights by model, and what makes each engine's chunk policy."""
+
+    layout: PoolsLayout
+    modules: Mapping[str, ModelSource] = field(default_factory=dict)
+    chunks: tuple[Callable[[], ChunkPolicy | None], ...] = ()
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return tuple(self.layout.prefill) if len(self.layout.prefill) > 1 else ()
+
+    def front(self, transport: Transport, on_progress: OnProgress) -> Frontend:
+        return Frontend(self.layout, self.limits.max_model_len, transport, on_progress)
+
+    def load(self, rank: int, models: Models) -> MakeRole:
+        module = self.layout.engines[rank - 1].module
+        decoder = models.decoder(self.model if module is None else self.modules[module])
+        chunks = self.chunks[rank - 1]() if self.chunks else None
+        graphs = self.model.device != "cpu"
+        return lambda transport: EngineWorker(self.layout, rank, decoder, transport, chunks, graphs=graphs).run()
+
+    def _settings(self) -> object:
+        return [(name, source.config(), source.random, source.seed) for name, source in sorted(self.modules.items())]
+
+
+class LocalPools(LocalTopology):
+    """A topology of pools in one process, with the decoder of each module by name; None: the shared one."""
+
+    def __init__(
+        self,
+        layout: PoolsLayout,
+        decoder_of: Callable[[str | None], Decoder],
+        *,
+        timekeeper: Timekeeper | None = None,
+        packed: bool = False,
+        handover: Handover | None = None,
+        graphs: bool = False,
+        on_progress: OnProgress = lambda progress: None,
+        chunks: Callable[[], ChunkPolicy | None] = lambda: None,
+    ) -> None:
+        shared = decoder_of(None)
+        forms = layout.forms(shared.config, shared.weights.norm.dtype)
+        network = LocalNetwork(forms, timekeeper, PackedMessages(forms) if packed else handover)
+        transport, longest = network.transport, layout.limits(shared.config).max_model_len
+        self.frontend = Frontend(layout, longest, transport(FRONT), on_progress)
+        self.workers = [
+            EngineWorker(
+                layout, rank, decoder_of(place.module).for_another_stream(), transport(rank), chunks(), graphs=graphs
+            )
+            for rank, place in zip(layout.ranks, layout.engines, strict=True)
+        ]
+        super().__init__(network, self.frontend, [worker.run() for worker in self.workers])
