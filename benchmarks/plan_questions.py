@@ -200,7 +200,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         own, peer = row["twin"], row["aiconfigurator"] or {}
         answer = own.get("refused") or _gpus(own)
-        claimed, verdict = peer.get("claimed", peer.get("refused", "")), _brief(peer.get("simulated", ""))
+        claimed, verdict = peer.get("claimed", "no answer"), _brief(peer.get("simulated", ""))
         cells = [row["model"], f"{row['gpu']}, {row['load']}", answer, own["cpu"], claimed, verdict]
         if not row["aiconfigurator"]:
             cells[4] = "not asked"
@@ -220,14 +220,15 @@ def _gpus(own: dict[str, Any]) -> str:
         sure = "as estimated" if incumbent["sure"] is None else f"{100 * incumbent['sure']:.0f} % sure, not confirmed"
         return f"{text}; {incumbent['devices']} {sure}"
     if own["gpus"] is None:
-        return str(own["answer"]).split(". ")[0]
+        return str(own["answer"]).partition(". ")[0].partition(";")[0]
     return f"{own['devices']}" + (f" ({own['by_estimate']})" if own["by_estimate"] else "")
 
 
 def _brief(verdict: str) -> str:
-    """A verdict without the queue of a saturated system and the share of spans that meet a goal."""
+    """A verdict without the queue of a saturated system, and without the goal, which the load states."""
     head, saturated, _ = verdict.partition("saturated")
-    return (head + saturated).partition(" (")[0]
+    text = (head + saturated).partition(", goal")[0]
+    return text.replace(" GPUs:", ":").replace(" is at least ", " ≥ ").replace(" is ", " ")
 
 
 def _in_order(rows: dict[tuple[str, ...], dict[str, Any]]) -> list[dict[str, Any]]:
