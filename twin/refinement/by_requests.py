@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -129,22 +130,24 @@ class RequestEvidence(Evidence):
         kinds = np.repeat([TTFT, DECODING], [len(rows), len(self._several)])
         return Observations(np.log(durations), kinds, begin, end, phase / durations)
 
-    def mean_factor(self, typical: RefinedStepTime) -> tuple[float, float]:
+    def mean_factor(self, typical: RefinedStepTime) -> tuple[float, float] | None:
         """The factor that lengthens the simulated mean TPOT of the fitted requests as their noise does.
 
         Slower steps gather larger batches, so TPOT grows by more than steps do: the secant method finds by how much.
         """
+        self._advance("simulating")
+        times = self._simulate(typical)
+        if self._worsens(times):
+            return None
         rows = self._several[self._several >= self._warm_up]
         if not len(rows):
             return 0.0, 0.0
         tokens = self._run.answers[rows] - 1
 
-        def tpot(log_factor: float) -> Floats:
-            self._advance("simulating")
-            times = self._simulate(ScaledStepTime(typical, math.exp(log_factor)))
-            return (times.last - times.first)[rows] / tokens
+        def tpot(simulated: RequestTimes) -> Floats:
+            return (simulated.last - simulated.first)[rows] / tokens
 
-        predicted = tpot(0.0)
+        predicted = tpot(times)
         missing, deviation = log_mean_factor(self._run.decoding[rows] / tokens, predicted)
         aim = math.log(predicted.mean()) + missing
         log_factor, slope = 0.0, 1.0
@@ -153,43 +156,49 @@ class RequestEvidence(Evidence):
                 break
             step, before = missing / slope, missing
             log_factor += step
-            missing = aim - math.log(tpot(log_factor).mean())
+            self._advance("simulating")
+            slower = self._simulate(ScaledStepTime(typical, math.exp(log_factor)))
+            missing = aim - math.log(tpot(slower).mean())
             slope = max((before - missing) / step, 1.0)
         return log_factor, deviation / slope
 
-    def worsens(self, typical: RefinedStepTime) -> bool:
+    def _worsens(self, fitted: RequestTimes) -> bool:
         """True if a fit is further from the means of its own requests than the step times before it."""
-        before, after = (self._simulate(variant) for variant in (self.step_time, typical))
-        errors = self._part(self._rows[self._rows >= self._warm_up], before, after, [])
+        errors = self._part(self._rows[self._rows >= self._warm_up], fitted, [])
         rows = [errors[name] for name in ("ttft.mean", "tpot.mean") if name in errors]
         distances = [sum(abs(math.log1p(row[f"{when}_error"])) for row in rows) for when in ("before", "after")]
         return distances[1] > distances[0]
 
     def errors(self, refined: RefinedStepTime) -> dict[str, Any]:
         """Mean latencies of the compared requests and of the rest, before and after, with 95 % intervals after."""
-        before, after = (self._simulate(variant) for variant in (self.step_time, refined))
+        after = self._simulate(refined)
         draws = []
         for i in range(DRAWS):
             self._advance("drawing")
             draws.append(self._simulate(refined.draw(np.random.default_rng([self.scenario.seed, i, 2]))))
         others = np.setdiff1d(np.arange(len(self._run)), self._rows)
         return {
-            "fit": self._part(self._rows[self._rows >= self._warm_up], before, after, draws),
-            "rest": self._part(others, before, after, draws) if len(others) else None,
+            "fit": self._part(self._rows[self._rows >= self._warm_up], after, draws),
+            "rest": self._part(others, after, draws) if len(others) else None,
         }
 
     def _simulate(self, step_time: StepTime) -> RequestTimes:
         return simulate_requests(self._plan.with_step_time(step_time), {}, len(self._run))
 
-    def _part(
-        self, rows: NDArray[np.int64], before: RequestTimes, after: RequestTimes, draws: Sequence[RequestTimes]
-    ) -> dict[str, Any]:
+    @cached_property
+    def _before(self) -> RequestTimes:
+        """The requests as simulated before the refinement."""
+        return self._simulate(self.step_time)
+
+    def _part(self, rows: NDArray[np.int64], after: RequestTimes, draws: Sequence[RequestTimes]) -> dict[str, Any]:
         """Errors of the mean latencies of some requests."""
 
         def means(times: RequestTimes | MeasuredRun) -> dict[str, Any]:
             return _summary(times.start[rows], times.first[rows], times.last[rows], self._run.answers[rows])
 
-        return prediction_errors(means(self._run), [means(before)], [means(after)], [means(draw) for draw in draws])
+        return prediction_errors(
+            means(self._run), [means(self._before)], [means(after)], [means(draw) for draw in draws]
+        )
 
     def drift(self, errors: Mapping[str, Any]) -> float:
         """The error of the mean TPOT of the other requests."""

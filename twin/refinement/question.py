@@ -284,14 +284,10 @@ class Evidence(ABC):
     def estimate(self, names: Sequence[str]) -> Posterior:
         """Scores of unknowns, from the part of the run that is fitted."""
 
-    def worsens(self, typical: RefinedStepTime) -> bool:
-        """True if a fit is to be dropped, for what it says of its own evidence."""
-        return False
-
-    def mean_factor(self, typical: RefinedStepTime) -> tuple[float, float]:
+    def mean_factor(self, typical: RefinedStepTime) -> tuple[float, float] | None:
         """Logarithm of the factor from typical step times, of the estimated scores, to their means; its deviation.
 
-        Both are 0 where means are learned from.
+        Both are 0 where means are learned from. None if the fit is worse than the step times before it.
         """
         return 0.0, 0.0
 

@@ -64,14 +64,13 @@ def refine(question: Question, advance: Advance = lambda text: None) -> Refineme
     names = [unknown.name for unknown in unknowns]
     estimated = posterior = evidence.estimate(names)
     typical = _refined(step_time, names, posterior, 0.0)
-    mean_factor, deviation = 0.0, 0.0
-    if evidence.worsens(typical):
+    factor = evidence.mean_factor(typical)
+    if factor is None:
         notes.append(
             "the fit is further from the means of its own requests than before: step times are left as they were"
         )
         posterior = unlearned(posterior)
-    else:
-        mean_factor, deviation = evidence.mean_factor(typical)
+    mean_factor, deviation = factor or (0.0, 0.0)
     drift = math.hypot(evidence.min_drift, deviation)
     errors = evidence.errors(_refined(step_time, names, posterior, drift, math.exp(mean_factor)))
     document = _document(question, evidence, unknowns, posterior) | evidence.fields() | errors
