@@ -1,4 +1,4 @@
-"""What kernels are compared with on the same operands: other projects' kernels, checked first, and chains of calls.
+"""Peers of our kernels on the same operands: other projects' kernels, checked first, and chains of calls.
 
 Both packages are optional, compile for the GPU that they find, and are imported here only.
 

@@ -183,7 +183,8 @@ class BlockPool(KVCache):
 class HostTier:
     """Copies KV blocks of one engine to host memory and back; `BadInput` without the memory.
 
-    On a GPU copies are done in the order of its stream, like the steps that write and read the blocks: nobody waits.
+    On a GPU copies are done in the order of its stream, like the steps that write and read the blocks, without a
+    wait of the host.
 
     `content`: (slots, 2, layers, blocks of a slot, block size, kv_heads, head_dim), keys before values.
     """

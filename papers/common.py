@@ -1,4 +1,4 @@
-"""What the papers' programs share: published tables, scenarios, tasks, claims beside results, and small trainings."""
+"""Parts that the papers' programs share: published tables, scenarios, tasks, claims and results, small trainings."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class TimeLimits:
 
 
 class Ranks(Protocol):
-    """What the processes of a topology agree on, and the role of each rank; see `Deployment`."""
+    """The agreement of a topology's processes, and the role of each rank; see `Deployment`."""
 
     @property
     def names(self) -> list[str]: ...

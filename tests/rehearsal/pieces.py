@@ -165,7 +165,7 @@ def waiting(gpu: PretendedGPU) -> None:
 
 
 def host_tier(gpu: PretendedGPU) -> None:
-    """KV blocks go to host memory and back in the order of the stream: nobody waits for one."""
+    """KV blocks go to host memory and back in the order of the stream, and the host waits for none."""
     config = settings(4, num_gpu_blocks=24, kv_offloading=offloading())
     engine = Engine(shallow("qwen3-0.6b"), config, make_executor=GraphExecutor, depth=2)
     for generation in conversations():

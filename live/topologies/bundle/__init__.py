@@ -2,5 +2,4 @@
 
 coordinator  ranks and messages; the global queue decides which request gets which slot, by `schedulers.bundle_slots`
 workers      attention: requests, KV cache, attention, norms, gate, sampling; FFN: stateless, rows in and rows out
-deployment   what each process is started from; all workers in this process
 """

@@ -3,5 +3,4 @@
 layout      the engines and who serves which model, and the forms of their messages
 frontend    routes requests to engines, by `schedulers.routing`, and from prefill to decode engines
 worker      one engine, which sends and receives KV blocks
-deployment  the engines with their models; all engines in this process
 """
