@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -26,18 +27,12 @@ from torch.nn import functional
 from benchmarks import kernel_peers
 from benchmarks.kernel_peers import FLASHINFER, HUMMING
 from benchmarks.provenance import provenance
+from kernels.cases import SAMPLING_KINDS, Cases, random_layer
 from kernels.decode_attention import decode_attention
-from kernels.decode_attention.cases import cases as decode_cases
 from kernels.error_compensator import compensated_gemm
-from kernels.error_compensator.cases import random_layer
 from kernels.microbenchmark import Case, Timing, measure
 from kernels.prefill_attention import prefill_attention
-from kernels.prefill_attention.cases import cases as prefill_cases
-from kernels.rms_norm.cases import cases as rms_norm_cases
-from kernels.rope_kv_write.cases import cases as rope_cases
-from kernels.sampling.cases import cases as sampling_cases
 from kernels.shapes import Shape
-from kernels.silu_mul.cases import cases as silu_mul_cases
 from kernels.w4_gemm import dequantise, quantise, w4_gemm
 from kernels.w4_gemm.pack import GROUP, PackedWeight
 from live.device import device_name, versions
@@ -168,8 +163,9 @@ def elementwise(bench: Bench) -> None:
     """RMSNorm, rotary positions and SiLU·mul."""
     shape = SMALL if bench.small else LLAMA_31_8B
     tokens = [8] if bench.small else [1, 64, 2048, 32768]
-    for make in (rms_norm_cases, rope_cases, silu_mul_cases):
-        for case in make(shape, bench.device, bench.dtype, tokens):
+    cases = Cases(shape, bench.device, bench.dtype)
+    for make in (cases.rms_norm, cases.rope_kv_write, cases.silu_mul):
+        for case in map(make, tokens):
             timing = bench.time(case)
             if case.moved >= JUDGED_BYTES or bench.small:
                 share = timing.bandwidth(case) / bench.ceilings["copy"]
@@ -181,15 +177,16 @@ def attention(bench: Bench) -> None:
     and with FlashInfer's on paged ones."""
     shape = SMALL if bench.small else LLAMA_31_8B
     batches, contexts = ([2], [64]) if bench.small else ([1, 8, 64], [512, 2048, 8192])
-    for case in decode_cases(shape, bench.device, bench.dtype, batches, contexts):
+    cases = Cases(shape, bench.device, bench.dtype)
+    for case in itertools.starmap(cases.decode_attention, itertools.product(batches, contexts)):
         timing = bench.time(case)
         if case.moved >= JUDGED_BYTES or bench.small:
             share = timing.bandwidth(case) / bench.ceilings["copy"]
             bench.judged["decode attention, caches of 256 MB and more"].append(share)
         _fused(bench, shape, case.sizes["batch"], 1, case.sizes["context"], case.moved)
         _flashinfer(bench, shape, case.sizes["batch"], 1, case.sizes["context"], case.moved, timing.seconds)
-    chunks, before = ([32], [0]) if bench.small else ([512, 2048, 8192], [0])
-    for case in prefill_cases(shape, bench.device, bench.dtype, [1], chunks, before):
+    for chunk in [32] if bench.small else [512, 2048, 8192]:
+        case = cases.prefill_attention(1, chunk, 0)
         timing = bench.time(case)
         _fused(bench, shape, 1, case.sizes["chunk"], case.sizes["chunk"], case.moved)
         _flashinfer(bench, shape, 1, case.sizes["chunk"], case.sizes["chunk"], case.moved, timing.seconds)
@@ -231,8 +228,9 @@ def _flashinfer(bench: Bench, shape: Shape, batch: int, queries: int, tokens: in
 def sampling(bench: Bench) -> None:
     """Greedy, all of the vocabulary, and with exclusions; no target."""
     shape, rows = (SMALL, [2]) if bench.small else (LLAMA_31_8B, [1, 8, 64, 256])
-    for case in sampling_cases(shape, bench.device, bench.dtype, rows):
-        bench.time(case)
+    cases = Cases(shape, bench.device, bench.dtype)
+    for kind, sequences in itertools.product(SAMPLING_KINDS, rows):
+        bench.time(cases.sampling(sequences, kind))
 
 
 def four_bits(bench: Bench) -> None:

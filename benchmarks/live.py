@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from benchmarks.kernels import MISSED, RANK, Bench, about
-from kernels.error_compensator.cases import random_compensator
+from kernels.cases import random_compensator
 from kernels.sampling import SamplingParams
 from kernels.w4_gemm import PackedWeight
 from live.engine import Engine

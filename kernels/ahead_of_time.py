@@ -20,6 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
 import kernels
 from kernels import sass
 from kernels.shipping import Shipped
@@ -74,17 +78,12 @@ def shipped(operation: str) -> list[Shipped]:
 
 def source_of(kernel: Any, signature: Mapping[str, str], constants: Mapping[str, Any], aligned: Collection[str]) -> Any:
     """The input of Triton's compiler: a kernel, the types of its arguments in order, constants, and multiples of 16."""
-    from triton.compiler import ASTSource
-
     divisible = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(signature) if name in aligned}
     return ASTSource(kernel, dict(signature), dict(constants), divisible)
 
 
 def compile_shipped(operation: str, configuration: Shipped, arch: int) -> Compiled:
     """Compile one configuration for one compute capability. Triton caches the result."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-
     kernel = configuration.kernel
     types = iter(configuration.types.split())
     constants = dict(configuration.constants)

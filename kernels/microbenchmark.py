@@ -1,6 +1,6 @@
 """Times kernels: the median of many calls, warmed up, with inputs rotated past the caches, and the spread of repeats.
 
-An operation's `cases.py` says what can be measured: `cases(shape, device, dtype) -> Iterator[Case]`.
+`kernels.cases` has what can be measured.
 """
 
 from __future__ import annotations

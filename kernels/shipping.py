@@ -1,4 +1,4 @@
-"""The kernel configurations that ship: the SHIPPED list of each operation's `triton.py`.
+"""What kernels share: how they ship, the SHIPPED list of each operation's `triton.py`, and the type of their products.
 
 Triton compiles a kernel again for integer arguments that are 1 (as constants) and for multiples of 16. Numbers that
 change from step to step are therefore declared `do_not_specialize`: otherwise a server would stop for seconds.
@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
+import triton
+import triton.language as tl
 
 
 @dataclass(frozen=True)
@@ -37,3 +41,10 @@ class Shipped:
     def name(self) -> str:
         constants = ", ".join(f"{key}={value}" for key, value in self.constants.items())
         return f"{self.kernel.__name__}[{constants}]"
+
+
+def dot_type(dtype: torch.dtype) -> tl.dtype:
+    """The type that tensor cores multiply; float32 for bfloat16 under the interpreter, which has no bfloat16."""
+    if dtype == torch.bfloat16:
+        return tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16
+    return tl.float16 if dtype == torch.float16 else tl.float32

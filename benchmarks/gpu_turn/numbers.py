@@ -19,9 +19,9 @@ import torch
 from benchmarks.gpu_turn.stages import stage_parser
 from benchmarks.provenance import provenance
 from kernels import decode_attention, error_compensator, expert_gemm, prefill_attention, rms_norm, silu_mul, w4_gemm
+from kernels.cases import random_layer
 from kernels.decode_attention import reference as decode_reference
 from kernels.error_compensator import reference as compensator_reference
-from kernels.error_compensator.cases import random_layer
 from kernels.expert_gemm import reference as expert_reference
 from kernels.prefill_attention import reference as prefill_reference
 from kernels.rms_norm import reference as norm_reference

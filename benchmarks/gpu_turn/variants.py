@@ -23,15 +23,12 @@ import torch
 from benchmarks.gpu_turn.stages import stage_parser
 from benchmarks.kernels import LLAMA_31_8B, SMALL
 from benchmarks.provenance import provenance
+from kernels.cases import Cases
 from kernels.decode_attention import decode_attention, decode_work
 from kernels.decode_attention import triton as decode_kernels
 from kernels.decode_attention import work_list as decode_lists
-from kernels.decode_attention.cases import cases as decode_cases
 from kernels.microbenchmark import Case, measure
-from kernels.prefill_attention.cases import cases as prefill_cases
-from kernels.prefill_attention.cases import prompt_cases
 from kernels.sampling import triton as sampling_kernels
-from kernels.sampling.cases import cases as sampling_cases
 from kernels.shapes import Shape
 from kernels.w4_gemm import quantise, w4_gemm
 from kernels.w4_gemm import triton as w4_kernels
@@ -55,7 +52,8 @@ def variants(device: str, tiny: bool) -> Iterator[Variant]:
             case = decode_case(shape, lengths[: 3 if tiny else None], 65536, device, dtype)
             yield f"decode attention, {mix}, {waves} waves", [change], [case]
     sizes = [(2, 64)] if tiny else [(8, 8192), (64, 2048), (256, 1024)]
-    decodes = [case for batch, context in sizes for case in decode_cases(shape, device, dtype, [batch], [context])]
+    cases = Cases(shape, device, dtype)
+    decodes = [cases.decode_attention(batch, context) for batch, context in sizes]
     for tile, stages in [(64, 3)] if tiny else [(64, 3), (64, 4), (64, 5), (32, 3), (32, 5), (128, 3)]:
         changes = [
             mock.patch.object(decode_kernels, "tile_for", lambda head_dim, element, tile=tile: tile),
@@ -71,7 +69,7 @@ def variants(device: str, tiny: bool) -> Iterator[Variant]:
             tiling = w4_kernels.Tiling(64, 16, split, 4, stages)
             change = mock.patch.object(w4_kernels, "select", lambda *_, tiling=tiling: tiling)
             yield f"W4 of one token, split by {split}, {stages} stages", [change], single
-    draws = list(sampling_cases(shape, device, dtype, [2] if tiny else [1, 64, 256], ["filtered"]))
+    draws = [cases.sampling(count, "filtered") for count in ([2] if tiny else [1, 64, 256])]
     for bits in (1, 2, 4):
         yield f"sampling, {bits} bits a pass", [mock.patch.object(sampling_kernels, "SEARCH_BITS", bits)], draws
 
@@ -79,10 +77,11 @@ def variants(device: str, tiny: bool) -> Iterator[Variant]:
 def prompts(shape: Shape, device: str, dtype: torch.dtype, tiny: bool) -> Iterator[Variant]:
     """Attention of prompts without context, by this project's kernel and as the engine calls PyTorch's."""
     sizes = [24] if tiny else [512, 1024, 2048, 8192]
-    yield "prompts, triton", [], list(prefill_cases(shape, device, dtype, [1], sizes, [0]))
-    yield "prompts, PyTorch", [], list(prompt_cases(shape, device, dtype, sizes))
+    cases = Cases(shape, device, dtype)
+    yield "prompts, triton", [], [cases.prefill_attention(1, size, 0) for size in sizes]
+    yield "prompts, PyTorch", [], [cases.prompt_attention(size) for size in sizes]
     for batch in () if tiny else (4, 16):
-        (ours,) = prefill_cases(shape, device, dtype, [batch], [512], [0])
+        ours = cases.prefill_attention(batch, 512, 0)
         flash = replace(ours, prepare=partial(_flash, shape, batch, 512, device, dtype))
         yield f"{batch} prompts, triton", [], [ours]
         yield f"{batch} prompts, FlashAttention of PyTorch", [], [flash]

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from kernels.decode_attention.work_list import MAX_PARTS, Plan, WorkList, select, work_list
 from kernels.decode_attention.work_list import SHIPPED as work_list_kernels
-from kernels.shipping import Shipped
+from kernels.shipping import Shipped, dot_type
 
 LOG2_E = 1.4426950408889634
 RESIDENT = 4
@@ -66,28 +66,11 @@ def _tokens_of(work_ptr, item, SPLIT: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["table_stride"])
 def decode_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    tables_ptr,
-    work_ptr,
-    out_ptr,
-    partial_ptr,
-    lse_ptr,
-    table_stride,
-    block_stride,
-    token_stride,
-    head_stride,
-    scale,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    SPLIT: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    TILE: tl.constexpr,
-    DOT: tl.constexpr,
-):
+    q_ptr, k_ptr, v_ptr, tables_ptr, work_ptr, out_ptr, partial_ptr, lse_ptr,
+    table_stride, block_stride, token_stride, head_stride, scale,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, TILE: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
     """One key head of one part of a sequence; neighbours in the grid read neighbours in memory.
 
     `scale` includes log2 e. `work_ptr`: with SPLIT a `WorkList`'s parts, else the lengths of whole sequences. Whole
@@ -134,26 +117,11 @@ def decode_kernel(
 
 @triton.jit(do_not_specialize=["table_stride"])
 def latent_decode_kernel(
-    q_ptr,
-    cache_ptr,
-    tables_ptr,
-    work_ptr,
-    out_ptr,
-    partial_ptr,
-    lse_ptr,
-    heads,
-    table_stride,
-    block_stride,
-    token_stride,
-    scale,
-    LATENT: tl.constexpr,
-    ROPE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    SPLIT: tl.constexpr,
-    ROWS: tl.constexpr,
-    TILE: tl.constexpr,
-    DOT: tl.constexpr,
-):
+    q_ptr, cache_ptr, tables_ptr, work_ptr, out_ptr, partial_ptr, lse_ptr,
+    heads, table_stride, block_stride, token_stride, scale,
+    LATENT: tl.constexpr, ROPE: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr,
+    TILE: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
     """The `decode_kernel` for ROWS of the heads that all share one key; a tile is read once, as key and as value."""
     first = tl.program_id(0) * ROWS
     item = tl.program_id(1)
@@ -196,16 +164,10 @@ def latent_decode_kernel(
 
 @triton.jit(do_not_specialize=["items"])
 def join_kernel(
-    partial_ptr,
-    lse_ptr,
-    first_ptr,
-    out_ptr,
+    partial_ptr, lse_ptr, first_ptr, out_ptr,
     items,
-    HEAD_DIM: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    PARTS_PADDED: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-):
+    HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, PARTS_PADDED: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
     """out = Σ partial · 2^(lse − max) / Σ 2^(lse − max) over a sequence's parts; one program a head."""
     head = tl.program_id(0)
     sequence = tl.program_id(1)
@@ -275,7 +237,7 @@ def decode_attention(
         block_tables.stride(0), *k_cache.stride()[:3], scale * LOG2_E,
         GROUP=heads // kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, SPLIT=work is not None,
         ROWS=max(16, triton.next_power_of_2(heads // kv_heads)), COLUMNS=max(16, triton.next_power_of_2(head_dim)),
-        TILE=tile, DOT=dot_type(q), num_warps=4, num_stages=STAGES, maxnreg=REGISTERS if head_dim > 128 else None,
+        TILE=tile, DOT=dot_type(q.dtype), num_warps=4, num_stages=STAGES, maxnreg=REGISTERS if head_dim > 128 else None,
     )  # fmt: skip
     if work is not None:
         _join(out, partial, lse, work)
@@ -310,7 +272,7 @@ def latent_decode_attention(
         q, cache, block_tables, lengths if work is None else work.parts, out, partial, lse, heads,
         block_tables.stride(0), *cache.stride()[:2], scale * LOG2_E,
         LATENT=latent, ROPE=width - latent, BLOCK_SIZE=block_size, SPLIT=work is not None,
-        ROWS=rows, TILE=tile, DOT=dot_type(q), num_warps=warps, num_stages=2,
+        ROWS=rows, TILE=tile, DOT=dot_type(q.dtype), num_warps=warps, num_stages=2,
     )  # fmt: skip
     if work is not None:
         _join(out, partial, lse, work)
@@ -339,12 +301,6 @@ def multiprocessors(device: torch.device) -> int:
 def has_wgmma(device: torch.device) -> bool:
     """True if the GPU multiplies 64 rows at once (Hopper), and without a GPU."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
-
-
-def dot_type(x: torch.Tensor) -> tl.dtype:
-    """The type that matrices are multiplied in: their own, but float32 under the interpreter, which has no bfloat16."""
-    native = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-    return native.get(x.dtype, tl.float32) if x.is_cuda else tl.float32
 
 
 def _results(q: torch.Tensor, width: int, work: WorkList | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

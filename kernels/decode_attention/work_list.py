@@ -68,19 +68,11 @@ class WorkList:
 
 @triton.jit(do_not_specialize=["batch", "items", "fill"])
 def work_list_kernel(
-    lengths_ptr,
-    parts_ptr,
-    first_ptr,
-    batch,
-    items,
-    fill,
-    TILE: tl.constexpr,
-    LARGE: tl.constexpr,
-    MAX: tl.constexpr,
-    WAVES: tl.constexpr,
-    SEQUENCES: tl.constexpr,
+    lengths_ptr, parts_ptr, first_ptr,
+    batch, items, fill,
+    TILE: tl.constexpr, LARGE: tl.constexpr, MAX: tl.constexpr, WAVES: tl.constexpr, SEQUENCES: tl.constexpr,
     ITEMS: tl.constexpr,
-):
+):  # fmt: skip
     """ITEMS items of the list; every program adds up all lengths. SEQUENCES > 1 is a power of two, batch or more."""
     sequence = tl.arange(0, SEQUENCES)
     length = tl.load(lengths_ptr + sequence, mask=sequence < batch, other=0)

@@ -1,7 +1,4 @@
-"""The tail of a compensated product that is split over tensor-parallel ranks, up to the next layer's input.
-
-For buffers on several GPUs there is `triton.ec_tail_of_peers`.
-"""
+"""The tail of a compensated product that is split over tensor-parallel ranks, up to the next layer's input."""
 
 from __future__ import annotations
 

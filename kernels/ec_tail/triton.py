@@ -15,8 +15,8 @@ import triton.language as tl
 
 from kernels.error_compensator.factors import Compensator
 from kernels.error_compensator.triton import FIRST_SHARE, add_latent_product, gated, hidden_tile
-from kernels.shipping import Shipped
-from kernels.w4_gemm.triton import dot_type, is_last_to_arrive
+from kernels.shipping import Shipped, dot_type
+from kernels.w4_gemm.triton import is_last_to_arrive
 
 TOKENS = 16
 
@@ -27,72 +27,27 @@ def columns_for(rank: int) -> int:
 
 
 @triton.jit
-def peer(buffer_ptr, rank, stride, ADDRESSES: tl.constexpr, ELEMENT: tl.constexpr):
-    """One rank's buffer: an address in a table, or a slice of one tensor."""
-    if ADDRESSES:
-        own_ptr = tl.multiple_of(tl.load(buffer_ptr + rank), 16).to(tl.pointer_type(ELEMENT))
-    else:
-        own_ptr = buffer_ptr + rank * stride
-    return own_ptr
-
-
-@triton.jit
-def sum_over_peers(
-    buffer_ptr,
-    stride,
-    place,
-    mask,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    RANKS: tl.constexpr,
-    ADDRESSES: tl.constexpr,
-    ELEMENT: tl.constexpr,
-):
+def sum_over_ranks(buffer_ptr, stride, place, mask, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RANKS: tl.constexpr):
     """Σ over ranks, in their order; all loads are in flight at once."""
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for rank in tl.static_range(RANKS):
-        own_ptr = peer(buffer_ptr, rank, stride, ADDRESSES, ELEMENT)
         # Past the first-level cache: other GPUs write here.
-        total += tl.load(own_ptr + place, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+        total += tl.load(buffer_ptr + rank * stride + place, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
     return total
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def ec_tail_kernel(
-    outputs_ptr,
-    latents_ptr,
-    residual_ptr,
-    weight_ptr,
-    up_ptr,
-    up_scales_ptr,
-    first_ptr,
-    first_bias_ptr,
-    second_ptr,
-    second_bias_ptr,
-    y_ptr,
-    total_ptr,
-    wide_ptr,
-    squares_ptr,
-    counters_ptr,
-    alpha,
-    epsilon,
-    tokens,
-    hidden,
-    RANKS: tl.constexpr,
-    ADDRESSES: tl.constexpr,
-    OUTPUT: tl.constexpr,
-    RANK: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    HIDDEN_TILE: tl.constexpr,
-    TOKENS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DOT: tl.constexpr,
-):
+    outputs_ptr, latents_ptr, residual_ptr, weight_ptr, up_ptr, up_scales_ptr, first_ptr, first_bias_ptr, second_ptr,
+    second_bias_ptr, y_ptr, total_ptr, wide_ptr, squares_ptr, counters_ptr,
+    alpha, epsilon, tokens, hidden,
+    RANKS: tl.constexpr, RANK: tl.constexpr, HIDDEN: tl.constexpr,
+    HIDDEN_TILE: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
     """(COLUMNS, TOKENS) of the sum; then, if it is the last of its tokens, all of their rows' norm.
 
     wide: (tokens, hidden) and squares: (tiles of columns, tokens), float32, where programs leave what the last reads.
-    OUTPUT: the element type of the peers' outputs, where they are addresses; latents are float32. HIDDEN: the gate's
-    width, which is no relation of `hidden`.
+    HIDDEN: the gate's width, which is no relation of `hidden`.
     """
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -103,10 +58,10 @@ def ec_tail_kernel(
     up = tl.load(up_ptr + column[:, None] * RANK + latent[None, :], mask=column[:, None] < hidden, other=0)
     total = tl.load(residual_ptr + place, mask=mask, other=0.0).to(tl.float32)
     stride = tokens.to(tl.int64)
-    total += sum_over_peers(outputs_ptr, stride * hidden, place, mask, COLUMNS, TOKENS, RANKS, ADDRESSES, OUTPUT)
+    total += sum_over_ranks(outputs_ptr, stride * hidden, place, mask, COLUMNS, TOKENS, RANKS)
     latent_place = token[None, :].to(tl.int64) * RANK + latent[:, None]
     near = here & (latent[:, None] < RANK)
-    z = sum_over_peers(latents_ptr, stride * RANK, latent_place, near, RANK, TOKENS, RANKS, ADDRESSES, tl.float32)
+    z = sum_over_ranks(latents_ptr, stride * RANK, latent_place, near, RANK, TOKENS, RANKS)
     z = alpha * gated(z, first_ptr, first_bias_ptr, second_ptr, second_bias_ptr, RANK, TOKENS, HIDDEN, HIDDEN_TILE)
     up_scales = tl.load(up_scales_ptr + column, mask=column < hidden, other=0.0)
     total = add_latent_product(total, up, up_scales, z, DOT)
@@ -143,43 +98,6 @@ def ec_tail(
     assert outputs.is_contiguous(), "ranks' buffers must follow one another"
     assert latents.is_contiguous(), "ranks' buffers must follow one another"
     assert latents.dtype == torch.float32, "latents are staged unrounded"
-    return _launch(outputs, latents, residual, weight, compensator, epsilon, outputs.dtype, addresses=False)
-
-
-def ec_tail_of_peers(
-    output_addresses: torch.Tensor,
-    latent_addresses: torch.Tensor,
-    output_type: torch.dtype,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    compensator: Compensator,
-    epsilon: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `reference.ec_tail`, of staging buffers wherever this device can read: symmetric memory of several GPUs.
-
-    All ranks must have written before this is launched, and none may write again before all have read: the caller sets
-    up barriers.
-
-    Args:
-        output_addresses: (ranks,) int64, multiples of 16, each of a (tokens, hidden) buffer of `output_type`.
-        latent_addresses: (ranks,) int64, each of a (tokens, rank of the compensator) float32 buffer.
-    """
-    return _launch(
-        output_addresses, latent_addresses, residual, weight, compensator, epsilon, output_type, addresses=True
-    )
-
-
-def _launch(
-    outputs: torch.Tensor,
-    latents: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    compensator: Compensator,
-    epsilon: float,
-    output_type: torch.dtype,
-    *,
-    addresses: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
     assert residual.is_contiguous(), "rows must follow one another"
     tokens, hidden = residual.shape
     y, total = torch.empty_like(residual), torch.empty_like(residual)
@@ -191,14 +109,11 @@ def _launch(
     ec_tail_kernel[(tiles, triton.cdiv(tokens, TOKENS))](
         outputs, latents, residual, weight, compensator.up, compensator.up_scales, compensator.first,
         compensator.first_bias, compensator.second, compensator.second_bias, y, total, wide, squares,
-        compensator.arrivals, compensator.alpha, epsilon, tokens, hidden, RANKS=outputs.shape[0], ADDRESSES=addresses,
-        OUTPUT=ELEMENTS[output_type], **_constants(compensator.rank, compensator.first.shape[0], residual.dtype),
+        compensator.arrivals, compensator.alpha, epsilon, tokens, hidden, RANKS=outputs.shape[0],
+        **_constants(compensator.rank, compensator.first.shape[0], residual.dtype),
         num_warps=8,
     )  # fmt: skip
     return y, total
-
-
-ELEMENTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 def _constants(rank: int, gate_width: int, dtype: torch.dtype) -> dict[str, object]:
@@ -215,16 +130,10 @@ def _constants(rank: int, gate_width: int, dtype: torch.dtype) -> dict[str, obje
 SHIPPED = [
     Shipped(
         ec_tail_kernel,
-        f"{'*i64 *i64' if addresses else '*bf16 *fp32'} *bf16 *bf16 *i8 *fp32 *fp16 *fp16 *fp16 *fp16 *bf16 *bf16"
-        " *fp32 *fp32 *i32 fp32 fp32 i32 i32",
-        {
-            "RANKS": ranks,
-            "ADDRESSES": addresses,
-            "OUTPUT": tl.bfloat16,
-            **_constants(rank, 4 * rank, torch.bfloat16),
-        },
+        "*bf16 *fp32 *bf16 *bf16 *i8 *fp32 *fp16 *fp16 *fp16 *fp16 *bf16 *bf16 *fp32 *fp32 *i32 fp32 fp32 i32 i32",
+        {"RANKS": ranks, **_constants(rank, 4 * rank, torch.bfloat16)},
         num_warps=8,
         aligned=("hidden",),
     )
-    for ranks, rank, addresses in ((2, 32, False), (4, 32, True), (8, 32, True), (4, 64, True), (4, 128, True))
+    for ranks, rank in ((2, 32), (4, 32), (8, 32), (4, 64), (4, 128))
 ]

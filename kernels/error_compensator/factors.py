@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from kernels.w4_gemm.pack import ROWS
+
+PARTS = {
+    "down": (torch.int8, ("rank", "inputs")),
+    "down_scales": (torch.float32, ("rank",)),
+    "up": (torch.int8, ("outputs", "rank")),
+    "up_scales": (torch.float32, ("outputs",)),
+    "first": (torch.float16, ("hidden", "rank")),
+    "first_bias": (torch.float16, ("hidden",)),
+    "second": (torch.float16, ("rank", "hidden")),
+    "second_bias": (torch.float16, ("rank",)),
+}
+"""The tensors of a compensator with their types and axes."""
 
 HIDDEN_PADDING = 64
 """The gate's width is filled up to a multiple of this."""
@@ -20,10 +33,8 @@ class Compensator:
     nothing: a latent coordinate that is 0 stays 0.
 
     Attributes:
-        down: A, (rank, inputs) int8; down_scales: (rank,) float32, of its rows.
-        up: B, (rows, rank) int8; up_scales: (rows,) float32.
-        first, first_bias: W₁ (hidden, rank) and b₁. second, second_bias: W₂ (rank, hidden) and b₂. All float16.
-        alpha: α.
+        down, up: A and B; down_scales, up_scales: of their rows. first, first_bias, second, second_bias: W₁, b₁, W₂ and
+            b₂. alpha: α.
         arrivals: int32 zeros that kernels count in; every launch leaves zeros. One compensator may therefore be in one
             launch at a time; on another stream, use a copy with other counters.
         outputs: of B.
@@ -70,57 +81,32 @@ def compensator(
     """
     small_down, down_scales = _int8(down)
     small_up, up_scales = _int8(up)
-    gate = (first.half(), first_bias.half(), second.half(), second_bias.half())
-    return from_int8(small_down, down_scales, small_up, up_scales, *gate, alpha)
+    gate = {"first": first, "first_bias": first_bias, "second": second, "second_bias": second_bias}
+    factors = {"down": small_down, "down_scales": down_scales, "up": small_up, "up_scales": up_scales}
+    return from_int8(factors | {name: part.half() for name, part in gate.items()}, alpha)
 
 
-def from_int8(
-    down: torch.Tensor,
-    down_scales: torch.Tensor,
-    up: torch.Tensor,
-    up_scales: torch.Tensor,
-    first: torch.Tensor,
-    first_bias: torch.Tensor,
-    second: torch.Tensor,
-    second_bias: torch.Tensor,
-    alpha: float = 1.0,
-) -> Compensator:
-    """Pad parts that are rounded already, as a checkpoint has them.
-
-    Args:
-        down: A, (r, inputs) int8; down_scales: (r,) float32. up: B, (outputs, r) int8; up_scales: (outputs,) float32.
-        first: W₁, (h, r); first_bias: (h,). second: W₂, (r, h); second_bias: (r,). All float16.
-    """
-    pad, outputs = torch.nn.functional.pad, up.shape[0]
-    more_rank = max(16, 1 << (down.shape[0] - 1).bit_length()) - down.shape[0]
-    more_hidden, more_rows = -first.shape[0] % HIDDEN_PADDING, -outputs % ROWS
-    return Compensator(
-        pad(down, (0, 0, 0, more_rank)).contiguous(),
-        pad(down_scales, (0, more_rank)),
-        pad(up, (0, more_rank, 0, more_rows)).contiguous(),
-        pad(up_scales, (0, more_rows)),
-        pad(first, (0, more_rank, 0, more_hidden)).contiguous(),
-        pad(first_bias, (0, more_hidden)),
-        pad(second, (0, more_hidden, 0, more_rank)).contiguous(),
-        pad(second_bias, (0, more_rank)),
-        alpha,
-        torch.zeros(4096, dtype=torch.int32, device=down.device),
-        outputs,
-    )
+def from_int8(parts: Mapping[str, torch.Tensor], alpha: float = 1.0) -> Compensator:
+    """Pad `PARTS` that are rounded already, as a checkpoint has them; their sizes are those before padding."""
+    (rank, _), outputs, hidden = parts["down"].shape, len(parts["up"]), len(parts["first"])
+    missing = {
+        "rank": max(16, 1 << (rank - 1).bit_length()) - rank, "hidden": -hidden % HIDDEN_PADDING,
+        "outputs": -outputs % ROWS,
+    }  # fmt: skip
+    padded = {}
+    for name, (_, axes) in PARTS.items():
+        pads = [side for axis in reversed(axes) for side in (0, missing.get(axis, 0))]
+        padded[name] = torch.nn.functional.pad(parts[name], pads).contiguous()
+    arrivals = torch.zeros(4096, dtype=torch.int32, device=parts["down"].device)
+    return Compensator(**padded, alpha=alpha, arrivals=arrivals, outputs=outputs)
 
 
 def to_int8(compensator: Compensator, rank: int) -> dict[str, torch.Tensor]:
-    """The parts that `from_int8` takes, by name, without what pads them. `rank`: r, before padding."""
-    hidden = 4 * rank
+    """The parts that `from_int8` takes, without what pads them. `rank`: r, before padding."""
+    sizes = {"rank": rank, "hidden": 4 * rank, "outputs": compensator.outputs}
     return {
-        "down": compensator.down[:rank],
-        "down_scales": compensator.down_scales[:rank],
-        "up": compensator.up[: compensator.outputs, :rank],
-        "up_scales": compensator.up_scales[: compensator.outputs],
-        "first": compensator.first[:hidden, :rank],
-        "first_bias": compensator.first_bias[:hidden],
-        "second": compensator.second[:rank, :hidden],
-        "second_bias": compensator.second_bias[:rank],
+        name: getattr(compensator, name)[tuple(slice(sizes.get(axis)) for axis in axes)]
+        for name, (_, axes) in PARTS.items()
     }
 
 

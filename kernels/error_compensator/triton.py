@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 
 from kernels.error_compensator.factors import HIDDEN_PADDING, Compensator
-from kernels.shipping import Shipped
+from kernels.shipping import Shipped, dot_type
 from kernels.w4_gemm import triton as w4
 from kernels.w4_gemm.pack import GROUP, SPAN, STEPS, PackedWeight
 
@@ -65,15 +65,9 @@ def tanh(x):
 @triton.jit
 def gated(
     z,
-    first_ptr,
-    first_bias_ptr,
-    second_ptr,
-    second_bias_ptr,
-    RANK: tl.constexpr,
-    TOKENS: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    HIDDEN_TILE: tl.constexpr,
-):
+    first_ptr, first_bias_ptr, second_ptr, second_bias_ptr,
+    RANK: tl.constexpr, TOKENS: tl.constexpr, HIDDEN: tl.constexpr, HIDDEN_TILE: tl.constexpr,
+):  # fmt: skip
     """γ(z) ⊙ z for z (RANK, TOKENS). Tensor cores round z to 11 bits for the gate's argument (tf32)."""
     latent = tl.arange(0, RANK)
     logits = tl.zeros((RANK, TOKENS), tl.float32) + tl.load(second_bias_ptr + latent).to(tl.float32)[:, None]
@@ -89,18 +83,10 @@ def gated(
 
 @triton.jit
 def share_of_latent(
-    x_ptr,
-    down_ptr,
-    token,
-    first,
-    last,
-    tokens,
-    inputs,
-    RANK: tl.constexpr,
-    TOKENS: tl.constexpr,
-    INPUT_TILE: tl.constexpr,
-    DOT: tl.constexpr,
-):
+    x_ptr, down_ptr,
+    token, first, last, tokens, inputs,
+    RANK: tl.constexpr, TOKENS: tl.constexpr, INPUT_TILE: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
     """Σ over inputs first … last − 1 of A · xᵀ without A's scales, (RANK, TOKENS).
 
     x is the left factor: A, which is converted, would be one in registers, and the products of a pipelined loop read
@@ -120,30 +106,11 @@ def share_of_latent(
 
 @triton.jit
 def leave_latent(
-    x_ptr,
-    down_ptr,
-    down_scales_ptr,
-    first_ptr,
-    first_bias_ptr,
-    second_ptr,
-    second_bias_ptr,
-    alpha,
-    shares_ptr,
-    latent_ptr,
-    counter_ptr,
-    token,
-    share,
-    tokens,
-    inputs,
-    RANK: tl.constexpr,
-    TOKENS: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    HIDDEN_TILE: tl.constexpr,
-    INPUT_TILE: tl.constexpr,
-    SHARES: tl.constexpr,
-    GATED: tl.constexpr,
-    DOT: tl.constexpr,
-):
+    x_ptr, down_ptr, down_scales_ptr, first_ptr, first_bias_ptr, second_ptr, second_bias_ptr, alpha, shares_ptr,
+    latent_ptr, counter_ptr, token, share, tokens, inputs,
+    RANK: tl.constexpr, TOKENS: tl.constexpr, HIDDEN: tl.constexpr, HIDDEN_TILE: tl.constexpr,
+    INPUT_TILE: tl.constexpr, SHARES: tl.constexpr, GATED: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
     """Compute one share of Ax; the last program stores α · γ(Ax) ⊙ Ax, (tokens, RANK), or Ax itself if not GATED.
 
     Returns:
@@ -182,46 +149,14 @@ def awaited_latent(latent_at_ptr, mask, counters_ptr):
 
 @triton.jit(do_not_specialize=["tokens"])
 def fused_kernel(
-    x_ptr,
-    qweight_ptr,
-    scales_ptr,
-    zeros_ptr,
-    y_ptr,
-    parts_ptr,
-    arrivals_ptr,
-    down_ptr,
-    down_scales_ptr,
-    up_ptr,
-    up_scales_ptr,
-    first_ptr,
-    first_bias_ptr,
-    second_ptr,
-    second_bias_ptr,
-    shares_ptr,
-    latent_ptr,
-    counters_ptr,
-    alpha,
-    tokens,
-    outputs,
-    inputs,
-    all_rows,
-    blocks,
-    BITS: tl.constexpr,
-    GROUPED: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    RAGGED: tl.constexpr,
-    ROWS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    SPLIT: tl.constexpr,
-    STAGES: tl.constexpr,
-    DOT: tl.constexpr,
-    RANK: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    HIDDEN_TILE: tl.constexpr,
-    INPUT_TILE: tl.constexpr,
-    SHARES: tl.constexpr,
+    x_ptr, qweight_ptr, scales_ptr, zeros_ptr, y_ptr, parts_ptr, arrivals_ptr, down_ptr, down_scales_ptr, up_ptr,
+    up_scales_ptr, first_ptr, first_bias_ptr, second_ptr, second_bias_ptr, shares_ptr, latent_ptr, counters_ptr,
+    alpha, tokens, outputs, inputs, all_rows, blocks,
+    BITS: tl.constexpr, GROUPED: tl.constexpr, HAS_ZEROS: tl.constexpr, RAGGED: tl.constexpr, ROWS: tl.constexpr,
+    TOKENS: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr, RANK: tl.constexpr,
+    HIDDEN: tl.constexpr, HIDDEN_TILE: tl.constexpr, INPUT_TILE: tl.constexpr, SHARES: tl.constexpr,
     GATED: tl.constexpr,
-):
+):  # fmt: skip
     """The first SHARES programs store the gated latent; the others are W4 tiles and add B to it. One tile of tokens.
 
     If not GATED, both are stored as they are, for ranks' parts to be summed, and no program waits.
@@ -269,27 +204,12 @@ def fused_kernel(
 
 @triton.jit(do_not_specialize=["tokens"])
 def latent_kernel(
-    x_ptr,
-    down_ptr,
-    down_scales_ptr,
-    first_ptr,
-    first_bias_ptr,
-    second_ptr,
-    second_bias_ptr,
-    shares_ptr,
-    latent_ptr,
+    x_ptr, down_ptr, down_scales_ptr, first_ptr, first_bias_ptr, second_ptr, second_bias_ptr, shares_ptr, latent_ptr,
     counters_ptr,
-    alpha,
-    tokens,
-    inputs,
-    RANK: tl.constexpr,
-    TOKENS: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    HIDDEN_TILE: tl.constexpr,
-    INPUT_TILE: tl.constexpr,
-    SHARES: tl.constexpr,
-    DOT: tl.constexpr,
-):
+    alpha, tokens, inputs,
+    RANK: tl.constexpr, TOKENS: tl.constexpr, HIDDEN: tl.constexpr, HIDDEN_TILE: tl.constexpr,
+    INPUT_TILE: tl.constexpr, SHARES: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
     """α · γ(Ax) ⊙ Ax of many tokens: a tile of tokens and a share of the inputs."""
     tile = tl.program_id(0) // SHARES
     leave_latent(
@@ -301,18 +221,10 @@ def latent_kernel(
 
 @triton.jit(do_not_specialize=["tokens"])
 def correction_kernel(
-    y_ptr,
-    latent_ptr,
-    up_ptr,
-    up_scales_ptr,
-    tokens,
-    outputs,
-    ADDED: tl.constexpr,
-    RANK: tl.constexpr,
-    TOKENS: tl.constexpr,
-    ROWS: tl.constexpr,
-    DOT: tl.constexpr,
-):
+    y_ptr, latent_ptr, up_ptr, up_scales_ptr,
+    tokens, outputs,
+    ADDED: tl.constexpr, RANK: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
     """y = latent · Bᵀ, or y += latent · Bᵀ in place."""
     latent = tl.arange(0, RANK)
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
@@ -453,7 +365,7 @@ def leave_gated_latent(
     latent_kernel[(triton.cdiv(tokens, tile) * count,)](
         x, compensator.down, compensator.down_scales, compensator.first, compensator.first_bias, compensator.second,
         compensator.second_bias, parts, latent, compensator.arrivals, compensator.alpha, tokens, inputs,
-        **_constants(compensator.rank, compensator.first.shape[0], count), TOKENS=tile, DOT=w4.dot_type(x.dtype),
+        **_constants(compensator.rank, compensator.first.shape[0], count), TOKENS=tile, DOT=dot_type(x.dtype),
         num_warps=4,
     )  # fmt: skip
 
@@ -463,7 +375,7 @@ def correct(y: torch.Tensor, latent: torch.Tensor, compensator: Compensator, *, 
     tokens, outputs = latent.shape[0], compensator.outputs
     correction_kernel[(triton.cdiv(outputs, 128), triton.cdiv(tokens, 64))](
         y, latent, compensator.up, compensator.up_scales, tokens, outputs, ADDED=added, RANK=compensator.rank,
-        TOKENS=64, ROWS=128, DOT=w4.dot_type(y.dtype), num_warps=8,
+        TOKENS=64, ROWS=128, DOT=dot_type(y.dtype), num_warps=8,
     )  # fmt: skip
 
 

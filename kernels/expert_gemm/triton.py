@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.shipping import Shipped
+from kernels.shipping import Shipped, dot_type
 
 ROUTE_TOKENS = 4
 SORT_CHUNKS = 256, 1024
@@ -55,26 +55,12 @@ def most_tiles(assignments: int, experts: int, tile: int) -> int:
     return (assignments + min(experts, assignments) * (tile - 1)) // tile
 
 
-def dot_type(dtype: torch.dtype) -> tl.dtype:
-    """The type that tensor cores multiply; float32 for bfloat16 under the interpreter, which has no bfloat16."""
-    if dtype == torch.bfloat16:
-        return tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16
-    return tl.float16 if dtype == torch.float16 else tl.float32
-
-
 @triton.jit(do_not_specialize=["tokens"])
 def route_kernel(
-    logits_ptr,
-    weights_ptr,
-    experts_ptr,
-    tokens,
-    experts,
-    CHOSEN: tl.constexpr,
-    PLACES: tl.constexpr,
-    RENORMALISE: tl.constexpr,
-    TOKENS: tl.constexpr,
-    EXPERTS: tl.constexpr,
-):
+    logits_ptr, weights_ptr, experts_ptr,
+    tokens, experts,
+    CHOSEN: tl.constexpr, PLACES: tl.constexpr, RENORMALISE: tl.constexpr, TOKENS: tl.constexpr, EXPERTS: tl.constexpr,
+):  # fmt: skip
     """Softmax over the experts and its CHOSEN largest, for TOKENS tokens. EXPERTS, PLACES: powers of two."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)[:, None]
     expert = tl.arange(0, EXPERTS)[None, :]
@@ -111,20 +97,10 @@ def count_kernel(experts_ptr, counts_ptr, assignments, EXPERTS: tl.constexpr, CH
 
 @triton.jit(do_not_specialize=["assignments", "tiles"])
 def sort_kernel(
-    experts_ptr,
-    counts_ptr,
-    order_ptr,
-    tile_expert_ptr,
-    tile_first_ptr,
-    tile_end_ptr,
-    assignments,
-    tiles,
-    TILE: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    COUNTED: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-):
+    experts_ptr, counts_ptr, order_ptr, tile_expert_ptr, tile_first_ptr, tile_end_ptr,
+    assignments, tiles,
+    TILE: tl.constexpr, EXPERTS: tl.constexpr, CHUNK: tl.constexpr, COUNTED: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
     """The assignments of one chunk in the order of all; and a share of the tiles.
 
     An expert's assignments lie behind those of the experts before it, and in their own order. The tables of tiles have
@@ -188,23 +164,11 @@ def token_tile(x_ptr, source, start, row_mask, inputs, INPUTS: tl.constexpr, RAG
 
 @triton.jit
 def gate_up_kernel(
-    x_ptr,
-    weights_ptr,
-    hidden_ptr,
-    order_ptr,
-    tile_expert_ptr,
-    tile_first_ptr,
-    tile_end_ptr,
-    inputs,
-    intermediate,
-    CHOSEN: tl.constexpr,
-    RAGGED: tl.constexpr,
-    ROWS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    INPUTS: tl.constexpr,
-    STAGES: tl.constexpr,
-    DOT: tl.constexpr,
-):
+    x_ptr, weights_ptr, hidden_ptr, order_ptr, tile_expert_ptr, tile_first_ptr, tile_end_ptr,
+    inputs, intermediate,
+    CHOSEN: tl.constexpr, RAGGED: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, INPUTS: tl.constexpr,
+    STAGES: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
     """silu(gate x) ⊙ (up x) of a tile of assignments: ROWS rows of gate and the same of up. Left in sorted order."""
     row_tiles = tl.cdiv(intermediate, ROWS)
     tile = tl.program_id(0) // row_tiles
@@ -232,22 +196,11 @@ def gate_up_kernel(
 
 @triton.jit
 def down_kernel(
-    hidden_ptr,
-    weights_ptr,
-    made_ptr,
-    order_ptr,
-    tile_expert_ptr,
-    tile_first_ptr,
-    tile_end_ptr,
-    inputs,
-    outputs,
-    RAGGED: tl.constexpr,
-    ROWS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    INPUTS: tl.constexpr,
-    STAGES: tl.constexpr,
+    hidden_ptr, weights_ptr, made_ptr, order_ptr, tile_expert_ptr, tile_first_ptr, tile_end_ptr,
+    inputs, outputs,
+    RAGGED: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, INPUTS: tl.constexpr, STAGES: tl.constexpr,
     DOT: tl.constexpr,
-):
+):  # fmt: skip
     """down · hidden of a tile of assignments, from sorted order back to the assignments'."""
     row_tiles = tl.cdiv(outputs, ROWS)
     tile = tl.program_id(0) // row_tiles

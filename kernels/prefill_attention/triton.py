@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.shipping import Shipped
+from kernels.shipping import Shipped, dot_type
 
 LOG2_E = 1.4426950408889634
 
@@ -84,26 +84,12 @@ def _find_tile(cu_ptr, sequences, tokens, tile, TOKENS: tl.constexpr, SEQUENCES:
 
 @triton.jit
 def _go_through(
-    total,
-    running_max,
-    running_sum,
-    q,
-    k_ptr,
-    v_ptr,
-    table,
-    last_seen,
-    begin,
-    end,
-    block_stride,
-    token_stride,
-    scale,
-    HEAD_DIM: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    DOT: tl.constexpr,
+    total, running_max, running_sum, q,
+    k_ptr, v_ptr,
+    table, last_seen, begin, end, block_stride, token_stride, scale,
+    HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, DOT: tl.constexpr,
     MASKED: tl.constexpr,
-):
+):  # fmt: skip
     """Tiles of keys from `begin` to `end`; if MASKED, a row sees those at positions up to its `last_seen` only."""
     column = tl.arange(0, COLUMNS)
     token = tl.arange(0, TILE)
@@ -133,29 +119,11 @@ def _go_through(
 
 @triton.jit(do_not_specialize=["sequences", "tokens", "table_stride"])
 def prefill_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    tables_ptr,
-    cu_ptr,
-    contexts_ptr,
-    out_ptr,
-    sequences,
-    tokens,
-    table_stride,
-    block_stride,
-    token_stride,
-    head_stride,
-    scale,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    TILE: tl.constexpr,
-    SEQUENCES: tl.constexpr,
-    DOT: tl.constexpr,
-):
+    q_ptr, k_ptr, v_ptr, tables_ptr, cu_ptr, contexts_ptr, out_ptr,
+    sequences, tokens, table_stride, block_stride, token_stride, head_stride, scale,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr,
+    TILE: tl.constexpr, SEQUENCES: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
     """One tile of one chunk, for the GROUP query heads of one key head; `scale` includes log2 e.
 
     Neighbours in the grid are tiles of one sequence and share their keys in the second-level cache.
@@ -227,7 +195,7 @@ def prefill_attention(
         q, k_cache, v_cache, block_tables, cu_seqlens, context_lengths, out, sequences, tokens, block_tables.stride(0),
         *k_cache.stride()[:3], scale * LOG2_E, GROUP=group, HEAD_DIM=head_dim,
         COLUMNS=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size, ROWS=plan.rows, TILE=plan.tile,
-        SEQUENCES=max(FEWEST, triton.next_power_of_2(sequences + 1)), DOT=dot_type(q), num_warps=plan.warps,
+        SEQUENCES=max(FEWEST, triton.next_power_of_2(sequences + 1)), DOT=dot_type(q.dtype), num_warps=plan.warps,
         num_stages=plan.stages,
     )  # fmt: skip
     return out
@@ -248,12 +216,6 @@ def most_tiles(tokens: int, sequences: int, tile: int) -> int:
     Σ ⌈lᵢ / t⌉ ≤ Σ (lᵢ + t − 1) / t < Σ lᵢ / t + n + 1, over n + 1 parts, and it is a whole number.
     """
     return -(-tokens // tile) + sequences
-
-
-def dot_type(x: torch.Tensor) -> tl.dtype:
-    """The type that matrices are multiplied in: their own, but float32 under the interpreter, which has no bfloat16."""
-    native = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-    return native.get(x.dtype, tl.float32) if x.is_cuda else tl.float32
 
 
 def _shipped(

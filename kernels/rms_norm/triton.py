@@ -11,16 +11,10 @@ from kernels.shipping import Shipped
 
 @triton.jit
 def rms_norm_kernel(
-    x_ptr,
-    residual_ptr,
-    weight_ptr,
-    y_ptr,
-    sum_ptr,
-    hidden,
-    epsilon,
-    HAS_RESIDUAL: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    x_ptr, residual_ptr, weight_ptr, y_ptr, sum_ptr,
+    hidden, epsilon,
+    HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """y = norm(x + residual) · weight; the sum goes to `sum_ptr`. Rows are contiguous, BLOCK ≥ hidden."""
     row = tl.program_id(0).to(tl.int64) * hidden
     column = tl.arange(0, BLOCK)

@@ -15,25 +15,11 @@ from kernels.shipping import Shipped
 
 @triton.jit
 def rope_kv_write_kernel(
-    qkv_ptr,
-    positions_ptr,
-    slots_ptr,
-    cos_ptr,
-    sin_ptr,
-    q_norm_ptr,
-    k_norm_ptr,
-    q_ptr,
-    k_cache_ptr,
-    v_cache_ptr,
+    qkv_ptr, positions_ptr, slots_ptr, cos_ptr, sin_ptr, q_norm_ptr, k_norm_ptr, q_ptr, k_cache_ptr, v_cache_ptr,
     epsilon,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    NORM: tl.constexpr,
-    KEEP_KEYS: tl.constexpr,
-    HEAD_BLOCK: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, KEEP_KEYS: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """One block of heads of one token; of a token, blocks of queries come first, then keys, then values.
 
     `HALF` is head_dim / 2; COLUMNS ≥ HALF is a power of two. With KEEP_KEYS the keys of all rows follow the queries.

@@ -70,23 +70,11 @@ def maxima_kernel(logits_ptr, max_ptr, where_ptr, sum_ptr, count_ptr, vocabulary
 
 @triton.jit
 def weights_kernel(
-    logits_ptr,
-    max_ptr,
-    temperature_ptr,
-    top_k_ptr,
-    top_p_ptr,
-    min_p_ptr,
-    mass_ptr,
-    count_ptr,
-    list_token_ptr,
+    logits_ptr, max_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, mass_ptr, count_ptr, list_token_ptr,
     list_value_ptr,
-    vocabulary,
-    blocks,
-    FILTERED: tl.constexpr,
-    CANDIDATES: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    vocabulary, blocks,
+    FILTERED: tl.constexpr, CANDIDATES: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """The sum of the weights of one block, and its candidates."""
     block = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
@@ -138,19 +126,10 @@ def _bound(maxima, top, k, p, min_p, vocabulary, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _kept(
-    logits_ptr,
-    list_token_ptr,
-    list_value_ptr,
-    n,
-    listed,
-    temperature,
-    top,
-    threshold,
-    below,
-    MASS: tl.constexpr,
-    TRIALS: tl.constexpr,
-    TILE: tl.constexpr,
-):
+    logits_ptr, list_token_ptr, list_value_ptr,
+    n, listed, temperature, top, threshold, below,
+    MASS: tl.constexpr, TRIALS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """The number of tokens with a key of at least `threshold` and an id under `below`; if MASS, their weights' sum.
 
     One of them is (TRIALS, 1), and so many results are returned.
@@ -178,23 +157,10 @@ def _digit(holds, TRIALS: tl.constexpr):
 
 @triton.jit
 def _filtered(
-    logits_ptr,
-    list_token_ptr,
-    list_value_ptr,
-    n,
-    listed,
-    temperature,
-    top,
-    k,
-    p,
-    min_p,
-    whole,
-    uniform,
-    vocabulary,
-    TOKEN_BITS: tl.constexpr,
-    BITS: tl.constexpr,
-    CANDIDATES: tl.constexpr,
-):
+    logits_ptr, list_token_ptr, list_value_ptr,
+    n, listed, temperature, top, k, p, min_p, whole, uniform, vocabulary,
+    TOKEN_BITS: tl.constexpr, BITS: tl.constexpr, CANDIDATES: tl.constexpr,
+):  # fmt: skip
     """The token drawn from those that min_p, top_k and top_p keep; `whole` is the weight of all the vocabulary.
 
     Each pass over the candidates finds BITS bits of a threshold, or of the token: it tries all their values at once.
@@ -262,32 +228,12 @@ def _unfiltered(logits_ptr, masses, index, temperature, top, uniform, vocabulary
 
 @triton.jit
 def choose_kernel(
-    logits_ptr,
-    max_ptr,
-    where_ptr,
-    sum_ptr,
-    mass_ptr,
-    count_ptr,
-    list_token_ptr,
-    list_value_ptr,
-    temperature_ptr,
-    top_k_ptr,
-    top_p_ptr,
-    min_p_ptr,
-    seed_ptr,
-    position_ptr,
-    token_ptr,
-    logprob_ptr,
-    vocabulary,
-    blocks,
-    GREEDY: tl.constexpr,
-    FILTERED: tl.constexpr,
-    CANDIDATES: tl.constexpr,
-    TOKEN_BITS: tl.constexpr,
-    BITS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    logits_ptr, max_ptr, where_ptr, sum_ptr, mass_ptr, count_ptr, list_token_ptr, list_value_ptr, temperature_ptr,
+    top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, position_ptr, token_ptr, logprob_ptr,
+    vocabulary, blocks,
+    GREEDY: tl.constexpr, FILTERED: tl.constexpr, CANDIDATES: tl.constexpr, TOKEN_BITS: tl.constexpr,
+    BITS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """The token of one row and its log-probability."""
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * vocabulary

@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.shipping import Shipped
+from kernels.shipping import Shipped, dot_type
 from kernels.w4_gemm.pack import GROUP, SPAN, STEPS, WORDS, PackedWeight
 from kernels.w4_gemm.ptx import BF16_FOUR, BF16_THREE, FP16_FOUR, FP16_THREE
 
@@ -76,13 +76,6 @@ def select(
     if tiles * split < processors and tiles <= MOST_TILES_SPLIT:
         split = min(processors // tiles, blocks)
     return Tiling(rows, tile_tokens, max(1, split), warps, stages)
-
-
-def dot_type(dtype: torch.dtype) -> tl.dtype:
-    """The type that tensor cores multiply; float32 for bfloat16 under the interpreter, which has no bfloat16."""
-    if dtype == torch.bfloat16:
-        return tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16
-    return tl.float16 if dtype == torch.float16 else tl.float32
 
 
 @triton.jit
@@ -149,26 +142,11 @@ def with_zero(part, sums, zero, HAS_ZEROS: tl.constexpr, BITS: tl.constexpr):
 
 @triton.jit
 def tile_product(
-    x_ptr,
-    qweight_ptr,
-    scales_ptr,
-    zeros_ptr,
-    row,
-    token,
-    first,
-    last,
-    tokens,
-    inputs,
-    all_rows,
-    BITS: tl.constexpr,
-    GROUPED: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    RAGGED: tl.constexpr,
-    ROWS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    STAGES: tl.constexpr,
-    DOT: tl.constexpr,
-):
+    x_ptr, qweight_ptr, scales_ptr, zeros_ptr,
+    row, token, first, last, tokens, inputs, all_rows,
+    BITS: tl.constexpr, GROUPED: tl.constexpr, HAS_ZEROS: tl.constexpr, RAGGED: tl.constexpr, ROWS: tl.constexpr,
+    TOKENS: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
     """Σ over blocks first … last − 1 of Ŵ[row, block] · x[token, block]ᵀ, (ROWS, TOKENS) in float32.
 
     Zeros that differ by row would have to reach the threads that hold the weights, through shared memory. Instead the
@@ -268,28 +246,11 @@ def store_tile(y_ptr, total, row, token, outputs, mask):
 
 @triton.jit(do_not_specialize=["tokens"])
 def w4_gemm_kernel(
-    x_ptr,
-    qweight_ptr,
-    scales_ptr,
-    zeros_ptr,
-    y_ptr,
-    parts_ptr,
-    arrivals_ptr,
-    tokens,
-    outputs,
-    inputs,
-    all_rows,
-    blocks,
-    BITS: tl.constexpr,
-    GROUPED: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    RAGGED: tl.constexpr,
-    ROWS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    SPLIT: tl.constexpr,
-    STAGES: tl.constexpr,
-    DOT: tl.constexpr,
-):
+    x_ptr, qweight_ptr, scales_ptr, zeros_ptr, y_ptr, parts_ptr, arrivals_ptr,
+    tokens, outputs, inputs, all_rows, blocks,
+    BITS: tl.constexpr, GROUPED: tl.constexpr, HAS_ZEROS: tl.constexpr, RAGGED: tl.constexpr, ROWS: tl.constexpr,
+    TOKENS: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
     """A tile of y and a share of its inputs. Programs of a tile's tokens are neighbours: they read the same weights."""
     token_tiles = tl.cdiv(tokens, TOKENS)
     tile = tl.program_id(0) // SPLIT
@@ -309,18 +270,10 @@ def w4_gemm_kernel(
 
 @triton.jit
 def unpack_kernel(
-    qweight_ptr,
-    scales_ptr,
-    zeros_ptr,
-    weight_ptr,
-    outputs,
-    inputs,
-    all_rows,
-    BITS: tl.constexpr,
-    GROUPED: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    qweight_ptr, scales_ptr, zeros_ptr, weight_ptr,
+    outputs, inputs, all_rows,
+    BITS: tl.constexpr, GROUPED: tl.constexpr, HAS_ZEROS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """Ŵ, (outputs, inputs): a block of ROWS rows."""
     STEPS: tl.constexpr = 4 if BITS == 4 else 8
     BLOCK_WORDS: tl.constexpr = 32 if BITS == 4 else 48

@@ -15,16 +15,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from kernels.decode_attention import cases as decode_attention
+from kernels.cases import Cases, random_layer
 from kernels.error_compensator import compensated_gemm
-from kernels.error_compensator.cases import random_layer
 from kernels.microbenchmark import Case
-from kernels.prefill_attention import cases as prefill_attention
-from kernels.rms_norm import cases as rms_norm
-from kernels.rope_kv_write import cases as rope_kv_write
-from kernels.sampling import cases as sampling
 from kernels.shapes import Shape
-from kernels.silu_mul import cases as silu_mul
 from kernels.w4_gemm import w4_gemm
 from kernels.w4_gemm.pack import GROUP
 from latency_models.deployment.models import DenseFFN, GroupedQueryAttention, Model
@@ -103,7 +97,7 @@ class Bench:
 def case_of(point: Point, bench: Bench, first: int = 0) -> Case:
     """The case of a point, for `kernels.microbenchmark.measure`; linear layers are numbered from `first`."""
     sizes, shape = dict(point.sizes), bench.shape
-    on = (shape, bench.device, bench.dtype)
+    cases = Cases(shape, bench.device, bench.dtype, BLOCK)
     if point.operation in LINEAR:
         return _linear(point.operation, sizes["tokens"], *shape.linear()[LINEAR[point.operation]], bench, first)
     if "/" in point.operation:
@@ -114,31 +108,30 @@ def case_of(point: Point, bench: Bench, first: int = 0) -> Case:
         return _embedding(sizes["tokens"], bench)
     if point.operation == "mixed_attention":
         return _mixed(point, bench)
-    makers: dict[str, Callable[..., Iterator[Case]]] = {
-        "layernorm": lambda tokens: rms_norm.cases(*on, [tokens]),
-        "final_layernorm": lambda tokens: rms_norm.cases(*on, [tokens]),
-        "rotary_emb": lambda tokens: rope_kv_write.cases(*on, [tokens], block_size=BLOCK),
-        "act_fn": lambda tokens: silu_mul.cases(*on, [tokens]),
-        "sampler": lambda sequences: sampling.cases(*on, [sequences], ["greedy"]),
+    makers: dict[str, Callable[..., Case]] = {
+        "layernorm": cases.rms_norm,
+        "final_layernorm": cases.rms_norm,
+        "rotary_emb": cases.rope_kv_write,
+        "act_fn": cases.silu_mul,
+        "sampler": lambda sequences: cases.sampling(sequences, "greedy"),
         "decode_attention": lambda batch, context: _decodes(bench, batch, context),
         "prefill_attention": lambda chunk, before: _prompt(bench, chunk, before),
     }
-    return replace(next(makers[point.operation](**sizes)), operation=point.operation, sizes=sizes)
+    return replace(makers[point.operation](**sizes), operation=point.operation, sizes=sizes)
 
 
-def _decodes(bench: Bench, batch: int, context: int) -> Iterator[Case]:
+def _decodes(bench: Bench, batch: int, context: int) -> Case:
     """Decodes with the block tables of an engine, which pads them on a GPU."""
     padded = (lambda blocks: blocks) if bench.device == "cpu" else padded_width
-    return decode_attention.cases(
-        bench.shape, bench.device, bench.dtype, [batch], [context], block_size=BLOCK, padded=padded
-    )
+    return Cases(bench.shape, bench.device, bench.dtype, BLOCK).decode_attention(batch, context, padded)
 
 
-def _prompt(bench: Bench, chunk: int, before: int) -> Iterator[Case]:
+def _prompt(bench: Bench, chunk: int, before: int) -> Case:
     """One chunk, by what an engine computes it with."""
+    cases = Cases(bench.shape, bench.device, bench.dtype, BLOCK)
     if bench.device != "cpu" and bench.dtype != torch.float32 and before == 0 and chunk >= SDPA_TOKENS:
-        return prefill_attention.prompt_cases(bench.shape, bench.device, bench.dtype, [chunk])
-    return prefill_attention.cases(bench.shape, bench.device, bench.dtype, [1], [chunk], [before], block_size=BLOCK)
+        return cases.prompt_attention(chunk)
+    return cases.prefill_attention(1, chunk, before)
 
 
 def _case(name: str, axis: str, size: int, make: Make, num_bytes: int) -> Case:
@@ -184,8 +177,8 @@ def _quantised(point: Point, bench: Bench, first: int) -> Case:
 
 def _mixed(point: Point, bench: Bench) -> Case:
     """A chunk of one prompt and decodes: two calls, as an engine makes them."""
-    prompt = next(_prompt(bench, point["chunk"], point["before"]))
-    decodes = next(_decodes(bench, point["batch"], point["context"]))
+    prompt = _prompt(bench, point["chunk"], point["before"])
+    decodes = _decodes(bench, point["batch"], point["context"])
 
     def make() -> Call:
         first, second = prompt.prepare(), decodes.prepare()

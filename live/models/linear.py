@@ -16,16 +16,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.nn import functional
 
-from kernels.error_compensator import Compensator, compensated_gemm, from_int8
+from kernels.error_compensator import PARTS, Compensator, compensated_gemm, from_int8
 from kernels.shapes import Shape
 from kernels.w4_gemm import PackedWeight, quantise, w4_gemm
 from kernels.w4_gemm.pack import GROUP, STEPS
 from workloads.errors import BadInput
 
 COMPENSATORS = "compensators.safetensors"
-
-PARTS = ("down", "down_scales", "up", "up_scales", "first", "first_bias", "second", "second_bias")
-TYPES = (torch.int8, torch.float32, torch.int8, torch.float32, *([torch.float16] * 4))
 
 
 @dataclass(frozen=True)
@@ -139,9 +136,8 @@ def read_compensators(directory: Path, shape: Shape, device: str) -> dict[str, C
     for module in modules:
         if module not in sizes:
             raise BadInput("expected modules of the model", field=module, file=file)
-        parts = (part.to(device) for part in _parts(tensors, module, sizes[module], file))
-        down, down_scales, up, up_scales, first, first_bias, second, second_bias = parts
-        compensators[module] = from_int8(down, down_scales, up, up_scales, first, first_bias, second, second_bias)
+        parts = _parts(tensors, module, sizes[module], file)
+        compensators[module] = from_int8({name: part.to(device) for name, part in parts.items()})
     return compensators
 
 
@@ -155,21 +151,19 @@ def compensated(weight: Matrix, compensator: Compensator | None, field: str, dir
     return Compensated(weight, compensator)
 
 
-def _parts(tensors: dict[str, torch.Tensor], module: str, size: tuple[int, int], file: Path) -> list[torch.Tensor]:
-    """The parts of a module's compensator in the order of `PARTS`, checked."""
-    parts = []
-    for name, dtype in zip(PARTS, TYPES, strict=True):
+def _parts(tensors: dict[str, torch.Tensor], module: str, size: tuple[int, int], file: Path) -> dict[str, torch.Tensor]:
+    """The parts of a module's compensator, checked."""
+    parts = {}
+    for name, (dtype, _) in PARTS.items():
         part = tensors.get(f"{module}.{name}")
         if part is None:
             raise BadInput("expected this tensor, which is missing", field=f"{module}.{name}", file=file)
         if part.dtype != dtype:
             raise BadInput(f"expected {dtype}", field=f"{module}.{name}", value=part.dtype, file=file)
-        parts.append(part)
-    (outputs, inputs), rank, hidden = size, parts[0].shape[0], parts[4].shape[0]
-    shapes = (
-        (rank, inputs), (rank,), (outputs, rank), (outputs,), (hidden, rank), (hidden,), (rank, hidden), (rank,),
-    )  # fmt: skip
-    for name, part, shape in zip(PARTS, parts, shapes, strict=True):
-        if tuple(part.shape) != shape:
-            raise BadInput(f"expected shape {list(shape)}", field=f"{module}.{name}", value=[*part.shape], file=file)
+        parts[name] = part
+    sizes = {"outputs": size[0], "inputs": size[1], "rank": parts["down"].shape[0], "hidden": parts["first"].shape[0]}
+    for name, (_, axes) in PARTS.items():
+        shape, actual = [sizes[axis] for axis in axes], [*parts[name].shape]
+        if actual != shape:
+            raise BadInput(f"expected shape {shape}", field=f"{module}.{name}", value=actual, file=file)
     return parts

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.error_compensator.cases import random_layer
+from kernels.cases import random_layer
 from kernels.shapes import Shape
 from kernels.w4_gemm import PackedWeight, dequantise
 from live.models.config import ModelConfig, read_config

@@ -11,9 +11,7 @@ import torch
 
 from kernels import decode_attention as dispatch
 from kernels.decode_attention import reference, triton
-from kernels.decode_attention.cases import cases
 from kernels.decode_attention.work_list import MAX_PARTS, Plan, select, work_list
-from kernels.shapes import Shape
 
 ROUNDING = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 """Half the distance of two neighbouring numbers, relative."""
@@ -225,10 +223,3 @@ def test_a_bound_that_does_not_hold_is_seen() -> None:
     inputs = paged([20], (1, 16), 16, torch.float32, "cpu", 2)
     with pytest.raises(AssertionError, match="above its bound"):
         dispatch.decode_attention(torch.zeros(1, 1, 16), *inputs.caches, inputs.tables, inputs.lengths, 1.0, longest=16)
-
-
-def test_cases_run_and_count_bytes(device: str) -> None:
-    shape = Shape(1, 64, 64, heads=4, kv_heads=2, head_dim=16, vocabulary=1)
-    (case,) = cases(shape, device, torch.float32, [3], [20])
-    assert case.moved == 4 * (2 * 3 * 20 * 2 * 16 + 2 * 3 * 4 * 16)
-    assert case.prepare()().shape == (3, 4, 16)

@@ -101,19 +101,6 @@ def test_kernel_equals_float64(
     assert case.compensation.arrivals.count_nonzero() == 0
 
 
-@pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_buffers_that_peers_hold_by_address(dtype: torch.dtype, device: str) -> None:
-    case = sample(3, 2, 300, 20, dtype, device)
-    outputs, latents = [part.clone() for part in case.outputs], [part.clone() for part in case.latents]
-    addresses = [
-        torch.tensor([part.data_ptr() for part in parts], dtype=torch.int64, device=device)
-        for parts in (outputs, latents)
-    ]
-    y, total = triton.ec_tail_of_peers(*addresses, dtype, case.residual, case.weight, case.compensation, EPSILON)
-    assert_tail(y, total, case)
-
-
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_gate_on_each_ranks_part_is_wrong(ranks: int, device: str) -> None:
     """Three ways to compute one layer split over ranks; only the gate on the sum is the layer that was not split."""

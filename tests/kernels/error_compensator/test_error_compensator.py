@@ -196,7 +196,7 @@ def test_stored_parts_are_padded_as_rounded_ones_are(rank: int) -> None:
     _, _, compensation = sample(1, 70, 130, rank, torch.float32, "cpu")
     parts = to_int8(compensation, rank)
     assert parts["up"].shape == (70, rank)
-    again = from_int8(**parts, alpha=0.7)
+    again = from_int8(parts, alpha=0.7)
     for field in dataclasses.fields(Compensator):
         one, second = getattr(compensation, field.name), getattr(again, field.name)
         assert torch.equal(one, second) if isinstance(one, torch.Tensor) else one == second, field.name

@@ -11,8 +11,6 @@ import torch
 
 from kernels import prefill_attention as dispatch
 from kernels.prefill_attention import reference, triton
-from kernels.prefill_attention.cases import cases
-from kernels.shapes import Shape
 
 ROUNDING = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 """Half the distance of two neighbouring numbers, relative."""
@@ -169,14 +167,6 @@ def test_plans_fill_the_gpu() -> None:
     assert triton.select(2112, 1, 4, 4, 128, 132, wgmma=True).rows == 128
     assert triton.select(4096, 4096, 4, 8, 128, 132, wgmma=True).rows == 16, "decoding: 4 rows a sequence"
     assert triton.select(8192, 4, 4, 8, 256, 132, wgmma=True).rows == 64
-
-
-def test_case_runs_and_counts(device: str) -> None:
-    shape = Shape(1, 64, 64, heads=4, kv_heads=2, head_dim=16, vocabulary=1)
-    (case,) = cases(shape, device, torch.float32, [3], [5], [20])
-    assert case.moved == 4 * (2 * 15 * 64 + 2 * 75 * 32)
-    assert case.flops == 3 * (21 + 22 + 23 + 24 + 25) * 4 * 4 * 16
-    assert case.prepare()().shape == (15, 4, 16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -9,8 +9,6 @@ import torch
 
 from kernels import rope_kv_write as dispatch
 from kernels.rope_kv_write import Llama3Scaling, reference, rope_table, triton
-from kernels.rope_kv_write.cases import cases
-from kernels.shapes import Shape
 
 TYPES = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 """Half the distance of two neighbouring numbers, relative."""
@@ -170,10 +168,3 @@ def test_llama3_scaling_equals_transformers() -> None:
     expected, scale = rope_utils.ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     assert scale == 1.0
     torch.testing.assert_close(reference.rope_frequencies(128, 500000.0, Llama3Scaling(8.0)).float(), expected)
-
-
-def test_case_runs(device: str) -> None:
-    shape = Shape(1, 64, 64, heads=4, kv_heads=2, head_dim=16, vocabulary=1, qk_norm=True)
-    (case,) = cases(shape, device, torch.float32, [3])
-    assert case.moved == 3 * (2 * 8 * 16 * 4 + 16 + 64)
-    assert case.prepare()().shape == (3, 4, 16)

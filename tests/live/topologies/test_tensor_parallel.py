@@ -19,7 +19,7 @@ pytest.importorskip("torch", reason="the live backend needs the extra [live]")
 
 import torch
 
-from kernels.error_compensator.cases import random_layer
+from kernels.cases import random_layer
 from kernels.w4_gemm import PackedWeight, dequantise, part, quantise
 from live.backend import EngineBackend
 from live.engine import Engine
