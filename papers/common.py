@@ -15,7 +15,7 @@ import yaml
 
 from reports.blocks import Table, Text, bullets, table
 from twin.cli.console import progress
-from twin.executors.executor import each_as_done
+from twin.executors.executor import Processes
 
 if TYPE_CHECKING:
     from reports.run_directory import RunDirectory
@@ -67,7 +67,7 @@ class Task:
 def run_tasks(tasks: Sequence[Task], jobs: int, progress: Callable[[str], None]) -> list[Any]:
     """The tasks' results, in the order of the tasks; `progress` is called with every task that ends."""
     results: dict[Task, Any] = {}
-    with each_as_done(Task.run, tasks, jobs) as pairs:
+    with Processes(jobs).each_as_done(Task.run, tasks) as pairs:
         for task, result in pairs:
             results[task] = result
             progress(f"{task.name} ({len(results)} of {len(tasks)})")
@@ -214,7 +214,7 @@ def _run_missing(
     run: RunDirectory, tasks: Iterable[Task], rows: dict[str, Any], jobs: int, advance: Callable[[str], None]
 ) -> None:
     missing = [task for task in tasks if task.name not in rows]
-    with each_as_done(Task.run, missing, jobs) as results:
+    with Processes(jobs).each_as_done(Task.run, missing) as results:
         for task, row in results:
             run.add_point(task.name, dict(row))
             rows[task.name] = row

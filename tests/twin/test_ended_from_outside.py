@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from reports.run_directory import open_run
-from twin.executors.executor import each_as_done
+from twin.executors.executor import Processes
 
 PATIENCE = 60.0
 LONG = ("--ratio", "1:12", "--jobs", "2", "--set", "requests_per_instance=6000")
@@ -132,8 +132,11 @@ def fail(seconds: float) -> float:
 
 def test_an_error_in_the_block_or_in_a_task_ends_the_others_at_once() -> None:
     begin = time.monotonic()
-    with pytest.raises(ValueError, match="below 0"), each_as_done(fail, [PATIENCE, -1.0, PATIENCE], 2) as results:
+    with (
+        pytest.raises(ValueError, match="below 0"),
+        Processes(2).each_as_done(fail, [PATIENCE, -1.0, PATIENCE]) as results,
+    ):
         list(results)
-    with pytest.raises(KeyboardInterrupt), each_as_done(sleep, [PATIENCE, PATIENCE], 2):
+    with pytest.raises(KeyboardInterrupt), Processes(2).each_as_done(sleep, [PATIENCE, PATIENCE]):
         raise KeyboardInterrupt
     assert time.monotonic() - begin < PATIENCE

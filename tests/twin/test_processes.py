@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from twin.executors.executor import each_as_done
+from twin.executors.executor import Processes
 
 
 class Task:
@@ -31,7 +31,7 @@ def look_up(task: Task) -> tuple[int, Any]:
 def test_each_result_comes_with_its_task(jobs: int) -> None:
     table = {number: number**2 for number in range(20)}
     tasks = [Task(number, table) for number in table]
-    with each_as_done(look_up, tasks, jobs) as results:
+    with Processes(jobs).each_as_done(look_up, tasks) as results:
         results_by_task = {task: result for task, result in results}
     assert results_by_task == {task: (task.number, task.number**2) for task in tasks}
 
@@ -39,7 +39,7 @@ def test_each_result_comes_with_its_task(jobs: int) -> None:
 def test_the_block_may_change_what_tasks_refer_to_while_workers_run() -> None:
     table = dict.fromkeys(range(40), "as it was")
     tasks = [Task(number, table) for number in table]
-    with each_as_done(look_up, tasks, 2) as results:
+    with Processes(2).each_as_done(look_up, tasks) as results:
         table[0] = "changed"
         assert sorted(result for _, result in results) == [(number, "as it was") for number in range(40)]
 
@@ -50,5 +50,5 @@ def _fail(task: int) -> None:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_what_a_task_raised_is_raised_when_its_result_is_asked_for(jobs: int) -> None:
-    with each_as_done(_fail, [1, 2], jobs) as results, pytest.raises(ValueError, match=r"^[12]$"):
+    with Processes(jobs).each_as_done(_fail, [1, 2]) as results, pytest.raises(ValueError, match=r"^[12]$"):
         next(results)

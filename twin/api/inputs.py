@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -212,21 +213,13 @@ class ExecutorChoice:
     address: str
     jobs: int
 
-    @contextlib.contextmanager
-    def start(self) -> Iterator[Executor]:
-        """Start the executor, or connect to it, until the end of the block; `BadInput` if that fails."""
-        if self.kind == "dask":
-            from twin.executors.clusters import dask_executor
+    def start(self) -> AbstractContextManager[Executor]:
+        """The executor, to be opened with `with`; `BadInput` if it cannot be started, or connected to."""
+        if self.kind == "local":
+            return contextlib.nullcontext(Processes(self.jobs))
+        from twin.executors.clusters import dask_executor, ray_executor
 
-            with dask_executor(self.address, self.jobs) as on_dask:
-                yield on_dask
-        elif self.kind == "ray":
-            from twin.executors.clusters import ray_executor
-
-            with ray_executor(self.jobs) as on_ray:
-                yield on_ray
-        else:
-            yield Processes(self.jobs)
+        return dask_executor(self.address, self.jobs) if self.kind == "dask" else ray_executor(self.jobs)
 
 
 def choose_executor(text: str = "local", jobs: int | None = None) -> ExecutorChoice:

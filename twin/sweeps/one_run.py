@@ -16,7 +16,7 @@ import numpy as np
 
 from scenarios.reading import Settings, with_trace
 from scenarios.serving import check_scenario
-from twin.executors.executor import each_as_done
+from twin.executors.executor import Processes
 from twin.serving.engine.engine import Engine
 from twin.serving.plan.plan import Draw, ServingPlan, make_plan, widest
 from twin.serving.records.engine_log import Counters, EngineLog, StepFile
@@ -79,7 +79,7 @@ def _simulate_in_processes(plan: ServingPlan, replication: int, draw: Draw, sink
         shares = [_Share(plan, replication, draw, number, processes, Path(folder)) for number in range(processes)]
         engines: list[EngineAtEnd] = []
         outsides = [plan.outside()]
-        with each_as_done(_simulate_share, shares, processes) as results:
+        with Processes(processes).each_as_done(_simulate_share, shares) as results:
             for share, (ends, outside) in results:
                 file = StepFile(share.steps, new=False) if share.steps.exists() else None
                 engines += [_engine(end, file) for end in ends]

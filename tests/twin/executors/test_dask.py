@@ -135,14 +135,14 @@ def test_a_worker_of_another_version_is_refused(
     address: str, serving: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def pretend(version: str | None) -> None:  # by value: a worker does not have this module
-        from twin.executors import shipping
+        from twin.executors import clusters
 
-        shipping.versions.cache_clear()
+        clusters.versions.cache_clear()
         if version is None:
-            shipping._digest = shipping._kept  # type: ignore[attr-defined]
+            clusters._digest = clusters._kept  # type: ignore[attr-defined]
         else:
-            shipping._kept = shipping._digest  # type: ignore[attr-defined]
-            shipping._digest = lambda files: version
+            clusters._kept = clusters._digest  # type: ignore[attr-defined]
+            clusters._digest = lambda files: version
 
     with client(address) as dask_client:
         worker = next(iter(dask_client.nthreads()))
