@@ -25,7 +25,7 @@ from schedulers.batches import Batch
 from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
 from schedulers.kv_cache import KVCache
-from schedulers.sequence import Sequence
+from schedulers.sequence import Sequence, SubmitOptions
 from schedulers.step_policies import ChunkPolicy
 
 Clock = Callable[[], float]
@@ -117,16 +117,15 @@ class Engine:
         remote_prefill: bool = False,
         hold_blocks: bool = False,
     ) -> Sequence:
-        """Add a request, with keyword arguments of `EngineCore.submit`.
+        """Add a request, with `SubmitOptions` as keyword arguments.
 
         Raises `ValueError` for an id in use, and a request that the KV cache, the context or the model cannot serve.
         """
         request = generation.request
         self._check(generation)
         generation.submitted = self.clock()
-        sequence = self.core.submit(
-            request, generation.submitted, max_tokens=max_tokens, remote_prefill=remote_prefill, hold_blocks=hold_blocks
-        )
+        options = SubmitOptions(max_tokens, remote_prefill, hold_blocks)
+        sequence = self.core.submit(request, generation.submitted, options)
         sequence.payload = generation
         return sequence
 

@@ -22,38 +22,51 @@ if TYPE_CHECKING:
     from schedulers.scheduling_policies import WaitingQueue
 
 
-NO_BUDGET: Final = 0
-"""The first sequence of a queue could run, but the token budget of this step is used up."""
-
-NO_SPACE: Final = -1
-"""The first sequence of a queue finds no slot or too few blocks until a running sequence leaves."""
-
-DEFERRED: Final = -2
-"""The first sequence of a queue waits a step: another one computes its prefix, or its task differs from the step's."""
-
-
-LOADING: Final = -3
-"""The first sequence of a queue has left it, since its prefix is being loaded from a tier below the device."""
-
-ADMITTED: Final = -6
-"""The first sequence of a queue has been admitted, and shares the step's tokens with other prompts."""
-
-AWAITS_LOAD: Final = -4
-"""The first sequence of a queue waits, since a part of its prefix is being loaded for another one."""
-
-NO_SLOT: Final = -5
-"""The first sequence of a queue waits until a slot for its model is free; those behind it may have other models."""
+# Why the first sequence of a queue gets no tokens in this step, in place of their number.
+NO_BUDGET: Final = 0  # the token budget of this step is used up
+NO_SPACE: Final = -1  # there is no slot or too few blocks, until a running sequence leaves
+DEFERRED: Final = -2  # it waits a step: another one computes its prefix, or its task differs from the step's
+LOADING: Final = -3  # it has left the queue: its prefix is being loaded from a tier below the device
+AWAITS_LOAD: Final = -4  # a part of its prefix is being loaded for another one
+NO_SLOT: Final = -5  # no slot for its model is free; sequences behind it may have other models
+ADMITTED: Final = -6  # it has been admitted, and shares the step's tokens with other prompts
 
 
-def admit(core: Lifecycle, chunks: list[Chunk], budget: int) -> bool:
+def admit_waiting(core: Lifecycle, chunks: list[Chunk], budget: int) -> None:
+    """Admit waiting sequences to the step, within `budget` prompt tokens."""
+    if core.capacity is not None:
+        decode_blocks = 0 if core.prompts_first else core.decode_set.num_new_blocks()
+        if not core.capacity.begin_admission(core.running, core.decode_set, chunks, decode_blocks):
+            return
+    if core.full_batch is None or chunks or len(core.running) < core.max_running:  # SGLang looks for a slot first
+        for queue in core.prefix_queues:
+            queue.sort(core.kv_cache)
+    num_admitted = core.num_admitted
+    follows_service = core.scheduling_policy.follows_service
+    if follows_service:
+        core.note_outputs()
+    lacks_space = _admit(core, chunks, budget)
+    if follows_service:  # another order may put a sequence first that needs fewer blocks, and none without a slot
+        only_queue = len(core.queues) == 1 or not core.queues[-1].count
+        lacks_space = lacks_space and only_queue and len(core.running) >= core.max_running
+    # These prompts become decodes, beside which a policy may allow smaller chunks that need fewer blocks. One that
+    # comes to follow a leader lets those behind it pass.
+    core.admission_blocked = lacks_space and (core.chunk_policy is None or not chunks) and not core.prefix_leaders
+    if core.capacity is None:
+        return
+    if core.full_batch is None:
+        core.admission_blocked = core.admission_blocked and not core.capacity.loosens
+    else:
+        used_up = core.num_admitted > num_admitted and core.capacity.is_used_up()
+        core.full_batch.is_full = used_up or (lacks_space and core.has_queued())
+
+
+def _admit(core: Lifecycle, chunks: list[Chunk], budget: int) -> bool:
     """Admit waiting sequences within the token, slot and block limits, and append their chunks to `chunks`.
 
     Queues are served in the common order of their policy. A full queue does not block the other queue. A one-shot
     prompt may wait for the next step because only that step can hold it whole. Then chats behind it begin only if they
-    leave no prompt tokens for that step.
-
-    Returns:
-        Whether every sequence that still waits lacks a slot or blocks.
+    leave no prompt tokens for that step. Returns whether every sequence that still waits lacks a slot or blocks.
     """
     open_queues = [queue for queue in core.queues if queue.count]
     lacks_space = True
@@ -229,8 +242,8 @@ def _awaits_slot_prefix_or_room(
 
 def _awaits_prefix(core: Lifecycle, sequence: Sequence, nodes: Many[PrefixNode], reclaimable: int) -> int:
     """The reason why a sequence waits for the rest of its prefix, or 0."""
-    if core.prefix_leaders and _follows_leader(core, sequence, nodes):
-        return DEFERRED
+    if core.prefix_leaders and uncached_prefix_key(sequence, len(nodes)) in core.prefix_leaders:
+        return DEFERRED  # a prompt under way computes the first prefix block that it misses
     return _load_prefix(core, core.kv_tiers, sequence, nodes, reclaimable) if core.kv_tiers is not None else 0
 
 
@@ -265,11 +278,6 @@ def _too_few_blocks(core: Lifecycle, nodes: Many[PrefixNode]) -> int:
     return NO_BUDGET if nodes and core.kv_cache.blocks_per_node > 1 else NO_SPACE
 
 
-def _follows_leader(core: Lifecycle, sequence: Sequence, nodes: Many[PrefixNode]) -> bool:
-    """Tell whether a prompt under way computes the first prefix block that this sequence misses."""
-    return bool(core.prefix_leaders) and uncached_prefix_key(sequence, len(nodes)) in core.prefix_leaders
-
-
 def _block_table_is_full(core: Lifecycle, new_entries: int) -> bool:
     """Tell whether `new_entries` more block-table entries exceed `max_table_blocks`."""
     entries = 0
@@ -294,11 +302,8 @@ def start_prefill(core: Lifecycle, sequence: Sequence, num_cached: int) -> None:
 class OneShotStepBudget:
     """The limits that are left to one-shot work in a step, and the model and task of the one-shot work in it.
 
-    Attributes:
-        tokens, sequences: what is left of the one-shot limits after the chunks already in the step.
-        whole_prompt_tokens: longest prompt that a step with these decodes and no other prompts holds whole.
-        model_and_task: of the one-shot work in this step, None without any.
-        prompt_deferred: a prompt waits for the next step, which holds it whole.
+    `tokens`, `sequences`: what is left. `whole_prompt_tokens`: longest prompt that a step with these decodes and no
+    other prompts holds whole. `prompt_deferred`: a prompt waits for the next step, which does.
     """
 
     __slots__ = ("model_and_task", "prompt_deferred", "sequences", "tokens", "whole_prompt_tokens")
@@ -405,23 +410,12 @@ def admit_transferred(core: CoreState) -> list[Sequence]:
 
 def blocks_to_admit(core: CoreState, sequence: Sequence) -> int:
     """Free blocks that a sequence prefilled elsewhere needs: those of its prompt and of the next token at least."""
-    reserve_output = core.config.kv_reservation == "max_tokens"
-    output = sequence.max_tokens - 1 if reserve_output else 1
+    output = sequence.max_tokens - 1 if core.reserves_output else 1
     return core.kv_cache.blocks_for(sequence.request.prompt_tokens + output)
 
 
 def allocate_transferred(core: CoreState, sequence: Sequence) -> None:
     """Allocate the blocks of a sequence prefilled elsewhere."""
-    reserve_output = core.config.kv_reservation == "max_tokens"
-    output = sequence.max_tokens - 1 if reserve_output else 0
+    output = sequence.max_tokens - 1 if core.reserves_output else 0
     core.kv_cache.allocate(sequence.blocks, core.kv_cache.blocks_for(sequence.request.prompt_tokens + output))
-    sequence.blocks_reserved = reserve_output
-
-
-def complete_reserved(core: CoreState, sequence: Sequence) -> Sequence:
-    """A reserved sequence's cache has come: it waits for a slot, behind those that came before it."""
-    sequence.num_output_tokens = 1
-    waiting = core.waiting_for_remote_kv
-    place = sum(1 for candidate in waiting if candidate.blocks.num_private)
-    waiting.insert(place, sequence)
-    return sequence
+    sequence.blocks_reserved = core.reserves_output

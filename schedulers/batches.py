@@ -98,6 +98,10 @@ class Batch:
         """Rows of the linear layers: tokens of prompts and of decodes."""
         return self.prefill_tokens + self.decode_tokens
 
+    def has_output(self, sequence: Sequence) -> bool:
+        """Tell whether the step computes an output token of a sequence, as a decode or by its last prompt chunk."""
+        return sequence in self.decodes or any(chunk.last and chunk.sequence is sequence for chunk in self.chunks)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({list(self.chunks)}, {self.n_decodes} decodes of {self.decode_kv} tokens)"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from schedulers.admission_control import AdmissionControl
 from schedulers.batches import Batch, DecodeBatch
@@ -13,15 +13,11 @@ from schedulers.kv_tiers import KVTiers
 from schedulers.model_slots import ModelSlots
 from schedulers.prefill_policies import UNLIMITED_TOKENS, BatchWait, PrefillInterval, make_capacity, make_full_batch
 from schedulers.scheduling_policies import PREEMPTION_POLICIES, SCHEDULING_POLICIES, PrefixQueue, WaitingQueue
-from schedulers.sequence import UNLIMITED_STEPS, DecodeSet, Sequence
+from schedulers.sequence import DecodeSet, Sequence
 from schedulers.step_policies import ChunkPolicy
 
 if TYPE_CHECKING:
     from workloads.request import Request
-
-
-GrownBlock: TypeAlias = tuple[int, int, int, Sequence]
-"""A block that an answer fills: minus the steps since, its sequence's `admission_index`, its end, the sequence."""
 
 
 class CoreState:
@@ -29,30 +25,23 @@ class CoreState:
 
     Attributes:
         config: the settings. chunk_policy: limits prompt tokens a step besides the settings, or None.
-        scheduling_policy: the order of waiting sequences.
-        kv_cache: the blocks. decode_set: the decoding sequences.
         arrived: sequences that the scheduler has not looked at yet (`scheduler_recv_interval`).
         queues: waiting sequences: [all], or with one-shot limits [generation, one-shot].
         waiting_for_remote_kv: sequences whose cache was computed by a prefill engine, and that wait for admission.
             Those that have their blocks already come first.
         reserved: sequences, by request id, whose cache is coming from a prefill engine into blocks that they have.
-        running: sequences that hold a slot, oldest admission first. one_shot_running: admitted one-shot work, which
-            holds none.
+        running: sequences that hold a slot, oldest admission first. one_shot_running: those that need none.
         preempted_finishing: sequences that lost their blocks while their last token was being computed.
-        prefill_interval: holds prompts back in some steps, None without. prompt_limit: prompt tokens of one sequence in
-            the present step. max_running: sequences that may hold a slot. watermark_blocks: blocks that an admission
-            leaves free while other sequences run.
-        capacity: counts what running sequences may still take, None where that does not matter. full_batch: remembers a
-            batch without room, None where that is found anew. chunk_unit: parts of prompts are multiples of it.
-            shares_tokens: all admitted prompts share a step's tokens. shares_parts: and some get a part of them.
-            batch_wait: holds them back beside decodes. holds_prompts: the next step computes none.
         awaiting_transfer: finished sequences that keep their blocks until `release`.
-        kv_tiers: tiers below the device, None without.
-        model_slots: the models that the engine holds, None where it holds one or all.
-        gates_admission: whether there are tiers or slots, which a waiting sequence may have to wait for.
-        admission_control: sheds arriving requests, None for none.
         prefix_leaders: first uncached prefix ids of prompts that are being computed.
         sequences: submitted and unfinished sequences by request id.
+        max_running: sequences that may hold a slot. watermark_blocks: blocks that an admission leaves free beside them.
+        prefill_interval, batch_wait: hold prompts back in some steps. holds_prompts: the next step computes none.
+        capacity: counts what running sequences may still take, None where that does not matter. full_batch: remembers a
+            batch without room, None where that is found anew.
+        prompt_limit: prompt tokens of one sequence in the present step. chunk_unit: parts of prompts are multiples of
+            it. shares_tokens: all admitted prompts share a step's tokens. shares_parts: and some get a part of them.
+        gates_admission: whether there are tiers or slots, which a waiting sequence may have to wait for.
         outstanding_tokens: prompt tokens plus `max_tokens` of all unfinished requests; routers balance it.
         blocks_allocated_ahead: blocks of coming steady steps that `allocate_ahead` has allocated.
         preemptions, num_admitted, prefill_tokens, cached_tokens: counters of preempted and of admitted sequences, of
@@ -64,16 +53,15 @@ class CoreState:
     ) -> None:
         self.config = config
         self.chunk_policy = chunk_policy
-        blocks_per_node = config.prefix_id_tokens // config.block_size
-        caching = config.enable_prefix_caching
+        caching, blocks_per_node = config.enable_prefix_caching, config.prefix_id_tokens // config.block_size
         self.kv_cache = make_cache(config.num_gpu_blocks, config.block_size, blocks_per_node, caching)
         self.kv_tiers = KVTiers(config.kv_offloading, self.kv_cache) if config.kv_offloading is not None else None
         self.model_slots = ModelSlots(config.model_slots) if config.model_slots is not None else None
         self.gates_admission = self.kv_tiers is not None or self.model_slots is not None
         self.decode_set = DecodeSet(config.block_size)
         self.scheduling_policy = SCHEDULING_POLICIES.select(config.scheduling_policy)(**config.scheduling_parameters)
-        limits = config.admission_control
-        self.admission_control = AdmissionControl(limits) if limits is not None else None
+        shedding = config.admission_control
+        self.admission_control = AdmissionControl(shedding) if shedding is not None else None
         self.queues = [self.scheduling_policy.make_queue() for _ in range(2 if config.one_shot else 1)]
         self.waiting_for_remote_kv: deque[Sequence] = deque()
         self.reserved: dict[int, Sequence] = {}
@@ -84,7 +72,7 @@ class CoreState:
         self.sequences: dict[int, Sequence] = {}
         self.outstanding_tokens = 0
         self.preemptions = self.prefill_tokens = self.cached_tokens = 0
-        self._prefilling: dict[Sequence, None] = {}
+        self.prefilling: dict[Sequence, None] = {}
         self._transferred: list[Sequence] | tuple[()] = ()  # admitted by the latest step begun
         self.preempted_finishing: dict[Sequence, None] = {}
         self._sharing: dict[Sequence, None] = {}  # decodes whose answers other requests may repeat
@@ -94,26 +82,26 @@ class CoreState:
         self._limits_prompts = config.long_prefill_token_threshold > 0 or interval > 1
         self.max_running = min(config.max_num_active_seqs or config.max_num_seqs, config.max_num_seqs)
         self.watermark_blocks = int(config.watermark * (config.num_gpu_blocks + NULL_BLOCKS))
-        rules = config.rules
+        rules = self.rules = config.rules
         self.kv_cache.reuse_unhashed_first = rules.reuse_unhashed_first
         self.kv_cache.merges_equal = rules.merges_equal_blocks
         self.capacity = make_capacity(config.capacity_scheduler_policy, self.kv_cache, config.schedule_conservativeness)
-        self._prompts_first = not config.enable_mixed_chunk
-        self.full_batch = make_full_batch(rules.full_until_smaller and self._prompts_first, self.capacity)
+        self.prompts_first = not config.enable_mixed_chunk
+        self.full_batch = make_full_batch(rules.full_until_smaller and self.prompts_first, self.capacity)
         self.chunk_unit = config.chunk_unit_size
         self.shares_tokens = config.shares_tokens
         self._keep_settings(config)
-        self._prefix_queues = [queue for queue in self.queues if isinstance(queue, PrefixQueue)]
+        self.prefix_queues = [queue for queue in self.queues if isinstance(queue, PrefixQueue)]
         self._num_ahead = 0  # steps that were in flight when the latest one began
-        self._num_submitted = self._num_ended = self.num_admitted = 0
+        self._num_submitted = self.num_ended = self.num_admitted = 0
         self.blocks_allocated_ahead = 0
-        self._by_importance = PREEMPTION_POLICIES.select(config.resolved_preemption_policy)
+        self.by_importance = PREEMPTION_POLICIES.select(config.resolved_preemption_policy)
         cache_when_computed = config.cache_blocks_on == "computed"
         self._cache_when_computed = cache_when_computed and (caching or config.in_batch_prefix_caching)
         # Tiers are told of a whole answer at once, when it has ended.
         self._shares_growing = not self._cache_when_computed and self.kv_tiers is None
         # Every waiting sequence lacks a slot or blocks, until a change resets this: admission need not be tried.
-        self._admission_blocked = False
+        self.admission_blocked = False
 
     def _keep_settings(self, config: EngineConfig) -> None:
         """Keep what is read for every step or sequence: attributes of a compiled class are read faster."""
@@ -129,8 +117,9 @@ class CoreState:
         self.reserves_output = config.kv_reservation == "max_tokens"
         self.max_table_blocks = config.max_table_blocks
         self.shares_parts = config.shares_tokens and config.enable_chunked_prefill
+        timeout = config.batch_wait_timeout_iters
         enough = config.batch_wait_max_tokens_ratio * config.max_num_batched_tokens
-        self.batch_wait = BatchWait(config.batch_wait_timeout_iters, enough)
+        self.batch_wait = BatchWait(timeout, enough) if timeout else None
 
     @property
     def step_index(self) -> int:
@@ -171,16 +160,11 @@ class CoreState:
         return len(kv_cache.match_prefix(ids, tokens)) * kv_cache.node_tokens
 
     def check_integrity(self) -> None:
-        """Check that blocks are conserved, sums are those of the sequences, and each sequence is in one place.
-
-        Raises:
-            AssertionError: one of these fails; the message has the numbers.
-        """
+        """Raise AssertionError, with the numbers, unless blocks are conserved and each sequence is in one place."""
         self.decode_set.check_integrity()
         if self.admission_control is not None:
             self.admission_control.check_integrity()
-        owners = [*self.sequences.values(), *self.awaiting_transfer]
-        owned = [sequence.blocks for sequence in owners]
+        owned = [sequence.blocks for sequence in (*self.sequences.values(), *self.awaiting_transfer)]
         if self.kv_tiers is not None:
             self.kv_tiers.check_integrity()
             owned += self.kv_tiers.held_blocks()
@@ -189,12 +173,9 @@ class CoreState:
             self.model_slots.check_integrity(self.running)
         if len(self.running) > self.config.max_num_seqs:
             raise AssertionError(f"{len(self.running)} sequences run, the limit is {self.config.max_num_seqs}")
-        places = self.num_waiting + len(self.running) + len(self.one_shot_running)
-        if places + len(self.reserved) != len(self.sequences):
-            raise AssertionError(
-                f"{places} sequences wait or run and {len(self.reserved)} are reserved, {len(self.sequences)} are "
-                f"unfinished"
-            )
+        places, reserved, total = self.num_waiting + self.num_running, len(self.reserved), len(self.sequences)
+        if places + reserved != total:
+            raise AssertionError(f"{places} sequences wait or run and {reserved} are reserved, {total} are unfinished")
 
     def _num_unassigned_blocks(self) -> int:
         """Blocks of decodes that their `SequenceBlocks` do not count yet."""
@@ -206,16 +187,16 @@ class CoreState:
         return unassigned
 
     def _receive(self) -> None:
-        """Queue what has arrived, after a step with prompts or so many steps of decodes, or if there is nothing to run.
+        """Queue what has arrived after a step with prompts, so many steps of decodes, or with nothing to run.
 
         SGLang 0.5.9 `managers/scheduler_recv_skipper.py`.
         """
-        idle = not self.decode_set.size and not self._prefilling
+        idle = not self.decode_set.size and not self.prefilling
         if idle or (self.step_index - self._prompts_step) % self.config.scheduler_recv_interval == 0:
             for sequence in self.arrived:
                 self._queue_behind(sequence)
             self.arrived.clear()
-            self._admission_blocked = False
+            self.admission_blocked = False
 
     def _queue_behind(self, sequence: Sequence) -> None:
         """Queue a sequence that was submitted earlier behind all that wait."""
@@ -223,7 +204,7 @@ class CoreState:
         self._num_submitted += 1
         self._queue_of(sequence).push(sequence)
 
-    def _has_queued(self) -> bool:
+    def has_queued(self) -> bool:
         """Tell whether a queue has a sequence."""
         queues = self.queues
         return queues[0].count > 0 or queues[-1].count > 0
@@ -236,17 +217,13 @@ class CoreState:
         kv_cache, blocks = self.kv_cache, sequence.blocks
         return kv_cache.blocks_for(num_tokens) - len(blocks.nodes) * kv_cache.blocks_per_node - blocks.num_private
 
-    def _cache_prompt_blocks(self, sequence: Sequence, num_computed_tokens: int) -> None:
-        """Put the blocks that a sequence has computed into the prefix cache, as far as it has ids for them."""
-        self.kv_cache.cache_blocks(sequence.blocks, sequence.request.prefix_blocks, num_computed_tokens)
-
     def shares_answer(self, sequence: Sequence) -> bool:
         """Tell whether a request has ids for its answer, so that later prompts may repeat it."""
         request = sequence.request
         return len(request.prefix_blocks) * self.kv_cache.node_tokens > request.prompt_tokens
 
     def _cache_answer_blocks(self, sequence: Sequence, num_tokens: int) -> None:
-        """Put the blocks of a prompt and its answer into the prefix cache, where the request has ids for the latter."""
+        """Put the blocks of a prompt and its answer into the prefix cache, where there are ids for the latter."""
         if self.shares_answer(sequence):
             self.kv_cache.cache_blocks(sequence.blocks, sequence.request.prefix_blocks, num_tokens)
 
@@ -257,10 +234,10 @@ class CoreState:
         flight do not, since they are not known. Returns whether a block was put there.
         """
         decode_set, kv_cache = self.decode_set, self.kv_cache
-        num_unknown = decode_set.step_index - self._num_ended
+        num_unknown = decode_set.step_index - self.num_ended
         if not num_scheduled:
             num_unknown = min(num_unknown, self._num_ahead)
-        grown: list[GrownBlock] = []
+        grown: list[tuple[int, int, int, Sequence]] = []  # minus the steps since, index of admission, end
         for sequence in self._sharing:
             decodes = sequence in decode_set.sequences
             computed = decode_set.num_computed_tokens(sequence) if decodes else sequence.num_computed_tokens
@@ -275,17 +252,10 @@ class CoreState:
             since = 0 if decodes else decode_set.step_index + num_scheduled - sequence.left_step  # its latest token
             for end in range(first, last + 1, kv_cache.node_tokens):
                 grown.append((end - num_tokens - since, sequence.admission_index, end, sequence))
-        if len(grown) > 1:
-            grown.sort(key=first_grown)
+        grown.sort(key=lambda block: block[:2])  # in the order of scheduling: the first of equals is found
         for _, _, end, sequence in grown:
             kv_cache.cache_blocks(sequence.blocks, sequence.request.prefix_blocks, end)
         return len(grown) > 0
-
-    def _steps_to_shared_block(self) -> int:
-        """Steps until an answer fills a block that a waiting sequence may find."""
-        decode_set, size = self.decode_set, self.kv_cache.block_size
-        computed = [decode_set.num_computed_tokens(s) for s in self._sharing if s in decode_set.sequences]
-        return min([size - tokens % size for tokens in computed], default=UNLIMITED_STEPS)
 
     def num_blocks_to_decode(self, sequence: Sequence) -> int:
         """Blocks that the next token of a decode starts."""
@@ -296,9 +266,13 @@ class CoreState:
         self.kv_cache.allocate_unassigned(new_blocks)
         return new_blocks
 
-    def _check_fits(self, sequence: Sequence) -> None:
-        """Raise ValueError for a request without a prompt, or one whose tokens exceed the whole cache."""
-        request = sequence.request
+    def _new_sequence(self, request: Request, one_shot: bool, max_tokens: int | None = None) -> Sequence:
+        """A sequence for a request; ValueError for one that is being served, has no prompt, or does not fit alone."""
+        if request.id in self.sequences:
+            raise ValueError(f"request {request.id}: expected an id that is not being served, found one that is")
+        sequence = Sequence(request, self._num_submitted, one_shot)
+        if max_tokens is not None:
+            sequence.max_tokens = max_tokens
         if request.prompt_tokens < 1:
             raise ValueError(f"request {request.id}: expected a prompt of at least 1 token, found none")
         longest = self.config.max_num_batched_tokens
@@ -314,6 +288,7 @@ class CoreState:
                 f"request {request.id}: expected at most {self.kv_cache.num_blocks} KV blocks, "
                 f"{tokens} prompt and output tokens take {blocks}"
             )
+        return sequence
 
     def observe_cache(self, observer: CacheObserver) -> None:
         """Report to `observer` every block that enters or leaves the prefix cache, lower tiers included."""
@@ -329,16 +304,18 @@ class CoreState:
         that knows when answers end stops earlier.
         """
         decode_set = self.decode_set
-        if not decode_set.size or self._prefilling or self.waiting_for_remote_kv:
+        if not decode_set.size or self.prefilling or self.waiting_for_remote_kv:
             return 0
-        if not self._admission_blocked and self._has_queued():
+        if not self.admission_blocked and self.has_queued():
             return 0
         steps = decode_set.steps_to_max_tokens() - 1
         if self.arrived:
             interval = self.config.scheduler_recv_interval
             steps = min(steps, -(decode_set.step_index - self._prompts_step) % interval - 1)
-        if self._sharing and self._has_queued():
-            steps = min(steps, self._steps_to_shared_block() - 1)
+        if self._sharing and self.has_queued():
+            size = self.kv_cache.block_size  # an answer may fill a block that a waiting sequence finds
+            computed = [decode_set.num_computed_tokens(s) for s in self._sharing if s in decode_set.sequences]
+            steps = min([steps, *(size - tokens % size - 1 for tokens in computed)])
         return decode_set.steps_within_blocks(self.kv_cache.num_free_blocks, steps)
 
     def has_blocks_for_steps(self, steps: int) -> bool:
@@ -355,18 +332,8 @@ class CoreState:
         decodes, step_index = tuple(decode_set.sequences), decode_set.step_index
         return DecodeBatch((), decodes, decode_set.kv_tokens, decode_set.longest(), step_index=step_index)
 
-    def _all_lack_slots(self) -> bool:
-        """Tell whether every slot is taken and every waiting sequence needs one."""
-        only_queue = len(self.queues) == 1 or not self.queues[-1].count
-        return only_queue and len(self.running) >= self.max_running
-
     def _sync_blocks(self, sequence: Sequence) -> None:
         """Assign to a sequence that has just left the decode set the blocks that were allocated for it there."""
-        self._admission_blocked = False  # a smaller decode set may let a one-shot prompt run whole, without blocks
+        self.admission_blocked = False  # a smaller decode set may let a one-shot prompt run whole, without blocks
         if not sequence.blocks_reserved:
             sequence.blocks.num_private += self.num_missing_blocks(sequence, sequence.num_computed_tokens)
-
-
-def first_grown(block: GrownBlock) -> tuple[int, int]:
-    """Sorts blocks by the step that filled them, then in the order of scheduling: the first of equals is found."""
-    return block[0], block[1]

@@ -8,87 +8,68 @@ then.
 A step is scheduled in vLLM V1's order. Running decodes come first; if blocks run out, sequences are preempted
 (`schedulers.scheduling_policies`). Prompts under way continue next. Then, unless a sequence was preempted, waiting
 requests are admitted within the token, sequence and block limits. One-shot requests (Prelude 3) wait in a queue of
-their own.
+their own. `schedulers.step_orders` has the orders of other schedulers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence as Many
 
-from schedulers.admission import (
-    admit_transferred,
-    allocate_transferred,
-    blocks_to_admit,
-    complete_reserved,
-    start_prefill,
-)
-from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch, OneShotBatch
-from schedulers.engine_config import EngineConfig
+from schedulers.admission import admit_transferred, admit_waiting, allocate_transferred, blocks_to_admit
+from schedulers.batches import Batch, Chunk, DecodeBatch
 from schedulers.kv_tiers import Load
-from schedulers.sequence import FINISHED, FINISHING, PREFILLING, WAITING, Sequence, uncached_prefix_key
-from schedulers.step_scheduling import StepScheduling
+from schedulers.lifecycle import Lifecycle, RunningPass
+from schedulers.sequence import DECODING, PLAIN, PREFILLING, Sequence, SubmitOptions
+from schedulers.step_orders import schedule_prompts_first, schedule_sharing
 from workloads.request import Request
 
 
-class EngineCore(StepScheduling):
+class EngineCore(Lifecycle):
     """One engine's scheduler. Its attributes are those of `CoreState`, which it changes."""
 
     # -- called by the backend ---------------------------------------------------------------------------------------
 
-    def submit(
-        self,
-        request: Request,
-        now: float,
-        *,
-        max_tokens: int | None = None,
-        remote_prefill: bool = False,
-        hold_blocks: bool = False,
-        never_shed: bool = False,
-    ) -> Sequence:
+    def submit(self, request: Request, now: float, options: SubmitOptions = PLAIN) -> Sequence:
         """Queue a request. Nothing else is decided until the next step.
-
-        Args:
-            max_tokens: output tokens after which to end it, in place of the request's own (1 on a prefill engine).
-            remote_prefill: a prefill engine has computed its prompt's cache and its first token. It may have been
-                reserved before.
-            hold_blocks: keep its blocks when it has finished, until `release`.
-            never_shed: it was accepted before, by an engine that has failed.
 
         Raises:
             ValueError: an id that is being served, or a request that does not fit even alone.
             RequestShed: admission control refuses it.
         """
-        if remote_prefill and request.id in self.reserved:
-            return complete_reserved(self, self.reserved.pop(request.id))
-        if request.id in self.sequences:
-            raise ValueError(f"request {request.id}: expected an id that is not being served, found one that is")
+        if options.remote_prefill and request.id in self.reserved:
+            sequence = self.reserved.pop(request.id)  # its cache has come: it waits for a slot behind earlier ones
+            sequence.num_output_tokens = 1
+            waiting = self.waiting_for_remote_kv
+            waiting.insert(sum(1 for earlier in waiting if earlier.blocks.num_private), sequence)
+            return sequence
         one_shot = request.one_shot and self.config.one_shot is not None
-        sequence = Sequence(request, self._num_submitted, one_shot)
-        if max_tokens is not None:
-            sequence.max_tokens = max_tokens
-        self._check_fits(sequence)
-        sequence.hold_blocks = hold_blocks
-        if remote_prefill:
+        sequence = self._new_sequence(request, one_shot, options.max_tokens)
+        sequence.hold_blocks = options.hold_blocks
+        if options.remote_prefill:
             sequence.num_output_tokens = 1
             self.waiting_for_remote_kv.append(sequence)
         else:
             if self.scheduling_policy.follows_service:
-                self._note_outputs()
+                self.note_outputs()
             queue = self.queues[-1 if one_shot else 0]
             if self.admission_control is not None:
-                if not never_shed:
+                if not options.never_shed:
                     self.admission_control.check(sequence, getattr(queue, "ahead_of", None), now)
                 self.admission_control.submitted(sequence)
             if self.config.scheduler_recv_interval > 1:
                 self.arrived.append(sequence)
             else:
                 queue.push(sequence)
-        self._num_submitted += 1
-        self.outstanding_tokens += request.prompt_tokens + sequence.max_tokens
-        self.sequences[request.id] = sequence
-        self._admission_blocked = False
+        self._count_in(sequence)
         return sequence
+
+    def _count_in(self, sequence: Sequence) -> None:
+        """Count a sequence among the unfinished ones."""
+        self._num_submitted += 1
+        self.outstanding_tokens += sequence.request.prompt_tokens + sequence.max_tokens
+        self.sequences[sequence.request.id] = sequence
+        self.admission_blocked = False
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Empty the prefix cache, if no sequence holds a block. Returns whether it was emptied.
@@ -105,23 +86,17 @@ class EngineCore(StepScheduling):
 
         When all of it has come, the request is submitted with `remote_prefill`. None, and nothing is done, if another
         request waits, or there is no slot or too few blocks: then the cache should come when the prompt is complete.
-
-        Raises:
-            ValueError: as `submit`.
+        Raises ValueError as `submit`.
         """
-        if request.id in self.sequences:
-            raise ValueError(f"request {request.id}: expected an id that is not being served, found one that is")
-        sequence = Sequence(request, self._num_submitted, False)
-        self._check_fits(sequence)
+        sequence = self._new_sequence(request, False)
         slots = self.config.max_num_seqs - len(self.running) - len(self.reserved)
-        if slots <= 0 or self._has_queued() or self.waiting_for_remote_kv:
+        if slots <= 0 or self.has_queued() or self.waiting_for_remote_kv:
             return None
         if blocks_to_admit(self, sequence) > self.kv_cache.num_free_blocks:
             return None
         allocate_transferred(self, sequence)
-        self._num_submitted += 1
-        self.outstanding_tokens += request.prompt_tokens + sequence.max_tokens
-        self.sequences[request.id] = self.reserved[request.id] = sequence
+        self._count_in(sequence)
+        self.reserved[request.id] = sequence
         return sequence
 
     def begin_step(self, now: float) -> Batch | None:
@@ -138,29 +113,31 @@ class EngineCore(StepScheduling):
         if self.admission_control is not None:
             self.admission_control.scheduled(chunks, now)
         if not decodes and not chunks:
-            self._pass_over(paused)
+            self._resume(paused)
+            if self.capacity is not None and self.num_ended == decode_set.step_index:
+                self.capacity.idle()
             return None
-        self._num_ahead = decode_set.step_index - self._num_ended
-        decode_set.advance(1)
-        kv_tokens, longest = decode_set.kv_tokens, decode_set.longest()
-        self._resume(paused)
-        finishing = decode_set.pop_finishing()
-        if finishing:
-            for sequence in finishing:
-                self._sync_blocks(sequence)
-        kind = self._complete_prefills(chunks, decodes, finishing) if chunks else DecodeBatch
-        batch = kind(chunks, decodes, kv_tokens, longest, transferred, finishing, decode_set.step_index)
+        batch = self._begin_batch(chunks, decodes, transferred, paused)
         if paused:
             batch.paused = paused
         if slots is not None:
             batch.loads = slots.take_loads()
         return batch
 
-    def _pass_over(self, paused: list[Sequence] | tuple[()]) -> None:
-        """Note that there is nothing to run; decodes that paused are decodes again."""
+    def _begin_batch(
+        self, chunks: list[Chunk], decodes: tuple[Sequence, ...], transferred: Many[Sequence], paused: Many[Sequence]
+    ) -> Batch:
+        """Begin the step that has been scheduled."""
+        decode_set = self.decode_set
+        self._num_ahead = decode_set.step_index - self.num_ended
+        decode_set.advance(1)
+        kv_tokens, longest = decode_set.kv_tokens, decode_set.longest()
         self._resume(paused)
-        if self.capacity is not None and self._num_ended == self.decode_set.step_index:
-            self.capacity.idle()
+        finishing = decode_set.pop_finishing()
+        for sequence in finishing:
+            self._sync_blocks(sequence)
+        kind = self._complete_prefills(chunks, decodes, finishing) if chunks else DecodeBatch
+        return kind(chunks, decodes, kv_tokens, longest, transferred, finishing, decode_set.step_index)
 
     def end_step(self, batch: Batch, stopped: Iterable[Sequence], now: float) -> list[Sequence]:
         """Record that a step has run; steps end in the order in which they began. Returns the finished sequences.
@@ -168,11 +145,11 @@ class EngineCore(StepScheduling):
         `stopped`: sequences whose answer ended with this step before `max_tokens`. Tokens of later steps that were
         begun meanwhile are discarded.
         """
-        self._num_ended = batch.step_index
+        self.num_ended = batch.step_index
         if self._cache_when_computed and batch.chunks:
             for chunk in batch.chunks:
                 self._cache_computed_chunk(chunk)
-            self._admission_blocked = False  # a sequence that shares these blocks needs fewer of its own
+            self.admission_blocked = False  # a sequence that shares these blocks needs fewer of its own
         if batch.finishing or stopped:
             return self._finish_all(batch.finishing, stopped, batch.step_index)
         return []
@@ -185,16 +162,12 @@ class EngineCore(StepScheduling):
             self._free(sequence)
         return sequence
 
-    def end_idle_step(self, step_index: int) -> None:
-        """Record that a step has run in which other ranks alone had sequences."""
-        self._num_ended = step_index
-
     def release(self, sequence: Sequence) -> None:
         """Free the blocks of a finished sequence that was submitted with `hold_blocks`."""
         if sequence in self.awaiting_transfer:
             del self.awaiting_transfer[sequence]
             self._free(sequence)
-            self._admission_blocked = False
+            self.admission_blocked = False
 
     def finish_load(self, load: Load) -> None:
         """Note that a prefix has been loaded from tiers: its sequence, if it was not aborted, is queued again."""
@@ -204,7 +177,7 @@ class EngineCore(StepScheduling):
         if sequence is not None:
             sequence.prefix_loaded = True
             self._queue_of(sequence).requeue(sequence)
-        self._admission_blocked = False
+        self.admission_blocked = False
 
     # -- runs of decode steps ----------------------------------------------------------------------------------------
 
@@ -228,7 +201,7 @@ class EngineCore(StepScheduling):
         if new_blocks:
             self.kv_cache.allocate_unassigned(new_blocks)
         self.decode_set.advance(steps)
-        self._num_ended += steps
+        self.num_ended += steps
         if self.capacity is not None:
             self.capacity.ran_decodes(steps)
             if self.full_batch is not None:
@@ -247,148 +220,110 @@ class EngineCore(StepScheduling):
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
-    def _complete_prefills(
-        self, chunks: list[Chunk], decodes: tuple[Sequence, ...], finishing: list[Sequence]
-    ) -> type[Batch]:
-        """Complete the prompts whose last chunks these are, in the step just begun. Returns the step's kind."""
-        self._prompts_step = self.decode_set.step_index
-        for chunk in chunks:
-            if chunk.last:
-                self._complete_prefill(chunk.sequence, finishing)
-        return OneShotBatch if not decodes and all(chunk.sequence.one_shot for chunk in chunks) else MixedBatch
-
-    def _complete_prefill(self, sequence: Sequence, finishing: list[Sequence]) -> None:
-        """Count the first output token of a prompt that the step just begun completes; it decodes or finishes next."""
-        sequence.num_output_tokens += 1
-        if sequence.num_output_tokens >= sequence.max_tokens:
-            sequence.state = FINISHING
-            sequence.left_step = self.decode_set.step_index
-            finishing.append(sequence)
-            if self.capacity is not None:
-                self._admission_blocked = False  # nothing is reserved for it any more
-        else:
-            self.decode_set.add(sequence)
-            if self._shares_growing and self.shares_answer(sequence):
-                self._sharing[sequence] = None
-
-    def _cache_computed_chunk(self, chunk: Chunk) -> None:
-        """Put the blocks of a computed chunk into the prefix cache."""
-        sequence = chunk.sequence
-        if self.leads_prefixes:
-            self.prefix_leaders.pop(uncached_prefix_key(sequence, chunk.context // self.kv_cache.node_tokens), None)
-        if sequence.state not in (WAITING, FINISHED) and sequence not in self.preempted_finishing:
-            self._cache_prompt_blocks(sequence, chunk.context + chunk.tokens)
-
-
-class ScheduledRequest(NamedTuple):
-    """A request in a step: its id, the tokens that it computes, and those that were in the cache before."""
-
-    request_id: int
-    num_tokens: int
-    num_computed_tokens: int
-
-
-class HostedScheduler(Protocol):
-    """A scheduler that decides for `HostedCore`. Requests go by their ids."""
-
-    def add(self, request: Request, max_tokens: int) -> None:
-        """Queue a request."""
-        ...
-
-    def schedule(self) -> tuple[list[int], list[ScheduledRequest]]:
-        """Begin a step: the requests preempted for it, and those that run, oldest admission first."""
-        ...
-
-    def end_step(self, stopped: set[int]) -> None:
-        """End the oldest step that has begun. The answers of `stopped` end with it, before their limit."""
-        ...
-
-    def abort(self, request_id: int) -> None:
-        """Drop a request."""
-        ...
-
-    def cached_prefix_tokens(self, request: Request) -> int:
-        """Leading prompt tokens of a request that are in its prefix cache."""
-        ...
-
-    def num_free_blocks(self) -> int: ...
-    def num_unfinished(self) -> int: ...
-
-
-class HostedCore(EngineCore):
-    """An engine's scheduler whose decisions are another program's.
-
-    `host` decides which requests run with how many tokens, and has the KV blocks, so that sequences count none. They
-    are kept in the states that follow: a backend sees steps, counters and load as it does with `EngineCore`.
-    """
-
-    def __init__(self, config: EngineConfig, host: HostedScheduler) -> None:
-        super().__init__(config)
-        self._host = host
-        self._shares_growing = False
-
-    def submit(
-        self,
-        request: Request,
-        now: float,
-        *,
-        max_tokens: int | None = None,
-        remote_prefill: bool = False,
-        hold_blocks: bool = False,
-        never_shed: bool = False,
-    ) -> Sequence:
-        """See `EngineCore.submit`. Caches cannot be transferred."""
-        if remote_prefill or hold_blocks:
-            raise ValueError(f"request {request.id}: expected no transfer of its cache, which a host keeps")
-        sequence = super().submit(request, now, max_tokens=max_tokens, never_shed=never_shed)
-        self._host.add(request, sequence.max_tokens)
-        return sequence
-
-    def end_step(self, batch: Batch, stopped: Iterable[Sequence], now: float) -> list[Sequence]:
-        stopped = list(stopped)
-        self._host.end_step({sequence.request.id for sequence in stopped})
-        finished = super().end_step(batch, stopped, now)
-        self.check_integrity()
-        return finished
-
-    def abort(self, request_id: int, now: float) -> Sequence | None:
-        if request_id in self.sequences:
-            self._host.abort(request_id)
-        return super().abort(request_id, now)
-
-    def cached_prefix_tokens(self, request: Request) -> int:
-        return self._host.cached_prefix_tokens(request)
-
-    def steady_decode_steps(self) -> int:
-        """0: the host decides every step."""
-        return 0
-
-    def check_integrity(self) -> None:
-        """Check that the host has as many unfinished requests, and note its free blocks."""
-        self.kv_cache.num_free_blocks = self._host.num_free_blocks()
-        if self._host.num_unfinished() != len(self.sequences):
-            raise AssertionError(
-                f"the host has {self._host.num_unfinished()} unfinished requests, {len(self.sequences)} are here"
-            )
+    def _only_decodes(self) -> bool:
+        """Tell whether the step gives every decode its token and does nothing else."""
+        if self.prefilling or self._sharing or self._limits_prompts:
+            return False
+        if not self.admission_blocked and self.has_queued():
+            return False
+        return self.decode_set.num_new_blocks() <= self.kv_cache.num_free_blocks
 
     def _schedule_running(self, chunks: list[Chunk]) -> list[Sequence] | tuple[()]:
-        """See `EngineCore._schedule_running`. The host schedules waiting sequences as well."""
-        preempted, scheduled = self._host.schedule()
-        for request_id in preempted:
-            self.preempt(self.sequences[request_id])
-        decodes: set[Sequence] = set()
-        for request_id, num_tokens, num_computed_tokens in scheduled:
-            sequence = self.sequences[request_id]
-            if sequence.state == WAITING:
-                self._queue_of(sequence).remove(sequence)
-                start_prefill(self, sequence, num_computed_tokens)
-                self.running[sequence] = None
-            if sequence.state == PREFILLING:
-                self.schedule_chunk(chunks, sequence, num_tokens)
-            else:
-                decodes.add(sequence)
-        self.kv_cache.num_free_blocks = self._host.num_free_blocks()
-        return self._pause([sequence for sequence in self.decode_set.sequences if sequence not in decodes])
+        """Schedule running sequences, then waiting ones unless one was preempted. Returns the decodes that pause.
 
-    def _sync_blocks(self, sequence: Sequence) -> None:
-        """See `CoreState._sync_blocks`. The host has the blocks."""
+        Decodes are counted, not walked, where blocks and tokens suffice for all running sequences.
+        """
+        if self._only_decodes():
+            self.kv_cache.allocate_unassigned(self.decode_set.num_new_blocks())
+            if self.capacity is not None:
+                self.note_decodes(True)
+            return ()
+        if self.holds_prompts:
+            self.schedule_decodes()
+            return ()
+        if self.prompts_first:
+            return schedule_prompts_first(self, chunks)
+        if self.shares_tokens:
+            schedule_sharing(self, chunks)
+            return ()
+        if self._limits_prompts:
+            self.limit_prompts()
+        was_prefilling, preemptions = len(self.prefilling) > 0, self.preemptions
+        paused, budget = self._schedule_admitted(chunks)
+        if self.preemptions == preemptions and self.has_queued() and (was_prefilling or not self.admission_blocked):
+            admit_waiting(self, chunks, budget)
+        if self.capacity is not None and not chunks:
+            self.note_decodes(self.preemptions == preemptions)
+        if self.prefill_interval is not None:
+            left_waiting = self.has_queued() if self.preemptions == preemptions else None
+            runs = len(chunks) > 0 or self.decode_set.size > 0
+            self.prefill_interval.end_step(runs, left_waiting)
+        return paused
+
+    def _schedule_admitted(self, chunks: list[Chunk]) -> tuple[list[Sequence] | tuple[()], int]:
+        """Schedule decodes and prompts under way. Returns the decodes that pause, and the prompt tokens left."""
+        decode_set = self.decode_set
+        new_blocks, prompt_budget = decode_set.num_new_blocks(), self.prompt_budget(decode_set.size)
+        budget = min(self.max_step_tokens - decode_set.size, prompt_budget)
+        planned = self._plan_chunks(budget, self.kv_cache.num_free_blocks - new_blocks)
+        if planned is not None:
+            return (), budget - self._schedule_planned(chunks, planned, new_blocks)
+        running_pass = RunningPass(self, chunks, prompt_budget)
+        paused = self.pause(running_pass.run())
+        return paused, min(running_pass.budget, running_pass.prompt_budget)
+
+    def _schedule_planned(
+        self, chunks: list[Chunk], planned: list[tuple[Sequence, int, int]] | tuple[()], decode_blocks: int
+    ) -> int:
+        """Give decodes their `decode_blocks` blocks and prompts the chunks `planned`. Returns the prompt tokens."""
+        if decode_blocks:
+            self.kv_cache.allocate_unassigned(decode_blocks)
+        if self._sharing and (planned or self.has_queued()) and self._cache_growing_answers(1):
+            self.admission_blocked = False
+        total = 0
+        for sequence, num_tokens, new_blocks in planned:
+            if new_blocks > 0:
+                self.kv_cache.allocate(sequence.blocks, new_blocks)
+            total += self.schedule_chunk(chunks, sequence, num_tokens)
+        return total
+
+    def _resume(self, paused: Many[Sequence]) -> None:
+        """Put decodes that pause back into the set."""
+        for sequence in paused:
+            self.decode_set.add(sequence)
+
+    def _plan_chunks(self, budget: int, free_blocks: int) -> list[tuple[Sequence, int, int]] | tuple[()] | None:
+        """The next chunk of each prompt under way, with its tokens and new blocks, within `budget` tokens.
+
+        None if blocks are short, or if tokens are and prompts compete for them with the decodes behind them.
+        """
+        if free_blocks < 0:
+            return None
+        if not self.prefilling or (self.prefill_interval is not None and self.prefill_interval.holds):
+            return ()
+        planned: list[tuple[Sequence, int, int]] = []
+        competes = self._decode_is_behind_prompt()
+        for sequence in self.prefilling:
+            if budget <= 0:
+                return None if competes else planned
+            num_tokens = self.num_chunk_tokens(sequence, budget)
+            if competes and num_tokens == budget:
+                return None
+            new_blocks = self.num_missing_blocks(sequence, sequence.num_computed_tokens + num_tokens)
+            if new_blocks > 0:
+                free_blocks -= new_blocks
+                if free_blocks < 0:
+                    return None
+            if num_tokens:
+                budget -= num_tokens
+                planned.append((sequence, num_tokens, new_blocks))
+        return planned
+
+    def _decode_is_behind_prompt(self) -> bool:
+        """Tell whether a decode may stand behind a prompt under way, which then gets its tokens first."""
+        num_prompts = sum(1 for sequence in self.prefilling if not sequence.one_shot)
+        for sequence in reversed(self.running):
+            if sequence.state == DECODING or not num_prompts:
+                return num_prompts > 0
+            num_prompts -= sequence.state == PREFILLING
+        return False

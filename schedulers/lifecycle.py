@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from schedulers.batches import Chunk
+from schedulers.batches import Batch, Chunk, MixedBatch, OneShotBatch
 from schedulers.core_state import CoreState
+from schedulers.prefill_policies import UNLIMITED_TOKENS
 from schedulers.sequence import DECODING, FINISHED, FINISHING, PREFILLING, WAITING, Sequence, uncached_prefix_key
 
 
@@ -35,41 +36,126 @@ class Lifecycle(CoreState):
         return num_tokens
 
     def schedule_chunk(self, chunks: list[Chunk], sequence: Sequence, num_tokens: int) -> int:
-        """Append a chunk of `num_tokens` prompt tokens, whose blocks are allocated. Called by `schedulers.admission`.
-
-        Returns `num_tokens`.
-        """
+        """Append a chunk of `num_tokens` prompt tokens, whose blocks are allocated. Returns `num_tokens`."""
         context = sequence.num_computed_tokens
         last = context + num_tokens == sequence.num_tokens_to_compute
-        chunk = Chunk(sequence, num_tokens, context, last)
-        chunks.append(chunk)
+        chunks.append(Chunk(sequence, num_tokens, context, last))
         sequence.num_computed_tokens += num_tokens
         if self.prefill_interval is not None and (
-            context < sequence.num_tokens_to_compute - 1 or sequence in self._prefilling
+            context < sequence.num_tokens_to_compute - 1 or sequence in self.prefilling
         ):
             self.prefill_interval.prefills = True
         if last:
-            self._prefilling.pop(sequence, None)
+            self.prefilling.pop(sequence, None)
         else:
-            self._prefilling[sequence] = None
+            self.prefilling[sequence] = None
         if self.leads_prefixes:
-            self._lead(sequence, context)
+            self.lead(sequence, context)
         if not self._cache_when_computed and sequence.request.prefix_blocks:
-            self._cache_prompt_blocks(sequence, sequence.num_computed_tokens)
+            self.kv_cache.cache_blocks(sequence.blocks, sequence.request.prefix_blocks, sequence.num_computed_tokens)
         if self.scheduling_policy.follows_service:
             self.scheduling_policy.on_scheduled(sequence, num_tokens)
         self.prefill_tokens += num_tokens
         return num_tokens
 
     def start_sharing(self, sequence: Sequence) -> None:
-        """Let an admitted sequence share the tokens of steps from now on. Called by `schedulers.admission`."""
-        self._prefilling[sequence] = None
+        """Let an admitted sequence share the tokens of steps from now on."""
+        self.prefilling[sequence] = None
         if self.leads_prefixes:
-            self._lead(sequence, sequence.num_computed_tokens)
+            self.lead(sequence, sequence.num_computed_tokens)
 
-    def _lead(self, sequence: Sequence, context: int) -> None:
+    def lead(self, sequence: Sequence, context: int) -> None:
         """Note the first prefix id that a sequence is going to compute, after `context` tokens."""
         self.prefix_leaders[uncached_prefix_key(sequence, context // self.kv_cache.node_tokens)] = None
+
+    def _complete_prefills(
+        self, chunks: list[Chunk], decodes: tuple[Sequence, ...], finishing: list[Sequence]
+    ) -> type[Batch]:
+        """Complete the prompts whose last chunks these are, in the step just begun. Returns the step's kind."""
+        self._prompts_step = self.decode_set.step_index
+        for chunk in chunks:
+            if chunk.last:
+                self._complete_prefill(chunk.sequence, finishing)
+        return OneShotBatch if not decodes and all(chunk.sequence.one_shot for chunk in chunks) else MixedBatch
+
+    def _complete_prefill(self, sequence: Sequence, finishing: list[Sequence]) -> None:
+        """Count the first output token of a prompt that the step just begun completes; it decodes or finishes next."""
+        sequence.num_output_tokens += 1
+        if sequence.num_output_tokens >= sequence.max_tokens:
+            sequence.state = FINISHING
+            sequence.left_step = self.decode_set.step_index
+            finishing.append(sequence)
+            if self.capacity is not None:
+                self.admission_blocked = False  # nothing is reserved for it any more
+        else:
+            self.decode_set.add(sequence)
+            if self._shares_growing and self.shares_answer(sequence):
+                self._sharing[sequence] = None
+
+    def _cache_computed_chunk(self, chunk: Chunk) -> None:
+        """Put the blocks of a computed chunk into the prefix cache."""
+        sequence = chunk.sequence
+        if self.leads_prefixes:
+            self.prefix_leaders.pop(uncached_prefix_key(sequence, chunk.context // self.kv_cache.node_tokens), None)
+        if sequence.state not in (WAITING, FINISHED) and sequence not in self.preempted_finishing:
+            self.kv_cache.cache_blocks(sequence.blocks, sequence.request.prefix_blocks, chunk.context + chunk.tokens)
+
+    def note_outputs(self) -> None:
+        """Tell the policy how many output tokens each decode has."""
+        for sequence in self.decode_set.sequences:
+            self.scheduling_policy.on_output(sequence, self.decode_set.num_output_tokens(sequence))
+
+    def limit_prompts(self) -> None:
+        """Set the most prompt tokens of a sequence in this step, and whether it has any."""
+        threshold, rules = self.config.long_prefill_token_threshold, self.rules
+        if threshold:  # the only request has nobody to make room for
+            alone = len(self.sequences) < 2 and rules.lone_prompt_ignores_threshold
+            self.prompt_limit = UNLIMITED_TOKENS if alone else threshold
+        if self.prefill_interval is not None:
+            self.prefill_interval.begin_step(len(self.running) > len(self.prefilling))
+
+    def prompt_budget(self, num_decodes: int) -> int:
+        """Prompt tokens that settings and policy allow beside these decodes, each of which attends to its new token."""
+        policy, decode_set = self.chunk_policy, self.decode_set
+        if policy is None:
+            return self.max_step_tokens
+        longest = decode_set.longest() + 1 if num_decodes else 0
+        context = next((sequence.num_computed_tokens for sequence in self.prefilling), 0)
+        limit = policy.max_prefill_tokens(num_decodes, decode_set.kv_tokens + num_decodes, longest, context)
+        return min(self.max_step_tokens, limit)
+
+    def pause(self, paused: list[Sequence]) -> list[Sequence]:
+        """Take decodes that pause out of the set for this step. Returns them."""
+        for sequence in paused:
+            self.decode_set.remove(sequence)
+            self._sync_blocks(sequence)
+        if self._sharing and self._cache_growing_answers(1):
+            self.admission_blocked = False
+        return paused
+
+    def schedule_decodes(self) -> None:
+        """Give every decode the block that its next token starts; if blocks run out, preempt sequences."""
+        preemptions, new_blocks = self.preemptions, self.decode_set.num_new_blocks()
+        if new_blocks <= self.kv_cache.num_free_blocks:
+            self.kv_cache.allocate_unassigned(new_blocks)
+        else:
+            running_pass = RunningPass(self, [], 0)
+            running_pass.budget = UNLIMITED_TOKENS
+            running_pass.run()
+        if self._sharing and self.has_queued() and self._cache_growing_answers(1):
+            self.admission_blocked = False
+        if self.capacity is not None:
+            self.note_decodes(self.preemptions == preemptions)
+
+    def note_decodes(self, all_fit: bool) -> None:
+        """Note a step of decodes without prompts, and whether all of them had their blocks."""
+        assert self.capacity is not None, "nothing else counts them"
+        if not all_fit:
+            self.capacity.preempted(self.decode_set)
+        elif self.decode_set.size:  # after the last answer there is no step of decodes, only room
+            self.capacity.ran_decodes(1)
+        if self.full_batch is not None:
+            self.full_batch.scheduled_decodes()
 
     def preempt(self, sequence: Sequence, num_scheduled: int = 0, new_blocks: int = 0) -> None:
         """Free a sequence's blocks and queue it; it will compute its prompt and its generated tokens again.
@@ -90,11 +176,9 @@ class Lifecycle(CoreState):
             num_hashed = 0
         if self._shares_growing:
             self._cache_answer_blocks(sequence, num_hashed)
-        if self.config.rules.keeps_preempted_blocks:
-            kv_cache.free(blocks, kv_cache.num_full_private(blocks, num_hashed), preempted=True)
-        else:
-            kv_cache.free(blocks)
-        self._admission_blocked = False
+        keeps = self.rules.keeps_preempted_blocks
+        kv_cache.free(blocks, kv_cache.num_full_private(blocks, num_hashed) if keeps else 0, preempted=keeps)
+        self.admission_blocked = False
         sequence.blocks_reserved = sequence.prefix_loaded = False
         sequence.preemptions += 1
         self.preemptions += 1
@@ -106,17 +190,13 @@ class Lifecycle(CoreState):
         sequence.num_computed_tokens = 0
         self._requeue(sequence)
 
-    def preemption_victim(self, running: list[Sequence]) -> Sequence:
-        """The running sequence that is preempted first; `running` is in the order of admission."""
-        return self._by_importance(running)[-1]
-
     def num_in_flight_outputs(self, sequence: Sequence, num_scheduled: int = 0) -> int:
         """Computed tokens of a decode, or of one that finishes, that were not known when its blocks were hashed last.
 
         `num_scheduled`: 1 if the step being scheduled has a token of it, in which case it is hashed now.
         """
         latest = self.decode_set.step_index if sequence.state == DECODING else sequence.left_step
-        in_flight = max(latest - self._num_ended, 0)
+        in_flight = max(latest - self.num_ended, 0)
         return in_flight if num_scheduled else min(in_flight, self._num_ahead)
 
     def _num_hashed_tokens(self, sequence: Sequence, num_unknown: int) -> int:
@@ -146,7 +226,7 @@ class Lifecycle(CoreState):
                 self._finish(sequence, step)
                 finished.append(sequence)
         if len(finished) > 1 and self.kv_cache.enable_caching:
-            for sequence in sorted(finished, key=admission_order):
+            for sequence in sorted(finished, key=lambda sequence: sequence.admission_index):
                 self._free_finished(sequence)
         else:
             for sequence in finished:
@@ -172,7 +252,7 @@ class Lifecycle(CoreState):
         sequence.state = FINISHED
         self.outstanding_tokens -= sequence.request.prompt_tokens + sequence.max_tokens
         del self.sequences[sequence.request.id]
-        self._admission_blocked = False
+        self.admission_blocked = False
 
     def _free_finished(self, sequence: Sequence) -> None:
         """Free the blocks of a finished sequence unless they are to be transferred."""
@@ -188,7 +268,7 @@ class Lifecycle(CoreState):
 
     def _requeue(self, sequence: Sequence) -> None:
         """Queue a preempted sequence again."""
-        if self.config.rules.requeues_behind:
+        if self.rules.requeues_behind:
             self._queue_behind(sequence)
         else:
             self._queue_of(sequence).requeue(sequence)
@@ -209,7 +289,7 @@ class Lifecycle(CoreState):
         if sequence in self.running:
             del self.running[sequence]
             if self.full_batch is not None:
-                self.full_batch.left(self._num_ended == self.decode_set.step_index)
+                self.full_batch.left(self.num_ended == self.decode_set.step_index)
             if self.model_slots is not None:
                 self.model_slots.leave(sequence)
         elif sequence in self.preempted_finishing:
@@ -218,8 +298,7 @@ class Lifecycle(CoreState):
             self.one_shot_running.pop(sequence, None)
 
     def _remove_prefilling(self, sequence: Sequence) -> None:
-        """Take a sequence out of the prompts under way."""
-        self._prefilling.pop(sequence, None)
+        self.prefilling.pop(sequence, None)
         if self.shares_tokens:  # it may have led others without any tokens yet
             context = sequence.num_computed_tokens // self.kv_cache.node_tokens
             self.prefix_leaders.pop(uncached_prefix_key(sequence, context), None)
@@ -250,30 +329,23 @@ def whole_units(remaining: int, num_tokens: int, unit: int) -> int:
     return remaining if in_units(remaining, unit) <= num_tokens else num_tokens // unit * unit
 
 
-def admission_order(sequence: Sequence) -> int:
-    """Sorts sequences by their admission."""
-    return sequence.admission_index
-
-
 class RunningPass:
     """One pass over the running sequences of a scheduler.
 
     Attributes:
         budget: tokens of the step that are left. prompt_budget: of them, those that prompts may have.
-        chunks: prompt chunks of the step. decodes: the decodes that get a token, and the blocks that this takes which
-            they do not count yet. drafts: tokens that decodes verify beside theirs, as far as the budget allows.
-        preempted: whether a sequence was preempted.
+        decodes: the decodes that get a token, and the blocks that this takes which they do not count yet.
+        drafts: tokens that decodes verify beside theirs, as far as the budget allows.
     """
 
     def __init__(
         self, core: Lifecycle, chunks: list[Chunk], prompt_budget: int, drafts: dict[Sequence, int] | None = None
     ) -> None:
-        self._core, self._rules = core, core.config.rules
-        self.budget, self.prompt_budget = core.config.max_num_batched_tokens, prompt_budget
+        self._core = core
+        self.budget, self.prompt_budget = core.max_step_tokens, prompt_budget
         self.chunks = chunks
         self.decodes: dict[Sequence, int] = {}
         self.drafts = {} if drafts is None else drafts
-        self.preempted = False
         self._order = list(core.running)
         self._index = 0
 
@@ -284,16 +356,12 @@ class RunningPass:
             sequence = order[self._index]
             if self._schedule(sequence):
                 self._index += 1
-            elif not self._rules.goes_on_behind_preempted:
+            elif not core.rules.goes_on_behind_preempted:
                 break
         for sequence in tuple(core.one_shot_running):
             if sequence.state == PREFILLING and self.budget > 0:
                 self._schedule(sequence)
         return [sequence for sequence in core.decode_set.sequences if sequence not in self.decodes]
-
-    def num_tokens_left(self) -> int:
-        """Prompt tokens that are left of the step."""
-        return min(self.budget, self.prompt_budget)
 
     def _schedule(self, sequence: Sequence) -> bool:
         """Schedule the next tokens of a sequence, if it has any. False if it preempted itself."""
@@ -309,7 +377,7 @@ class RunningPass:
         if not num_tokens:
             return True
         while new_blocks > core.kv_cache.num_free_blocks:
-            victim = core.preemption_victim(self._order) if sequence in core.running else sequence
+            victim = core.by_importance(self._order)[-1] if sequence in core.running else sequence
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -327,7 +395,6 @@ class RunningPass:
     def _preempt(self, sequence: Sequence) -> None:
         """Preempt a sequence. What it was given in this step is free again."""
         core = self._core
-        self.preempted = True
         if sequence in self.decodes:
             self.budget += 1 + self.drafts.pop(sequence, 0)
             core.preempt(sequence, 1, self.decodes.pop(sequence))
@@ -339,7 +406,7 @@ class RunningPass:
             return
         position = self._order.index(sequence)
         del self._order[position]
-        if position < self._index and (was_scheduled or self._rules.steps_back_for_idle):
+        if position < self._index and (was_scheduled or core.rules.steps_back_for_idle):
             self._index -= 1
 
     def _withdraw_chunk(self, sequence: Sequence) -> bool:

@@ -21,7 +21,7 @@ from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
 from schedulers.kv_cache import KVCache
 from schedulers.prefill_policies import PromptBalance
-from schedulers.sequence import DECODING, DecodeSet, Sequence
+from schedulers.sequence import DECODING, PLAIN, DecodeSet, Sequence, SubmitOptions
 from schedulers.step_policies import ChunkPolicy
 
 if TYPE_CHECKING:
@@ -49,9 +49,10 @@ class GroupBatch(Batch):
 
 
 class LockstepGroup:
-    """Ranks in lockstep, with the part of `EngineCore`'s interface that a backend uses.
+    """Ranks in lockstep, with the part of `EngineCore`'s interface that a backend uses; numbers are those of all ranks.
 
-    A request goes to the rank with the lowest 4 × waiting + running, as in vLLM's front end.
+    A request goes to the rank with the lowest 4 × waiting + running, as in vLLM's front end; ranks take turns among
+    equals. `reserved`, `sequences`: of all ranks, by request id.
     """
 
     def __init__(self, make_core: Callable[[], EngineCore], ranks: int) -> None:
@@ -64,31 +65,14 @@ class LockstepGroup:
 
     # -- called by the backend ---------------------------------------------------------------------------------------
 
-    def submit(
-        self,
-        request: Request,
-        now: float,
-        *,
-        max_tokens: int | None = None,
-        remote_prefill: bool = False,
-        hold_blocks: bool = False,
-        never_shed: bool = False,
-    ) -> Sequence:
-        """See `EngineCore.submit`, on the rank with the least work; ranks take turns among equals."""
-        rank = self._rank_of[request.id] if remote_prefill and request.id in self.reserved else self._choose_rank()
-        sequence = rank.submit(
-            request,
-            now,
-            max_tokens=max_tokens,
-            remote_prefill=remote_prefill,
-            hold_blocks=hold_blocks,
-            never_shed=never_shed,
-        )
+    def submit(self, request: Request, now: float, options: SubmitOptions = PLAIN) -> Sequence:
+        comes = options.remote_prefill and request.id in self.reserved
+        rank = self._rank_of[request.id] if comes else self._choose_rank()
+        sequence = rank.submit(request, now, options)
         self._rank_of[request.id] = rank
         return sequence
 
     def reserve(self, request: Request, now: float) -> Sequence | None:
-        """See `EngineCore.reserve`, on the rank that `submit` would choose."""
         rank = self._choose_rank()
         sequence = rank.reserve(request, now)
         if sequence is not None:
@@ -96,12 +80,9 @@ class LockstepGroup:
         return sequence
 
     def _choose_rank(self) -> EngineCore:
-        """The rank with the least work, in turns."""
-        size = len(self.ranks)
         start = self._turn
-        self._turn = (self._turn + 1) % size
-        order = [self.ranks[(start + i) % size] for i in range(size)]
-        return min(order, key=lambda core: 4 * core.num_waiting + core.num_running)
+        self._turn = (start + 1) % len(self.ranks)
+        return min(self.ranks[start:] + self.ranks[:start], key=lambda core: 4 * core.num_waiting + core.num_running)
 
     def begin_step(self, now: float) -> GroupBatch | None:
         """See `EngineCore.begin_step`, on every rank; idle ranks advance too."""
@@ -119,7 +100,8 @@ class LockstepGroup:
         """Have all ranks compute prompts in the next step, or none."""
         with_prompts = with_decodes = with_room = 0
         for rank in self.ranks:
-            with_prompts += rank.has_prompts()
+            admits = rank.has_queued() and not rank.admission_blocked and len(rank.running) < rank.max_running
+            with_prompts += admits or len(rank.prefilling) > 0
             with_decodes += rank.num_decodes > 0
             with_room += rank.num_decodes < rank.max_running
         holds = balance.holds(with_prompts, with_decodes, with_room, len(self.ranks))
@@ -134,7 +116,7 @@ class LockstepGroup:
             if part is not None:
                 finished.extend(rank.end_step(part, stopped_by_rank.get(id(rank), ()), now))
             else:
-                rank.end_idle_step(batch.step_index)
+                rank.num_ended = batch.step_index
         self._forget(finished)
         return finished
 
@@ -149,12 +131,13 @@ class LockstepGroup:
 
     def steady_decode_steps(self) -> int:
         """See `EngineCore.steady_decode_steps`: the fewest of all ranks that are not idle."""
-        busy = [rank for rank in self.ranks if rank.sequences]
-        return min((rank.steady_decode_steps() for rank in busy), default=0)
+        return min((rank.steady_decode_steps() for rank in self.ranks if rank.sequences), default=0)
 
     def num_new_blocks_by_step(self, steps: int) -> list[int]:
-        """See `EngineCore.num_new_blocks_by_step`: of all ranks together."""
         return [sum(blocks) for blocks in zip(*(r.num_new_blocks_by_step(steps) for r in self.ranks), strict=True)]
+
+    def has_blocks_for_steps(self, steps: int) -> bool:
+        return all(rank.has_blocks_for_steps(steps) for rank in self.ranks)
 
     def allocate_ahead(self, steps: int) -> None:
         for rank in self.ranks:
@@ -166,9 +149,8 @@ class LockstepGroup:
 
     def run_decode_step(self, stopped: Iterable[Sequence]) -> list[Sequence]:
         stopped_by_rank = self._group_by_rank(stopped)
-        finished = [
-            sequence for rank in self.ranks for sequence in rank.run_decode_step(stopped_by_rank.get(id(rank), ()))
-        ]
+        by_rank = [rank.run_decode_step(stopped_by_rank.get(id(rank), ())) for rank in self.ranks]
+        finished = [sequence for sequences in by_rank for sequence in sequences]
         self._forget(finished)
         return finished
 
@@ -180,50 +162,39 @@ class LockstepGroup:
 
     @property
     def step_index(self) -> int:
-        """Steps begun so far, by every rank."""
         return self.ranks[0].step_index
 
     @property
     def num_decodes(self) -> int:
-        """Decoding sequences of all ranks."""
         return sum(rank.num_decodes for rank in self.ranks)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for admission on any rank."""
         return sum(rank.num_waiting for rank in self.ranks)
 
     @property
     def num_running(self) -> int:
-        """Requests that are admitted and unfinished on any rank."""
         return sum(rank.num_running for rank in self.ranks)
 
     @property
     def num_running_seqs(self) -> int:
-        """See `EngineCore.num_running_seqs`, over all ranks."""
         return sum(rank.num_running_seqs for rank in self.ranks)
 
     @property
     def outstanding_tokens(self) -> int:
-        """See `EngineCore.outstanding_tokens`, over all ranks."""
         return sum(rank.outstanding_tokens for rank in self.ranks)
 
     @property
     def sequences(self) -> dict[int, Sequence]:
-        """Submitted and unfinished sequences of all ranks, by request id."""
         return {number: sequence for rank in self.ranks for number, sequence in rank.sequences.items()}
 
     @property
     def reserved(self) -> dict[int, Sequence]:
-        """See `EngineCore.reserved`, of all ranks."""
         return {number: sequence for rank in self.ranks for number, sequence in rank.reserved.items()}
 
     def cached_prefix_tokens(self, request: Request) -> int:
         """See `EngineCore.cached_prefix_tokens`, the most of all ranks."""
         return max(rank.cached_prefix_tokens(request) for rank in self.ranks)
-
-    def has_blocks_for_steps(self, steps: int) -> bool:
-        return all(rank.has_blocks_for_steps(steps) for rank in self.ranks)
 
     def _group_by_rank(self, sequences: Iterable[Sequence]) -> dict[int, list[Sequence]]:
         groups: dict[int, list[Sequence]] = {}
@@ -237,11 +208,7 @@ class LockstepGroup:
                 del self._rank_of[sequence.request.id]
 
     def check_integrity(self) -> None:
-        """Check each rank, and that all have begun the same number of steps.
-
-        Raises:
-            AssertionError: one of these fails; the message has the numbers.
-        """
+        """Check each rank, and that all have begun the same number of steps; AssertionError with the numbers."""
         for rank in self.ranks:
             rank.check_integrity()
         step_indices = [rank.step_index for rank in self.ranks]
@@ -314,22 +281,18 @@ class PipelinedEngineCore(EngineCore):
 
     def is_in_flight(self, sequence: Sequence) -> bool:
         """Tell whether a batch in flight computes tokens of a sequence."""
-        return any(batch is not None and _computes(batch, sequence) for batch in self.in_flight)
+        return any(
+            sequence in batch.decodes or any(chunk.sequence is sequence for chunk in batch.chunks)
+            for batch in self.in_flight
+            if batch is not None
+        )
 
     def awaits_token(self, sequence: Sequence) -> bool:
         """Tell whether a batch in flight computes an output token of a sequence, which counts from its beginning on."""
-        for batch in self.in_flight:
-            if batch is None:
-                continue
-            if sequence in batch.decodes or any(chunk.last and chunk.sequence is sequence for chunk in batch.chunks):
-                return True
-        return False
-
-    # -- runs of decode steps ----------------------------------------------------------------------------------------
+        return any(batch is not None and batch.has_output(sequence) for batch in self.in_flight)
 
     def steady_decode_steps(self) -> int:
-        """0: batches of other sequences run in between."""
-        return 0
+        return 0  # batches of other sequences run in between
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
@@ -386,8 +349,7 @@ class PipelinedEngineCore(EngineCore):
         self.decode_set = scheduled
 
     def num_in_flight_outputs(self, sequence: Sequence, num_scheduled: int = 0) -> int:
-        """0: a sequence is in one batch at a time, whose inputs are known when it is scheduled."""
-        return 0
+        return 0  # a sequence is in one batch at a time, whose inputs are known when it is scheduled
 
     def preempt(self, sequence: Sequence, num_scheduled: int = 0, new_blocks: int = 0) -> None:
         decoding = sequence.state == DECODING
@@ -406,14 +368,14 @@ class PipelinedEngineCore(EngineCore):
         """Queue a sequence whose last batch has ended."""
         del self._returning[sequence]
         super()._requeue(sequence)
-        self._admission_blocked = False
+        self.admission_blocked = False
 
-    def _note_outputs(self) -> None:
-        """See `EngineCore._note_outputs`, for the decodes of all micro-batches."""
+    def note_outputs(self) -> None:
+        """See `EngineCore.note_outputs`, for the decodes of all micro-batches."""
         scheduled = self.decode_set
         for decodes in self.micro_batches:
             self.decode_set = decodes
-            super()._note_outputs()
+            super().note_outputs()
         self.decode_set = scheduled
 
     def _num_unassigned_blocks(self) -> int:
@@ -423,7 +385,3 @@ class PipelinedEngineCore(EngineCore):
             unassigned += super()._num_unassigned_blocks()
         self.decode_set = scheduled
         return unassigned
-
-
-def _computes(batch: Batch, sequence: Sequence) -> bool:
-    return sequence in batch.decodes or any(chunk.sequence is sequence for chunk in batch.chunks)

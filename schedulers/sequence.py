@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from schedulers.kv_cache import SequenceBlocks
 
@@ -24,6 +24,25 @@ DECODING: Final = 2
 FINISHING: Final = 3
 FINISHED: Final = 4
 """States. FINISHING: the last token is computed by a step that has begun and not ended; slot and blocks are kept."""
+
+
+class SubmitOptions(NamedTuple):
+    """How a request is submitted to an engine.
+
+    Attributes:
+        max_tokens: output tokens after which to end it, in place of the request's own (1 on a prefill engine).
+        remote_prefill: a prefill engine has computed its prompt's cache and its first token. It may have been reserved.
+        hold_blocks: keep its blocks when it has finished, until `release`.
+        never_shed: it was accepted before, by an engine that has failed.
+    """
+
+    max_tokens: int | None = None
+    remote_prefill: bool = False
+    hold_blocks: bool = False
+    never_shed: bool = False
+
+
+PLAIN: Final = SubmitOptions()
 
 
 class Sequence:

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
-from schedulers.admission import admit_transferred
 from schedulers.batches import Batch, Chunk, DecodeBatch, DraftedSteps
 from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
@@ -39,20 +38,21 @@ class AnswerDrafts(NamedTuple):
     right: list[int]
 
 
+COUNTERS: Final = (
+    "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "num_decodes",
+    "num_emitted_tokens",
+)  # fmt: skip
+"""Counters of an engine's speculation, named as vLLM's metrics.
+
+Decodes that verified draft tokens; those tokens; of them those that were right, also at each position of a draft; all
+decodes, with a draft or without, and the tokens that they emitted.
+"""
+
+
 class SpeculationStats:
-    """Counters of an engine's speculation, named as vLLM's metrics.
+    """Its attributes are `COUNTERS`."""
 
-    Attributes:
-        num_drafts: decodes that verified draft tokens. num_draft_tokens: those tokens.
-        num_accepted_tokens: draft tokens that were right.
-        num_accepted_tokens_per_pos: of them, those at each position of a draft.
-        num_decodes, num_emitted_tokens: all decodes, with a draft or without, and the tokens that they emitted.
-    """
-
-    __slots__ = (
-        "num_accepted_tokens", "num_accepted_tokens_per_pos", "num_decodes", "num_draft_tokens", "num_drafts",
-        "num_emitted_tokens",
-    )  # fmt: skip
+    __slots__ = COUNTERS
 
     def __init__(self, num_speculative_tokens: int) -> None:
         self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
@@ -60,14 +60,7 @@ class SpeculationStats:
         self.num_accepted_tokens_per_pos = [0] * num_speculative_tokens
 
     def counters(self) -> dict[str, int | list[int]]:
-        return {
-            "num_drafts": self.num_drafts,
-            "num_draft_tokens": self.num_draft_tokens,
-            "num_accepted_tokens": self.num_accepted_tokens,
-            "num_accepted_tokens_per_pos": self.num_accepted_tokens_per_pos,
-            "num_decodes": self.num_decodes,
-            "num_emitted_tokens": self.num_emitted_tokens,
-        }
+        return {name: getattr(self, name) for name in COUNTERS}
 
     def observe(self, num_drafted: int, num_accepted: int) -> None:
         """Count a decode that verified `num_drafted` draft tokens, the first `num_accepted` of which were right."""
@@ -124,10 +117,6 @@ class SpeculativeDecodeSet(DecodeSet):
         """Output tokens of a decoding sequence, of steps that have ended."""
         return sequence.num_output_tokens
 
-    def begin_step(self) -> None:
-        self.step_index += 1
-        self.in_step = True
-
     def extend(self, sequence: Sequence, num_tokens: int) -> None:
         """Give a sequence the tokens that it has emitted."""
         sequence.num_computed_tokens += num_tokens
@@ -140,9 +129,7 @@ class SpeculativeDecodeSet(DecodeSet):
     def check_integrity(self) -> None:
         tokens = sum(sequence.num_computed_tokens for sequence in self.sequences)
         if (len(self.sequences), tokens) != (self.size, self.kv_tokens):
-            raise AssertionError(
-                f"{self.size} decodes of {self.kv_tokens} tokens, but {len(self.sequences)} of {tokens}"
-            )
+            raise AssertionError(f"{self.size} decodes of {self.kv_tokens} tokens: {len(self.sequences)} of {tokens}")
 
 
 class SpeculativeEngineCore(EngineCore):
@@ -178,44 +165,6 @@ class SpeculativeEngineCore(EngineCore):
         self._drafts_are_fixed = not getattr(drafts, "learns", True)
 
     # -- called by the backend ---------------------------------------------------------------------------------------
-
-    def begin_step(self, now: float) -> Batch | None:
-        """See `EngineCore.begin_step`. No step may be running."""
-        decode_set, slots = self.speculative_decodes, self.model_slots
-        if slots is not None:
-            slots.begin_step(now)
-        transferred = self._transferred = admit_transferred(self) if self.waiting_for_remote_kv else ()
-        chunks: list[Chunk] = []
-        paused = self._schedule_running(chunks)
-        decodes = tuple(decode_set.sequences)
-        draft_tokens = [self._drafts.get(sequence, 0) for sequence in decodes]
-        num_rows = len(decodes) + sum(draft_tokens)
-        if self.admission_control is not None:
-            self.admission_control.scheduled(chunks, now)
-        if not decodes and not chunks:
-            self._resume(paused)
-            return None
-        kv_tokens, longest = decode_set.kv_tokens + num_rows, 0
-        drafted_kv = longest_undrafted = 0
-        for sequence, drafted in zip(decodes, draft_tokens, strict=True):
-            cached = sequence.num_computed_tokens + 1 + drafted
-            longest = max(longest, cached)
-            if drafted:
-                drafted_kv += cached
-            else:
-                longest_undrafted = max(longest_undrafted, cached)
-        decode_set.begin_step()
-        self._resume(paused)
-        finishing: list[Sequence] = []
-        kind = self._complete_prefills(chunks, decodes, finishing) if chunks else DecodeBatch
-        step = decode_set.step_index
-        batch = kind(chunks, decodes, kv_tokens, longest, transferred, finishing, step, draft_tokens)
-        batch.drafted_kv = drafted_kv
-        batch.longest_undrafted = longest_undrafted
-        batch.paused = paused
-        if slots is not None:
-            batch.loads = slots.take_loads()
-        return batch
 
     def record_outputs(self, batch: Batch, num_accepted: Many[int], num_tokens: Many[int]) -> None:
         """Record what a step has decoded, before `end_step`. Sequences that were aborted meanwhile are passed over.
@@ -257,11 +206,11 @@ class SpeculativeEngineCore(EngineCore):
         may run out: those of `blocks_of_drafted_step` for a step.
         """
         decode_set = self.speculative_decodes
-        if not decode_set.size or self._prefilling or self.waiting_for_remote_kv or self.model_slots is not None:
+        if not decode_set.size or self.prefilling or self.waiting_for_remote_kv or self.model_slots is not None:
             return -1
         if self.arrived:
             return -1
-        if not self._drafts_are_fixed or (self._has_queued() and (self._sharing or not self._admission_blocked)):
+        if not self._drafts_are_fixed or (self.has_queued() and (self._sharing or not self.admission_blocked)):
             return -1
         drafts = self.draft_policy.num_draft_tokens(decode_set.size)
         return drafts if decode_set.size * (1 + drafts) <= self.config.max_num_batched_tokens else -1
@@ -296,6 +245,7 @@ class SpeculativeEngineCore(EngineCore):
                 decode.sequence.blocks.num_private += missing
             decode_set.extend(decode.sequence, decode.num_tokens)
         decode_set.step_index += len(foreseen.rows)
+        self.num_ended = decode_set.step_index
         if not foreseen.finishes:
             return []
         at_limit = [s for s in decode_set.sequences if s.num_output_tokens >= s.max_tokens]
@@ -305,21 +255,44 @@ class SpeculativeEngineCore(EngineCore):
     # -- one step ----------------------------------------------------------------------------------------------------
 
     def _only_decodes(self) -> bool:
-        """False: decodes have blocks of their own, and drafts."""
-        return False
+        return False  # decodes have blocks of their own, and drafts
 
     def _schedule_admitted(self, chunks: list[Chunk]) -> tuple[list[Sequence] | tuple[()], int]:
         """See `EngineCore._schedule_admitted`. Drafts get the tokens of the step before prompts behind them do."""
         self._drafts = self._propose_drafts()
-        prompt_budget = self.config.max_num_batched_tokens
-        if self.chunk_policy is not None:
-            prompt_budget = self._chunk_limit(self.chunk_policy, self.decode_set.size + sum(self._drafts.values()))
+        prompt_budget = self.prompt_budget(self.decode_set.size + sum(self._drafts.values()))
         running_pass = RunningPass(self, chunks, prompt_budget, self._drafts)
-        paused = self._pause(running_pass.run())
+        paused = self.pause(running_pass.run())
         for sequence in running_pass.decodes:
             if sequence in self._drafts:
                 running_pass.budget += self._allocate_drafts(sequence)
-        return paused, running_pass.num_tokens_left()
+        return paused, min(running_pass.budget, running_pass.prompt_budget)
+
+    def _begin_batch(
+        self, chunks: list[Chunk], decodes: tuple[Sequence, ...], transferred: Many[Sequence], paused: Many[Sequence]
+    ) -> Batch:
+        """See `EngineCore._begin_batch`. No step may be running."""
+        decode_set = self.speculative_decodes
+        draft_tokens = [self._drafts.get(sequence, 0) for sequence in decodes]
+        kv_tokens, longest = decode_set.kv_tokens + len(decodes) + sum(draft_tokens), 0
+        drafted_kv = longest_undrafted = 0
+        for sequence, drafted in zip(decodes, draft_tokens, strict=True):
+            cached = sequence.num_computed_tokens + 1 + drafted
+            longest = max(longest, cached)
+            if drafted:
+                drafted_kv += cached
+            else:
+                longest_undrafted = max(longest_undrafted, cached)
+        decode_set.step_index += 1
+        decode_set.in_step = True
+        self._resume(paused)
+        finishing: list[Sequence] = []
+        kind = self._complete_prefills(chunks, decodes, finishing) if chunks else DecodeBatch
+        step = decode_set.step_index
+        batch = kind(chunks, decodes, kv_tokens, longest, transferred, finishing, step, draft_tokens)
+        batch.drafted_kv = drafted_kv
+        batch.longest_undrafted = longest_undrafted
+        return batch
 
     def num_blocks_to_decode(self, sequence: Sequence) -> int:
         """Blocks that a sequence lacks for its next token; its drafts may have left it some."""
@@ -331,8 +304,7 @@ class SpeculativeEngineCore(EngineCore):
         return 0
 
     def num_in_flight_outputs(self, sequence: Sequence, num_scheduled: int = 0) -> int:
-        """0: steps do not overlap."""
-        return 0
+        return 0  # steps do not overlap
 
     def _propose_drafts(self) -> dict[Sequence, int]:
         """Draft tokens of decodes that have some, within the policy, the token budget and `max_tokens`."""
@@ -350,8 +322,9 @@ class SpeculativeEngineCore(EngineCore):
 
     def _allocate_drafts(self, sequence: Sequence) -> int:
         """Allocate the blocks of a draft, which is proposed anew if less of it fits. Returns the tokens taken back."""
-        drafted = self._drafts[sequence]
-        fitting = min(drafted, self._num_tokens_within_blocks(sequence) - 1)
+        drafted, kv_cache = self._drafts[sequence], self.kv_cache
+        blocks = kv_cache.num_blocks_of(sequence.blocks) + kv_cache.num_free_blocks
+        fitting = min(drafted, blocks * kv_cache.block_size - sequence.num_computed_tokens - 1)
         if fitting < drafted:
             fitting = self._drafts[sequence] = self.propose(sequence, fitting) if fitting > 0 else 0
         missing = self.num_missing_blocks(sequence, sequence.num_computed_tokens + 1 + fitting)
@@ -359,18 +332,11 @@ class SpeculativeEngineCore(EngineCore):
             self.kv_cache.allocate(sequence.blocks, missing)
         return drafted - fitting
 
-    def _num_tokens_within_blocks(self, sequence: Sequence) -> int:
-        """Further tokens for which a sequence's own blocks and the free ones suffice."""
-        kv_cache = self.kv_cache
-        blocks = kv_cache.num_blocks_of(sequence.blocks) + kv_cache.num_free_blocks
-        return blocks * kv_cache.block_size - sequence.num_computed_tokens
-
     def _sync_blocks(self, sequence: Sequence) -> None:
         """See `EngineCore._sync_blocks`. A sequence has its blocks already."""
-        self._admission_blocked = False
+        self.admission_blocked = False
 
     def _num_unassigned_blocks(self) -> int:
-        """See `EngineCore._num_unassigned_blocks`: those of steps ahead."""
         return self.blocks_allocated_ahead
 
 

@@ -20,6 +20,7 @@ from schedulers.batches import Batch
 from schedulers.engine_core import EngineCore
 from twin.environment import Environment, Priority
 from twin.serving.engine.engine import Engine as SimulatedEngine
+from twin.serving.engine.engine_state import EngineOptions
 from twin.serving.records.requests import RequestRecord
 from workloads.request import Request
 
@@ -118,10 +119,13 @@ def simulate(
 ) -> tuple[SimulatedEngine, list[Decision]]:  # fmt: skip
     """An engine that has simulated requests, of stated arrivals, and its decisions."""
     env, decided = Environment(), list[Decision]()
+
+    def watch(engine: SimulatedEngine, batch: Batch, start: float, end: float) -> None:
+        decided.append(trace(batch))
+
     twin = SimulatedEngine(
-        env, make_core, step_time, name="twin", index=0, fast_forward=False,
-        watch=lambda engine, batch, start, end: decided.append(trace(batch)), **options,
-    )  # fmt: skip
+        env, make_core, step_time, EngineOptions("twin", 0, fast_forward=False, watch=watch, **options)
+    )
 
     def client() -> Generator[Event, object, None]:
         for arrival, record in records:

@@ -13,7 +13,7 @@ from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
 from schedulers.kv_tiers import Load
 from schedulers.parallel_cores import PipelinedEngineCore
-from schedulers.sequence import FINISHED, Sequence
+from schedulers.sequence import FINISHED, Sequence, SubmitOptions
 from schedulers.step_policies import ChunkPolicy
 from tests.schedulers.stories import batch_text
 from workloads.request import Request
@@ -126,9 +126,8 @@ class Plant:
         is_sent = visit.way == "sent"
         received = visit.way == "received"
         try:
-            self.core.submit(
-                request, 0.0, max_tokens=1 if is_sent else None, hold_blocks=is_sent, remote_prefill=received
-            )
+            options = SubmitOptions(1 if is_sent else None, remote_prefill=received, hold_blocks=is_sent)
+            self.core.submit(request, 0.0, options)
         except ValueError as error:
             assert "KV blocks" in str(error)
             self._end(id, "rejected")
@@ -161,7 +160,7 @@ class Plant:
         """Begin a step, and end the oldest if the pipeline is full."""
         core = self.core
         if self.forgetful:
-            core._admission_blocked = False
+            core.admission_blocked = False
         if core.kv_tiers is not None:
             core.kv_tiers.now = float(clock)
         promised, members = self.quiet

@@ -9,7 +9,7 @@ import pytest
 
 from schedulers.engine_config import EngineConfig, OneShotBudget
 from schedulers.engine_core import EngineCore
-from schedulers.sequence import WAITING
+from schedulers.sequence import WAITING, SubmitOptions
 from tests.schedulers.stories import chat, judge, step, steps
 
 BLOCKS = {"block_size": 4, "prefix_id_tokens": 4}
@@ -251,7 +251,7 @@ def test_a_sequence_preempted_by_the_step_that_admits_it_has_no_cache_to_take_ba
     core = EngineCore(EngineConfig(num_gpu_blocks=3, block_size=4, prefix_id_tokens=4))
     core.submit(chat(0, 4, 2), 0.0)
     assert step(core) == "mixed 0:0+4!"
-    core.submit(chat(1, 7, 3), 0.0, remote_prefill=True)
+    core.submit(chat(1, 7, 3), 0.0, SubmitOptions(remote_prefill=True))
     batch = core.begin_step(0.0)
     assert ([row.request.id for row in batch.transferred], [row.request.id for row in batch.decodes]) == ([1], [0])
     core.end_step(batch, [], 0.0)

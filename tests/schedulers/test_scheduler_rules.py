@@ -9,6 +9,7 @@ from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
 from schedulers.parallel_cores import LockstepGroup
 from schedulers.prefill_policies import NewTokenRatio
+from schedulers.sequence import SubmitOptions
 from workloads.errors import BadInput
 from workloads.request import Request
 
@@ -170,7 +171,7 @@ def test_an_idle_rank_whose_batch_was_full_takes_requests_again() -> None:
     """The blocks of a prompt that is sent away keep the next one waiting, while the other rank decodes."""
     settings = {"scheduler": "sglang", "capacity_scheduler_policy": "new_token_ratio", "enable_mixed_chunk": False}
     group = LockstepGroup(lambda: core_of(num_gpu_blocks=40, max_num_batched_tokens=30, **settings), 2)
-    sent = group.submit(Request(0, 0.0, 30, 1), 0, max_tokens=1, hold_blocks=True)
+    sent = group.submit(Request(0, 0.0, 30, 1), 0, SubmitOptions(max_tokens=1, hold_blocks=True))
     group.submit(Request(1, 0.0, 2, 30), 0)
     prompts = []
     for step in range(6):

@@ -8,8 +8,9 @@ from zlib import crc32
 
 from schedulers.batches import Batch
 from schedulers.engine_config import EngineConfig
-from schedulers.engine_core import EngineCore, ScheduledRequest
-from schedulers.sequence import FINISHED
+from schedulers.engine_core import EngineCore
+from schedulers.hosted_core import ScheduledRequest
+from schedulers.sequence import FINISHED, SubmitOptions
 from tests.vllm_parity.workloads import Visit, Workload
 from twin.serving.engine.installed_vllm import InstalledScheduler
 from workloads.request import Request
@@ -161,7 +162,7 @@ class HostedByOurs:
         self.preemptions: dict[int, int] = {}
 
     def add(self, request: Request, max_tokens: int) -> None:
-        self.core.submit(request, 0.0, max_tokens=max_tokens)
+        self.core.submit(request, 0.0, SubmitOptions(max_tokens))
 
     def schedule(self) -> tuple[list[int], list[ScheduledRequest]]:
         batch, before = self.core.begin_step(0.0), self.preemptions

@@ -9,7 +9,7 @@ import pytest
 
 from scenarios.engine import EngineSpec
 from schedulers.engine_config import SCHEDULER_VERSIONS
-from schedulers.engine_core import HostedCore
+from schedulers.hosted_core import HostedCore
 from tests.vllm_parity.recorded import first_difference, read
 from tests.vllm_parity.replay import HostedByOurs, OurScheduler, VllmScheduler, decisions, difference
 from tests.vllm_parity.workloads import FAMILIES, make_workload

@@ -33,7 +33,8 @@ from twin.refinement.question import (
     read_measured_run,
     read_settings,
 )
-from twin.serving.engine.engine import Engine, Watch
+from twin.serving.engine.engine import Engine
+from twin.serving.engine.engine_state import Watch
 from twin.serving.plan.plan import ServingPlan, make_plan
 from twin.serving.run.simulation import Simulation
 from workloads.errors import BadInput

@@ -23,6 +23,7 @@ from scenarios.validation import ProfilingSpec, ValidationScenario
 from schedulers.batches import Batch
 from twin.environment import Environment, Priority
 from twin.serving.engine.engine import Engine
+from twin.serving.engine.engine_state import EngineOptions
 from twin.serving.records.requests import RequestRecord
 from twin.validation.backend import ProfilingRecording
 from twin.validation.compare import missed
@@ -149,9 +150,8 @@ class DriftingBackend:
             for sequence in (*batch.decodes, *completed):
                 times[sequence.request.id].append(end)
 
-        engine = Engine(
-            env, scheduler.make_core, law(SLOWDOWN), name="backend", index=0, fast_forward=False, watch=watch
-        )
+        options = EngineOptions("backend", 0, fast_forward=False, watch=watch)
+        engine = Engine(env, scheduler.make_core, law(SLOWDOWN), options)
         records = [RequestRecord(*request) for request in requests]
 
         def client() -> Generator[Event, object, None]:

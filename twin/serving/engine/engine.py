@@ -15,21 +15,16 @@ from latency_models.step_time import StepTime
 from schedulers.batches import Batch
 from schedulers.engine_core import EngineCore
 from schedulers.parallel_cores import GroupBatch, LockstepGroup
-from schedulers.router_views import CacheView
-from schedulers.sequence import Sequence
+from schedulers.sequence import Sequence, SubmitOptions
 from twin.environment import Alarm, Environment, Priority
-from twin.serving.engine.engine_state import Answer, EngineState, Foresight, Shed
+from twin.serving.engine.engine_state import Answer, EngineOptions, EngineState, Foresight
 from twin.serving.engine.fast_forward import FastForward
-from twin.serving.engine.links import CacheTraffic, TierLinks
-from twin.serving.engine.speculation import DraftedWindows, SimulatedSpeculation
+from twin.serving.engine.links import CacheTraffic
+from twin.serving.engine.speculation import DraftedWindows
 from twin.serving.records.requests import RequestRecord
 from workloads.request import Request
 
 Finished = Callable[[RequestRecord, Sequence], None]
-
-Watch = Callable[["Engine", Batch, float, float], None]
-"""Called with the engine, a step that it has just begun, and the step's start and end, seconds. It must not change
-them."""
 
 
 class Engine(EngineState):
@@ -39,19 +34,10 @@ class Engine(EngineState):
         env: the simulation's environment.
         make_core: makes the engine's scheduler, at the start and after each failure.
         step_time: gives the durations of steps.
-        depth: steps that may run or be queued at a time; 2 with async scheduling.
-        fast_forward: whether to pass over steps that change nothing.
-        detail: whether the log keeps more than the summary needs.
-        watch: called for each step that begins.
-        speculation: which draft tokens are right; None for a scheduler that does not speculate.
-        view: what routers know of its prefix cache; None: the cache itself.
-        tier_links: to the tiers below its device, if its scheduler has some.
-        deliver: seconds from the end of a step until clients have its tokens.
 
     Attributes:
         foresight: until when no request comes to it; None if that is not known.
         on_finish: called with the record and the sequence of each finished request, at its last step's end.
-        on_shed: called with the record of each request that its scheduler sheds, and why.
     """
 
     def __init__(
@@ -59,38 +45,27 @@ class Engine(EngineState):
         env: Environment,
         make_core: Callable[[], EngineCore | LockstepGroup],
         step_time: StepTime,
-        *,
-        name: str,
-        index: int,
-        depth: int = 1,
-        fast_forward: bool = True,
-        detail: bool = True,
-        watch: Watch | None = None,
-        speculation: SimulatedSpeculation | None = None,
-        view: CacheView | None = None,
-        tier_links: TierLinks | None = None,
-        deliver: float = 0.0,
+        options: EngineOptions,
     ) -> None:
-        super().__init__(env, make_core, name, index, detail, speculation, tier_links, deliver)
+        super().__init__(env, make_core, options)
         self.on_finish: Finished = lambda record, sequence: None
-        self.on_shed: Shed = lambda record, shed: None
         self.foresight: Foresight | None = None
         self._step_time = step_time
-        self._depth = depth
-        self._watch = watch
+        self._depth = options.depth
+        self._watch = options.watch
         self._free_at = self._failed_at = 0.0
-        self._alarm = Alarm(Priority.STEP_END + index, self._wake_up)
+        self._alarm = Alarm(Priority.STEP_END + options.index, self._wake_up)
         self._seconds = self._group_seconds if isinstance(self.core, LockstepGroup) else step_time.seconds
         self._sheds = any(core.admission_control is not None for core in self.cores)
         self._fast_forward: FastForward | None = None
-        if fast_forward:
-            parts = self.log, self._running, self.step_records.answer_ends, step_time
+        if options.fast_forward:
+            parts, speculation = (self.log, self._running, self.step_records.answer_ends, step_time), self.speculation
             if speculation is not None and speculation.acceptance.measured is None:
                 self._fast_forward = DraftedWindows(*parts, speculation)
             else:  # measured outcomes are looked up step by step
                 self._fast_forward = FastForward(*parts)
-        if view is not None or tier_links is not None:
-            self._cache_traffic = CacheTraffic(env, view, tier_links, self._notice_load)
+        if options.view is not None or self.tier_links is not None:
+            self._cache_traffic = CacheTraffic(env, options.view, self.tier_links, self._notice_load)
             self._cache_traffic.follow(self.core)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -123,8 +98,8 @@ class Engine(EngineState):
         inbox = self._inbox
         if inbox.reservations or (self._sheds and inbox.requests):
             return True
-        for _, request, max_tokens, _, _ in inbox.requests:
-            if not (max_tokens or request.max_tokens):  # it counts for a token more once the scheduler has it
+        for _, request, options in inbox.requests:
+            if not (options.max_tokens or request.max_tokens):  # it counts for a token more once the scheduler has it
                 return True
         if self._window is not None:
             return self._window.finishes
@@ -146,15 +121,15 @@ class Engine(EngineState):
             traffic.finish_loads()
             traffic.begin_copies(computed=True)
         if inbox.requests or inbox.reservations:
-            inbox.accept(self.core, now, self.backlog, self.on_shed)
+            self._accept(now)
             self._note_load()
         elif finished:
             self._note_load()
-        if finished and now < self._free_at:
-            return self._while_held(now)
-        self._begin_steps(now)
-        if traffic is not None:
-            traffic.begin_copies(computed=False)
+        holds = len(finished) > 0 and now < self._free_at
+        if not holds:
+            self._begin_steps(now)
+            if traffic is not None:
+                traffic.begin_copies(computed=False)
         log, core, window = self.log, self.core, self._window
         if finished or window is None:
             log.running_seqs.set(now, core.num_running_seqs)
@@ -162,15 +137,8 @@ class Engine(EngineState):
             return window.end
         if log.detail:
             log.state(now, core.num_running, core.num_waiting, self.free_blocks)
-        return self._running[0][2] if self._running else None
-
-    def _while_held(self, now: float) -> float:
-        """Begin no step (see `hold`). Returns the next visit: the end of a step that runs, or of the hold."""
-        log, core = self.log, self.core
-        log.running_seqs.set(now, core.num_running_seqs)
-        if log.detail:
-            log.state(now, core.num_running, core.num_waiting, self.free_blocks)
-        return self._running[0][2] if self._running else self._free_at
+        idle_until = self._free_at if holds else None
+        return self._running[0][2] if self._running else idle_until
 
     def _notice(self, now: float, late: bool) -> None:
         """Have the engine notice new work at the next step end, or now if it is idle."""
@@ -201,13 +169,14 @@ class Engine(EngineState):
 
         Args:
             record: where its times are kept. request: in place of the record's own.
-            max_tokens, remote_prefill, hold_blocks: see `EngineCore.submit`.
+            max_tokens, remote_prefill, hold_blocks: see `SubmitOptions`.
             late: the step ends of this instant are over (see `Priority.LATE`).
         """
         request = request or record.request
         now = self._env.now
         self.backlog.arrive(now)
-        self._inbox.add((record, request, max_tokens, remote_prefill, hold_blocks), self.core)
+        options = SubmitOptions(max_tokens, remote_prefill, hold_blocks, never_shed=record.attempts > 0)
+        self._inbox.add(record, request, options, self.core)
         self._note_load()
         self._notice(now, late)
 
@@ -223,7 +192,8 @@ class Engine(EngineState):
 
     def cancel(self, record: RequestRecord) -> None:
         """Give up what is or is to be reserved for a request."""
-        self._inbox.cancel(record)
+        inbox = self._inbox
+        inbox.reservations = [entry for entry in inbox.reservations if entry[0] is not record]
         if record.request.id in self.core.reserved:
             self._allocate_begun_steps()
             if self._window is not None and self._fast_forward is not None:
@@ -288,7 +258,7 @@ class Engine(EngineState):
     def _abort(self, sequence: Sequence, now: float) -> RequestRecord:
         """Take a sequence out of the scheduler, with the tokens of the steps that have ended."""
         self.core.abort(sequence.request.id, now)
-        discarded = sum(_has_output(batch, sequence) for batch, _, _ in self._running)
+        discarded = sum(batch.has_output(sequence) for batch, _, _ in self._running)
         return self.step_records.abort(sequence, sequence.num_output_tokens - discarded)
 
     # -- at a step end -----------------------------------------------------------------------------------------------
@@ -341,8 +311,3 @@ class Engine(EngineState):
     def _group_seconds(self, batch: Batch) -> float:
         assert isinstance(batch, GroupBatch)
         return self._step_time.group_seconds(batch)
-
-
-def _has_output(batch: Batch, sequence: Sequence) -> bool:
-    """Tell whether a step computes an output token of a sequence, as a decode or by its last prompt chunk."""
-    return sequence in batch.decodes or any(chunk.last and chunk.sequence is sequence for chunk in batch.chunks)

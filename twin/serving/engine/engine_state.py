@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from schedulers.admission_control import RequestShed
+from schedulers.batches import Batch
 from schedulers.engine_core import EngineCore
 from schedulers.parallel_cores import LockstepGroup
-from schedulers.router_views import LoadTree
+from schedulers.router_views import CacheView, LoadTree
+from schedulers.sequence import SubmitOptions
 from twin.environment import Environment
 from twin.serving.engine.fast_forward import RunningStep, StepRecords, Window, cores_of
 from twin.serving.engine.links import CacheTraffic, TierLinks
 from twin.serving.engine.speculation import SimulatedSpeculation
 from twin.serving.records.engine_log import Counters, EngineLog
-from twin.serving.records.overload import Backlog
 from twin.serving.records.requests import RequestRecord
 from workloads.errors import BadInput
 from workloads.request import Request
+
+Watch = Callable[[Any, Batch, float, float], None]
+"""Called with an `Engine`, a step that it has just begun, and the step's start and end, seconds. It must not change
+them."""
 
 TimeAfter = Callable[[int], float]
 
@@ -25,35 +32,59 @@ RequestsElsewhere = Callable[[int, int], int]
 """See `schedulers.routing.ForeseesChoices.requests_elsewhere`."""
 
 
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """The options of one simulated engine.
+
+    Attributes:
+        name, index: for logs, and for the order of step ends at the same instant.
+        depth: steps that may run or be queued at a time; 2 with async scheduling.
+        fast_forward: whether to pass over steps that change nothing.
+        detail: whether the log keeps more than the summary needs.
+        watch: called for each step that begins.
+        speculation: which draft tokens are right; None for a scheduler that does not speculate.
+        view: what routers know of its prefix cache; None: the cache itself.
+        tier_links: to the tiers below its device, if its scheduler has some.
+        deliver: seconds from the end of a step until clients have its tokens.
+    """
+
+    name: str
+    index: int
+    depth: int = 1
+    fast_forward: bool = True
+    detail: bool = True
+    watch: Watch | None = None
+    speculation: SimulatedSpeculation | None = None
+    view: CacheView | None = None
+    tier_links: TierLinks | None = None
+    deliver: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Foresight:
     """The knowledge that one engine of a pool has of the coming requests.
 
-    Args:
+    Attributes:
         time_after: gives a time, in seconds, before which at most so many requests arrive; infinity after the last.
         requests_elsewhere: of the pool's router. position, size: of the engine in the pool, and of the pool.
     """
 
-    def __init__(self, time_after: TimeAfter, requests_elsewhere: RequestsElsewhere, position: int, size: int) -> None:
-        self._time_after = time_after
-        self._requests_elsewhere = requests_elsewhere
-        self._position = position
-        self._size = size
+    time_after: TimeAfter
+    requests_elsewhere: RequestsElsewhere
+    position: int
+    size: int
 
     def no_request_before(self) -> float:
         """A time, in seconds, before which no request comes to the engine, if none of its own finishes."""
         # Python 3.11 is slow to call an instance's attribute.
-        time_after, requests_elsewhere = self._time_after, self._requests_elsewhere
-        return time_after(requests_elsewhere(self._position, self._size))
+        time_after, requests_elsewhere = self.time_after, self.requests_elsewhere
+        return time_after(requests_elsewhere(self.position, self.size))
 
 
 Answer = Callable[[bool], None]
 """Called with whether blocks have been reserved."""
 
 Shed = Callable[[RequestRecord, RequestShed], None]
-
-Submission = tuple[RequestRecord, Request, int | None, bool, bool]
-"""A request for `EngineCore.submit`: its record, the request, and the options max_tokens, remote_prefill, hold_blocks.
-"""
 
 
 class Inbox:
@@ -64,54 +95,24 @@ class Inbox:
     """
 
     def __init__(self) -> None:
-        self.requests: list[Submission] = []
+        self.requests: list[tuple[RequestRecord, Request, SubmitOptions]] = []
         self.reservations: list[tuple[RequestRecord, Answer]] = []
         self.load = 0
 
-    def add(self, submission: Submission, core: EngineCore | LockstepGroup) -> None:
+    def add(
+        self, record: RequestRecord, request: Request, options: SubmitOptions, core: EngineCore | LockstepGroup
+    ) -> None:
         """Add a request. If blocks are reserved for it, the scheduler counts its load already."""
-        _, request, max_tokens, remote_prefill, _ = submission
-        self.requests.append(submission)
-        if not (remote_prefill and request.id in core.reserved):
-            self.load += request.prompt_tokens + (max_tokens or request.max_tokens)
+        self.requests.append((record, request, options))
+        if not (options.remote_prefill and request.id in core.reserved):
+            self.load += request.prompt_tokens + (options.max_tokens or request.max_tokens)
 
     def reserve(self, record: RequestRecord, answer: Answer) -> None:
         """Add a prompt that a prefill engine computes."""
         self.reservations.append((record, answer))
         self.load += record.request.prompt_tokens + record.request.max_tokens
 
-    def cancel(self, record: RequestRecord) -> None:
-        """Take out the reservation for a request, if there is one."""
-        self.reservations = [entry for entry in self.reservations if entry[0] is not record]
-
-    def accept(self, core: EngineCore | LockstepGroup, now: float, backlog: Backlog, on_shed: Shed) -> None:
-        """Pass everything to the scheduler, reservations first.
-
-        Raises:
-            BadInput: a request does not fit into the KV memory, even alone.
-        """
-        if self.reservations:
-            self._decide_reservations(core, now)
-        for record, request, max_tokens, remote_prefill, hold_blocks in self.requests:
-            try:
-                sequence = core.submit(
-                    request, now, max_tokens=max_tokens, remote_prefill=remote_prefill, hold_blocks=hold_blocks,
-                    never_shed=record.attempts > 0,
-                )  # fmt: skip
-            except RequestShed as shed:
-                backlog.withdraw(now)
-                on_shed(record, shed)
-                continue
-            except ValueError as error:
-                field = "max_num_batched_tokens" if "max_num_batched_tokens" in str(error) else "num_gpu_blocks"
-                raise BadInput(str(error), field=f"engine.{field}") from None
-            sequence.payload = record
-            if record.queued < 0:
-                record.queued = now
-        self.requests.clear()
-        self.load = 0
-
-    def _decide_reservations(self, core: EngineCore | LockstepGroup, now: float) -> None:
+    def decide_reservations(self, core: EngineCore | LockstepGroup, now: float) -> None:
         """Answer whether blocks can be reserved, and reserve them."""
         reservations = self.reservations
         self.reservations = []
@@ -125,7 +126,7 @@ class Inbox:
 
     def clear(self) -> list[RequestRecord]:
         """Empty it; returns the records of its requests."""
-        records = [record for record, *_ in self.requests]
+        records = [record for record, _, _ in self.requests]
         self.requests.clear()
         self.reservations.clear()
         self.load = 0
@@ -133,42 +134,34 @@ class Inbox:
 
 
 class EngineState:
-    """The state of one engine, as of the last step begun. `Engine` has the arguments and changes it.
+    """The state of one engine, as of the last step begun. `Engine` changes it.
 
     Attributes:
-        name, index: for logs, and for the order of step ends at the same instant.
         core: its scheduler. log: its steps. step_records: what they leave in the log and in records of requests.
         backlog: requests that wait for their first step.
         failed: whether it is down. in_service: whether routers may choose it while it has not failed.
         blocks, max_num_seqs: KV blocks of all ranks, and sequences that they can run at a time.
-        speculation, tier_links: as given.
         find_speed: finds its `speed` when that is first asked for.
+        on_shed: called with the record of each request that its scheduler sheds, and why.
         stage_busy: seconds that each stage of a pipeline has computed; empty without one.
     """
 
     def __init__(
-        self,
-        env: Environment,
-        make_core: Callable[[], EngineCore | LockstepGroup],
-        name: str,
-        index: int,
-        detail: bool,
-        speculation: SimulatedSpeculation | None,
-        tier_links: TierLinks | None,
-        deliver: float,
+        self, env: Environment, make_core: Callable[[], EngineCore | LockstepGroup], options: EngineOptions
     ) -> None:
-        self.name = name
-        self.index = index
-        self.speculation = speculation
-        self.tier_links = tier_links
+        self.name = options.name
+        self.index = options.index
+        self.speculation = options.speculation
+        self.tier_links = options.tier_links
+        self.on_shed: Shed = lambda record, shed: None
         self._env = env
         self._make_core = make_core
         self.core = self._new_core()
         self.blocks = sum(core.kv_cache.num_blocks for core in self.cores)
         self.max_num_seqs = sum(core.config.max_num_seqs for core in self.cores)
-        self.log = EngineLog(name, detail=detail)
-        self.step_records = StepRecords(self.log, deliver, expects_ends=speculation is None)
-        self.backlog: Backlog = self.step_records.backlog
+        self.log = EngineLog(options.name, detail=options.detail)
+        self.step_records = StepRecords(self.log, options.deliver, expects_ends=options.speculation is None)
+        self.backlog = self.step_records.backlog
         self.failed = False
         self.in_service = True
         self.stage_busy: list[float] = []
@@ -181,9 +174,33 @@ class EngineState:
         self._lost_counters = Counters()  # of the schedulers that were lost in failures
         self._load_trees: list[tuple[LoadTree, int]] = []
 
+    def _accept(self, now: float) -> None:
+        """Pass all that has come to the scheduler, reservations first.
+
+        Raises:
+            BadInput: a request does not fit into the KV memory, even alone.
+        """
+        inbox, core = self._inbox, self.core
+        if inbox.reservations:
+            inbox.decide_reservations(core, now)
+        for record, request, options in inbox.requests:
+            try:
+                sequence = core.submit(request, now, options)
+            except RequestShed as shed:
+                self.backlog.withdraw(now)
+                self.on_shed(record, shed)
+                continue
+            except ValueError as error:
+                field = "max_num_batched_tokens" if "max_num_batched_tokens" in str(error) else "num_gpu_blocks"
+                raise BadInput(str(error), field=f"engine.{field}") from None
+            sequence.payload = record
+            if record.queued < 0:
+                record.queued = now
+        inbox.requests.clear()
+        inbox.load = 0
+
     @property
     def load(self) -> int:
-        """Prompt tokens plus `max_tokens` of its unfinished requests (`EngineCore.outstanding_tokens`)."""
         return self.core.outstanding_tokens + self._inbox.load
 
     @property
@@ -246,16 +263,14 @@ class EngineState:
     @property
     def records(self) -> list[RequestRecord]:
         records: list[RequestRecord] = [sequence.payload for sequence in self.core.sequences.values()]  # type: ignore[misc]
-        return records + [record for record, *_ in self._inbox.requests]
+        return records + [record for record, _, _ in self._inbox.requests]
 
     @property
     def num_running(self) -> int:
-        """Requests that are admitted and unfinished, as of the last step begun."""
         return self.core.num_running
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for admission."""
         return self.core.num_waiting + len(self._inbox.requests)
 
     def busy_until(self, now: float) -> float:
@@ -271,11 +286,7 @@ class EngineState:
         return self.log.running_seqs.until(now)
 
     def check_is_empty(self) -> None:
-        """Check that an engine whose requests are all answered has leaked nothing.
-
-        Raises:
-            AssertionError: it has, which is an error of the simulator.
-        """
+        """Check that an engine whose requests are all answered has leaked nothing; AssertionError if it has."""
         self.core.check_integrity()
         if self.free_blocks != self.blocks:
             raise AssertionError(f"{self.name}: {self.free_blocks} of {self.blocks} blocks are free")

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from schedulers.engine_config import INSTALLED_VLLM, NULL_BLOCKS, EngineConfig
-from schedulers.engine_core import HostedCore, ScheduledRequest
+from schedulers.hosted_core import HostedCore, ScheduledRequest
 from workloads.errors import BadInput, missing_extra
 from workloads.request import Request
 

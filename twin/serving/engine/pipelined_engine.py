@@ -14,10 +14,10 @@ from latency_models.stages import Stages
 from latency_models.step_time import StepTime
 from schedulers.batches import Batch
 from schedulers.parallel_cores import MICRO_BATCH_STEPS, PipelinedEngineCore, micro_batch_of
-from schedulers.router_views import CacheView
 from schedulers.sequence import Sequence
 from twin.environment import Environment
-from twin.serving.engine.engine import Engine, Watch
+from twin.serving.engine.engine import Engine
+from twin.serving.engine.engine_state import EngineOptions
 from twin.serving.engine.fast_forward import AnswerEnds, StepRecords
 from twin.serving.records.engine_log import EngineLog
 from twin.serving.records.requests import RequestRecord
@@ -45,6 +45,7 @@ class PipelinedEngine(Engine):
     Args:
         make_core: makes a scheduler with as many micro-batches as there are stages.
         stages: layers of the stages, and the link between them.
+        options: with a depth of as many as there are stages, and without fast-forwarding.
     """
 
     def __init__(
@@ -53,19 +54,10 @@ class PipelinedEngine(Engine):
         make_core: Callable[[], PipelinedEngineCore],
         step_time: StepTime,
         stages: Stages,
-        *,
-        name: str,
-        index: int,
-        detail: bool = True,
-        watch: Watch | None = None,
-        view: CacheView | None = None,
-        deliver: float = 0.0,
+        options: EngineOptions,
     ) -> None:
+        super().__init__(env, make_core, step_time, options)
         size = len(stages.layers)
-        super().__init__(  # one by one: mypyc does not pass `**options` on to a compiled class
-            env, make_core, step_time, name=name, index=index, depth=size, fast_forward=False, detail=detail,
-            watch=watch, view=view, deliver=deliver,
-        )  # fmt: skip
         self.stage_busy = [0.0] * size
         self.log.micro_batches = [EngineLog(self.name, detail=False) for _ in range(size)]
         self.step_records = MicroBatchRecords(self.log, self.step_records.deliver, expects_ends=True)

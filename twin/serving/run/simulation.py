@@ -12,7 +12,7 @@ from scenarios.serving import ClosedLoopSpec, ServingScenario
 from schedulers.admission_control import RequestShed
 from twin.environment import Environment
 from twin.process import paused_garbage_collection
-from twin.serving.engine.engine import Watch
+from twin.serving.engine.engine_state import Watch
 from twin.serving.plan.plan import Draw, ServingPlan, make_plan
 from twin.serving.records.engine_log import StepFile, StepIntegral, StepKeeper
 from twin.serving.records.requests import Columns, PrefixReuse, RequestRecord, Retries, SessionLog, ShedLog, Sink

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,8 @@ from scenarios.engine import make_router
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
 from schedulers.router_views import CacheView
 from twin.environment import Environment
-from twin.serving.engine.engine import Engine, Watch
+from twin.serving.engine.engine import Engine
+from twin.serving.engine.engine_state import EngineOptions, Watch
 from twin.serving.engine.links import CopyLink, Link, LinkSpeed, TierLinks
 from twin.serving.engine.pipelined_engine import PipelinedEngine
 from twin.serving.engine.speculation import SimulatedSpeculation
@@ -53,17 +53,16 @@ class EngineParts:
         speculation: SimulatedSpeculation | None = None,
     ) -> Engine:
         scenario, pool, step_time = self.plan.scenario, self.pool, self.step_time
-        options: dict[str, Any] = {
-            "name": self.name, "index": self.index, "detail": scenario.detail is True, "watch": watch, "view": view,
-            "deliver": scenario.system.frontend.deliver,
-        }  # fmt: skip
-        if pool.scheduler.stages is not None:
-            engine: Engine = PipelinedEngine(env, pool.make_pipeline, step_time, pool.scheduler.stages, **options)
-        else:
-            engine = Engine(
-                env, pool.make_core, step_time, depth=pool.scheduler.depth, fast_forward=scenario.fast_forward,
-                tier_links=tier_links, speculation=speculation, **options,
-            )  # fmt: skip
+        stages = pool.scheduler.stages
+        options = EngineOptions(
+            self.name, self.index, pool.scheduler.depth, scenario.fast_forward and stages is None,
+            scenario.detail is True, watch, speculation, view, tier_links, scenario.system.frontend.deliver,
+        )  # fmt: skip
+        engine: Engine = (
+            Engine(env, pool.make_core, step_time, options)
+            if stages is None
+            else PipelinedEngine(env, pool.make_pipeline, step_time, stages, options)
+        )
         engine.find_speed = lambda: engine_speed(pool, step_time, *self.plan.mean_lengths)
         return engine
 
