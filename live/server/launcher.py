@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from typing import Any, TypeAlias
 
 import uvicorn
@@ -44,12 +44,12 @@ from live.server.service import Service
 from live.tokenizer import Tokenizer
 from live.topologies.deployment import Deployment
 from live.topologies.local import InProcessWorkers
-from live.topologies.membership import Address, Membership, listen_at
+from live.topologies.membership import Address
 from live.topologies.processes import (
-    LocalWorkers,
     TimeLimits,
     TopologyBackend,
     WorkerProcesses,
+    gathered,
     run_worker,
     visible_gpus,
 )
@@ -288,24 +288,18 @@ def _serve_front(
     `worker_options`: None if the workers are started by themselves.
     """
     names = deployment.names
-    with ExitStack() as stack:
-        listener = stack.enter_context(listen_at(address))
-        members = Membership(address, 0, names, deployment.fingerprint, listener=listener, join_seconds=limits.join)
-        workers = None
-        if worker_options is not None:
-            command = [sys.executable, "-m", "live.server", *worker_options, "--rendezvous", str(members.meeting_point)]
-            places = {rank: names[rank].split() for rank in range(1, len(names))}
-            commands = {rank: [*command, "--role", role, "--rank", number] for rank, (role, number) in places.items()}
-            workers = LocalWorkers(commands, names, visible_gpus(commands) if deployment.device != "cpu" else {})
-            stack.callback(workers.close)
-            members.watch = workers.check
-            members.extend(limits.join * len(names))  # workers of one machine share its processors to start
-        stack.callback(members.close)
-        members.gather()
+    places = {rank: names[rank].split() for rank in range(1, len(names))}
+
+    def commands(meeting_point: Address) -> dict[int, list[str]]:
+        command = [sys.executable, "-m", "live.server", *(worker_options or []), "--rendezvous", str(meeting_point)]
+        return {rank: [*command, "--role", role, "--rank", number] for rank, (role, number) in places.items()}
+
+    starts = worker_options is not None
+    gpus = visible_gpus(places) if starts and deployment.device != "cpu" else {}
+    with gathered(deployment, address, limits, gpus, commands if starts else None) as (members, workers):
         members.ready()
-        backend = TopologyBackend(deployment, WorkerProcesses(deployment, members, workers, limits))
-        stack.callback(backend.close)
-        return serve(backend)
+        with closing(TopologyBackend(deployment, WorkerProcesses(deployment, members, workers, limits))) as backend:
+            return serve(backend)
 
 
 def _rank(options: TopologyOptions, names: list[str]) -> int:

@@ -8,9 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, TypeAlias
-
-import torch
+from typing import Any, TypeAlias
 
 from live.backend import BackendLimits, BackendState
 from live.engine import Progress
@@ -108,26 +106,47 @@ class FrontRole(ABC):
             self._transport.send(rank, Message(kind))
 
 
-class Layout(Protocol):
-    """The sizes and ranks of a topology."""
+@dataclass(frozen=True)
+class Ranks(ABC):
+    """What all processes of a topology agree on. `model`: the only one, or the decoder that all share.
+
+    `layout`: names of all ranks, such as "attention 0", and the forms of their messages.
+    """
+
+    model: ModelSource
+    layout: Any
+
+    @property
+    def device(self) -> str:
+        return self.model.device
 
     @property
     def names(self) -> list[str]:
-        """A name for each rank, such as "attention 0"."""
+        names: list[str] = self.layout.names
+        return names
 
-    def limits(self, config: ModelConfig) -> BackendLimits:
-        """The sizes that limit requests."""
+    def forms(self) -> Forms:
+        forms: Forms = self.layout.forms(self.model.config(), DTYPES[self.model.dtype])
+        return forms
 
-    def forms(self, config: ModelConfig, dtype: torch.dtype) -> Forms:
-        """The forms of the messages."""
+    @property
+    def fingerprint(self) -> str:
+        """Changes with everything that all processes must agree on."""
+        model = self.model
+        settings = model.config(), self.layout, self._settings(), model.dtype, model.random, model.seed, model.rounding
+        return hashlib.sha256(repr(settings).encode()).hexdigest()
+
+    @abstractmethod
+    def load(self, rank: int, models: Models) -> MakeRole:
+        """Load the model of another rank than 0 (or raise `BadInput`); the result makes its role."""
+
+    def _settings(self) -> object:
+        """Further settings that all processes must agree on."""
+        return None
 
 
-@dataclass(frozen=True)
-class Deployment(ABC):
-    """One topology with its model (the only one, or the decoder that all share), the same in all of its processes."""
-
-    model: ModelSource
-    layout: Layout
+class Deployment(Ranks):
+    """One topology with its model. Its layout also has the `limits` of requests."""
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -140,34 +159,9 @@ class Deployment(ABC):
 
     @property
     def limits(self) -> BackendLimits:
-        return self.layout.limits(self.config)
-
-    @property
-    def device(self) -> str:
-        return self.model.device
-
-    @property
-    def names(self) -> list[str]:
-        return self.layout.names
-
-    def forms(self) -> Forms:
-        return self.layout.forms(self.config, DTYPES[self.model.dtype])
-
-    @property
-    def fingerprint(self) -> str:
-        """Changes with everything that all processes must agree on."""
-        model = self.model
-        settings = self.config, self.layout, self._settings(), model.dtype, model.random, model.seed, model.rounding
-        return hashlib.sha256(repr(settings).encode()).hexdigest()
+        limits: BackendLimits = self.layout.limits(self.config)
+        return limits
 
     @abstractmethod
     def front(self, transport: Transport, on_progress: OnProgress) -> FrontRole:
         """The role of rank 0."""
-
-    @abstractmethod
-    def load(self, rank: int, models: Models) -> MakeRole:
-        """Load the model of another rank (or raise `BadInput`); the result makes its role."""
-
-    @abstractmethod
-    def _settings(self) -> object:
-        """Further settings that all processes must agree on."""

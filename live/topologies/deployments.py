@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Unpack
 
 import torch
 
@@ -13,7 +14,7 @@ from live.models.weights import ffns_of, with_new_counters, without_ffns
 from live.topologies.bundle.coordinator import COORDINATOR, BundleLayout, Coordinator
 from live.topologies.bundle.workers import AttentionWorker, FFNWorker, zero_rows
 from live.topologies.deployment import Deployment, MakeRole, OnProgress
-from live.topologies.local import Handover, LocalNetwork, LocalTopology, PackedMessages, Timekeeper
+from live.topologies.local import LocalTopology, NetworkOptions
 from live.topologies.pools.frontend import Frontend
 from live.topologies.pools.layout import FRONT, PoolsLayout
 from live.topologies.pools.worker import EngineWorker
@@ -47,7 +48,7 @@ class BundleDeployment(Deployment):
 
 
 class LocalBundle(LocalTopology):
-    """A bundle in one process, with one copy of the weights. `packed`: messages are packed as between processes."""
+    """A bundle in one process, with one copy of the weights. `network`: as of `LocalTopology`."""
 
     def __init__(
         self,
@@ -55,16 +56,13 @@ class LocalBundle(LocalTopology):
         decoder: Decoder,
         *,
         refill: Refill = refill_fcfs,
-        timekeeper: Timekeeper | None = None,
-        packed: bool = False,
-        handover: Handover | None = None,
         graphs: bool = False,
         on_progress: OnProgress = lambda progress: None,
+        **network: Unpack[NetworkOptions],
     ) -> None:
         config, weights = decoder.config, decoder.weights
-        forms = layout.forms(config, weights.norm.dtype)
-        network = LocalNetwork(forms, timekeeper, PackedMessages(forms) if packed else handover)
-        transport, longest = network.transport, layout.limits(config).max_model_len
+        super().__init__(layout.forms(config, weights.norm.dtype), **network)
+        transport, longest = self.network.transport, layout.limits(config).max_model_len
         self.coordinator = Coordinator(layout, longest, transport(COORDINATOR), on_progress, refill)
         attention_only = Decoder(config, without_ffns(weights))
         self.attention = [
@@ -76,8 +74,7 @@ class LocalBundle(LocalTopology):
             FFNWorker(layout, with_new_counters(ffns_of(weights)), transport(rank), captured=captured)
             for rank in layout.ffn_ranks
         ]
-        roles = [*(worker.run() for worker in self.attention), *(worker.run() for worker in ffns)]
-        super().__init__(network, self.coordinator, roles)
+        self.start(self.coordinator, [*self.attention, *ffns])
 
 
 @dataclass(frozen=True)
@@ -114,17 +111,14 @@ class LocalPools(LocalTopology):
         layout: PoolsLayout,
         decoder_of: Callable[[str | None], Decoder],
         *,
-        timekeeper: Timekeeper | None = None,
-        packed: bool = False,
-        handover: Handover | None = None,
         graphs: bool = False,
         on_progress: OnProgress = lambda progress: None,
         chunks: Callable[[], ChunkPolicy | None] = lambda: None,
+        **network: Unpack[NetworkOptions],
     ) -> None:
         shared = decoder_of(None)
-        forms = layout.forms(shared.config, shared.weights.norm.dtype)
-        network = LocalNetwork(forms, timekeeper, PackedMessages(forms) if packed else handover)
-        transport, longest = network.transport, layout.limits(shared.config).max_model_len
+        super().__init__(layout.forms(shared.config, shared.weights.norm.dtype), **network)
+        transport, longest = self.network.transport, layout.limits(shared.config).max_model_len
         self.frontend = Frontend(layout, longest, transport(FRONT), on_progress)
         self.workers = [
             EngineWorker(
@@ -132,4 +126,4 @@ class LocalPools(LocalTopology):
             )
             for rank, place in zip(layout.ranks, layout.engines, strict=True)
         ]
-        super().__init__(network, self.frontend, [worker.run() for worker in self.workers])
+        self.start(self.frontend, self.workers)

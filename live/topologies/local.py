@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypedDict
 
 import torch
 
@@ -243,13 +243,32 @@ class LocalNetwork:
         return transit.content
 
 
+class Worker(Protocol):
+    """A worker of a topology, whose life is a role."""
+
+    def run(self) -> Role: ...
+
+
+class NetworkOptions(TypedDict, total=False):
+    """How a `LocalTopology` carries messages. `packed`: packed as between processes, in place of a handover."""
+
+    timekeeper: Timekeeper | None
+    handover: Handover | None
+    packed: bool
+
+
 class LocalTopology:
     """A topology whose roles all run in this process."""
 
-    def __init__(self, network: LocalNetwork, front: FrontRole, workers: Sequence[Role]) -> None:
-        self.network = network
+    def __init__(
+        self, forms: Forms, timekeeper: Timekeeper | None = None, handover: Handover | None = None, packed: bool = False
+    ) -> None:
+        self.network = LocalNetwork(forms, timekeeper, PackedMessages(forms) if packed else handover)
+
+    def start(self, front: FrontRole, workers: Sequence[Worker]) -> None:
+        """Run each role until it first waits."""
         self._front = front
-        network.start(dict(enumerate([front.run(), *workers])))
+        self.network.start({rank: role.run() for rank, role in enumerate([front, *workers])})
 
     def submit(self, generation: Generation) -> None:
         self._front.submit(generation)
@@ -311,21 +330,17 @@ class InProcessWorkers:
     """The workers of a topology in this process, which share weights, and the means to drive the front's role."""
 
     def __init__(self, deployment: Deployment) -> None:
-        self._ranks = range(1, len(deployment.names))
+        ranks = range(1, len(deployment.names))
         streams = RoleStreams() if deployment.device != "cpu" else None
         self._network = LocalNetwork(deployment.forms(), streams, streams)
-        self._transport = self._network.transport(0)
+        self.transport: Transport = self._network.transport(0)
         models = SharedModels()
-        make = {rank: deployment.load(rank, models) for rank in self._ranks}
+        make = {rank: deployment.load(rank, models) for rank in ranks}
         with torch.inference_mode():
-            self._roles = {rank: make[rank](self._network.transport(rank)) for rank in self._ranks}
+            self._roles = {rank: make[rank](self._network.transport(rank)) for rank in ranks}
         self._woken = threading.Event()
         self._disconnected = False
         freeze_loaded_objects()
-
-    @property
-    def transport(self) -> Transport:
-        return self._transport
 
     def run(self, role: Role) -> None:
         self._network.start({0: role, **self._roles})

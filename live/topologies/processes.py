@@ -14,9 +14,9 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import IO, Protocol
+from typing import IO
 
 import torch
 
@@ -26,12 +26,12 @@ from live.engine import Progress
 from live.generation import Generation, TopLogprobs
 from live.loaded_model import Models
 from live.models.config import ModelConfig
-from live.topologies.deployment import Deployment, MakeRole
+from live.topologies.deployment import Deployment, Ranks
 from live.topologies.device_link import MakeGroup, device_link, group_store
 from live.topologies.local import InProcessWorkers
-from live.topologies.membership import Address, Membership
+from live.topologies.membership import Address, Membership, listen_at
 from live.topologies.sockets import SocketTransport
-from live.topologies.transport import FINISH_REASONS, Forms, Transport, TransportError, append_token
+from live.topologies.transport import FINISH_REASONS, TransportError, append_token
 from workloads.errors import BadInput, TwinError
 
 END_SECONDS = 5.0
@@ -47,23 +47,6 @@ class TimeLimits:
 
     join: float = 10.0
     answer: float = 6.0
-
-
-class Ranks(Protocol):
-    """The agreement of a topology's processes, and the role of each rank; see `Deployment`."""
-
-    @property
-    def names(self) -> list[str]: ...
-
-    @property
-    def device(self) -> str: ...
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    def forms(self) -> Forms: ...
-
-    def load(self, rank: int, models: Models) -> MakeRole: ...
 
 
 def run_worker(
@@ -109,10 +92,7 @@ class WorkerProcesses(SocketTransport):
         self._store = None if deployment.device == "cpu" else group_store(members)  # workers' devices meet by it
         super().__init__(members, deployment.forms(), limits.answer)
         self._started = started
-
-    @property
-    def transport(self) -> Transport:
-        return self
+        self.transport = self
 
     def fail(self, reason: str) -> TransportError:
         """An error of the front itself, made known to the workers; an earlier failure of another goes first."""
@@ -128,6 +108,31 @@ class WorkerProcesses(SocketTransport):
         if self._started is not None:
             self._started.close()
         self._members.close()
+
+
+@contextlib.contextmanager
+def gathered(
+    ranks: Ranks, address: Address, limits: TimeLimits, gpus: Mapping[int, str],
+    commands: Callable[[Address], Mapping[int, Sequence[str]]] | None,
+) -> Iterator[tuple[Membership, LocalWorkers | None]]:  # fmt: skip
+    """Rank 0 among the others, when all have come.
+
+    `commands`: of workers that are started on this machine, by the address at which all meet; None: they start by
+    themselves. `gpus`: the GPU that each of these sees; empty: all.
+    """
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(listen_at(address))
+        names = ranks.names
+        members = Membership(address, 0, names, ranks.fingerprint, listener=listener, join_seconds=limits.join)
+        workers = None
+        stack.callback(members.close)
+        if commands is not None:
+            workers = LocalWorkers(commands(members.meeting_point), names, gpus)
+            stack.callback(workers.close)
+            members.watch = workers.check
+            members.extend(limits.join * len(names))  # workers of one machine share its processors to start
+        members.gather()
+        yield members, workers
 
 
 class LocalWorkers:
@@ -147,7 +152,7 @@ class LocalWorkers:
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors[rank],
                 start_new_session=True,  # Ctrl-C is for the server alone, which ends them
-                env={**os.environ, **QUIET, **_visible((gpus or {}).get(rank))},
+                env={**os.environ, **QUIET, **({"CUDA_VISIBLE_DEVICES": gpus[rank]} if gpus else {})},
                 text=True,
             )
 
@@ -192,11 +197,6 @@ def visible_gpus(ranks: Iterable[int]) -> dict[int, str]:
         expected = f"expected {len(workers)} GPUs, one for each rank that computes, found {len(names)}"
         raise BadInput(expected, field="--device", value="cuda")
     return dict(zip(workers, names, strict=False))
-
-
-def _visible(gpu: str | None) -> dict[str, str]:
-    """The environment of a process that sees one GPU; None: all."""
-    return {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
 
 
 Rows = list[tuple[int, int, int, tuple[float, TopLogprobs] | None]]

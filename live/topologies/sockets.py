@@ -14,9 +14,9 @@ import secrets
 import select
 import socket
 import struct
-import threading
 import time
 from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, partial
 
 import torch
@@ -65,10 +65,8 @@ class Connection:
         # The kernel's own limits: `settimeout` would ask whether bytes have come before every read.
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             connected.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(limit), int(limit % 1 * 1e6)))
-        self._pending: deque[memoryview] = deque()  # the first is being sent
-        self._changed = threading.Condition()
-        self._sender: threading.Thread | None = None
-        self._error: OSError | None = None
+        self._sender = ThreadPoolExecutor(1, "sender")
+        self._pending: deque[Future[None]] = deque()
 
     def fileno(self) -> int:
         """The file descriptor, for `select`."""
@@ -87,23 +85,17 @@ class Connection:
 
     def send(self, view: memoryview) -> None:
         """Send bytes, which must not change from now on; `TimeoutError` if the peer does not read, else `OSError`."""
-        with self._changed:
-            if not self._pending and self._error is None:
-                with contextlib.suppress(BlockingIOError):
-                    view = view[self._socket.send(view, socket.MSG_DONTWAIT) :]
-                if not view:
-                    return
-            self._wait_until_pending(OUTSTANDING - 1)
-            self._pending.append(view)
-            self._changed.notify_all()
-            if self._sender is None:
-                self._sender = threading.Thread(target=self._send_pending, name="sender", daemon=True)
-                self._sender.start()
+        self._wait(OUTSTANDING - 1)
+        if not self._pending:
+            with contextlib.suppress(BlockingIOError):
+                view = view[self._socket.send(view, socket.MSG_DONTWAIT) :]
+            if not view:
+                return
+        self._pending.append(self._sender.submit(self._send_all, view))
 
     def flush(self) -> None:
         """Wait until the kernel has everything. Raises as `send`."""
-        with self._changed:
-            self._wait_until_pending(0)
+        self._wait(0)
 
     def interrupt(self) -> None:
         """End all waits, of the peer too."""
@@ -112,36 +104,20 @@ class Connection:
 
     def close(self) -> None:
         """End the connection, and the thread that sends. The peer still gets what the kernel has."""
-        with self._changed:
-            self._error = self._error or ConnectionAbortedError()
-            self._changed.notify_all()
+        self._sender.shutdown(wait=False, cancel_futures=True)
         self._socket.close()
 
-    def _wait_until_pending(self, max_pending: int) -> None:
-        if not self._changed.wait_for(
-            lambda: len(self._pending) <= max_pending or self._error is not None, self._limit
-        ):
-            raise TimeoutError
-        if self._error is not None:
-            raise self._error
+    def _wait(self, max_pending: int) -> None:
+        """Wait until no more sends than these are pending; an error of one is raised again and again."""
+        while self._pending and (len(self._pending) > max_pending or self._pending[0].done()):
+            self._pending[0].result(self._limit)
+            self._pending.popleft()
 
-    def _send_pending(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._pending or self._error is not None)
-                if self._error is not None:
-                    return
-                view = self._pending[0]
-            try:
-                self._socket.sendall(view)
-            except OSError as error:
-                with self._changed:
-                    self._error = TimeoutError() if isinstance(error, BlockingIOError) else error
-                    self._changed.notify_all()
-                return
-            with self._changed:
-                self._pending.popleft()
-                self._changed.notify_all()
+    def _send_all(self, view: memoryview) -> None:
+        try:
+            self._socket.sendall(view)
+        except BlockingIOError:
+            raise TimeoutError from None
 
 
 def connect_all(members: Membership, limit: float) -> dict[int, Connection]:

@@ -9,29 +9,27 @@ in the order of ranks, and so gets the same bits. Decision 0029 says why not glo
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from statistics import quantiles
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
+from pydantic import TypeAdapter
 
-from live.loaded_model import DTYPES, Models, ModelSource
+from live.loaded_model import Models, ModelSource
 from live.models.config import ModelConfig
 from live.models.decoder import Decoder, Inputs, PagedCache
-from live.models.linear import Rounding
 from live.models.tensor_parallel import config_of_rank
 from live.models.weights import Weights
-from live.topologies.deployment import MakeRole
+from live.topologies.deployment import MakeRole, Ranks
 from live.topologies.device_link import device_link
-from live.topologies.membership import Address, Membership, listen_at
-from live.topologies.processes import LocalWorkers, TimeLimits, run_worker, visible_gpus
+from live.topologies.membership import Address
+from live.topologies.processes import TimeLimits, gathered, run_worker, visible_gpus
 from live.topologies.sockets import SocketTransport
 from live.topologies.transport import (
     COMMON_FORMS,
@@ -222,30 +220,27 @@ def follow(decoder: Decoder, group: RankGroup) -> Role:
 
 
 @dataclass(frozen=True)
-class RankedModel:
-    """A model that several ranks compute, the same in all of their processes, as `processes.Ranks`."""
+class RanksLayout:
+    """So many ranks of one model."""
 
-    model: ModelSource
     size: int
 
     @property
     def names(self) -> list[str]:
         return [f"tensor parallel {rank}" for rank in range(self.size)]
 
-    @property
-    def device(self) -> str:
-        return self.model.device
+    def forms(self, config: ModelConfig, dtype: torch.dtype) -> Forms:
+        return forms(config, dtype)
 
-    @property
-    def fingerprint(self) -> str:
-        return repr((self.size, replace(self.model, path=Path()), self.model.config()))
 
-    def forms(self) -> Forms:
-        return forms(self.model.config(), DTYPES[self.model.dtype])
+class RankedModel(Ranks):
+    """A model that several ranks compute."""
+
+    layout: RanksLayout
 
     def load(self, rank: int, models: Models) -> MakeRole:
         """Load a rank's part of the model; the result makes its role. Raises as `LoadedModel`."""
-        group = RankGroup(rank, self.size)
+        group = RankGroup(rank, self.layout.size)
         decoder = Decoder(*self.model.load_part(group))
 
         def make(transport: Transport) -> Role:
@@ -255,11 +250,19 @@ class RankedModel:
 
         return make
 
-    def worker_options(self, rank: int, address: Address, limits: TimeLimits) -> list[str]:
-        """The command line of a rank's process."""
-        model = asdict(self.model) | {"path": str(self.model.path.resolve())}
-        options = {"model": model, "size": self.size, "rank": rank, "address": str(address), "limits": asdict(limits)}
-        return [sys.executable, "-m", "live.topologies.tensor_parallel", json.dumps(options)]
+
+@dataclass(frozen=True)
+class RankOptions:
+    """What a rank's process is started with."""
+
+    model: ModelSource
+    size: int
+    rank: int
+    address: Address
+    limits: TimeLimits
+
+
+RANK_OPTIONS = TypeAdapter(RankOptions)
 
 
 class TensorParallelModel:
@@ -270,27 +273,27 @@ class TensorParallelModel:
 
     def __init__(self, model: ModelSource, size: int, limits: TimeLimits = LIMITS) -> None:
         config_of_rank(model.config(), size)
-        ranked, self.group = RankedModel(model, size), RankGroup(0, size)
+        ranked, self.group = RankedModel(model, RanksLayout(size)), RankGroup(0, size)
         gpus = visible_gpus(range(size)) if model.device != "cpu" else {}
+        source = replace(model, path=model.path.resolve())
+
+        def command(rank: int, address: Address) -> list[str]:
+            options = RANK_OPTIONS.dump_json(RankOptions(source, size, rank, address, limits)).decode()
+            return [sys.executable, "-m", "live.topologies.tensor_parallel", options]
+
+        def commands(address: Address) -> dict[int, list[str]]:
+            return {rank: command(rank, address) for rank in range(1, size)}
+
         with ExitStack() as stack:
-            listener = stack.enter_context(listen_at(Address("127.0.0.1", 0)))
-            address = Address("127.0.0.1", listener.getsockname()[1])
-            self._members = members = Membership(
-                address, 0, ranked.names, ranked.fingerprint, listener=listener, join_seconds=limits.join
+            self._members, workers = stack.enter_context(
+                gathered(ranked, Address("127.0.0.1", 0), limits, gpus, commands)
             )
-            stack.callback(members.close)
-            commands = {rank: ranked.worker_options(rank, address, limits) for rank in range(1, size)}
-            self.workers = workers = LocalWorkers(
-                commands, ranked.names, {rank: gpu for rank, gpu in gpus.items() if rank}
-            )
-            stack.callback(workers.close)
-            members.watch = workers.check
-            members.extend(limits.join * size)  # ranks of one machine share its processors to start
-            members.gather()
+            assert workers is not None, "it was told to start them"
+            self.workers = workers
             self.decoder = LeadingDecoder(*model.load_part(self.group), self.group)
-            members.ready()
-            link = device_link(members, limits.answer, model.device) if model.device != "cpu" else None
-            transport = SocketTransport(members, ranked.forms(), limits.answer, link)
+            self._members.ready()
+            link = device_link(self._members, limits.answer, model.device) if model.device != "cpu" else None
+            transport = SocketTransport(self._members, ranked.forms(), limits.answer, link)
             stack.callback(transport.close)
             self.group.transport = transport
             self._closing = stack.pop_all()
@@ -323,14 +326,11 @@ class TensorParallelModel:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Be one rank, as `RankedModel.worker_options` says; returns the exit code."""
-    options: dict[str, Any] = json.loads(arguments[0])
-    model = options["model"]
-    rounding = None if model["rounding"] is None else Rounding(**model["rounding"])
-    source = ModelSource(**(model | {"path": Path(model["path"]), "rounding": rounding}))
-    address, limits = Address.parse(options["address"]), TimeLimits(**options["limits"])
+    """Be one rank, with the options of a `RankOptions` as JSON; returns the exit code."""
+    options = RANK_OPTIONS.validate_json(arguments[0])
     try:
-        run_worker(RankedModel(source, options["size"]), options["rank"], address, limits)
+        ranked = RankedModel(options.model, RanksLayout(options.size))
+        run_worker(ranked, options.rank, options.address, options.limits)
     except TwinError as error:
         print(error, file=sys.stderr)
         return 1
