@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from latency_models.sources.refined import RefinedStepTime
 from latency_models.sources.vllm_step_log.step_log import StepLog, read_step_log
 from latency_models.step_time import StepTime, same_model
-from scenarios.serving import check_scenario
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
 from schedulers.sequence import Sequence as Running
 from twin.recording.server_pages import Means, between, mean_gauges, read_scrapes
@@ -33,10 +32,11 @@ from twin.refinement.question import (
     Question,
     named_scores,
     one_step_time,
+    plan_of,
     prediction_errors,
     read_settings,
 )
-from twin.serving.plan.plan import ServingPlan, make_plan
+from twin.serving.plan.plan import ServingPlan
 from twin.serving.results.run import Run
 from twin.serving.results.summary import summarise
 from twin.serving.results.uncertainty import combine, flatten
@@ -65,13 +65,14 @@ class StepEvidence(Evidence):
     """A log of steps."""
 
     kind = "steps"
+    metric = "step"
 
     def __init__(self, question: Question, advance: Advance) -> None:
         self._advance = advance
         self.notes = list[str]()
-        self.scenario = check_scenario(question.document, question.settings, question.path)
-        base = question.path.parent
-        self.step_time = one_step_time(make_plan(self.scenario, base, self.scenario.workload.read_trace(base)))
+        plan = plan_of(question, question.settings)
+        self.scenario = plan.scenario
+        self.step_time = one_step_time(plan)
         self._log = read_step_log(question.run).executed()
         deployment = self.step_time.measured_deployment()
         name = "" if deployment is None else deployment.origin.model
@@ -113,11 +114,6 @@ class StepEvidence(Evidence):
             row[f"{name}_error"] = float(predicted.mean() / measured.mean() - 1)
             row[f"{name}_median"] = float(np.median(np.abs(predicted / measured - 1)))
         return {"rest": {"step": row}}
-
-    def drift(self, errors: Mapping[str, Any]) -> float:
-        """The error of the mean of the other steps."""
-        held_out = errors["rest"]
-        return 0.01 if held_out is None else max(self.min_drift, abs(float(np.log1p(held_out["step"]["after_error"]))))
 
     def fields(self) -> dict[str, Any]:
         return {"fitted": self._fitted, "held_out": len(self._log) - self._fitted, "settings": {}}
@@ -218,16 +214,15 @@ class MeanEvidence(Evidence):
         if metric is None:
             expected = "expected vllm:inter_token_latency_seconds or vllm:request_time_per_output_token_seconds"
             raise BadInput(expected, file=pages[0].source)
-        self._metric = metric
+        self.metric = metric
         meta = {"cache_config": cache_settings(pages[-1].text)}
         settings, self._settings, self.notes = read_settings(question, meta, "the metrics page")
-        self.scenario = check_scenario(question.document, settings, question.path)
-        base = question.path.parent
-        self._plan = make_plan(self.scenario, base, self.scenario.workload.read_trace(base))
+        self._plan = plan_of(question, settings)
+        self.scenario = self._plan.scenario
         self.step_time = one_step_time(self._plan)
 
     def estimate(self, names: Sequence[str]) -> Posterior:
-        plan, early, metric = self._plan, self._early, self._metric
+        plan, early, metric = self._plan, self._early, self.metric
         self._advance("simulating")
         runs = [_simulate(plan, i) for i in range(REALISATIONS)]
         _require_lengths(runs, early)
@@ -255,15 +250,10 @@ class MeanEvidence(Evidence):
         }
         return {**parts, "buckets": _buckets(self._late or self._early, self._before, after)}
 
-    def drift(self, errors: Mapping[str, Any]) -> float:
-        """The error of the second half's mean."""
-        held_out = errors["rest"]
-        return SERVER if held_out is None else max(SERVER, abs(math.log1p(held_out[self._metric]["after_error"])))
-
     def fields(self) -> dict[str, Any]:
         return {
             "fitted": self._early.finished, "held_out": self._late.finished if self._late else 0,
-            "settings": self._settings, "learned_from": self._metric, "pages": len(self._pages),
+            "settings": self._settings, "learned_from": self.metric, "pages": len(self._pages),
             "gauges": mean_gauges(self._pages),
         }  # fmt: skip
 

@@ -27,6 +27,7 @@ from twin.refinement.question import (
     Evidence,
     MeasuredRun,
     Question,
+    RequestTimes,
     named_scores,
     one_step_time,
     prediction_errors,
@@ -68,6 +69,7 @@ class RequestEvidence(Evidence):
     """The first requests of a run, or groups of them spread over it; the rest is predicted."""
 
     kind = "requests"
+    metric = "tpot.mean"
     noise_kinds = ("ttft", "decoding")
 
     def __init__(self, question: Question, advance: Advance) -> None:
@@ -112,12 +114,12 @@ class RequestEvidence(Evidence):
 
         return estimate(self._observe().where(self._compared), linearise, len(names))
 
-    def _intervals(self, times: RequestTimes | MeasuredRun) -> tuple[Floats, Floats, NDArray[np.str_]]:
+    def _intervals(self, times: RequestTimes) -> tuple[Floats, Floats, NDArray[np.str_]]:
         """Begin and end of each duration, and the engine of simulated ones."""
         rows, several = self._rows, self._several
         begin = np.concatenate([times.start[rows], times.first[several]])
         end = np.concatenate([times.first[rows], times.last[several]])
-        engines = times.engine if isinstance(times, RequestTimes) else np.zeros(len(times), dtype=np.str_)
+        engines = times.engine if isinstance(times, SimulatedRequests) else np.zeros(len(times), dtype=np.str_)
         return begin, end, np.concatenate([engines[rows], engines[several]])
 
     def _observe(self) -> Observations:
@@ -146,7 +148,7 @@ class RequestEvidence(Evidence):
         tokens = self._run.answers[rows] - 1
 
         def tpot(simulated: RequestTimes) -> Floats:
-            return (simulated.last - simulated.first)[rows] / tokens
+            return simulated.decoding[rows] / tokens
 
         predicted = tpot(times)
         missing, deviation = log_mean_factor(self._run.decoding[rows] / tokens, predicted)
@@ -194,18 +196,13 @@ class RequestEvidence(Evidence):
     def _part(self, rows: NDArray[np.int64], after: RequestTimes, draws: Sequence[RequestTimes]) -> dict[str, Any]:
         """Errors of the mean latencies of some requests."""
 
-        def means(times: RequestTimes | MeasuredRun) -> dict[str, Any]:
-            return _summary(times.start[rows], times.first[rows], times.last[rows], self._run.answers[rows])
+        def means(times: RequestTimes) -> dict[str, Any]:
+            return _summary(
+                RequestTimes(times.start[rows], times.first[rows], times.last[rows]), self._run.answers[rows]
+            )
 
         return prediction_errors(
             means(self._run), [means(self._before)], [means(after)], [means(draw) for draw in draws]
-        )
-
-    def drift(self, errors: Mapping[str, Any]) -> float:
-        """The error of the mean TPOT of the other requests."""
-        held_out = errors["rest"] or {}
-        return max(
-            self.min_drift, abs(math.log1p(held_out["tpot.mean"]["after_error"])) if "tpot.mean" in held_out else 0.01
         )
 
     def fields(self) -> dict[str, Any]:
@@ -246,18 +243,15 @@ def _own_trace(scenario: ServingScenario, base: Path, run: MeasuredRun) -> Trace
 
 
 @dataclass(frozen=True, eq=False)
-class RequestTimes:
-    """Simulated times of requests, shape (n,), in their order of arrival."""
+class SimulatedRequests(RequestTimes):
+    """Simulated times, with the engine of each request."""
 
-    start: Floats
-    first: Floats
-    last: Floats
     engine: NDArray[np.str_]
 
 
 def simulate_requests(
     plan: ServingPlan, scores: Mapping[str, float], requests: int, watch: Watch | None = None
-) -> RequestTimes:
+) -> SimulatedRequests:
     """Times of the first requests of a plan, at these scores of its unknowns. `watch`: see `Simulation`."""
     pools = [pool.at(scores) for pool in plan.pools]
     changes = {"detail": "requests"} | ({"fast_forward": False} if watch else {})
@@ -265,8 +259,8 @@ def simulate_requests(
     run = Simulation(replace(plan, scenario=scenario, pools=pools, requests=requests), watch=watch).run()
     table: dict[str, Any] = run.columns.table()
     order = np.argsort(table["id"], kind="stable")
-    start = table["queued" if plan.scenario.measure.start == "queued" else "arrival"]
-    return RequestTimes(start[order], table["first_token"][order], table["last_token"][order], table["replica"][order])
+    start = "queued" if plan.scenario.measure.start == "queued" else "arrival"
+    return SimulatedRequests(*(table[name][order] for name in (start, "first_token", "last_token", "replica")))
 
 
 class StepDerivatives:
@@ -310,14 +304,14 @@ def _seconds(model: StepTime, batch: Batch | GroupBatch) -> float:
     return model.group_seconds(batch) if isinstance(batch, GroupBatch) else model.seconds(batch)
 
 
-def _summary(start: Floats, first: Floats, last: Floats, answers: NDArray[np.int64]) -> dict[str, Any]:
+def _summary(times: RequestTimes, answers: NDArray[np.int64]) -> dict[str, Any]:
     several = answers > 1
-    seconds = float(last.max() - start.min())
+    seconds = float(times.last.max() - times.start.min())
     means: dict[str, Any] = {
-        "ttft": {"mean": float((first - start).mean())},
-        "e2e": {"mean": float((last - start).mean())},
+        "ttft": {"mean": float(times.ttft.mean())},
+        "e2e": {"mean": float((times.last - times.start).mean())},
         "output_throughput": float(answers.sum()) / seconds if seconds else None,
     }
     if several.any():
-        means["tpot"] = {"mean": float(((last - first)[several] / (answers[several] - 1)).mean())}
+        means["tpot"] = {"mean": float((times.decoding[several] / (answers[several] - 1)).mean())}
     return means

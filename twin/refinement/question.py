@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ from scenarios.reading import Settings, apply
 from scenarios.serving import ServingScenario, check_scenario
 from schedulers.engine_config import NULL_BLOCKS
 from twin.refinement.posterior import Posterior
-from twin.serving.plan.plan import ServingPlan
+from twin.serving.plan.plan import ServingPlan, make_plan
 from twin.serving.results.curves import compare
 from twin.serving.results.uncertainty import combine
 from workloads.errors import BadInput, readable
@@ -36,21 +36,12 @@ _NEEDED = ("input_toks", "output_toks", "queued_ts", "first_token_ts", "last_tok
 
 
 @dataclass(frozen=True, eq=False)
-class MeasuredRun:
-    """Requests of one run, in columns of shape (n,), in order of arrival. Times are seconds of one clock.
+class RequestTimes:
+    """Times of requests in order of arrival, seconds of one clock: when each began, and its first and last token."""
 
-    `start`: when the engine queued each request (or it was sent, where `by_client`, whose times contain the network).
-    `first`, `last`: tokens. `meta`: the engine's settings beside the file.
-    """
-
-    source: Path
     start: Floats
     first: Floats
     last: Floats
-    prompts: NDArray[np.int64]
-    answers: NDArray[np.int64]
-    by_client: bool = False
-    meta: dict[str, Any] | None = None
 
     def __len__(self) -> int:
         return len(self.start)
@@ -65,17 +56,24 @@ class MeasuredRun:
         """Seconds from the first to the last token; 0 for answers of one token."""
         return self.last - self.first
 
+
+@dataclass(frozen=True, eq=False)
+class MeasuredRun(RequestTimes):
+    """Requests of one run, which begin when the engine queued them, or were sent (`by_client`, with the network).
+
+    `meta`: the engine's settings beside the file.
+    """
+
+    prompts: NDArray[np.int64]
+    answers: NDArray[np.int64]
+    source: Path
+    by_client: bool = False
+    meta: dict[str, Any] | None = None
+
     @property
     def trace(self) -> Trace:
         """Arrivals and lengths, as a workload."""
         return Trace(self.source.stem, self.start - self.start[0], self.prompts, self.answers)
-
-    def in_order(self) -> MeasuredRun:
-        order = np.argsort(self.start, kind="stable")
-        return replace(
-            self, start=self.start[order], first=self.first[order], last=self.last[order],
-            prompts=self.prompts[order], answers=self.answers[order],
-        )  # fmt: skip
 
 
 def read_measured_run(path: Path) -> MeasuredRun:
@@ -86,10 +84,14 @@ def read_measured_run(path: Path) -> MeasuredRun:
     file = path / REQUESTS if path.is_dir() else path
     with readable(file):
         text = file.read_text(encoding="utf-8")
-    document = _whole_document(text)
-    run = _requests(file, text) if document is None else _benchmark(file, document)
-    _check(run)
-    return run.in_order()
+    document, meta = _whole_document(text), read_meta(file.parent)
+    table = _requests(file, text) if document is None else _benchmark(file, document)
+    start, first, last, prompts, answers = table[:, np.argsort(table[0], kind="stable")]
+    by_client = document is not None or bool(meta and meta.get("times") == "client")
+    run = MeasuredRun(start, first, last, prompts.astype(np.int64), answers.astype(np.int64), file, by_client, meta)
+    if not (np.isfinite(last).all() and (run.ttft > 0).all() and (run.decoding >= 0).all()):
+        raise BadInput("expected first tokens after their requests, and finite times", file=file)
+    return run
 
 
 def read_meta(folder: Path) -> dict[str, Any] | None:
@@ -115,24 +117,21 @@ def _whole_document(text: str) -> dict[str, Any] | None:
     return document if isinstance(document, dict) and "input_lens" in document else None
 
 
-def _requests(file: Path, text: str) -> MeasuredRun:
-    rows: list[list[float]] = []
+def _requests(file: Path, text: str) -> Floats:
+    """Start, first and last token, prompt and output tokens of each line, shape (5, n)."""
+    rows: list[tuple[float, ...]] = []
     for line, row in number_lines(file, text, _NEEDED):
         prompt, answer, queued, first, last = row
         if not (np.isfinite(row).all() and queued <= first <= last):
             raise BadInput("expected queued_ts, first_token_ts and last_token_ts in this order", file=file, line=line)
         if prompt < 0 or answer < 1 or not (prompt.is_integer() and answer.is_integer()):
             raise BadInput("expected input_toks of 0 or more and output_toks of 1 or more", file=file, line=line)
-        rows.append(row)
-    table = np.array(rows)
-    prompts, answers = table[:, 0].astype(np.int64), table[:, 1].astype(np.int64)
-    meta = read_meta(file.parent)
-    by_client = bool(meta and meta.get("times") == "client")
-    return MeasuredRun(file, table[:, 2], table[:, 3], table[:, 4], prompts, answers, by_client, meta)
+        rows.append((queued, first, last, prompt, answer))
+    return np.array(rows).T
 
 
-def _benchmark(file: Path, document: dict[str, Any]) -> MeasuredRun:
-    """The result of vLLM's benchmark: its client's times."""
+def _benchmark(file: Path, document: dict[str, Any]) -> Floats:
+    """The same of the result of vLLM's benchmark: its client's times."""
     names = ("input_lens", "output_lens", "start_times", "ttfts", "itls")
     for name in names:
         if not isinstance(document.get(name), list) or len(document[name]) != len(document["input_lens"]):
@@ -144,24 +143,12 @@ def _benchmark(file: Path, document: dict[str, Any]) -> MeasuredRun:
         if error:
             raise BadInput("expected no failed request", file=file, field=f"errors[{i}]", value=error)
     try:
-        prompts, answers, starts, ttfts = (_column(document[name]) for name in names[:4])
-        decoding = np.array([float(sum(gaps)) for gaps in document["itls"]])
+        table = [[float(sum(value)) if name == "itls" else float(value) for value in document[name]] for name in names]
     except (TypeError, ValueError):
         raise BadInput("expected numbers, and lists of numbers in itls", file=file) from None
+    prompts, answers, starts, ttfts, decoding = np.array(table)
     first = starts + ttfts
-    return MeasuredRun(
-        file, starts, first, first + decoding, prompts.astype(np.int64), answers.astype(np.int64), True,
-        read_meta(file.parent),
-    )  # fmt: skip
-
-
-def _column(values: Sequence[Any]) -> Floats:
-    return np.array([float(value) for value in values])
-
-
-def _check(run: MeasuredRun) -> None:
-    if not (np.isfinite(run.last).all() and (run.ttft > 0).all() and (run.decoding >= 0).all()):
-        raise BadInput("expected first tokens after their requests, and finite times", file=run.source)
+    return np.array([starts, first, first + decoding, prompts, answers])
 
 
 ENGINE = {
@@ -269,11 +256,13 @@ class Evidence(ABC):
 
     Attributes:
         kind: requests, steps or means. noise_kinds: names of the kinds of observations.
-        min_drift: lower bound of the deviation of a refined engine from itself later.
+        metric: the row of errors whose held-out part tells how far a refined engine is from itself later; `min_drift`:
+            lower bound of that deviation.
         scenario: with the settings of the run. step_time: of all its pools. notes: on what was read or assumed.
     """
 
     kind: ClassVar[str]
+    metric: str
     noise_kinds: ClassVar[Sequence[str]] = ("step",)
     min_drift: ClassVar[float] = 0.005
     scenario: ServingScenario
@@ -294,10 +283,6 @@ class Evidence(ABC):
     @abstractmethod
     def errors(self, refined: RefinedStepTime) -> dict[str, Any]:
         """Errors before and after the refinement, of the part that is fitted (`fit`) and of the others (`rest`)."""
-
-    @abstractmethod
-    def drift(self, errors: Mapping[str, Any]) -> float:
-        """Deviation of a refined engine from itself later, by the errors of the rest."""
 
     @abstractmethod
     def fields(self) -> dict[str, Any]:
@@ -322,6 +307,12 @@ def read_settings(question: Question, meta: Mapping[str, Any], source: str) -> t
     if "engine.num_gpu_blocks" in new:
         settings |= {"engine.kv_memory": None}
     return settings, new, [f"{field}: {value}, as {source} says" for field, value in new.items()]
+
+
+def plan_of(question: Question, settings: Settings) -> ServingPlan:
+    """The plan of the scenario with these settings."""
+    scenario, base = check_scenario(question.document, settings, question.path), question.path.parent
+    return make_plan(scenario, base, scenario.workload.read_trace(base))
 
 
 def one_step_time(plan: ServingPlan) -> StepTime:

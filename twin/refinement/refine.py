@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os.path import relpath
 from pathlib import Path
@@ -26,6 +26,9 @@ TOO_FAR = 2.0
 
 DEPLOYMENT = ("hardware", "model", "weights", "tensor_parallel", "path")
 """Fields of `step_time` that state the deployment that was measured, in most sources."""
+
+UNSEEN_DRIFT = 0.01
+"""Deviation of a refined engine from itself later, where nothing was held out."""
 
 MIN_INFORMATION = 3.0
 """Information below which a run shows nothing: half of the prior's deviation would be left."""
@@ -52,19 +55,17 @@ class Refinement:
 
 def refine(question: Question, advance: Advance = lambda text: None) -> Refinement:
     """Learn a scenario's unknowns from a run, and predict the rest of it."""
-    evidence: Evidence
+    kind: Callable[[Question, Advance], Evidence] = RequestEvidence
     if is_step_log(question.run):
-        evidence = StepEvidence(question, advance)
+        kind = StepEvidence
     elif is_scrapes(question.run):
-        evidence = MeanEvidence(question, advance)
-    else:
-        evidence = RequestEvidence(question, advance)
+        kind = MeanEvidence
+    evidence = kind(question, advance)
     step_time, notes = evidence.step_time, evidence.notes
     unknowns = _unknowns(step_time, question.factors)
     names = [unknown.name for unknown in unknowns]
     estimated = posterior = evidence.estimate(names)
-    typical = _refined(step_time, names, posterior, 0.0)
-    factor = evidence.mean_factor(typical)
+    factor = evidence.mean_factor(_refined(step_time, names, posterior, 0.0))
     if factor is None:
         notes.append(
             "the fit is further from the means of its own requests than before: step times are left as they were"
@@ -75,7 +76,10 @@ def refine(question: Question, advance: Advance = lambda text: None) -> Refineme
     errors = evidence.errors(_refined(step_time, names, posterior, drift, math.exp(mean_factor)))
     document = _document(question, evidence, unknowns, posterior) | evidence.fields() | errors
     document["mean_factor"] = {"factor": math.exp(mean_factor), "deviation": deviation}
-    file = _file(evidence.scenario, names, posterior, math.hypot(evidence.drift(errors), deviation), document)
+    held_out = (errors["rest"] or {}).get(evidence.metric)
+    later = UNSEEN_DRIFT if held_out is None else abs(math.log1p(held_out["after_error"]))
+    drift = math.hypot(max(evidence.min_drift, later), deviation)
+    file = _file(evidence.scenario, names, posterior, drift, document)
     doubt = _other_deployment(document, file["step_time"])
     _require_information(estimated, names, question, doubt)
     return Refinement(document, file, notes + [doubt] * bool(doubt))

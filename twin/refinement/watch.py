@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from scenarios.reading import Settings
-from scenarios.serving import ReplaySpec, check_scenario
+from scenarios.serving import ReplaySpec
 from twin.recording.server_pages import CACHED, FINISHED, HISTOGRAMS, OUTPUTS, PROMPTS, Growth, Scrape
-from twin.refinement.question import Advance, Question, one_step_time
+from twin.refinement.question import Advance, Question, one_step_time, plan_of
 from twin.refinement.refine import Refinement, refine
-from twin.serving.plan.plan import ServingPlan, make_plan
+from twin.serving.plan.plan import ServingPlan
 from twin.serving.results.run import Run
 from twin.serving.run.simulation import Simulation
 from workloads.errors import BadInput
@@ -213,10 +213,7 @@ def _terms(windows: Windows) -> Floats:
 
 def load_plan(question: Question, settings: Settings) -> ServingPlan:
     """The plan of a scenario with changed fields, whose runs keep the times of requests."""
-    changes = {**question.settings, **settings, "detail": "requests"}
-    scenario = check_scenario(question.document, changes, question.path)
-    base = question.path.parent
-    return make_plan(scenario, base, scenario.workload.read_trace(base))
+    return plan_of(question, {**question.settings, **settings, "detail": "requests"})
 
 
 SERVER = 0.01
