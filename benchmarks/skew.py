@@ -31,7 +31,7 @@ from twin.serving.plan.plan import ServingPlan
 from twin.serving.results.summary import summarise
 from twin.serving.run.simulation import Simulation, realisation
 from twin.sweeps.serving_sweep import prepare
-from twin.validation.backend import ProfilingRecording, Recording
+from twin.validation.backend import Recording
 from twin.validation.compare import summary
 from twin.validation.profiling import fitted_document
 
@@ -73,7 +73,7 @@ def measure(decode: str, skews: list[float], rate: float, requests: int, repeats
             recordings[zipf].append(Recording.of(replayed, config.block_size))
             profiled = replayed.profiled
             if profiled is not None and profiled.rounds:
-                parts.append(ProfilingRecording(profiled.rounds, (), profiled.frontend))
+                parts.append(profiled)
             print(f"{decode}, zipf {zipf:g}, repeat {repeat + 1}: replayed", file=sys.stderr, flush=True)
     about = {"device": "cpu", "model": EXAMPLE.name, "commit": None, "versions": versions(), "note": "in turns"}
     document = fitted_document(parts, scenarios[skews[0]].engine.block_size, "direct", about)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from latency_models.timed_runs import ProfiledRounds, ReplayedRun
 from live.clock import CLOCKS, Clock, ClockName, RanksClock, WallClock
 from live.engine import Engine
 from live.generation import Generation
@@ -15,8 +16,8 @@ from live.loaded_model import LoadedModel, ModelSource
 from live.models.linear import Rounding
 from live.speculation import NgramLookup, num_right
 from live.topologies.tensor_parallel import TensorParallelModel
-from live.validation.profiling import EngineProfile, ProfilingLimits, ProfilingResult
-from live.validation.replay import ReplayResult, Sessions, materialise, replay
+from live.validation.profiling import EngineProfile, ProfilingLimits
+from live.validation.replay import Sessions, materialise, replay
 from scenarios.engine import SchedulerPlan
 from scenarios.steps import SpeculativeSpec
 from scenarios.validation import LiveModelSpec, ProfilingSpec
@@ -77,7 +78,7 @@ class LiveBackend(LoadedModel):
         """Also the ranks, and the latency of their sums, seconds."""
         return super().describe() | self._description
 
-    def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfilingResult:
+    def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfiledRounds:
         """Time steps of random requests (`live.validation.profiling`). On a GPU the same steps run untimed first."""
         limits = profiling_limits(scheduler, spec)
         if self.uses_graphs:
@@ -103,7 +104,7 @@ class LiveBackend(LoadedModel):
             self.replay(scheduler, requests)
         return self.uses_graphs
 
-    def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayResult:
+    def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayedRun:
         """Send each request to an empty engine at its time; a profile in turns goes on where it paused before."""
         clients = clients_of(requests, self.vocabulary, scheduler.config.prefix_id_tokens)
         if self._in_turns is not None and self._profile_in_turns is None:

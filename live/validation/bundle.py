@@ -11,15 +11,14 @@ random numbers beforehand, and nothing is written to them when a request enters,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from latency_models.stages import MessageLink
-from live.clock import ClockName
 from live.device import no_garbage_collection
 from live.engine import Progress
 from live.generation import GREEDY, Generation, make_generation
@@ -40,11 +39,9 @@ WARM_UP_TOKENS = 8
 """Output tokens of each request before the measurement, one for each slot."""
 
 
-@dataclass(frozen=True)
-class BundleRun:
-    """One run: its clock, times of requests, steps and roles, and by rank the stretches of work (`DirectTime.work`)."""
+class BundleRun(NamedTuple):
+    """One run: times of requests, steps and roles, and by rank the stretches of work (`DirectTime.work`)."""
 
-    clock: ClockName
     times: BundleTimes
     work: Mapping[int, Sequence[float]]
 
@@ -132,7 +129,7 @@ class MeasuredBundle:
             attention_to_ffn=_between(end.transfers, layout.attention_ranks, layout.ffn_ranks),
             ffn_to_attention=_between(end.transfers, layout.ffn_ranks, layout.attention_ranks),
         )
-        return BundleRun(DirectTime.name, times, end.work)
+        return BundleRun(times, end.work)
 
     def _note(self, progress: Progress) -> None:
         if not self._measuring:

@@ -11,15 +11,14 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from latency_models.sources.engine_regression import Step
+from latency_models.timed_runs import ProfiledRounds, ReplayedRun, Span
 from live.clock import Clock, DirectClock
 from live.device import no_garbage_collection
 from live.engine import Engine
@@ -33,14 +32,13 @@ from live.validation.backend import (
     model_source,
     profiling_limits,
 )
-from live.validation.profiling import EngineProfile, ProfilingResult
-from live.validation.replay import TimedStep, request_columns, step_spans
+from live.validation.profiling import EngineProfile
+from live.validation.replay import replayed_run, step_spans
 from scenarios.engine import SchedulerPlan, make_router
 from scenarios.overload import AutoscalingSpec
 from scenarios.system import ColocatedSpec
 from scenarios.validation import ProfilingSpec, ValidationScenario
-from schedulers.batches import Batch
-from schedulers.replica_set import STOPPED, Replica, ReplicaSet, ScalingLog
+from schedulers.replica_set import STOPPED, Replica, ReplicaSet
 from schedulers.routing import Router
 from workloads.request import Request
 
@@ -53,7 +51,7 @@ class FleetEngine:
 
     Attributes:
         due: when its step ends, or when it takes in the first request; infinite for an idle engine, seconds.
-        steps, followed: as of `ReplayResult`.
+        steps, followed: as of `step_spans`.
     """
 
     failed = False
@@ -64,7 +62,7 @@ class FleetEngine:
         self.name = f"engine-{index}"
         self.in_service = False
         self.due = inf
-        self.steps: list[TimedStep] = []
+        self.steps: list[Span] = []
         self.followed: list[bool] = []
         self._make_engine = make_engine
         self._clock = clock
@@ -79,7 +77,7 @@ class FleetEngine:
         self._clock.set(0.0)
         self._engine = engine = self._make_engine(self._clock)
         engine.keep_times = True
-        engine.watch = self._watch
+        engine.watch = lambda batch, begin, end: self.steps.append((batch, begin, end))
         return self._clock()
 
     def restart(self) -> None:
@@ -109,9 +107,6 @@ class FleetEngine:
         self._computes, self._num_running_seqs = launched, self.engine.core.num_running_seqs
         self.due = self._clock() if launched else inf
         return [] if result is None else result.finished
-
-    def _watch(self, batch: Batch, begin: float, end: float) -> None:
-        self.steps.append(TimedStep(batch, begin, end))
 
     @property
     def engine(self) -> Engine:
@@ -229,32 +224,11 @@ class Fleet:
         self._up = [engine for engine in self.engines if engine.in_service]
 
 
-Floats = npt.NDArray[np.float64]
-
 ROUNDS_KEPT = 4
 """Of the rounds that a profile in turns has, every fourth is fitted: they are as many as a fleet's steps."""
 
 WARM_UP_OUTPUT = 4
 """Tokens that an engine computes before it is up, behind a prompt that fills a step."""
-
-
-@dataclass(frozen=True)
-class ReplayedFleet:
-    """A replayed workload, in seconds of each engine's own clock. `scaling`: the engines over time."""
-
-    generations: Sequence[Generation]
-    spans: Sequence[tuple[Batch, float, float]]
-    profiled: ProfilingResult | None
-    scaling: ScalingLog
-    speculation: ClassVar[None] = None
-
-    @property
-    def token_times(self) -> list[list[float]]:
-        return [generation.times for generation in self.generations]
-
-    def columns(self) -> dict[str, Floats]:
-        """One entry a request: arrival, noticed (taken in by its engine), first_token, last_token, output_tokens."""
-        return request_columns(self.generations, [generation.submitted for generation in self.generations])
 
 
 class FleetBackend(WithoutDrafts, LoadedModel):
@@ -274,19 +248,19 @@ class FleetBackend(WithoutDrafts, LoadedModel):
         self._profiling = scenario.profiling
         self._profile_in_turns: EngineProfile | None = None
 
-    def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfilingResult:
+    def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfiledRounds:
         """Time the starts of two engines, and steps of random requests of both."""
         starts: list[float] = []
         profiles = [self._new_profile(scheduler, spec, 2 * seed + i, starts, engines=2) for i in range(2)]
-        rounds: list[list[tuple[float, Step]]] = []
+        rounds: list[Sequence[tuple[float, Step]]] = []
         with no_garbage_collection():
             while len(rounds) < spec.rounds:
                 for profile in profiles:
                     profile.go_on(1)
                     rounds += profile.take().rounds
-        return ProfilingResult(rounds, {"start_up": float(np.mean(starts))})
+        return ProfiledRounds(rounds, {"start_up": float(np.mean(starts))})
 
-    def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayedFleet:
+    def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayedRun:
         """Send each request to the fleet at its arrival time; a profile in turns goes on by a step after each."""
         generations = generations_of(requests, self.vocabulary, scheduler.config.prefix_id_tokens)
         starts: list[float] = []
@@ -302,9 +276,10 @@ class FleetBackend(WithoutDrafts, LoadedModel):
         profiled = None
         if profile is not None:
             rounds = profile.take().rounds[::ROUNDS_KEPT]
-            profiled = ProfilingResult(rounds, {"start_up": float(np.mean(starts))})
+            profiled = ProfiledRounds(rounds, {"start_up": float(np.mean(starts))})
         spans = [span for engine in fleet.engines for span in step_spans(engine.steps, engine.followed)]
-        return ReplayedFleet(generations, spans, profiled, fleet.replicas.log)
+        run = replayed_run(generations, [generation.submitted for generation in generations], spans)
+        return replace(run, profiled=profiled, scaling=fleet.replicas.log)
 
     def _fleet(self, scheduler: SchedulerPlan) -> Fleet:
         engines = [

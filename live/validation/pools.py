@@ -19,13 +19,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from latency_models.sources.engine_regression import Step, describe
+from latency_models.sources.engine_regression import describe
 from latency_models.stages import MessageLink
+from latency_models.timed_runs import ProfiledRounds, ReplayedRun, Span
 from live.device import no_garbage_collection
 from live.engine import Engine, Progress
 from live.generation import GREEDY, Generation, make_generation
@@ -36,24 +35,17 @@ from live.topologies.direct_time import Post, RecordedTime
 from live.topologies.pools.layout import FRONT, kv_bytes, pools_layout
 from live.validation.backend import IN_TURNS_SEED, Requests, WithoutDrafts, generations_of, model_source
 from live.validation.profiling import (
-    WARM_UP_STEPS,
+    Profile,
     ProfilingLimits,
-    ProfilingResult,
     Round,
-    random_sizes,
     sequences_left,
-    warm_up_round,
 )
-from live.validation.replay import request_columns
+from live.validation.replay import replayed_run
 from scenarios.engine import SchedulerPlan
 from scenarios.validation import ProfilingSpec, ValidationScenario, engine_pools
-from schedulers.batches import Batch
 from schedulers.engine_config import EngineConfig
 from schedulers.step_policies import ChunkPolicy
 from workloads.errors import BadInput
-
-Span = tuple[Batch, float, float]
-"""A step's batch, begin and end, seconds."""
 
 
 @dataclass(frozen=True)
@@ -129,18 +121,17 @@ TURNS = 64
 MakePools = Callable[[RecordedTime, Callable[[Progress], None]], LocalPools]
 
 
-class PoolsProfile:
-    """A profile of a topology under way: one round to warm up, then others without end."""
+class PoolsProfile(Profile):
+    """A profile of a topology."""
 
     def __init__(
         self, make_pools: MakePools, time: RecordedTime, models: Sequence[str], decode_ranks: Sequence[int],
         limits: ProfilingLimits, vocabulary: int, seed: int,
     ) -> None:  # fmt: skip
+        super().__init__(limits, seed)
         self._time = time
         self._models = models
-        self._limits = limits
         self._vocabulary = vocabulary
-        self._rng = np.random.default_rng([seed, 23])
         self._pools = make_pools(time, self._note)
         self._decode_ranks = decode_ranks
         self._block_size = self._pools.workers[0].engine.core.config.block_size
@@ -150,12 +141,6 @@ class PoolsProfile:
         self._generations: dict[int, Generation] = {}
         self._size = Round(1, 1, 1)
         self._max_steps = 0
-        self._arrivals: list[float] = []
-        self._clear()
-        self._turns = self._run()
-
-    def _clear(self) -> None:
-        self._rounds: list[list[tuple[float, Step]]] = []
         self._routes: list[float] = []
         self._deliveries: list[float] = []
         self._hand_overs: list[tuple[int, float]] = []
@@ -164,27 +149,11 @@ class PoolsProfile:
         """Let the roles take some more turns."""
         next(self._turns)
 
-    def run(self, rounds: int) -> ProfilingResult:
-        """Run `rounds` rounds."""
-        with no_garbage_collection():
-            while len(self._rounds) < rounds:
-                self.go_on()
-        return self.take()
-
-    def take(self) -> ProfilingResult:
-        """The rounds that have ended since the last call."""
+    def take(self) -> ProfiledRounds:
         frontend = frontend_times(self._routes, self._deliveries, self._hand_overs)
-        result = ProfilingResult(self._rounds, frontend)
-        self._clear()
-        return result
-
-    def _run(self) -> Iterator[None]:
-        yield from self._round(warm_up_round(self._limits), WARM_UP_STEPS)
-        while True:
-            for size in map(Round, *random_sizes(self._rng, self._limits)):
-                yield from self._round(size, self._limits.max_steps)
-                self._add_round()
-                yield
+        for samples in (self._routes, self._deliveries, self._hand_overs):
+            samples.clear()
+        return replace(super().take(), frontend=frontend)
 
     def _round(self, size: Round, max_steps: int) -> Iterator[None]:
         """Run one round, and pause after every `TURNS` resumptions of roles."""
@@ -194,20 +163,21 @@ class PoolsProfile:
         self._time.restart()
         for steps in self._steps.values():
             steps.clear()
-        self._arrivals = [i * APART for i in range(size.num_seqs * len(self._decode_ranks))]
-        for arrival in self._arrivals:
+        arrivals = [i * APART for i in range(size.num_seqs * len(self._decode_ranks))]
+        for arrival in arrivals:
             self._pools.network.at(FRONT, arrival, partial(self._pools.submit, self._random_request()))
         while not self._pools.network.run_some(TURNS):
             yield
+        self._add_round(arrivals)
 
-    def _add_round(self) -> None:
+    def _add_round(self, arrivals: Sequence[float]) -> None:
         spans: list[Span] = []
         for rank, timed in self._steps.items():
             steps = role_steps(self._time, rank, timed)
             spans += steps.spans
             self._hand_overs += steps.hand_overs
         self._rounds.append([(begin, describe(batch, self._block_size, end - begin)) for batch, begin, end in spans])
-        self._routes += route_seconds(self._time, self._arrivals)
+        self._routes += route_seconds(self._time, arrivals)
         self._deliveries += deliver_seconds(spans, self._generations)
 
     def _note(self, progress: Progress) -> None:
@@ -237,36 +207,6 @@ class PoolsProfile:
             )  # fmt: skip
         self._generations[self._next_id] = self._active[self._next_id] = generation
         return generation
-
-
-Floats = npt.NDArray[np.float64]
-
-
-class ReplayedPools:
-    """A replayed workload, in seconds of each role's own clock: `spans` as in `live.validation.pools`."""
-
-    speculation: ClassVar[None] = None
-    scaling: ClassVar[None] = None
-
-    def __init__(self, generations: Sequence[Generation]) -> None:
-        self.spans: list[Span] = []
-        self.profiled: ProfilingResult | None = None
-        self._generations = generations
-        self._times: dict[int, list[float]] = {generation.request.id: [] for generation in generations}
-
-    def note(self, progress: Progress) -> None:
-        """Note the tokens of a step."""
-        for generation in progress.advanced:
-            self._times[generation.request.id].append(generation.last_token)
-
-    @property
-    def token_times(self) -> list[list[float]]:
-        """The times of each request's output tokens, at the front."""
-        return [self._times[generation.request.id] for generation in self._generations]
-
-    def columns(self) -> dict[str, Floats]:
-        """One entry a request: arrival, noticed (by the front), first_token, last_token, output_tokens."""
-        return request_columns(self._generations, [generation.submitted for generation in self._generations])
 
 
 class PoolsBackend(WithoutDrafts, LoadedModel):
@@ -305,9 +245,9 @@ class PoolsBackend(WithoutDrafts, LoadedModel):
             decoders[name] = replace(model_source(spec, base, seed), rounding=None).load()
         return decoders.__getitem__
 
-    def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfilingResult:
+    def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfiledRounds:
         """Time steps of random requests in this topology (`live.validation.pools`)."""
-        return self._new_profile(scheduler.config, spec, seed).run(spec.rounds)
+        return self._new_profile(scheduler.config, spec, seed).run()
 
     def _new_profile(self, config: EngineConfig, spec: ProfilingSpec, seed: int) -> PoolsProfile:
         limits = ProfilingLimits(
@@ -326,15 +266,14 @@ class PoolsBackend(WithoutDrafts, LoadedModel):
             self._layout, self._decoder_of, timekeeper=time, packed=True, on_progress=on_progress, chunks=chunks
         )
 
-    def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayedPools:
+    def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayedRun:
         """Send each request to the front at its arrival time; a profile in turns goes on where it paused before."""
         unsorted = generations_of(requests, self.vocabulary, scheduler.config.prefix_id_tokens)
         generations = sorted(unsorted, key=lambda generation: generation.request.arrival)
         if self._spec.in_turns and self._profile_in_turns is None:
             self._profile_in_turns = self._new_profile(scheduler.config, self._spec, IN_TURNS_SEED)
-        profile = self._profile_in_turns
-        replayed, time = ReplayedPools(generations), RecordedTime(self._link)
-        pools = self._pools(time, replayed.note, scheduler.chunk_policy)
+        profile, time = self._profile_in_turns, RecordedTime(self._link)
+        pools = self._pools(time, _note_times, scheduler.chunk_policy)
         time.restart()
         steps = {rank: watch_steps(worker.engine) for rank, worker in enumerate(pools.workers, start=1)}
         for generation in generations:
@@ -344,8 +283,11 @@ class PoolsBackend(WithoutDrafts, LoadedModel):
             while not pools.network.run_some(TURNS):
                 if profile is not None:
                     profile.go_on()
-        if profile is not None:
-            replayed.profiled = profile.take()
-        for rank, timed in steps.items():
-            replayed.spans += role_steps(time, rank, timed).spans
-        return replayed
+        spans = [span for rank, timed in steps.items() for span in role_steps(time, rank, timed).spans]
+        run = replayed_run(generations, [generation.submitted for generation in generations], spans)
+        return replace(run, profiled=None if profile is None else profile.take())
+
+
+def _note_times(progress: Progress) -> None:
+    for generation in progress.advanced:
+        generation.times.append(generation.last_token)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from latency_models.sources.engine_regression import Step, describe
+from latency_models.timed_runs import ProfiledRounds, Span
 from live.clock import Clock
 from live.device import no_garbage_collection
 from live.generation import GREEDY, Generation, make_generation
@@ -77,14 +79,6 @@ class ProfilingLimits:
     rounds: int = 120
     max_steps: int = 120
     resent: float = 0.0
-
-
-@dataclass(frozen=True)
-class ProfilingResult:
-    """Timed steps of several rounds, each with its begin, and the work between steps (`system.frontend`), seconds."""
-
-    rounds: list[list[tuple[float, Step]]]
-    frontend: Mapping[str, float] = field(default_factory=dict)
 
 
 class Round(NamedTuple):
@@ -156,66 +150,77 @@ class RandomRequests:
         return prompt
 
 
-class EngineProfile:
-    """A profile of one engine under way: a round to warm up, then others without end.
+class Profile(ABC):
+    """A profile under way: a round to warm up, then others without end; `go_on` continues it for a while."""
 
-    The clock stops while a request is made up, and between turns.
-    """
-
-    def __init__(
-        self, engine: TimedEngine, limits: ProfilingLimits, vocabulary: int, seed: int, clock: Clock
-    ) -> None:  # fmt: skip
-        self._engine = engine
+    def __init__(self, limits: ProfilingLimits, seed: int) -> None:
         self._limits = limits
-        self._clock = clock
         self._rng = np.random.default_rng([seed, 23])
-        self._requests = RandomRequests(self._rng, vocabulary, engine.block_size, limits.resent)
         self._rounds: list[list[tuple[float, Step]]] = []
+        self._turns = self._all_rounds()
+
+    def run(self) -> ProfiledRounds:
+        """Run as many rounds as the limits say."""
+        with no_garbage_collection():
+            while len(self._rounds) < self._limits.rounds:
+                next(self._turns)
+        return self.take()
+
+    def take(self) -> ProfiledRounds:
+        """The rounds that have ended since the last call."""
+        result = ProfiledRounds(self._rounds)
+        self._rounds = []
+        return result
+
+    def _all_rounds(self) -> Iterator[None]:
+        yield from self._round(warm_up_round(self._limits), WARM_UP_STEPS)
+        self.take()
+        while True:
+            for size in self._sizes():
+                yield from self._round(size, self._limits.max_steps)
+                yield
+
+    def _sizes(self) -> list[Round]:
+        return list(map(Round, *random_sizes(self._rng, self._limits)))
+
+    @abstractmethod
+    def _round(self, size: Round, max_steps: int) -> Iterator[None]:
+        """Run one round, with pauses, and keep its steps."""
+
+
+class EngineProfile(Profile):
+    """A profile of one engine. The clock stops while a request is made up, and between turns."""
+
+    def __init__(self, engine: TimedEngine, limits: ProfilingLimits, vocabulary: int, seed: int, clock: Clock) -> None:
+        super().__init__(limits, seed)
+        self._engine = engine
+        self._clock = clock
+        self._requests = RandomRequests(self._rng, vocabulary, engine.block_size, limits.resent)
         self._drafts: _MadeUpDrafts | None = None
         if isinstance(engine, SpeculativeEngine):
             self._drafts = _MadeUpDrafts(engine, clock, vocabulary, self._rng)
         engine.clock = clock
         clock.start()
         self._pause = contextlib.ExitStack()
-        self._steps = self._all_rounds()
-
-    def run(self) -> ProfilingResult:
-        with no_garbage_collection():
-            while len(self._rounds) < self._limits.rounds:
-                next(self._steps)
-        return self.take()
 
     def go_on(self, steps: int) -> None:
         """Run some more steps, and stop the clock."""
         self._pause.close()
         for _ in range(steps):
-            next(self._steps)
+            next(self._turns)
         self._pause.enter_context(self._clock.paused())
 
-    def take(self) -> ProfilingResult:
-        """The rounds that have ended since the last call."""
-        result = ProfilingResult(self._rounds)
-        self._rounds = []
-        return result
-
-    def _all_rounds(self) -> Iterator[None]:
-        sizes = random_sizes(self._rng, self._limits)
-        yield from self._round(warm_up_round(self._limits), WARM_UP_STEPS)
-        self.take()
-        while True:
-            rounds = self._limits.rounds
-            drafted = [0.0] * rounds
-            if self._drafts is not None:
-                drafted = ((self._rng.permutation(rounds) + self._rng.random(rounds)) / rounds).tolist()
-            for size in map(Round, *sizes, drafted):
-                yield from self._round(size, self._limits.max_steps)
-                yield
-            sizes = random_sizes(self._rng, self._limits)
+    def _sizes(self) -> list[Round]:
+        sizes, rounds = super()._sizes(), self._limits.rounds
+        if self._drafts is None:
+            return [size._replace(drafted=0.0) for size in sizes]
+        shares = (self._rng.permutation(rounds) + self._rng.random(rounds)) / rounds
+        return [size._replace(drafted=share) for size, share in zip(sizes, shares.tolist(), strict=True)]
 
     def _round(self, size: Round, max_steps: int) -> Iterator[None]:
-        """Run one round, pausing after each step, and keep its steps. Leaves the engine empty."""
+        """Run one round, pausing after each step. Leaves the engine empty."""
         engine = self._engine
-        spans: list[tuple[Batch, float, float]] = []
+        spans: list[Span] = []
         sequences = engine.sequences
         if self._drafts is not None:
             self._drafts.share = size.drafted

@@ -7,23 +7,22 @@ prefixes; their token ids are made here.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import count
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from latency_models.timed_runs import ReplayedRun, Span
 from live.clock import Clock, WallClock
 from live.device import no_garbage_collection
 from live.engine import Engine
 from live.generation import GREEDY, Contract, Generation, make_generation
-from live.validation.profiling import EngineProfile, ProfilingResult, TimedEngine
-from schedulers.batches import Batch
+from live.validation.profiling import EngineProfile, TimedEngine
 from schedulers.sequence import Sequence as Sequenced
-from schedulers.speculation import SpeculationStats, SpeculativeEngineCore
+from schedulers.speculation import SpeculativeEngineCore
 from workloads.errors import BadInput
 from workloads.request import Request
 from workloads.sessions import Prompt, Round, Session
@@ -78,10 +77,6 @@ class OpenLoop:
 
     def finished(self, generation: Generation) -> None:
         """Take note of an answer."""
-
-    def columns(self, generations: Sequence[Generation]) -> dict[str, Floats]:
-        """Columns that these clients add to those of the requests: none."""
-        return {}
 
 
 @dataclass
@@ -145,13 +140,10 @@ class Sessions:
 
     def columns(self, generations: Sequence[Generation]) -> dict[str, Floats]:
         """The columns session, turn, prompt_tokens and resent_tokens."""
-        rows = [self._of_request[generation.request.id] for generation in generations]
-        return {
-            "session": np.array([float(session) for session, _, _ in rows]),
-            "turn": np.array([float(turn) for _, turn, _ in rows]),
-            "prompt_tokens": np.array([float(prompt.tokens) for _, _, prompt in rows]),
-            "resent_tokens": np.array([float(prompt.resent_tokens) for _, _, prompt in rows]),
-        }
+        requests = [self._of_request[generation.request.id] for generation in generations]
+        rows = [(session, turn, prompt.tokens, prompt.resent_tokens) for session, turn, prompt in requests]
+        columns = np.array(rows, dtype=np.float64).T
+        return dict(zip(("session", "turn", "prompt_tokens", "resent_tokens"), columns, strict=True))
 
     def _send(self, state: _SessionState, time: float) -> list[Generation]:
         if state.round.agents:
@@ -182,66 +174,26 @@ TURN_STEPS = 32
 first step after a turn of the other engine, which finds caches cold, is as rare for both."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimedStep:
-    """A measured step: its batch, its begin and its end, seconds since the start."""
-
-    batch: Batch
-    begin: float
-    end: float
-
-
-@dataclass(frozen=True)
-class ReplayResult:
-    """A replayed workload, in seconds since the start; `noticed`: when the engine took in each of `by_arrival`.
-
-    `followed`: of each step, whether the engine began the next one without waiting for an arrival.
-    """
-
-    generations: list[Generation]
-    by_arrival: list[Generation]
-    noticed: list[float]
-    steps: list[TimedStep]
-    followed: list[bool]
-    more: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
-    speculation: SpeculationStats | None = None
-    profiled: ProfilingResult | None = None
-    scaling: ClassVar[None] = None
-
-    @property
-    def spans(self) -> list[tuple[Batch, float, float]]:
-        """Every step: its batch, its begin, and its end or the begin of the next step where that follows at once."""
-        return step_spans(self.steps, self.followed)
-
-    @property
-    def token_times(self) -> list[list[float]]:
-        """The times of each request's output tokens, seconds since the start."""
-        return [generation.times for generation in self.generations]
-
-    def columns(self) -> dict[str, npt.NDArray[np.float64]]:
-        """One entry a request: arrival, noticed, first_token, last_token (seconds since the start), output_tokens."""
-        noticed = {generation.request.id: now for now, generation in zip(self.noticed, self.by_arrival, strict=True)}
-        return request_columns(self.generations, [noticed[row.request.id] for row in self.generations]) | self.more
-
-
-def step_spans(steps: Sequence[TimedStep], followed: Sequence[bool]) -> list[tuple[Batch, float, float]]:
-    """`ReplayResult.spans` of one engine."""
-    ends = [step.end for step in steps]
+def step_spans(steps: Sequence[Span], followed: Sequence[bool]) -> list[Span]:
+    """An engine's steps; those that are `followed` at once by the next end where it begins."""
+    ends = [end for _, _, end in steps]
     for i, follows in enumerate(followed[:-1]):
         if follows:
-            ends[i] = steps[i + 1].begin
-    return [(step.batch, step.begin, end) for step, end in zip(steps, ends, strict=True)]
+            ends[i] = steps[i + 1][1]
+    return [(batch, begin, end) for (batch, begin, _), end in zip(steps, ends, strict=True)]
 
 
-def request_columns(generations: Sequence[Generation], noticed: Sequence[float]) -> dict[str, npt.NDArray[np.float64]]:
-    """Times of requests, seconds since the start, and their output tokens. `noticed`: when the engine took them in."""
-    return {
-        "arrival": np.array([generation.request.arrival for generation in generations]),
-        "noticed": np.array(noticed),
-        "first_token": np.array([generation.first_token for generation in generations]),
-        "last_token": np.array([generation.last_token for generation in generations]),
-        "output_tokens": np.array([float(len(generation.output)) for generation in generations]),
+def replayed_run(generations: Sequence[Generation], noticed: Sequence[float], spans: Sequence[Span]) -> ReplayedRun:
+    """A run whose requests have their times. `noticed`: when the engine took in each."""
+    columns = {
+        "arrival": [generation.request.arrival for generation in generations],
+        "noticed": noticed,
+        "first_token": [generation.first_token for generation in generations],
+        "last_token": [generation.last_token for generation in generations],
+        "output_tokens": [len(generation.output) for generation in generations],
     }
+    requests = {name: np.array(values, dtype=np.float64) for name, values in columns.items()}
+    return ReplayedRun(requests, [generation.times for generation in generations], spans)
 
 
 def replay(
@@ -249,20 +201,20 @@ def replay(
     requests: Sequence[Generation] | Sessions,
     clock: Clock | None = None,
     profile: EngineProfile | None = None,
-) -> ReplayResult:
+) -> ReplayedRun:
     """Send each request when it arrives, and step the engine until all are finished.
 
     Arrivals are noticed between steps, as in the simulated engine; `submitted` becomes the arrival. The clock stops
     while sessions make up a request. `profile`: of another engine, which goes on by turns of `TURN_STEPS` steps.
     """
-    steps: list[TimedStep] = []
-    noticed: list[float] = []
+    steps: list[Span] = []
     followed: list[bool] = []
     clients = OpenLoop(requests) if isinstance(requests, Sequence) else requests
+    noticed: dict[int, float] = {}
     by_arrival: list[Generation] = []
-    cached: dict[int, Sequenced] = {}
+    sequences: dict[int, Sequenced] = {}
     engine.keep_times = True
-    engine.watch = lambda batch, begin, end: steps.append(TimedStep(batch, begin, end))
+    engine.watch = lambda batch, begin, end: steps.append((batch, begin, end))
     with no_garbage_collection():
         engine.clock = clock = clock or WallClock()
         clock.start()
@@ -272,8 +224,8 @@ def replay(
                 with clock.paused():
                     due = clients.due(now)
                 for generation in due:
-                    noticed.append(now)
-                    cached[generation.request.id] = engine.submit(generation)
+                    noticed[generation.request.id] = now
+                    sequences[generation.request.id] = engine.submit(generation)
                     generation.submitted = generation.request.arrival
                 by_arrival += due
             result = engine.step()
@@ -293,9 +245,19 @@ def replay(
     engine.watch = None
     core = engine.core if isinstance(engine, Engine) else None
     stats = core.stats if isinstance(core, SpeculativeEngineCore) else None
-    generations = list(requests) if isinstance(requests, Sequence) else by_arrival
-    columns = clients.columns(generations)
-    if columns:
-        columns["cached_tokens"] = np.array([float(cached[row.request.id].num_cached_tokens) for row in generations])
-    profiled = None if profile is None else profile.take()
-    return ReplayResult(generations, by_arrival, noticed, steps, followed, columns, stats, profiled)
+    cached = {request_id: sequence.num_cached_tokens for request_id, sequence in sequences.items()}
+    run = answered_run(requests, by_arrival, noticed, cached, step_spans(steps, followed))
+    return replace(run, speculation=stats, profiled=None if profile is None else profile.take())
+
+
+def answered_run(
+    requests: Sequence[Generation] | Sessions, by_arrival: Sequence[Generation], noticed: Mapping[int, float],
+    cached: Mapping[int, int], spans: Sequence[Span],
+) -> ReplayedRun:  # fmt: skip
+    """A run of listed requests in their order, or of sessions with their columns. `cached`: prompt tokens, by id."""
+    if isinstance(requests, Sequence):
+        return replayed_run(requests, [noticed[row.request.id] for row in requests], spans)
+    run = replayed_run(by_arrival, [noticed[row.request.id] for row in by_arrival], spans)
+    tokens = np.array([float(cached[row.request.id]) for row in by_arrival])
+    columns = {**run.requests, **requests.columns(by_arrival), "cached_tokens": tokens}
+    return replace(run, requests=columns)

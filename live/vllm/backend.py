@@ -18,12 +18,13 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from latency_models.timed_runs import ProfiledRounds, ReplayedRun
 from live.clock import DirectClock
 from live.device import device_name, versions
 from live.generation import Generation
 from live.validation.backend import IN_TURNS_SEED, Requests, WithoutDrafts, clients_of, profiling_limits
-from live.validation.profiling import EngineProfile, ProfilingResult
-from live.validation.replay import ReplayResult, replay
+from live.validation.profiling import EngineProfile
+from live.validation.replay import replay
 from live.vllm.server import MODEL, ServerProfile, VllmServer, replay_served
 from live.vllm.settings import SECTION
 from live.vllm.step_log import UNKNOWN, ScheduledStep
@@ -181,13 +182,13 @@ class VllmBackend(WithoutDrafts):
         self._profile_in_turns: EngineProfile | None = None
         self._vocabulary = 0
 
-    def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfilingResult:
+    def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfiledRounds:
         """Time steps of random requests (`live.validation.profiling`), without a chunk policy."""
         engine = self._settled(scheduler, None)
         limits = profiling_limits(scheduler, spec)
         return EngineProfile(engine, limits, self._vocabulary, seed, ProcessClock()).run()
 
-    def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayResult:
+    def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayedRun:
         """Send each request to an empty engine at its arrival time, and turns of sessions after their answers.
 
         With `profiling.in_turns`, a second engine is profiled in turns with it.
@@ -302,10 +303,10 @@ class VllmServerBackend(VllmBackend):
         self._folder = tempfile.TemporaryDirectory()
         self._between: ServerProfile | None = None
 
-    def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfilingResult:
+    def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfiledRounds:
         return self._profile(scheduler, spec, seed).run(spec.rounds)
 
-    def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayResult:
+    def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayedRun:
         """Send each request to an idle server at its arrival time, and turns of sessions after their answers."""
         server = self._running(scheduler)
         spec = self._scenario.profiling

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from socket import create_server
 from typing import Any
@@ -26,18 +27,18 @@ from typing import Any
 import numpy as np
 
 from latency_models.sources.engine_regression import Step, describe
+from latency_models.timed_runs import ProfiledRounds, ReplayedRun
 from live.generation import Generation
 from live.streamed import HOST, completion_events
 from live.validation.profiling import (
     WARM_UP_STEPS,
     ProfilingLimits,
-    ProfilingResult,
     RandomRequests,
     Round,
     random_sizes,
     warm_up_round,
 )
-from live.validation.replay import OpenLoop, ReplayResult, Sessions, TimedStep
+from live.validation.replay import OpenLoop, Sessions, answered_run
 from live.vllm.settings import VARIABLES, end_with_parent
 from live.vllm.step_log import Span, StepLogReader
 from workloads.errors import BadInput, TwinError
@@ -203,7 +204,7 @@ class ServerProfile:
         """Run a round that is not kept."""
         self._round(warm_up_round(self._limits), WARM_UP_STEPS)
 
-    def run(self, rounds: int) -> ProfilingResult:
+    def run(self, rounds: int) -> ProfiledRounds:
         """Run so many rounds, and measure requests' ways to steps and back (`system.frontend`)."""
         results = []
         routes = []
@@ -215,7 +216,7 @@ class ServerProfile:
             results.append(steps)
             routes.append(route)
             deliveries.append(deliver)
-        return ProfilingResult(results, {"route": float(np.median(routes)), "deliver": float(np.median(deliveries))})
+        return ProfiledRounds(results, {"route": float(np.median(routes)), "deliver": float(np.median(deliveries))})
 
     def _round(self, size: Round, max_steps: int) -> tuple[list[tuple[float, Step]], float, float]:
         """Timed steps, and mean seconds from a request to its step, and from steps' ends to their tokens."""
@@ -254,12 +255,12 @@ class ServerProfile:
 
 
 def replay_served(
-    server: VllmServer, requests: Sequence[Generation] | Sessions, profiled: ProfilingResult | None
-) -> ReplayResult:
+    server: VllmServer, requests: Sequence[Generation] | Sessions, profiled: ProfiledRounds | None
+) -> ReplayedRun:
     """Send each request to an idle server when it arrives; as `live.validation.replay.replay`, by the wall clock."""
     clients = OpenLoop(requests) if isinstance(requests, Sequence) else requests
     by_arrival: list[Generation] = []
-    noticed: list[float] = []
+    noticed: dict[int, float] = {}
     cached: dict[int, int] = {}
     answers = queue.Queue[Future[Generation]]()
     num_finished = 0
@@ -281,12 +282,8 @@ def replay_served(
             except queue.Empty:
                 for generation in clients.due(now()):
                     by_arrival.append(generation)
-                    noticed.append(now())
+                    noticed[generation.request.id] = now()
                     senders.submit(answer, generation).add_done_callback(answers.put)
     spans = server.steps(sum(len(generation.output) or 1 for generation in by_arrival))
-    steps = [TimedStep(batch, start - begin, end - begin) for batch, start, end in spans]
-    generations = list(requests) if isinstance(requests, Sequence) else by_arrival
-    columns = clients.columns(generations)
-    if columns:
-        columns["cached_tokens"] = np.array([float(cached[row.request.id]) for row in generations])
-    return ReplayResult(generations, by_arrival, noticed, steps, [False] * len(steps), columns, profiled=profiled)
+    steps = [(batch, start - begin, end - begin) for batch, start, end in spans]
+    return replace(answered_run(requests, by_arrival, noticed, cached, steps), profiled=profiled)

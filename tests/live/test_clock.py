@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -12,12 +13,14 @@ import pytest
 import torch
 
 from kernels.shapes import Shape
+from latency_models.timed_runs import ReplayedRun
 from live.clock import CLOCKS, Clock, DirectClock, WallClock
 from live.engine import Engine
+from live.generation import Generation
 from live.models.config import ModelConfig
 from live.models.decoder import Decoder
 from live.models.weights import random_weights
-from live.validation.replay import ReplayResult, materialise, replay
+from live.validation.replay import materialise, replay
 from schedulers.engine_config import EngineConfig
 from workloads.request import Request
 
@@ -68,34 +71,33 @@ def test_the_direct_clock_counts_its_own_computation_and_jumps_over_waits() -> N
     assert wall() < 10.0
 
 
-def replayed(clock: Clock, gap: float, depth: int = 1) -> ReplayResult:
+def replayed(clock: Clock, gap: float, depth: int = 1) -> tuple[ReplayedRun, list[Generation]]:
     generations = [materialise(Request(i, gap * i, 20, 6), 6, 50, 16) for i in range(8)]
-    return replay(engine(depth), generations, clock)
+    return replay(engine(depth), generations, clock), generations
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_direct_replay_does_not_wait_and_answers_alike(depth: int) -> None:
     """Eight requests 100 s apart are served in no time; latencies count from arrivals on the virtual clock."""
     begin = time.perf_counter()
-    result = replayed(DirectClock(), 100.0, depth)
+    result, generations = replayed(DirectClock(), 100.0, depth)
     assert time.perf_counter() - begin < 20.0
-    columns = result.columns()
+    columns = result.requests
     assert columns["arrival"].tolist() == [100.0 * i for i in range(8)]
     assert (columns["noticed"] - columns["arrival"] < 1e-3).all()
     latency = columns["last_token"] - columns["arrival"]
     assert (latency > 0).all()
     assert latency.max() < 1.0
-    assert [not follows for follows in result.followed].count(True) == 8  # the engine is idle after each request
-    wall = replayed(WallClock(), 0.0, depth)
-    assert [generation.output for generation in wall.generations] == [
-        generation.output for generation in result.generations
-    ]
+    idle = [end < begin for (_, _, end), (_, begin, _) in itertools.pairwise(result.spans)]
+    assert idle.count(True) == 7  # the engine is idle after each request
+    _, by_wall = replayed(WallClock(), 0.0, depth)
+    assert [generation.output for generation in by_wall] == [generation.output for generation in generations]
 
 
 def test_steps_of_a_direct_run_sum_to_its_computation() -> None:
     """No time is counted twice, none is lost: busy spans of a saturated run cover its CPU time."""
     begin = time.thread_time()
-    result = replayed(DirectClock(), 0.0)
+    result, _ = replayed(DirectClock(), 0.0)
     computed = time.thread_time() - begin
     busy = sum(end - begin for _, begin, end in result.spans)
     assert 0 < busy <= result.spans[-1][2] <= computed

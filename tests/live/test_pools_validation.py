@@ -80,7 +80,7 @@ def test_engines_take_requests_at_their_arrivals(scenario: Path) -> None:
     config = EngineConfig(num_gpu_blocks=64, max_num_seqs=4, max_num_batched_tokens=32)
     requests = [(Request(i, 5.0 * i, 12, 6, backend.models[i % 2]), 6) for i in range(4)]
     replayed = backend.replay(SchedulerPlan(config), requests)
-    columns = replayed.columns()
+    columns = replayed.requests
     assert columns["arrival"].tolist() == [0.0, 5.0, 10.0, 15.0]
     assert (columns["noticed"] >= columns["arrival"]).all()
     assert (columns["noticed"] - columns["arrival"] < 1).all()  # the clock jumps to an arrival

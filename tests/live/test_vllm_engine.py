@@ -44,7 +44,7 @@ def replayed() -> tuple[list[Batch], dict[str, np.ndarray], int]:
     plan = prepare(scenario.serving_without_times() | {"step_time": STEPS}, file).cases[0].plan
     scheduler = scenario.engine.build(file.parent)
     run = VllmBackend(scenario, file.parent).replay(scheduler, requests_of(plan, 0))
-    return [step.batch for step in run.steps], run.columns(), len(run.profiled.rounds)
+    return [batch for batch, _, _ in run.spans], run.requests, len(run.profiled.rounds)
 
 
 def test_every_request_is_answered(replayed: tuple[list[Batch], dict[str, np.ndarray], int]) -> None:

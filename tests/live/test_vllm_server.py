@@ -83,7 +83,7 @@ def test_a_replay_has_the_requests_and_their_steps(server: OneByOne) -> None:
     requests = [(Request(i, 0.01 * i, 20 + i, 3), 3) for i in range(4)]
     generations = [materialise(request, answer, 100, 32) for request, answer in requests]
     result = replay_served(server, generations, None)
-    columns = result.columns()
+    columns = result.requests
     assert columns["output_tokens"].tolist() == [3.0] * 4
     assert (columns["noticed"] >= columns["arrival"]).all()
     assert sorted(batch.prefill_tokens for batch, _, _ in result.spans if batch.chunks) == [20, 21, 22, 23]

@@ -12,10 +12,10 @@ from simpy.events import Event
 from kernels.shapes import Shape
 from latency_models.sources.engine_regression import describe
 from latency_models.step_time import StepTime
+from latency_models.timed_runs import ReplayedRun
 from live.engine import Engine
 from live.generation import Generation
 from live.models.config import ModelConfig
-from live.validation.replay import ReplayResult
 from schedulers.batches import Batch
 from schedulers.engine_core import EngineCore
 from twin.environment import Environment, Priority
@@ -71,17 +71,15 @@ GRID = 2.0**-20
 was noticed."""
 
 
-def durations_and_arrivals(replayed: ReplayResult) -> tuple[list[float], list[float]]:
-    """Durations of the steps, and the arrival of each request, on the clock of the simulation."""
+def durations_and_arrivals(replayed: ReplayedRun) -> tuple[list[float], list[float]]:
+    """Durations of the steps, and arrivals of the requests in their order, on the clock of the simulation."""
     durations, begins, now = [], [], 0.0
-    for i, step in enumerate(replayed.steps):
-        follows = replayed.followed[i] and i + 1 < len(replayed.steps)
-        lasted = (replayed.steps[i + 1].begin if follows else step.end) - step.begin
-        durations.append(max(round(lasted / GRID), 1) * GRID)
+    began = [begin for _, begin, _ in replayed.spans]
+    for (_, begin, end), following in zip(replayed.spans, [*began[1:], None], strict=True):
+        durations.append(max(round((end - begin) / GRID), 1) * GRID)
         begins.append(now)
-        now += durations[-1] + (0.0 if follows else 1.0)
-    began = [step.begin for step in replayed.steps]
-    return durations, [begins[bisect_right(began, noticed)] for noticed in replayed.noticed]
+        now += durations[-1] + (0.0 if end == following else 1.0)
+    return durations, [begins[bisect_right(began, noticed)] for noticed in sorted(replayed.requests["noticed"])]
 
 
 class NotedCore:

@@ -81,7 +81,8 @@ def test_the_twin_decides_what_the_live_plant_decided(name: str, tmp_path: Path)
     replayed = replay(engine, generations)
 
     durations, arrivals = durations_and_arrivals(replayed)
-    records = zip(arrivals, map(answered, replayed.by_arrival), strict=True)
+    by_arrival = sorted(generations, key=lambda generation: generation.request.arrival)
+    records = zip(arrivals, map(answered, by_arrival), strict=True)
     twin, simulated = simulate(lambda: EngineCore(config, chunks), Recorded(iter(durations)), records)
     assert simulated == lived
     if name == "preemption":

@@ -13,11 +13,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="the live engine needs the extra [live]")
 
 from latency_models.step_time import StepTime  # noqa: E402
+from latency_models.timed_runs import ReplayedRun  # noqa: E402
 from live.clock import Clock  # noqa: E402
 from live.engine import Engine, InFlightStep  # noqa: E402
+from live.generation import Generation  # noqa: E402
 from live.models.decoder import Decoder  # noqa: E402
 from live.models.weights import random_weights  # noqa: E402
-from live.validation.replay import ReplayResult, Sessions, replay  # noqa: E402
+from live.validation.replay import Sessions, replay  # noqa: E402
 from schedulers.batches import Batch  # noqa: E402
 from tests.parity.live_and_twin import BLOCK, CONFIG, noted, trace  # noqa: E402
 from twin.serving.plan.plan import ServingPlan  # noqa: E402
@@ -101,25 +103,35 @@ def planned(engine: dict[str, Any]) -> ServingPlan:
     return prepare(SCENARIO | {"engine": engine}, Path("scenario.yaml")).cases[0].plan
 
 
-def lived(plan: ServingPlan) -> tuple[ReplayResult, list[tuple[object, ...]], Engine]:
+class NotedSessions(Sessions):
+    """Sessions that note their requests."""
+
+    def due(self, now: float) -> list[Generation]:
+        self.generations = [*getattr(self, "generations", []), *(due := super().due(now))]
+        return due
+
+
+def lived(plan: ServingPlan) -> tuple[ReplayedRun, list[Generation], list[tuple[object, ...]], Engine]:
     decoder = Decoder(CONFIG, random_weights(CONFIG, torch.float64, "cpu"))
     engine = SteppingEngine(decoder, plan.scheduler.config)
     result = noted(engine)
-    sessions = Sessions(realised_sessions(plan, 0), CONFIG.shape.vocabulary, plan.scheduler.config.prefix_id_tokens)
-    return replay(engine, sessions, StepClock()), result, engine
+    sessions = NotedSessions(
+        realised_sessions(plan, 0), CONFIG.shape.vocabulary, plan.scheduler.config.prefix_id_tokens
+    )
+    return replay(engine, sessions, StepClock()), sessions.generations, result, engine
 
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_the_twin_holds_the_conversations_that_the_live_engine_held(name: str) -> None:
     plan = planned(ENGINES[name])
-    replayed, decided, engine = lived(plan)
+    replayed, _, decided, engine = lived(plan)
     engine.core.check_integrity()
     simulated: list[tuple[object, ...]] = []
     run = Simulation(
         plan.with_step_time(Fixed()), watch=lambda engine, batch, start, end: simulated.append(trace(batch))
     ).run()  # fmt: skip
     assert simulated == decided
-    columns = replayed.columns()
+    columns = replayed.requests
     table = run.request_table()
     order = np.argsort(table["id"])
     for column in ("arrival", "first_token", "last_token"):
@@ -139,9 +151,9 @@ def test_the_twin_holds_the_conversations_that_the_live_engine_held(name: str) -
 
 def test_answers_from_cached_conversations_are_those_that_are_computed_anew() -> None:
     """Prompts repeat real answers, whose blocks were written by decodes."""
-    cached, _, _ = lived(planned(PLENTY))
-    anew, _, _ = lived(planned(ENGINES["no caching"]))
-    of_cached = {generation.prompt.tobytes(): generation.output for generation in cached.generations}
-    of_anew = {generation.prompt.tobytes(): generation.output for generation in anew.generations}
+    _, cached, _, _ = lived(planned(PLENTY))
+    _, anew, _, _ = lived(planned(ENGINES["no caching"]))
+    of_cached = {generation.prompt.tobytes(): generation.output for generation in cached}
+    of_anew = {generation.prompt.tobytes(): generation.output for generation in anew}
     assert len(of_cached) == 60
     assert of_cached == of_anew

@@ -76,11 +76,13 @@ def test_the_twin_schedules_what_the_live_engine_verified(blocks: int) -> None:
     outcomes = own_answers(measure_drafts(engine_of(scheduler), longer, SPEC), seed=0)
     engine = engine_of(scheduler)
     stats, lived = engine.core.stats, noted(engine)
-    replayed = replay(engine, [materialise(*request, VOCABULARY, BLOCK) for request in requests()])
+    generations = [materialise(*request, VOCABULARY, BLOCK) for request in requests()]
+    replayed = replay(engine, generations)
+    generations.sort(key=lambda generation: generation.request.arrival)
     durations, arrivals = durations_and_arrivals(replayed)
 
     speculation = SimulatedSpeculation(Acceptance((), measured=outcomes), SPEC.num_speculative_tokens, seed=0)
-    records = list(map(answered, replayed.by_arrival))
+    records = list(map(answered, generations))
     twin, simulated = simulate(
         scheduler.make_core, Recorded(iter(durations)), zip(arrivals, records, strict=True), speculation=speculation
     )
@@ -88,9 +90,7 @@ def test_the_twin_schedules_what_the_live_engine_verified(blocks: int) -> None:
     assert speculation.stats.counters() == stats.counters()
     assert speculation.stats.num_accepted_tokens > 50
     assert speculation.stats.num_draft_tokens > speculation.stats.num_accepted_tokens
-    assert [record.output_tokens for record in records] == [
-        len(generation.output) for generation in replayed.by_arrival
-    ]
+    assert [record.output_tokens for record in records] == [len(generation.output) for generation in generations]
     core = twin.cores[0]
     assert isinstance(core, SpeculativeEngineCore)
     assert (core.preemptions > 0) is (blocks == 45)

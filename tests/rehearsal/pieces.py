@@ -28,6 +28,7 @@ from benchmarks.kernels import MISSED
 from kernels import microbenchmark
 from kernels.sampling import SamplingParams
 from kernels.shapes import Shape
+from latency_models.timed_runs import ReplayedRun
 from live.backend import EngineBackend
 from live.engine import Engine, Progress
 from live.generation import GREEDY, Generation, make_generation
@@ -46,7 +47,7 @@ from live.topologies.bundle.coordinator import BundleLayout
 from live.topologies.deployments import LocalBundle, LocalPools
 from live.topologies.local import RoleStreams
 from live.topologies.pools.layout import EnginePlace, PoolsLayout
-from live.validation.replay import ReplayResult, replay
+from live.validation.replay import replay
 from schedulers.engine_config import EngineConfig, OneShotBudget
 from schedulers.model_slots import SlotsConfig
 from schedulers.step_policies import StaticChunks
@@ -282,7 +283,7 @@ def adapters(gpu: PretendedGPU) -> None:
 def validation(gpu: PretendedGPU) -> None:
     """`twin validate`: while steps are timed, no graph is made."""
 
-    def watched(*arguments: Any) -> ReplayResult:
+    def watched(*arguments: Any) -> ReplayedRun:
         before = gpu.captured
         result = replay(*arguments)
         assert gpu.captured == before

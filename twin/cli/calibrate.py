@@ -263,9 +263,9 @@ def steps(run: Path, /, *, output: Output, json: Json = False) -> int:
     from latency_models.io.config_io import write_yaml
     from latency_models.sources.engine_regression import EngineRegression, EngineRegressionFile
     from latency_models.sources.vllm_step_log.step_log import UNPADDED, read_logged_steps
+    from latency_models.timed_runs import ProfiledRounds
     from reports.calibration import step_log_report
     from twin.recording.run_writer import seen
-    from twin.validation.backend import ProfilingRecording
     from twin.validation.profiling import fitted_document
 
     log = read_logged_steps(run)
@@ -275,7 +275,7 @@ def steps(run: Path, /, *, output: Output, json: Json = False) -> int:
         "note": f"steps of a running vLLM, {log.source.name}; every fifth stretch held out",
     }  # fmt: skip
     with np.errstate(all="ignore"):  # of steps that a bad log makes 0
-        document = fitted_document([ProfilingRecording(rounds)], UNPADDED, log.clock, provenance)
+        document = fitted_document([ProfiledRounds(rounds)], UNPADDED, log.clock, provenance)
     if not math.isfinite(document["round_spread"]):
         expected = "expected durations that batches explain; clock: direct is for a model in the scheduler's process"
         raise BadInput(expected, field="step_time_us", file=log.source)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -71,9 +69,12 @@ def validate(
         set_: A field of the scenario, key=value.
     """
     from scenarios.reading import read_scenario, single_settings
+    from scenarios.validation import BundleValidationScenario
     from twin.api.inputs import require_above_0, require_at_least
     from twin.api.run_folder import complete
+    from twin.validation.bundle import BundleValidation
     from twin.validation.profiling import contention, verdict
+    from twin.validation.run import EngineValidation
 
     require_at_least("--repeats", repeats, 2)
     require_above_0("--tolerance", tolerance)
@@ -81,19 +82,22 @@ def validate(
     settings |= {} if engine is None else {"engine.backend": engine}
     options: dict[str, Any] = {"repeats": repeats, "clock": clock, "ratio": ratio, "calibration": calibration}
     options = {name: value for name, value in options.items() if value is not None}
-    source = _Source(document, settings, scenario, backend, options)
-    validation = _bundle(source) if source.layout == "afd" else _engine(source)
-    if measure_only and source.layout == "afd":
+    checked, steps = _checked(document, settings, scenario, backend, options)
+    base, is_bundle = scenario.parent, isinstance(checked, BundleValidationScenario)
+    live: Any = _bundle_backend(checked, base) if is_bundle else _engine_backend(checked, base, backend)
+    if measure_only and is_bundle:
         raise BadInput("expected none with layout: afd", field="--measure-only", value="true")
-    with ExitStack() as stack:
-        stack.callback(validation.close)
-        folder = stack.enter_context(_run_folder(validation, source, run.runs, fresh=fresh))
-        begun = validation.begin(folder, note)
-        if measure_only:
-            begun.measure()
-            note(f"measured in {folder.path}; the same command without --measure-only predicts")
-            return 0
-        result = begun.document()
+    with closing(live), _run_folder(checked, steps, scenario, backend, run.runs, fresh=fresh) as folder:
+        validation: EngineValidation | BundleValidation
+        if is_bundle:
+            validation = BundleValidation(live, checked, folder, note)
+        else:
+            validation = EngineValidation(live, checked, base, steps, folder, note)
+            if measure_only:
+                validation.measure()
+                note(f"measured in {folder.path}; the same command without --measure-only predicts")
+                return 0
+        result = validation.document()
         result["missed"] = validation.missed(result, tolerance)
         result["tolerance"] = tolerance
         result["contention"] = contention(folder.points().values())
@@ -103,84 +107,30 @@ def validate(
     return EXIT_CODES[result["verdict"]]
 
 
-@dataclass(frozen=True)
-class _Source:
-    """A scenario file and what the command line adds to it."""
+def _checked(
+    document: Document, settings: Document, path: Path, device: Literal["cpu", "cuda"], options: Document
+) -> tuple[Any, Path | None]:
+    """The scenario with what the command line adds to it, and the file of an earlier calibration of engines."""
+    from scenarios.validation import check_bundle_validation, check_validation
 
-    document: Document
-    settings: dict[str, Any]
-    path: Path
-    device: Literal["cpu", "cuda"]
-    options: dict[str, Any]
-
-    @property
-    def layout(self) -> object:
-        system = self.document.get("system")
-        return self.settings.get("system.layout", system.get("layout") if isinstance(system, dict) else None)
-
-    def refuse(self, *options: str) -> None:
-        """Refuse options that this layout does not have."""
-        for name in options:
-            if name in self.options:
-                expected = f"expected none with layout: {self.layout or 'colocated'}"
-                raise BadInput(expected, field=f"--{name}", value=str(self.options[name]))
-
-
-@dataclass(frozen=True)
-class _Validation:
-    """A validation that is ready to run.
-
-    Attributes:
-        scenario: checked. begin: an `EngineValidation` or a `BundleValidation` in a run folder. missed: its lines for
-            goals, times a tolerance, that the prediction misses. steps: the file of an earlier calibration. close: ends
-            processes of the backend.
-    """
-
-    scenario: ValidationScenario | BundleValidationScenario
-    begin: Callable[[RunDirectory, Callable[[str], None]], Any]
-    missed: Callable[[Document, float], list[str]]
-    steps: Path | None = None
-    close: Callable[[], None] = lambda: None
+    system = document.get("system")
+    layout = settings.get("system.layout", system.get("layout") if isinstance(system, dict) else None)
+    excluded = "calibration" if layout == "afd" else "ratio"
+    if excluded in options:
+        expected = f"expected none with layout: {layout or 'colocated'}"
+        raise BadInput(expected, field=f"--{excluded}", value=str(options[excluded]))
+    if layout == "afd":
+        if device != "cpu":
+            raise BadInput("expected cpu with layout: afd", field="--backend", value=device)
+        if options.get("clock") == "wall":
+            raise BadInput("expected direct with layout: afd", field="--clock", value="wall")
+        return check_bundle_validation(document, settings | options, path), None
+    calibration = options.pop("calibration", None)
+    checked = check_validation(document, settings, path).model_copy(update=options).on_device(device)
+    return checked, calibration or (path.parent / checked.calibration if checked.calibration else None)
 
 
-def _engine(source: _Source) -> _Validation:
-    from scenarios.validation import check_validation
-    from twin.validation.compare import missed
-    from twin.validation.run import EngineValidation
-
-    source.refuse("ratio")
-    base = source.path.parent
-    changes = dict(source.options)
-    calibration = changes.pop("calibration", None)
-    checked = check_validation(source.document, source.settings, source.path).model_copy(update=changes)
-    checked = checked.on_device(source.device)
-    engine = _live_backend(checked, base, source.device)
-    steps = calibration or (base / checked.calibration if checked.calibration else None)
-    return _Validation(
-        checked,
-        lambda run, note: EngineValidation(engine, checked, base, steps, run, note),
-        lambda document, tolerance: missed(document["loads"], tolerance),
-        steps,
-        engine.close,
-    )
-
-
-def _bundle(source: _Source) -> _Validation:
-    from scenarios.validation import check_bundle_validation
-    from twin.validation.bundle import BundleValidation, missed_goals
-
-    source.refuse("calibration")
-    if source.device != "cpu":
-        raise BadInput("expected cpu with layout: afd", field="--backend", value=source.device)
-    if source.options.get("clock") == "wall":
-        raise BadInput("expected direct with layout: afd", field="--clock", value="wall")
-    settings = source.settings | source.options
-    checked = check_bundle_validation(source.document, settings, source.path)
-    live = _live_bundle(checked, source.path.parent)
-    return _Validation(checked, lambda run, note: BundleValidation(live, checked, run, note), missed_goals)
-
-
-def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> Backend:
+def _engine_backend(scenario: ValidationScenario, base: Path, device: str) -> Backend:
     from twin.validation.backend import AbsentBackend
 
     if scenario.engine.backend == "vllm":
@@ -219,7 +169,7 @@ def _vllm_backend(scenario: ValidationScenario, base: Path, device: str) -> Vllm
     return VllmBackend(scenario, base) if scenario.clock == "direct" else VllmServerBackend(scenario, base, device)
 
 
-def _live_bundle(scenario: BundleValidationScenario, base: Path) -> LiveBundle:
+def _bundle_backend(scenario: BundleValidationScenario, base: Path) -> LiveBundle:
     try:
         from live.validation.bundle import LiveBundle
     except ImportError as error:
@@ -227,23 +177,25 @@ def _live_bundle(scenario: BundleValidationScenario, base: Path) -> LiveBundle:
     return LiveBundle(scenario, base)
 
 
-def _run_folder(validation: _Validation, source: _Source, runs: Path, *, fresh: bool) -> RunDirectory:
+def _run_folder(
+    checked: ValidationScenario | BundleValidationScenario, steps: Path | None, file: Path, device: str, runs: Path,
+    *, fresh: bool,
+) -> AbstractContextManager[RunDirectory]:  # fmt: skip
     """The run folder, as a context: if the block fails, the folder records why, and the run can be resumed."""
     from latency_models.io.config_io import read_text
     from twin.api.run_folder import manifest
 
-    checked, steps = validation.scenario, validation.steps
     content = manifest(
         {
-            "scenario_file": str(source.path),
+            "scenario_file": str(file),
             "scenarios": [checked.model_dump(mode="json", by_alias=True)],
-            "backend": source.device,
+            "backend": device,
             "calibration": str(steps) if steps else None,
         }
     )
-    model = (source.path.parent / checked.model.path).resolve()
+    model = (file.parent / checked.model.path).resolve()
     config = read_text(model / "config.json" if model.is_dir() else model)
     text = read_text(steps) if steps else ""
     place = "" if checked.model.weights == "random" else str(model)  # random weights follow from config and seed
-    identity = [checked.model_dump(mode="json"), content["version"], source.device, place, config, text]
+    identity = [checked.model_dump(mode="json"), content["version"], device, place, config, text]
     return open_run(runs, "validate", fingerprint(identity), content, resume=not fresh)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn, Protocol, Self, TypeAlias
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latency_models.sources.engine_regression import Step, describe
+from latency_models.timed_runs import ProfiledRounds, ReplayedRun
 from reports.metrics import BundleTimes, Transfers
 from reports.run_directory import RunDirectory, read_columns, write_columns
 from scenarios.engine import SchedulerPlan
@@ -35,45 +36,6 @@ Integers = NDArray[np.int64]
 
 Requests: TypeAlias = Sequence[tuple[Request, int]] | Sequence[Session]
 """Requests, each paired with its number of output tokens, or sessions, whose rounds have not begun."""
-
-
-class ProfiledRounds(Protocol):
-    """Timed steps of several profiling rounds. Times are seconds since the start."""
-
-    @property
-    def rounds(self) -> Sequence[Sequence[tuple[float, Step]]]:
-        """The steps of each round in order, each with the time at which it began."""
-
-    @property
-    def frontend(self) -> Mapping[str, float]:
-        """The work between steps of several engines (fields of `system.frontend`), or a fleet's `start_up`; seconds."""
-
-
-class ReplayedRun(Protocol):
-    """A workload that was replayed. Times are seconds since the start."""
-
-    @property
-    def speculation(self) -> SpeculationStats | None:
-        """Counters of drafts; None without speculative decoding."""
-
-    @property
-    def scaling(self) -> ScalingLog | None:
-        """The engines over time; None for engines that stay."""
-
-    @property
-    def profiled(self) -> ProfiledRounds | None:
-        """The steps that were profiled in turns with it; None if nothing was."""
-
-    @property
-    def spans(self) -> Sequence[tuple[Batch, float, float]]:
-        """Every step: its batch, its begin and its end."""
-
-    @property
-    def token_times(self) -> Sequence[Sequence[float]]:
-        """The times of each request's output tokens."""
-
-    def columns(self) -> Mapping[str, NDArray[np.float64]]:
-        """One entry a request: arrival, noticed (taken in), first_token, last_token, output_tokens; sessions': more."""
 
 
 class Backend(Protocol):
@@ -122,16 +84,6 @@ def description(backend: Backend, run: RunDirectory) -> dict[str, Any]:
     return recorded
 
 
-class BundleRun(Protocol):
-    """A live run: the times of requests, steps and roles, and by rank the stretches of each role's work."""
-
-    @property
-    def times(self) -> BundleTimes: ...
-
-    @property
-    def work(self) -> Mapping[int, Sequence[float]]: ...
-
-
 class BundleBackend(Protocol):
     """Bundles of one model on a machine."""
 
@@ -143,8 +95,13 @@ class BundleBackend(Protocol):
     def row_bytes(self) -> int:
         """Bytes of one request's row, on its way to the FFN and back."""
 
-    def run_in_turns(self, instances: int, loads: Sequence[tuple[Integers, Integers, int]]) -> Sequence[BundleRun]:
-        """Run bundles with `instances` attention instances each in turns of milliseconds, until the first is over."""
+    def run_in_turns(
+        self, instances: int, loads: Sequence[tuple[Integers, Integers, int]]
+    ) -> Sequence[tuple[BundleTimes, Mapping[int, Sequence[float]]]]:
+        """Run bundles with `instances` attention instances each in turns of milliseconds, until the first is over.
+
+        Returns the times of requests, steps and roles, and by rank the stretches of each role's work.
+        """
 
     def describe(self) -> dict[str, Any]:
         """The device, the dtype and the versions of the packages."""
@@ -174,7 +131,7 @@ class TimedBatch:
 
 @dataclass(frozen=True)
 class Recording:
-    """One measured repeat of a load, seconds since its start; `requests` as of `twin.validation.backend`."""
+    """One measured repeat of a load, seconds since its start; fields as of `ReplayedRun`."""
 
     requests: Mapping[str, Floats]
     token_times: Sequence[Sequence[float]]
@@ -183,10 +140,10 @@ class Recording:
     scaling: ScalingLog | None = None
 
     @classmethod
-    def of(cls, replayed: ReplayedRun, block_size: int) -> Self:
+    def of(cls, run: ReplayedRun, block_size: int) -> Self:
         """Keep the parts of a replayed run that a validation needs."""
-        steps = [TimedBatch.of(batch, begin, end, block_size) for batch, begin, end in replayed.spans]
-        return cls(replayed.columns(), replayed.token_times, steps, replayed.speculation, replayed.scaling)
+        steps = [TimedBatch.of(batch, begin, end, block_size) for batch, begin, end in run.spans]
+        return cls(run.requests, run.token_times, steps, run.speculation, run.scaling)
 
     def columns(self) -> dict[str, Floats]:
         """`requests`, and `gaps`: seconds between successive outputs (what one step emits is one) of all requests."""
@@ -222,28 +179,19 @@ class Recording:
         )
 
 
-@dataclass(frozen=True)
-class ProfilingRecording:
-    """One part of the profiling: of each round, steps with their begins; of several engines, work between steps."""
+def write_rounds(folder: Path, rounds: Sequence[Sequence[tuple[float, Step]]]) -> None:
+    rows = [{"round": i, "begin": begin, **asdict(step)} for i, steps in enumerate(rounds) for begin, step in steps]
+    _write_steps(folder, rows)
 
-    rounds: Sequence[Sequence[tuple[float, Step]]]
-    frontend: Mapping[str, float] = field(default_factory=dict)
 
-    def write(self, folder: Path) -> None:
-        rows = [
-            {"round": i, "begin": begin, **asdict(step)} for i, steps in enumerate(self.rounds) for begin, step in steps
-        ]
-        _write_steps(folder, rows)
-
-    @classmethod
-    def read(cls, folder: Path, frontend: Mapping[str, float] = MappingProxyType({})) -> Self:
-        """Read the files that `write` wrote. `frontend`: as of the class."""
-        columns = read_columns(folder / "steps.parquet")
-        numbers, begins = columns.pop("round"), columns.pop("begin")
-        rounds: list[list[tuple[float, Step]]] = [[] for _ in range(max(numbers) + 1)]
-        for number, begin, step in zip(numbers, begins, _steps(columns), strict=True):
-            rounds[number].append((begin, step))
-        return cls(rounds, frontend)
+def read_rounds(folder: Path, frontend: Mapping[str, float] = MappingProxyType({})) -> ProfiledRounds:
+    """Read the rounds that `write_rounds` wrote."""
+    columns = read_columns(folder / "steps.parquet")
+    numbers, begins = columns.pop("round"), columns.pop("begin")
+    rounds: list[list[tuple[float, Step]]] = [[] for _ in range(max(numbers) + 1)]
+    for number, begin, step in zip(numbers, begins, _steps(columns), strict=True):
+        rounds[number].append((begin, step))
+    return ProfiledRounds(rounds, frontend)
 
 
 def _write_steps(folder: Path, steps: Sequence[Mapping[str, Any]]) -> None:

@@ -240,6 +240,10 @@ class BundleValidation:
             "timelines": {str(x): timeline(live[x][0], predicted[x][0][1]) for x in ratios},
         }
 
+    def missed(self, document: Mapping[str, Any], tolerance: float) -> list[str]:
+        """See `missed_goals`."""
+        return missed_goals(document, tolerance)
+
     def _measure(self, x: int, repeat: int) -> tuple[list[TimedStretch], BundleTimes]:
         """The stretches of a bundle with random requests, and the times of one with the workload's."""
         name = f"ratio-{x}-repeat-{repeat + 1}"
@@ -249,16 +253,16 @@ class BundleValidation:
         self.note(f"profiling and running {x}A-1F, repeat {repeat + 1} of {self.scenario.repeats}")
         supplies = workload_supply(self.scenario, x, repeat), profiling_supply(self.scenario, x, repeat)
         with blamed_on("workload"), ContentionMeter() as meter:
-            measured, profiled = self.backend.run_in_turns(
+            (measured, _), (profiled, work) = self.backend.run_in_turns(
                 x, [(supply.prefill, supply.decode, supply.completions or 0) for supply in supplies]
             )
-        recorded = RecordedWork(profiled.work)
-        RoleBundle(self._config(x), replace(supplies[1], completions=len(profiled.times.ids)), recorded).run()
+        recorded = RecordedWork(work)
+        RoleBundle(self._config(x), replace(supplies[1], completions=len(profiled.ids)), recorded).run()
         write_stretches(profiling, recorded.timed)
-        write_times(live, measured.times)
-        counts = {"stretches": len(recorded.timed), "requests": len(measured.times.ids)}
+        write_times(live, measured)
+        counts = {"stretches": len(recorded.timed), "requests": len(measured.ids)}
         self.run.add_point(name, {**counts, "contention": meter.document})
-        return recorded.timed, measured.times
+        return recorded.timed, measured
 
     def _predict(self, times: RoleTimes, x: int, repeat: int) -> tuple[BundleMetrics, BundleTimes]:
         """The mean metrics of the simulated runs, and the times of the first."""

@@ -27,6 +27,7 @@ import numpy as np
 from latency_models.fitting.estimator import CannotFit, Floats, deviation_between
 from latency_models.io.config_io import write_yaml
 from latency_models.sources.engine_regression import EngineRegression, Step
+from latency_models.timed_runs import ProfiledRounds
 from reports.run_directory import RunDirectory
 from scenarios.system import DisaggregatedSpec
 from scenarios.validation import ClockName, ValidationScenario
@@ -34,7 +35,7 @@ from twin.serving.engine.draft_outcomes import DraftOutcomes, document
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.run.simulation import realisation
 from twin.sweeps.serving_sweep import prepare
-from twin.validation.backend import Backend, ProfiledRounds, ProfilingRecording, description
+from twin.validation.backend import Backend, description, read_rounds, write_rounds
 
 Document = dict[str, Any]
 Verdict = Literal["met", "missed", "undecided"]
@@ -145,50 +146,63 @@ HELD_OUT_EVERY = 5
 """Every fifth profiling round is held out for evaluation."""
 
 
-class ProfiledStepModel:
-    """A step-time model that is fitted to the engine's own steps; `run` keeps their profile."""
+class StepModel:
+    """A step-time model that is fitted to the engine's own steps, whose profile `run` keeps.
+
+    `calibration`: the file of an earlier validation, in place of a profile.
+    """
 
     def __init__(
-        self, backend: Backend, scenario: ValidationScenario, base: Path, run: RunDirectory, note: Callable[[str], None]
-    ) -> None:
+        self, backend: Backend, scenario: ValidationScenario, base: Path, calibration: Path | None, run: RunDirectory,
+        note: Callable[[str], None],
+    ) -> None:  # fmt: skip
         self._backend = backend
         self._scenario = scenario
+        self._base = base
+        self._calibration = calibration
         self._run = run
         self._note = note
-        # A chunk policy may need the step times that the profile is for.
-        self._scheduler = scenario.engine.model_copy(update={"chunking": None}).build(base)
-        self._parts: list[ProfilingRecording] = []
-        self._in_turns: dict[str, ProfilingRecording] = {}
+        self._parts: list[ProfiledRounds] = []
+        self._in_turns: dict[str, ProfiledRounds] = {}
 
     def profile(self) -> None:
-        """Profile the engine, unless the run folder has its profile."""
-        name, folder = "profiling-1", self._run.path / "profiling" / "part-1"
-        point = self._run.points().get(name)
-        if point is not None:
-            self._parts.append(ProfilingRecording.read(folder, point.get("frontend", {})))
+        """Profile the engine, unless there is a calibration, or the run folder has its profile."""
+        name, spec = "part-1", self._scenario.profiling
+        if self._calibration is not None:
             return
-        spec = self._scenario.profiling
-        self._note(f"profiling the engine: {spec.rounds} rounds")
-        with ContentionMeter() as meter:
-            profiled = self._backend.profile(self._scheduler, spec, PROFILING_SEED)
-        part = ProfilingRecording(profiled.rounds, profiled.frontend)
-        part.write(folder)
-        steps = sum(map(len, part.rounds))
-        point = {"rounds": spec.rounds, "steps": steps, "frontend": dict(part.frontend), "contention": meter.document}
-        self._run.add_point(name, point)
+        part = self._kept("profiling-1", name)
+        if part is None:
+            self._note(f"profiling the engine: {spec.rounds} rounds")
+            # A chunk policy may need the step times that the profile is for.
+            scheduler = self._scenario.engine.model_copy(update={"chunking": None}).build(self._base)
+            with ContentionMeter() as meter:
+                part = self._backend.profile(scheduler, spec, PROFILING_SEED)
+            self._keep("profiling-1", name, part, {"rounds": spec.rounds}, {"contention": meter.document})
         self._parts.append(part)
 
     def keep_in_turns(self, repeat: str, profiled: ProfiledRounds | None) -> None:
         """Keep what was profiled in turns with a repeat, or take it from the run folder; nothing if there is none."""
-        name = f"profiling-{repeat}"
-        folder, point = self._run.path / "profiling" / repeat, self._run.points().get(name)
-        if point is not None:
-            self._in_turns[repeat] = ProfilingRecording.read(folder, point["frontend"])
-        elif profiled is not None and any(profiled.rounds):
-            part = ProfilingRecording(profiled.rounds, profiled.frontend)
-            part.write(folder)
-            self._run.add_point(name, {"steps": sum(map(len, part.rounds)), "frontend": dict(part.frontend)})
+        if self._calibration is not None:
+            return
+        part = self._kept(f"profiling-{repeat}", repeat)
+        if part is None and profiled is not None and any(profiled.rounds):
+            part = profiled
+            self._keep(f"profiling-{repeat}", repeat, part)
+        if part is not None:
             self._in_turns[repeat] = part
+
+    def _kept(self, point: str, name: str) -> ProfiledRounds | None:
+        """A part of the profile that the run folder has."""
+        entry = self._run.points().get(point)
+        folder = self._run.path / "profiling" / name
+        return None if entry is None else read_rounds(folder, entry.get("frontend", {}))
+
+    def _keep(
+        self, point: str, name: str, part: ProfiledRounds, before: Document | None = None, after: Document | None = None
+    ) -> None:
+        write_rounds(self._run.path / "profiling" / name, part.rounds)
+        counts = {"steps": sum(map(len, part.rounds)), "frontend": dict(part.frontend)}
+        self._run.add_point(point, {**(before or {}), **counts, **(after or {})})
 
     @property
     def profiled_in_turns(self) -> bool:
@@ -203,6 +217,8 @@ class ProfiledStepModel:
 
     def fitted_file(self, name: str, *, in_turns: bool = False) -> Path:
         """Fit the model to the profile (or what was profiled in turns) into the run folder: `twin.engine-steps/2`."""
+        if self._calibration is not None:
+            return self._calibration
         backend = description(self._backend, self._run)
         speeds = self.speeds() if in_turns else {}
         repeats = [at_common_speed(part, speeds.get(repeat, 1.0)) for repeat, part in self._in_turns.items()]
@@ -222,30 +238,8 @@ class ProfiledStepModel:
         return self._run.path / name
 
 
-class FixedStepModel:
-    """The step-time model of an earlier validation, in place of a `ProfiledStepModel`."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-
-    def profile(self) -> None:
-        """Do nothing: the model is complete."""
-
-    def keep_in_turns(self, repeat: str, profiled: ProfiledRounds | None) -> None:
-        """Do nothing: the model is complete."""
-
-    profiled_in_turns = False
-
-    def speeds(self) -> dict[str, float]:
-        """None: nothing was profiled in turns with the repeats."""
-        return {}
-
-    def fitted_file(self, name: str, *, in_turns: bool = False) -> Path:
-        return self._file
-
-
 def fitted_document(
-    parts: Sequence[ProfilingRecording], block_size: int, clock: ClockName, provenance: Mapping[str, Any]
+    parts: Sequence[ProfiledRounds], block_size: int, clock: ClockName, provenance: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The document `twin.engine-steps/2` of a model that is fitted to profiled steps."""
     rounds = [[step for _, step in steps] for part in parts for steps in part.rounds]
@@ -267,7 +261,7 @@ def fitted_document(
     )
 
 
-def machine_speeds(parts: Mapping[str, ProfilingRecording], block_size: int) -> dict[str, float]:
+def machine_speeds(parts: Mapping[str, ProfiledRounds], block_size: int) -> dict[str, float]:
     """Factors of step times while each repeat ran: seconds of the steps profiled with it over those of a common fit.
 
     Fit and factors take turns, since a fit to several speeds takes them for properties of batches. Only the part by
@@ -295,7 +289,7 @@ def _believed_speeds(errors: Mapping[str, Floats]) -> dict[str, float]:
     return {name: math.exp(shares[name] * (error.mean() - common)) for name, error in errors.items()}
 
 
-def at_common_speed(part: ProfilingRecording, speed: float) -> ProfilingRecording:
+def at_common_speed(part: ProfiledRounds, speed: float) -> ProfiledRounds:
     """A part as if its steps, which took `speed` times as long as in the common fit, had taken as long."""
     rounds = [[(begin, replace(step, seconds=step.seconds / speed)) for begin, step in steps] for steps in part.rounds]
     return replace(part, rounds=rounds)

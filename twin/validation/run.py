@@ -35,13 +35,14 @@ from twin.validation.compare import (
     drawn_summaries,
     fleet_summary,
     forecast_intervals,
+    missed,
     refit_error,
     simulated_summary,
     summaries_of_drafts,
     summary,
     timeline,
 )  # fmt: skip
-from twin.validation.profiling import ContentionMeter, FixedStepModel, ProfiledStepModel, measured_drafts
+from twin.validation.profiling import ContentionMeter, StepModel, measured_drafts
 from workloads.errors import BadInput
 from workloads.generator import Workload
 
@@ -49,7 +50,6 @@ SCHEMA = "twin.validation/2"
 FITTED = "engine-steps.yaml"
 FITTED_BEFOREHAND = "engine-steps-beforehand.yaml"
 
-StepModel = ProfiledStepModel | FixedStepModel
 Note = Callable[[str], None]
 
 
@@ -126,9 +126,14 @@ class EngineValidation:
             "loads": loads,
         }
 
+    def missed(self, document: Mapping[str, Any], tolerance: float) -> list[str]:
+        """Lines for goals, times a tolerance, that the forecast misses."""
+        return missed(document["loads"], tolerance)
+
     def measure(self) -> Measurements:
         """Profile and replay, as far as the run folder does not have it yet. Raises as `document`."""
-        scenario, model = self.scenario, self._model()
+        scenario = self.scenario
+        model = StepModel(self.backend, scenario, self.base, self.calibration, self.run, self.note)
         description(self.backend, self.run)
         with blamed_on("profiling"):
             model.profile()
@@ -150,11 +155,6 @@ class EngineValidation:
     @property
     def _arriving(self) -> str:
         return "sessions" if self.scenario.workload.get("sessions") else "requests"
-
-    def _model(self) -> StepModel:
-        if self.calibration is not None:
-            return FixedStepModel(self.calibration)
-        return ProfiledStepModel(self.backend, self.scenario, self.base, self.run, self.note)
 
     def _plans(self, steps: Path, drafts: Path | None, capacity: float) -> dict[float, ServingPlan]:
         """A plan for each load. Lower loads have fewer requests, so that all loads take equally long."""

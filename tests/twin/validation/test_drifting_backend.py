@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from simpy.events import Event
 
 from latency_models.fitting.linear import BrokenLine
 from latency_models.sources.engine_regression import EngineRegression, Step
+from latency_models.timed_runs import ProfiledRounds, ReplayedRun
 from reports.run_directory import RunDirectory, open_run
 from scenarios.engine import SchedulerPlan
 from scenarios.validation import ProfilingSpec, ValidationScenario
@@ -25,7 +26,7 @@ from twin.environment import Environment, Priority
 from twin.serving.engine.engine import Engine
 from twin.serving.engine.engine_state import EngineOptions
 from twin.serving.records.requests import RequestRecord
-from twin.validation.backend import ProfilingRecording
+from twin.validation.backend import read_rounds
 from twin.validation.compare import missed
 from twin.validation.profiling import fitted_document
 from twin.validation.run import EngineValidation
@@ -72,30 +73,6 @@ def law(slowdown: float = 1.0) -> EngineRegression:
     return model
 
 
-@dataclass
-class TimedRun:
-    """Both `ProfiledRounds` and `ReplayedRun`."""
-
-    rounds: list[list[tuple[float, Step]]]
-    spans: list[tuple[Batch, float, float]]
-    records: list[RequestRecord]
-    token_times: list[list[float]]
-    frontend: dict[str, float] = field(default_factory=dict)
-    profiled: None = None
-    speculation: None = None
-    scaling: None = None
-
-    def columns(self) -> dict[str, Any]:
-        records = self.records
-        return {
-            "arrival": np.array([record.request.arrival for record in records]),
-            "noticed": np.array([record.queued for record in records]),
-            "first_token": np.array([record.first_token for record in records]),
-            "last_token": np.array([record.last_token for record in records]),
-            "output_tokens": np.array([float(record.output_tokens) for record in records]),
-        }
-
-
 class DriftingBackend:
     """A backend that is slower during replays than during profiling.
 
@@ -109,7 +86,7 @@ class DriftingBackend:
         self.warmed: list[Sequence[tuple[Request, int]]] = []
         self.order: list[str] = []
 
-    def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> TimedRun:
+    def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfiledRounds:
         self.order.append("profile")
         rng, model, now = np.random.default_rng(seed), law(), 0.0
         timed: list[list[tuple[float, Step]]] = []
@@ -125,7 +102,7 @@ class DriftingBackend:
                 seconds = float(model.predict([step])[0] * rng.lognormal(0.0, 0.02))
                 timed[-1].append((now, replace(step, seconds=seconds)))
                 now += seconds
-        return TimedRun(timed, [], [], [])
+        return ProfiledRounds(timed)
 
     def measure_drafts(self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]) -> list[Any]:
         raise AssertionError("it does not speculate")
@@ -134,7 +111,7 @@ class DriftingBackend:
         self.warmed.append(requests)
         return True
 
-    def replay(self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]) -> TimedRun:
+    def replay(self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]) -> ReplayedRun:
         if self.replayed == self._breaks_at:
             raise KeyboardInterrupt
         assert requests not in self.warmed, "a warm-up has requests of its own"
@@ -161,7 +138,15 @@ class DriftingBackend:
 
         env.process(client())
         env.run()
-        return TimedRun([], spans, records, [times[record.request.id] for record in records])
+        columns = {
+            "arrival": [record.request.arrival for record in records],
+            "noticed": [record.queued for record in records],
+            "first_token": [record.first_token for record in records],
+            "last_token": [record.last_token for record in records],
+            "output_tokens": [float(record.output_tokens) for record in records],
+        }
+        arrays = {name: np.array(column) for name, column in columns.items()}
+        return ReplayedRun(arrays, [times[record.request.id] for record in records], spans)
 
     def describe(self) -> dict[str, Any]:
         return {"device": "none", "dtype": "float32", "versions": {}}
@@ -197,7 +182,7 @@ def test_the_headline_is_the_forecast_and_goals_judge_it(folder: Callable[[], Ru
 def test_kept_profiling_gives_the_same_model_again(folder: Callable[[], RunDirectory]) -> None:
     with folder() as run:
         document = validate(DriftingBackend(), run)
-        part = ProfilingRecording.read(run.path / "profiling" / "part-1")
+        part = read_rounds(run.path / "profiling" / "part-1")
     assert len(part.rounds) == 40
     again = fitted_document([part], 16, "wall", {})
     del again["provenance"]

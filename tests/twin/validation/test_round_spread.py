@@ -9,7 +9,7 @@ import pytest
 
 from latency_models.io.config_io import checked, write_yaml
 from latency_models.sources.engine_regression import MACHINE, EngineRegression, EngineRegressionFile, Step
-from twin.validation.backend import ProfilingRecording
+from latency_models.timed_runs import ProfiledRounds
 from twin.validation.profiling import fitted_document, machine_speeds, round_spread
 
 WITHIN = 0.02
@@ -35,8 +35,8 @@ def rounds(rng: np.random.Generator, between: float, count: int = 20) -> list[li
     return profile
 
 
-def recording(profiled: list[list[Step]]) -> ProfilingRecording:
-    return ProfilingRecording([[(0.0, step) for step in of_round] for of_round in profiled], ())
+def recording(profiled: list[list[Step]]) -> ProfiledRounds:
+    return ProfiledRounds([[(0.0, step) for step in of_round] for of_round in profiled])
 
 
 def fitted(profiled: list[list[Step]]) -> EngineRegression:
@@ -88,7 +88,7 @@ def test_a_short_profile_is_fitted_all_the_same() -> None:
     assert round_spread([of_round[:3] for of_round in short], 16) == 0.0
 
 
-def at_speed(profiled: list[list[Step]], factor: float) -> ProfilingRecording:
+def at_speed(profiled: list[list[Step]], factor: float) -> ProfiledRounds:
     return recording([[replace(step, seconds=step.seconds * factor) for step in of_round] for of_round in profiled])
 
 
