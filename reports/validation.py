@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from reports.blocks import (
     Block,
     Chart,
@@ -21,12 +23,21 @@ from reports.blocks import (
 from reports.fields import LATENCIES, SHARES
 from reports.theme import MEASURED, PREDICTED, SOFT, WAITING
 
-METRICS = (
-    "ttft.mean", "ttft.p50", "ttft.p99", "tpot.mean", "tpot.p99", "itl.p99", "e2e.mean", "e2e.p99",
-    "output_throughput", "sessions.time.mean", "sessions.waited.mean", "sessions.resent_cached",
-    "speculation.acceptance_rate", "speculation.tokens_per_decode", "fleet.goals_met", "fleet.periods_met",
-    "fleet.engine_seconds",
-)  # fmt: skip
+Style: TypeAlias = tuple[str, float, int]
+TIMES = ("ttft.mean", "ttft.p50", "ttft.p99", "tpot.mean", "tpot.p99", "itl.p99", "e2e.mean", "e2e.p99")
+METRICS = {
+    **{name: (f"{name.partition('.')[0].upper()} {name.partition('.')[2]}, ms", 1e3, 2) for name in TIMES},
+    "output_throughput": ("output throughput, tokens/s", 1.0, 1),
+    "sessions.time.mean": ("time to a session's last answer, s", 1.0, 3),
+    "sessions.waited.mean": ("of it waiting for answers, s", 1.0, 3),
+    "sessions.resent_cached": ("resent cached", 1.0, 3),
+    "speculation.acceptance_rate": ("acceptance rate", 1.0, 3),
+    "speculation.tokens_per_decode": ("tokens per decode", 1.0, 3),
+    "fleet.goals_met": ("requests that meet the goals, %", 100.0, 1),
+    "fleet.periods_met": ("periods that meet the goals, %", 100.0, 1),
+    "fleet.engine_seconds": ("engine-seconds", 1.0, 1),
+}
+"""Metrics with their labels, factors of their units, and digits."""
 
 CLOCKS = {
     "wall": "wall (arrivals are waited for)",
@@ -117,60 +128,52 @@ def coverage(document: Document) -> str:
 
 
 def _metrics(load: Document) -> Table:
-    drafts = _has_drafts(load)
+    drafts = ("drafts",) if any("drafts" in entry.get("parts", {}) for entry in load["metrics"].values()) else ()
     judged = any(entry.get("inside") is not None for entry in load["metrics"].values())
     expected = ("forecast interval", "sampling", "model", *drafts, "inside") if judged else ()
-    titles = ("", "measured", "repeat spread", "forecast", "error", "95 % interval", "goal")
-    rows = table(*titles, *expected)
-    for name in METRICS:
+    rows = table("", "measured", "repeat spread", "forecast", *ERRORS, *expected)
+    for name, style in METRICS.items():
         entry = load["metrics"].get(name)
-        if entry is None:
-            continue
-        low, high = entry["interval"]
-        rows.add_row(
-            _label(name),
-            _value(name, entry["measured"]),
-            f"{100 * entry['repeat_spread']:.1f} %",
-            _value(name, entry["predicted"]),
-            _error(entry["error"], name in SHARES),
-            f"{_error(low, name in SHARES)} … {_error(high, name in SHARES)}",
-            "" if entry["goal"] is None else f"{100 * entry['goal']:g} {'points' if name in SHARES else '%'}",
-            *(_expected(name, entry, len(load["measured"]), drafts) if expected else ()),
-        )
+        if entry is not None:
+            cells = _cells(entry, style, f"{100 * entry['repeat_spread']:.1f} %", name in SHARES)
+            more = _expected(style, entry, len(load["measured"]), drafts) if expected else ()
+            rows.add_row(style[0], *cells, *more)
     return rows
 
 
-def _has_drafts(load: Document) -> tuple[str, ...]:
-    return ("drafts",) if any("drafts" in entry.get("parts", {}) for entry in load["metrics"].values()) else ()
+ERRORS = ("error", "95 % interval", "goal")
 
 
-def _expected(name: str, entry: Document, repeats: int, drafts: tuple[str, ...]) -> tuple[str, ...]:
+def _cells(entry: Document, style: Style, spread: str, share: bool) -> tuple[str, ...]:
+    """Measured, its spread, predicted, the error with its interval, and its goal."""
+    low, high = (_error(end, share) for end in entry["interval"])
+    goal = "" if entry["goal"] is None else f"{100 * entry['goal']:g} {'points' if share else '%'}"
+    error = _error(entry["error"], share)
+    return _value(style, entry["measured"]), spread, _value(style, entry["predicted"]), error, f"{low} … {high}", goal
+
+
+def _value(style: Style, value: float) -> str:
+    _, factor, digits = style
+    return f"{factor * value:.{digits}f}"
+
+
+def _error(error: float, share: bool) -> str:
+    return f"{100 * error:+.1f} points" if share else percent(error)
+
+
+def _expected(style: Style, entry: Document, repeats: int, drafts: tuple[str, ...]) -> tuple[str, ...]:
     """The forecast's own interval, the deviations in it, and the repeats that the model's part contains."""
     if entry.get("inside") is None:
         return ("", "", "", *("" for _ in drafts), "")
     low, high = entry["forecast_interval"]
     sampling, model = (entry["parts"][part] for part in ("sampling", "model"))
     return (
-        f"{_value(name, low)} to {_value(name, high)}",
+        f"{_value(style, low)} to {_value(style, high)}",
         "" if sampling is None else f"{100 * sampling:.1f} %",
         f"{100 * model:.1f} %",
         *(f"{100 * entry['parts'][part]:.1f} %" for part in drafts),
         f"{entry['inside']} of {repeats}",
     )
-
-
-_FLEET = {
-    "fleet.goals_met": ("requests that meet the goals, %", 100),
-    "fleet.periods_met": ("periods that meet the goals, %", 100),
-    "fleet.engine_seconds": ("engine-seconds", 1),
-}
-
-_RATIOS = ("sessions.resent_cached", "speculation.acceptance_rate", "speculation.tokens_per_decode")
-
-_OF_SESSIONS = {
-    "sessions.time.mean": "time to a session's last answer, s",
-    "sessions.waited.mean": "of it waiting for answers, s",
-}
 
 
 def _drafts(document: Document) -> Table:
@@ -184,27 +187,6 @@ def _drafts(document: Document) -> Table:
             shares = ", ".join(f"{100 * sum(counts) / max(drafts, 1):.0f} %" for counts in positions)
             rows.add_row(f"{load['load']:g}", title, f"{100 * drafts / max(decodes, 1):.0f} %", shares)
     return rows
-
-
-def _label(name: str) -> str:
-    if name in _RATIOS:
-        return name.partition(".")[2].replace("_", " ")
-    if name.startswith("sessions."):
-        return _OF_SESSIONS[name]
-    if name in _FLEET:
-        return _FLEET[name][0]
-    metric, _, part = name.partition(".")
-    return f"{metric.upper()} {part}, ms" if part else f"{metric.replace('_', ' ')}, tokens/s"
-
-
-def _value(name: str, value: float) -> str:
-    if name in _RATIOS:
-        return f"{value:.3f}"
-    if name.startswith("sessions."):
-        return f"{value:.3f}"
-    if name in _FLEET:
-        return f"{_FLEET[name][1] * value:.1f}"
-    return f"{value:.1f}" if "." not in name else f"{1e3 * value:.2f}"
 
 
 def _steps(document: Document) -> Table:
@@ -276,7 +258,6 @@ BUNDLE_METRICS = {
     "transfer_attention_to_ffn": ("a message to the FFN, µs", 1e6, 1),
     "transfer_ffn_to_attention": ("a message back, µs", 1e6, 1),
 }
-"""Metrics with their labels, factors of their units, and digits."""
 
 THEORIES = {"barrier": ("theory with barrier", WAITING), "published": ("theory as published", SOFT)}
 RATIOS = {"measured": "live", "predicted": "twin", **{name: label for name, (label, _) in THEORIES.items()}}
@@ -337,28 +318,14 @@ def bundle_headline(document: Document) -> list[str]:
 
 
 def _metric(document: Document, name: str) -> Table:
-    _, factor, digits = BUNDLE_METRICS[name]
-    share = factor == 100.0
-    rows = table("", "measured", "repeat spread", "predicted", "error", "95 % interval", "goal")
+    style = BUNDLE_METRICS[name]
+    rows = table("", "measured", "repeat spread", "predicted", *ERRORS)
     for entry in document["ratios"]:
         metric = entry["metrics"].get(name)
-        if metric is None:
-            continue
-        low, high = (_error(end, share) for end in metric["interval"])
-        rows.add_row(
-            entry["topology"],
-            f"{factor * metric['measured']:.{digits}f}",
-            f"{factor * metric['repeat_spread']:.{digits}f}",
-            f"{factor * metric['predicted']:.{digits}f}",
-            _error(metric["error"], share),
-            f"{low} … {high}",
-            "" if metric["goal"] is None else f"{100 * metric['goal']:g} {'points' if share else '%'}",
-        )
+        if metric is not None:
+            spread, share = _value(style, metric["repeat_spread"]), style[1] == 100.0
+            rows.add_row(entry["topology"], *_cells(metric, style, spread, share))
     return rows
-
-
-def _error(error: float, share: bool) -> str:
-    return f"{100 * error:+.1f} points" if share else percent(error)
 
 
 def _best(document: Document) -> Table:

@@ -26,7 +26,7 @@ from twin.theory.cycle import CycleModel, load_phases
 from twin.theory.paper import PaperModel
 from twin.validation.backend import BundleBackend, read_stretches, read_times, write_stretches, write_times
 from twin.validation.compare import error_entry
-from twin.validation.profiling import ContentionMeter
+from twin.validation.profiling import contention_meter
 from twin.validation.run import blamed_on
 from workloads.pairs import LengthPairs
 
@@ -252,7 +252,7 @@ class BundleValidation:
             return read_stretches(profiling), read_times(live)
         self.note(f"profiling and running {x}A-1F, repeat {repeat + 1} of {self.scenario.repeats}")
         supplies = workload_supply(self.scenario, x, repeat), profiling_supply(self.scenario, x, repeat)
-        with blamed_on("workload"), ContentionMeter() as meter:
+        with blamed_on("workload"), contention_meter() as contention:
             (measured, _), (profiled, work) = self.backend.run_in_turns(
                 x, [(supply.prefill, supply.decode, supply.completions or 0) for supply in supplies]
             )
@@ -261,7 +261,7 @@ class BundleValidation:
         write_stretches(profiling, recorded.timed)
         write_times(live, measured)
         counts = {"stretches": len(recorded.timed), "requests": len(measured.ids)}
-        self.run.add_point(name, {**counts, "contention": meter.document})
+        self.run.add_point(name, {**counts, "contention": contention})
         return recorded.timed, measured
 
     def _predict(self, times: RoleTimes, x: int, repeat: int) -> tuple[BundleMetrics, BundleTimes]:

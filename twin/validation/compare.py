@@ -6,7 +6,6 @@ import contextlib
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -81,37 +80,15 @@ GOALS = {
 STEP_GOAL = 0.05
 """Limit of the median of |predicted / measured − 1| over all steps of the forecast."""
 
-OF_SESSIONS = ("time.mean", "time.p99", "waited.mean", "resent_cached")
-"""Metrics of sessions, as in the simulation document: the time to their last answers, without pauses too."""
-
-OF_SPECULATION = ("acceptance_rate", "mean_acceptance_length", "tokens_per_decode")
-"""Metrics of speculative decoding, as in the simulation document."""
-
-OF_FLEETS = ("goals_met", "periods_met", "engine_seconds")
-"""Metrics of autoscaled fleets (`twin.validation.compare`)."""
+OPTIONAL = (
+    *("sessions.time.mean", "sessions.time.p99", "sessions.waited.mean", "sessions.resent_cached"),
+    *("speculation.acceptance_rate", "speculation.mean_acceptance_length", "speculation.tokens_per_decode"),
+    *("fleet.goals_met", "fleet.periods_met", "fleet.engine_seconds"),
+)
+"""Metrics of sessions, speculative decoding and autoscaled fleets, compared where all runs have them."""
 
 WORST = 10
 TIMELINE_POINTS = 200
-
-
-@dataclass(frozen=True)
-class StepTimes:
-    """Kinds and batches of a live run's steps, and their durations in seconds, (steps,)."""
-
-    kinds: list[str]
-    measured: Floats
-    predicted: Floats
-    batches: list[str]
-
-    @classmethod
-    def of(cls, steps: Sequence[TimedBatch], model: EngineRegression) -> StepTimes:
-        """Predict the duration of each measured step."""
-        return cls(
-            [row.kind for row in steps],
-            np.array([row.step.seconds for row in steps]),
-            model.predict([row.step for row in steps]),
-            [row.batch for row in steps],
-        )
 
 
 def metrics(columns: Mapping[str, Floats]) -> dict[str, Floats]:
@@ -192,13 +169,18 @@ def compare_load(
 
     Both runs of a repeat have the same requests, so errors are taken repeat by repeat.
     """
+    live_tables, twin_tables, *others = (
+        [flatten(dict(run)) for run in runs] for runs in (measured, predicted, *alternatives.values())
+    )
     metrics = {}
-    for name in _names([*measured, *predicted]):
-        live, twin = (np.array([_pick(run, name) for run in runs]) for runs in (measured, predicted))
-        errors = _errors_of(name, twin, live)
-        metrics[name] = error_entry(live, twin, errors, float(live.std(ddof=1) / live.mean()), GOALS.get(name)) | {
-            key: float(_errors_of(name, np.array([_pick(run, name) for run in runs]), live).mean())
-            for key, runs in alternatives.items()
+    for name in _names(measured[0], [*live_tables, *twin_tables]):
+        live, twin, *more = (
+            np.array([table[name] for table in tables], dtype=np.float64)
+            for tables in (live_tables, twin_tables, *others)
+        )
+        spread_of_repeats = float(live.std(ddof=1) / live.mean())
+        metrics[name] = error_entry(live, twin, _errors_of(name, twin, live), spread_of_repeats, GOALS.get(name)) | {
+            key: float(_errors_of(name, values, live).mean()) for key, values in zip(alternatives, more, strict=True)
         }
     return metrics
 
@@ -208,12 +190,16 @@ def _errors_of(name: str, twin: Floats, live: Floats) -> Floats:
     return twin - live if name in SHARES else twin / live - 1
 
 
-def compare_steps(steps: Sequence[StepTimes]) -> dict[str, Any]:
-    """Step-time errors by kind of batch over all repeats, and the steps with the largest errors in seconds."""
-    kinds = np.array([kind for part in steps for kind in part.kinds])
-    measured = np.concatenate([part.measured for part in steps])
-    predicted = np.concatenate([part.predicted for part in steps])
-    batches = [text for part in steps for text in part.batches]
+def compare_steps(repeats: Sequence[Sequence[TimedBatch]], models: Sequence[EngineRegression]) -> dict[str, Any]:
+    """Step-time errors by kind of batch over all repeats, and the steps with the largest errors in seconds.
+
+    `models`: of each repeat.
+    """
+    steps = [step for repeat in repeats for step in repeat]
+    kinds, measured = np.array([row.kind for row in steps]), np.array([row.step.seconds for row in steps])
+    predicted = np.concatenate(
+        [model.predict([row.step for row in repeat]) for repeat, model in zip(repeats, models, strict=True)]
+    )
     errors = predicted / measured - 1
     by_kind = {kind: _errors(errors[kinds == kind], measured[kinds == kind]) for kind in np.unique(kinds).tolist()}
     order = np.argsort(-np.abs(predicted - measured))[:WORST].tolist()
@@ -223,7 +209,7 @@ def compare_steps(steps: Sequence[StepTimes]) -> dict[str, Any]:
         "total_error": float(predicted.sum() / measured.sum() - 1),
         "worst": [
             {
-                "kind": str(kinds[i]), "batch": batches[i],
+                "kind": steps[i].kind, "batch": steps[i].batch,
                 "measured": float(measured[i]), "predicted": float(predicted[i]),
             }
             for i in order
@@ -282,21 +268,11 @@ def _of_refit(error: float | None) -> str:
     return "" if error is None else f"; a fit to every other of these very steps is off by {100 * error:.1f} %"
 
 
-def _names(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Metrics of all summaries: those that every run has, and of sessions and speculation those that none lacks."""
-    first, tables = summaries[0], [flatten(dict(summary)) for summary in summaries]
+def _names(first: Mapping[str, Any], tables: Sequence[Mapping[str, float | None]]) -> list[str]:
+    """Metrics of all summaries: those that every run has, and of `OPTIONAL` those that none lacks."""
     nested = [f"{key}.{inner}" for key in ("ttft", "tpot", "itl", "e2e") if first[key] for inner in first[key]]
-    parts = {"sessions": OF_SESSIONS, "speculation": OF_SPECULATION, "fleet": OF_FLEETS}
-    optional = [f"{part}.{name}" for part, names in parts.items() for name in names]
-    common = [name for name in optional if all(table.get(name) for table in tables)]
+    common = [name for name in OPTIONAL if all(table.get(name) for table in tables)]
     return [*nested, "output_throughput", "request_throughput", *common]
-
-
-def _pick(summary: Mapping[str, Any], name: str) -> float:
-    value: Any = summary
-    for key in name.split("."):
-        value = value[key]
-    return float(value)
 
 
 def timeline(live: Mapping[str, Floats], twin: Columns) -> dict[str, Any]:

@@ -15,11 +15,9 @@ import itertools
 import math
 import resource
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
@@ -55,33 +53,24 @@ PIECES, SIZE = 20, 50_000
 """Pieces of equal work before and after each measured part, and the numbers that each sorts: some milliseconds."""
 
 
-class ContentionMeter:
-    """Measures contention on the thread that enters its block; then `document` has its seconds and counts."""
+@contextlib.contextmanager
+def contention_meter() -> Iterator[Document]:
+    """Measures contention on the thread of the block; then the document has its seconds and counts."""
+    numbers, result = np.random.default_rng(0).random(SIZE), Document()
+    pieces, before = _equal_work(numbers), _counters()
+    yield result
+    result |= {name: after - before[name] for name, after in _counters().items() if name in before}
+    result["equal_work_seconds"] = float(np.median(pieces + _equal_work(numbers)))
 
-    def __init__(self) -> None:
-        self._numbers = np.random.default_rng(0).random(SIZE)
-        self.document: Document = {}
 
-    def __enter__(self) -> ContentionMeter:
-        self._pieces = self._equal_work()
-        self._before = _counters()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        counts = {name: after - self._before[name] for name, after in _counters().items() if name in self._before}
-        pieces = self._pieces + self._equal_work()
-        self.document = {**counts, "equal_work_seconds": float(np.median(pieces))}
-
-    def _equal_work(self) -> list[float]:
-        """CPU seconds of pieces of equal work."""
-        seconds = []
-        for _ in range(PIECES):
-            begin = time.thread_time()
-            np.sort(self._numbers)
-            seconds.append(time.thread_time() - begin)
-        return seconds
+def _equal_work(numbers: Floats) -> list[float]:
+    """CPU seconds of pieces of equal work."""
+    seconds = []
+    for _ in range(PIECES):
+        begin = time.thread_time()
+        np.sort(numbers)
+        seconds.append(time.thread_time() - begin)
+    return seconds
 
 
 def _counters() -> dict[str, float]:
@@ -91,9 +80,9 @@ def _counters() -> dict[str, float]:
         "wall_seconds": time.perf_counter(),
         "involuntary_switches": float(resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw),
     }
-    with suppress(OSError, ValueError, IndexError):
+    with contextlib.suppress(OSError, ValueError, IndexError):
         counters["waited_seconds"] = float(SCHEDSTAT.read_text().split()[1]) / 1e9
-    with suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError):
         if packages := [path for path in PACKAGES.glob("intel-rapl:*") if path.name.count(":") == 1]:
             counters["package_joules"] = sum(int((path / "energy_uj").read_text()) for path in packages) / 1e6
     return counters
@@ -175,9 +164,9 @@ class StepModel:
             self._note(f"profiling the engine: {spec.rounds} rounds")
             # A chunk policy may need the step times that the profile is for.
             scheduler = self._scenario.engine.model_copy(update={"chunking": None}).build(self._base)
-            with ContentionMeter() as meter:
+            with contention_meter() as measured:
                 part = self._backend.profile(scheduler, spec, PROFILING_SEED)
-            self._keep("profiling-1", name, part, {"rounds": spec.rounds}, {"contention": meter.document})
+            self._keep("profiling-1", name, part, {"rounds": spec.rounds}, {"contention": measured})
         self._parts.append(part)
 
     def keep_in_turns(self, repeat: str, profiled: ProfiledRounds | None) -> None:

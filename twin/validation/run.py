@@ -27,7 +27,6 @@ from twin.sweeps.serving_sweep import prepare
 from twin.validation.backend import Backend, Recording, Requests, description
 from twin.validation.compare import (
     GOALS,
-    StepTimes,
     compare_load,
     compare_steps,
     coverage,
@@ -42,7 +41,7 @@ from twin.validation.compare import (
     summary,
     timeline,
 )  # fmt: skip
-from twin.validation.profiling import ContentionMeter, StepModel, measured_drafts
+from twin.validation.profiling import StepModel, contention_meter, measured_drafts
 from workloads.errors import BadInput
 from workloads.generator import Workload
 
@@ -191,12 +190,12 @@ class EngineValidation:
 
     def _replay(self, plan: ServingPlan, repeat: int, name: str, model: StepModel) -> Recording:
         scheduler = plan.scheduler
-        with blamed_on("workload"), ContentionMeter() as meter:
+        with blamed_on("workload"), contention_meter() as measured:
             replayed = self.backend.replay(scheduler, requests_of(plan, repeat))
         recording = Recording.of(replayed, self.scenario.attention_block)
         recording.write(self.run.path / "live" / name)
         model.keep_in_turns(name, replayed.profiled)
-        point = {"requests": plan.requests, "steps": len(recording.steps), "contention": meter.document}
+        point = {"requests": plan.requests, "steps": len(recording.steps), "contention": measured}
         self.run.add_point(name, point)
         return recording
 
@@ -261,7 +260,7 @@ def _load(
     `speeds`: factors of step times by repeat. `beforehand`: on the profile before the first replay, if `plan` is not.
     """
     models = [EngineRegression.from_file(file).at_speed(speed) for speed in speeds]
-    columns = [recording.columns() for recording in recordings]
+    columns, steps = [recording.columns() for recording in recordings], [recording.steps for recording in recordings]
     plans = [plan if speed == 1 else plan.with_step_time(model) for speed, model in zip(speeds, models, strict=True)]
     simulated = [Simulation(plans[i], i).run() for i in range(len(recordings))]
     measured = [
@@ -283,10 +282,7 @@ def _load(
         },
         "measured": measured,
         "predicted": predicted,
-        "steps": compare_steps(
-            [StepTimes.of(recording.steps, model) for recording, model in zip(recordings, models, strict=True)]
-        )
-        | {"refit_median": refit_error([recording.steps for recording in recordings], file.block_size)},
+        "steps": compare_steps(steps, models) | {"refit_median": refit_error(steps, file.block_size)},
         "curves": {"live": curves(columns), "twin": _simulated_curves(plan, simulated)},
         "timeline": over_time,
         "engines": [

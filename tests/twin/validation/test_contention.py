@@ -13,7 +13,7 @@ import pytest
 from reports.blocks import Report
 from reports.html import page
 from reports.validation import contention_line, verdict_blocks, verdict_line
-from twin.validation.profiling import SCHEDSTAT, ContentionMeter, contention, verdict
+from twin.validation.profiling import SCHEDSTAT, contention, contention_meter, verdict
 
 QUIET = {
     "cpu_seconds": 10.0, "wall_seconds": 10.1, "involuntary_switches": 30.0, "waited_seconds": 0.02,
@@ -56,9 +56,9 @@ def test_the_energy_of_replays_is_that_of_the_packages(tmp_path: Path, monkeypat
     monkeypatch.setattr("twin.validation.profiling.PACKAGES", tmp_path)
     points: list[dict[str, Any]] = []
     for entry in ({"rounds": 2}, {"requests": 10}):
-        with ContentionMeter() as meter:
+        with contention_meter() as measured:
             (tmp_path / "intel-rapl:1" / "energy_uj").write_text(f"{9_500_000 * (1 + len(points))}\n")
-        points.append(entry | {"contention": meter.document})
+        points.append(entry | {"contention": measured})
     assert contention(points)["package_joules"] == pytest.approx(9.5)
     assert "drew 10 J" in contention_line(contention(points))
     points[1]["contention"]["package_joules"] = -262.0  # wrapped
@@ -79,12 +79,12 @@ def test_a_rival_on_the_same_processor_is_noticed() -> None:
         rivals = [multiprocessing.get_context("fork").Process(target=spin, args=(0.6,)) for _ in range(2)]
         for process in rivals:
             process.start()
-        with ContentionMeter() as meter:
+        with contention_meter() as measured:
             spin(0.4)
         for process in rivals:
             process.join()
     finally:
         os.sched_setaffinity(0, processors)
-    result = contention([{"contention": meter.document}])
+    result = contention([{"contention": measured}])
     assert result["contended"]
     assert result["waited_share"] > 0.3
