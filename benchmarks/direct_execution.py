@@ -147,7 +147,7 @@ def wall_tpot(deployment: BundleDeployment, prefill: Any, decode: Any, completio
         if len(finished) >= completions:
             coordinator.stop()
 
-    arguments = [(deployment, rank) for rank in range(1, deployment.layout.size)]
+    arguments = [(deployment, rank) for rank in range(1, len(deployment.names))]
     with _together(deployment.names, deployment.fingerprint, worker, arguments) as members:
         members.ready()
         transport = SocketTransport(members, deployment.forms(), LIMITS.answer)

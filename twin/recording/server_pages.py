@@ -93,15 +93,13 @@ class Scrape:
 
 @dataclass(frozen=True)
 class Means:
-    """The work of a server between two pages: seconds, requests that ended, observations of each histogram.
+    """The requests that a server finished between two pages.
 
     `means`: `ttft.mean`, `itl.mean`, `tpot.mean`, `e2e.mean` (seconds), `prompt_tokens`, `output_tokens` (of a
     request), `step_tokens`, `output_throughput`, `request_throughput` (a second). `bounds`: a quantile's bucket.
     """
 
-    seconds: float
     finished: int
-    counts: Mapping[str, int]
     means: Mapping[str, float]
     bounds: Mapping[str, tuple[float, float]]
 
@@ -129,7 +127,6 @@ def between(first: Scrape, last: Scrape) -> Means:
     if not finished:
         expected = f"expected requests that finished between two pages ({FINISHED})"
         raise BadInput(expected, value=finished or 0, file=last.source)
-    counts: dict[str, int] = {}
     means: dict[str, float] = {}
     bounds: dict[str, tuple[float, float]] = {}
     for name, families in HISTOGRAMS.items():
@@ -137,7 +134,6 @@ def between(first: Scrape, last: Scrape) -> Means:
         if family is None:
             continue
         count = growth.of(f"{family}_count") or 1.0
-        counts[name] = round(count)
         means[name if name.endswith("tokens") else f"{name}.mean"] = (growth.of(f"{family}_sum") or 0.0) / count
         if not name.endswith("tokens"):
             bounds |= {f"{name}.{quantile}": growth.bucket(family, share) for quantile, share in QUANTILES.items()}
@@ -147,7 +143,7 @@ def between(first: Scrape, last: Scrape) -> Means:
             means.setdefault(name, tokens / finished)
     means["output_throughput"] = (growth.of(OUTPUTS) or 0.0) / growth.seconds
     means["request_throughput"] = finished / growth.seconds
-    return Means(growth.seconds, round(finished), counts, means, bounds)
+    return Means(round(finished), means, bounds)
 
 
 class Growth:

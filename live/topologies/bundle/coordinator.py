@@ -79,11 +79,6 @@ class BundleLayout:
         return range(first, first + self.ffn_instances)
 
     @property
-    def size(self) -> int:
-        """The number of ranks."""
-        return 1 + self.attention_instances + self.ffn_instances
-
-    @property
     def names(self) -> list[str]:
         instances = (("attention", self.attention_instances), ("ffn", self.ffn_instances))
         return ["coordinator", *(f"{role} {i}" for role, count in instances for i in range(count))]
