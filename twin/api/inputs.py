@@ -36,12 +36,12 @@ def require_at_least(name: str, value: int | None, minimum: int) -> None:
         raise BadInput(f"expected a whole number from {minimum} up", field=name, value=value)
 
 
-def check_counts(*, jobs: int | None, replications: int, draws: int | None) -> None:
-    """Refuse (`BadInput` about the flag) a number of processes, replications or draws that is too small."""
+def check_counts(replications: int, draws: int | None) -> None:
+    """Refuse (`BadInput` about the flag) a number of replications or draws that is too small."""
     if replications is None:
         raise BadInput("expected a whole number from 1 up", field="--replications")
-    for name, value, minimum in (("jobs", jobs, 1), ("replications", replications, 1), ("draws", draws, 0)):
-        require_at_least(f"--{name}", value, minimum)
+    require_at_least("--replications", replications, 1)
+    require_at_least("--draws", draws, 0)
 
 
 def require_above_0(name: str, value: float | None) -> None:
@@ -224,6 +224,7 @@ class ExecutorChoice:
 
 def choose_executor(text: str = "local", jobs: int | None = None) -> ExecutorChoice:
     """The executor that `--executor` and `--jobs` ask for; `BadInput` for an unknown one, or jobs of a cluster."""
+    require_at_least("--jobs", jobs, 1)
     if not isinstance(text, str):
         raise BadInput(f"expected {KINDS}", field="--executor", value=text)
     kind, _, address = text.partition("://")

@@ -21,7 +21,6 @@ from scenarios.reading import apply, read_scenario
 from twin.api.inputs import (
     ExecutorChoice,
     Overrides,
-    check_counts,
     choose_executor,
     errors_name_arguments,
     path_of,
@@ -260,7 +259,6 @@ def plan(
         BadInput: naming the file, the field or argument, the value and what was expected.
     """
     with errors_name_arguments():
-        check_counts(jobs=jobs, replications=1, draws=None)
         require_above_0("cpu_limit", cpu_limit)
         choice = choose_executor(executor, jobs)
         settings, file = settings_of(overrides), None if trace is None else path_of("trace", trace)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,7 +56,7 @@ class Result:
     scenario: Scenario
     document: Document
     points: dict[str, Document]
-    _inputs: Document
+    _repetitions: tuple[int, int | None]
     _first: one_run.Result
 
     def __repr__(self) -> str:
@@ -114,7 +114,8 @@ class Result:
 
         `events`: `trace-events.json.gz` too, for Perfetto. Only for runs with detail.
         """
-        with new_run(folder, self.scenario.path, self._inputs, "twin.simulate(…).save(…)") as run:
+        inputs = run_inputs([self._first.plan], *self._repetitions)
+        with new_run(folder, self.scenario.path, inputs, "twin.simulate(…).save(…)") as run:
             for key, point in self.points.items():
                 run.add_point(key, point)
             self.write(run, figures=figures, events=events)
@@ -176,7 +177,7 @@ def simulate(
         BadInput: naming the file, the field or argument, the value and what was expected.
     """
     with errors_name_arguments():
-        check_counts(jobs=jobs, replications=replications, draws=draws)
+        check_counts(replications, draws)
         choice = choose_executor(executor, jobs)
         source = opened(scenario, overrides, "serving")
         path = None if trace is None else path_of("trace", trace)
@@ -187,7 +188,36 @@ def simulate(
 
         sweep = prepare(source.document, source.path, [source.settings], path, replications, draws)
         with started_for(sweep, choice) as started:
-            return simulate_several(sweep, source, {}, lambda key, point: None, started, jobs=jobs)
+            return simulate_plan(sweep.cases[0].plan, source, draws, jobs=jobs, others=Others(sweep, started))
+
+
+def started_for(sweep: ServingSweep | None, choice: ExecutorChoice) -> AbstractContextManager[Executor]:
+    """The executor for the runs after the first; nothing is started if there are none."""
+    return choice.start() if sweep is not None and len(sweep.tasks) > 1 else contextlib.nullcontext(Processes(1))
+
+
+@dataclass(frozen=True)
+class Others:
+    """The other runs of a configuration: those that are not in `points` are made on the executor, after the first.
+
+    `keep` is called with the key and the report of each, which `points` gets, too.
+    """
+
+    sweep: ServingSweep
+    executor: Executor
+    points: dict[str, Document] = field(default_factory=dict)
+    keep: Callable[[str, Document], None] = lambda key, point: None
+    advance: Callable[[Task], object] = lambda task: None
+
+    def document(self, first: Document) -> Document:
+        """The document of all runs, given the report of the first."""
+        key = self.sweep.tasks[0].key
+        self.points[key] = first
+        for task in self.sweep.run(self.points, self.keep, self.executor):
+            self.advance(task)
+        document = self.sweep.document(0, self.points)
+        del self.points[key]
+        return document
 
 
 def simulate_plan(
@@ -196,79 +226,28 @@ def simulate_plan(
     draws: int | None = None,
     requests: Path | None = None,
     jobs: int | None = None,
+    others: Others | None = None,
 ) -> Result:
-    """Run a plan once; `requests`: Parquet file for them as they finish, None: they stay in memory.
+    """Run a plan, once or with others. `requests`: Parquet file for those of the first run, as they finish; None: they
+    stay in memory, as requests of sessions do, since which session each belongs to is added in the end.
 
     Raises `BadInput` for a reference run that cannot be read, and a plan that turns out not to run.
     """
-    measured = _reference_run(plan)
-    first = _simulate(plan, requests, jobs)
-    document = run_document(plan, scenario.settings, first.report)
-    return _result(scenario, document, {}, run_inputs([plan], 1, draws), first, measured)
-
-
-def started_for(sweep: ServingSweep, choice: ExecutorChoice) -> AbstractContextManager[Executor]:
-    """The executor for the runs after the first; nothing is started if there are none."""
-    return choice.start() if len(sweep.tasks) > 1 else contextlib.nullcontext(Processes(1))
-
-
-def simulate_several(
-    sweep: ServingSweep,
-    scenario: Scenario,
-    points: dict[str, Document],
-    keep: Callable[[str, Document], None],
-    executor: Executor,
-    advance: Callable[[Task], object] = lambda task: None,
-    requests: Path | None = None,
-    jobs: int | None = None,
-) -> Result:
-    """Make the runs of one configuration that are not in `points`, and the first, whose requests are kept.
-
-    `keep` is called with the key and the report of each, which `points` gets, too. Errors as of `simulate_plan`.
-    """
-    task = sweep.tasks[0]
-    measured = _reference_run(task.plan)
-    first = _simulate(task.plan, requests, jobs)
-    points[task.key] = first.report
-    for finished in sweep.run(points, keep, executor):
-        advance(finished)
-    rest = {key: point for key, point in points.items() if key != task.key}
-    return _result(scenario, sweep.document(0, points), rest, sweep.inputs(), first, measured)
-
-
-def _simulate(plan: ServingPlan, requests: Path | None, jobs: int | None) -> one_run.Result:
-    """Run a plan; its requests go to a file, if one is named and the scenario keeps them.
-
-    Requests of sessions stay in memory: which session each belongs to is added in the end.
-    """
+    spec, measured = plan.scenario, None
+    if spec.measured is not None:
+        series = spec.measured.timeseries
+        measured = read_reference_run(plan.base / spec.measured.requests, plan.base / series if series else None)
     processes = jobs or process.usable_cores()
-    if requests is None or not plan.scenario.detail or not isinstance(plan.workload, Workload):
-        return one_run.simulate(plan, processes=processes)
-    from reports.run_directory import writing_columns
+    if requests is None or not spec.detail or not isinstance(plan.workload, Workload):
+        first = one_run.simulate(plan, processes=processes)
+    else:
+        from reports.run_directory import writing_columns
 
-    with writing_columns(requests) as write:
-        return one_run.simulate(plan, sink=write, processes=processes)
-
-
-def _result(
-    scenario: Scenario,
-    document: Document,
-    points: dict[str, Document],
-    inputs: Document,
-    first: one_run.Result,
-    measured: Document | None,
-) -> Result:
-    """The result whose document also has the curves of the first run, and the reference run."""
-    spec = first.plan.scenario
+        with writing_columns(requests) as write:
+            first = one_run.simulate(plan, sink=write, processes=processes)
+    document = others.document(first.report) if others else run_document(plan, scenario.settings, first.report)
     document["series"] = timeseries(first.run, spec.measure) if spec.detail is True else None
     document["measured"] = measured
     document["comparison"] = compare(document["summary"], measured["summary"]) if measured else None
-    return Result(scenario, document, points, inputs, first)
-
-
-def _reference_run(plan: ServingPlan) -> Document | None:
-    """The measured run that the scenario names, read before anything is simulated."""
-    spec = plan.scenario.measured
-    if spec is None:
-        return None
-    return read_reference_run(plan.base / spec.requests, plan.base / spec.timeseries if spec.timeseries else None)
+    repetitions = (others.sweep.replications if others else 1, draws)
+    return Result(scenario, document, others.points if others else {}, repetitions, first)

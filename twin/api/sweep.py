@@ -127,7 +127,7 @@ def sweep(
         BadInput: naming the file, the field or argument, the value and what was expected.
     """
     with errors_name_arguments():
-        check_counts(jobs=jobs, replications=replications, draws=draws)
+        check_counts(replications, draws)
         choice = choose_executor(executor, jobs)
         source = opened(scenario, overrides, "serving", "afd-bundle")
         settings: list[Settings] = [source.settings | changes for changes in combinations(values_of(vary))]

@@ -58,9 +58,8 @@ class ExecutorOptions:
 
     def choose(self) -> ExecutorChoice:
         """The executor, which is not started yet."""
-        from twin.api.inputs import choose_executor, require_at_least
+        from twin.api.inputs import choose_executor
 
-        require_at_least("--jobs", self.jobs, 1)
         return choose_executor(self.executor, self.jobs)
 
 
@@ -85,7 +84,7 @@ several (serving systems)."""
         """Refuse numbers that are too small."""
         from twin.api.inputs import check_counts
 
-        check_counts(jobs=None, replications=self.replications, draws=self.draws)
+        check_counts(self.replications, self.draws)
 
 
 if TYPE_CHECKING:

@@ -135,13 +135,13 @@ def _reproduce_quality(
 def _reproduce_afd(runs: Path, jobs: int | None, *, fresh: bool, as_json: bool) -> int:
     from papers.afd import reproduction as afd
     from twin.api.run_folder import complete
-    from twin.cli.runs import load_figures, open_sweep, simulate_missing
+    from twin.cli.runs import open_sweep, simulate_missing
     from twin.executors.executor import Processes
     from twin.process import usable_cores
 
     plan = afd.sweep()
     with open_sweep(plan, "reproduce-afd", runs, {"paper": "afd"}, fresh=fresh) as run:
-        sweep = plan.summarise(simulate_missing(plan, run, Processes(jobs or usable_cores()), load_figures))
+        sweep = plan.summarise(simulate_missing(plan, run, Processes(jobs or usable_cores()), figures=True))
         sweep["run"] = {"id": run.id, "directory": str(run.path)}
         document = complete(run, afd.document(sweep), figures=True)
     return _print(document, "papers.afd.reproduction", as_json=as_json)

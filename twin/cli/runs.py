@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,18 +29,18 @@ from workloads.errors import BadInput
 
 if TYPE_CHECKING:
     from reports.run_directory import RunDirectory
-    from twin.api.inputs import Scenario
+    from twin.api.inputs import ExecutorChoice
+    from twin.api.simulation import Others
     from twin.executors.executor import Executor
     from twin.serving.plan.plan import ServingPlan
     from twin.sweeps.serving_sweep import ServingSweep, Sweep, Task
 
+    Summarise = Callable[[dict[str, Any]], dict[str, Any]]
+    """Makes the document of a sweep from those of its runs."""
+
 
 def open_sweep(sweep: Sweep[Any], command: str, runs: Path, inputs: dict[str, Any], *, fresh: bool) -> RunDirectory:
-    """The run folder of a sweep, to be opened with `with`: an unfinished one is resumed unless `fresh`.
-
-    Args:
-        inputs: keys of the manifest in front of the sweep's own.
-    """
+    """The run folder of a sweep; `inputs` stand in front of its own."""
     return open_folder(command, runs, {**inputs, **sweep.inputs()}, sweep.fingerprint, fresh=fresh)
 
 
@@ -55,19 +57,16 @@ def open_folder(
     return open_run(runs, command, fingerprint(__version__), manifest(inputs), resume=not fresh)
 
 
-def simulate_missing(
-    sweep: Sweep[Any], run: RunDirectory, executor: Executor, meanwhile: Callable[[], object] = lambda: None
-) -> dict[str, Any]:
+def simulate_missing(sweep: Sweep[Any], run: RunDirectory, executor: Executor, *, figures: bool) -> dict[str, Any]:
     """Simulate what the folder lacks, each run on disk as soon as it is done; returns the documents of all, by key.
 
-    Args:
-        meanwhile: called once the workers are busy.
+    `figures`: import the drawing library, which takes a second, once the workers are busy.
     """
-
     points = run.points()
     total = len(sweep.tasks)
     if points:
         note_resumed(run.path, len(points), total)
+    meanwhile = partial(import_module, "reports.svg") if figures else lambda: None
     with progress("simulating", total, len(points)) as advance:
         for task in sweep.run(points, run.add_point, executor, meanwhile, run.path):
             advance(sweep.label(task))
@@ -76,7 +75,6 @@ def simulate_missing(
 
 def note_resumed(folder: Path, count: int, total: int) -> None:
     """Note on stderr that a folder has finished runs."""
-
     note(f"taking up {folder}: {count} of {total} runs are done")
 
 
@@ -88,11 +86,6 @@ def note_partial_replay(*plans: ServingPlan) -> None:
 
         for text in dict.fromkeys(map(part_of_trace, partial)):
             note(text)
-
-
-def load_figures() -> None:
-    """Import the drawing library, which takes a second, while the workers simulate."""
-    import reports.svg  # noqa: F401
 
 
 def report(run: Path, /) -> int:
@@ -121,7 +114,6 @@ def report(run: Path, /) -> int:
 
 
 def _read(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-
     try:
         manifest, summary = read_run(run)
     except (OSError, ValueError) as error:
@@ -160,70 +152,56 @@ def simulate(
     with making_what_stays():
         from scenarios.reading import read_scenario, single_settings
         from twin.api.inputs import Scenario
+        from twin.api.simulation import REQUESTS, simulate_plan, started_for
+        from twin.serving.results.report import run_fingerprint, run_inputs
+        from twin.sweeps.one_run import read_plan
 
         repetitions.check()
-        choice = execution.choose()
+        choice, sweep = execution.choose(), None
+        replications, draws = repetitions.replications, repetitions.draws
         settings = single_settings(set_ or [], "; twin sweep tries several")
         source = Scenario(scenario, read_scenario(scenario, "serving"), settings)
-        if repetitions.several:
+        if replications == 1 and not draws:
+            plan = read_plan(source.document, scenario, settings, trace)
+        else:
             from twin.sweeps.serving_sweep import prepare
 
-            replications, draws = repetitions.replications, repetitions.draws
             sweep = prepare(source.document, scenario, [settings], trace, replications, draws)
-        else:
-            from twin.sweeps.one_run import read_plan
+            plan = sweep.cases[0].plan
 
-            plan = read_plan(source.document, scenario, settings, trace)
-
-    if repetitions.several:
-        from twin.api.simulation import started_for
-
-        with started_for(sweep, choice) as executor:
-            document = _simulate_several(sweep, source, executor, execution.jobs, run, events=events)
-    else:
-        document = _simulate_plan(plan, source, repetitions.draws, execution.jobs, run, events=events)
-
+    note_partial_replay(plan)
+    if sweep is None and execution.jobs is not None and execution.jobs > 1:
+        _note_one_process(plan)
+    inputs = {"scenario_file": str(scenario), **run_inputs([plan], replications, draws)}
+    name = partial(run_fingerprint, [plan], replications=replications, draws=draws)
+    once = sweep is None or len(sweep.tasks) == 1
+    with (
+        started_for(sweep, choice) as executor,
+        open_folder("simulate", run.runs, inputs, name, fresh=once) as folder,
+    ):
+        with contextlib.nullcontext() if sweep is None else _others(sweep, executor, folder) as others:
+            requests = None if events else folder.path / REQUESTS
+            result = simulate_plan(plan, source, draws, requests, execution.jobs, others)
+        document = result.write(folder, figures=not run.no_figures, events=events)
     print_run(document, as_json=run.json)
     return 0
 
 
-def _simulate_plan(
-    plan: ServingPlan, source: Scenario, draws: int | None, jobs: int | None, options: RunOptions, *, events: bool
-) -> dict[str, Any]:
-    from twin.api.simulation import REQUESTS, simulate_plan
-    from twin.serving.results.report import run_fingerprint, run_inputs
+@contextlib.contextmanager
+def _others(sweep: ServingSweep, executor: Executor, folder: RunDirectory) -> Iterator[Others]:
+    """The runs after the first, of which the folder may have some, with progress on stderr."""
+    from twin.api.simulation import Others
 
-    note_partial_replay(plan)
-    if jobs is not None and jobs > 1:
-        _note_one_process(plan)
-    inputs = {"scenario_file": str(source.path), **run_inputs([plan], 1, draws)}
-    name = partial(run_fingerprint, [plan], replications=1, draws=draws)
-    with open_folder("simulate", options.runs, inputs, name, fresh=True) as folder:
-        result = simulate_plan(plan, source, draws, None if events else folder.path / REQUESTS, jobs)
-        return result.write(folder, figures=not options.no_figures, events=events)
+    points, count = folder.points(), len(sweep.tasks)
+    if points:
+        note_resumed(folder.path, len(points) + 1, count)
+    # the first run is made each time, for its requests and steps
+    with progress("simulating", count, len(points) + 1) as advance:
 
+        def advance_task(task: Task) -> None:
+            advance(f"replication {task.replication}" + ("" if task.draw is None else f", draw {task.draw}"))
 
-def _simulate_several(
-    sweep: ServingSweep, source: Scenario, executor: Executor, jobs: int | None, options: RunOptions, *, events: bool
-) -> dict[str, Any]:
-    """Make every run that the folder does not have, with progress on stderr."""
-    from twin.api.simulation import REQUESTS, simulate_several
-
-    note_partial_replay(sweep.cases[0].plan)
-    count, inputs = len(sweep.tasks), {"scenario_file": str(source.path)}
-    with open_sweep(sweep, "simulate", options.runs, inputs, fresh=count == 1) as folder:
-        points = folder.points()
-        if points:
-            note_resumed(folder.path, len(points) + 1, count)
-        # the first run is made each time, for its requests and steps
-        with progress("simulating", count, len(points) + 1) as advance:
-
-            def advance_task(task: Task) -> None:
-                advance(f"replication {task.replication}" + ("" if task.draw is None else f", draw {task.draw}"))
-
-            requests = None if events else folder.path / REQUESTS
-            result = simulate_several(sweep, source, points, folder.add_point, executor, advance_task, requests, jobs)
-        return result.write(folder, figures=not options.no_figures, events=events)
+        yield Others(sweep, executor, points, folder.add_point, advance_task)
 
 
 def _note_one_process(plan: ServingPlan) -> None:
@@ -276,7 +254,6 @@ def sweep(
     """
     configure_libraries()
     from scenarios.reading import combinations, parse_overrides, parse_zipped, read_scenario
-    from twin.api.run_folder import complete
     from twin.api.sweep import prepare_sweep
     from twin.sweeps.serving_sweep import ServingSweep
 
@@ -292,11 +269,21 @@ def sweep(
         )  # fmt: skip
     if isinstance(plan, ServingSweep):
         note_partial_replay(*(case.plan for case in plan.cases))
+    return _run_sweep(plan, plan.summarise, "sweep", scenario, executor, run, fresh=fresh)
+
+
+def _run_sweep(
+    sweep: Sweep[Any], summarise: Summarise, command: str, scenario: Path, executor: ExecutorChoice,
+    options: RunOptions, *, fresh: bool,
+) -> int:  # fmt: skip
+    """Make the runs of a sweep in its folder, and print their summary."""
+    from twin.api.run_folder import complete
+
     inputs = {"scenario_file": str(scenario)}
-    with executor.start() as started, open_sweep(plan, "sweep", run.runs, inputs, fresh=fresh) as folder:
-        documents = simulate_missing(plan, folder, started, (lambda: None) if run.no_figures else load_figures)
-        result = complete(folder, plan.summarise(documents), figures=not run.no_figures)
-    print_run(result, as_json=run.json)
+    with executor.start() as started, open_sweep(sweep, command, options.runs, inputs, fresh=fresh) as folder:
+        documents = simulate_missing(sweep, folder, started, figures=not options.no_figures)
+        result = complete(folder, summarise(documents), figures=not options.no_figures)
+    print_run(result, as_json=options.json)
     return 0
 
 
@@ -338,7 +325,6 @@ def ablate(
     configure_libraries()
     from scenarios.reading import apply, parse_overrides, read_scenario, single_settings
     from twin.api.inputs import require_at_least
-    from twin.api.run_folder import complete
     from twin.sweeps.ablation import prepare_ablation
 
     require_at_least("--replications", replications, 2)
@@ -354,9 +340,4 @@ def ablate(
         replications=replications,
         draws=draws,
     )
-    inputs = {"scenario_file": str(scenario)}
-    with executor.start() as started, open_sweep(ablation.sweep, "ablate", run.runs, inputs, fresh=fresh) as folder:
-        points = simulate_missing(ablation.sweep, folder, started, (lambda: None) if run.no_figures else load_figures)
-        result = complete(folder, ablation.summarise(points), figures=not run.no_figures)
-    print_run(result, as_json=run.json)
-    return 0
+    return _run_sweep(ablation.sweep, ablation.summarise, "ablate", scenario, executor, run, fresh=fresh)
