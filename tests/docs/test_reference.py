@@ -25,8 +25,7 @@ from schedulers.routing import ROUTERS
 from schedulers.scheduling_policies import PREEMPTION_POLICIES, SCHEDULING_POLICIES
 from schedulers.step_policies import CHUNK_POLICIES
 from tests.docs.pages import REFERENCE, names, rows
-from twin.cli import run
-from twin.cli.commands import program
+from twin.cli import program, run
 from workloads.traces import TRACE_FORMATS
 
 

@@ -55,7 +55,7 @@ from tests.live.server.wire import Client
 from tests.live.test_host_tier import conversations, offloading
 from tests.live.topologies.answers import settings
 from tests.rehearsal.gpu import PretendedGPU
-from twin.cli.commands import program
+from twin.cli import program
 from twin.cli.validate import EXIT_CODES
 
 Piece = Callable[[PretendedGPU], None]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.twin.serving.scenarios import run, scenario
-from twin.serving.records.overload import Backlog, overload_of
-from twin.serving.results.summary import overload
+from twin.serving.records.engine_log import Backlog
+from twin.serving.results.summary import overload, overload_of
 from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
 
@@ -120,7 +120,7 @@ def test_counts_by_hand() -> None:
         if i % 2 == 0:
             backlog.start(10.0 + i)
     overload = overload_of({"engine-0": backlog})
-    assert (overload.waiting, overload.arrival_rate, overload.service_rate) == (51, 1.0, 0.49)
+    assert overload == {"engines": ["engine-0"], "arrival_rate": 1.0, "service_rate": 0.49, "waiting": 51}
     backlog.lose_all(111.0)
     backlog.arrive(112.0)
     assert overload_of({"engine-0": backlog}) is None

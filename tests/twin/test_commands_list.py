@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from twin.cli import run
-from twin.cli.commands import COMMANDS, WIDTH, program
+from twin.cli import COMMANDS, WIDTH, program, run
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from scenarios.fields import MeasureSpec
 from twin.serving.records.engine_log import EngineLog
-from twin.serving.records.requests import Columns
-from twin.serving.results.curves import step_table
+from twin.serving.records.requests import KEPT_COLUMNS
 from twin.serving.results.run import Run
 from twin.serving.results.summary import RequestLatencies
 from twin.serving.results.uncertainty import flatten
@@ -39,23 +39,29 @@ SESSION_UNITS = {
     **dict.fromkeys(("count", "turns", "requests"), COUNT),
     "resent_tokens": TOKENS,
 }
-"""Units of the metrics of sessions, by the second part of their names."""
+"""Units of the metrics of sessions."""
 
-CLIENT_UNITS = {**dict.fromkeys(LATENCIES, SECONDS), "requests": REQUESTS, "goals_met": SHARE, "service": TOKENS,
-    "shed": REQUESTS, "shed_share": SHARE,
-}  # fmt: skip
-"""Units of the metrics of service classes and tenants, by the third part of their names."""
-
+GROUP_UNITS = {
+    **dict.fromkeys(LATENCIES, SECONDS),
+    **dict.fromkeys(("requests", "shed"), REQUESTS),
+    **dict.fromkeys(("goals_met", "shed_share", "goodput_share"), SHARE),
+    "service": TOKENS,
+}
+"""Units of the metrics of service classes, tenants, and requests around outages."""
 
 SCALING_UNITS = {
     **dict.fromkeys(("engine_hours", "gpu_hours"), "h"),
     **dict.fromkeys(("started", "stopped", "mean_engines", "most_engines"), COUNT),
     "missed_minutes": SHARE,
 }
-"""Units of the metrics of autoscaling, by the last part of their names; a cost has that of the prices."""
+"""Units of the metrics of autoscaling; a cost has that of the prices."""
 
-OUTAGE_UNITS = {**dict.fromkeys(LATENCIES, SECONDS), "requests": REQUESTS, "goodput_share": SHARE}
-"""Units of the metrics around outages, by the third part of their names."""
+SECTIONS = {
+    "sessions": (SESSION_UNITS, 1),
+    **dict.fromkeys(("service_classes", "tenants", "outages"), (GROUP_UNITS, 2)),
+    "autoscaling": (SCALING_UNITS, -1),
+}
+"""Units of the metrics of a section, by a part of their dotted names."""
 
 
 def summary_frame(document: Document) -> pd.DataFrame:
@@ -69,13 +75,9 @@ def summary_frame(document: Document) -> pd.DataFrame:
 
 def _unit(name: str) -> str:
     """The unit of a metric, by its dotted name; empty for one that is not known."""
-    section, _, rest = name.partition(".")
-    if section == "autoscaling":
-        return SCALING_UNITS.get(name.split(".")[-1], "")
-    if section in ("service_classes", "tenants", "outages") and rest:
-        units = OUTAGE_UNITS if section == "outages" else CLIENT_UNITS
-        return units.get(rest.split(".")[1], "")
-    return SESSION_UNITS[rest.partition(".")[0]] if section == "sessions" else UNITS.get(section, "")
+    parts = name.split(".")
+    units, part = SECTIONS.get(parts[0], (UNITS, 0))
+    return units.get(parts[part], "") if part < len(parts) else ""
 
 
 def metrics(summary: Document) -> dict[str, float | None]:
@@ -95,20 +97,13 @@ def _ends(interval: dict[str, list[float]] | None) -> dict[str, float]:
 def requests_frame(run: Run, measure: MeasureSpec) -> pd.DataFrame:
     """One row for each request, in the order in which they finished; fewer columns for a run without detail."""
     columns = run.columns
-    table = run.request_table() if columns.detail else _without_detail(columns)
+    if columns.detail:
+        table = run.request_table()
+    else:
+        table = {name: np.array(getattr(columns, name)) for name in KEPT_COLUMNS} | columns.client_table()
+        table |= {"output_tokens": table["output_tokens"].astype(int), "one_shot": table["one_shot"].astype(bool)}
     latencies = RequestLatencies(columns, measure)
     return pd.DataFrame({**table, **latencies.values, "counted": latencies.in_window})
-
-
-def _without_detail(columns: Columns) -> dict[str, Any]:
-    return {
-        "arrival": np.array(columns.arrival),
-        "queued": np.array(columns.queued),
-        "first_token": np.array(columns.first_token),
-        "last_token": np.array(columns.last_token),
-        "output_tokens": np.array(columns.output_tokens, dtype=np.int64),
-        "one_shot": np.array(columns.one_shot, dtype=np.bool_),
-    } | columns.client_table()
 
 
 def steps_frame(logs: Sequence[EngineLog]) -> pd.DataFrame:
@@ -117,16 +112,49 @@ def steps_frame(logs: Sequence[EngineLog]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
+KINDS = np.array(["decode", "mixed", "one-shot"])
+"""Names of `DECODE_STEP`, `MIXED_STEP` and `ONE_SHOT_STEP`."""
+
+
+def step_table(log: EngineLog) -> dict[str, NDArray[Any]]:
+    """One row for each step of an engine, in order. Needs a log with detail.
+
+    A fast-forwarded step is a decode step without prompt tokens that starts at the end of the step before: nothing
+    else is fast-forwarded.
+
+    Returns:
+        `start` and `end` (seconds), `kind` (of `KINDS`), `num_decodes` (sequences with a token in this step and in the
+        step before it), `prefill_tokens` (prompt tokens computed), `fast_forwarded`.
+    """
+    ends = np.array(log.ends, dtype=np.float64)
+    logged = np.array(log.index, dtype=np.int64)
+    start = np.concatenate([[np.nan], ends[:-1]])[: len(ends)]
+    start[logged] = log.starts
+    prefill_tokens, kind = (np.zeros(len(ends), dtype=np.int64) for _ in range(2))
+    prefill_tokens[logged] = log.prefill_tokens
+    kind[logged] = log.kinds
+    fast_forwarded = np.ones(len(ends), dtype=np.bool_)
+    fast_forwarded[logged] = False
+    decodes, repeats = np.array(log.decodes, dtype=np.int64), np.array(log.repeats, dtype=np.int64)
+    return {
+        "start": start,
+        "end": ends,
+        "kind": KINDS[kind],
+        "num_decodes": np.repeat(decodes, repeats),
+        "prefill_tokens": prefill_tokens,
+        "fast_forwarded": fast_forwarded,
+    }
+
+
 def serving_points(document: Document) -> pd.DataFrame:
     """One row for each configuration of a `twin.serving-sweep/1` document."""
-    return pd.DataFrame([_serving_point(index, point) for index, point in enumerate(document["points"])])
-
-
-def _serving_point(index: int, point: Document) -> Document:
-    row: Document = {"configuration": index, **point["settings"], **metrics(point["summary"])}
-    for name, interval in point["intervals"].items():
-        row |= {f"{name}.low": interval["confidence"][0], f"{name}.high": interval["confidence"][1]}
-    return row | {"saturated": point["saturated"]}
+    rows = []
+    for index, point in enumerate(document["points"]):
+        row: Document = {"configuration": index, **point["settings"], **metrics(point["summary"])}
+        for name, interval in point["intervals"].items():
+            row |= dict(zip((f"{name}.low", f"{name}.high"), interval["confidence"], strict=True))
+        rows.append(row | {"saturated": point["saturated"]})
+    return pd.DataFrame(rows)
 
 
 def bundle_points(document: Document) -> pd.DataFrame:

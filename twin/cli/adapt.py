@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App
 
 from reports.run_directory import fingerprint, open_run
+from twin.cli import COMMANDS
 from twin.cli.adapt_text import (
     SOURCES,
     TorchOptions,
@@ -20,7 +21,6 @@ from twin.cli.adapt_text import (
     resumable,
     text,
 )
-from twin.cli.commands import COMMANDS
 from twin.cli.console import FLAG, Json, note, print_result, progress
 from workloads.errors import BadInput
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from reports.run_directory import write_text
-from twin.cli.commands import COMMANDS
+from twin.cli import COMMANDS
 from twin.cli.console import (
     FileOrStdout,
     Flag,

@@ -19,8 +19,7 @@ from scenarios.serving import check_scenario
 from twin.executors.executor import Processes
 from twin.serving.engine.engine import Engine
 from twin.serving.plan.plan import Draw, ServingPlan, make_plan, widest
-from twin.serving.records.engine_log import Counters, EngineLog, StepFile
-from twin.serving.records.overload import Backlog
+from twin.serving.records.engine_log import Backlog, Counters, EngineLog, StepFile
 from twin.serving.records.requests import Sink
 from twin.serving.results.report import Document, report_run
 from twin.serving.results.run import EngineAtEnd, Run
@@ -116,7 +115,7 @@ def _engine(end: dict[str, Any], file: StepFile | None) -> EngineAtEnd:
         end["blocks"],
         end["max_num_seqs"],
         Counters(**end["counters"]),
-        Backlog.at_end(*end["backlog"]),
+        Backlog(*end["backlog"]),
         EngineLog.load(end["log"], file),
     )
 

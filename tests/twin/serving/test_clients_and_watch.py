@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from scenarios.serving import ClosedLoopSpec, check_scenario
+from scenarios.serving import ClosedLoopSpec
 from schedulers.batches import Batch
 from twin.serving.engine.engine import Engine
 from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
 
-from .scenarios import records, run, scenario
+from .scenarios import scenario
 
 
 @pytest.mark.parametrize("cv", [0.25, 1.0, 2.0])
@@ -34,15 +34,6 @@ def test_without_variation_every_pause_is_the_same() -> None:
 def test_a_variation_too_small_to_draw_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"at least 0\.001"):
         ClosedLoopSpec(process="closed_loop", concurrency=1, think=0.02, think_cv=1e-5)
-
-
-def test_a_simulation_of_a_scenario_is_that_of_its_plan() -> None:
-    document = scenario()
-    simulation = Simulation(check_scenario(document, {}, Path("scenario.yaml")))
-    assert simulation.environment.now == 0.0
-    assert [engine.name for engine in simulation.system.engines] == ["engine-0"]
-    assert records(simulation.run()) == records(run(document))
-    assert simulation.population.value == 0
 
 
 def test_a_watch_sees_every_step_and_changes_none() -> None:

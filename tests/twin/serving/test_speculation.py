@@ -16,6 +16,7 @@ from tests.twin.serving.scenarios import reported, run, scenario
 from twin.serving.plan.plan import make_plan
 from twin.serving.results.uncertainty import combine
 from twin.serving.run.simulation import Simulation
+from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
 
 FLAT = {"source": "linear", "overhead": 0.01, "per_token": 0.0, "per_kv_token": 0.0}
@@ -192,8 +193,8 @@ def test_answers_are_drawn_evenly_and_other_draws_differ(tmp_path: Path) -> None
     answers = [{"drafted": [4], "right": [4 * (i % 2)]} for i in range(10)]
     document = one_at_a_time(speculative_config=measured(tmp_path, answers))
     document["workload"]["requests"] = 200
-    scenario = ServingScenario.model_validate(document)
-    rates = [reported(Simulation(scenario, drafts=i).run(), document)["summary"]["speculation"] for i in range(4)]
+    plan = prepare(document, tmp_path / "scenario.yaml").cases[0].plan
+    rates = [reported(Simulation(plan, drafts=i).run(), document)["summary"]["speculation"] for i in range(4)]
     shares = [rate["num_accepted_tokens"] / rate["num_emitted_tokens"] for rate in rates]
     assert len(set(shares)) > 1
     assert shares[0] == pytest.approx(0.4, abs=0.06)  # 4 of 5 tokens, of half the requests

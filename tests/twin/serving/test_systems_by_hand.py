@@ -13,7 +13,6 @@ import pytest
 from scenarios.fields import MeasureSpec
 from tests.twin.serving.by_hand import STEP, TICK, play, requests
 from tests.twin.serving.scenarios import records, run, scenario
-from twin.serving.records.overload import Overload, describe_overload
 from twin.serving.results.run import Run
 from twin.serving.results.summary import engine_summaries, link_summaries, outages, summarise
 from workloads.mixes import ModelMix
@@ -317,18 +316,6 @@ def test_garbage_is_collected_again_after_a_run() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
-
-
-def test_what_a_document_says_of_overload() -> None:
-    result = Overload(["engine-0", "engine-1"], arrival_rate=4.0, service_rate=3.0, waiting=25)
-    assert describe_overload(result, arrivals_end=10.0, end=18.5) == {
-        "engines": ["engine-0", "engine-1"],
-        "arrival_rate": 4.0,
-        "service_rate": 3.0,
-        "waiting": 25,
-        "arrivals_end": 10.0,
-        "drain": 8.5,
-    }
 
 
 @pytest.mark.parametrize("layout", ["colocated", "disaggregated"])

@@ -25,8 +25,7 @@ from schedulers.batches import Batch, OneShotBatch
 from schedulers.engine_core import EngineCore
 from schedulers.parallel_cores import LockstepGroup
 from schedulers.sequence import DECODING, WAITING, Sequence
-from twin.serving.records.engine_log import DECODE_STEP, MIXED_STEP, ONE_SHOT_STEP, EngineLog
-from twin.serving.records.overload import Backlog
+from twin.serving.records.engine_log import DECODE_STEP, MIXED_STEP, ONE_SHOT_STEP, Backlog, EngineLog
 from twin.serving.records.requests import UNSET, RequestRecord
 
 NEVER: Final = sys.maxsize

@@ -1,4 +1,4 @@
-"""The log of an engine: its steps in order, its counters, its state over time, and the file to which steps may move."""
+"""The log of an engine: its steps in order, its counters, state and queue over time; and a file to which steps move."""
 
 from __future__ import annotations
 
@@ -134,6 +134,55 @@ class StepIntegral:
     def until(self, now: float) -> float:
         """The integral up to now, which is not before `since`."""
         return self.area + self.value * (now - self.since)
+
+
+class Backlog:
+    """Counts the requests that wait at one engine for their first step there, in constant memory.
+
+    Attributes:
+        first: when the first request arrived, seconds; None before.
+        last: the latest arrival, seconds, and of that moment: requests arrived and started, when the queue was last
+            empty, seconds, and requests that had arrived by then; None before the first.
+    """
+
+    __slots__ = ("_arrived", "_before", "_emptied", "_started", "first", "last")
+
+    def __init__(self, first: float | None = None, last: tuple[float, int, int, float, int] | None = None) -> None:
+        self.first = first
+        self.last = last
+        self._arrived = self._started = self._before = 0
+        self._emptied = 0.0
+
+    def arrive(self, now: float) -> None:
+        """Count a request that is submitted."""
+        if self.first is None:
+            self.first = self._emptied = now
+        self._arrived += 1
+        self.last = now, self._arrived, self._started, self._emptied, self._before
+
+    def start(self, now: float) -> None:
+        """Count a request whose first step begins."""
+        self._started += 1
+        if self._started == self._arrived:
+            self._empty(now)
+
+    def withdraw(self, now: float) -> None:
+        """Count a request out that was shed on arrival."""
+        self._arrived -= 1
+        if self.last is not None:
+            time, arrived, started, emptied, before = self.last
+            self.last = time, arrived - 1, started, emptied, before
+        if self._started == self._arrived:
+            self._empty(now)
+
+    def lose_all(self, now: float) -> None:
+        """Empty the queue: the engine has failed, and its requests go elsewhere."""
+        self._started = self._arrived
+        self._empty(now)
+
+    def _empty(self, now: float) -> None:
+        self._emptied = now
+        self._before = self._arrived
 
 
 _LOGGED: Final[tuple[str, ...]] = (

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from twin.serving.engine.engine_state import EngineState
 from twin.serving.engine.links import Link, TierLinks
 from twin.serving.engine.speculation import SimulatedSpeculation
-from twin.serving.records.engine_log import Counters, EngineLog
-from twin.serving.records.overload import Backlog
+from twin.serving.records.engine_log import Backlog, Counters, EngineLog
 from twin.serving.records.requests import Columns, PrefixReuse, SessionLog, ShedLog
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,8 +16,7 @@ from scenarios.serving import ClosedLoopSpec
 from twin.serving.engine.links import CopyLink
 from twin.serving.engine.speculation import describe_speculation
 from twin.serving.plan.plan import ServingPlan
-from twin.serving.records.engine_log import EngineLog
-from twin.serving.records.overload import describe_overload, overload_of
+from twin.serving.records.engine_log import Backlog, EngineLog
 from twin.serving.records.requests import Columns, SessionLog, ShedLog
 from twin.serving.results.run import AnyEngine, Run
 
@@ -131,17 +131,67 @@ def outages(run: Run) -> list[dict[str, Any]]:
     return [{"engine": log.name, "start": start, "end": end} for log in run.logs for start, end in log.outages]
 
 
+SIGNIFICANT = 2.5
+"""Number of standard deviations by which arrivals must outnumber starts.
+
+While a queue is backlogged, arrivals less starts is a random walk, whose variance is about arrivals plus starts where
+both come as from Poisson processes. Of 400 M/M/1 runs of 2,000 requests, none is called overloaded at loads up to 0.95,
+3 % at 1.0, 26 % at 1.05, 78 % at 1.1 and all at 1.2. Shorter runs show less: of 300 requests, 50 % at 1.2, 99 % at 1.5.
+"""
+
+BACKLOGGED = 0.5
+"""Share of the time between the first and the last arrival in which the queue must not have been empty.
+
+A queue with a load below 1 empties again and again. A queue left by a burst late in a trace does not grow with the
+length of the run.
+"""
+
+
 def overload(run: Run, plan: ServingPlan) -> dict[str, Any] | None:
     """The first pool whose queue grows for as long as requests arrive (`overload_of`); None if there is none.
 
-    Clients of a closed loop wait for their answers before they send again, so they cannot overload a system.
+    `drain`: seconds from the last arrival to the end of the run. Clients of a closed loop wait for their answers before
+    they send again, so they cannot overload a system.
     """
     if isinstance(plan.scenario.workload.arrivals, ClosedLoopSpec):
         return None
     backlogs = {engine.name: engine.backlog for engine in run.engines}
     pools = (overload_of({name: backlogs[name] for name in names}) for names in plan.groups)
     first = next(filter(None, pools), None)
-    return describe_overload(first, max(run.columns.arrival), run.end) if first else None
+    if first is None:
+        return None
+    last = max(run.columns.arrival)
+    return first | {"arrivals_end": last, "drain": run.end - last}
+
+
+def overload_of(backlogs: dict[str, Backlog]) -> dict[str, Any] | None:
+    """The overload of a pool, from the queues of its engines by name; None if they do not grow.
+
+    Queues grow if, at the last arrival, they had not been empty for half of the arrivals' time (`BACKLOGGED`), and
+    arrivals since then outnumber starts by more than chance explains (`SIGNIFICANT`). Requests that arrive all at once
+    have no rate. An engine whose batch still fills when arrivals end is not overloaded, since no request waits.
+
+    Returns the engines' names, requests that arrive and that start a second, and those that wait at the last arrival.
+    """
+    seconds, backlogged, waiting, arrived, engines = 0.0, 0.0, 0, 0, 0
+    for backlog in backlogs.values():
+        if backlog.first is not None and backlog.last is not None:
+            time, arrivals, starts, emptied, before = backlog.last
+            seconds += time - backlog.first
+            backlogged += time - emptied
+            waiting += arrivals - starts
+            arrived += arrivals - before
+            engines += 1
+    started = arrived - waiting
+    if not backlogged or backlogged < BACKLOGGED * seconds or waiting <= SIGNIFICANT * math.sqrt(arrived + started):
+        return None
+    rates = engines / backlogged
+    return {
+        "engines": list(backlogs),
+        "arrival_rate": arrived * rates,
+        "service_rate": started * rates,
+        "waiting": waiting,
+    }
 
 
 LATENCIES = ("ttft", "tpot", "e2e")

@@ -8,7 +8,7 @@ users begin a session when their last one has ended.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -73,26 +73,6 @@ class OpenLoop:
         """Do nothing: the next request does not depend on answers."""
 
 
-class PartwiseLoop:
-    """An open loop whose requests are handed in part by part: in between, the simulation stands still."""
-
-    def __init__(self, env: Environment, system: System) -> None:
-        self._env = env
-        self._system = system
-        self._alarm = Alarm(Priority.ARRIVAL, self._never)
-
-    def play(self, requests: Iterable[tuple[Request, int]], until: float) -> None:
-        """Send requests at their arrival times, and run up to the time `until`, before which no others arrive."""
-        env, system, alarm = self._env, self._system, self._alarm
-        for request, answer_tokens in requests:
-            env.run_to(alarm, request.arrival)
-            system.submit(RequestRecord(request, answer_tokens))
-        env.run_to(alarm, until)
-
-    def _never(self, now: float) -> None:
-        raise AssertionError("the alarm marks how far to run, and does not ring")
-
-
 class ClosedLoop:
     """`concurrency` clients, each of which sends its next request `think()` seconds after its previous answer."""
 
@@ -109,7 +89,8 @@ class ClosedLoop:
         self._requests = requests
         self._think = think
         self._answered: dict[int, Event] = {}  # by request id
-        self.processes = [env.process(self._client()) for _ in range(concurrency)]
+        for _ in range(concurrency):
+            env.process(self._client())
 
     def _client(self) -> Generator[Event, object, None]:
         """Send a request, wait for its answer, think, and send the next until there are no more requests."""
@@ -144,22 +125,55 @@ def _sent_at(now: float, request: Request) -> Request:
 
 
 class SessionClients:
-    """Sends the requests of sessions. A subclass says when sessions begin.
+    """Sends the requests of sessions.
+
+    Args:
+        users: each begins a session `pause()` seconds after the end of its last one, before the time `until`; None:
+            sessions begin at their arrival times, independently of each other.
 
     Attributes:
         log: the finished sessions. sent: number of requests that were sent. until: the time after which none is sent.
     """
 
     def __init__(
-        self, env: Environment, system: System, sessions: Iterator[Session], log: SessionLog, until: float = inf
+        self,
+        env: Environment,
+        system: System,
+        sessions: Iterator[Session],
+        log: SessionLog,
+        users: int | None = None,
+        pause: Callable[[], float] = lambda: 0.0,
+        until: float = inf,
     ) -> None:
         self.log = log
         self.until = until
         self._env = env
         self._system = system
         self._sessions = sessions
+        self._pause = pause
         self.sent = 0
         self._unanswered: dict[int, tuple[SessionRecord, Prompt, Event]] = {}  # by request id
+        if users is None:
+            env.process(self._arrive())
+        for _ in range(users or 0):
+            env.process(self._user())
+
+    def _arrive(self) -> Generator[Event, object, None]:
+        """Begin each session when it arrives."""
+        env = self._env
+        for session in self._sessions:
+            yield env.at(session.arrival, Priority.ARRIVAL)
+            env.process(self._hold(session, late=False))
+
+    def _user(self) -> Generator[Event, object, None]:
+        """Hold one session after the other until there are no more."""
+        env = self._env
+        yield env.at(0.0, Priority.ARRIVAL)
+        for session in self._sessions:
+            if env.now >= self.until:
+                return
+            yield from self._hold(session, late=env.now > 0)
+            yield env.at(env.now + self._pause(), Priority.LATE)
 
     def finished(self, record: RequestRecord) -> None:
         """Count an answer, and wake its session when its round is answered."""
@@ -208,45 +222,3 @@ class SessionClients:
             yield answered
             if round.agents:
                 yield env.all_of([env.process(self._sub_agent(session, record, agent)) for agent in round.agents])
-
-
-class OpenSessions(SessionClients):
-    """Sessions begin at their arrival times, independently of each other."""
-
-    def __init__(self, env: Environment, system: System, sessions: Iterator[Session], log: SessionLog) -> None:
-        super().__init__(env, system, sessions, log)
-        self.process = env.process(self._run())
-
-    def _run(self) -> Generator[Event, object, None]:
-        env = self._env
-        for session in self._sessions:
-            yield env.at(session.arrival, Priority.ARRIVAL)
-            env.process(self._hold(session, late=False))
-
-
-class ClosedSessions(SessionClients):
-    """`users` users, each of whom begins a session `pause()` seconds after the end of the last one."""
-
-    def __init__(
-        self,
-        env: Environment,
-        system: System,
-        sessions: Iterator[Session],
-        log: SessionLog,
-        users: int,
-        pause: Callable[[], float],
-        until: float = inf,
-    ) -> None:
-        super().__init__(env, system, sessions, log, until)
-        self._pause = pause
-        self.processes = [env.process(self._user()) for _ in range(users)]
-
-    def _user(self) -> Generator[Event, object, None]:
-        """Hold one session after the other until there are no more."""
-        env = self._env
-        yield env.at(0.0, Priority.ARRIVAL)
-        for session in self._sessions:
-            if env.now >= self.until:
-                return
-            yield from self._hold(session, late=env.now > 0)
-            yield env.at(env.now + self._pause(), Priority.LATE)

@@ -23,14 +23,13 @@ from scenarios.engine import make_router, router_name
 from scenarios.serving import ClosedLoopSpec
 from scenarios.system import FrontendSpec
 from schedulers.routing import Router, own_method
-from twin.environment import Environment
+from twin.environment import Alarm, Environment, Priority
 from twin.process import paused_garbage_collection
 from twin.serving.engine.engine import Engine
 from twin.serving.plan.plan import Draw, ServingPlan
 from twin.serving.records.engine_log import StepFile, StepKeeper, numbers
 from twin.serving.records.requests import Columns, RequestRecord, Sink
 from twin.serving.results.run import AnyEngine, Run
-from twin.serving.run.clients import PartwiseLoop
 from twin.serving.system.system import Pool, System
 from twin.serving.system.topologies import EngineParts, engine_parts
 from workloads.generator import Workload
@@ -148,7 +147,7 @@ class IndependentEngines:
             for until, arrivals in self._spans():
                 for group, requests in zip(self._groups, arrivals, strict=True):
                     if group is not None:
-                        group.clients.play(requests, until)
+                        group.play(requests, until)
                 yield (rows := self._take())
                 finished += len(rows["id"])
             for group in self._groups:
@@ -243,8 +242,21 @@ class _Group:
         names = {part.name for part in parts}
         pool = Pool(self.engines, _router(plan))
         models = [model for model, group in plan.prefill_engines.items() if names.issubset(group)]
-        self.clients = PartwiseLoop(self.env, system := System(self.env, dict.fromkeys(models, pool), {}, {}))
-        system.on_finish.append(keep)
+        self._system = System(self.env, dict.fromkeys(models, pool), {}, {})
+        self._system.on_finish.append(keep)
+        self._alarm = Alarm(Priority.ARRIVAL, _never)
+
+    def play(self, requests: Iterable[tuple[Request, int]], until: float) -> None:
+        """Send requests at their arrival times, and run up to the time `until`, before which no others arrive."""
+        run_to, submit, alarm = self.env.run_to, self._system.submit, self._alarm
+        for request, answer_tokens in requests:
+            run_to(alarm, request.arrival)
+            submit(RequestRecord(request, answer_tokens))
+        run_to(alarm, until)
+
+
+def _never(now: float) -> None:
+    raise AssertionError("the alarm marks how far to run, and does not ring")
 
 
 class _GroupRouter:

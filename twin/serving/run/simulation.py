@@ -1,23 +1,22 @@
-"""A simulation of a serving system: its parts, and one run of it, `Simulation(scenario).run()`."""
+"""A simulation of a serving system: its parts, and one run of it, `Simulation(plan).run()`."""
 
 from __future__ import annotations
 
 from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scenarios.serving import ClosedLoopSpec, ServingScenario
+from scenarios.serving import ClosedLoopSpec
 from schedulers.admission_control import RequestShed
 from twin.environment import Environment
 from twin.process import paused_garbage_collection
 from twin.serving.engine.engine_state import Watch
-from twin.serving.plan.plan import Draw, ServingPlan, make_plan
+from twin.serving.plan.plan import Draw, ServingPlan
 from twin.serving.records.engine_log import StepFile, StepIntegral, StepKeeper
 from twin.serving.records.requests import Columns, PrefixReuse, RequestRecord, Retries, SessionLog, ShedLog, Sink
 from twin.serving.results.run import Run
-from twin.serving.run.clients import ClosedLoop, ClosedSessions, OpenLoop, OpenSessions
+from twin.serving.run.clients import ClosedLoop, OpenLoop, SessionClients
 from twin.serving.system.system import System
 from twin.serving.system.topologies import TOPOLOGIES, Parts
 from workloads.errors import BadInput
@@ -33,7 +32,7 @@ class Simulation:
     """One run of a serving system, not started yet.
 
     Args:
-        scenario: a checked scenario whose paths start from the current folder, or the plan of one (`make_plan`).
+        plan: of a scenario (`make_plan`).
         replication: which realisation of the workload: other seeds, the same distributions.
         draw: of what is not known; None: all at the estimates.
         watch: called for each step that begins: for every step with `fast_forward: false`, else for those that are not
@@ -50,17 +49,14 @@ class Simulation:
 
     def __init__(
         self,
-        scenario: ServingScenario | ServingPlan,
+        plan: ServingPlan,
         replication: int = 0,
         draw: Draw = None,
         watch: Watch | None = None,
         sink: Sink | None = None,
         drafts: int = 0,
     ) -> None:
-        if isinstance(scenario, ServingPlan):
-            plan, scenario = scenario, scenario.scenario
-        else:
-            plan = make_plan(scenario, Path(), scenario.workload.read_trace(Path()))
+        scenario = plan.scenario
         for_workload, for_routing, for_clients = plan.generators(replication)
         self.plan = plan = plan.for_one_run()
         self.environment = env = Environment()
@@ -79,7 +75,8 @@ class Simulation:
         self.shed: ShedLog | None = None
         if any(pool.scheduler.config.admission_control is not None for pool in plan.pools):
             self.shed = ShedLog(plan.clients)
-            self.system.on_shed = self._shed
+            for engine in self.system.engines:
+                engine.on_shed = self._shed
         retries = scenario.workload.retries
         self._retries = Retries(retries.attempts, retries.jitter, for_clients.spawn(1)[0]) if retries else None
         engines = {engine.name: engine for engine in self.system.engines}
@@ -113,7 +110,7 @@ class Simulation:
         system, clients = self.system, self.clients
         finished, shed = len(self.columns.arrival), 0 if self.shed is None else len(self.shed.ended)
         requests = self.plan.requests
-        if isinstance(clients, ClosedSessions) and clients.until < inf:
+        if isinstance(clients, SessionClients) and clients.until < inf:
             requests = clients.sent
         if finished + shed != requests:
             expected = f"expected {requests} finished or shed requests"
@@ -126,7 +123,7 @@ class Simulation:
             links = {"shared": next(iter(links.values()))}
         return Run(
             self.columns, system.engines, links, self.population.area, self.plan.outside(),
-            clients.log if isinstance(clients, OpenSessions | ClosedSessions) else None, self.prefix_reuse,
+            clients.log if isinstance(clients, SessionClients) else None, self.prefix_reuse,
             None if self.autoscaling is None else self.autoscaling.logs, self.shed,
         )  # fmt: skip
 
@@ -170,7 +167,7 @@ def _clients(
     system: System,
     for_workload: np.random.Generator,
     for_clients: np.random.Generator,
-) -> OpenLoop | ClosedLoop | OpenSessions | ClosedSessions:
+) -> OpenLoop | ClosedLoop | SessionClients:
     workload, spec = plan.workload, plan.scenario.workload.arrivals
     if isinstance(workload, Workload):
         requests = workload.requests(for_workload, plan.requests)
@@ -182,11 +179,11 @@ def _clients(
     if isinstance(spec, ClosedLoopSpec):
         users = min(spec.concurrency, plan.requests)
         until = inf if spec.duration is None else spec.duration
-        return ClosedSessions(env, system, sessions, log, users, spec.pauses(for_clients), until)
-    return OpenSessions(env, system, sessions, log)
+        return SessionClients(env, system, sessions, log, users, spec.pauses(for_clients), until)
+    return SessionClients(env, system, sessions, log)
 
 
-def _foresee(plan: ServingPlan, system: System, clients: OpenLoop | ClosedLoop | OpenSessions | ClosedSessions) -> None:
+def _foresee(plan: ServingPlan, system: System, clients: OpenLoop | ClosedLoop | SessionClients) -> None:
     """Let engines visit step ends early where nothing can come in between: no failure, no transfer,
     no request that follows an answer or is sent again, and none that is still being routed.
 

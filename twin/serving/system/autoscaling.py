@@ -158,6 +158,7 @@ class Predictor:
         return latencies_of(judged, self._goals)
 
 
+@dataclass(slots=True)
 class _Coming:
     """A request of a prediction.
 
@@ -166,14 +167,11 @@ class _Coming:
             latencies count.
     """
 
-    __slots__ = ("begun", "judged", "request", "time", "tokens")
-
-    def __init__(self, time: float, request: Request, tokens: int, begun: bool, *, judged: bool) -> None:
-        self.time = time
-        self.request = request
-        self.tokens = tokens
-        self.begun = begun
-        self.judged = judged
+    time: float
+    request: Request
+    tokens: int
+    begun: bool
+    judged: bool
 
     def record(self, number: int) -> RequestRecord:
         request = replace(self.request, id=number, arrival=self.time)

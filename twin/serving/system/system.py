@@ -9,7 +9,6 @@ from dataclasses import replace
 import simpy
 from simpy.events import Event, Process
 
-from schedulers.admission_control import RequestShed
 from schedulers.router_views import LoadTree
 from schedulers.routing import Router, own_method
 from schedulers.sequence import Sequence
@@ -84,7 +83,6 @@ class System:
         on_arrival, on_finish: each is called with the record of every request that arrives, or of every finished one.
         on_outage: called with each engine that fails or recovers. on_release: called with a prefill engine after each
             transfer, and with a decode engine whose reservation is given up.
-        on_shed: called with the record of every request that an engine sheds, and why.
     """
 
     def __init__(
@@ -112,7 +110,6 @@ class System:
         self.on_finish: list[Callable[[RequestRecord], None]] = []
         self.on_outage: Callable[[Engine], None] = lambda engine: None
         self.on_release: Callable[[Engine], None] = lambda engine: None
-        self.on_shed: Callable[[RequestRecord, RequestShed], None] = lambda record, shed: None
         self._route_seconds = route
         self._deliver = deliver
         self._hand_over = hand_over
@@ -120,14 +117,14 @@ class System:
         self._outages: Counter[str] = Counter()
         for engine in self.engines:
             engine.on_finish = self._answer
-            engine.on_shed = self._shed
         if decode_pools:
             for pool in prefill_pools.values():
                 for engine in pool.engines:
                     engine.on_finish = self._prefilled(engine)
         self._early: EarlyTransfers | None = None
         if with_chunks:
-            self._early = EarlyTransfers(env, links, self._choose_decode, route, self._released)
+            # `on_release` is set after this system has been made
+            self._early = EarlyTransfers(env, links, self._choose_decode, route, lambda engine: self.on_release(engine))
             for engine in self.engines:
                 if engine.name in links:
                     self._early.watch(engine)
@@ -146,9 +143,6 @@ class System:
     def submit_again(self, record: RequestRecord, wait: float) -> None:
         """Route a request that was shed, `wait` seconds from now; it has arrived before."""
         self.env.process(self._routed(record, wait))
-
-    def _shed(self, record: RequestRecord, shed: RequestShed) -> None:
-        self.on_shed(record, shed)
 
     def _routed(self, record: RequestRecord, wait: float = 0.0) -> Generator[Event, object, None]:
         """Route a request after some time and the frontend's work."""
@@ -236,9 +230,6 @@ class System:
             self.stranded.append(record)
         else:
             target.submit(record, remote_prefill=True, late=True)
-
-    def _released(self, engine: Engine) -> None:
-        self.on_release(engine)  # which is set after this system has been made
 
     def _choose_decode(self, request: Request) -> Engine | None:
         return self.decode_pools[request.model].choose(request)
