@@ -51,7 +51,7 @@ class Limit:
         return f"expected at most {self.maximum:,} {self.things}{memory}"
 
 
-def refuse_first(refusals: Iterable[tuple[object, str, object, str]], file: Path | None = None) -> None:
+def refuse_first(refusals: Iterable[tuple[object, str | None, object, str]], file: Path | None = None) -> None:
     """Raise `BadInput` for the first that holds of (is it refused?, field, value, what is expected)."""
     for is_refused, field, value, expected in refusals:
         if is_refused:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
@@ -20,10 +20,10 @@ from scenarios.fields import (
     PrefixGroups,
     registered,
 )
-from workloads.arrivals import LONGEST, SMALLEST_CV, Arrivals, Bursts, Pauses, Profile
+from workloads.arrivals import LONGEST, SMALLEST_CV, Bursts, Pauses, Profile
 from workloads.errors import BadInput
 from workloads.lengths import Lengths
-from workloads.mixes import REMEMBERED_RUBRICS, ModelMix, SharedPrefixes, TaskShare
+from workloads.mixes import REMEMBERED_RUBRICS, SharedPrefixes, TaskShare
 from workloads.pairs import Independent, LengthPairs
 from workloads.sessions import MAX_BRANCHES, Branches, DrawnSessions, ToolCalls
 from workloads.traces import AUTO, TRACE_FORMATS, Trace, read_trace
@@ -242,26 +242,13 @@ class DrawnSessionsSpec(Strict):
             turn = f"the last of {turns:,.0f} turns has some {blocks:,} of {self.block_tokens} tokens"
             raise BadInput(f"{SESSION_IDS.expectation(blocks)}; {turn}", field="sessions")
 
-    def build(
-        self, first: Lengths, answers: Lengths, *, arrivals: Arrivals, models: ModelMix | None,
-        prefixes: SharedPrefixes | None, max_tokens: int | None,
-    ) -> DrawnSessions:  # fmt: skip
-        """Sessions with `first` prompts and `answers` of these lengths."""
+    def build(self, first: Lengths, answers: Lengths, **others: Any) -> DrawnSessions:
+        """Sessions with `first` prompts and `answers` of these lengths; `others`: fields that the workload gives."""
         return DrawnSessions(
-            turns=self.turns.build(),
-            first=first,
-            growth=self.growth.build(),
-            answers=answers,
-            think=self.think.build(),
-            tools=self.tools.build() if self.tools else None,
-            branches=self.branches.build() if self.branches else None,
-            arrivals=arrivals,
-            models=models,
-            prefixes=prefixes,
-            max_tokens=max_tokens,
-            max_model_len=self.max_model_len,
-            block_tokens=self.block_tokens,
-        )
+            self.turns.build(), first, self.growth.build(), answers, self.think.build(),
+            self.tools.build() if self.tools else None, self.branches.build() if self.branches else None,
+            max_model_len=self.max_model_len, block_tokens=self.block_tokens, **others,
+        )  # fmt: skip
 
 
 class RecordedSessionsSpec(Strict):
@@ -285,26 +272,16 @@ class RecordedSessionsSpec(Strict):
             raise BadInput("expected none for requests at recorded times", field="advance", value=self.advance)
         return self
 
-    def build(
-        self, trace: Trace, speed: float, *, arrivals: Arrivals, models: ModelMix | None, max_tokens: int | None
-    ) -> RecordedSessions:
-        """The sessions of a trace; `speed` 2 sends turns at recorded times twice as fast."""
+    def build(self, trace: Trace, speed: float, **others: Any) -> RecordedSessions:
+        """The sessions of a trace; `speed` 2 sends turns at recorded times twice as fast. `others`: see above."""
         from workloads.recorded_sessions import RecordedSessions
 
+        low, high = self.advance or (0.0, 0.0)
         return RecordedSessions(
-            trace,
-            self.source,
-            self.think.build() if isinstance(self.think, PauseSpec) else self.think,
-            speed,
-            arrivals,
-            models,
-            max_tokens,
-            self.block_tokens,
-            math.inf if self.max_pause is None else self.max_pause,
-            self.shuffle,
-            self.max_model_len,
-            (0.0, 0.0) if self.advance is None else (self.advance[0], self.advance[1]),
-        )
+            trace, self.source, self.think.build() if isinstance(self.think, PauseSpec) else self.think, speed,
+            block_tokens=self.block_tokens, max_pause=self.max_pause or math.inf, shuffle=self.shuffle,
+            max_model_len=self.max_model_len, advance=(low, high), **others,
+        )  # fmt: skip
 
 
 SessionsSpec = Annotated[DrawnSessionsSpec | RecordedSessionsSpec, Field(discriminator="source")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -29,9 +29,20 @@ from scenarios.fields import (
 )
 from scenarios.reading import ScenarioFile, Settings, check
 from scenarios.system import AnySystemSpec, ColocatedSpec, FailureSpec
-from workloads.arrivals import LONGEST, SMALLEST_CV, Arrivals, ClosedLoop, Deterministic, Gamma, Pauses, Poisson
+from workloads.arrivals import (
+    LONGEST,
+    SMALLEST_CV,
+    Arrivals,
+    ClosedLoop,
+    Deterministic,
+    Gamma,
+    Pauses,
+    Poisson,
+    Varying,
+)
 from workloads.errors import BadInput
 from workloads.generator import Workload
+from workloads.lengths import Lengths
 from workloads.mixes import ModelMix, TaskMix, zipf_weights
 from workloads.pairs import Independent, LengthPairs
 from workloads.trace import Trace
@@ -44,7 +55,6 @@ if TYPE_CHECKING:
         ClientSpec,
         PrefixesSpec,
         ProfileSpec,
-        RecordedSessionsSpec,
         ServiceClassSpec,
         SessionsSpec,
         TaskSpec,
@@ -102,15 +112,13 @@ class OpenLoopSpec(Strict):
 
     @model_validator(mode="after")
     def _can_be(self) -> OpenLoopSpec:
-        self._constant()
+        CONSTANT[self.process](self.rate, self.cv)
         return self
 
     def build(self) -> Arrivals:
-        constant = self._constant()
+        constant = CONSTANT[self.process](self.rate, self.cv)
         if self.profile is None and self.bursts is None:
             return constant
-        from workloads.arrivals import Varying
-
         start = 0.0 if self.profile is None else self.profile.start
         return Varying(
             constant,
@@ -119,14 +127,13 @@ class OpenLoopSpec(Strict):
             None if start == "random" else start,
         )
 
-    def _constant(self) -> Poisson | Gamma | Deterministic:
-        match self.process:
-            case "poisson":
-                return Poisson(self.rate)
-            case "gamma":
-                return Gamma(self.rate, self.cv)
-            case _:
-                return Deterministic(self.rate)
+
+CONSTANT: dict[str, Callable[[float, float], Poisson | Gamma | Deterministic]] = {
+    "poisson": lambda rate, cv: Poisson(rate),
+    "gamma": Gamma,
+    "deterministic": lambda rate, cv: Deterministic(rate),
+}
+"""Processes of constant rate by name, of a rate and a coefficient of variation."""
 
 
 class ReplaySpec(Strict):
@@ -172,78 +179,61 @@ class ServingWorkloadSpec(Strict):
     retries: RetriesSpec | None = None
 
     @model_validator(mode="after")
-    def _one_source(self) -> ServingWorkloadSpec:
-        has_lengths = self.prefill is not None and self.decode is not None
-        contents = [has_lengths, self.tasks is not None, self.trace is not None]
-        if sum(contents) != 1:
-            raise ValueError("expected prefill and decode, or tasks, or a trace: one of the three")
-        if self.trace is None and self.requests is None:
-            raise ValueError("expected requests, the number of them, since there is no trace to count")
-        duration = getattr(self.arrivals, "duration", None)
-        if duration is not None and self.sessions is None:
-            raise BadInput("expected none without workload.sessions", field="arrivals.duration", value=duration)
-        if self.sessions is not None and self.sessions.source == "drawn" and not has_lengths:
-            expected = "expected session_ids or prefix_ids with a trace, and no sessions with tasks"
-            raise BadInput(expected, field="sessions.source", value=self.sessions.source)
-        if self.sessions is not None and self.sessions.source != "drawn":
-            self._check_recorded(self.sessions)
-        elif self.sessions is not None and self.prefill is not None and self.decode is not None:
-            self.sessions.check_blocks(self.requests or 1, self.prefill, self.decode)
-        if self.arrivals.process == "replay" and (self.trace is None or self.trace.pairing != "joint"):
-            raise ValueError("arrivals.process replay expects a trace, of pairing joint")
-        if self.prefixes is not None:
-            for spec in (*([self.prefill] if self.prefill else []), *(task.prefill for task in self.tasks or [])):
-                low, high = (spec.low, spec.high) if isinstance(spec, UniformLengths) else (spec.mean, spec.mean)
-                self.prefixes.check_prompts(high, (low + high) / 2)
-        return self
-
-    @model_validator(mode="after")
-    def _one_sharing(self) -> ServingWorkloadSpec:
-        if self.hit_rate is not None and (self.prefixes is not None or self.sessions is not None):
-            expected = "expected none beside prefixes or sessions, from which hits follow"
-            raise BadInput(expected, field="hit_rate", value=self.hit_rate)
-        return self
-
-    @model_validator(mode="after")
-    def _classes_are_there(self) -> ServingWorkloadSpec:
-        sections: list[tuple[str, TaskSpec | ClientSpec]] = [
-            *((f"tasks.{i}", task) for i, task in enumerate(self.tasks or [])),
-            *((f"clients.{i}", client) for i, client in enumerate(self.clients)),
-        ]
-        names = ", ".join(self.service_classes) or "none"
-        for field, spec in sections:
-            name = spec.service_class
-            refuse_first([
-                (name is not None and name not in self.service_classes, f"{field}.service_class", name,
-                 f"expected one of workload.service_classes ({names})"),
-                (name is not None and spec.priority, f"{field}.priority", spec.priority,
-                 f"expected none: that of service_classes.{name} holds"),
-            ])  # fmt: skip
-        return self
-
-    @model_validator(mode="after")
-    def _clients_of_single_requests(self) -> ServingWorkloadSpec:
-        elsewhere = self.tasks is not None or self.sessions is not None
-        replays = self.arrivals.process == "replay"
+    def _agrees(self) -> ServingWorkloadSpec:
+        sessions, joint = self.sessions, self.trace is not None and self.trace.pairing == "joint"
+        has_lengths, process = self.prefill is not None and self.decode is not None, self.arrivals.process
+        source, duration = getattr(sessions, "source", None), getattr(self.arrivals, "duration", None)
+        replays, recorded = process == "replay", source not in (None, "drawn")
+        paused = getattr(sessions, "think", None) is not None
+        elsewhere = self.tasks is not None or sessions is not None
         refuse_first([
+            (has_lengths + (self.tasks is not None) + (self.trace is not None) != 1, None, None,
+             "expected prefill and decode, or tasks, or a trace: one of the three"),
+            (self.trace is None and self.requests is None, None, None,
+             "expected requests, the number of them, since there is no trace to count"),
+            (duration is not None and sessions is None, "arrivals.duration", duration,
+             "expected none without workload.sessions"),
+            (source == "drawn" and not has_lengths, "sessions.source", source,
+             "expected session_ids or prefix_ids with a trace, and no sessions with tasks"),
+            (recorded and not joint, "sessions.source", source, "expected drawn without a trace of pairing joint"),
+            (recorded and self.prefixes is not None, "prefixes", None, "expected none with the sessions of a trace"),
+            (recorded and replays == paused, "arrivals.process", process,
+             "expected replay for turns at their recorded times, and sessions.think with any other process"),
+            (replays and not joint, None, None, "arrivals.process replay expects a trace, of pairing joint"),
+            (self.hit_rate is not None and (self.prefixes is not None or sessions is not None), "hit_rate",
+             self.hit_rate, "expected none beside prefixes or sessions, from which hits follow"),
             (self.clients and elsewhere, "clients", None, "expected none with tasks, which name them, or sessions"),
             (self.clients and replays, "clients", None, "expected none with the arrivals of a trace"),
         ])  # fmt: skip
         return self
 
+    @model_validator(mode="after")
+    def _fits(self) -> ServingWorkloadSpec:
+        if self.sessions is not None and self.sessions.source == "drawn":
+            assert self.prefill is not None
+            assert self.decode is not None
+            self.sessions.check_blocks(self.requests or 1, self.prefill, self.decode)
+        if self.prefixes is not None:
+            for prompt in (*([self.prefill] if self.prefill else []), *(task.prefill for task in self.tasks or [])):
+                longest = prompt.high if isinstance(prompt, UniformLengths) else prompt.mean
+                mean = (prompt.low + prompt.high) / 2 if isinstance(prompt, UniformLengths) else prompt.mean
+                self.prefixes.check_prompts(longest, mean)
+        names = ", ".join(self.service_classes) or "none"
+        sections: dict[str, Sequence[TaskSpec | ClientSpec]] = {"tasks": self.tasks or [], "clients": self.clients}
+        for section, specs in sections.items():
+            for i, spec in enumerate(specs):
+                name = spec.service_class
+                refuse_first([
+                    (name is not None and name not in self.service_classes, f"{section}.{i}.service_class", name,
+                     f"expected one of workload.service_classes ({names})"),
+                    (name is not None and spec.priority, f"{section}.{i}.priority", spec.priority,
+                     f"expected none: that of service_classes.{name} holds"),
+                ])  # fmt: skip
+        return self
+
     def read_trace(self, base: Path) -> Trace | None:
         """The trace, if there is one; relative paths start from `base`."""
         return None if self.trace is None else self.trace.read(base)
-
-    def _check_recorded(self, spec: RecordedSessionsSpec) -> None:
-        replays = self.arrivals.process == "replay"
-        refuse_first([
-            (self.trace is None or self.trace.pairing != "joint", "sessions.source", spec.source,
-             "expected drawn without a trace of pairing joint"),
-            (self.prefixes is not None, "prefixes", None, "expected none with the sessions of a trace"),
-            (replays != (spec.think is None), "arrivals.process", self.arrivals.process,
-             "expected replay for turns at their recorded times, and sessions.think with any other process"),
-        ])  # fmt: skip
 
     def build(self, trace: Trace | None) -> Workload | DrawnSessions | RecordedSessions:
         models = None if self.models.count == 1 else ModelMix.zipf(self.models.names, self.models.zipf)
@@ -251,20 +241,23 @@ class ServingWorkloadSpec(Strict):
             self.prefixes.check_prompts(int(trace.prefill_tokens.max()), float(trace.prefill_tokens.mean()))
         trace, prefixes = self._sharing(trace)
         arrivals, limit = self.arrivals, self.max_tokens
+        speed = arrivals.speed if isinstance(arrivals, ReplaySpec) else 1.0
         process: Arrivals = arrivals.build() if isinstance(arrivals, OpenLoopSpec) else ClosedLoop()
         if self.sessions is not None and self.sessions.source != "drawn":
             assert trace is not None
-            speed = arrivals.speed if isinstance(arrivals, ReplaySpec) else 1.0
             return self.sessions.build(trace, speed, arrivals=process, models=models, max_tokens=limit)
         if isinstance(arrivals, ReplaySpec):
             assert trace is not None
-            return Workload.replay(trace, speed=arrivals.speed, models=models, prefixes=prefixes, max_tokens=limit)
+            return Workload.replay(trace, speed=speed, models=models, prefixes=prefixes, max_tokens=limit)
         if self.sessions is not None:
-            assert self.prefill is not None
-            assert self.decode is not None
-            lengths = self.prefill.build(), self.decode.build()
-            return self.sessions.build(*lengths, arrivals=process, models=models, prefixes=prefixes, max_tokens=limit)
+            shared: dict[str, Any] = {"arrivals": process, "models": models, "prefixes": prefixes, "max_tokens": limit}
+            return self.sessions.build(*self._lengths(), **shared)
         return Workload(self._content(trace), process, models, prefixes, limit)
+
+    def _lengths(self) -> tuple[Lengths, Lengths]:
+        assert self.prefill is not None
+        assert self.decode is not None
+        return self.prefill.build(), self.decode.build()
 
     def _sharing(self, trace: Trace | None) -> tuple[Trace | None, SharedPrefixes | None]:
         """The trace and the common beginnings of prompts, such that caches supply `hit_rate` where it is stated."""
@@ -287,29 +280,25 @@ class ServingWorkloadSpec(Strict):
         return len(trace)
 
     def _content(self, trace: Trace | None) -> LengthPairs | TaskMix | Trace:
-        """The content of the requests, spread over clients where there are some."""
-        content = self._content_of_all(trace)
+        """The content of the requests, spread over clients where there are some.
+
+        Rows of a trace are drawn with replacement, unless they have prefix ids: those come once and in order, since a
+        repeated prompt would be found in the prefix cache.
+        """
+        if self.tasks is not None:  # they have clients of their own
+            return TaskMix([spec.build(self.service_classes) for spec in self.tasks])
+        content: LengthPairs | Trace
+        if trace is None or self.trace is None:
+            content = Independent(*self._lengths())
+        elif self.trace.pairing == "independent":
+            content = trace.pairs().independent()
+        else:
+            content = trace.pairs() if trace.prefix_blocks is None else trace
         if not self.clients:
             return content
         if isinstance(content, Trace):
             raise BadInput("expected none with a trace that has prefix ids", field="workload.clients")
-        assert not isinstance(content, TaskMix), "tasks have clients of their own"
         return TaskMix([client.build(content, self.service_classes) for client in self.clients])
-
-    def _content_of_all(self, trace: Trace | None) -> LengthPairs | TaskMix | Trace:
-        """The content of the requests. Rows of a trace are drawn with replacement, unless they have prefix ids:
-
-        those come once and in order, since a repeated prompt would be found in the prefix cache.
-        """
-        if trace is not None and self.trace is not None:
-            if self.trace.pairing == "independent":
-                return trace.pairs().independent()
-            return trace.pairs() if trace.prefix_blocks is None else trace
-        if self.tasks is not None:
-            return TaskMix([spec.build(self.service_classes) for spec in self.tasks])
-        assert self.prefill is not None
-        assert self.decode is not None
-        return Independent(self.prefill.build(), self.decode.build())
 
 
 class ServingScenario(ScenarioFile):
@@ -333,20 +322,31 @@ class ServingScenario(ScenarioFile):
         return fill_pools(document)
 
     @model_validator(mode="after")
-    def _pools_serve_all_models(self) -> ServingScenario:
-        models = set(self.model_names)
+    def _pools_agree(self) -> ServingScenario:
+        models, classes = set(self.model_names), self.workload.service_classes
+        first_names = ", ".join(sorted(models)[:10])
         unserved = {"prefill": set(models), "decode": set(models)}
         for i, pool in enumerate(self.pools):
             served = set(pool.models) if isinstance(pool.models, list) else models
-            if unknown := served - models:
-                expected = f"expected models of the workload ({', '.join(sorted(models)[:10])})"
-                raise BadInput(expected, field=self.system.section(i, "models"), value=sorted(unknown)[0])
             for side in ("prefill", "decode") if pool.role == "both" else (pool.role,):
                 unserved[side] -= served
-        for side, missing in unserved.items():
-            if missing:
-                expected = f"expected a pool that serves {sorted(missing)[0]}, for {side}"
-                raise BadInput(expected, field="system.pools")
+            control, ranks = pool.engine.admission_control, pool.engine.data_parallel_size
+            section, strange_models = self.system.section(i, "engine"), sorted(served - models)
+            strange_classes = [name for name in control.classes if name not in classes] if control else []
+            refuse_first([
+                (strange_models, self.system.section(i, "models"), next(iter(strange_models), None),
+                 f"expected models of the workload ({first_names})"),
+                (control and self.workload.sessions, f"{section}.admission_control", None,
+                 "expected none: a turn of a session needs the answer before it"),
+                (strange_classes, f"{section}.admission_control.classes", next(iter(strange_classes), None),
+                 f"expected names of workload.service_classes ({', '.join(classes) or 'none'})"),
+                (self.system.kv_events and ranks > 1, f"{section}.data_parallel_size", ranks,
+                 "expected 1, since system.kv_events tells of one cache an engine"),
+            ])  # fmt: skip
+        refuse_first(
+            (missing, "system.pools", None, f"expected a pool that serves {min(missing)}, for {side}")
+            for side, missing in unserved.items() if missing
+        )  # fmt: skip
         return self
 
     @model_validator(mode="after")
@@ -365,53 +365,29 @@ class ServingScenario(ScenarioFile):
         return self
 
     @model_validator(mode="after")
-    def _sheds_what_it_may(self) -> ServingScenario:
-        for i, pool in enumerate(self.pools):
-            control = pool.engine.admission_control
-            if control is None:
-                continue
-            field = f"{self.system.section(i, 'engine')}.admission_control"
-            if self.workload.sessions is not None:
-                raise BadInput("expected none: a turn of a session needs the answer before it", field=field)
-            if unknown := [name for name in control.classes if name not in self.workload.service_classes]:
-                names = ", ".join(self.workload.service_classes) or "none"
-                expected = f"expected names of workload.service_classes ({names})"
-                raise BadInput(expected, field=f"{field}.classes", value=unknown[0])
-        return self
-
-    @model_validator(mode="after")
-    def _events_of_single_ranks(self) -> ServingScenario:
-        for i, pool in enumerate(self.pools):
-            if self.system.kv_events is not None and pool.engine.data_parallel_size > 1:
-                field = f"{self.system.section(i, 'engine')}.data_parallel_size"
-                expected = "expected 1, since system.kv_events tells of one cache an engine"
-                raise BadInput(expected, field=field, value=pool.engine.data_parallel_size)
-        return self
-
-    @model_validator(mode="after")
     def _autoscaled_pools(self) -> ServingScenario:
         if not self.system.autoscaling:
             return self
-        if (duration := getattr(self.workload.arrivals, "duration", None)) is not None:
-            expected = "expected none with autoscaling, which ends with the last of a number of requests"
-            raise BadInput(expected, field="workload.arrivals.duration", value=duration)
-        pools = {pool.name: pool for pool in self._expanded()}
+        arrivals, pools = self.workload.arrivals, {pool.name: pool for pool in self._expanded()}
+        duration, rate = getattr(arrivals, "duration", None), getattr(arrivals, "rate", None)
+        seconds = (self.workload.requests or 0) / rate if rate else 0.0
+        expected = "expected none with autoscaling, which ends with the last of a number of requests"
+        refuse_first([(duration is not None, "workload.arrivals.duration", duration, expected)])
         for name, spec in self.system.autoscaling.items():
+            field, low, high = f"system.autoscaling.{name}", spec.min_replicas, spec.max_replicas
             if name not in pools:
-                raise BadInput(f"expected a pool: {', '.join(pools)}", field=f"system.autoscaling.{name}")
-            pool, field = pools[name], f"system.autoscaling.{name}"
-            if not spec.min_replicas <= pool.replicas <= spec.max_replicas:
-                expected = f"expected the pool to begin with {spec.min_replicas} to {spec.max_replicas} replicas"
-                raise BadInput(expected, field=field, value=pool.replicas)
-            rate, requests = getattr(self.workload.arrivals, "rate", None), self.workload.requests
-            if rate and requests and (decisions := requests / rate / spec.sync_period) > DECISIONS.maximum:
-                expected = f"{DECISIONS.expectation(int(decisions))}: at this rate, the requests take "
-                raise BadInput(expected + f"{requests / rate:.2g} s", field="workload.arrivals.rate", value=rate)
-            metrics = {"prefill": ("ttft",), "decode": ("tpot",), "both": ("ttft", "tpot", "e2e")}[pool.role]
-            for goal in spec.latency_goals:
-                if goal.metric not in metrics:
-                    expected = f"expected goals of {' and '.join(metrics)} for engines of role {pool.role}"
-                    raise BadInput(expected, field=f"{field}.goals", value=goal.name)
+                raise BadInput(f"expected a pool: {', '.join(pools)}", field=field)
+            role, replicas, decisions = pools[name].role, pools[name].replicas, int(seconds / spec.sync_period)
+            metrics = {"prefill": ("ttft",), "decode": ("tpot",), "both": ("ttft", "tpot", "e2e")}[role]
+            refuse_first([
+                (not low <= replicas <= high, field, replicas,
+                 f"expected the pool to begin with {low} to {high} replicas"),
+                (decisions > DECISIONS.maximum, "workload.arrivals.rate", rate,
+                 f"{DECISIONS.expectation(decisions)}: at this rate, the requests take {seconds:.2g} s"),
+                *((goal.metric not in metrics, f"{field}.goals", goal.name,
+                   f"expected goals of {' and '.join(metrics)} for engines of role {role}")
+                  for goal in spec.latency_goals),
+            ])  # fmt: skip
         return self
 
     @cached_property
