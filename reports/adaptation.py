@@ -5,33 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from reports.blocks import Document, Report, Text, rows_table, texts
-from reports.svg import render
+from reports.blocks import Chart, Curve, Document, Figure, Report, Text, rows_table, texts
+from reports.svg import drawing, render, svg_text
 
 
 def loss_figure(document: Document) -> str:
     """The losses of a `twin.adaptation/1` document over its steps, as an SVG text."""
-    return render(_draw, document)
-
-
-def _draw(panels: list[Any], document: Document) -> None:
-    axes, losses = panels[0], document["losses"]
-    axes.plot(range(1, len(losses) + 1), losses, color="#1f5fa8", lw=0.8)
-    axes.set_yscale("log")
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss, nats a token")
-    axes.set_title(document["name"], loc="left", fontsize=10)
+    losses = document["losses"]
+    curve = Curve("", range(1, len(losses) + 1), losses, "#1f5fa8")
+    chart = Chart(document["name"], [curve], "step", "loss, nats a token", log_y=True)
+    return svg_text(drawing(Figure("loss", [chart], size=(5.2, 3.8))))
 
 
 def damage_figure(document: Document) -> str:
     """The CKA damage of a `twin.compensation/1` document by layer and module type, as an SVG text."""
-    return render(_draw_damage, document)
 
+    def draw(panels: list[Any], document: Document) -> None:
+        draw_damage(panels[0], document["damage"], document["modules"])
+        panels[0].set_title(f"{document['method']}, {document['precision']['bits']} bits", loc="left", fontsize=10)
+        panels[0].set_ylabel("layer")
 
-def _draw_damage(panels: list[Any], document: Document) -> None:
-    draw_damage(panels[0], document["damage"], document["modules"])
-    panels[0].set_title(f"{document['method']}, {document['precision']['bits']} bits", loc="left", fontsize=10)
-    panels[0].set_ylabel("layer")
+    return render(draw, document)
 
 
 def draw_damage(axes: Any, damage: dict[str, float], modules: Sequence[str]) -> None:

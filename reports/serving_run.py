@@ -6,7 +6,7 @@ import gzip
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from reports import serving_sentences as sentences
 from reports.blocks import (
@@ -247,53 +247,7 @@ KINDS = ("decode", "mixed", "one-shot")
 COUNTERS = {"requests": ("running", "waiting"), "free blocks": ("free",)}
 
 
-class StepLog(Protocol):
-    """Steps of one engine: when each ended; of those logged one by one (`index`) the start, prompt tokens and kind
-    (`KINDS`); (time, running, waiting, free blocks) from each boundary on at which one of them may have changed, flat
-    in `changes`; and start and end of its outages.
-    """
-
-    name: str
-
-    @property
-    def ends(self) -> Sequence[float]: ...
-
-    @property
-    def index(self) -> Sequence[int]: ...
-
-    @property
-    def starts(self) -> Sequence[float]: ...
-
-    @property
-    def prefill_tokens(self) -> Sequence[int]: ...
-
-    @property
-    def kinds(self) -> Sequence[int]: ...
-
-    @property
-    def changes(self) -> Sequence[float]: ...
-
-    @property
-    def outages(self) -> Sequence[tuple[float, float]]: ...
-
-
-class Requests(Protocol):
-    """Requests as columns of one length."""
-
-    @property
-    def id(self) -> Sequence[int]: ...
-
-    @property
-    def arrival(self) -> Sequence[float]: ...
-
-    @property
-    def first_token(self) -> Sequence[float]: ...
-
-    @property
-    def last_token(self) -> Sequence[float]: ...
-
-
-def write_trace_events(file: Path, logs: Sequence[StepLog], requests: Requests) -> None:
+def write_trace_events(file: Path, logs: Sequence[Any], requests: Any) -> None:
     """Write the trace atomically, compressed."""
     with replacing(file) as draft, gzip.open(draft, "wt", encoding="utf-8") as out:
         for i, event in enumerate(trace_events(logs, requests)):
@@ -301,10 +255,14 @@ def write_trace_events(file: Path, logs: Sequence[StepLog], requests: Requests) 
         out.write("\n]\n")
 
 
-def trace_events(logs: Sequence[StepLog], requests: Requests) -> Iterator[dict[str, Any]]:
+def trace_events(logs: Sequence[Any], requests: Any) -> Iterator[dict[str, Any]]:
     """A process for each engine, with its steps and counters, and one for requests. Times in microseconds.
 
     Steps passed over because nothing changed are one slice, "decode ×k". An outage is a slice between steps.
+
+    `logs`, of engines: `ends` of steps; of those logged one by one (`index`) `starts`, `prefill_tokens` and `kinds` (of
+    `KINDS`); `changes`, flat: (time, running, waiting, free blocks) from each boundary on at which one may change; and
+    `outages`, (start, end). `requests`: columns `id`, `arrival`, `first_token` and `last_token`.
     """
     for pid, log in enumerate(logs, start=1):
         yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": log.name}}
@@ -322,7 +280,7 @@ def trace_events(logs: Sequence[StepLog], requests: Requests) -> Iterator[dict[s
             yield {**common, "ph": "e", "ts": end * 1e6}
 
 
-def _steps(log: StepLog, pid: int) -> Iterator[dict[str, Any]]:
+def _steps(log: Any, pid: int) -> Iterator[dict[str, Any]]:
     begin, end = 0, 0.0
     for step, start, tokens, kind in zip(log.index, log.starts, log.prefill_tokens, log.kinds, strict=True):
         if step > begin:
@@ -338,7 +296,7 @@ def _slice(name: str, start: float, end: float, pid: int, args: dict[str, Any]) 
     return {"ph": "X", "pid": pid, "tid": 1, "name": name, **times, "args": args}
 
 
-def _counters(log: StepLog, pid: int) -> Iterator[dict[str, Any]]:
+def _counters(log: Any, pid: int) -> Iterator[dict[str, Any]]:
     changes, last = log.changes, {"requests": (-1.0, -1.0), "free blocks": (-1.0,)}
     for i in range(0, len(changes), 4):
         now, running, waiting, free = changes[i : i + 4]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -59,49 +59,23 @@ _TAIL_Z = 7.034484  # P(Z > 7.034484) = 1e-12 for a standard normal Z
 _EXACT_TERMS = 2**16
 
 
-class Lengths(Protocol):
-    """A distribution of lengths in tokens."""
-
-    @property
-    def mean(self) -> float:
-        """Mean of the drawn lengths, tokens."""
-
-    @property
-    def variance(self) -> float:
-        """Variance of the drawn lengths, tokens squared."""
-
-    @property
-    def cv(self) -> float:
-        """Standard deviation over mean; 0 when every length is 0."""
-
-    @property
-    def minimum(self) -> int:
-        """The shortest length that can be drawn."""
-
-    @property
-    def is_constant(self) -> bool:
-        """True if there is only one length to draw."""
-
-    def sample(self, rng: np.random.Generator, size: int) -> IntArray:
-        """`size` independent lengths, shape (size,)."""
-
-    def pmf(self) -> FloatArray:
-        """Probabilities P(length = k) at index k, summing to 1; the last entry also holds the far tail, at most 1e-12
-
-        of mass, or all that lies beyond `PMF_ENTRIES`.
-        """
-
-
 class _Spread:
-    """Quantities that every family derives from its mean and variance in the same way."""
+    """A distribution of lengths in tokens.
+
+    `mean`, `variance`: of the drawn lengths. `minimum`: the shortest that can be drawn. `sample(rng, size)` gives
+    independent ones, shape (size,). `pmf()`: probabilities P(length = k) at index k, summing to 1; the last entry also
+    holds the far tail, at most 1e-12 of mass, or all that lies beyond `PMF_ENTRIES`.
+    """
 
     @property
-    def cv(self: Lengths) -> float:
+    def cv(self: Any) -> float:
+        """Standard deviation over mean; 0 when every length is 0."""
         return math.sqrt(self.variance) / self.mean if self.mean else 0.0
 
     @property
-    def is_constant(self: Lengths) -> bool:
-        return self.variance == 0.0
+    def is_constant(self: Any) -> bool:
+        """True if there is only one length to draw."""
+        return not self.variance
 
 
 @dataclass(frozen=True)
@@ -311,3 +285,6 @@ class Empirical(_Spread):
 
     def pmf(self) -> FloatArray:
         return np.bincount(np.minimum(self.values, PMF_ENTRIES - 1)) / len(self.values)
+
+
+Lengths: TypeAlias = Fixed | Geometric | Uniform | LogNormal | Empirical

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -29,54 +29,9 @@ PairStream: TypeAlias = Callable[[int], tuple[IntArray, IntArray]]
 _MEAN_KEPT = 1e-3
 
 
-class LengthPairs(Protocol):
-    """A joint distribution of (prefill, decode) lengths in tokens, with decode >= 1."""
-
-    @property
-    def mean_prefill(self) -> float:
-        """Mean prefill length E[P], tokens."""
-
-    @property
-    def mean_decode(self) -> float:
-        """Mean decode length E[D], tokens."""
-
-    @property
-    def covariance(self) -> float:
-        """Covariance Cov(P, D), tokens squared."""
-
-    @property
-    def constant_decode(self) -> int | None:
-        """The decode length if every request has the same, else None."""
-
-    @property
-    def is_constant(self) -> bool:
-        """True if there is only one pair to draw."""
-
-    def prefill_pmf(self) -> FloatArray:
-        """Probabilities P(P = s) at index s, from 0 up, of a new request."""
-
-    def sample(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
-        """`size` independent pairs as two arrays, prefill and decode, each of shape (size,)."""
-
-    def stream(self, rng: np.random.Generator) -> PairStream:
-        """A source of independent pairs, which do not depend on the size of a draw; it takes `rng` over."""
-
-    def sample_resident(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
-        """Pairs of the requests in a slot at random decode steps: each is as likely as its decode is long."""
-
-    def renewal_load(self) -> float:
-        """Mean token load θ of one always-full slot."""
-
-    def load_beyond(self, age: int) -> float:
-        """The part of θ, tokens, due to requests that have decoded `age` tokens or more; θ itself at age 0."""
-
-    def slot_load_pmf(self) -> FloatArray:
-        """P(load = l) at index l of one full slot at a random decode step; `BadInput` far beyond `PMF_ENTRIES`."""
-
-
 @dataclass(frozen=True)
 class Independent:
-    """Independent prefill and decode lengths; `BadInput` if a decode could be of 0 tokens."""
+    """Independent prefill and decode lengths, tokens; `BadInput` if a decode could be of 0 tokens."""
 
     prefill: Lengths
     decode: Lengths
@@ -87,18 +42,22 @@ class Independent:
 
     @property
     def mean_prefill(self) -> float:
+        """E[P], tokens."""
         return self.prefill.mean
 
     @property
     def mean_decode(self) -> float:
+        """E[D], tokens."""
         return self.decode.mean
 
     @property
     def covariance(self) -> float:
+        """Cov(P, D), tokens squared."""
         return 0.0
 
     @property
     def constant_decode(self) -> int | None:
+        """The decode length if every request has the same, else None."""
         return round(self.decode.mean) if self.decode.is_constant else None
 
     @property
@@ -106,33 +65,44 @@ class Independent:
         return self.prefill.is_constant and self.decode.is_constant
 
     def prefill_pmf(self) -> FloatArray:
+        """Probabilities P(P = s) at index s, from 0 up, of a new request."""
         return self.prefill.pmf()
 
     def sample(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
+        """`size` independent pairs as two arrays, prefill and decode, each of shape (size,)."""
         prefill = self.prefill.sample(rng, size)
         return prefill, self.decode.sample(rng, size)
 
     def stream(self, rng: np.random.Generator) -> PairStream:
+        """A source of independent pairs, which do not depend on the size of a draw; it takes `rng` over."""
         prompts, answers = rng.spawn(2)
         return lambda size: (self.prefill.sample(prompts, size), self.decode.sample(answers, size))
 
     def sample_resident(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
-        """Inverts the decode length's table, for a correct far tail."""
+        """Pairs of the requests in a slot at random decode steps: each is as likely as its decode is long.
+
+        Inverts the decode length's table, for a correct far tail.
+        """
         mass = self.decode.pmf()
         cumulative = np.cumsum(mass * np.arange(len(mass)))
         decode: IntArray = np.searchsorted(cumulative, rng.random(size) * cumulative[-1], side="right")
         return self.prefill.sample(rng, size), decode
 
     def renewal_load(self) -> float:
+        """Mean token load θ of one always-full slot."""
         mean = self.decode.mean
         return self.prefill.mean + (self.decode.variance + mean * (mean - 1.0)) / (2.0 * mean)
 
     def load_beyond(self, age: int) -> float:
+        """The part of θ, tokens, due to requests that have decoded `age` tokens or more; θ itself at age 0."""
         later = _age_pmf(self.decode.pmf())[age:]
         return float(later @ (self.prefill.mean + age + np.arange(len(later))))
 
     def slot_load_pmf(self) -> FloatArray:
-        """The prefill's mass convolved with that of the age."""
+        """P(load = l) at index l of one full slot at a random decode step; `BadInput` far beyond `PMF_ENTRIES`.
+
+        The prefill's mass convolved with that of the age.
+        """
         prefill, age = self.prefill.pmf(), _age_pmf(self.decode.pmf())
         if self.prefill.is_constant:
             load = np.concatenate((np.zeros(len(prefill) - 1), age))
@@ -254,6 +224,10 @@ class JointEmpirical:
         """The loads of each pair summed over its steps: P D + D (D - 1) / 2, shape (n,)."""
         prefill, decode = self.prefill_values, self.decode_values
         return (prefill * decode + decode * (decode - 1) // 2).astype(np.float64)
+
+
+LengthPairs: TypeAlias = Independent | JointEmpirical
+"""A joint distribution of (prefill, decode) lengths in tokens, with decode >= 1."""
 
 
 def _age_pmf(decode: FloatArray) -> FloatArray:
