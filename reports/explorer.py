@@ -11,10 +11,10 @@ from reports.fields import Field
 from reports.theme import GOAL, OUTAGE, SERIES, TABLE, WIDGETS, asset, scale, series_colours
 
 if TYPE_CHECKING:
-    from bokeh.models import Column, ColumnDataSource, DataTable, GlyphRenderer, UIElement, Widget
+    from bokeh.models import Column, ColumnDataSource, DataTable, GlyphRenderer, Widget
     from bokeh.plotting import figure as Figure
 
-    from reports.blocks import Chart, Curve, Numbers
+    from reports.blocks import Chart, Curve
 
 
 HEIGHT = 300
@@ -62,13 +62,13 @@ def bokeh_chart(chart: Chart, **options: Any) -> Figure:
 def _draw(figure: Figure, chart: Chart, curve: Curve, colour: str) -> list[GlyphRenderer[Any]]:
     from bokeh.models import ColumnDataSource, HoverTool
 
-    data: dict[str, Any] = {"x": _floats(curve.x), "y": _floats(curve.y)}
+    data: dict[str, Any] = {"x": numbers_or_nan(curve.x), "y": numbers_or_nan(curve.y)}
     tips = [("", curve.label), (chart.x_label, "@x{0.[0000]}"), (chart.y_label, "@y{0.[0000]}")]
     if curve.names:
         data["name"] = list(curve.names)
         tips.insert(1, ("", "@name"))
     if curve.low:
-        data |= {"low": _floats(curve.low), "high": _floats(curve.high)}
+        data |= {"low": numbers_or_nan(curve.low), "high": numbers_or_nan(curve.high)}
         tips.append(("95 %", "@low{0.[0000]} to @high{0.[0000]}"))
     source = ColumnDataSource(data)
     glyphs: list[GlyphRenderer[Any]] = []
@@ -88,7 +88,8 @@ def _draw(figure: Figure, chart: Chart, curve: Curve, colour: str) -> list[Glyph
     return glyphs
 
 
-def _floats(values: Numbers) -> list[float]:
+def numbers_or_nan(values: Sequence[Any]) -> list[float]:
+    """Floats, NaN for None."""
     return [float("nan") if value is None else float(value) for value in values]
 
 
@@ -129,7 +130,7 @@ PLACES = ("#x", "#y", "#colour")
 def explorer(fields: Sequence[Field], views: Sequence[View], names: Sequence[str] = ()) -> Column:
     """A chart of points with a choice of axes, and a table of them; `names`: to point at, else settings."""
     from bokeh.layouts import column, row
-    from bokeh.models import BooleanFilter, CDSView, ColumnDataSource, CustomJS, InlineStyleSheet
+    from bokeh.models import BooleanFilter, CDSView, ColumnDataSource, CustomJS, Div, InlineStyleSheet
 
     sheet = InlineStyleSheet(css=WIDGETS)
     count = len(fields[0].values)
@@ -141,8 +142,10 @@ def explorer(fields: Sequence[Field], views: Sequence[View], names: Sequence[str
     chart = _chart(source, view, fields, bool(names))
     choices = _choices(fields, views, sheet)
     filters = _filters(fields, sheet)
-    note = _text("", sheet)
-    table = _table(source, view, fields, bool(names))
+    note = Div(text="", sizing_mode="stretch_width", stylesheets=[sheet])
+    columns = [("#name", "", False, 220)] if names else []
+    columns += [(field.key, field.label, field.is_number, _width(field)) for field in fields]
+    table = data_table(source, view, columns, min(60 + 26 * count, 420))
     callback = CustomJS(
         args={
             "fields": {field.key: _facts(field) for field in fields},
@@ -173,7 +176,7 @@ def _columns(fields: Sequence[Field], names: Sequence[str]) -> dict[str, Any]:
     columns: dict[str, Any] = {"#name": list(names)} if names else {}
     for field in fields:
         if field.is_number:
-            columns[field.key] = np.array([math.nan if value is None else float(value) for value in field.values])
+            columns[field.key] = np.array(numbers_or_nan(field.values))
         else:
             codes = {text: index for index, text in enumerate(field.categories)}
             columns[field.key] = ["–" if value is None else str(value) for value in field.values]
@@ -292,7 +295,7 @@ def _view_buttons(
 
 
 def _filters(fields: Sequence[Field], sheet: Any) -> dict[str, Widget]:
-    from bokeh.models import MultiChoice, RangeSlider
+    from bokeh.models import RangeSlider
 
     filters: dict[str, Widget] = {}
     for field in fields:
@@ -300,10 +303,7 @@ def _filters(fields: Sequence[Field], sheet: Any) -> dict[str, Widget]:
             continue
         values = field.categories
         if not field.is_number or (field.setting and len(values) <= FEW):
-            filters[field.key] = MultiChoice(
-                title=f"only {field.label}", value=[], options=list(values), width=210, stylesheets=[sheet],
-                placeholder="all",
-            )  # fmt: skip
+            filters[field.key] = choice(field.label, values, sheet)
             continue
         numbers = [float(value) for value in field.values if value is not None]
         low, high = min(numbers), max(numbers)
@@ -315,23 +315,29 @@ def _filters(fields: Sequence[Field], sheet: Any) -> dict[str, Widget]:
     return filters
 
 
-def _text(text: str, sheet: Any) -> UIElement:
-    from bokeh.models import Div
+def choice(label: str, options: Sequence[str], sheet: Any, width: int = 210) -> Any:
+    """A choice of several values; none: all."""
+    from bokeh.models import MultiChoice
 
-    return Div(text=text, sizing_mode="stretch_width", stylesheets=[sheet])
+    return MultiChoice(title=f"only {label}", value=[], options=list(options), width=width, stylesheets=[sheet],
+                       placeholder="all")  # fmt: skip
 
 
-def _table(source: ColumnDataSource, view: Any, fields: Sequence[Field], has_names: bool) -> DataTable:
-    """A table whose columns sort, of the points that the filters leave; a selected row is a selected point."""
+def data_table(
+    source: ColumnDataSource, view: Any, columns: Sequence[tuple[str, str, bool, int]], height: int
+) -> DataTable:
+    """A table whose columns sort, of the rows that a view leaves; a column: field, title, is it of numbers?, width."""
     from bokeh.models import DataTable, InlineStyleSheet, NumberFormatter, StringFormatter, TableColumn
 
-    columns = [TableColumn(field="#name", title="", width=220)] if has_names else []
-    for field in fields:
-        formatter = NumberFormatter(format="0,0.[0000]", nan_format="–") if field.is_number else StringFormatter()
-        columns.append(TableColumn(field=field.key, title=field.label, formatter=formatter, width=_width(field)))
-    rows = len(fields[0].values)
+    table_columns = [
+        TableColumn(
+            field=field, title=title, width=width,
+            formatter=NumberFormatter(format="0,0.[0000]", nan_format="–") if numbers else StringFormatter(),
+        )
+        for field, title, numbers, width in columns
+    ]  # fmt: skip
     return DataTable(
-        source=source, view=view, columns=columns, sizing_mode="stretch_width", height=min(60 + 26 * rows, 420),
+        source=source, view=view, columns=table_columns, sizing_mode="stretch_width", height=height,
         index_position=None, autosize_mode="none", stylesheets=[InlineStyleSheet(css=TABLE)],
     )  # fmt: skip
 

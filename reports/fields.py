@@ -107,8 +107,7 @@ class Field:
     @property
     def is_number(self) -> bool:
         """True if its values are numbers, so that an axis has a scale."""
-        return all(value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-                   for value in self.values)  # fmt: skip
+        return is_number(value for value in self.values if value is not None)
 
     @property
     def categories(self) -> list[str]:

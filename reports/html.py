@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from functools import cache
 from html import escape
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from reports.blocks import Block, Cell, Column, Document, Figure, Picture, Points, Report, Shown, Table, Text
-from reports.explorer import bokeh_chart, explorer
-from reports.theme import TABLE, WIDGETS, asset
+from reports.explorer import bokeh_chart, choice, data_table, explorer, numbers_or_nan
+from reports.fields import is_number
+from reports.theme import WIDGETS, asset
 
 if TYPE_CHECKING:
     from bokeh.models import UIElement
@@ -73,27 +73,26 @@ def _placed(part: Part, models: list[UIElement]) -> str:
 
 def _scripts(models: Sequence[UIElement]) -> str:
     from bokeh.document import Document as Charts
+    from bokeh.embed.bundle import bundle_for_objs_and_resources
+    from bokeh.events import DocumentReady
+    from bokeh.models import CustomJS
+    from bokeh.resources import Resources
 
     charts = Charts(title="")
     with charts.models.freeze():  # else all models are looked for again with each
         for model in models:
             charts.add_root(model)
-    _on_ready(charts)
-    document: Document = dict(charts.to_json(deferred=False))
-    names: dict[str, str] = {}
-    document = _renamed(document, names)
-    roots = {names[model.id]: f"chart-{index}" for index, model in enumerate(models)}
-    text = json.dumps({"document": document, "roots": roots}, separators=(",", ":"), ensure_ascii=False)
-    return bokeh_js(_components(document)) + START.format(document=text.replace("</", "<\\/"))
-
-
-def _on_ready(charts: Any) -> None:
-    from bokeh.events import DocumentReady
-    from bokeh.models import CustomJS
-
     for callback in charts.select({"type": CustomJS}):
         if "ready" in callback.tags:
             charts.js_on_event(DocumentReady, callback)
+    names: dict[str, str] = {}
+    document: Document = _renamed(charts.to_json(deferred=False), names)
+    roots = {names[model.id]: f"chart-{index}" for index, model in enumerate(models)}
+    text = json.dumps({"document": document, "roots": roots}, separators=(",", ":"), ensure_ascii=False)
+    resources = Resources(mode="inline", minified=True, log_level="warn")
+    scripts = bundle_for_objs_and_resources([charts], resources).js_raw
+    bokeh_js = "".join(f"<script>\n{script}\n</script>\n" for script in scripts)
+    return bokeh_js + START.format(document=text.replace("</", "<\\/"))
 
 
 def _renamed(value: Any, names: dict[str, str]) -> Any:
@@ -106,38 +105,6 @@ def _renamed(value: Any, names: dict[str, str]) -> Any:
     if "id" in value and (value.keys() == {"id"} or value.get("type") == "object"):
         return {**copy, "id": names.setdefault(value["id"], f"p{len(names)}")}
     return copy | ({"id": value["id"]} if "id" in value else {})
-
-
-def _types(value: Any) -> Iterator[str]:
-    if isinstance(value, list | tuple):
-        for child in value:
-            yield from _types(child)
-    elif isinstance(value, dict):
-        if value.get("type") == "object":
-            yield value["name"]
-        for child in value.values():
-            yield from _types(child)
-
-
-def _components(document: Document) -> tuple[str, ...]:
-    import bokeh.models.widgets as widgets
-    from bokeh.models.widgets import tables
-
-    names = set(_types(document))
-    components = ["bokeh"]
-    if any(hasattr(widgets, name) for name in names):
-        components.append("bokeh-widgets")
-    if any(hasattr(tables, name) for name in names if name.endswith(("Table", "Column", "Formatter"))):
-        components.append("bokeh-tables")
-    return tuple(components)
-
-
-@cache
-def bokeh_js(components: tuple[str, ...]) -> str:
-    from bokeh.resources import Resources
-
-    resources = Resources(mode="inline", components=list(components), minified=True, log_level="warn")
-    return "".join(f"<script>\n{text}\n</script>\n" for text in resources.js_raw)
 
 
 def origin(manifest: Document) -> list[str]:
@@ -186,69 +153,45 @@ MOST_HEIGHT = 480
 def sortable(headers: Sequence[str], rows: Sequence[Sequence[Any]], filtered: Sequence[str] = ()) -> UIElement:
     """A table of numbers and texts; a click on a header sorts. `filtered`: columns with a choice of values above."""
     from bokeh.layouts import column, row
-    from bokeh.models import (
-        BooleanFilter,
-        CDSView,
-        ColumnDataSource,
-        CustomJS,
-        DataTable,
-        Div,
-        InlineStyleSheet,
-        MultiChoice,
-        NumberFormatter,
-        StringFormatter,
-        TableColumn,
-    )  # fmt: skip
+    from bokeh.models import BooleanFilter, CDSView, ColumnDataSource, CustomJS, Div, InlineStyleSheet
 
     sheet = InlineStyleSheet(css=WIDGETS)
-    columns = list(zip(*rows, strict=True)) if rows else [() for _ in headers]
     data: dict[str, list[Any]] = {}
-    table_columns = []
-    for index, (header, values) in enumerate(zip(headers, columns, strict=True)):
-        numbers = all(value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-                      for value in values)  # fmt: skip
-        data[f"c{index}"] = [(float("nan") if value is None else float(value)) if numbers else _column_text(value)
-                             for value in values]  # fmt: skip
-        formatter = NumberFormatter(format="0,0.[0000]", nan_format="–") if numbers else StringFormatter()
+    columns = []
+    for index, header in enumerate(headers):
+        values = [cells[index] for cells in rows]
+        numbers = is_number(value for value in values if value is not None)
+        data[f"c{index}"] = numbers_or_nan(values) if numbers else [cell_text(value) for value in values]
         longest = 10 if numbers else max(map(len, data[f"c{index}"]), default=0)
-        width = min(24 + 7 * max(len(header), longest), 560)
-        table_columns.append(TableColumn(field=f"c{index}", title=header, formatter=formatter, width=width))
+        columns.append((f"c{index}", header, numbers, min(24 + 7 * max(len(header), longest), 560)))
     source = ColumnDataSource(data)
     view = CDSView(filter=BooleanFilter(booleans=[True] * len(rows)))
-    table = DataTable(
-        source=source, view=view, columns=table_columns, sizing_mode="stretch_width", index_position=None,
-        height=min(40 + ROW * max(len(rows), 1), MOST_HEIGHT), autosize_mode="none",
-        stylesheets=[InlineStyleSheet(css=TABLE)],
-    )  # fmt: skip
-    choices = {}
-    for header in filtered:
-        key = f"c{headers.index(header)}"
-        options = list(dict.fromkeys(map(str, data[key])))
-        if len(options) > 1:
-            choices[key] = MultiChoice(
-                title=f"only {header}", value=[], options=options, width=230, placeholder="all", stylesheets=[sheet]
-            )
+    table = data_table(source, view, columns, min(40 + ROW * max(len(rows), 1), MOST_HEIGHT))
+    options = {f"c{headers.index(header)}": (header, data[f"c{headers.index(header)}"]) for header in filtered}
+    choices = {
+        key: choice(header, list(dict.fromkeys(map(str, values))), sheet, 230)
+        for key, (header, values) in options.items() if len(set(map(str, values))) > 1
+    }  # fmt: skip
     if not choices:
         return table
     note = Div(text=f"{len(rows)} rows.", stylesheets=[sheet])
     args = {"source": source, "view": view, "choices": choices, "told": note}
     callback = CustomJS(args=args, code=asset("filter.js"))
-    for choice in choices.values():
-        choice.js_on_change("value", callback)
+    for widget in choices.values():
+        widget.js_on_change("value", callback)
     filters = row(*choices.values(), styles={"flex-wrap": "wrap"}, sizing_mode="stretch_width")
     return column(filters, note, table, sizing_mode="stretch_width")
 
 
-def _column_text(value: object) -> str:
+def cell_text(value: object) -> str:
+    """A value as text: numbers with five digits, lists with dashes between."""
     if value is None:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.5g}"
-    if isinstance(value, list):
-        return " – ".join(map(_column_text, value))
-    return str(value)
+    return " – ".join(map(cell_text, value)) if isinstance(value, list) else str(value)
 
 
 NUMBER = re.compile(r"([+-]?[0-9][0-9,]*(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*(%|ms|µs|s|x|×|GB|MB|tokens/s)?")
@@ -344,29 +287,16 @@ def html_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
 def _html(cell: Cell) -> str:
     if isinstance(cell, str):
         return escape(cell.strip())
-    if cell.unit == "s" and _is_short(cell.value):
-        return html_cell(_milliseconds(cell.value)) + " ms"
-    return html_cell(cell.value) + (f" {cell.unit}" if cell.unit and cell.value is not None else "")
-
-
-def _is_short(value: object) -> bool:
-    ends = value if isinstance(value, list) else [value]
-    return all(isinstance(end, float) and abs(end) < 1 for end in ends)
-
-
-def _milliseconds(value: Any) -> Any:
-    return [1e3 * end for end in value] if isinstance(value, list) else 1e3 * value
+    value, unit = cell.value, cell.unit
+    ends: list[Any] = value if isinstance(value, list) else [value]
+    if unit == "s" and all(isinstance(end, float) and abs(end) < 1 for end in ends):
+        unit, value = "ms", [1e3 * end for end in ends] if isinstance(value, list) else 1e3 * ends[0]
+    return html_cell(value) + (f" {unit}" if unit and value is not None else "")
 
 
 def html_cell(value: object) -> str:
-    """A value as HTML: numbers with five digits, lists with dashes between."""
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:.5g}"
-    if isinstance(value, list):
-        return " – ".join(html_cell(end) for end in value)
-    return escape(str(value))
+    """A value as HTML."""
+    return escape(cell_text(value))
 
 
 def _sorted(table: Table) -> Part:
