@@ -6,21 +6,18 @@ Sequences whose prompts a prefill engine computes wait apart: their caches come 
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from schedulers.batches import Chunk
 from schedulers.core_state import CoreState
+from schedulers.engine_config import OneShotBudget
+from schedulers.kv_cache import PrefixNode
+from schedulers.kv_tiers import KVTiers
 from schedulers.lifecycle import Lifecycle, in_units, whole_units
 from schedulers.model_slots import ADMITS, OTHERS_MAY
 from schedulers.prefill_policies import UNLIMITED_TOKENS
+from schedulers.scheduling_policies import WaitingQueue
 from schedulers.sequence import PREFILLING, Sequence, uncached_prefix_key
-
-if TYPE_CHECKING:
-    from schedulers.engine_config import OneShotBudget
-    from schedulers.kv_cache import PrefixNode
-    from schedulers.kv_tiers import KVTiers
-    from schedulers.scheduling_policies import WaitingQueue
-
 
 # Why the first sequence of a queue gets no tokens in this step, in place of their number.
 NO_BUDGET: Final = 0  # the token budget of this step is used up
@@ -150,7 +147,6 @@ def _try_admit(core: Lifecycle, chunks: list[Chunk], budget: int, sequence: Sequ
 
 
 def _begin_prompt(core: Lifecycle, chunks: list[Chunk], sequence: Sequence, num_tokens: int) -> int:
-    """Give a sequence that has just been admitted its first tokens, or let it share them with others."""
     if not core.shares_tokens:
         return core.schedule_chunk(chunks, sequence, num_tokens)
     core.start_sharing(sequence)
@@ -279,7 +275,6 @@ def _too_few_blocks(core: Lifecycle, nodes: Many[PrefixNode]) -> int:
 
 
 def _block_table_is_full(core: Lifecycle, new_entries: int) -> bool:
-    """Tell whether `new_entries` more block-table entries exceed `max_table_blocks`."""
     entries = 0
     for sequence in core.running:
         decoding = sequence in core.decode_set.sequences
@@ -305,8 +300,6 @@ class OneShotStepBudget:
     `tokens`, `sequences`: what is left. `whole_prompt_tokens`: longest prompt that a step with these decodes and no
     other prompts holds whole. `prompt_deferred`: a prompt waits for the next step, which does.
     """
-
-    __slots__ = ("model_and_task", "prompt_deferred", "sequences", "tokens", "whole_prompt_tokens")
 
     def __init__(self, limits: OneShotBudget, chunks: Many[Chunk], budget: int) -> None:
         """`chunks` are in the step already and leave `budget` tokens of it."""

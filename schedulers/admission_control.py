@@ -74,8 +74,6 @@ class RequestShed(Exception):
 class Waiting:
     """Counts of what waits: requests and their prompt tokens."""
 
-    __slots__ = ("requests", "tokens")
-
     def __init__(self) -> None:
         self.requests = self.tokens = 0
 
@@ -188,11 +186,7 @@ class AdmissionControl:
         return self._seconds / self._admissions if self._admissions else 0.0
 
     def check_integrity(self) -> None:
-        """Check that counts are those of the waiting sequences.
-
-        Raises:
-            AssertionError: they are not; the message has the numbers.
-        """
+        """Check that counts are those of the waiting sequences."""
         tokens = sum(sequence.request.prompt_tokens for sequence in self.waiting)
         sums = sum(state.requests for state in self._classes.values()), sum(self._tenants.values())
         if (self._all.requests, self._all.tokens, *sums) != (len(self.waiting), tokens, *2 * [len(self.waiting)]):

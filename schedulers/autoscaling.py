@@ -144,39 +144,22 @@ class Autoscaler:
         return min(max(current, lower), upper)
 
     def _limit_rate(self, now: float, current: int, desired: int) -> int:
-        if desired > current:
-            limit = max(self._most_after(now, current), current)
-            return min(desired, self.max_replicas, limit)
-        if desired < current:
-            limit = min(self._least_after(now, current), current)
-            return max(desired, self.min_replicas, limit)
-        return desired
-
-    def _most_after(self, now: float, current: int) -> int:
-        """The most engines that the rates of scaling up allow."""
-        if self._up.select == "disabled":
+        """The desired number, as far as the rates of its direction allow to go there."""
+        sign = 1 if desired > current else -1
+        rules, bound = (self._up, self.max_replicas) if sign > 0 else (self._down, self.min_replicas)
+        if desired == current or rules.select == "disabled":
             return current
-        proposed = []
-        for rate in self._up.policies:
-            before = current - self._changed_since(now - rate.period)
-            grown = before + rate.value if rate.type == "engines" else math.ceil(before * (1 + rate.value / 100))
-            proposed.append(int(grown))
-        return self.max_replicas if not proposed else max(proposed) if self._up.select == "max" else min(proposed)
-
-    def _least_after(self, now: float, current: int) -> int:
-        """The fewest engines that the rates of scaling down allow."""
-        if self._down.select == "disabled":
-            return current
-        proposed = []
-        for rate in self._down.policies:
-            before = current - self._changed_since(now - rate.period)
-            shrunk = before - rate.value if rate.type == "engines" else before * (1 - rate.value / 100)
-            proposed.append(int(shrunk))
-        return self.min_replicas if not proposed else min(proposed) if self._down.select == "max" else max(proposed)
-
-    def _changed_since(self, start: float) -> int:
-        """Engines added less engines removed after `start`."""
-        return sum(change for when, change in self._changes if when > start)
+        limits = []
+        for rate in rules.policies:
+            before = current - sum(change for when, change in self._changes if when > now - rate.period)
+            if rate.type == "engines":
+                limits.append(int(before + sign * rate.value))
+            else:
+                scaled = before * (1 + sign * rate.value / 100)
+                limits.append(math.ceil(scaled) if sign > 0 else int(scaled))
+        furthest, nearest = (max, min) if sign > 0 else (min, max)
+        limit = bound if not limits else furthest(limits) if rules.select == "max" else nearest(limits)
+        return nearest(desired, bound, furthest(limit, current))
 
 
 # -- policies ----------------------------------------------------------------------------------------------------------
@@ -241,7 +224,7 @@ def _within(ratio: float, tolerance: float) -> bool:
 
 
 class TargetUtilization:
-    """Holds the mean of a metric over engines at a target, with the semantics of the HPA for a metric of pods.
+    """Holds the mean of a metric over engines at a target, as the HPA does for a metric of pods.
 
     Engines that start, and failed ones, have no metric (`replicas_at_target`).
     """

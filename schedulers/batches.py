@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from schedulers.model_slots import ModelLoad
-    from schedulers.sequence import Sequence
+from schedulers.model_slots import ModelLoad
+from schedulers.sequence import Sequence
 
 
 class Chunk:
@@ -133,8 +131,6 @@ class DraftedDecode:
         stops: its answer ends with the last step.
     """
 
-    __slots__ = ("num_drafted", "num_tokens", "reach", "sequence", "stops")
-
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
         self.num_drafted: list[int] = []
@@ -153,11 +149,6 @@ class DraftedSteps:
         new_blocks: KV blocks that each step takes.
         finishes: whether a sequence finishes with the last step.
     """
-
-    __slots__ = (
-        "decodes", "draft_tokens", "finishes", "kv_tokens", "longest", "new_blocks", "num_accepted", "num_draft_tokens",
-        "rows",
-    )  # fmt: skip
 
     def __init__(self, decodes: list[DraftedDecode], draft_tokens: int) -> None:
         self.decodes = decodes

@@ -150,11 +150,7 @@ class BundleSlots:
         microbatch.requests = len(resident)
 
     def check_integrity(self) -> None:
-        """Compare the running sums with a recount over the resident requests.
-
-        Raises:
-            AssertionError: they differ; the message has the numbers.
-        """
+        """Compare the running sums with a recount over the resident requests."""
         for microbatch in self.microbatches:
             loads, active = [0] * self.instances, [0] * self.instances
             for instance, offset in microbatch.resident.values():

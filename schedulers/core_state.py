@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
 
 from schedulers.admission_control import AdmissionControl
 from schedulers.batches import Batch, DecodeBatch
@@ -11,13 +10,11 @@ from schedulers.engine_config import NULL_BLOCKS, EngineConfig
 from schedulers.kv_cache import CacheObserver, KVCache
 from schedulers.kv_tiers import KVTiers
 from schedulers.model_slots import ModelSlots
-from schedulers.prefill_policies import UNLIMITED_TOKENS, BatchWait, PrefillInterval, make_capacity, make_full_batch
+from schedulers.prefill_policies import CAPACITY_POLICIES, UNLIMITED_TOKENS, BatchWait, FullBatch, PrefillInterval
 from schedulers.scheduling_policies import PREEMPTION_POLICIES, SCHEDULING_POLICIES, PrefixQueue, WaitingQueue
 from schedulers.sequence import DecodeSet, Sequence
 from schedulers.step_policies import ChunkPolicy
-
-if TYPE_CHECKING:
-    from workloads.request import Request
+from workloads.request import Request
 
 
 class CoreState:
@@ -85,10 +82,8 @@ class CoreState:
         rules = self.rules = config.rules
         self.kv_cache.reuse_unhashed_first = rules.reuse_unhashed_first
         self.kv_cache.merges_equal = rules.merges_equal_blocks
-        self.capacity = make_capacity(config.capacity_scheduler_policy, self.kv_cache, config.schedule_conservativeness)
-        self.prompts_first = not config.enable_mixed_chunk
-        self.full_batch = make_full_batch(rules.full_until_smaller and self.prompts_first, self.capacity)
-        self.chunk_unit = config.chunk_unit_size
+        make = CAPACITY_POLICIES[config.capacity_scheduler_policy]
+        self.capacity = make(self.kv_cache, config.schedule_conservativeness) if make is not None else None
         self.shares_tokens = config.shares_tokens
         self._keep_settings(config)
         self.prefix_queues = [queue for queue in self.queues if isinstance(queue, PrefixQueue)]
@@ -106,6 +101,10 @@ class CoreState:
     def _keep_settings(self, config: EngineConfig) -> None:
         """Keep what is read for every step or sequence: attributes of a compiled class are read faster."""
         self.holds_prompts = False
+        self.prompts_first = not config.enable_mixed_chunk
+        remembers = self.rules.full_until_smaller and self.prompts_first and self.capacity is not None
+        self.full_batch = FullBatch() if remembers else None
+        self.chunk_unit = config.chunk_unit_size
         self.arrived: list[Sequence] = []
         self._prompts_step = 0  # the latest step with prompts
         self.max_step_tokens = config.max_num_batched_tokens
@@ -167,7 +166,7 @@ class CoreState:
         owned = [sequence.blocks for sequence in (*self.sequences.values(), *self.awaiting_transfer)]
         if self.kv_tiers is not None:
             self.kv_tiers.check_integrity()
-            owned += self.kv_tiers.held_blocks()
+            owned += [load.blocks for load in (*self.kv_tiers.loads.values(), *self.kv_tiers.orphans)]
         self.kv_cache.check_integrity(owned, self._num_unassigned_blocks())
         if self.model_slots is not None:
             self.model_slots.check_integrity(self.running)
@@ -205,7 +204,6 @@ class CoreState:
         self._queue_of(sequence).push(sequence)
 
     def has_queued(self) -> bool:
-        """Tell whether a queue has a sequence."""
         queues = self.queues
         return queues[0].count > 0 or queues[-1].count > 0
 

@@ -14,7 +14,6 @@ from typing import Any, Final, Literal, get_args
 
 from schedulers import fair_sharing  # noqa: F401  # which registers its policy
 from schedulers.admission_control import AdmissionLimits
-from schedulers.eviction import EVICTION_POLICIES
 from schedulers.model_slots import SlotsConfig
 from schedulers.prefill_policies import CAPACITY_POLICIES, CHUNKING_POLICIES, MAX_UTILIZATION
 from schedulers.scheduling_policies import PREEMPTION_POLICIES, SCHEDULING_POLICIES
@@ -153,7 +152,7 @@ class OneShotBudget:
             )
 
     def max_step_tokens(self) -> int:
-        """Prompt tokens a step that both the token and the memory limit allow."""
+        """Prompt tokens a step."""
         if not self.bytes_per_token:
             return self.tokens
         return int(min(self.tokens, self.activation_bytes // self.bytes_per_token))
@@ -174,9 +173,6 @@ class TierConfig:
     def __post_init__(self) -> None:
         if self.capacity < 1:
             raise ValueError(f"kv_offloading.{self.name}.capacity: expected room for a prefix id, found none")
-        if self.eviction not in EVICTION_POLICIES:
-            expected = ", ".join(EVICTION_POLICIES)
-            raise ValueError(f"kv_offloading.{self.name}.eviction: expected one of {expected}, found {self.eviction!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,49 +189,29 @@ class KVOffloading:
     attention_tokens: float = 32768.0
 
 
+LEAST: Final = {
+    "num_gpu_blocks": 1, "block_size": 1, "max_num_batched_tokens": 1, "max_num_seqs": 1, "prefix_id_tokens": 1,
+    "long_prefill_token_threshold": 0, "max_num_active_seqs": 0, "prefill_schedule_interval": 1,
+    "max_prefill_tokens": 0, "prefill_max_requests": 0, "chunk_unit_size": 1, "schedule_conservativeness": 0,
+    "attention_dp_timeout_iters": 0, "attention_dp_batching_wait_iters": 0, "scheduler_recv_interval": 1,
+    "batch_wait_timeout_iters": 0,
+}  # fmt: skip
+"""The least values of settings."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Settings of one engine.
+    """Settings of one engine. docs/reference/serving-scenario.md describes those that a scenario has.
 
     Attributes:
-        num_gpu_blocks, block_size: KV memory: the number of blocks, and the tokens of each.
-        max_num_batched_tokens: tokens a step, prompt tokens and decodes together. max_num_seqs: sequences that run at
-            once.
-        max_table_blocks: block-table entries of all running sequences together, 0 for no limit.
-        enable_prefix_caching: share prompt blocks among sequences and keep them after use. prefix_id_tokens: prompt
-            tokens that one id of a request's `prefix_blocks` stands for, a multiple of `block_size`.
-        cache_blocks_on: when a prompt block enters the prefix cache.
-        in_batch_prefix_caching: of waiting requests with the same uncached prefix, admit one and hold back the others
-            until it has computed the prefix (Prelude 3; SGLang's term).
-        scheduling_policy: the order of waiting requests. preemption_policy: which sequence is preempted first; None:
-            lowest_priority under the policy priority, else newest (both `schedulers.scheduling_policies`).
-        scheduling_parameters: of the scheduling policy, by name.
-        admission_control: which arriving requests are shed; None for none.
-        kv_reservation: blocks allocated at admission. scheduler_reserve_full_isl: admit a prompt only if all of it
-            fits, also where blocks are allocated chunk by chunk.
-        watermark: share of the blocks that an admission leaves free while other sequences run.
-        enable_chunked_prefill: whether a step may compute a part of a prompt. long_prefill_token_threshold: prompt
-            tokens of one sequence a step, 0 for no limit.
-        max_num_active_seqs: sequences that are admitted, if fewer than `max_num_seqs`; 0 for as many.
-        prefill_schedule_interval: steps from one with prompt tokens to the next, as long as sequences decode and no
-            request was left waiting by the one before.
-        enable_mixed_chunk: whether prompts run in the steps of decodes. Else a step of prompts alone comes first where
-            there are some, and decodes pause for it (SGLang).
-        max_prefill_tokens: prompt tokens a step beyond which no further prompt begins, 0 for no limit.
-            prefill_max_requests: prompts a step, 0 for no limit (both SGLang's).
-        scheduler_recv_interval: steps of decodes from one look at arriving requests to the next (SGLang).
-        chunk_unit_size: parts of prompts are multiples of it. context_chunking_policy: how prompts share the tokens of
-            a step (`schedulers.prefill_policies`); None: in order, and none is admitted without tokens.
-        capacity_scheduler_policy: when blocks suffice for an admission (`schedulers.prefill_policies`).
-            schedule_conservativeness: of `new_token_ratio`, the factor on its first share.
-        attention_dp_timeout_iters, attention_dp_batching_wait_iters: steps for which prompts of ranks in lockstep wait
-            for one another (`schedulers.prefill_policies.PromptBalance`); the former 0: they do not.
-        batch_wait_timeout_iters, batch_wait_max_tokens_ratio: steps for which prompts wait beside decodes, unless the
-            step would have this share of `max_num_batched_tokens` (`schedulers.prefill_policies.BatchWait`).
+        prefix_id_tokens: prompt tokens that one id of a request's `prefix_blocks` stands for, a multiple of
+            `block_size`.
+        preemption_policy: None: lowest_priority under the scheduling policy priority, else newest.
+        context_chunking_policy: None: prompts in order, of which none is admitted without tokens.
         scheduler: the scheduler whose further rules hold (`SCHEDULERS`).
         one_shot: limits of one-shot work; None runs one-shot requests like all others.
-        kv_offloading: tiers below the device's KV cache; None for none.
         model_slots: room for the models of an engine that cannot hold all that it serves; None: no limit.
+        scheduling_parameters: of the scheduling policy, by name.
 
     Raises:
         ValueError: settings that contradict each other.
@@ -279,11 +255,9 @@ class EngineConfig:
     admission_control: AdmissionLimits | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_gpu_blocks", "block_size", "max_num_batched_tokens", "max_num_seqs", "prefix_id_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, found {getattr(self, name)}")
-        if self.max_table_blocks < 0:
-            raise ValueError(f"max_table_blocks: expected 0 (no limit) or more, found {self.max_table_blocks}")
+        for name, least in LEAST.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}: expected at least {least}, found {getattr(self, name)}")
         allowed = {
             "scheduling_policy": tuple(SCHEDULING_POLICIES),
             "preemption_policy": (*PREEMPTION_POLICIES, None),
@@ -297,56 +271,38 @@ class EngineConfig:
             if getattr(self, name) not in choices:
                 expected = ", ".join(choice for choice in choices if choice)
                 raise ValueError(f"{name}: expected one of {expected}, found {getattr(self, name)!r}")
-        self._check_limits()
-        if self.max_num_seqs > self.max_num_batched_tokens and self.enable_mixed_chunk:
-            raise ValueError(
-                f"max_num_batched_tokens: expected at least max_num_seqs ({self.max_num_seqs}), since every running "
-                f"sequence gets a token a step, found {self.max_num_batched_tokens}"
-            )
-        if self.prefix_id_tokens % self.block_size:
-            raise ValueError(
-                f"prefix_id_tokens: expected a multiple of block_size ({self.block_size}), "
-                f"found {self.prefix_id_tokens}"
-            )
+        for is_refused, name, expected in (*self._limits(), *self._contradictions()):
+            if is_refused:
+                raise ValueError(f"{name}: expected {expected}, found {getattr(self, name)}")
         self._check_sections()
-        if self.in_batch_prefix_caching and self.cache_blocks_on != "computed":
-            raise ValueError(
-                f"in_batch_prefix_caching: expected cache_blocks_on computed, where two requests of a step can miss "
-                f"the same prefix, found {self.cache_blocks_on}"
-            )
 
-    def _check_limits(self) -> None:
-        """Raise ValueError for limits of prompts and admission that are out of range."""
-        for name, least in {
-            "long_prefill_token_threshold": 0, "max_num_active_seqs": 0, "prefill_schedule_interval": 1,
-            "max_prefill_tokens": 0, "prefill_max_requests": 0, "chunk_unit_size": 1, "schedule_conservativeness": 0,
-            "attention_dp_timeout_iters": 0, "attention_dp_batching_wait_iters": 0, "scheduler_recv_interval": 1,
-            "batch_wait_timeout_iters": 0,
-        }.items():  # fmt: skip
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}: expected at least {least}, found {getattr(self, name)}")
-        if self.chunk_unit_size > self.max_num_batched_tokens:
-            raise ValueError(
-                f"chunk_unit_size: expected at most max_num_batched_tokens ({self.max_num_batched_tokens}), "
-                f"found {self.chunk_unit_size}"
-            )
-        if self.prefill_schedule_interval > 1 and (self.shares_tokens or not self.enable_mixed_chunk):
-            raise ValueError(
-                f"prefill_schedule_interval: expected 1 with enable_mixed_chunk false, a context_chunking_policy or "
-                f"batch_wait_timeout_iters, found {self.prefill_schedule_interval}"
-            )
-        if self.batch_wait_timeout_iters and not self.enable_mixed_chunk:
-            raise ValueError("batch_wait_timeout_iters: expected 0 with enable_mixed_chunk false: prompts run alone")
-        if self.scheduler_recv_interval > MOST_UNSEEN_STEPS:
-            raise ValueError(f"scheduler_recv_interval: expected at most {MOST_UNSEEN_STEPS}")
-        if not 0.0 <= self.batch_wait_max_tokens_ratio <= 1.0:
-            share = self.batch_wait_max_tokens_ratio
-            raise ValueError(f"batch_wait_max_tokens_ratio: expected a share from 0 to 1, found {share}")
-        if not 0.0 <= self.watermark < 1.0:
-            raise ValueError(f"watermark: expected a share of at least 0 and below 1, found {self.watermark}")
+    def _limits(self) -> tuple[tuple[bool, str, str], ...]:
+        """Whether a setting is out of range, its name, and what is expected."""
+        return (
+            (self.max_table_blocks < 0, "max_table_blocks", "0 (no limit) or more"),
+            (self.scheduler_recv_interval > MOST_UNSEEN_STEPS, "scheduler_recv_interval",
+             f"at most {MOST_UNSEEN_STEPS}"),
+            (not 0.0 <= self.batch_wait_max_tokens_ratio <= 1.0, "batch_wait_max_tokens_ratio", "a share from 0 to 1"),
+            (not 0.0 <= self.watermark < 1.0, "watermark", "a share of at least 0 and below 1"),
+            (self.chunk_unit_size > self.max_num_batched_tokens, "chunk_unit_size",
+             f"at most max_num_batched_tokens ({self.max_num_batched_tokens})"),
+        )  # fmt: skip
+
+    def _contradictions(self) -> tuple[tuple[bool, str, str], ...]:
+        """Whether a setting contradicts another one, its name, and what is expected."""
+        ordered = self.enable_mixed_chunk and not self.shares_tokens
+        return (
+            (self.prefill_schedule_interval > 1 and not ordered, "prefill_schedule_interval",
+             "1 with enable_mixed_chunk false, a context_chunking_policy or batch_wait_timeout_iters"),
+            (self.batch_wait_timeout_iters > 0 and not self.enable_mixed_chunk, "batch_wait_timeout_iters",
+             "0 with enable_mixed_chunk false: prompts run alone"),
+            (self.max_num_seqs > self.max_num_batched_tokens and self.enable_mixed_chunk, "max_num_batched_tokens",
+             f"at least max_num_seqs ({self.max_num_seqs}), since every running sequence gets a token a step"),
+            (self.prefix_id_tokens % self.block_size > 0, "prefix_id_tokens",
+             f"a multiple of block_size ({self.block_size})"),
+        )  # fmt: skip
 
     def _check_sections(self) -> None:
-        """Raise ValueError for sections that do not go together."""
         if self.kv_offloading is not None and not self.enable_prefix_caching:
             raise ValueError("kv_offloading: expected enable_prefix_caching, since prefixes are what tiers keep")
         if self.shares_tokens and self.one_shot is not None:
@@ -356,6 +312,11 @@ class EngineConfig:
             )
         if self.model_slots is not None and self.one_shot is not None:
             raise ValueError("one_shot: expected none, since one-shot work would run beside the models in slots")
+        if self.in_batch_prefix_caching and self.cache_blocks_on != "computed":
+            raise ValueError(
+                f"in_batch_prefix_caching: expected cache_blocks_on computed, where two requests of a step can miss "
+                f"the same prefix, found {self.cache_blocks_on}"
+            )
 
     @property
     def rules(self) -> SchedulerRules:

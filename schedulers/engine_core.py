@@ -65,7 +65,6 @@ class EngineCore(Lifecycle):
         return sequence
 
     def _count_in(self, sequence: Sequence) -> None:
-        """Count a sequence among the unfinished ones."""
         self._num_submitted += 1
         self.outstanding_tokens += sequence.request.prompt_tokens + sequence.max_tokens
         self.sequences[sequence.request.id] = sequence
@@ -288,7 +287,6 @@ class EngineCore(Lifecycle):
         return total
 
     def _resume(self, paused: Many[Sequence]) -> None:
-        """Put decodes that pause back into the set."""
         for sequence in paused:
             self.decode_set.add(sequence)
 

@@ -30,8 +30,6 @@ class Account:
         lifted: service that it is taken to have had besides.
     """
 
-    __slots__ = ("lifted", "output_tokens", "prompt_tokens", "waiting", "weight")
-
     def __init__(self, weight: float) -> None:
         self.weight = weight
         self.prompt_tokens = self.output_tokens = self.waiting = 0

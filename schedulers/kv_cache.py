@@ -50,8 +50,6 @@ def block_hash(parent: int, key: int) -> int:
 class PathHashes:
     """The `block_hash` of each node along prefix ids. Those of the latest ids are kept: a router asks many caches."""
 
-    __slots__ = ("_latest",)
-
     def __init__(self) -> None:
         self._latest: tuple[tuple[int, ...], list[int]] = ((), [])  # ids and their hashes, replaced at once
 
@@ -245,11 +243,7 @@ class KVCache:
         self.allocate_unassigned(count)
 
     def allocate_unassigned(self, count: int) -> None:
-        """Take `count` blocks off the free queue without naming their owner (decodes are assigned theirs later).
-
-        Raises:
-            AssertionError: fewer blocks are free.
-        """
+        """Take `count` blocks off the free queue without naming their owner (decodes are assigned theirs later)."""
         if not count:
             return
         if count > self.num_free_blocks:
@@ -354,7 +348,6 @@ class KVCache:
         return True
 
     def _is_found(self, node: PrefixNode) -> bool:
-        """Tell whether a node is the one that is found, among those of the same content."""
         assert node.parent is not None
         return node.parent.children.get(node.key) is node
 
@@ -368,7 +361,6 @@ class KVCache:
             self._append_blank(count)
 
     def _append_blank(self, count: int) -> None:
-        """Put `count` blank blocks at the end of the free queue."""
         last = self._free_queue.last
         if isinstance(last, FreeRun) and last.num_preceding_nodes < 0:
             last.count += count
@@ -376,7 +368,6 @@ class KVCache:
             self._free_queue.append(FreeRun(count))
 
     def _prepend_blank(self, count: int) -> None:
-        """Put `count` blank blocks at the head of the free queue."""
         first = self._free_queue.first
         if isinstance(first, FreeRun) and first.num_preceding_nodes < 0:
             first.count += count
@@ -412,9 +403,6 @@ class KVCache:
         """Check that every block is free or held, once, and that every node counts its holders.
 
         `unassigned`: blocks allocated to decodes that no `SequenceBlocks` counts yet.
-
-        Raises:
-            AssertionError: blocks were lost or counted twice; the message has the numbers.
         """
         queued = sum(entry.count if isinstance(entry, FreeRun) else self.blocks_per_node for entry in self._free_queue)
         if queued != self.num_free_blocks:

@@ -13,14 +13,12 @@ be read (`TierBlock.ready_at`), and calls `EngineCore.finish_load`.
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from schedulers.engine_config import KVOffloading, TierConfig
 from schedulers.eviction import EVICTION_POLICIES, EvictionPolicy, TierBlock
 from schedulers.kv_cache import PATH_HASHES, CacheObserver, KVCache, PrefixNode, SequenceBlocks, block_hash, cached_path
-
-if TYPE_CHECKING:
-    from schedulers.engine_config import KVOffloading, TierConfig
-    from schedulers.sequence import Sequence
+from schedulers.sequence import Sequence
 
 DEVICE: Final = -1
 """The source of a store that comes from the device, in place of the number of a tier."""
@@ -53,18 +51,13 @@ class Tier:
         return block
 
     def remove(self, block: TierBlock) -> None:
-        """Drop a block that no load reads."""
         del self.blocks[block.block_hash]
         self.eviction.remove(block)
         self._free_slots.append(block.slot)
         self.evicted += 1
 
     def check_integrity(self) -> None:
-        """Check that every block has a slot of its own, and that policy and tier have the same blocks.
-
-        Raises:
-            AssertionError: with the numbers.
-        """
+        """Check that every block has a slot of its own, and that policy and tier have the same blocks."""
         slots = sorted(block.slot for block in self.blocks.values())
         if sorted([*slots, *self._free_slots]) != list(range(self._used_slots)) or self._used_slots > self.capacity:
             raise AssertionError(
@@ -86,8 +79,6 @@ class Store:
             backend. slot: in the source tier.
     """
 
-    __slots__ = ("block", "payload", "slot", "source", "tier", "when")
-
     def __init__(self, tier: int, block: TierBlock, source: int, when: float, payload: object, slot: int) -> None:
         self.tier = tier
         self.block = block
@@ -106,8 +97,6 @@ class Load:
         sources: the tier and the block of each part, in the order of the prompt.
         ids, tokens: prefix ids of the request, and how many of its tokens will then be on the device.
     """
-
-    __slots__ = ("blocks", "ids", "sequence", "sources", "tokens")
 
     def __init__(self, sequence: Sequence, sources: list[tuple[int, TierBlock]], tokens: int) -> None:
         self.sequence: Sequence | None = sequence
@@ -164,7 +153,17 @@ class KVTiers(CacheObserver):
 
         Those that are not complete in their tier yet do not count. All blocks of the path count as used.
         """
-        blocks = self._continue(nodes, ids, tokens)
+        blocks: list[tuple[int, TierBlock]] = []
+        path = nodes[-1].block_hash if nodes else 0
+        for key in ids[len(nodes) : tokens // self._kv_cache.node_tokens]:
+            path = block_hash(path, key)
+            number = self._tier_of(path)
+            if number < 0:
+                break
+            block = self.tiers[number].blocks[path]
+            if block.ready_at > self.now:
+                break
+            blocks.append((number, block))
         self._touch(nodes, blocks)
         return blocks
 
@@ -196,10 +195,6 @@ class KVTiers(CacheObserver):
         kv_cache.allocate(load.blocks, len(sources) * kv_cache.blocks_per_node)
         self.loads[sequence.request.id] = load
         self._new_loads.append(load)
-
-    def held_blocks(self) -> list[SequenceBlocks]:
-        """The device blocks of loads under way."""
-        return [load.blocks for load in (*self.loads.values(), *self.orphans)]
 
     def finish(self, load: Load) -> None:
         """Put a loaded prefix into the prefix cache, where it is free."""
@@ -246,11 +241,7 @@ class KVTiers(CacheObserver):
         return loads
 
     def check_integrity(self) -> None:
-        """Check every tier, and that blocks are pinned once for each load.
-
-        Raises:
-            AssertionError: with the numbers.
-        """
+        """Check every tier, and that blocks are pinned once for each load."""
         for tier in self.tiers:
             tier.check_integrity()
         pins = sum(block.pins for tier in self.tiers for block in tier.blocks.values())
@@ -259,20 +250,6 @@ class KVTiers(CacheObserver):
             raise AssertionError(f"{pins} blocks of tiers are pinned, loads read {sources}")
 
     # -- within ------------------------------------------------------------------------------------------------------
-
-    def _continue(self, nodes: Many[PrefixNode], ids: Many[int], tokens: int) -> list[tuple[int, TierBlock]]:
-        blocks: list[tuple[int, TierBlock]] = []
-        path = nodes[-1].block_hash if nodes else 0
-        for key in ids[len(nodes) : tokens // self._kv_cache.node_tokens]:
-            path = block_hash(path, key)
-            number = self._tier_of(path)
-            if number < 0:
-                break
-            block = self.tiers[number].blocks[path]
-            if block.ready_at > self.now:
-                break
-            blocks.append((number, block))
-        return blocks
 
     def _tier_of(self, block: int) -> int:
         """The number of the nearest tier that has a block; -1 if none has."""

@@ -93,7 +93,6 @@ class Lifecycle(CoreState):
                 self._sharing[sequence] = None
 
     def _cache_computed_chunk(self, chunk: Chunk) -> None:
-        """Put the blocks of a computed chunk into the prefix cache."""
         sequence = chunk.sequence
         if self.leads_prefixes:
             self.prefix_leaders.pop(uncached_prefix_key(sequence, chunk.context // self.kv_cache.node_tokens), None)
@@ -255,7 +254,6 @@ class Lifecycle(CoreState):
         self.admission_blocked = False
 
     def _free_finished(self, sequence: Sequence) -> None:
-        """Free the blocks of a finished sequence unless they are to be transferred."""
         if sequence.hold_blocks:
             self.awaiting_transfer[sequence] = None
         else:
@@ -267,7 +265,6 @@ class Lifecycle(CoreState):
         kv_cache.free(blocks, kv_cache.num_full_private(blocks, sequence.num_computed_tokens))
 
     def _requeue(self, sequence: Sequence) -> None:
-        """Queue a preempted sequence again."""
         if self.rules.requeues_behind:
             self._queue_behind(sequence)
         else:
@@ -304,7 +301,6 @@ class Lifecycle(CoreState):
             self.prefix_leaders.pop(uncached_prefix_key(sequence, context), None)
 
     def _remove_waiting(self, sequence: Sequence) -> None:
-        """Take a sequence out of where it waits."""
         if self.admission_control is not None:
             self.admission_control.left(sequence)
         if self.kv_tiers is not None and self.kv_tiers.forget(sequence):
@@ -410,7 +406,7 @@ class RunningPass:
             self._index -= 1
 
     def _withdraw_chunk(self, sequence: Sequence) -> bool:
-        """Take the chunk of a sequence out of the step, if there is one."""
+        """Take the chunk of a sequence out of the step; False if there is none."""
         for i, chunk in enumerate(self.chunks):
             if chunk.sequence is sequence:
                 self.budget += chunk.tokens

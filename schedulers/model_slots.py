@@ -11,10 +11,9 @@ Adapters share a step: up to `slots` of them are computed together (vLLM's `max_
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from schedulers.sequence import Sequence
+from schedulers.sequence import Sequence
 
 ADMITS: Final = 0
 """A sequence's model is in a slot, or there is a slot for it."""
@@ -62,8 +61,6 @@ class ModelLoad:
     Attributes:
         cold: it comes from disk, not from host memory. replaces: the model whose slot it takes; "" for a free one.
     """
-
-    __slots__ = ("cold", "model", "replaces")
 
     def __init__(self, model: str, cold: bool, replaces: str = "") -> None:
         self.model = model
@@ -166,11 +163,7 @@ class ModelSlots:
         return loads
 
     def check_integrity(self, running: dict[Sequence, None]) -> None:
-        """Check that every running sequence is counted, and that its model is in a slot.
-
-        Raises:
-            AssertionError: one of these fails; the message has the numbers.
-        """
+        """Check that every running sequence is counted, and that its model is in a slot."""
         counts: dict[str, int] = {}
         for sequence in running:
             model = sequence.request.model

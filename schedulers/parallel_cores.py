@@ -14,7 +14,7 @@ pass every stage in order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from schedulers.batches import Batch
 from schedulers.engine_config import EngineConfig
@@ -23,9 +23,7 @@ from schedulers.kv_cache import KVCache
 from schedulers.prefill_policies import PromptBalance
 from schedulers.sequence import DECODING, PLAIN, DecodeSet, Sequence, SubmitOptions
 from schedulers.step_policies import ChunkPolicy
-
-if TYPE_CHECKING:
-    from workloads.request import Request
+from workloads.request import Request
 
 
 class GroupBatch(Batch):
@@ -365,7 +363,6 @@ class PipelinedEngineCore(EngineCore):
             super()._requeue(sequence)
 
     def _queue_again(self, sequence: Sequence) -> None:
-        """Queue a sequence whose last batch has ended."""
         del self._returning[sequence]
         super()._requeue(sequence)
         self.admission_blocked = False

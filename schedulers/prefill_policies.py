@@ -20,7 +20,7 @@ of the unit, there the tokens of a block.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from typing import Final
 
@@ -29,7 +29,6 @@ from schedulers.kv_cache import KVCache
 from schedulers.sequence import DECODING, FINISHING, DecodeSet, Sequence
 
 MAX_UTILIZATION: Final = "max_utilization"
-CAPACITY_POLICIES: Final = (MAX_UTILIZATION, "guaranteed_no_evict", "static_batch", "new_token_ratio")
 
 INITIAL_RATIO: Final = 0.7
 MINIMUM_SHARE: Final = 0.14
@@ -60,8 +59,7 @@ class Capacity:
     ) -> bool:
         """Note what running sequences may still take. Returns whether any sequence may be admitted in this step.
 
-        Args:
-            chunks: of this step. decode_blocks: blocks that its decodes were given already.
+        `chunks`: of this step. `decode_blocks`: blocks that its decodes were given already.
         """
         return True
 
@@ -188,13 +186,13 @@ class NewTokenRatio(Capacity):
         self.ratio = self._initial
 
 
-def make_capacity(policy: str, kv_cache: KVCache, conservativeness: float) -> Capacity | None:
-    """The policy of one engine; None for `max_utilization`, which reserves nothing."""
-    if policy == MAX_UTILIZATION:
-        return None
-    if policy == "new_token_ratio":
-        return NewTokenRatio(kv_cache, conservativeness)
-    return GuaranteedNoEvict(kv_cache, static=policy == "static_batch")
+CAPACITY_POLICIES: Final[dict[str, Callable[[KVCache, float], Capacity] | None]] = {
+    MAX_UTILIZATION: None,
+    "guaranteed_no_evict": lambda kv_cache, conservativeness: GuaranteedNoEvict(kv_cache),
+    "static_batch": lambda kv_cache, conservativeness: GuaranteedNoEvict(kv_cache, static=True),
+    "new_token_ratio": NewTokenRatio,
+}
+"""Makes the policy of one engine, from its cache and `schedule_conservativeness`; None reserves nothing."""
 
 
 class FullBatch:
@@ -236,11 +234,6 @@ class FullBatch:
     def awaits_change(self) -> bool:
         """Tell whether no step considers a waiting sequence until a sequence leaves."""
         return self.is_full and not self._renewed and not self.unseen
-
-
-def make_full_batch(remembers: bool, capacity: Capacity | None) -> FullBatch | None:
-    """A memory of full batches, for a scheduler that has one and counts capacity."""
-    return FullBatch() if remembers and capacity is not None else None
 
 
 UNLIMITED_TOKENS: Final = 1 << 60
@@ -321,9 +314,7 @@ class PromptBalance:
     def holds(self, with_prompts: int, with_decodes: int, with_room: int, ranks: int) -> bool:
         """Tell whether the next step computes no prompts.
 
-        Args:
-            with_prompts, with_decodes, with_room: of the `ranks` ranks, those with prompts to compute, with decodes,
-                and with fewer decodes than may run.
+        The numbers are those of ranks with prompts to compute, with decodes, and with fewer decodes than may run.
         """
         if not with_prompts:
             return False
@@ -341,25 +332,20 @@ class PromptBalance:
         return True
 
 
-FIRST_COME_FIRST_SERVED: Final = "first_come_first_served"
-EQUAL_PROGRESS: Final = "equal_progress"
-CHUNKING_POLICIES: Final = (FIRST_COME_FIRST_SERVED, EQUAL_PROGRESS)
+CHUNKING_POLICIES: Final = ("first_come_first_served", "equal_progress")
 
 
 def share_tokens(policy: str, remaining: Many[int], budget: int, unit: int) -> list[int]:
     """The tokens of each prompt in a step.
 
     Under `first_come_first_served` each in turn gets as much as is left. Under `equal_progress` each gets a unit in
-    turn, or the rest of its prompt, until no further one fits. If all fit, all are whole.
-
-    Args:
-        remaining: tokens that each prompt still needs, in the order of admission.
-        budget: tokens of the step that prompts may have.
+    turn, or the rest of its prompt, until no further one fits. If all fit, all are whole. `remaining`: tokens that each
+    prompt still needs, in the order of admission. `budget`: tokens of the step that prompts may have.
     """
     if sum(remaining) <= budget:
         return list(remaining)
     shares = [0] * len(remaining)
-    if policy == EQUAL_PROGRESS:
+    if policy == "equal_progress":
         grows = True
         while grows and budget > 0:
             grows = False

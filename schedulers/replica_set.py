@@ -89,8 +89,6 @@ class Replica:
             integrals of these then.
     """
 
-    __slots__ = ("busy", "engine", "life", "running", "seen", "since", "state")
-
     def __init__(self, engine: ScaledEngine) -> None:
         self.engine = engine
         self.state = STOPPED
@@ -227,7 +225,6 @@ class ReplicaSet:
             self._on_start(replica)
 
     def _drain(self, replica: Replica, now: float) -> None:
-        """Give an engine no more requests, and stop it when it has none."""
         idle = replica.state == STARTING or replica.engine.failed
         replica.engine.in_service = False
         replica.enter(DRAINING, now)
@@ -240,7 +237,6 @@ class ReplicaSet:
         spans[-1] = spans[-1][0], now
 
     def _note(self, now: float) -> None:
-        """Note how many engines are in each state."""
         sound = [replica.state for replica in self.replicas if not replica.engine.failed]
         failed = sum(replica.engine.failed and replica.state != STOPPED for replica in self.replicas)
         row = (float(now), sound.count(UP), sound.count(STARTING), sound.count(DRAINING), failed)

@@ -10,13 +10,10 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from schedulers.kv_cache import PATH_HASHES, CacheObserver
-
-if TYPE_CHECKING:
-    from workloads.request import Request
-
+from workloads.request import Request
 
 _NO_ENGINE: Final = 1 << 62
 """More than any load: fills the tree up to a power of two."""

@@ -8,13 +8,11 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 from schedulers.router_views import LoadTree
 from workloads.registry import Registry
-
-if TYPE_CHECKING:
-    from workloads.request import Request
+from workloads.request import Request
 
 Draw = Callable[[int], int]
 """A source of randomness: given n, a whole number from 0 to n - 1."""
@@ -26,39 +24,32 @@ class EngineState(Protocol):
     @property
     def index(self) -> int:
         """A number of its own, which stays the same when other engines fail."""
-        ...
 
     @property
     def load(self) -> int:
         """Prompt tokens plus `max_tokens` of its unfinished requests (`EngineCore.outstanding_tokens`)."""
-        ...
 
     @property
     def speed(self) -> float:
         """Tokens of load that it works off a second when it is full, or a number in proportion to that."""
-        ...
 
     @property
     def num_running(self) -> int:
         """Requests that are admitted and unfinished, as of the last step begun."""
-        ...
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait for admission."""
-        ...
 
     @property
     def free_blocks(self) -> int:
         """KV blocks that no sequence holds, as of the last step begun."""
-        ...
 
     def cached_prefix_tokens(self, request: Request) -> int:
         """Leading prompt tokens of a request that are in its prefix cache, lower tiers included.
 
         That is as of the last step begun, or as of the cache events that have come (`schedulers.router_views`).
         """
-        ...
 
 
 Engine = TypeVar("Engine", bound=EngineState)
@@ -78,7 +69,6 @@ class Router(Protocol):
 
     def choose(self, request: Request, engines: Many[Engine]) -> Engine:
         """One of `engines`: those that are up, at least one, always in the same order."""
-        ...
 
 
 def draws(name: str) -> bool:
@@ -108,7 +98,6 @@ class FollowsLoads(Router, Protocol):
 
         To be called again when the engines are others. A router that was never called so looks at the engines.
         """
-        ...
 
 
 class ForeseesChoices(Router, Protocol):
@@ -119,7 +108,6 @@ class ForeseesChoices(Router, Protocol):
 
         That must hold whatever the loads of the others become, while the load of this engine does not sink.
         """
-        ...
 
 
 class TakesTurns(Router, Protocol):
@@ -127,7 +115,6 @@ class TakesTurns(Router, Protocol):
 
     def turn_of(self, number: int, size: int) -> int:
         """The position among `size` engines, all of them up, of the engine that gets request `number` (from 0)."""
-        ...
 
 
 class RoundRobin:
@@ -151,14 +138,30 @@ class RoundRobin:
         return number % size
 
 
-class LeastLoaded:
-    """The engine with the smallest load. Engines take turns among equals, so that idle ones are used evenly."""
+class _InTurns:
+    """Chooses by a cost; engines take turns among equals, so that idle ones are used evenly."""
 
     DRAWS: ClassVar[bool] = False
     READS_CACHES: ClassVar[bool] = False
 
     def __init__(self, draw: Draw | None = None) -> None:
         self._turn = 0
+
+    def _start(self, size: int) -> int:
+        start = self._turn % size
+        self._turn += 1
+        return start
+
+    def _cheapest(self, engines: Many[Engine], cost: Callable[[EngineState], float]) -> Engine:
+        start = self._start(len(engines))
+        return min((*engines[start:], *engines[:start]), key=cost)
+
+
+class LeastLoaded(_InTurns):
+    """The engine with the smallest load."""
+
+    def __init__(self, draw: Draw | None = None) -> None:
+        super().__init__()
         self._loads: LoadTree | None = None
 
     def follow(self, engines: Many[EngineState]) -> LoadTree:
@@ -172,39 +175,19 @@ class LeastLoaded:
     def choose(self, request: Request, engines: Many[Engine]) -> Engine:
         if len(engines) == 1:
             return engines[0]
-        start = self._turn % len(engines)
-        self._turn += 1
-        if self._loads is not None:
-            return engines[self._loads.first_least(start)]
-        return min((*engines[start:], *engines[:start]), key=_load)
+        if self._loads is None:
+            return self._cheapest(engines, _load)
+        return engines[self._loads.first_least(self._start(len(engines)))]
 
 
-class WeightedLeastLoaded:
-    """The engine with the least load for its speed, for engines that differ. Engines take turns among equals."""
-
-    DRAWS: ClassVar[bool] = False
-    READS_CACHES: ClassVar[bool] = False
-
-    def __init__(self, draw: Draw) -> None:
-        self._turn = 0
+class WeightedLeastLoaded(_InTurns):
+    """The engine with the least load for its speed, for engines that differ."""
 
     def choose(self, request: Request, engines: Many[Engine]) -> Engine:
-        return self._soonest(engines, 0)
-
-    def _soonest(self, engines: Many[Engine], tokens: int) -> Engine:
-        """The engine with the least time for its load and this many further tokens."""
-        start = self._turn % len(engines)
-        self._turn += 1
-        best, minimum = engines[start], 0.0
-        for i in range(len(engines)):
-            engine = engines[(start + i) % len(engines)]
-            delay = (engine.load + tokens) / engine.speed
-            if not i or delay < minimum:
-                best, minimum = engine, delay
-        return best
+        return self._cheapest(engines, lambda engine: engine.load / engine.speed)
 
 
-class ShortestExpectedDelay(WeightedLeastLoaded):
+class ShortestExpectedDelay(_InTurns):
     """The engine that is first to have worked off its load and the request, by its speed.
 
     An idle slow engine gets no request that a fast one would finish sooner behind others, unlike with the least load
@@ -212,7 +195,8 @@ class ShortestExpectedDelay(WeightedLeastLoaded):
     """
 
     def choose(self, request: Request, engines: Many[Engine]) -> Engine:
-        return self._soonest(engines, request.prompt_tokens + request.max_tokens)
+        tokens = request.prompt_tokens + request.max_tokens
+        return self._cheapest(engines, lambda engine: (engine.load + tokens) / engine.speed)
 
 
 class WeightedRandom:
@@ -251,34 +235,25 @@ class PowerOfTwo:
         return min(engines[first], engines[second], key=_load)
 
 
-class PrefixAware:
+class PrefixAware(_InTurns):
     """The engine with the least load after the discount for the prefix that it has cached.
 
     The cost of an engine is its load less `weight` times the cached prefix, both in tokens. A weight of 0 chooses by
-    load alone, a large one by the longest prefix. NVIDIA Dynamo's KV router has the same cost, in blocks. Engines take
-    turns among equals.
+    load alone, a large one by the longest prefix. NVIDIA Dynamo's KV router has the same cost, in blocks.
     """
 
-    DRAWS: ClassVar[bool] = False
+    READS_CACHES: ClassVar[bool] = True
 
     def __init__(self, draw: Draw, weight: float = 1.0) -> None:
-        if weight < 0:
-            raise ValueError(f"weight: expected 0 or more, found {weight:g}")
+        super().__init__()
+        _check_least("weight", weight, 0)
         self._weight = weight
-        self._turn = 0
 
     def choose(self, request: Request, engines: Many[Engine]) -> Engine:
         if len(engines) == 1:
             return engines[0]
-        start = self._turn % len(engines)
-        self._turn += 1
-        best, minimum, weight = engines[start], 0.0, self._weight
-        for i in range(len(engines)):
-            engine = engines[(start + i) % len(engines)]
-            cost = engine.load - weight * engine.cached_prefix_tokens(request)
-            if not i or cost < minimum:
-                best, minimum = engine, cost
-        return best
+        weight = self._weight
+        return self._cheapest(engines, lambda engine: engine.load - weight * engine.cached_prefix_tokens(request))
 
 
 class SessionAffinity:
@@ -292,9 +267,8 @@ class SessionAffinity:
     READS_CACHES: ClassVar[bool] = False
 
     def __init__(self, draw: Draw, load_factor: float = inf, max_sessions: int = 1_000_000) -> None:
-        _check_load_factor(load_factor)
-        if max_sessions < 1:
-            raise ValueError(f"max_sessions: expected at least 1, found {max_sessions}")
+        _check_least("load_factor", load_factor, 1)
+        _check_least("max_sessions", max_sessions, 1)
         self._load_factor = load_factor
         self._max_sessions = max_sessions
         self._least_loaded = LeastLoaded()
@@ -328,9 +302,8 @@ class ConsistentHashing:
     READS_CACHES: ClassVar[bool] = False
 
     def __init__(self, draw: Draw, load_factor: float = 1.25, virtual_nodes: int = 128) -> None:
-        _check_load_factor(load_factor)
-        if virtual_nodes < 1:
-            raise ValueError(f"virtual_nodes: expected at least 1, found {virtual_nodes}")
+        _check_least("load_factor", load_factor, 1)
+        _check_least("virtual_nodes", virtual_nodes, 1)
         self._load_factor = load_factor
         self._virtual_nodes = virtual_nodes
         self._indices: list[int] = []
@@ -383,15 +356,12 @@ def _bounded_load(engines: Many[EngineState], load_factor: float) -> float:
     """`load_factor` times the mean load; at least one engine has at most so much."""
     if load_factor == inf:
         return inf
-    total = 0
-    for engine in engines:
-        total += engine.load
-    return load_factor * total / len(engines)
+    return load_factor * sum(engine.load for engine in engines) / len(engines)
 
 
-def _check_load_factor(load_factor: float) -> None:
-    if load_factor < 1:
-        raise ValueError(f"load_factor: expected at least 1, found {load_factor:g}")
+def _check_least(name: str, value: float, least: int) -> None:
+    if value < least:
+        raise ValueError(f"{name}: expected at least {least}, found {value:g}")
 
 
 ROUTERS: Registry[Callable[..., Router]] = Registry(

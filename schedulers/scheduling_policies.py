@@ -26,27 +26,21 @@ class WaitingQueue(Protocol):
 
     def push(self, sequence: Sequence) -> None:
         """Add a sequence that has arrived."""
-        ...
 
     def requeue(self, sequence: Sequence) -> None:
         """Add a sequence that was in the queue before: preempted, or popped and not admitted."""
-        ...
 
     def peek(self) -> Sequence | None:
         """The next sequence, which stays in the queue; None when the queue is empty."""
-        ...
 
     def peek_key(self) -> tuple[float, ...]:
         """The rank of the sequence that `peek` has just returned; the smallest of several queues goes first."""
-        ...
 
     def pop(self) -> Sequence:
         """Remove the sequence that `peek` has just returned."""
-        ...
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a waiting sequence, whose state the caller changes afterwards."""
-        ...
 
     # A queue may also have `ahead_of(sequence)`, the number of waiting sequences that it would serve before one that
     # has not been pushed, for admission control; see `KeyQueue`.
@@ -65,11 +59,9 @@ class SchedulingPolicy(Protocol):
 
     def make_queue(self) -> WaitingQueue:
         """A queue in this order. An engine with one-shot limits has two."""
-        ...
 
     def on_scheduled(self, sequence: Sequence, num_tokens: int) -> None:
         """Note that `num_tokens` prompt tokens of a sequence are computed by the step being scheduled."""
-        ...
 
     def on_output(self, sequence: Sequence, num_output_tokens: int) -> None:
         """Note that a sequence has `num_output_tokens` output tokens in all.
@@ -77,7 +69,6 @@ class SchedulingPolicy(Protocol):
         Called for each decode before a sequence is pushed and before waiting sequences are considered, and when a
         sequence is preempted or ends.
         """
-        ...
 
 
 def fcfs(sequence: Sequence) -> tuple[int, int]:
@@ -100,22 +91,26 @@ def deadline(sequence: Sequence) -> tuple[float, int]:
     return sequence.request.deadline, sequence.seq_id
 
 
-class KeyOrder:
-    """Smallest sort key first. The key of a sequence must not change."""
+class FixedOrder:
+    """An order that does not depend on what was scheduled."""
 
     follows_service = False
+
+    def on_scheduled(self, sequence: Sequence, num_tokens: int) -> None:
+        """Without effect."""
+
+    def on_output(self, sequence: Sequence, num_output_tokens: int) -> None:
+        """Without effect."""
+
+
+class KeyOrder(FixedOrder):
+    """Smallest sort key first. The key of a sequence must not change."""
 
     def __init__(self, sort_key: SortKey) -> None:
         self.sort_key = sort_key
 
     def make_queue(self) -> KeyQueue:
         return KeyQueue(self.sort_key)
-
-    def on_scheduled(self, sequence: Sequence, num_tokens: int) -> None:
-        """See `SchedulingPolicy.on_scheduled`: without effect."""
-
-    def on_output(self, sequence: Sequence, num_output_tokens: int) -> None:
-        """See `SchedulingPolicy.on_output`: without effect."""
 
 
 class KeyQueue:
@@ -189,14 +184,14 @@ def fewest_outputs(running: Iterable[Sequence]) -> list[Sequence]:
 
     As SGLang retracts decodes (0.5.9 `ScheduleBatch.retract_decode`). Prompts under way go last.
     """
-    return sorted(running, key=_outputs_and_prompt)
 
+    def outputs_and_prompt(sequence: Sequence) -> tuple[bool, int, int]:
+        """Sorts decodes by what they have computed: all of them got a token in each step since they joined."""
+        if sequence.state != DECODING:
+            return False, 0, 0
+        return True, sequence.joined_step - sequence.num_output_tokens, sequence.request.prompt_tokens
 
-def _outputs_and_prompt(sequence: Sequence) -> tuple[bool, int, int]:
-    """Sorts decodes by what they have computed: all of them got a token in each step since they joined."""
-    if sequence.state != DECODING:
-        return False, 0, 0
-    return True, sequence.joined_step - sequence.num_output_tokens, sequence.request.prompt_tokens
+    return sorted(running, key=outputs_and_prompt)
 
 
 PREEMPTION_POLICIES: Registry[PreemptionPolicy] = Registry(
@@ -267,7 +262,7 @@ class PrefixQueue:
         self._sequences.sort(key=ranks.__getitem__)
 
 
-class LongestPrefix:
+class LongestPrefix(FixedOrder):
     """Longest prefix first: waiting sequences in the order of what the prefix cache has of their prompts.
 
     SGLang's `schedule_policy: lpm` (0.5.9 `managers/schedule_policy.py`). The order is found anew whenever sequences
@@ -275,16 +270,8 @@ class LongestPrefix:
     all but one go last, so that the first computes their prefix for all. With a long queue, nothing is reordered.
     """
 
-    follows_service = False
-
     def make_queue(self) -> PrefixQueue:
         return PrefixQueue()
-
-    def on_scheduled(self, sequence: Sequence, num_tokens: int) -> None:
-        """See `SchedulingPolicy.on_scheduled`: without effect."""
-
-    def on_output(self, sequence: Sequence, num_output_tokens: int) -> None:
-        """See `SchedulingPolicy.on_output`: without effect."""
 
 
 SCHEDULING_POLICIES: Registry[Callable[..., SchedulingPolicy]] = Registry(

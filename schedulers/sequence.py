@@ -10,13 +10,10 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from schedulers.kv_cache import SequenceBlocks
-
-if TYPE_CHECKING:
-    from workloads.request import Request
-
+from workloads.request import Request
 
 WAITING: Final = 0
 PREFILLING: Final = 1
@@ -246,11 +243,7 @@ class DecodeSet:
         return finishing
 
     def check_integrity(self) -> None:
-        """Compare the sums with those of the sequences.
-
-        Raises:
-            AssertionError: they differ; the message has the numbers.
-        """
+        """Compare the sums with those of the sequences."""
         lengths = [self.num_computed_tokens(sequence) for sequence in self.sequences]
         if (len(lengths), sum(lengths)) != (self.size, self.kv_tokens):
             raise AssertionError(

@@ -52,8 +52,6 @@ decodes, with a draft or without, and the tokens that they emitted.
 class SpeculationStats:
     """Its attributes are `COUNTERS`."""
 
-    __slots__ = COUNTERS
-
     def __init__(self, num_speculative_tokens: int) -> None:
         self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
         self.num_decodes = self.num_emitted_tokens = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from schedulers.admission import admit_waiting
 from schedulers.batches import Chunk
 from schedulers.lifecycle import Lifecycle, in_units
-from schedulers.prefill_policies import FIRST_COME_FIRST_SERVED, share_tokens
+from schedulers.prefill_policies import CHUNKING_POLICIES, share_tokens
 from schedulers.sequence import PREFILLING, Sequence
 
 
@@ -37,7 +37,6 @@ def schedule_prompts_first(core: Lifecycle, chunks: list[Chunk]) -> list[Sequenc
 
 
 def _admit_unless_full(core: Lifecycle, chunks: list[Chunk], budget: int) -> None:
-    """Admit waiting sequences unless the batch is known to be full."""
     full = core.full_batch
     if not core.has_queued() or (full is not None and full.is_full):
         return
@@ -83,7 +82,7 @@ def schedule_sharing(core: Lifecycle, chunks: list[Chunk]) -> None:
         admit_waiting(core, chunks, budget if core.shares_parts else budget - sum(_remaining_tokens(core)))
     if decode_set.size and core.config.capacity_scheduler_policy == "static_batch":
         return
-    policy = core.config.context_chunking_policy or FIRST_COME_FIRST_SERVED
+    policy = core.config.context_chunking_policy or CHUNKING_POLICIES[0]
     shares = share_tokens(policy, _remaining_tokens(core), budget, core.chunk_unit)
     wait = core.batch_wait if decode_set.size and any(shares) else None
     if wait is not None and wait.holds(decode_set.size + sum(shares)):

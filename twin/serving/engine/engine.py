@@ -150,7 +150,6 @@ class Engine(EngineState):
             self._sleep_until(self._alarm.when)
 
     def _notice_load(self) -> None:
-        """Have the engine notice a prefix that has come from tiers."""
         self._notice(self._env.now, late=True)
 
     # -- for the system around it ------------------------------------------------------------------------------------
@@ -277,7 +276,6 @@ class Engine(EngineState):
         return self._end_step(batch, start, end)
 
     def _end_step(self, batch: Batch, start: float, end: float) -> list[Sequence]:
-        """End a step that has run; returns the sequences that finish with it."""
         records, speculation = self.step_records, self.speculation
         if speculation is None:
             stopped = records.answer_ends.pop(batch.step_index)

@@ -292,7 +292,6 @@ class EngineState:
             raise AssertionError(f"{self.name}: {self.free_blocks} of {self.blocks} blocks are free")
 
     def _note_load(self) -> None:
-        """Note the load wherever it is followed."""
         for loads, position in self._load_trees:
             loads.set(position, self.load)
 

@@ -76,7 +76,6 @@ class AnswerEnds:
         return sequences
 
     def clear(self) -> None:
-        """Remove all sequences."""
         self._heap.clear()
 
 
