@@ -1,4 +1,4 @@
-"""Parts that the papers' programs share: published tables, scenarios, tasks, claims and results, small trainings."""
+"""Parts that the papers' programs share: published tables, scenarios, texts and claims, tasks, and small trainings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_type_hints
 
 import yaml
 
-from reports.blocks import Table, Text, bullets, table
+from latency_models.fitting.estimator import student_quantile
+from reports.blocks import Cells, Document, Section, Table, Text, bullets, rows_table, table
 from twin.cli.console import progress
 from twin.executors.executor import Processes
 
@@ -34,22 +35,112 @@ def records(kind: type[T], paper: str, name: str, **columns: str) -> list[T]:
     types = get_type_hints(kind)
     fields = [(field, columns.get(field, field)) for field in types]
     return [
-        kind(**{field: _value(row[column], types[field], column) for field, column in fields})
+        kind(**{field: _value(row.get(column, ""), types[field], column) for field, column in fields})
         for row in published(paper, name)
     ]
 
 
 def _value(text: str, kind: Any, column: str) -> Any:
     if kind == float | None:
-        return float(text) if text else None
+        return _value(text, float, column) if text else None
     return kind(text) / 1e3 if column.endswith("_ms") else kind(text)
 
 
-def scenario(paper: str, name: str = "scenario") -> dict[str, Any]:
+def scenario(paper: str, name: str = "scenario") -> Document:
     """A scenario document, to be completed or changed by its program."""
     text = (files("papers") / paper / f"{name}.yaml").read_text(encoding="utf-8")
-    document: dict[str, Any] = yaml.safe_load(text)
+    document: Document = yaml.safe_load(text)
     return document
+
+
+# -- what is said of a paper -------------------------------------------------------------------------------------------
+
+
+Claim = Document
+
+
+class Wording:
+    """Claims, tables and notes of a paper, which `NAME.yaml` words as format strings of `reports.blocks.Cells`."""
+
+    def __init__(self, paper: str, name: str = "report") -> None:
+        self.texts = scenario(paper, name)
+
+    def claim(self, key: str, agrees: bool, more: Document = {}, /, **values: Any) -> Claim:  # noqa: B006 (read only)
+        """A claim as it is in a document: where the paper makes it, what is printed and found, whether that agrees.
+
+        `more` is for the document alone.
+        """
+        texts = self.texts["claims"][key]
+        where, what, printed, result, note = (
+            fill(texts.get(part, ""), values) for part in ("where", "what", "published", "found", "note")
+        )
+        ends = {"agrees": bool(agrees), "note": note}
+        return {"where": where, "what": what, "published": printed, "found": result, **more, **ends}
+
+    def table(self, key: str, rows: Iterable[Document]) -> Table:
+        """A row for each document."""
+        return rows_table(self.texts["tables"][key]["titles"], self.texts["tables"][key]["cells"], rows)
+
+    def title(self, key: str, **values: Any) -> str:
+        return fill(self.texts["tables"][key]["title"], values)
+
+    def section(self, key: str, rows: Iterable[Document], **values: Any) -> Section:
+        """A table under its title, which `values` fill in."""
+        return self.title(key, **values), self.table(key, rows)
+
+    def notes(self, **values: Any) -> list[str]:
+        return [fill(text, values) for text in self.texts["notes"]]
+
+
+def fill(text: str, values: Mapping[str, Any]) -> str:
+    return Cells().vformat(text, (), values)
+
+
+def ends(values: Iterable[float]) -> tuple[float, float]:
+    """The least and the largest."""
+    numbers = list(values)
+    return min(numbers), max(numbers)
+
+
+def claims_table(claims: Iterable[Claim], columns: dict[str, Callable[[Claim], str]] | None = None) -> Table:
+    """All claims, one a row, with further columns by their titles."""
+    columns = columns or {}
+    rows = table("claim", "where", "published", "found", *columns, "holds")
+    for row in claims:
+        cells = [cell(row) for cell in columns.values()]
+        rows.add_row(
+            row["what"], row["where"], row["published"], row["found"], *cells, "yes" if row["agrees"] else "no"
+        )
+    return rows
+
+
+def conclusion(document: Document) -> list[Section]:
+    """The claims that the results contradict, one a line, or `nothing`; and the notes."""
+    lines = [
+        f"{row['where']}, {row['what']}: {row['published']} printed, {row['found']} found"
+        + (f"; {row['note']}" if row["note"] else "")
+        for row in document["claims"]
+        if not row["agrees"]
+    ]
+    contradicted: Section = ("What disagrees", bullets(lines) if lines else Text("nothing"))
+    return [contradicted, *([("Notes", bullets(document["notes"]))] if "notes" in document else [])]
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+def curve(axes: Any, rows: Sequence[Document], x: str, y: str, style: str, scale: float = 1, **options: Any) -> None:
+    """Plot a field of rows over another; `y` is multiplied by `scale`."""
+    axes.plot([row[x] for row in rows], [scale * row[y] for row in rows], style, **options)
+
+
+def title(axes: Any, text: str, fontsize: int = 10, **settings: Any) -> None:
+    """Give axes a title at their left, and settings of matplotlib."""
+    axes.set(**settings)
+    axes.set_title(text, loc="left", fontsize=fontsize)
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,75 +165,41 @@ def run_tasks(tasks: Sequence[Task], jobs: int, progress: Callable[[str], None])
     return [results[task] for task in tasks]
 
 
+CONFIDENCE = 0.95
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Student's interval of a mean; None for fewer than two values."""
+    if len(values) < 2:
+        return None
+    half = student_quantile(CONFIDENCE, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return mean(values) - half, mean(values) + half
+
+
+def reaches(values: Sequence[float], limit: float, *, at_most: bool = False, strict: bool = False) -> bool:
+    """True if the mean of values, one a seed, reaches a limit; `strict`: if their whole interval is beyond it."""
+    span = interval(values) if strict else None
+    worst = span[at_most] if span else mean(values)
+    margin = limit - worst if at_most else worst - limit
+    return margin > 0 if strict else margin >= 0
+
+
+# -- small models ------------------------------------------------------------------------------------------------------
+
+
+Row = Document
+Job = Callable[[str, int, Path], Row]
+"""Computes a row for a size, a seed and the folder of the seed's model."""
+
+
 def step_shares(losses: Sequence[float]) -> list[float]:
     """The middles of the equal parts of a training that `losses` are means over, in shares of its steps."""
     return [(index + 0.5) / len(losses) for index in range(len(losses))]
 
 
-Claim = dict[str, Any]
-
-
-def claim(where: str, statement: str, published: str, result: str, agrees: bool, note: str = "") -> Claim:
-    """A claim as it is in a document: where the paper makes it, what is printed and found, and whether that agrees."""
-    return {
-        "where": where,
-        "what": statement,
-        "published": published,
-        "found": result,
-        "agrees": bool(agrees),
-        "note": note,
-    }
-
-
-def claims_table(claims: Iterable[Claim], columns: dict[str, Callable[[Claim], str]] | None = None) -> Table:
-    """All claims, one a row, with further columns by their titles."""
-    columns = columns or {}
-    rows = table("claim", "where", "published", "found", *columns, "holds")
-    for row in claims:
-        cells = [cell(row) for cell in columns.values()]
-        rows.add_row(
-            row["what"], row["where"], row["published"], row["found"], *cells, "yes" if row["agrees"] else "no"
-        )
-    return rows
-
-
-def disagreements(claims: Iterable[Claim]) -> Text:
-    """The claims that the results contradict, one a line, or `nothing`."""
-    lines = [
-        f"{row['where']}, {row['what']}: {row['published']} printed, {row['found']} found"
-        + (f"; {row['note']}" if row["note"] else "")
-        for row in claims
-        if not row["agrees"]
-    ]
-    return bullets(lines) if lines else Text("nothing")
-
-
-def percent_range(ends: Sequence[float] | None) -> str:
-    """Two shares in per cent, such as `1.0 to 2.5`; nothing for None."""
-    return f"{100 * ends[0]:.1f} to {100 * ends[1]:.1f}" if ends else ""
-
-
-CONFIDENCE = 0.95
-
-
-def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
-    """Student's interval of a mean; None for fewer than two values."""
-    if len(values) < 2:
-        return None
-    from scipy.stats import t
-
-    half = float(t.ppf(0.5 + confidence / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
-    return mean(values) - half, mean(values) + half
-
-
-Row = dict[str, Any]
-Job = Callable[[str, int, Path], Row]
-"""Computes a row for a size, a seed and the folder of the seed's model."""
-
-
 def language_model_row(kind: str, seed: int, document: Mapping[str, Any]) -> Row:
     """The row of a language model, from the `training.json` of its training."""
-    from live.adaptation.training import curve  # needs torch, as the training did
+    from live.adaptation.training import curve as loss_curve  # needs torch, as the training did
 
     return {
         "kind": kind,
@@ -150,7 +207,7 @@ def language_model_row(kind: str, seed: int, document: Mapping[str, Any]) -> Row
         "perplexity": document["perplexity"],
         "parameters": document["trained_parameters"],
         "corpus": document["corpus"],
-        "losses": curve(document["losses"]),
+        "losses": loss_curve(document["losses"]),
     }
 
 
@@ -188,7 +245,12 @@ class Study(NamedTuple):
         rows = run.points()
         with progress("training", sum(map(len, names)), len(rows)) as advance:
             for wave in waves(models, jobs):
-                _run_missing(run, wave, rows, jobs, advance)
+                missing = [task for task in wave if task.name not in rows]
+                with Processes(jobs).each_as_done(Task.run, missing) as results:
+                    for task, row in results:
+                        run.add_point(task.name, dict(row))
+                        rows[task.name] = row
+                        advance(task.name)
         trained, compared = ([rows[name] for name in model] for model in names)
         return trained, compared
 
@@ -208,14 +270,3 @@ def waves(models: Sequence[Models], jobs: int) -> list[list[Task]]:
         [model.train for model in later] + [task for model in first for task in model.compare],
         [task for model in later for task in model.compare],
     ]
-
-
-def _run_missing(
-    run: RunDirectory, tasks: Iterable[Task], rows: dict[str, Any], jobs: int, advance: Callable[[str], None]
-) -> None:
-    missing = [task for task in tasks if task.name not in rows]
-    with Processes(jobs).each_as_done(Task.run, missing) as results:
-        for task, row in results:
-            run.add_point(task.name, dict(row))
-            rows[task.name] = row
-            advance(task.name)

@@ -229,15 +229,20 @@ MARKS = {"*": ("", "*"), "* ": (" ", "*"), "yes": ("no", "yes")}
 
 
 class Cells(Formatter):
-    """Format strings whose specs may begin with a factor (`{ttft:1e3 .1f}`) or `±`: an interval's middle and half
-    width.
+    """Format strings whose specs may begin with a factor, then with `±` or `to` for an interval: `{ttft:1e3 to.1f}`.
+
+    None is left out.
     """
 
     def format_field(self, value: Any, format_spec: str) -> str:
         if format_spec in MARKS:
             return MARKS[format_spec][bool(value)]
+        if value is None:
+            return ""
         factor, _, digits = format_spec.rpartition(" ")
         scale = float(factor) if factor else 1
+        if digits.startswith("to"):
+            return " to ".join(format(scale * end, digits[2:]) for end in value)
         if digits.startswith("±"):
             low, high = value
             return f"{scale * (low + high) / 2:{digits[1:]}} ± {scale * (high - low) / 2:{digits[1:]}}"

@@ -7,17 +7,17 @@ to the lengths of a trace, the fit is tested, and r* is computed from the trace'
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from papers.common import claim, claims_table, disagreements, records, scenario
-from reports.blocks import Document, Report, Table, rows_table, sections
+from papers.common import Claim, Wording, claims_table, conclusion, curve, records, scenario
+from reports.blocks import Document, Report, sections
 from reports.svg import render
 from scenarios.afd import check_scenario
-from twin.afd.plan import make_plan
+from twin.afd.plan import BundlePlan, make_plan
 from twin.sweeps.ratio_sweep import RatioSweep, prepare
 from twin.theory.paper import PaperModel
 from workloads.checks import FloatArray, IntArray
@@ -25,6 +25,7 @@ from workloads.pairs import JointEmpirical
 from workloads.traces import read_trace
 
 BASELINE = scenario("afd")
+WORDING = Wording("afd")
 CONFIGURATIONS: list[dict[str, Any]] = [
     {},
     {"batch_size": 128},
@@ -48,10 +49,14 @@ class PrintedRatio:
     r_star: float
     note: str
 
+    def model(self) -> PaperModel:
+        """The paper's model of the configuration."""
+        paper = _plan(batch_size=self.batch_size, requests_per_instance=self.requests).paper
+        return replace(paper, mean_prefill=self.mean_prefill, mean_decode=self.mean_decode)
 
-def printed_ratios() -> list[PrintedRatio]:
-    """Every r* in the paper's text and figures."""
-    return records(PrintedRatio, "afd", "optimal_ratio", requests="requests_per_attention_instance")
+
+def _plan(**settings: Any) -> BundlePlan:
+    return make_plan(check_scenario(BASELINE, settings, Path("afd-paper")), Path(), None)
 
 
 def sweep() -> RatioSweep:
@@ -59,25 +64,24 @@ def sweep() -> RatioSweep:
     return prepare(BASELINE, Path("afd-paper"), RATIOS, CONFIGURATIONS)
 
 
-def compare_ratios() -> list[dict[str, Any]]:
+def compare_ratios() -> list[Document]:
     """Compare eq. 19 with every printed r*, and whether unrounded α and β of Table 4 would print it with the exact
     ones.
     """
-    rows = printed_ratios()
-    models = [_model(row) for row in rows]
-    agree = [index for index, row in enumerate(rows) if round(models[index].r_star, 2) == row.r_star]
+    pairs = [(row, row.model()) for row in records(PrintedRatio, "afd", "optimal_ratio",
+                                                   requests="requests_per_attention_instance")]  # fmt: skip
+    agree = [pair for pair in pairs if round(pair[1].r_star, 2) == pair[0].r_star]
     compared = []
-    for index, (row, model) in enumerate(zip(rows, models, strict=True)):
-        together = [(rows[i], models[i]) for i in {*agree, index}]
+    for row, model in pairs:
+        fields = asdict(row)
+        prints = (row, model) in agree
         compared.append(
-            {
-                "batch_size": row.batch_size,
-                "mean_prefill": row.mean_prefill,
-                "mean_decode": row.mean_decode,
+            {name: fields[name] for name in ("batch_size", "mean_prefill", "mean_decode")}
+            | {
                 "published": row.r_star,
                 "computed": model.r_star,
-                "prints_the_same": index in agree,
-                "within_rounding": index in agree or rounding_allows(together),
+                "prints_the_same": prints,
+                "within_rounding": prints or rounding_allows([*agree, (row, model)]),
                 "note": row.note,
             }
         )
@@ -108,7 +112,7 @@ def rounding_allows(values: Sequence[tuple[PrintedRatio, PaperModel]]) -> bool:
     return bool(solution.success)
 
 
-def document(sweep: dict[str, Any]) -> dict[str, Any]:
+def document(sweep: Document) -> Document:
     annotate(sweep)
     return {
         "schema": "twin.reproduction/1",
@@ -121,32 +125,26 @@ def document(sweep: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def claims(document: dict[str, Any]) -> list[dict[str, Any]]:
+def claims(document: Document) -> list[Claim]:
     """The paper's claims on figures 4 to 7, beside the simulation's results."""
     base = _points(document, 0)
     first, last = base[1.0], base[32.0]
     gap = last["throughput_per_instance"] / last["throughput_per_instance_theory"] - 1
-    straggling = last["gaps"]["barrier"] - 1
+    gaps = {"straggling": last["gaps"]["barrier"] - 1, "flying": last["gaps"]["in_flight"] - 1}
     crossing = document["configurations"][0]["simulation"]["idle_crossing"]
-    rows = [
-        claim(
-            "figure 4", "simulated eq. 21 over theory at r = 32", "about -15 %", f"{100 * gap:+.1f} %", gap < -0.12,
-            f"of this, waiting for the slowest instance is {100 * straggling:+.2f} %: the FFN takes"
-            f" {last['t_ffn']:.0f} cycles, the slowest attention instance about {last['t_slowest']:.0f}, so it hides;"
-            f" uncounted tokens in flight are {100 * (last['gaps']['in_flight'] - 1):+.1f} %",
-        ),
-        claim("figure 5", "FFN idle at r = 1", "> 60 %", f"{100 * first['idle_ffn']:.1f} %", first["idle_ffn"] > 0.6,
-               f"the start is quicker than the steady state, where it is {100 * first['idle_ffn_steady']:.1f} %"),
-        claim("figure 5", "attention idle at r = 32", "> 60 %", f"{100 * last['idle_attention']:.1f} %",
-               last["idle_attention"] > 0.6, ""),
-        claim("figure 5", "idle ratios cross at r", "about 8", f"{crossing:.1f}", abs(crossing / 8 - 1) < 0.15, ""),
-    ]  # fmt: skip
-    return rows + _optima(document) + _trends(document)
+    return [
+        WORDING.claim("gap", gap < -0.12, gap=gap, last=last, **gaps),
+        WORDING.claim("ffn-idle", first["idle_ffn"] > 0.6, **first),
+        WORDING.claim("attention-idle", last["idle_attention"] > 0.6, idle=last["idle_attention"]),
+        WORDING.claim("crossing", abs(crossing / 8 - 1) < 0.15, crossing=crossing),
+        *map(_optimum, document["configurations"]),
+        *_trends(document),
+    ]
 
 
-def annotate(document: dict[str, Any]) -> None:
+def annotate(document: Document) -> None:
     """Add stage times and steady-state idling to the baseline's points, for the claims."""
-    plan = make_plan(check_scenario(BASELINE, {}, Path("afd-paper")), Path(), None)
+    plan = _plan()
     alpha, beta = plan.latency.attention
     for ratio, point in _points(document, 0).items():
         instances = point["attention_instances"]
@@ -156,32 +154,19 @@ def annotate(document: dict[str, Any]) -> None:
         point["idle_ffn_steady"] = 1 - point["t_ffn"] / plan.cycle.step_time(ratio, instances)
 
 
-def _optima(document: dict[str, Any]) -> list[dict[str, Any]]:
+def _optimum(configuration: Document) -> Claim:
     """The claims of figures 6 and 7 on the simulation-optimal ratio: within 10 % of r*, and the loss at r* if not."""
-    rows = []
-    for configuration in document["configurations"]:
-        theory, simulation = configuration["theory"], configuration["simulation"]
-        star, best, barrier = theory["r_star"], simulation["best_ratio"], theory["r_star_barrier"]
-        low, high = simulation["best_range"]
-        reaches = low <= star * (1 + WITHIN) and high >= star * (1 - WITHIN)
-        curve = configuration["curves"]
-        at_star = float(np.interp(star, curve["ratio"], curve["barrier"]))
-        loss = at_star / theory["throughput_at_r_star_barrier"] - 1
-        rows.append(
-            claim(
-                "figures 6, 7",
-                f"simulation-optimal r, {_name(configuration)}",
-                f"{star:.2f} ± 10 %",
-                f"{best:g} ({low:g} to {high:g} alike)",
-                reaches,
-                f"barrier- and pipeline-aware optimum {barrier:.2f}; building r* = {star:.2f} instead costs"
-                f" {-100 * loss:.1f} % of throughput",
-            )
-        )
-    return rows
+    theory, simulation, lines = configuration["theory"], configuration["simulation"], configuration["curves"]
+    star, (low, high) = theory["r_star"], simulation["best_range"]
+    at_star = float(np.interp(star, lines["ratio"], lines["barrier"]))
+    return WORDING.claim(
+        "optimum", low <= star * (1 + WITHIN) and high >= star * (1 - WITHIN), **simulation,
+        name=_name(configuration), star=star, barrier=theory["r_star_barrier"],
+        loss=-100 * (at_star / theory["throughput_at_r_star_barrier"] - 1),
+    )  # fmt: skip
 
 
-def _trends(document: dict[str, Any]) -> list[dict[str, Any]]:
+def _trends(document: Document) -> list[Claim]:
     """Figures 6 and 7: larger batches peak higher and farther right, longer contexts lower and farther right."""
     peaks = [
         max(point["throughput_per_instance"] for point in document["points"] if point["configuration"] == index)
@@ -189,30 +174,25 @@ def _trends(document: dict[str, Any]) -> list[dict[str, Any]]:
     ]
     base, small, large, short, long = peaks
     stars = [configuration["theory"]["r_star"] for configuration in document["configurations"]]
-    return [
-        claim("figure 6", "peak throughput grows with B = 128, 256, 512", "grows",
-               f"{small:.3f}, {base:.3f}, {large:.3f}", small < base < large, ""),
-        claim("figure 7", "peak throughput falls with the mean context 200, 600, 1000", "falls",
-               f"{short:.3f}, {base:.3f}, {long:.3f}", short > base > long, ""),
-        claim("figure 7", "r* grows with the mean context 200, 600, 1000", "2.17, 9.30, 17.25",
-               f"{stars[3]:.2f}, {stars[0]:.2f}, {stars[4]:.2f}", stars[3] < stars[0] < stars[4], ""),
-    ]  # fmt: skip
+    rows = [
+        ("batches", [small, base, large], small < base < large),
+        ("contexts", [short, base, long], short > base > long),
+        ("stars", [stars[3], stars[0], stars[4]], stars[3] < stars[0] < stars[4]),
+    ]
+    return [WORDING.claim(key, agrees, **dict(zip("abc", values, strict=True))) for key, values, agrees in rows]
 
 
-def _points(document: dict[str, Any], configuration: int) -> dict[float, dict[str, Any]]:
+def _points(document: Document, configuration: int) -> dict[float, Document]:
     return {point["ratio"]: point for point in document["points"] if point["configuration"] == configuration}
 
 
-def _name(configuration: dict[str, Any]) -> str:
+def _name(configuration: Document) -> str:
     settings = {"batch_size": "B", "workload.decode.mean": "μ_D", "workload.prefill.mean": "μ_P"}
     changed = [f"{settings[key]} = {value:g}" for key, value in configuration["settings"].items()]
     return ", ".join(changed) or "baseline"
 
 
-def _model(row: PrintedRatio) -> PaperModel:
-    document = {**BASELINE, "batch_size": row.batch_size, "requests_per_instance": row.requests}
-    settings = {"workload.prefill.mean": row.mean_prefill, "workload.decode.mean": row.mean_decode}
-    return make_plan(check_scenario(document, settings, Path("afd-paper")), Path(), None).paper
+# -- of a trace --------------------------------------------------------------------------------------------------------
 
 
 LEVELS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
@@ -222,7 +202,7 @@ DRAWS = 199
 SEED = 1
 
 
-def reproduce(trace: Path) -> dict[str, Any]:
+def reproduce(trace: Path) -> Document:
     """The document `twin.reproduction-afd/1` of a trace, in seconds."""
     recorded = read_trace(trace)
     decode = recorded.decode_tokens
@@ -240,7 +220,7 @@ def reproduce(trace: Path) -> dict[str, Any]:
     return document | {"claims": length_claims(document)}
 
 
-def geometric_fit(decode: IntArray) -> dict[str, Any]:
+def geometric_fit(decode: IntArray) -> Document:
     """The geometric distribution on {1, 2, …} with the mean of these lengths, (n,), and how far they are from it.
 
     `distance` is Kolmogorov's. `p_value`: share of samples of that distribution, fitted again, that are at least as far
@@ -252,7 +232,8 @@ def geometric_fit(decode: IntArray) -> dict[str, Any]:
     samples = (rng.geometric(p, len(decode)) for _ in range(DRAWS))
     farther = sum(_distance(sample, 1 / float(sample.mean())) >= distance for sample in samples)
     levels = np.array(LEVELS)
-    lengths = np.unique(np.geomspace(1, decode.max(), 60).astype(np.int64))
+    quantiles = zip(LEVELS, np.quantile(decode, levels, method="inverted_cdf"), _quantile(levels, p), strict=True)
+    lengths = np.unique(np.geomspace(1, decode.max(), 60).astype(np.int64)).tolist()
     return {
         "mean": 1 / p,
         "p": p,
@@ -261,17 +242,10 @@ def geometric_fit(decode: IntArray) -> dict[str, Any]:
         "distance": distance,
         "p_value": (farther + 1) / (DRAWS + 1),
         "quantiles": [
-            {"level": level, "trace": float(own), "geometric": float(fitted)}
-            for level, own, fitted in zip(
-                LEVELS, np.quantile(decode, levels, method="inverted_cdf"), _quantile(levels, p), strict=True
-            )
+            {"level": level, "trace": float(own), "geometric": float(fitted)} for level, own, fitted in quantiles
         ],
         "survival": [
-            {
-                "length": int(length),
-                "trace": float((decode >= length).mean()),
-                "geometric": (1 - p) ** (int(length) - 1),
-            }
+            {"length": length, "trace": float((decode >= length).mean()), "geometric": (1 - p) ** (length - 1)}
             for length in lengths
         ],
     }
@@ -294,10 +268,9 @@ def _quantile(levels: FloatArray, p: float) -> FloatArray:
     return result
 
 
-def ratios(pairs: JointEmpirical) -> list[dict[str, Any]]:
+def ratios(pairs: JointEmpirical) -> list[Document]:
     """r* of eq. 19 (latencies and B of section 5.3) for three assumptions on lengths; eq. 6 at the trace's own load."""
-    plan = make_plan(check_scenario(BASELINE, {}, Path("afd-paper")), Path(), None)
-    model = PaperModel(plan.latency, BASELINE["batch_size"], pairs.mean_prefill, pairs.mean_decode)
+    model = PaperModel(_plan().latency, BASELINE["batch_size"], pairs.mean_prefill, pairs.mean_decode)
     loads = {
         "geometric, independent of prompts (eq. 14)": model.mean_load / model.batch_size,
         "the trace's answers, independent of prompts": pairs.independent().renewal_load(),
@@ -322,85 +295,53 @@ def _throughput(model: PaperModel, ratio: float, load: float) -> float:
 
 def latencies() -> dict[str, list[list[float]]]:
     """Figure 8: lines of (tokens, cycles) to T = 200,000 for attention, and to B = 4,000 for FFN and communication."""
-    latency = make_plan(check_scenario(BASELINE, {}, Path("afd-paper")), Path(), None).latency
-    spans = {"attention": 200_000, "ffn": 4_000, "communication": 4_000}
-    lines = {}
-    for name, end in spans.items():
+    latency, lines = _plan().latency, {}
+    for name, end in {"attention": 200_000, "ffn": 4_000, "communication": 4_000}.items():
         alpha, beta = getattr(latency, name)
         lines[name] = [[0.0, beta], [float(end), alpha * end + beta]]
     return lines
 
 
-def length_claims(document: dict[str, Any]) -> list[dict[str, Any]]:
+def length_claims(document: Document) -> list[Claim]:
     """Figure 3's claim on this trace, and what r* owes to it."""
-    fit, rows = document["lengths"], document["ratios"]
-    geometric, own = rows[0]["r_star"], rows[-1]["r_star"]
+    fit, first, last = document["lengths"], document["ratios"][0], document["ratios"][-1]
+    geometric, own = first["r_star"], last["r_star"]
+    share = first["throughput"]
     return [
-        claim(
-            "figure 3", "decode lengths closely follow a geometric distribution", f"distance ≤ {CLOSELY:g} (our bound)",
-            f"{fit['distance']:.3f}, p = {fit['p_value']:.3f}", fit["distance"] <= CLOSELY,
-            f"coefficient of variation {fit['cv']:.2f}, geometric {fit['cv_geometric']:.2f}",
-        ),
-        claim(
-            "eq. 19", "r* of geometric lengths on this trace", f"{geometric:.2f}", f"{own:.2f}",
-            abs(geometric / own - 1) <= 0.1, f"building {geometric:.2f} has {100 * rows[0]['throughput']:.1f} % of the"
-            " throughput of the trace's own r*",
-        ),
-    ]  # fmt: skip
+        WORDING.claim("lengths", fit["distance"] <= CLOSELY, closely=CLOSELY, **fit),
+        WORDING.claim("trace", abs(geometric / own - 1) <= 0.1, geometric=geometric, own=own, throughput=share),
+    ]
+
+
+# -- the report --------------------------------------------------------------------------------------------------------
 
 
 def tables(document: Document) -> Report:
     """The optimal ratios, then the claims of figures 4 to 7, then the disagreements in words. Of a trace, figure 3."""
     if "lengths" in document:
-        return _of_trace(document)
-    claims = [*document["claims"], *map(_ratio_claim, document["optimal_ratios"])]
+        return sections(
+            [
+                WORDING.section("lengths", document["lengths"]["quantiles"], **document),
+                WORDING.section("trace", document["ratios"]),
+                ("Claims", claims_table(document["claims"])),
+                *conclusion(document),
+            ]
+        )
+    ratio_claims = map(_ratio_claim, document["optimal_ratios"])
     return sections(
         [
-            ("Optimal ratios, eq. 19", _ratios(document["optimal_ratios"])),
+            WORDING.section("ratios", document["optimal_ratios"]),
             ("Figures 4 to 7, simulated", claims_table(document["claims"])),
-            ("What disagrees", disagreements(claims)),
+            *conclusion({"claims": [*document["claims"], *ratio_claims]}),
         ]
     )
 
 
-def _ratio_claim(row: Document) -> Document:
+def _ratio_claim(row: Document) -> Claim:
     explained, unexplained = "unrounded parameters could explain it", "no rounding of Table 4 explains it"
-    return claim(
-        "eq. 19", f"r* at B = {row['batch_size']}", f"{row['published']:.2f}", f"{row['computed']:.4f}",
-        row["prints_the_same"], explained if row["within_rounding"] else unexplained,
-    )  # fmt: skip
-
-
-def _ratios(rows: list[Document]) -> Table:
-    return rows_table(
-        "B | μ_P | μ_D | printed | computed | same digits",
-        "{batch_size} | {mean_prefill:g} | {mean_decode:g} | {published:.2f} | {computed:.4f} | {prints_the_same:yes}",
-        rows,
-    )
-
-
-def _of_trace(document: Document) -> Report:
-    fit = document["lengths"]
-    return sections(
-        [
-            (
-                f"Figure 3: {document['requests']:,} answers of {document['trace']}, mean {fit['mean']:.1f} tokens",
-                rows_table(
-                    "quantile | trace | geometric", "{level:g} | {trace:.0f} | {geometric:.0f}", fit["quantiles"]
-                ),
-            ),
-            (
-                "r* with the latencies and B of section 5.3",
-                rows_table(
-                    "lengths | tokens of a slot | r* | throughput if built",
-                    "{assumption} | {slot_load:.0f} | {r_star:.2f} | {throughput:100 .1f} %",
-                    document["ratios"],
-                ),
-            ),
-            ("Claims", claims_table(document["claims"])),
-            ("What disagrees", disagreements(document["claims"])),
-        ]
-    )
+    explanation = explained if row["within_rounding"] else unexplained
+    values = row | {"printed": row["published"], "explanation": explanation}
+    return WORDING.claim("ratio", row["prints_the_same"], **values)
 
 
 def figures(document: Document) -> dict[str, str]:
@@ -411,23 +352,21 @@ def _draw_lengths(panels: list[Any], document: Document) -> None:
     """P(D ≥ length), a straight line if D is geometric, and its quantiles over those of the fit."""
     fit = document["lengths"]
     survival, quantiles = panels
-    lengths = [row["length"] for row in fit["survival"]]
-    survival.semilogy(lengths, [row["trace"] for row in fit["survival"]], "o", ms=3, label="trace")
-    survival.semilogy(lengths, [row["geometric"] for row in fit["survival"]], "-", lw=1.2, label="geometric")
-    survival.set(xlabel="tokens of an answer", ylabel="share of answers of at least that length")
+    curve(survival, fit["survival"], "length", "trace", "o", ms=3, label="trace")
+    curve(survival, fit["survival"], "length", "geometric", "-", lw=1.2, label="geometric")
+    survival.set(yscale="log", xlabel="tokens of an answer", ylabel="share of answers of at least that length")
     survival.set_ylim(bottom=0.5 / document["requests"])
     survival.legend()
-    levels = [row["geometric"] for row in fit["quantiles"]]
-    quantiles.plot(levels, [row["trace"] for row in fit["quantiles"]], "o", ms=4)
-    quantiles.plot([0, max(levels)], [0, max(levels)], "-", color="grey", lw=0.8)
+    curve(quantiles, fit["quantiles"], "geometric", "trace", "o", ms=4)
+    largest = max(row["geometric"] for row in fit["quantiles"])
+    quantiles.plot([0, largest], [0, largest], "-", color="grey", lw=0.8)
     quantiles.set(xlabel="quantile of the geometric fit, tokens", ylabel="quantile of the trace, tokens")
 
 
 def _draw_latencies(panels: list[Any], document: Document) -> None:
-    for panel, names, label in zip(
-        panels, (["attention"], ["ffn", "communication"]), ("token load T", "requests B"), strict=True
-    ):
-        for name in names:
+    names = (("attention",), ("ffn", "communication"))
+    for panel, lines, label in zip(panels, names, ("token load T", "requests B"), strict=True):
+        for name in lines:
             panel.plot(*zip(*document["latencies"][name], strict=True), lw=1.4, label=name)
         panel.set(xlabel=label, ylabel="cycles", xlim=(0, None), ylim=(0, None))
         panel.legend()

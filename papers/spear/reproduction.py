@@ -6,16 +6,15 @@ scheduler are then predicted: nothing is chosen by them.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from papers.common import Task, disagreements, run_tasks
-from papers.spear.published import DENSITIES, GOALS, RATE, Row, claims, meets, notes, published_rows, slo_rows
+from papers.common import Claim, Task, Wording, conclusion, ends, run_tasks, title
+from papers.spear.published import DENSITIES, GOALS, RATE, REQUESTS, Row, meets, published_rows, slo_rows
 from papers.spear.tables import (
     GRID,
     LARGEST,
@@ -31,12 +30,12 @@ from papers.spear.tables import (
     Setting,
     density_misfit,
 )
-from reports.blocks import Document, Report, Section, Table, bullets, percent, rows_table, sections, table
+from reports.blocks import Document, Report, Table, sections, table
 from reports.svg import render
 from twin.serving.results.uncertainty import combine
 from workloads.traces import Trace
 
-SCHEMA = "twin.reproduction-spear/1"
+WORDING = Wording("spear")
 VLLM = Sampling("vllm")
 """The sampling with the most widely used filter, which is always reported."""
 
@@ -86,14 +85,14 @@ def reproduce(
     rows, first = published_rows(), max(study.fitting[0], study.refining[0])
     tasks = [_row(finalists[best], fits[best], row, first, study.predicting) for row in rows]
     figures_by_row = run("predicting", tasks)
-    stepped = dataclasses.replace(finalists[best], step=STEP)
+    stepped = replace(finalists[best], step=STEP)
     tasks = [_row(stepped, fits[best], row, first, study.predicting) for row in slo_rows()]
     coarse = run("coarse chunks", tasks)
     alternatives = [i for i in range(len(fits)) if i != best]
     tasks = [_row(finalists[i], fits[i], row, first, study.fitting[0]) for i in alternatives for row in slo_rows()]
     alternative_figures = iter(run("alternatives", tasks))
     document = {
-        "schema": SCHEMA,
+        "schema": "twin.reproduction-spear/1",
         "paper": "spear",
         "simulated": True,
         "held_out": "rows of the SLO scheduler; tables and sampling were fitted to the static rows",
@@ -118,7 +117,7 @@ def reproduce(
             for i in alternatives
         ],
     }
-    return {**document, "claims": claims(document), "notes": notes(document)}
+    return document | {"claims": claims(document), "notes": notes(document)}
 
 
 # -- fits --------------------------------------------------------------------------------------------------------------
@@ -135,20 +134,20 @@ def _settings(trace: Trace | None, study: Study) -> list[Setting]:
 
 def _fit(
     setting: Setting, densities: tuple[str, ...], effort: tuple[int, int], start: Iteration | None = None
-) -> Callable[[], dict[str, Any]]:
+) -> Callable[[], Document]:
     replications, rounds = effort
     return Fit(setting, densities, tuple(range(replications)), rounds, start).run
 
 
-def _row(setting: Setting, fit: dict[str, Any], row: Row, first: int, replications: int) -> Callable[[], list[Figures]]:
+def _row(setting: Setting, fit: Document, row: Row, first: int, replications: int) -> Callable[[], list[Figures]]:
     return partial(setting.run, fit["iteration"], row, range(first, first + replications))
 
 
-def _misfit(fit: dict[str, Any]) -> float:
+def _misfit(fit: Document) -> float:
     return float(np.hypot(fit["misfit_p99"], fit["misfit_ttft"]) / np.sqrt(2))
 
 
-def _finalists(settings: list[Setting], screened: list[dict[str, Any]], study: Study) -> list[Setting]:
+def _finalists(settings: list[Setting], screened: list[Document], study: Study) -> list[Setting]:
     """The best sampling of each reading; and of the best reading the next best samplings, and vLLM's."""
     order = sorted(range(len(settings)), key=lambda i: _misfit(screened[i]))
     ranked = [settings[i] for i in order]
@@ -162,7 +161,7 @@ def _finalists(settings: list[Setting], screened: list[dict[str, Any]], study: S
 # -- the document ------------------------------------------------------------------------------------------------------
 
 
-def _describe_workload(setting: Setting) -> dict[str, Any]:
+def _describe_workload(setting: Setting) -> Document:
     if setting.lengths is None:
         prompts, answers = SYNTHETIC["prefill"]["mean"], SYNTHETIC["decode"]["mean"]
         return {"sampling": setting.name, "turns": None, "mean_prompt": prompts, "mean_answer": answers, "rate": RATE}
@@ -176,7 +175,7 @@ def _describe_workload(setting: Setting) -> dict[str, Any]:
     }
 
 
-def _describe_fit(setting: Setting, fit: dict[str, Any]) -> dict[str, Any]:
+def _describe_fit(setting: Setting, fit: Document) -> Document:
     return {
         "reading": setting.reading.name,
         "sampling": setting.name,
@@ -186,7 +185,7 @@ def _describe_fit(setting: Setting, fit: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _describe_iteration(iteration: Iteration) -> dict[str, Any]:
+def _describe_iteration(iteration: Iteration) -> Document:
     return {
         "tokens": list(GRID),
         "w4": list(iteration.base),
@@ -195,7 +194,7 @@ def _describe_iteration(iteration: Iteration) -> dict[str, Any]:
     }
 
 
-def _compare_row(row: Row, figures: Sequence[Figures]) -> dict[str, Any]:
+def _compare_row(row: Row, figures: Sequence[Figures]) -> Document:
     """Published and predicted, seconds; `prediction`: the 95 % range of one run, `inside`: it holds the print."""
     mean, intervals = combine([{"p99_itl": p99, "ttft": ttft} for p99, ttft in figures])
     columns = {
@@ -222,7 +221,7 @@ def _compare_row(row: Row, figures: Sequence[Figures]) -> dict[str, Any]:
     }
 
 
-def _against_static(rows: Sequence[Row], figures: Sequence[Sequence[Figures]]) -> list[dict[str, Any]]:
+def _against_static(rows: Sequence[Row], figures: Sequence[Sequence[Figures]]) -> list[Document]:
     """Mean TTFT of the SLO scheduler less that of static chunk sizes that meet the same goal, run by run, seconds.
 
     Printed and predicted each have the static size that is quickest by their own figures.
@@ -250,11 +249,11 @@ def _against_static(rows: Sequence[Row], figures: Sequence[Sequence[Figures]]) -
     return results
 
 
-def _ends(interval: dict[str, Any]) -> dict[str, Any]:
+def _ends(interval: Document) -> Document:
     return {kind: interval[kind] for kind in ("confidence", "prediction")}
 
 
-def _quickest(sizes: list[dict[str, Any]]) -> dict[str, Any]:
+def _quickest(sizes: list[Document]) -> Document:
     """The quickest size that meets the goal, printed and predicted: the one with the largest difference."""
     quickest = {
         name: max((size for size in sizes if size[name] is not None), key=lambda size: float(size[name]))
@@ -272,57 +271,108 @@ def _quickest(sizes: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+# -- claims ------------------------------------------------------------------------------------------------------------
+
+
+HALF_DIGIT = 0.05e-3
+"""Half of the last printed digit, seconds: Table 3 prints tenths of a millisecond."""
+
+
+def claims(document: Document) -> list[Claim]:
+    return [*_goal_claims(document), *map(_ttft_claim, document["against_static"]), *_table_claims(document)]
+
+
+def _goal_claims(document: Document) -> Iterator[Claim]:
+    for goal in GOALS:
+        exact, coarse = ([row["p99_itl"] for row in some if row["goal"] == goal]
+                         for some in (document["rows"], document["coarse"]["rows"]))  # fmt: skip
+        met = [meets(row["predicted"], goal) for row in exact]
+        yield WORDING.claim(
+            "goal", all(met), goal=goal, met=sum(met), count=len(met), step=document["coarse"]["step"],
+            printed=ends(row["published"] for row in exact), exact=ends(row["predicted"] for row in exact),
+            coarse=ends(row["predicted"] for row in coarse),
+        )  # fmt: skip
+    fitted = [row for row in document["rows"] if row["fitted"]]
+    marks = [goal["published"] == goal["predicted"] for row in fitted for goal in row["meets"]]
+    errors = ends(row["p99_itl"]["error"] for row in fitted)
+    yield WORDING.claim("marks", all(marks), count=len(marks), same=sum(marks), errors=errors)
+
+
+def _ttft_claim(comparison: Document) -> Claim:
+    misses = comparison["published"]["difference"] >= 0
+    contradicted = "; the printed row does not bear the claim out either" if misses else ""
+    return WORDING.claim("ttft", comparison["predicted"]["confidence"][1] < 0, contradicted=contradicted, **comparison)
+
+
+def _table_claims(document: Document) -> Iterator[Claim]:
+    for name, title, fitted, more in (
+        ("ttft", "mean TTFT, static rows", True, ""),
+        ("ttft", "mean TTFT, SLO rows, held out", False, ""),
+        ("p99_itl", "P99 ITL, SLO rows, held out", False, "; a scheduler that weighs every token comes up to its goal"),
+    ):
+        columns = [row[name] for row in document["rows"] if row["fitted"] == fitted]
+        inside, errors = sum(column["inside"] for column in columns), ends(column["error"] for column in columns)
+        yield WORDING.claim(
+            "inside", inside == len(columns), title=title, count=len(columns), inside=inside, requests=REQUESTS,
+            errors=errors, more=more,
+        )  # fmt: skip
+    worst = max(document["density"], key=lambda entry: float(entry["largest"]))
+    largest = max(row["p99_itl"]["published"] for row in document["rows"] if row["chunk"] == worst["chunk"])
+    yield WORDING.claim("linear", worst["largest"] <= HALF_DIGIT, of=largest, **worst)
+
+
+def notes(document: Document) -> list[str]:
+    rows = document["rows"]
+    widest = max(rows, key=lambda row: _relative_width(row["ttft"]))
+    return WORDING.notes(
+        requests=REQUESTS,
+        pairs=len(document["screening"]),
+        reading=document["fit"]["reading"],
+        workload=document["workload"],
+        step=document["coarse"]["step"],
+        coarse=ends(row["p99_itl"]["error"] for row in document["coarse"]["rows"]),
+        widest=f"{widest['scheduler']}, {widest['density']}",
+        wide=widest["ttft"]["prediction"],
+        narrow=ends(_relative_width(row["ttft"]) for row in rows if not row["fitted"]),
+        limits=document["chunk_limits"],
+    )
+
+
+def _relative_width(column: Document) -> float:
+    low, high = column["prediction"]
+    return float((high - low) / 2 / column["predicted"])
+
+
+# -- the report --------------------------------------------------------------------------------------------------------
+
+
 def tables(document: Document) -> Report:
     """Table 3, the SLO scheduler against static sizes, the alternatives, then the disagreements in words."""
-    workload, coarse = document["workload"], document["coarse"]
-    parts: list[Section] = [
-        (
-            f"Table 3, ms: Llama-2-7B, {workload['rate']:g} requests/s, {workload['sampling']}"
-            " (* fitted, the others held out; brackets: 95 % of single runs)",
-            _rows(document["rows"]),
-        ),
-        (
-            "Mean TTFT of the SLO scheduler less that of every static size that meets its goal, ms"
-            " (brackets: 95 % of the mean)",
-            _against(document),
-        ),
-        ("Iteration latency that the static rows imply, ms", _iteration(document["iteration"])),
-        (f"The same predictions with chunks in multiples of {coarse['step']}, ms", _rows(coarse["rows"])),
-        ("Other readings of static chunking and other samplings: errors", _alternatives(document)),
-        ("What disagrees", disagreements(document["claims"])),
-        ("Notes", bullets(document["notes"])),
-    ]
-    return sections(parts)
-
-
-def _rows(rows: list[Document]) -> Table:
-    column = (
-        "{0[published]:1e3 .1f} | {0[predicted]:1e3 .1f} | {0[error]:100 +.1f} %"
-        " | [{0[prediction][0]:1e3 .1f}, {0[prediction][1]:1e3 .1f}] | {0[inside]:yes}"
-    )
-    columns = (column.replace("{0", "{" + name) for name in ("p99_itl", "ttft"))
-    predicted = "predicted | error | interval | inside"
-    return rows_table(
-        f"scheduler | density | P99 ITL | {predicted} | TTFT | {predicted}",
-        " | ".join(["{scheduler}{fitted:*}", "{density}", *columns]),
-        rows,
+    coarse = document["coarse"]
+    return sections(
+        [
+            WORDING.section("rows", document["rows"], **document["workload"]),
+            WORDING.section("against", _against(document)),
+            (WORDING.title("iteration"), _iteration(document["iteration"])),
+            (WORDING.title("coarse", **coarse), WORDING.table("rows", coarse["rows"])),
+            WORDING.section("alternatives", _alternatives(document)),
+            *conclusion(document),
+        ]
     )
 
 
-def _against(document: Document) -> Table:
-    """One line for each static size whose P99 ITL keeps the goal, as printed or as predicted."""
-    result = table("goal", "density", "static", "printed", "predicted", "interval")
+def _against(document: Document) -> Iterator[Document]:
+    """Each static size whose P99 ITL keeps the goal, as printed or as predicted."""
     for comparison in document["against_static"]:
         for size in comparison["sizes"]:
-            result.add_row(
-                f"{1e3 * comparison['goal']:g}",
-                comparison["density"],
-                str(size["static"]),
-                _difference(size["published"]),
-                _difference(size["predicted"]),
-                "" if size["predicted"] is None else _range(size["confidence"], "+"),
-            )
-    return result
+            low, high = (f"{1e3 * end:+.1f}" for end in size["confidence"])
+            yield {
+                **comparison,
+                "static": size["static"],
+                "printed": _difference(size["published"]),
+                "found": _difference(size["predicted"]),
+                "interval": None if size["predicted"] is None else f"[{low}, {high}]",
+            }
 
 
 def _difference(seconds: float | None) -> str:
@@ -337,24 +387,12 @@ def _iteration(iteration: Document) -> Table:
     return result
 
 
-def _alternatives(document: Document) -> Table:
+def _alternatives(document: Document) -> Iterator[Document]:
     """The chosen alternative comes first. Errors of static rows are root mean squares of logarithms, of its fit."""
-    result = table("reading", "sampling", "static P99 ITL", "static TTFT", "SLO P99 ITL", "SLO TTFT")
     held_out = [row for row in document["rows"] if not row["fitted"]]
     for alternative in ({**document["fit"], "rows": held_out}, *document["alternatives"]):
-        spans = (_percent_span([row[name]["error"] for row in alternative["rows"]]) for name in ("p99_itl", "ttft"))
-        misfits = (f"{100 * alternative[name]:.1f} %" for name in ("misfit_p99_itl", "misfit_ttft"))
-        result.add_row(alternative["reading"], alternative["sampling"], *misfits, *spans)
-    return result
-
-
-def _percent_span(errors: list[float]) -> str:
-    return f"{percent(min(errors))} to {percent(max(errors))}"
-
-
-def _range(bounds: list[float], sign: str = "") -> str:
-    low, high = (f"{1e3 * end:{sign}.1f}" for end in bounds)
-    return f"[{low}, {high}]"
+        errors = {name: ends(row[name]["error"] for row in alternative["rows"]) for name in ("p99_itl", "ttft")}
+        yield alternative | errors
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------

@@ -6,25 +6,22 @@ are fine-tuned on sequence operations. Effects and orderings are compared, not d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import mean
 from typing import Any
 
-from papers.common import CONFIDENCE, claims_table, disagreements, interval, percent_range, step_shares
+from papers.common import Claim, Wording, claims_table, conclusion, ends, fill, interval, reaches, step_shares, title
 from papers.sun.concurrency import AccuracyRow, accuracy_rows
-from reports.blocks import Document, Report, Section, Table, bullets, sections, table
+from reports.blocks import Document, Report, Section, rows_table, sections
 from reports.svg import render
 
-SCHEMA = "twin.reproduction-sun-quality/1"
+WORDING = Wording("sun", "quality")
 
-GOAL = {"sun": 0.01, "text": 0.02, "naive": 0.20, "qsun": 0.02}
-"""Goals, in shares of the prompts, set before anything was computed: how far SUN may be below full fine-tuning, and how
-far on text; how far naive sharing must be below it, and how far QSUN at 4 bits may be below it."""
+GOAL = {"sun": 0.01, "text": 0.02}
+"""Goals, in shares of the prompts: how far SUN may be below full fine-tuning, and how far on text."""
 
 METRICS = {"brackets": "exact_match", "docstring": "token_accuracy"}
 """The measure of a task of text: no docstring is the only right one."""
-
-QUANTISERS = ("awq", "gptq", "rtn")
 
 MEASURES = ("exact_match", "token_accuracy", "perplexity")
 
@@ -34,7 +31,7 @@ def summarise(size: Document, bases: Sequence[Document], tasks: Sequence[Documen
     published = accuracy_rows()
     operations, text = _of_kind(tasks, "task"), _of_kind(tasks, "text_task")
     return {
-        "schema": SCHEMA,
+        "schema": "twin.reproduction-sun-quality/1",
         "paper": "sun",
         "simulated": False,
         "size": size,
@@ -46,76 +43,71 @@ def summarise(size: Document, bases: Sequence[Document], tasks: Sequence[Documen
         "text_metrics": METRICS,
         "text_variants": [_text_variant(name, text) for name in (text[0]["variants"] if text else ())],
         "claims": claims(operations, published, GOAL["sun"]) + text_claims(text, published),
-        "notes": notes(),
+        "notes": WORDING.notes(),
     }
 
 
-def claims(tasks: Sequence[Document], published: Sequence[AccuracyRow], goal: float) -> list[Document]:
-    result = [
-        _claim("Figure 2", "naive sharing below full fine-tuning", tasks, published, "naive", "full",
-               maximum=-GOAL["naive"]),
-        _claim("Table 1", "SUN against full fine-tuning", tasks, published, "sun", "full", minimum=-goal),
-    ]  # fmt: skip
-    for quantiser in QUANTISERS:
+def claims(tasks: Sequence[Document], published: Sequence[AccuracyRow], goal: float) -> list[Claim]:
+    """All claims; `goal`: how far SUN may be below full fine-tuning."""
+    result = [_claim(claim, tasks, published, goal=goal) for claim in WORDING.texts["claims"]]
+    for quantiser in ("awq", "gptq", "rtn"):
         for bits in (4, 3):
             kind = f"{quantiser}{bits}"
             if f"qsun_{kind}" in tasks[0]["variants"]:
-                result += _quantised_claims(tasks, published, kind, f"{quantiser.upper()} at {bits} bits")
+                name = f"{quantiser.upper()} at {bits} bits"
+                quantised = [row for row in WORDING.texts["quantised"] if row.get("bits", bits) == bits]
+                result += [_claim(row, tasks, published, kind=kind, name=name) for row in quantised]
     return result
 
 
-def text_claims(tasks: Sequence[Document], published: Sequence[AccuracyRow]) -> list[Document]:
+def text_claims(tasks: Sequence[Document], published: Sequence[AccuracyRow]) -> list[Claim]:
+    """The same claims on each task of text, by the measure that it is judged by in the place of exact match."""
     result = []
     for task in dict.fromkeys(row["task"] for row in tasks):
-        rows = [_judged(row) for row in tasks if row["task"] == task]
-        on = f" ({task}, {METRICS[task].replace('_', ' ')})"
+        metric = METRICS[task]
+        rows = [
+            row
+            | {"variants": {name: {"exact_match": shares[metric]} for name, shares in row["variants"].items()}}
+            for row in tasks
+            if row["task"] == task
+        ]
+        on = f" ({task}, {metric.replace('_', ' ')})"
         result += [claim | {"what": claim["what"] + on} for claim in claims(rows, published, GOAL["text"])]
     return result
 
 
-def notes() -> list[str]:
-    return [
-        "Printed differences are over the models and benchmarks of the table; ours are over tasks, with a"
-        f" {100 * CONFIDENCE:.0f} % interval over seeds (Student's t); each seed has a base model of its own.",
-        "Decoders are quantised in groups of up to 128 inputs. 16 bits are 32 here.",
-        "The paper prints nothing at 3 bits, nothing with GPTQ or rounding to nearest, and nothing about tuning a part"
-        " of the prefill module.",
-        "QSUN begins with SUN's module and has fewer steps; the paper does not say how many.",
-        "Parts of the prefill module are tuned with the first seed only.",
-        "The running sum, which no operation of the base model helps with, has a longer training in every variant.",
-        "The base model of text is no chat model: it continues sources of Python's standard library. brackets is"
-        " judged by exact match, docstring by the share of right tokens, given those before them.",
-    ]
+def _claim(
+    claim: Document, tasks: Sequence[Document], published: Sequence[AccuracyRow], goal: float = 0.0, **names: str
+) -> Claim:
+    """A difference of two variants, printed and ours, with the number of tasks on which it reaches the goal."""
+    what, variant, against = (fill(claim[part], names) for part in ("what", "variant", "against"))
+    at_most, strict = "at_most" in claim, claim.get("strict", False)
+    limit = claim["at_most"] if at_most else claim["at_least"]
+    limit = -goal if limit == "goal" else limit
+    accuracies, reference = _by_seed(tasks, variant), _by_seed(tasks, against)
+    differences = [accuracies[seed] - reference[seed] for seed in accuracies]
+    by_task = _by_task(tasks, variant, against)
+    agreements = sum(reaches([value], limit, at_most=at_most, strict=strict) for value in by_task.values())
+    span = interval(differences)
+    seeds = f"; {100 * span[0]:+.1f} to {100 * span[1]:+.1f} over seeds" if span else ""
+    goal_text = f"goal {'at most' if at_most else 'at least'} {100 * limit:+g} points"
+    printed = _printed_differences(published, variant, against)
+    return {
+        "where": claim["where"],
+        "what": what,
+        "published": "{:+.1f} to {:+.1f} points".format(*ends(printed)) if printed else "nothing",
+        "found": f"{100 * mean(differences):+.1f} points",
+        "difference": mean(differences),
+        "interval": span,
+        "by_task": by_task,
+        "tasks": f"{agreements} of {len(by_task)}",
+        "agrees": reaches(differences, limit, at_most=at_most, strict=strict),
+        "note": f"{goal_text}, reached on {agreements} of {len(by_task)} tasks{seeds}",
+    }
 
 
 def _of_kind(rows: Sequence[Document], kind: str) -> list[Document]:
     return [row for row in rows if row["kind"] == kind]
-
-
-def _judged(row: Document) -> Document:
-    """A row of a task of text, with the measure that it is judged by in the place of exact match."""
-    metric = METRICS[row["task"]]
-    variants = {name: {"exact_match": result[metric]} for name, result in row["variants"].items()}
-    return {"seed": row["seed"], "task": row["task"], "variants": variants}
-
-
-def _quantised_claims(
-    tasks: Sequence[Document], published: Sequence[AccuracyRow], kind: str, name: str
-) -> list[Document]:
-    """Claims about a decode module that is quantised in one way; against 16 bits, at 4 bits only."""
-    full, sun, again = f"full_{kind}", f"sun_{kind}", f"qsun_{kind}"
-    result = []
-    if kind.endswith("4"):
-        statement = f"QSUN, {name}, against full fine-tuning in 16 bits"
-        result.append(_claim("Table 2", statement, tasks, published, again, "full", minimum=-GOAL["qsun"]))
-    return [
-        *result,
-        _claim("Table 2", f"QSUN, {name}, against full fine-tuning, then quantised", tasks, published, again, full,
-               minimum=0.0),
-        _claim("Table 3", f"SUN's decoder quantised, {name}, without re-tuning, against SUN", tasks, published, sun,
-               "sun", maximum=0.0, strict=True),
-        _claim("Table 3", f"re-tuning recovers that, {name}", tasks, published, again, sun, minimum=0.0, strict=True),
-    ]  # fmt: skip
 
 
 def _grouped(tasks: Sequence[Document], variant: str, key: str) -> dict[Any, list[float]]:
@@ -129,6 +121,13 @@ def _grouped(tasks: Sequence[Document], variant: str, key: str) -> dict[Any, lis
 
 def _by_seed(tasks: Sequence[Document], variant: str) -> dict[int, float]:
     return {seed: mean(values) for seed, values in _grouped(tasks, variant, "seed").items()}
+
+
+def _by_task(tasks: Sequence[Document], variant: str, against: str) -> dict[str, float]:
+    shares, references = (_grouped(tasks, name, "task") for name in (variant, against))
+    return {
+        task: mean(a - b for a, b in zip(values, references[task], strict=True)) for task, values in shares.items()
+    }
 
 
 def _variant(name: str, tasks: Sequence[Document], published: Sequence[AccuracyRow]) -> Document:
@@ -145,7 +144,7 @@ def _variant(name: str, tasks: Sequence[Document], published: Sequence[AccuracyR
             task: {"exact_match": mean(values), "interval": interval(values)} for task, values in by_task.items()
         },
         "trained_parameters": tasks[0]["variants"][name].get("trained_parameters"),
-        "printed": [min(accuracies), max(accuracies)] if accuracies else None,
+        "printed": list(ends(accuracies)) if accuracies else None,
     }
 
 
@@ -160,158 +159,60 @@ def _text_variant(name: str, tasks: Sequence[Document]) -> Document:
     return {"variant": name, "by_task": by_task}
 
 
-def _claim(
-    where: str,
-    statement: str,
-    tasks: Sequence[Document],
-    published: Sequence[AccuracyRow],
-    variant: str,
-    against: str,
-    *,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    strict: bool = False,
-) -> Document:
-    """A difference of two variants, printed and ours, which holds within `minimum` and `maximum` over tasks.
-
-    With `strict` the interval over seeds must lie on one side of the limit, too.
-    """
-
-    def within(low: float, high: float) -> bool:
-        return (minimum is None or _above(low, minimum, strict)) and (
-            maximum is None or _above(-high, -maximum, strict)
-        )
-
-    accuracies, reference = _by_seed(tasks, variant), _by_seed(tasks, against)
-    differences = [accuracies[seed] - reference[seed] for seed in accuracies]
-    average, span = mean(differences), interval(differences)
-    by_task = _by_task(tasks, variant, against)
-    limit = f"at least {100 * minimum:+g}" if minimum is not None else f"at most {100 * (maximum or 0):+g}"
-    agreements = sum(within(value, value) for value in by_task.values())
-    seeds = f"; {100 * span[0]:+.1f} to {100 * span[1]:+.1f} over seeds" if span else ""
-    published_differences = _printed_differences(published, variant, against)
-    return {
-        "where": where,
-        "what": statement,
-        "published": f"{min(published_differences):+.1f} to {max(published_differences):+.1f} points"
-        if published_differences
-        else "nothing",
-        "found": f"{100 * average:+.1f} points",
-        "difference": average,
-        "interval": span,
-        "by_task": by_task,
-        "tasks": f"{agreements} of {len(by_task)}",
-        "agrees": within(*(span if span and strict else (average, average))),
-        "note": f"goal {limit} points, reached on {agreements} of {len(by_task)} tasks{seeds}",
-    }
-
-
-def _by_task(tasks: Sequence[Document], variant: str, against: str) -> dict[str, float]:
-    differences: dict[str, list[float]] = {}
-    for row in tasks:
-        shares = row["variants"]
-        difference = shares[variant]["exact_match"] - shares[against]["exact_match"]
-        differences.setdefault(row["task"], []).append(difference)
-    return {task: mean(values) for task, values in differences.items()}
-
-
-def _above(value: float, limit: float, strict: bool) -> bool:
-    return value > limit if strict else value >= limit
-
-
 def _printed_differences(published: Sequence[AccuracyRow], variant: str, against: str) -> list[float]:
     """Printed differences in points, over models and benchmarks that have both."""
-    values = {(row.model, row.benchmark, row.variant): row.accuracy for row in published}
-    pairs = {(row.model, row.benchmark) for row in published}
-    return [
-        values[*pair, variant] - values[*pair, against]
-        for pair in sorted(pairs)
-        if (*pair, variant) in values and (*pair, against) in values
-    ]
+    values, references = (
+        {(row.model, row.benchmark): row.accuracy for row in published if row.variant == name}
+        for name in (variant, against)
+    )
+    return [values[pair] - references[pair] for pair in values.keys() & references.keys()]
 
 
-NAMES = {
-    "base": "base",
-    "full": "full fine-tuning",
-    "naive": "naive sharing",
-    "sun": "SUN",
-    "sun_attention": "SUN, attention only",
-    "sun_low_rank": "SUN, low rank",
-} | {
+# -- the report --------------------------------------------------------------------------------------------------------
+
+
+NAMES: dict[str, str] = WORDING.texts["names"] | {
     f"{variant}_{quantiser}{bits}": f"{name}{quantiser.upper()}, {bits} bits"
     for quantiser in ("rtn", "gptq", "awq")
     for bits in (4, 3)
-    for variant, name in (("full", "full fine-tuning, then "), ("sun", "SUN, decoder then "), ("qsun", "QSUN, "))
+    for variant, name in WORDING.texts["quantised_names"].items()
 }
 """Variants as tables and figures name them."""
 
 
-CLAIM_COLUMNS: dict[str, Callable[[Document], str]] = {
-    "over seeds": lambda claim: percent_range(claim["interval"]),
-    "tasks": lambda claim: str(claim["tasks"]),
-}
-
-
 def tables(document: Document) -> Report:
     """Exact match of every variant, the claims with what is found, what disagrees, and notes."""
-    size, bases = document["size"]["operations"], document["bases"]
-    per_seed = ", ".join(f"{100 * _mean(base['exact_match'].values()):.1f}" for base in bases)
-    about = (
-        f"A base model of {bases[0]['parameters']:,} parameters ({size['layers']} layers, width {size['hidden']}),"
-        f" {size['digits']} digits, {len(bases)} seeds; on its own eight operations {per_seed} %"
+    columns = {
+        "over seeds": lambda claim: fill("{interval:100 to.1f}", claim),
+        "tasks": lambda claim: str(claim["tasks"]),
+    }
+    claims = ("Claims", claims_table(document["claims"], columns))
+    return sections([_variants(document), *_text(document), claims, *conclusion(document)])
+
+
+def _named(rows: Sequence[Document]) -> list[Document]:
+    return [row | {"name": NAMES.get(row["variant"], row["variant"])} for row in rows]
+
+
+def _variants(document: Document) -> Section:
+    rows, bases, texts = document["variants"], document["bases"], WORDING.texts["tables"]["variants"]
+    tasks = list(rows[0]["by_task"])
+    shares = [f"{{by_task[{task}][exact_match]:100 .1f}}" for task in tasks]
+    means = (sum(base["exact_match"].values()) / len(base["exact_match"]) for base in bases)
+    values = document["size"]["operations"] | {"parameters": bases[0]["parameters"], "seeds": len(bases)}
+    per_seed = ", ".join(f"{100 * share:.1f}" for share in means)
+    return WORDING.title("variants", per_seed=per_seed, **values), rows_table(
+        " | ".join(["variant", *tasks, texts["titles"]]), " | ".join(["{name}", *shares, texts["cells"]]), _named(rows)
     )
-    parts: list[Section] = [
-        (f"{about}\nExact match on operations it has not seen, % (and 95 % interval over seeds)", _variants(document)),
-        *_text(document),
-        ("Claims", claims_table(document["claims"], CLAIM_COLUMNS)),
-        ("What disagrees", disagreements(document["claims"])),
-        ("Notes", bullets(document["notes"])),
-    ]
-    return sections(parts)
-
-
-def _variants(document: Document) -> Table:
-    rows = document["variants"]
-    names = list(rows[0]["by_task"])
-    result = table("variant", *names, "mean", "interval", "trained", "printed (other models and tasks)")
-    for row in rows:
-        result.add_row(
-            NAMES.get(row["variant"], row["variant"]),
-            *(f"{100 * row['by_task'][name]['exact_match']:.1f}" for name in names),
-            f"{100 * row['exact_match']:.1f}",
-            percent_range(row["interval"]),
-            f"{row['trained_parameters']:,}" if row["trained_parameters"] else "",
-            percent_range(row["printed"]),
-        )
-    return result
 
 
 def _text(document: Document) -> Iterator[Section]:
     """The tasks of text, if there are any: exact match, right tokens, and perplexity, with intervals over seeds."""
-    rows, bases = document["text_variants"], document["text_bases"]
-    if not rows:
-        return
-    per_seed = ", ".join(f"{base['perplexity']:.2f}" for base in bases)
-    about = (
-        f"A language model of {bases[0]['parameters']:,} parameters on the {bases[0]['corpus']['description']},"
-        f" {len(bases)} seeds; held-out perplexity {per_seed}"
-    )
-    for task in rows[0]["by_task"]:
-        result = table("variant", "exact match, %", "over seeds", "right tokens, %", "over seeds", "perplexity")
-        for row in rows:
-            measures = row["by_task"][task]
-            exact, right = measures["exact_match"], measures["token_accuracy"]
-            result.add_row(
-                NAMES.get(row["variant"], row["variant"]),
-                f"{100 * exact['mean']:.1f}", percent_range(exact["interval"]),
-                f"{100 * right['mean']:.1f}", percent_range(right["interval"]), f"{measures['perplexity']['mean']:.3f}",
-            )  # fmt: skip
-        yield f"{about}\nTask {task}", result
-
-
-def _mean(values: Iterable[float]) -> float:
-    numbers = list(values)
-    return sum(numbers) / len(numbers)
+    bases = document["text_bases"]
+    for task in _text_names(document):
+        rows = [row | row["by_task"][task] for row in _named(document["text_variants"])]
+        per_seed = ", ".join(f"{base['perplexity']:.2f}" for base in bases)
+        yield WORDING.section("text", rows, task=task, seeds=len(bases), per_seed=per_seed, **bases[0])
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -372,19 +273,16 @@ def _draw_losses(panels: list[Any], document: Document) -> None:
                 losses = row["variants"][variant]["losses"]
                 label = NAMES[variant] if row["seed"] == document["tasks"][0]["seed"] else None
                 axes.plot(step_shares(losses), losses, color=COLOURS[variant], lw=0.9, label=label)
-        axes.set_yscale("log")
-        axes.set_title(name, loc="left", fontsize=10)
-        axes.set_xlabel("share of the steps")
+        title(axes, name, yscale="log", xlabel="share of the steps")
     panels[0].set_ylabel("loss, nats a token")
     panels[0].legend(fontsize=7, frameon=False)
 
 
 def _draw_base(panels: list[Any], document: Document) -> None:
-    axes = panels[0]
     for base in document["bases"]:
-        axes.plot(step_shares(base["losses"]), base["losses"], color=COLOURS["base"], lw=1)
-    axes.set(yscale="log", xlabel="share of the steps", ylabel="loss, nats a token")
-    axes.set_title("base models, one a seed", loc="left", fontsize=10)
+        panels[0].plot(step_shares(base["losses"]), base["losses"], color=COLOURS["base"], lw=1)
+    labels = {"xlabel": "share of the steps", "ylabel": "loss, nats a token"}
+    title(panels[0], "base models, one a seed", yscale="log", **labels)
 
 
 def _text_names(document: Document) -> list[str]:

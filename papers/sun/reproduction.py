@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from papers.common import Claim, Task, claim, disagreements, run_tasks
+from papers.common import Claim, Task, Wording, conclusion, ends, fill, run_tasks, title
 from papers.sun.concurrency import METRICS, concurrency_rows, errors, fits, forms, predict_engine
 from papers.sun.pools import (
     LARGEST_BATCH,
@@ -18,10 +18,10 @@ from papers.sun.pools import (
     skew_points,
     summarise_skew,
 )
-from reports.blocks import Document, Report, Section, Table, bullets, rows_table, sections, table
+from reports.blocks import Document, Report, Table, sections, table
 from reports.svg import render
 
-SCHEMA = "twin.reproduction-sun/1"
+WORDING = Wording("sun")
 REPLICATIONS = 8
 """Replications of every run of a minute: the mean of a rate is then known to about 1 %."""
 
@@ -32,26 +32,21 @@ GOAL = {"relative": 0.03, "throughput": 0.02, "points": 0.03, "stable": 0.02}
 
 def reproduce(jobs: int, progress: Callable[[str], None], replications: int = REPLICATIONS) -> Document:
     """The document `twin.reproduction-sun/1`: about a minute on two cores; fewer replications for a trial."""
+
+    def run(function: Callable[..., Any], arguments: dict[str, tuple[Any, ...]]) -> list[Any]:
+        return run_tasks([Task(name, function, values) for name, values in arguments.items()], jobs, progress)
+
     rows, service = concurrency_rows(), fitted_service()
-    answers = possible_answers(service)
     engines = dict.fromkeys((row.model, row.method) for row in rows)
-    tasks = [Task(f"Table 4, {model} {method}", predict_engine, (model, method)) for model, method in engines]
-    results = [result for engine in run_tasks(tasks, jobs, progress) for result in engine]
-    tasks = [Task(f"figure 3, answers of {n} tokens", predict_pools, (service, n, replications)) for n in answers]
-    pools = run_tasks(tasks, jobs, progress)
+    predictions = run(predict_engine, {f"Table 4, {model} {method}": (model, method) for model, method in engines})
+    results = [result for engine in predictions for result in engine]
+    lengths = {f"figure 3, answers of {n} tokens": (service, n, replications) for n in possible_answers(service)}
+    pools = run(predict_pools, lengths)
     pool = choose(pools)
-    points = skew_points()
-    tasks = [
-        Task(
-            f"figure 4, {placement}, zipf {zipf:g}",
-            simulate,
-            (service, pool["rate"], placement, zipf, replications),
-        )
-        for placement, zipf in points
-    ]
-    curves = dict(zip(points, run_tasks(tasks, jobs, progress), strict=True))
+    rate, points = pool["rate"], skew_points()
+    skewed = {f"figure 4, {place}, zipf {zipf:g}": (service, rate, place, zipf, replications) for place, zipf in points}
     document: Document = {
-        "schema": SCHEMA,
+        "schema": "twin.reproduction-sun/1",
         "paper": "sun",
         "simulated": True,
         "concurrency": {
@@ -61,208 +56,110 @@ def reproduce(jobs: int, progress: Callable[[str], None], replications: int = RE
             "forms": forms(rows),
         },
         "pool": {"chosen": pool, "lengths": pools},
-        "skew": summarise_skew(curves, pool["rate"]),
+        "skew": summarise_skew(dict(zip(points, run(simulate, skewed), strict=True)), rate),
     }
-    document["claims"], document["notes"] = claims(document), notes(document)
-    return document
-
-
-def claims(document: Document) -> list[Claim]:
-    return [
-        *_concurrency_claims(document["concurrency"]),
-        *_pool_claims(document["pool"]["chosen"]),
-        *_skew_claims(document["skew"]),
-    ]
+    return document | {"claims": claims(document), "notes": notes(document)}
 
 
 def notes(document: Document) -> list[str]:
     contended = [row for row in document["concurrency"]["rows"] if row["concurrency"] > 1]
-    errors_of = [row["errors"]["ttft"] for row in contended]
-    shares = [row["published"]["ttft"] * row["published"]["throughput"] / row["concurrency"] / row["answer"]
-              for row in contended]  # fmt: skip
-    skewed = document["skew"]
+    return WORDING.notes(
+        errors=ends(row["errors"]["ttft"] for row in contended),
+        shares=ends(row["published"]["ttft"] * row["published"]["throughput"] / row["concurrency"] / row["answer"]
+                    for row in contended),
+        rate=document["skew"]["rate"], answer=document["skew"]["answer"], prompt=PROMPT, batch=LARGEST_BATCH,
+    )  # fmt: skip
+
+
+def claims(document: Document) -> list[Claim]:
     return [
-        "No row of concurrency 16 enters a parameter. The form of the decode line and its fit follow from the roofline"
-        " and from how a closed loop works, but were settled by people who had seen those rows; what other choices give"
-        " stands beside them.",
-        f"TTFT at concurrency 4 and 16 is predicted {100 * min(errors_of):+.0f} to {100 * max(errors_of):+.0f} % off:"
-        " the print has prompts waiting for each other in a way that it does not describe. TTFT is"
-        f" {100 * min(shares):.0f} to {100 * max(shares):.0f} % of an answer's time there.",
-        "Lost from the text that we have: lengths and rate of figures 3 and 4, and the strongest skew. Figure 3's"
-        " isolated row fixes the rate and its row of one worker the length of answers; figure 4 is taken at that rate"
-        f" ({skewed['rate']:.2f} requests/s; one rate at every length, section 4.1) with {skewed['answer']} tokens"
-        " (appendix A.2). Nothing is fitted to figure 4, but its sizes were known when this was settled.",
-        f"Prompts of {PROMPT} tokens, Poisson arrivals, {LARGEST_BATCH} sequences a worker and 80 GB a GPU are assumed;"
-        " the paper states none.",
+        *(_concurrency_claim(metric, document["concurrency"]["errors"]) for metric in ("tpot", "throughput")),
+        *(claim for row in document["pool"]["chosen"]["rows"][1:] for claim in _pool_claims(row)),
+        *_skew_claims(document["skew"]),
     ]
 
 
-def _concurrency_claims(concurrency: Document) -> list[Claim]:
-    result = []
-    for metric in ("tpot", "throughput"):
-        mean, worst, row = (concurrency["errors"][metric][key] for key in ("mean", "worst", "worst_row"))
-        note = (
-            f"goal {100 * GOAL['relative']:g} %; worst {100 * worst:+.1f} %, {row['model']} {row['method']},"
-            f" {row['prompt']} tokens in"
-        )
-        result.append(
-            claim(
-                "Table 4", f"{metric} at concurrency 16 from 1 and 4, mean error over rows", "0 %",
-                f"{100 * mean:.2f} %", mean <= GOAL["relative"], note,
-            )
-        )  # fmt: skip
-    return result
+def _concurrency_claim(metric: str, errors: Document) -> Claim:
+    goal = GOAL["relative"]
+    return WORDING.claim("concurrency", errors[metric]["mean"] <= goal, metric=metric, goal=goal, **errors[metric])
 
 
-def _pool_claims(pool: Document) -> list[Claim]:
-    """Claims on every shared pool but that of one worker, which chose the length of answers.
+def _pool_claims(row: Document) -> Iterator[Claim]:
+    """Claims on a shared pool; that of one worker chose the length of answers.
 
     A pool that keeps up has the offered load as its throughput: that is an input.
     """
-    result = []
-    for row in pool["rows"][1:]:
-        note = "this row chose the length of answers" if row["fixes_the_load"] else ""
-        load_note = "; ".join(
-            filter(None, [note, "an input where the pool keeps up: the offered load over its workers"])
-        )
-        label, published, predicted = f"{row['workers']} shared", row["published"], row["predicted"]
-        result += [
-            claim(
-                "figure 3", f"{label}: tok/s a decode GPU (input)", f"{published['throughput']:g}",
-                f"{predicted['throughput']:.0f}", abs(row["throughput_error"]) <= GOAL["throughput"], load_note,
-            ),
-            claim(
-                "figure 3", f"{label}: interactivity", f"{100 * published['interactivity_change']:+.0f} %",
-                f"{100 * predicted['interactivity_change']:+.1f} %",
-                abs(row["interactivity_points"]) <= GOAL["points"], note,
-            ),
-        ]  # fmt: skip
-    return result
+    values = {"workers": row["workers"], "printed": row["published"], "predicted": row["predicted"]}
+    reason = "this row chose the length of answers" if row["fixes_the_load"] else ""
+    input_reason = f"{reason}; " if reason else ""
+    keeps = abs(row["throughput_error"]) <= GOAL["throughput"]
+    yield WORDING.claim("throughput", keeps, reason=input_reason, **values)
+    yield WORDING.claim(
+        "interactivity", abs(row["interactivity_points"]) <= GOAL["points"], reason=reason, **values
+    )
 
 
-def _skew_claims(skewed: Document) -> list[Claim]:
-    result = []
+def _skew_claims(skewed: Document) -> Iterator[Claim]:
     for metric, falls in skewed["falls"].items():
-        change = skewed["shared_change"][metric]["predicted"]
-        result += [
-            claim("figure 4", f"isolated {metric} falls with every step of skew", "falls",
-                   "falls" if falls else "does not", falls, ""),
-            claim("figure 4", f"shared {metric}, zipf 2 against 0", "stable", f"{100 * change:+.1f} %",
-                   abs(change) <= GOAL["stable"], ""),
-        ]  # fmt: skip
+        change = skewed["shared_change"][metric]
+        yield WORDING.claim("falls", falls, metric=metric, found="falls" if falls else "does not")
+        yield WORDING.claim("stable", abs(change["predicted"]) <= GOAL["stable"], metric=metric, **change)
     for size in skewed["sizes"]:
         low, high = size["one_run"]
-        result.append(
-            claim(
-                "figure 4", size["what"], f"{100 * size['published']:+.1f} %",
-                f"{100 * size['predicted']:+.1f} %", low <= size["published"] <= high,
-                f"95 % of runs of a minute within {100 * low:+.1f} to {100 * high:+.1f} %",
-            )
-        )  # fmt: skip
-    return result
+        yield WORDING.claim("size", low <= size["published"] <= high, printed=size["published"], **size)
 
 
-FORMS = {"batching": "batching, rows free: what the roofline says", "rows": "every row", "neither": "neither: KV alone"}
+# -- the report --------------------------------------------------------------------------------------------------------
 
 
 def tables(document: Document) -> Report:
     """Table 4's high concurrency, pools of decode workers, skew over models, then the disagreements in words."""
-    skew = document["skew"]
-    parts: list[Section] = [
-        ("Table 4, concurrency 16 from concurrency 1 and 4", _concurrency(document["concurrency"])),
-        ("The decode line behind it: microseconds, and nanoseconds a KV token", _fits(document["concurrency"]["fits"])),
-        (
-            "Who bears what four sequences cost beyond their KV: mean errors in closed form",
-            _forms(document["concurrency"]["forms"]),
-        ),
-        ("Figure 3: tok/s a decode GPU and interactivity against isolated (* an input)", _pool(document["pool"])),
-        (
-            f"Figure 4: {skew['rate']:.2f} requests/s, answers of {skew['answer']} tokens,"
-            f" {skew['replications']} minutes each",
-            _skew(skew),
-        ),
-        ("Sizes of the effect of skew, zipf 2", _sizes(skew["sizes"])),
-        ("What disagrees", disagreements(document["claims"])),
-        ("Notes", bullets(document["notes"])),
+    concurrency, skew, names = document["concurrency"], document["skew"], WORDING.texts["forms"]
+    lines = [
+        fit | {f"{name}{bits}": fit[column][bits] for bits in ("16", "4") for name, column in
+               (("weights", "weights"), ("ridge", "ridge_rows"))}
+        for fit in concurrency["fits"]
+    ]  # fmt: skip
+    choices = [
+        {**form, "name": names[form["form"]], "columns": "TPOT alone" if form["plain"] else "both columns"}
+        for form in concurrency["forms"]
     ]
-    return sections(parts)
+    return sections(
+        [
+            (WORDING.title("concurrency"), _concurrency(concurrency)),
+            WORDING.section("fits", lines),
+            WORDING.section("forms", choices),
+            (WORDING.title("pool"), _pool(document["pool"])),
+            WORDING.section("skew", skew["points"], **skew),
+            WORDING.section("sizes", skew["sizes"]),
+            *conclusion(document),
+        ]
+    )
 
 
 def _concurrency(concurrency: Document) -> Table:
-    result = rows_table(
-        "model | method | in | TPOT ms | predicted | error | any split | tok/s | predicted | error",
-        "{model} | {method} | {prompt} | {published[tpot]:1e3 .1f} | {predicted[tpot]:1e3 .2f}"
-        " | {errors[tpot]:100 +.1f} % | {ends[0]:1e3 .1f}-{ends[1]:1e3 .1f} | {published[throughput]:.1f}"
-        " | {predicted[throughput]:.1f} | {errors[throughput]:100 +.1f} %",
-        [{**row, "ends": sorted(row["tpot_any_split"])} for row in concurrency["rows"] if not row["fitted"]],
-    )
-    means = {metric: f"{100 * concurrency['errors'][metric]['mean']:.2f} %" for metric in ("tpot", "throughput")}
-    result.add_row("mean |error|", "", "", "", "", means["tpot"], "", "", "", means["throughput"])
-    for name, error in concurrency["errors"]["tpot"]["by_method"].items():
-        throughput = concurrency["errors"]["throughput"]["by_method"][name]
-        model, _, method = name.rpartition(" ")
-        result.add_row(model, method, "", "", "", f"{100 * error:.2f} %", "", "", "", f"{100 * throughput:.2f} %")
+    held_out = [row for row in concurrency["rows"] if not row["fitted"]]
+    result = WORDING.table("concurrency", [{**row, "ends": ends(row["tpot_any_split"])} for row in held_out])
+    tpot, throughput = (concurrency["errors"][metric] for metric in ("tpot", "throughput"))
+    methods = [(*name.rpartition(" ")[::2], tpot["by_method"][name], throughput["by_method"][name])
+               for name in tpot["by_method"]]  # fmt: skip
+    for model, method, *shares in [("mean |error|", "", tpot["mean"], throughput["mean"]), *methods]:
+        first, second = (f"{100 * share:.2f} %" for share in shares)
+        result.add_row(model, method, "", "", "", first, "", "", "", second)
     return result
-
-
-def _fits(fits: list[Document]) -> Table:
-    result = table("model", "β, 16 bits", "β, 4 bits", "batching", "KV token", "misfit", "ridge, 16 bits", "4 bits")
-    for fit in fits:
-        result.add_row(
-            fit["model"],
-            *(f"{1e6 * seconds:.0f}" for seconds in (fit["weights"]["16"], fit["weights"]["4"], fit["batching"])),
-            f"{1e9 * fit['per_kv_token']:.0f}",
-            f"{100 * fit['misfit']:.1f} %",
-            *(f"{fit['ridge_rows'][bits]:.0f} rows" for bits in ("16", "4")),
-        )
-    return result
-
-
-def _forms(forms: list[Document]) -> Table:
-    return rows_table(
-        "borne by | fit | fitted rows | TPOT at 16 | throughput at 16",
-        "{name} | {columns} | {misfit:100 .2f} % | {tpot_error:100 .2f} % | {throughput_error:100 .2f} %",
-        [
-            {**form, "name": FORMS[form["form"]], "columns": "TPOT alone" if form["plain"] else "both columns"}
-            for form in forms
-        ],
-    )
 
 
 def _pool(pool: Document) -> Table:
     """The printed pools, the chosen length, and the other possible lengths with the errors that they would give."""
     lengths = [pool["chosen"], *(length for length in pool["lengths"] if length["answer"] != pool["chosen"]["answer"])]
+    cell = WORDING.texts["tables"]["pool"]["cell"]
     result = table("decode workers", "printed", *(f"{length['answer']} out" for length in lengths))
     for index, row in enumerate(pool["chosen"]["rows"]):
-        star = "*" if row["fixes_the_load"] else ""
-        result.add_row(
-            f"{row['workers']} {row['placement']}{star}",
-            _pool_cell(row["published"]),
-            *(_pool_cell(length["rows"][index]["predicted"]) for length in lengths),
-        )
+        values = [row["published"], *(length["rows"][index]["predicted"] for length in lengths)]
+        name = fill("{workers} {placement}{fixes_the_load:*}", row)
+        result.add_row(name, *(fill(cell, value) for value in values))
     result.add_row("requests/s", "", *(f"{length['rate']:.2f}" for length in lengths))
     return result
-
-
-def _pool_cell(values: Document) -> str:
-    return f"{values['throughput']:.0f} {100 * values['interactivity_change']:+.1f} %"
-
-
-def _skew(skew: Document) -> Table:
-    return rows_table(
-        "decode | zipf | tok/s | of offered | TPOT ms | interactivity | TTFT ms",
-        "{placement} | {zipf:g} | {throughput:.0f} | {achieved:100 .1f} % | {tpot:1e3 .1f} | {interactivity:.1f}"
-        " | {ttft:1e3 .1f}",
-        skew["points"],
-    )
-
-
-def _sizes(sizes: list[Document]) -> Table:
-    return rows_table(
-        "change | printed | predicted | one run of a minute",
-        "{what} | {published:100 +.1f} % | {predicted:100 +.1f} % | {one_run[0]:100 +.1f} % to {one_run[1]:100 +.1f} %",
-        sizes,
-    )
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
