@@ -11,9 +11,8 @@ from typing import Any
 
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
-from papers.common import claim, claims_table
+from papers.common import Claim, Wording, claims_table, curve, title
 from papers.fastafd.stages import (
-    RATIO_SWEEP,
     BundleParameters,
     LayerStages,
     StepMeasurement,
@@ -31,12 +30,12 @@ from papers.fastafd.stages import (
     require_folder,
     throughput_per_gpu,
 )
-from reports.blocks import Document, Report, Section, Table, bullets, percent, rows_table, sections, table
+from reports.blocks import Document, Report, Section, Table, bullets, rows_table, sections
 from reports.svg import render
 from scenarios.afd import parse_ratios
 from workloads.errors import BadInput
 
-SCHEMA = "twin.reproduction-fastafd/1"
+WORDING = Wording("fastafd")
 HARDWARE, MODEL, PRINTED_MODEL = "gb200", "qwen3-235b-a22b", "Qwen3-235B-A22B-FP8"
 OTHER_MODELS = {"MiniMax-M2.5-FP8": "minimax-m2.5"}
 """Models of which nothing is fitted, by their printed names."""
@@ -84,7 +83,7 @@ def reproduce(data: Path | None, choice: FitChoice = FitChoice(), fit_data: Path
     parameters = fit_bundle(stages, selection)
     points = [_point(stages, parameters, row, row in selection) for row in curve_order(rows)]
     document: Document = {
-        "schema": SCHEMA,
+        "schema": "twin.reproduction-fastafd/1",
         "paper": "fastafd",
         "simulated": False,
         "hardware": HARDWARE,
@@ -96,8 +95,7 @@ def reproduce(data: Path | None, choice: FitChoice = FitChoice(), fit_data: Path
         "left_out": _leave_one_length_out(stages, rows),
         **_systems(stages, parameters, read_systems(folder)),
     }
-    document["claims"], document["notes"] = claims(document), notes(document)
-    return document
+    return document | {"claims": claims(document), "notes": notes(document)}
 
 
 def curve_order(rows: Sequence[StepMeasurement]) -> list[StepMeasurement]:
@@ -105,85 +103,88 @@ def curve_order(rows: Sequence[StepMeasurement]) -> list[StepMeasurement]:
     return [row for curve in curves(list(rows)).values() for row in curve]
 
 
-def claims(document: Document) -> list[Document]:
-    curves = document["curves"]
-    fitted = [curve for curve in curves if curve["fitted_points"]]
-    predicted = [curve for curve in curves if not curve["fitted_points"]]
-    left_out = document["left_out"]
-    rows = []
-    if fitted:
-        error = _mean_error(document["points"], {tuple(curve[key] for key in CURVE) for curve in fitted})
-        rows.append(_goal("TPOT at lengths that are fitted in part", GOAL["fitted"], error, "mean absolute error"))
-    if predicted:
-        error = _mean_error(document["points"], {tuple(curve[key] for key in CURVE) for curve in predicted})
-        rows.append(_goal("TPOT at lengths that are not fitted", GOAL["left_out"], error, "mean absolute error"))
+def claims(document: Document) -> list[Claim]:
+    lengths, left_out = document["curves"], document["left_out"]
+    errors = [
+        ("TPOT at lengths that are fitted in part", "fitted", [row for row in lengths if row["fitted_points"]]),
+        ("TPOT at lengths that are not fitted", "left_out", [row for row in lengths if not row["fitted_points"]]),
+    ]
+    rows = [
+        _goal(
+            statement, GOAL[goal], _mean_error(document["points"], {_key(row) for row in rows}), "mean absolute error"
+        )
+        for statement, goal, rows in errors
+        if rows
+    ]
     rows += [
         _goal(f"TPOT at {row['prompt_tokens']:,} tokens, fitted without them", GOAL["left_out"], row["error"])
         for row in left_out
     ]
-    regrets = [curve["regret"] for curve in curves] + [row["regret"] for row in left_out]
-    rows.append(_goal("throughput lost by the predicted ratio, at any curve", GOAL["worst_regret"], max(regrets)))
-    median = sorted(regrets)[len(regrets) // 2]
-    return [*rows, _goal("throughput lost by the predicted ratio, at most curves", GOAL["regret"], median)]
+    regrets = sorted(row["regret"] for row in [*lengths, *left_out])
+    lost = "throughput lost by the predicted ratio, at"
+    rows.append(_goal(f"{lost} any curve", GOAL["worst_regret"], regrets[-1]))
+    return [*rows, _goal(f"{lost} most curves", GOAL["regret"], regrets[len(regrets) // 2])]
+
+
+def _goal(statement: str, goal: float, value: float, note: str = "") -> Claim:
+    return WORDING.claim("goal", value <= goal, statement=statement, goal=goal, value=value, note=note)
+
+
+def _mean_error(points: Sequence[Document], of_curves: Collection[tuple[int, int]]) -> float:
+    return fmean(abs(point["error"]) for point in points if _key(point) in of_curves)
 
 
 def notes(document: Document) -> list[str]:
-    """Remarks on how the numbers came about, shown below the tables."""
-    lines = [
-        "The memory bandwidth is the data sheet's. A fitted share of it came to 1.00. The steps of 65,536-token prompts"
-        " leave no room for reading the attention projections beside the KV cache, so these are not charged.",
-        "One run a point, and neighbouring points differ by about 1 %: no smooth curve comes much below 1 %.",
-    ]
-    if document["systems"]:
-        lines.append(
-            f"The overhead of wide EP is fitted on {OVERHEAD_GPUS[0]} and {OVERHEAD_GPUS[1]} GPUs of {PRINTED_MODEL};"
-            " nothing is fitted to another model. At 64 GPUs, with two experts on each, the measured step is far longer"
-            " than predicted. An uneven choice of experts, as a second fitted number, leaves 14 % of it unexplained and"
-            " makes 4 GPUs and the other model worse."
-        )
-    return lines
+    """Remarks on how the numbers came about, shown below the tables; the last is on whole systems."""
+    lines = WORDING.notes(overhead=OVERHEAD_GPUS, model=PRINTED_MODEL)
+    return lines if document["systems"] else lines[:-1]
 
 
-CURVE = ("prompt_tokens", "batch_size")
+def _key(row: Document) -> tuple[int, int]:
+    """The curve of a point."""
+    return row["prompt_tokens"], row["batch_size"]
 
 
 def _point(stages: LayerStages, parameters: BundleParameters, row: StepMeasurement, fitted: bool) -> Document:
     step = predict_step(stages, parameters, row.prompt_tokens, row.batch_size, row.ratio)
     return {
-        "prompt_tokens": row.prompt_tokens,
-        "batch_size": row.batch_size,
-        "ratio": row.ratio,
+        **asdict(row),
         "fitted": fitted,
-        "tpot_measured_ms": 1e3 * row.tpot,
-        "tpot_predicted_ms": 1e3 * step.tpot,
-        "error": step.tpot / row.tpot - 1,
+        **_errors(row.tpot, step.tpot),
         "throughput_measured": throughput_per_gpu(row.batch_size, row.ratio, row.tpot),
         "throughput_predicted": throughput_per_gpu(row.batch_size, row.ratio, step.tpot),
         "bound": step.bound,
     }
 
 
+def _errors(measured: float, predicted: float) -> Document:
+    """Both TPOTs in milliseconds, and the error."""
+    return {
+        "tpot_measured_ms": 1e3 * measured,
+        "tpot_predicted_ms": 1e3 * predicted,
+        "error": predicted / measured - 1,
+    }
+
+
 def _parameters(stages: LayerStages, parameters: BundleParameters) -> list[Document]:
-    expected, values = priors(stages), asdict(parameters)
+    expected = priors(stages)
     return [
         {"name": name, "value": value, "prior": expected[name].median, "reason": expected[name].reason}
-        for name, value in values.items()
+        for name, value in asdict(parameters).items()
     ]
 
 
 def _summarise_curves(points: Sequence[Document]) -> list[Document]:
     summaries = []
-    for curve in dict.fromkeys(tuple(point[key] for key in CURVE) for point in points):
-        curve_points = [point for point in points if tuple(point[key] for key in CURVE) == curve]
+    for key in dict.fromkeys(map(_key, points)):
+        curve_points = [point for point in points if _key(point) == key]
         errors = {
             name: fmean(subset) if (subset := [abs(p["error"]) for p in curve_points if p["fitted"] in kinds]) else None
             for name, kinds in (("error_fitted", (True,)), ("error_predicted", (False,)), ("error", (True, False)))
         }
-        row = dict(zip(CURVE, curve, strict=True))
-        fitted = sum(point["fitted"] for point in curve_points)
-        summaries.append(
-            {**row, "points": len(curve_points), "fitted_points": fitted, **errors, **_regret(curve_points)}
-        )
+        counts = {"points": len(curve_points), "fitted_points": sum(point["fitted"] for point in curve_points)}
+        prompt, batch = key
+        summaries.append({"prompt_tokens": prompt, "batch_size": batch, **counts, **errors, **_regret(curve_points)})
     return summaries
 
 
@@ -212,12 +213,9 @@ def _leave_one_length_out(stages: LayerStages, rows: Sequence[StepMeasurement]) 
 
 
 def _worst_regret(points: Sequence[Document]) -> Document:
-    return max((_regret(curve) for curve in _by_batch(points)), key=lambda regret: float(regret["regret"]))
-
-
-def _by_batch(points: Sequence[Document]) -> list[list[Document]]:
     batches = dict.fromkeys(point["batch_size"] for point in points)
-    return [[point for point in points if point["batch_size"] == batch] for batch in batches]
+    regrets = (_regret([point for point in points if point["batch_size"] == batch]) for batch in batches)
+    return max(regrets, key=lambda regret: float(regret["regret"]))
 
 
 def _systems(stages: LayerStages, parameters: BundleParameters, rows: Sequence[SystemMeasurement]) -> Document:
@@ -253,18 +251,8 @@ def _system(wide_ep: WideEp, row: SystemMeasurement, fitted: bool) -> Document:
         "fitted": fitted,
         "throughput_measured": row.throughput,
         "throughput_predicted": row.throughput * row.tpot / tpot,
-        "tpot_measured_ms": 1e3 * row.tpot,
-        "tpot_predicted_ms": 1e3 * tpot,
-        "error": tpot / row.tpot - 1,
+        **_errors(row.tpot, tpot),
     }
-
-
-def _mean_error(points: Sequence[Document], of_curves: Collection[tuple[Any, ...]]) -> float:
-    return fmean(abs(point["error"]) for point in points if tuple(point[key] for key in CURVE) in of_curves)
-
-
-def _goal(statement: str, goal: float, value: float, note: str = "") -> Document:
-    return claim(RATIO_SWEEP, statement, f"at most {100 * goal:g} %", f"{100 * value:.2f} %", value <= goal, note)
 
 
 def _measured_ratios(text: str, rows: Sequence[StepMeasurement]) -> set[float]:
@@ -293,91 +281,66 @@ def _known(values: set[float], measured: set[float], field: str, expected: str) 
     return values
 
 
+# -- the report --------------------------------------------------------------------------------------------------------
+
+
 def tables(document: Document) -> Report:
     """Steps over the ratio, errors by curve, fitted numbers, systems, AFD against wide EP, then the goals."""
     parts: list[Section] = [
-        ("Decode step over attention trays for each FFN tray (* fitted)", _points(document["points"])),
-        ("Mean absolute errors of TPOT, and throughput lost by the predicted ratio", _curves(document)),
-        (f"Fitted on {document['fit']['points']} steps, for one layer and microbatch", _parameters_table(document)),
+        WORDING.section("points", document["points"]),
+        WORDING.section("curves", _curves(document)),
+        WORDING.section("parameters", _fitted_numbers(document), points=document["fit"]["points"]),
     ]
     if document["systems"]:
         parts += [
-            ("Whole systems (* fitted)", _systems_table(document["systems"])),
-            ("AFD over wide EP on the same GPUs, output tokens/s and GPU", _comparison(document["comparison"])),
+            WORDING.section("systems", document["systems"]),
+            (WORDING.title("comparison"), _comparison(document["comparison"])),
         ]
     parts += [("Goals", claims_table(document["claims"])), ("Notes", bullets(document["notes"]))]
     return sections(parts)
 
 
-def _points(points: list[Document]) -> Table:
-    return rows_table(
-        "prompt | batch | r | TPOT ms | predicted | error | tok/s/GPU | predicted | set by",
-        "{prompt_tokens:,} | {batch_size} | {ratio:g}{fitted:* } | {tpot_measured_ms:.2f} | {tpot_predicted_ms:.2f}"
-        " | {error:100 +.1f} % | {throughput_measured:.0f} | {throughput_predicted:.0f} | {bound}",
-        points,
-    )
-
-
-def _curves(document: Document) -> Table:
-    result = table("prompt", "batch", "fitted", "others", "without this length", "best r", "predicted", "lost")
+def _curves(document: Document) -> list[Document]:
     left_out = {row["prompt_tokens"]: row["error"] for row in document["left_out"]}
-    for curve in document["curves"]:
-        result.add_row(
-            f"{curve['prompt_tokens']:,}",
-            str(curve["batch_size"]),
-            _share(curve["error_fitted"]),
-            _share(curve["error_predicted"]),
-            _share(left_out.get(curve["prompt_tokens"])),
-            f"{curve['best_measured']:g}",
-            f"{curve['best_predicted']:g}",
-            _share(curve["regret"]),
-        )
-    return result
+    return [
+        {
+            **row,
+            "fitted": _share(row["error_fitted"]),
+            "predicted": _share(row["error_predicted"]),
+            "left_out": _share(left_out.get(row["prompt_tokens"])),
+            "lost": _share(row["regret"]),
+        }
+        for row in document["curves"]
+    ]
 
 
-def _parameters_table(document: Document) -> Table:
-    result = table("parameter", "value", "expected before")
-    for parameter in document["parameters"]:
-        result.add_row(
-            parameter["name"],
-            _value(parameter["name"], parameter["value"]),
-            _value(parameter["name"], parameter["prior"]),
-        )
-    if document["wide_ep_overhead"] is not None:
-        result.add_row("wide_ep_overhead", _value("seconds", document["wide_ep_overhead"]), "")
-    return result
+def _fitted_numbers(document: Document) -> list[Document]:
+    overhead = {"name": "wide_ep_overhead", "value": document["wide_ep_overhead"], "prior": None}
+    return [
+        row | {part: _value(row["name"], row[part]) for part in ("value", "prior")}
+        for row in [*document["parameters"], overhead]
+        if row["value"] is not None
+    ]
 
 
-def _systems_table(systems: list[Document]) -> Table:
-    return rows_table(
-        "model | layout | GPUs | batch | TPOT ms | predicted | error | tok/s/GPU | predicted",
-        "{model} | {layout} | {gpus}{fitted:* } | {batch_size} | {tpot_measured_ms:.1f} | {tpot_predicted_ms:.1f}"
-        " | {error:100 +.1f} % | {throughput_measured:.0f} | {throughput_predicted:.0f}",
-        systems,
-    )
-
-
-def _comparison(comparison: list[Document]) -> Table:
-    gpus = [f"{row['gpus']} GPUs" for row in comparison[0]["rows"]]
-    result = table("prompt", *gpus, "best AFD", "best wide EP", "gain of best")
-    for length in comparison:
-        afd, wide_ep = length["best_afd"], length["best_wide_ep"]
-        result.add_row(
-            f"{length['prompt_tokens']:,}",
-            *(percent(row["gain"]) for row in length["rows"]),
-            f"{afd['throughput']:.0f} ({afd['ratio']}:1)",
-            f"{wide_ep['throughput']:.0f} ({wide_ep['gpus']} GPUs)",
-            percent(length["gain_of_best"]),
-        )
-    return result
-
-
-def _value(name: str, value: float) -> str:
+def _value(name: str, value: float | None) -> str:
+    if value is None:
+        return ""
     return f"{1e6 * value:.2f} µs" if name.endswith(("seconds", "overhead")) else f"{value:.2f}"
 
 
 def _share(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.2f} %"
+
+
+def _comparison(comparison: list[Document]) -> Table:
+    texts, rows = WORDING.texts["tables"]["comparison"], comparison[0]["rows"]
+    gains = (f"{{rows[{index}][gain]:100 +.1f}} %" for index in range(len(rows)))
+    return rows_table(
+        " | ".join(["prompt", *(f"{row['gpus']} GPUs" for row in rows), texts["titles"]]),
+        " | ".join(["{prompt_tokens:,}", *gains, texts["cells"]]),
+        comparison,
+    )
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -395,24 +358,18 @@ def figures(document: Document) -> dict[str, str]:
 
 def _draw_steps(panels: list[Any], document: Document) -> None:
     """TPOT and throughput a GPU over the ratio: measured points, filled where fitted, and the predicted lines."""
-    keys = [("tpot_measured_ms", "tpot_predicted_ms"), ("throughput_measured", "throughput_predicted")]
-    for axes, (measured, predicted) in zip(panels, keys, strict=True):
-        for index, curve in enumerate(document["curves"]):
+    names = [("tpot", "_ms", "TPOT, ms"), ("throughput", "", "output tokens/s a GPU")]
+    for axes, (name, unit, label) in zip(panels, names, strict=True):
+        for index, row in enumerate(document["curves"]):
             colour = COLOURS[index % len(COLOURS)]
-            points = [p for p in document["points"] if _curve(p) == _curve(curve)]
-            label = f"{curve['prompt_tokens']:,} tokens, batch {curve['batch_size']}"
-            axes.plot(
-                [p["ratio"] for p in points], [p[predicted] for p in points], "-", color=colour, lw=1.2, label=label
-            )
+            points = [point for point in document["points"] if _key(point) == _key(row)]
+            about = f"{row['prompt_tokens']:,} tokens, batch {row['batch_size']}"
+            curve(axes, points, "ratio", f"{name}_predicted{unit}", "-", color=colour, lw=1.2, label=about)
             for fitted, face in ((True, colour), (False, "white")):
-                subset = [p for p in points if p["fitted"] == fitted]
-                axes.plot(
-                    [p["ratio"] for p in subset], [p[measured] for p in subset], "o", color=colour, mfc=face, ms=4
-                )
-        axes.set(ylim=(0, None), xlabel="attention trays for each FFN tray, r")
-    panels[0].set_ylabel("TPOT, ms")
-    panels[1].set_ylabel("output tokens/s a GPU")
-    panels[0].set_title("FastAFD on GB200: measured (filled: fitted), lines predicted", loc="left", fontsize=10)
+                subset = [point for point in points if point["fitted"] == fitted]
+                curve(axes, subset, "ratio", f"{name}_measured{unit}", "o", color=colour, mfc=face, ms=4)
+        axes.set(ylim=(0, None), xlabel="attention trays for each FFN tray, r", ylabel=label)
+    title(panels[0], "FastAFD on GB200: measured (filled: fitted), lines predicted")
     panels[0].legend(fontsize=8, frameon=False, loc="lower right")
 
 
@@ -420,16 +377,10 @@ def _draw_layouts(panels: list[Any], document: Document) -> None:
     """Predicted gain of AFD over wide EP by the number of GPUs, a line for each prompt length."""
     axes = panels[0]
     for index, length in enumerate(document["comparison"]):
-        axes.plot(
-            [row["gpus"] for row in length["rows"]], [100 * row["gain"] for row in length["rows"]],
-            "o-", color=COLOURS[index % len(COLOURS)], alpha=0.55 if index >= len(COLOURS) else 1, ms=3, lw=1.2,
-            label=f"{length['prompt_tokens']:,}",
+        curve(
+            axes, length["rows"], "gpus", "gain", "o-", 100, color=COLOURS[index % len(COLOURS)],
+            alpha=0.55 if index >= len(COLOURS) else 1, ms=3, lw=1.2, label=f"{length['prompt_tokens']:,}",
         )  # fmt: skip
     axes.axhline(0, color="black", lw=0.8)
-    axes.set(xlabel="GPUs", ylabel="AFD over wide EP, % tokens/s a GPU")
-    axes.set_title("Predicted, by prompt tokens", loc="left", fontsize=10)
+    title(axes, "Predicted, by prompt tokens", xlabel="GPUs", ylabel="AFD over wide EP, % tokens/s a GPU")
     axes.legend(fontsize=7, frameon=False)
-
-
-def _curve(row: Document) -> tuple[int, int]:
-    return row["prompt_tokens"], row["batch_size"]

@@ -12,7 +12,6 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
@@ -20,7 +19,8 @@ from scipy.optimize import brentq, minimize_scalar
 from latency_models.deployment.hardware import WEIGHT_BYTES, Hardware, load_hardware
 from latency_models.deployment.models import Model, load_model
 from latency_models.sources.linear import LinearStepTime
-from papers.common import Task, published, scenario
+from papers.common import Task, ends, published, records, scenario
+from reports.blocks import Document
 from schedulers.batches import Batch
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.results.run import Run
@@ -29,7 +29,11 @@ from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
 
 ENGINES = ("prelude", "vllm", "sglang")
+DEVICE = "h200-sxm"
 SECONDS_A_MINUTE = 60.0
+DECODE_REQUESTS = 400
+"""Requests of Table 6 (appendix D)."""
+
 PROMPT_TOKENS = 512
 """Prompt tokens of the sweep, as the paper counts them: its 95,590 input tok/s at 186.7 requests/s (section 4)."""
 
@@ -41,12 +45,15 @@ class ServingRow:
     engine: str
     output_tokens: int
     concurrency: int
-    requests: int
     ttft: float
     tpot: float | None
     e2e: float
     input_rate: float
-    rate: float
+    requests_per_minute: float
+
+    @property
+    def rate(self) -> float:
+        return self.requests_per_minute / SECONDS_A_MINUTE
 
     @property
     def prompt_tokens(self) -> float:
@@ -59,22 +66,25 @@ class ServingRow:
         return self.concurrency / self.rate - self.e2e
 
 
+def serving_rows(table: str) -> dict[str, ServingRow]:
+    """Table 4 (`oneshot`) or 6 (`decode_control`), by engine."""
+    rows = records(
+        ServingRow, "prelude", table, ttft="ttft_ms", tpot="tpot_ms", e2e="e2e_ms", input_rate="input_tok_s",
+        requests_per_minute="requests_per_min",
+    )  # fmt: skip
+    return {row.engine: row for row in rows}
+
+
+def one_shot_rows() -> dict[str, ServingRow]:
+    return serving_rows("oneshot")
+
+
 @dataclass(frozen=True)
 class SweepRow:
     """One row of Table 5: requests/s of each engine at one concurrency."""
 
     concurrency: int
     rates: dict[str, float]
-
-
-def one_shot_rows() -> dict[str, ServingRow]:
-    """Table 4, by engine: 100 requests (appendix D)."""
-    return {row["engine"]: _serving(row, 100) for row in published("prelude", "oneshot")}
-
-
-def decode_rows() -> dict[str, ServingRow]:
-    """Table 6, by engine: 400 requests (appendix D)."""
-    return {row["engine"]: _serving(row, 400) for row in published("prelude", "decode_control")}
 
 
 def sweep_rows() -> list[SweepRow]:
@@ -84,50 +94,28 @@ def sweep_rows() -> list[SweepRow]:
     ]
 
 
-def sweep_latency() -> dict[str, tuple[float, float]]:
-    """P50 and P95 latency of the sweep at concurrency 1, seconds (section 4, "Concurrency sweep")."""
-    return {
-        row["engine"]: (float(row["p50_ms"]) / 1e3, float(row["p95_ms"]) / 1e3)
-        for row in published("prelude", "latency")
-    }
-
-
-def arithmetic() -> list[dict[str, Any]]:
+def arithmetic() -> list[Document]:
     """The implications of the printed numbers, engine by engine; seconds.
 
     `client_*`: between an answer and the next request, at c = 1 (Table 4) and c = 4 (Table 6). `cycle_4b`: from request
-    to request at c = 1 in Table 5. `faster_half`: the most that the faster half can have averaged in that cycle.
+    to request at c = 1 in Table 5. `p50_4b`: latency there (section 4, "Concurrency sweep"). `faster_half`: the most
+    that the faster half can have averaged in that cycle.
     """
-    one_shot, control, latency = one_shot_rows(), decode_rows(), sweep_latency()
-    rates = sweep_rows()[0].rates
+    one_shot, control, rates = one_shot_rows(), serving_rows("decode_control"), sweep_rows()[0].rates
+    median = {row["engine"]: float(row["p50_ms"]) / 1e3 for row in published("prelude", "latency")}
     return [
         {
             "engine": engine,
-            "prompt_tokens": one_shot[engine].prompt_tokens,
-            "client_one_shot": one_shot[engine].client_seconds,
+            "prompt_tokens": row.prompt_tokens,
+            "client_one_shot": row.client_seconds,
             "client_decode": control[engine].client_seconds,
             "cycle_4b": 1 / rates[engine],
-            "p50_4b": latency[engine][0],
-            "ttft_06b": one_shot[engine].ttft,
-            "faster_half": 2 * (1 / rates[engine] - one_shot[engine].client_seconds) - latency[engine][0],
+            "p50_4b": median[engine],
+            "ttft_06b": row.ttft,
+            "faster_half": 2 * (1 / rates[engine] - row.client_seconds) - median[engine],
         }
-        for engine in ENGINES
+        for engine, row in one_shot.items()
     ]
-
-
-def _serving(row: dict[str, str], requests: int) -> ServingRow:
-    tpot = row.get("tpot_ms")
-    return ServingRow(
-        row["engine"],
-        int(row["output_tokens"]),
-        int(row["concurrency"]),
-        requests,
-        float(row["ttft_ms"]) / 1e3,
-        float(tpot) / 1e3 if tpot else None,
-        float(row["e2e_ms"]) / 1e3,
-        float(row["input_tok_s"]),
-        float(row["requests_per_min"]) / SECONDS_A_MINUTE,
-    )
 
 
 CACHE_BYTES = 2.0
@@ -253,23 +241,15 @@ def fit_sweep(
     client: float,
     fitted: Sequence[int] = FITTED,
     shares: Sequence[float] = SHARES,
-) -> dict[str, Any]:
+) -> Document:
     """Fit one engine's costs to some rows of Table 5, the first with one client, and predict all rows.
 
     `any_share`: the range of predictions over all shares of the fixed time that may block the engine.
     """
-    model, hardware = load_model("qwen3-4b"), load_hardware("h200-sxm")
-    floor = floor_seconds(model, hardware, 1, PROMPT_TOKENS)
+    floor = floor_seconds(load_model("qwen3-4b"), load_hardware(DEVICE), 1, PROMPT_TOKENS)
     fitted_rows = [row for row in rows if row.concurrency in fitted]
     fits = [(share, *fit_share(engine, fitted_rows, client, floor, share)) for share in shares]
-    best = min(range(len(fits)), key=lambda index: fits[index][2])
-    share, costs, misfit = fits[best]
-    predicted = {
-        row.concurrency: [
-            _interval(sweep_rates(_has_class(engine), part, row.concurrency, PREDICTING)) for _, part, _ in fits
-        ]
-        for row in rows
-    }
+    share, costs, misfit = best = min(fits, key=lambda fit: fit[2])
     return {
         "engine": engine,
         "fitted": list(fitted),
@@ -282,11 +262,7 @@ def fit_sweep(
             {
                 "concurrency": row.concurrency,
                 "fitted": row.concurrency in fitted,
-                "published": row.rates[engine],
-                **predicted[row.concurrency][best],
-                "error": predicted[row.concurrency][best]["predicted"] / row.rates[engine] - 1,
-                "any_share": [reach(part["predicted"] for part in predicted[row.concurrency]) for reach in (min, max)],
-                "switched": float(np.mean(sweep_rates(not _has_class(engine), costs, row.concurrency, PREDICTING))),
+                **_predict_rate(engine, row, [part for _, part, _ in fits], fits.index(best)),
                 "of_floor": row.rates[engine] * floor,
             }
             for row in rows
@@ -295,12 +271,25 @@ def fit_sweep(
     }
 
 
+def _predict_rate(engine: str, row: SweepRow, costs: Sequence[EngineCosts], best: int) -> Document:
+    """A row of Table 5 predicted from the best of several costs, the range over all, and from the other class."""
+    one_shot, concurrency, published = _has_class(engine), row.concurrency, row.rates[engine]
+    predicted = [_interval(sweep_rates(one_shot, part, concurrency, PREDICTING)) for part in costs]
+    return {
+        "published": published,
+        **predicted[best],
+        "error": predicted[best]["predicted"] / published - 1,
+        "any_share": list(ends(part["predicted"] for part in predicted)),
+        "switched": float(np.mean(sweep_rates(not one_shot, costs[best], concurrency, PREDICTING))),
+    }
+
+
 # -- Tables 4 and 6 ----------------------------------------------------------------------------------------------------
 
 
 def decode_tasks() -> list[Task]:
     """Each engine's row of Table 6, under both interpretations of its fixed time."""
-    rows, controls = one_shot_rows(), decode_rows()
+    rows, controls = one_shot_rows(), serving_rows("decode_control")
     return [
         Task(f"Table 6, {engine}", predict_decode, (rows[engine], controls[engine], blocking))
         for engine in ENGINES
@@ -308,17 +297,17 @@ def decode_tasks() -> list[Task]:
     ]
 
 
-def predict_decode(one_shot: ServingRow, control: ServingRow, blocking: bool) -> dict[str, Any]:
+def predict_decode(one_shot: ServingRow, control: ServingRow, blocking: bool) -> Document:
     """Predict TTFT, E2E and throughput of Table 6 from Table 4 and the TPOT.
 
     A lone request's TTFT beyond a step is the host's. One client cannot show whether that time overlaps with other
     requests' work or blocks the engine (`held`), so both are tried.
     """
-    hardware = load_hardware("h200-sxm")
+    hardware = load_hardware(DEVICE)
     line = step_line(load_model("qwen3-0.6b"), hardware)
     per_token, per_kv_token = line["per_token"], line["per_kv_token"]
     tokens = round(one_shot.prompt_tokens)
-    plan = _plan(_has_class(one_shot.engine), control.requests, tokens, control.output_tokens, control.concurrency)
+    plan = _plan(_has_class(one_shot.engine), DECODE_REQUESTS, tokens, control.output_tokens, control.concurrency)
 
     def costs(overhead: float) -> EngineCosts:
         fixed = one_shot.ttft - overhead - per_token * tokens
@@ -360,26 +349,22 @@ def predict_decode(one_shot: ServingRow, control: ServingRow, blocking: bool) ->
     }
 
 
-def floors(one_shot: dict[str, ServingRow], sweep: Sequence[SweepRow]) -> list[dict[str, Any]]:
+def floors(one_shot: dict[str, ServingRow], sweep: Sequence[SweepRow]) -> list[Document]:
     """Each engine's best beside the peak of one H200: TTFT of Table 4, the most requests/s of Table 5."""
-    hardware = load_hardware("h200-sxm")
-    small, large = load_model("qwen3-0.6b"), load_model("qwen3-4b")
-    ceiling = 1 / floor_seconds(large, hardware, 1, PROMPT_TOKENS)
-    rows = []
-    for engine, row in one_shot.items():
-        floor = floor_seconds(small, hardware, 1, round(row.prompt_tokens))
-        best = max(sweep, key=lambda candidate: candidate.rates[engine])
-        rows.append(
-            {
-                "engine": engine,
-                "ttft": row.ttft,
-                "ttft_floor": floor,
-                "best_rate": best.rates[engine],
-                "best_concurrency": best.concurrency,
-                "rate_ceiling": ceiling,
-            }
-        )
-    return rows
+    hardware, small = load_hardware(DEVICE), load_model("qwen3-0.6b")
+    ceiling = 1 / floor_seconds(load_model("qwen3-4b"), hardware, 1, PROMPT_TOKENS)
+    best = {engine: max(sweep, key=lambda row: row.rates[engine]) for engine in one_shot}
+    return [
+        {
+            "engine": engine,
+            "ttft": row.ttft,
+            "ttft_floor": floor_seconds(small, hardware, 1, round(row.prompt_tokens)),
+            "best_rate": best[engine].rates[engine],
+            "best_concurrency": best[engine].concurrency,
+            "rate_ceiling": ceiling,
+        }
+        for engine, row in one_shot.items()
+    ]
 
 
 # -- the closed loop ---------------------------------------------------------------------------------------------------
@@ -425,7 +410,7 @@ def _latencies(run: Run, host: float) -> dict[str, float]:
     }
 
 
-def _interval(rates: Sequence[float]) -> dict[str, Any]:
+def _interval(rates: Sequence[float]) -> Document:
     mean, intervals = combine([{"rate": rate} for rate in rates])
     return {
         "predicted": mean["rate"],

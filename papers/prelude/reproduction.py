@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from papers.common import Claim, Task, claim, disagreements, run_tasks
+from papers.common import Claim, Task, Wording, conclusion, ends, run_tasks, title
 from papers.prelude import lifetimes, prefixes
 from papers.prelude.engines import ENGINES, arithmetic, decode_tasks, floors, one_shot_rows, sweep_rows, sweep_tasks
-from reports.blocks import Document, Report, Section, Table, milliseconds, percent, rows_table, sections, table
-from reports.blocks import milliseconds as ms
+from reports.blocks import Document, Report, Table, rows_table, sections
 from reports.svg import render
 
-SCHEMA = "twin.reproduction-prelude/1"
-
+WORDING = Wording("prelude")
 Parts = dict[str, list[Task]]
 
 
@@ -28,290 +26,173 @@ def all_parts() -> Parts:
     }
 
 
-def reproduce(jobs: int, progress: Callable[[str], None], parts: Parts | None = None) -> dict[str, Any]:
+def reproduce(jobs: int, progress: Callable[[str], None], parts: Parts | None = None) -> Document:
     """The document `twin.reproduction-prelude/1`: predictions beside published values; `parts`: fewer, for a trial."""
     parts = all_parts() if parts is None else parts
     results = iter(run_tasks([task for tasks in parts.values() for task in tasks], jobs, progress))
-    results_by_part = {part: [next(results) for _ in tasks] for part, tasks in parts.items()}
+    of_part = {part: {task: next(results) for task in tasks} for part, tasks in parts.items()}
     runs = {
-        part: dict(zip((task.arguments for task in parts[part]), results_by_part[part], strict=True))
-        for part in ("lifetimes", "prefixes")
+        part: {task.arguments: result for task, result in of_part[part].items()} for part in ("lifetimes", "prefixes")
     }
     document = {
-        "schema": SCHEMA,
+        "schema": "twin.reproduction-prelude/1",
         "paper": "prelude",
         "simulated": True,
         "arithmetic": arithmetic(),
         "floors": floors(one_shot_rows(), sweep_rows()),
-        "sweep": results_by_part["sweep"],
-        "sweep_all_rows": results_by_part["sweep_all_rows"],
-        "decode_control": results_by_part["decode_control"],
+        **{part: list(of_part[part].values()) for part in ("sweep", "sweep_all_rows", "decode_control")},
         "lifetimes": lifetimes.summarise_lifetimes(runs["lifetimes"]),
         "prefixes": prefixes.summarise_prefixes(runs["prefixes"]),
     }
-    document["claims"] = claims(document)
-    return document
+    return document | {"claims": claims(document)}
 
 
-def claims(document: dict[str, Any]) -> list[Claim]:
+def claims(document: Document) -> list[Claim]:
     return [
-        *_sweep_claims(document),
-        *_decode_claims(document),
-        *_table_claims(document["arithmetic"]),
-        *_lifetime_claims(document["lifetimes"]),
+        *_sweep_claims(document["sweep"]),
+        *_decode_claims(document["decode_control"]),
+        *(claim for row in document["arithmetic"] for claim in _table_claims(row)),
+        *_lifetime_claims(document["lifetimes"]["loads"]),
         *_prefix_claims(document["prefixes"]),
     ]
 
 
-def _sweep_claims(document: dict[str, Any]) -> list[Claim]:
-    fits = {fit["engine"]: fit for fit in document["sweep"]}
+def _sweep_claims(sweep: list[Document]) -> Iterator[Claim]:
+    fits = {fit["engine"]: fit for fit in sweep}
     rates = {engine: [row["predicted"] for row in fit["rows"]] for engine, fit in fits.items()}
     ahead = [rate > max(rivals) for rate, *rivals in zip(rates["prelude"], rates["vllm"], rates["sglang"], strict=True)]
-    switched = [row["switched"] / row["predicted"] - 1 for row in fits["prelude"]["rows"]]
-    rows = [
-        claim("Table 5", "Prelude leads at every concurrency", "6 of 6", f"{sum(ahead)} of {len(ahead)}", all(ahead),
-               "predicted from the fits, not from the rows themselves"),
-        claim("Table 5", "without the class Prelude would answer fewer", "fewer",
-               f"{100 * min(switched):+.1f} to {100 * max(switched):+.1f} %", max(switched) < 0,
-               "Prelude's costs in an engine without the class: where no chats compete, it changes no schedule. What"
-               " sets the engines apart is what requests cost them, in milliseconds fixed and for each prompt: "
-               + "; ".join(f"{engine} {ms(fit['overhead'] + fit['host'])} and {ms(fit['per_prompt'])}"
-                           for engine, fit in fits.items())),
-    ]  # fmt: skip
-    for fit in document["sweep"]:
+    yield WORDING.claim("leads", all(ahead), ahead=sum(ahead), count=len(ahead))
+    change = ends(row["switched"] / row["predicted"] - 1 for row in fits["prelude"]["rows"])
+    costs = "; ".join(
+        f"{engine} {1e3 * (fit['overhead'] + fit['host']):.1f} and {1e3 * fit['per_prompt']:.1f}"
+        for engine, fit in fits.items()
+    )
+    yield WORDING.claim("switched", change[1] < 0, change=change, costs=costs)
+    for fit in sweep:
         for row in fit["rows"]:
             low, high = row["any_share"]
+            inside, values = low <= row["published"] <= high, row | {"printed": row["published"]}
             if not row["fitted"]:
-                rows.append(
-                    claim("Table 5", f"{fit['engine']} at c = {row['concurrency']}", f"{row['published']:.1f} req/s",
-                           f"{low:.1f} to {high:.1f}", low <= row["published"] <= high,
-                           f"whatever part of the fixed time holds the engine up; the best fit gives"
-                           f" {row['predicted']:.1f} ({100 * row['error']:+.1f} %)")
-                )  # fmt: skip
-    return rows
+                yield WORDING.claim("sweep", inside, engine=fit["engine"], **values)
 
 
-def _decode_claims(document: dict[str, Any]) -> list[Claim]:
-    by_engine = {
-        (task["engine"], task["held"]): {row["metric"]: row for row in task["rows"]}
-        for task in document["decode_control"]
+def _decode_claims(decode: list[Document]) -> Iterator[Claim]:
+    metrics = {
+        (task["engine"], task["held"], row["metric"]): (row["published"], row["predicted"])
+        for task in decode
+        for row in task["rows"]
     }
-    rows = []
     for engine in ENGINES:
-        overlapping, blocking = by_engine[engine, False]["ttft"], by_engine[engine, True]["ttft"]
-        low, high = sorted([overlapping["predicted"], blocking["predicted"]])
-        published = overlapping["published"]
-        rows.append(
-            claim("Table 6", f"{engine}: TTFT at c = 4", f"{ms(published)} ms", f"{ms(low)} to {ms(high)} ms",
-                   low <= published <= high,
-                   "from Table 4, where the host's time passes beside others' work, and where it holds the engine up")
-        )  # fmt: skip
-    rates = {key: metrics["rate"] for key, metrics in by_engine.items()}
-    ratios = sorted(
-        rates["prelude", blocks]["predicted"] / rates["vllm", blocks]["predicted"] for blocks in (False, True)
+        published = metrics[engine, False, "ttft"][0]
+        low, high = ends(metrics[engine, blocks, "ttft"][1] for blocks in (False, True))
+        agrees = low <= published <= high
+        yield WORDING.claim("decode", agrees, engine=engine, printed=published, predicted=(low, high))
+    (printed, first), (_, second) = (
+        [a / b for a, b in zip(metrics["prelude", blocks, "rate"], metrics["vllm", blocks, "rate"], strict=True)]
+        for blocks in (False, True)
     )
-    published = rates["prelude", False]["published"] / rates["vllm", False]["published"]
-    rows.append(
-        claim("Table 6", "throughput over vLLM's at 32 output tokens", f"{published:.2f}",
-               f"{ratios[0]:.2f} to {ratios[1]:.2f}", ratios[0] <= published <= ratios[1], "the same two readings")
-    )  # fmt: skip
-    return rows
+    low, high = ends([first, second])
+    yield WORDING.claim("ratio", low <= printed <= high, printed=printed, predicted=(low, high))
 
 
-def _table_claims(rows: list[dict[str, Any]]) -> list[Claim]:
-    result = []
-    for row in rows:
-        engine, cycle, median = row["engine"], row["cycle_4b"], row["p50_4b"]
-        result.append(
-            claim("section 4", f"{engine}: a lone client's P50 fits into its cycle", f"P50 {ms(median)} ms",
-                   f"1/throughput {ms(cycle)} ms", median <= cycle,
-                   "" if median <= cycle else "possible only if the faster half of the requests took at most"
-                   f" {ms(row['faster_half'])} ms in the mean")
-        )  # fmt: skip
-        result.append(
-            claim("Tables 4, 6", f"{engine}: the client is as quick with 4 requests as with one",
-                   f"{ms(row['client_one_shot'])} ms", f"{ms(row['client_decode'])} ms",
-                   row["client_decode"] <= row["client_one_shot"],
-                   "between an answer and the next request, c / throughput - E2E: the load generator is part of what"
-                   " was measured")
-        )  # fmt: skip
-        result.append(
-            claim("Tables 2, 4", f"{engine}: 0.6B with 128 tokens is no slower than 4B with 512",
-                   f"TTFT {ms(row['ttft_06b'])} ms", f"P50 {ms(median)} ms", row["ttft_06b"] <= median,
-                   "both with one client" if row["ttft_06b"] <= median else
-                   "no set of fixed costs can give both: the two benchmarks did not meet the same engine")
-        )  # fmt: skip
-    return result
+def _table_claims(row: Document) -> Iterator[Claim]:
+    fits, quick = row["p50_4b"] <= row["cycle_4b"], row["ttft_06b"] <= row["p50_4b"]
+    half = (
+        f"possible only if the faster half of the requests took at most {1e3 * row['faster_half']:.1f} ms in the mean"
+    )
+    both = "no set of fixed costs can give both: the two benchmarks did not meet the same engine"
+    yield WORDING.claim("cycle", fits, reason="" if fits else half, **row)
+    yield WORDING.claim("client", row["client_decode"] <= row["client_one_shot"], **row)
+    yield WORDING.claim("small", quick, reason="both with one client" if quick else both, **row)
 
 
-def _lifetime_claims(summary: dict[str, Any]) -> list[Claim]:
-    calm, full = summary["loads"]["open"], summary["loads"]["saturated"]
+def _lifetime_claims(loads: Document) -> Iterator[Claim]:
+    calm, saturated = loads["open"], loads["saturated"]
     by_name = {row["variant"]: row["mean"] for row in calm["variants"]}
     one_shot, shaped = by_name["one-shot"], by_name["decode-shaped"]
-    reserved = by_name["one-shot, answers reserved"]
-    means = {row["variant"]: row["mean"] for row in full["variants"]}
-    block_shares = {name: mean["judge_blocks_held"] / one_shot["kv_blocks"] for name, mean in means.items()}
-    before = {name: mean["chat_tokens_per_second"] for name, mean in means.items()}
-    gained = {row["to"]: row["intervals"] for row in full["differences"]}
-    return [
-        claim("Table 1", "one-shot work keeps no seat", "none",
-               f"{one_shot['judge_slots']:.2f} of {shaped['judge_slots']:.2f}", one_shot["judge_slots"] == 0,
-               "slots that judges hold on average, with and without the class"),
-        claim("Table 1", "and no KV", "none after one forward",
-               f"{one_shot['judge_blocks_held']:.2f} of {shaped['judge_blocks_held']:.2f} blocks",
-               one_shot["judge_blocks_held"] < shaped["judge_blocks_held"],
-               f"in the mean, of {one_shot['kv_blocks']:.0f}; only a prompt that no step holds whole would be cut and"
-               " take some"),
-        *(
-            claim("section 3", f"the class gives chats more throughput than {variant}", "more tokens/s",
-                   f"{100 * low / before[variant]:+.2f} to {100 * high / before[variant]:+.2f} %", low > 0,
-                   f"at saturation, 95 % of the difference; chat TPOT {1e3 * tpot[0]:+.1f} to {1e3 * tpot[1]:+.1f} ms."
-                   f" Without the class judges hold {100 * block_shares[variant]:.1f} % of the blocks: each stays for a"
-                   " step")
-            for variant, intervals in gained.items()
-            for (low, high), tpot in [(intervals["chat_tokens_per_second"], intervals["chat_tpot.mean"])]
-        ),
-        *(
-            claim("section 3", f"judges answer sooner than {row['to']}", "sooner",
-                   f"{1e3 * low:+.0f} to {1e3 * high:+.0f} ms", high < 0,
-                   "below capacity, 95 % of the difference of mean TTFT; chats' own changes by"
-                   f" {1e3 * chat[0]:+.0f} to {1e3 * chat[1]:+.0f} ms")
-            for row in calm["differences"]
-            for (low, high), chat in [(row["intervals"]["judge_ttft.mean"], row["intervals"]["chat_ttft.mean"])]
-        ),
-        claim("section 3", "reserving whole answers costs chats", "TTFT grows",
-               f"{1e3 * one_shot['chat_ttft']['mean']:.0f} to {1e3 * reserved['chat_ttft']['mean']:.0f} ms",
-               reserved["chat_ttft"]["mean"] > one_shot["chat_ttft"]["mean"],
-               "with the class in both: it is the chats' own reservations that fill the memory"),
-    ]  # fmt: skip
+    means = {row["variant"]: row["mean"] for row in saturated["variants"]}
+    held, pair = "judge_blocks_held", {"one_shot": one_shot, "shaped": shaped}
+    yield WORDING.claim("seat", one_shot["judge_slots"] == 0, **pair)
+    yield WORDING.claim("kv", one_shot[held] < shaped[held], **pair)
+    for row in saturated["differences"]:
+        variant, intervals = row["to"], row["intervals"]
+        gain = [end / means[variant]["chat_tokens_per_second"] for end in intervals["chat_tokens_per_second"]]
+        share, tpot = means[variant][held] / one_shot["kv_blocks"], intervals["chat_tpot.mean"]
+        yield WORDING.claim("throughput", gain[0] > 0, variant=variant, gain=gain, tpot=tpot, share=share)
+    for row in calm["differences"]:
+        judges, chats = (row["intervals"][f"{who}_ttft.mean"] for who in ("judge", "chat"))
+        yield WORDING.claim("sooner", judges[1] < 0, variant=row["to"], judges=judges, chats=chats)
+    ttft = [by_name[name]["chat_ttft"]["mean"] for name in ("one-shot", "one-shot, answers reserved")]
+    yield WORDING.claim("reserving", ttft[1] > ttft[0], ttft=ttft)
 
 
-def _prefix_claims(summary: dict[str, Any]) -> list[Claim]:
-    exact = all(job["expected"][name] == job["runs"][name]["computed_tokens"]
-                for job in summary["cold"] for name in job["expected"])  # fmt: skip
-    saved = [
-        job["runs"]["not led"]["computed_tokens"] / job["runs"]["led"]["computed_tokens"] for job in summary["cold"]
-    ]
-    sooner = [job["runs"]["led"]["ttft"]["mean"] < job["runs"]["not led"]["ttft"]["mean"] for job in summary["cold"]]
+def _prefix_claims(summary: Document) -> Iterator[Claim]:
+    jobs = summary["cold"]
+    exact = [job["expected"][name] == job["runs"][name]["computed_tokens"] for job in jobs for name in job["expected"]]
+    pairs = [(job["runs"]["led"], job["runs"]["not led"]) for job in jobs]
+    saved = (f"{apart['computed_tokens'] / led['computed_tokens']:.1f}" for led, apart in pairs)
+    sooner = [led["ttft"]["mean"] < apart["ttft"]["mean"] for led, apart in pairs]
+    peers = ", ".join(str(job["peers"]) for job in jobs)
+    yield WORDING.claim("cold", all(exact), peers=peers, saved=", ".join(saved))
+    yield WORDING.claim("waiting", all(sooner), sooner=sum(sooner), count=len(sooner))
     over = {row["variant"]: row for row in summary["led_over"]}
-    tokens, ttft = (over["not led"]["intervals"][name] for name in ("computed_tokens", "ttft.mean"))
-    within = over["shared within a step"]["mean"]
-    peers = ", ".join(str(job["peers"]) for job in summary["cold"])
-    return [
-        claim("section 3", f"a cold rubric is computed once, {peers} peers", "once",
-               ", ".join(f"{factor:.1f}" for factor in saved) + " times fewer tokens", exact,
-               "simulated counts are those of the closed form, token for token"),
-        claim("section 3", "waiting a step is cheaper than computing it again", "cheaper",
-               f"TTFT is shorter in {sum(sooner)} of {len(sooner)}", all(sooner), "jobs of these sizes, in the mean"),
-        claim("section 3", "steady bursts against 64 rubrics: tokens computed", "fewer",
-               f"{100 * (tokens[0] - 1):+.1f} to {100 * (tokens[1] - 1):+.1f} %", tokens[1] < 1,
-               f"mean TTFT {100 * (ttft[0] - 1):+.1f} to {100 * (ttft[1] - 1):+.1f} %; against an engine that shares"
-               f" blocks within a step {100 * (within['ttft.mean'] - 1):+.1f} %"),
-    ]  # fmt: skip
+    tokens, ttft = (
+        [end - 1 for end in over["not led"]["intervals"][name]] for name in ("computed_tokens", "ttft.mean")
+    )
+    within = over["shared within a step"]["mean"]["ttft.mean"] - 1
+    yield WORDING.claim("bursts", tokens[1] < 0, tokens=tokens, ttft=ttft, within=within)
+
+
+# -- the report --------------------------------------------------------------------------------------------------------
 
 
 def tables(document: Document) -> Report:
     """Tables 5 and 6 beside the fitted engines, judges among chats, shared rubrics, then the disagreements in words."""
-    parts: list[Section] = [
-        ("Table 5, requests/s: Qwen3-4B, 512 in, 1 out (* fitted)", _sweep(document["sweep"])),
-        ("What a request costs each engine, ms, as fitted", _costs(document)),
-        ("Table 6: Qwen3-0.6B, 128 in, 32 out, from Table 4 and the TPOT (*)", _decode(document["decode_control"])),
-        ("The best printed beside the peak of one H200", _floors(document["floors"])),
-        *(
-            (f"Judges among chats, {load}", _lifetimes(results))
-            for load, results in document["lifetimes"]["loads"].items()
-        ),
-        ("Shared rubrics in bursts", _steady(document["prefixes"])),
-        ("One cold rubric, requests that come at once: prompt tokens computed", _cold(document["prefixes"]["cold"])),
-        ("What disagrees", disagreements(document["claims"])),
-    ]
-    return sections(parts)
-
-
-def _sweep(fits: list[Document]) -> Table:
-    return rows_table(
-        "engine | c | printed | predicted | error | any split | of peak",
-        "{engine} | {concurrency}{fitted:*} | {published:.1f} | {predicted:.1f} | {error:100 +.1f} %"
-        " | {any_share[0]:.0f}-{any_share[1]:.0f} | {of_floor:100 .0f} %",
-        [{**row, "engine": fit["engine"]} for fit in fits for row in fit["rows"]],
-    )
-
-
-def _costs(document: Document) -> Table:
+    sweep, prefixes = document["sweep"], document["prefixes"]
     misfits = {fit["engine"]: f"{100 * fit['misfit']:.1f} %" for fit in document["sweep_all_rows"]}
-    return rows_table(
-        "engine | client | host | step | prompt | least prompt | misfit | all rows fitted | one a step, req/s",
-        "{engine} | {client:1e3 .1f} | {host:1e3 .1f} | {overhead:1e3 .1f} | {per_prompt:1e3 .1f}"
-        " | {floor_per_prompt:1e3 .1f} | {misfit:100 .1f} % | {all_rows} | {rate:.1f}",
+    costs = [{**fit, "all_rows": misfits.get(fit["engine"], "-"), "rate": 1 / fit["latency_alone"]} for fit in sweep]
+    peaks = [
+        {**row, "times": row["ttft"] / row["ttft_floor"], "share": row["best_rate"] / row["rate_ceiling"]}
+        for row in document["floors"]
+    ]
+    return sections(
         [
-            {**fit, "all_rows": misfits.get(fit["engine"], "-"), "rate": 1 / fit["latency_alone"]}
-            for fit in document["sweep"]
-        ],
+            WORDING.section("sweep", [{**row, "engine": fit["engine"]} for fit in sweep for row in fit["rows"]]),
+            WORDING.section("costs", costs),
+            (WORDING.title("decode"), _decode(document["decode_control"])),
+            WORDING.section("floors", peaks),
+            *(
+                WORDING.section("lifetimes", results["variants"], load=load)
+                for load, results in document["lifetimes"]["loads"].items()
+            ),
+            WORDING.section("steady", prefixes["steady"]),
+            (WORDING.title("cold"), _cold(prefixes["cold"])),
+            *conclusion(document),
+        ]
     )
 
 
 def _decode(predictions: list[Document]) -> Table:
-    result = table("engine", "metric", "printed", "host beside", "error", "host holds up", "error")
+    result, rates = WORDING.table("decode", []), WORDING.texts["tables"]["rates"]["cells"]
     by_engine = {(prediction["engine"], prediction["held"]): prediction["rows"] for prediction in predictions}
     for engine in dict.fromkeys(prediction["engine"] for prediction in predictions):
-        for overlapping, blocking in zip(by_engine[engine, False], by_engine[engine, True], strict=True):
-            write = "{:.1f}".format if overlapping["metric"] == "rate" else milliseconds
-            result.add_row(
-                engine,
-                _metric(overlapping["metric"]) + ("*" if overlapping["fitted"] else ""),
-                write(overlapping["published"]),
-                write(overlapping["predicted"]),
-                percent(overlapping["error"]),
-                write(blocking["predicted"]),
-                percent(blocking["error"]),
-            )
+        for row, blocking in zip(by_engine[engine, False], by_engine[engine, True], strict=True):
+            values = {**row, "engine": engine, "blocking": blocking, "name": f"{row['metric'].upper()} ms"}
+            if row["metric"] == "rate":
+                result.rows += rows_table("", rates, [values | {"name": "req/s"}]).rows
+            else:
+                result.rows += WORDING.table("decode", [values]).rows
     return result
 
 
-def _floors(rows: list[Document]) -> Table:
-    return rows_table(
-        "engine | TTFT ms, 0.6B | least | times | req/s, 4B | most | share",
-        "{engine} | {ttft:1e3 .1f} | {ttft_floor:1e3 .2f} | {times:.0f} | {best_rate:.1f} | {rate_ceiling:.1f}"
-        " | {share:100 .0f} %",
-        [
-            {**row, "times": row["ttft"] / row["ttft_floor"], "share": row["best_rate"] / row["rate_ceiling"]}
-            for row in rows
-        ],
-    )
-
-
-def _lifetimes(load: Document) -> Table:
-    return rows_table(
-        "engine | judges' blocks | peak | slots | all blocks | chat TTFT ms | judge TTFT ms | TPOT ms | tok/s",
-        "{variant} | {intervals[judge_blocks_held]:±.1f} | {mean[judge_blocks_peak]:.0f} | {mean[judge_slots]:.2f}"
-        " | {mean[kv_blocks_held]:.0f}/{mean[kv_blocks]:.0f} | {intervals[chat_ttft.mean]:1e3 ±.0f}"
-        " | {intervals[judge_ttft.mean]:1e3 ±.0f} | {intervals[chat_tpot.mean]:1e3 ±.1f}"
-        " | {intervals[chat_tokens_per_second]:±.1f}",
-        load["variants"],
-    )
-
-
-def _steady(prefixes: Document) -> Table:
-    return rows_table(
-        "engine | tokens computed | spared | TTFT ms | P95 ms | req/s",
-        "{variant} | {mean[computed_tokens]:.0f} | {mean[cached_tokens]:.0f} | {intervals[ttft.mean]:1e3 ±.1f}"
-        " | {intervals[ttft.p95]:1e3 ±.1f} | {mean[requests_per_second]:.1f}",
-        prefixes["steady"],
-    )
-
-
 def _cold(jobs: list[Document]) -> Table:
-    names = list(jobs[0]["runs"])
-    runs = (f"{{runs[{name}][computed_tokens]}} ({{runs[{name}][ttft][mean]:1e3 .1f}} ms)" for name in names)
+    names, cell = list(jobs[0]["runs"]), WORDING.texts["tables"]["cold"]["cells"]
+    runs = (cell.replace("%s", name) for name in names)
     return rows_table(
         " | ".join(["peers", "expected led", "not led", *names]),
         " | ".join(["{peers}", "{expected[led]}", "{expected[not led]}", *runs]),
         jobs,
     )
-
-
-def _metric(name: str) -> str:
-    return "req/s" if name == "rate" else f"{name.upper()} ms"
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -352,7 +233,7 @@ def _draw_sweep(panels: list[Any], document: Document) -> None:
     ticks = [row["concurrency"] for row in document["sweep"][0]["rows"]]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set(ylim=(0, None), xlabel="concurrency", ylabel="requests/s")
-    axes.set_title("Prelude, Table 5: Qwen3-4B, 512 tokens in, 1 out", loc="left", fontsize=10)
+    title(axes, "Prelude, Table 5: Qwen3-4B, 512 tokens in, 1 out")
     axes.legend(fontsize=7, frameon=False, ncols=2)
 
 
@@ -369,5 +250,5 @@ def _draw_lifetimes(panels: list[Any], document: Document) -> None:
     axes.set_yticks(range(len(variants)), [row["variant"] for row in variants])
     axes.invert_yaxis()
     axes.set_xlabel("mean TTFT, seconds, with 95 % interval")
-    axes.set_title("Judges among chats, below capacity (simulated)", loc="left", fontsize=10)
+    title(axes, "Judges among chats, below capacity (simulated)")
     axes.legend(fontsize=8, frameon=False)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from papers.common import Claim, Task, Wording, conclusion, ends, run_tasks, title
+from papers.common import Claim, Task, Wording, conclusion, ends, run_tasks
 from papers.spear.published import DENSITIES, GOALS, RATE, REQUESTS, Row, meets, published_rows, slo_rows
 from papers.spear.tables import (
     GRID,
@@ -63,51 +63,50 @@ class Study:
     alternatives: int = 2
 
 
-def reproduce(
-    trace: Trace | None, jobs: int, progress: Callable[[str], None], study: Study | None = None
-) -> dict[str, Any]:
+def reproduce(trace: Trace | None, jobs: int, progress: Callable[[str], None], study: Study | None = None) -> Document:
     """The document `twin.reproduction-spear/1`: Table 3 predicted beside printed, two minutes of two cores with a
     trace.
     """
     study = study or Study()
+    rows, first = published_rows(), max(study.fitting[0], study.refining[0])
 
     def run(stage: str, functions: Sequence[Callable[[], Any]]) -> list[Any]:
         return run_tasks([Task(stage, function, ()) for function in functions], jobs, progress)
 
+    def simulations(setting: Setting, fit: Document, rows: Sequence[Row], count: int) -> list[Callable[[], Any]]:
+        """Tasks that simulate rows by a fit, with other random numbers than any fit."""
+        return [partial(setting.run, fit["iteration"], row, range(first, first + count)) for row in rows]
+
     settings = _settings(trace, study)
-    screened = run("screening", [_fit(setting, ("mid",), study.screening) for setting in settings])
+    screened = run("screening", [Fit(setting, ("mid",), study.screening).run for setting in settings])
     finalists = _finalists(settings, screened, study)
-    fits = run("fitting", [_fit(setting, tuple(DENSITIES), study.fitting) for setting in finalists])
+    fits = run("fitting", [Fit(setting, tuple(DENSITIES), study.fitting).run for setting in finalists])
     stated = [i for i, setting in enumerate(finalists) if setting.reading.passes == "separate"]
     best = min(stated, key=lambda i: _misfit(fits[i]))
-    refining = _fit(finalists[best], tuple(DENSITIES), study.refining, fits[best]["iteration"])
-    (fits[best],) = run("refining", [refining])
-    rows, first = published_rows(), max(study.fitting[0], study.refining[0])
-    tasks = [_row(finalists[best], fits[best], row, first, study.predicting) for row in rows]
-    figures_by_row = run("predicting", tasks)
-    stepped = replace(finalists[best], step=STEP)
-    tasks = [_row(stepped, fits[best], row, first, study.predicting) for row in slo_rows()]
-    coarse = run("coarse chunks", tasks)
-    alternatives = [i for i in range(len(fits)) if i != best]
-    tasks = [_row(finalists[i], fits[i], row, first, study.fitting[0]) for i in alternatives for row in slo_rows()]
-    alternative_figures = iter(run("alternatives", tasks))
+    chosen, alternatives = finalists[best], [i for i in range(len(fits)) if i != best]
+    refining = Fit(chosen, tuple(DENSITIES), study.refining, fits[best]["iteration"])
+    (fit,) = run("refining", [refining.run])
+    figures_by_row = run("predicting", simulations(chosen, fit, rows, study.predicting))
+    coarse = run("coarse chunks", simulations(replace(chosen, step=STEP), fit, slo_rows(), study.predicting))
+    others = [simulations(finalists[i], fits[i], slo_rows(), study.fitting[0]) for i in alternatives]
+    alternative_figures = iter(run("alternatives", [task for tasks in others for task in tasks]))
     document = {
         "schema": "twin.reproduction-spear/1",
         "paper": "spear",
         "simulated": True,
         "held_out": "rows of the SLO scheduler; tables and sampling were fitted to the static rows",
-        "workload": _describe_workload(finalists[best]),
+        "workload": _describe_workload(chosen),
         "chunk_limits": [SMALLEST, LARGEST],
-        "screening": [_describe_fit(setting, fit) for setting, fit in zip(settings, screened, strict=True)],
-        "fit": _describe_fit(finalists[best], fits[best]),
-        "iteration": _describe_iteration(fits[best]["iteration"]),
-        "tables": fits[best]["iteration"].tables().document(),
+        "screening": [_describe_fit(*pair) for pair in zip(settings, screened, strict=True)],
+        "fit": _describe_fit(chosen, fit),
+        "iteration": _describe_iteration(fit["iteration"]),
+        "tables": fit["iteration"].tables().document(),
         "density": density_misfit(),
-        "rows": [_compare_row(row, figures) for row, figures in zip(rows, figures_by_row, strict=True)],
+        "rows": [_compare_row(*pair) for pair in zip(rows, figures_by_row, strict=True)],
         "against_static": _against_static(rows, figures_by_row),
         "coarse": {
             "step": STEP,
-            "rows": [_compare_row(row, figures) for row, figures in zip(slo_rows(), coarse, strict=True)],
+            "rows": [_compare_row(*pair) for pair in zip(slo_rows(), coarse, strict=True)],
         },
         "alternatives": [
             {
@@ -120,9 +119,6 @@ def reproduce(
     return document | {"claims": claims(document), "notes": notes(document)}
 
 
-# -- fits --------------------------------------------------------------------------------------------------------------
-
-
 def _settings(trace: Trace | None, study: Study) -> list[Setting]:
     """Every reading on every sampling that leaves something of the trace."""
     lengths: list[tuple[Trace | None, str]] = [(None, "synthetic")]
@@ -130,17 +126,6 @@ def _settings(trace: Trace | None, study: Study) -> list[Setting]:
         traces = [(sampling.draw_from(trace), sampling.name) for sampling in study.samplings]
         lengths = [(turns, name) for turns, name in traces if len(turns)]
     return [Setting(reading, *workload) for workload in lengths for reading in study.readings]
-
-
-def _fit(
-    setting: Setting, densities: tuple[str, ...], effort: tuple[int, int], start: Iteration | None = None
-) -> Callable[[], Document]:
-    replications, rounds = effort
-    return Fit(setting, densities, tuple(range(replications)), rounds, start).run
-
-
-def _row(setting: Setting, fit: Document, row: Row, first: int, replications: int) -> Callable[[], list[Figures]]:
-    return partial(setting.run, fit["iteration"], row, range(first, first + replications))
 
 
 def _misfit(fit: Document) -> float:
@@ -162,15 +147,15 @@ def _finalists(settings: list[Setting], screened: list[Document], study: Study) 
 
 
 def _describe_workload(setting: Setting) -> Document:
-    if setting.lengths is None:
-        prompts, answers = SYNTHETIC["prefill"]["mean"], SYNTHETIC["decode"]["mean"]
-        return {"sampling": setting.name, "turns": None, "mean_prompt": prompts, "mean_answer": answers, "rate": RATE}
     lengths = setting.lengths
+    prompts, answers = SYNTHETIC["prefill"]["mean"], SYNTHETIC["decode"]["mean"]
+    if lengths is not None:
+        prompts, answers = float(lengths.prefill_tokens.mean()), float(lengths.decode_tokens.mean())
     return {
         "sampling": setting.name,
-        "turns": len(lengths),
-        "mean_prompt": float(lengths.prefill_tokens.mean()),
-        "mean_answer": float(lengths.decode_tokens.mean()),
+        "turns": None if lengths is None else len(lengths),
+        "mean_prompt": prompts,
+        "mean_answer": answers,
         "rate": RATE,
     }
 
@@ -197,16 +182,16 @@ def _describe_iteration(iteration: Iteration) -> Document:
 def _compare_row(row: Row, figures: Sequence[Figures]) -> Document:
     """Published and predicted, seconds; `prediction`: the 95 % range of one run, `inside`: it holds the print."""
     mean, intervals = combine([{"p99_itl": p99, "ttft": ttft} for p99, ttft in figures])
-    columns = {
-        name: {
+    columns = {}
+    for name, published in (("p99_itl", row.p99_itl), ("ttft", row.ttft)):
+        low, high = intervals[name]["prediction"]
+        columns[name] = {
             "published": published,
             "predicted": mean[name],
             "error": mean[name] / published - 1,
-            **_ends(intervals[name]),
-            "inside": intervals[name]["prediction"][0] <= published <= intervals[name]["prediction"][1],
+            **{kind: intervals[name][kind] for kind in INTERVALS},
+            "inside": low <= published <= high,
         }
-        for name, published in (("p99_itl", row.p99_itl), ("ttft", row.ttft))
-    }
     return {
         "scheduler": row.name,
         "chunk": row.chunk,
@@ -221,10 +206,13 @@ def _compare_row(row: Row, figures: Sequence[Figures]) -> Document:
     }
 
 
+INTERVALS = ("confidence", "prediction")
+
+
 def _against_static(rows: Sequence[Row], figures: Sequence[Sequence[Figures]]) -> list[Document]:
     """Mean TTFT of the SLO scheduler less that of static chunk sizes that meet the same goal, run by run, seconds.
 
-    Printed and predicted each have the static size that is quickest by their own figures.
+    Printed and predicted each have the static size that is quickest by their own figures: the largest difference.
     """
     pairs = list(zip(rows, figures, strict=True))
     results = []
@@ -234,41 +222,23 @@ def _against_static(rows: Sequence[Row], figures: Sequence[Sequence[Figures]]) -
         sizes = []
         for row, runs in pairs:
             if row.chunk and row.density == slo.density:
-                differences = [{"ttft": a[1] - b[1]} for a, b in zip(slo_runs, runs, strict=True)]
-                mean, intervals = combine(differences)
+                mean, intervals = combine([{"ttft": a[1] - b[1]} for a, b in zip(slo_runs, runs, strict=True)])
                 meets_goal = meets(float(np.mean([p99 for p99, _ in runs])), slo.goal)
                 sizes.append(
                     {
                         "static": row.chunk,
                         "published": slo.ttft - row.ttft if row.p99_itl <= slo.goal else None,
                         "predicted": mean["ttft"] if meets_goal else None,
-                        **_ends(intervals["ttft"]),
+                        **{kind: intervals["ttft"][kind] for kind in INTERVALS},
                     }
                 )
-        results.append({"goal": slo.goal, "density": slo.density, **_quickest(sizes)})
+        comparison: Document = {"goal": slo.goal, "density": slo.density}
+        for name, kinds in (("published", ()), ("predicted", INTERVALS)):
+            size = max((size for size in sizes if size[name] is not None), key=lambda size: float(size[name]))
+            comparison[name] = {"static": size["static"], "difference": size[name]} | {k: size[k] for k in kinds}
+        meeting = [size for size in sizes if size["published"] is not None or size["predicted"] is not None]
+        results.append(comparison | {"sizes": meeting})
     return results
-
-
-def _ends(interval: Document) -> Document:
-    return {kind: interval[kind] for kind in ("confidence", "prediction")}
-
-
-def _quickest(sizes: list[Document]) -> Document:
-    """The quickest size that meets the goal, printed and predicted: the one with the largest difference."""
-    quickest = {
-        name: max((size for size in sizes if size[name] is not None), key=lambda size: float(size[name]))
-        for name in ("published", "predicted")
-    }
-    intervals = {name: quickest["predicted"][name] for name in ("confidence", "prediction")}
-    return {
-        "published": {"static": quickest["published"]["static"], "difference": quickest["published"]["published"]},
-        "predicted": {
-            "static": quickest["predicted"]["static"],
-            "difference": quickest["predicted"]["predicted"],
-            **intervals,
-        },
-        "sizes": [size for size in sizes if size["published"] is not None or size["predicted"] is not None],
-    }
 
 
 # -- claims ------------------------------------------------------------------------------------------------------------

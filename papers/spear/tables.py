@@ -280,18 +280,19 @@ class Setting:
 class Fit:
     """Fit W and E to the P99 ITL of the static rows of some densities, by simulation, from a first guess `start`.
 
+    `effort`: replications, and rounds.
     `run` gives the `iteration`, `p99` and `ttft` of the last round, (densities, chunks), and the misfit of both
     columns.
     """
 
     setting: Setting
     densities: tuple[str, ...]
-    replications: tuple[int, ...]
-    rounds: int
+    effort: tuple[int, int]
     start: Iteration | None = None
 
     def run(self) -> dict[str, Any]:
         """Simulate and correct by the error of P99 ITL, repeatedly; the last round corrects nothing."""
+        replications, rounds = self.effort
         rows = [row for row in static_rows() if row.density in self.densities]
         printed_p99, printed_ttft = (
             _by_density({(row.density, row.chunk): getattr(row, name) for row in rows}, self.densities)
@@ -299,9 +300,9 @@ class Fit:
         )
         base, added = self._first_guess(printed_p99)
         result: dict[str, Any] = {}
-        for _ in range(self.rounds):
+        for _ in range(rounds):
             iteration = complete(base.tolist(), added.tolist())
-            means = {(row.density, row.chunk): self._means(iteration, row) for row in rows}
+            means = {(row.density, row.chunk): self._means(iteration, row, range(replications)) for row in rows}
             p99, ttft = (_by_density({key: pair[i] for key, pair in means.items()}, self.densities) for i in range(2))
             result = {
                 "iteration": iteration,
@@ -326,8 +327,8 @@ class Fit:
             return a, b
         return a - a[0] / 2, b - b[0] / 2
 
-    def _means(self, iteration: Iteration, row: Row) -> Figures:
-        p99, ttft = zip(*self.setting.run(iteration, row, self.replications), strict=True)
+    def _means(self, iteration: Iteration, row: Row, replications: Sequence[int]) -> Figures:
+        p99, ttft = zip(*self.setting.run(iteration, row, replications), strict=True)
         return math.fsum(p99) / len(p99), math.fsum(ttft) / len(ttft)
 
 

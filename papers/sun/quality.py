@@ -66,8 +66,7 @@ def text_claims(tasks: Sequence[Document], published: Sequence[AccuracyRow]) -> 
     for task in dict.fromkeys(row["task"] for row in tasks):
         metric = METRICS[task]
         rows = [
-            row
-            | {"variants": {name: {"exact_match": shares[metric]} for name, shares in row["variants"].items()}}
+            row | {"variants": {name: {"exact_match": shares[metric]} for name, shares in row["variants"].items()}}
             for row in tasks
             if row["task"] == task
         ]
@@ -125,9 +124,7 @@ def _by_seed(tasks: Sequence[Document], variant: str) -> dict[int, float]:
 
 def _by_task(tasks: Sequence[Document], variant: str, against: str) -> dict[str, float]:
     shares, references = (_grouped(tasks, name, "task") for name in (variant, against))
-    return {
-        task: mean(a - b for a, b in zip(values, references[task], strict=True)) for task, values in shares.items()
-    }
+    return {task: mean(a - b for a, b in zip(values, references[task], strict=True)) for task, values in shares.items()}
 
 
 def _variant(name: str, tasks: Sequence[Document], published: Sequence[AccuracyRow]) -> Document:
@@ -281,8 +278,8 @@ def _draw_losses(panels: list[Any], document: Document) -> None:
 def _draw_base(panels: list[Any], document: Document) -> None:
     for base in document["bases"]:
         panels[0].plot(step_shares(base["losses"]), base["losses"], color=COLOURS["base"], lw=1)
-    labels = {"xlabel": "share of the steps", "ylabel": "loss, nats a token"}
-    title(panels[0], "base models, one a seed", yscale="log", **labels)
+    title(panels[0], "base models, one a seed", yscale="log", xlabel="share of the steps")
+    panels[0].set_ylabel("loss, nats a token")
 
 
 def _text_names(document: Document) -> list[str]:

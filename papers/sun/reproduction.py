@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from papers.common import Claim, Task, Wording, conclusion, ends, fill, run_tasks, title
+from papers.common import Claim, Task, Wording, conclusion, ends, fill, run_tasks
 from papers.sun.concurrency import METRICS, concurrency_rows, errors, fits, forms, predict_engine
 from papers.sun.pools import (
     LARGEST_BATCH,
@@ -94,9 +94,7 @@ def _pool_claims(row: Document) -> Iterator[Claim]:
     input_reason = f"{reason}; " if reason else ""
     keeps = abs(row["throughput_error"]) <= GOAL["throughput"]
     yield WORDING.claim("throughput", keeps, reason=input_reason, **values)
-    yield WORDING.claim(
-        "interactivity", abs(row["interactivity_points"]) <= GOAL["points"], reason=reason, **values
-    )
+    yield WORDING.claim("interactivity", abs(row["interactivity_points"]) <= GOAL["points"], reason=reason, **values)
 
 
 def _skew_claims(skewed: Document) -> Iterator[Claim]:
