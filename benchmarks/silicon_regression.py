@@ -19,9 +19,9 @@ from typing import Self
 import numpy as np
 
 from benchmarks.silicon import SiliconRow
-from latency_models.deployment.models import load_model
+from latency_models.deployment.models import ExpertFFN, Model, load_model
 from latency_models.fitting.estimator import CannotFit, Estimator, Floats
-from latency_models.sources.aiconfigurator.kernels import ModelKernels, compose, kv_capacity
+from latency_models.sources.aiconfigurator.kernels import ModelKernels, Placement, cached_bytes, compose
 from latency_models.sources.aiconfigurator.spec import (
     NEW_MODEL,
     STATED,
@@ -31,7 +31,8 @@ from latency_models.sources.aiconfigurator.spec import (
     closed_loop,
     step_and_prompt,
 )
-from latency_models.sources.aiconfigurator.tables import KernelTables, read_tables
+from latency_models.sources.aiconfigurator.tables import Device, KernelTables, read_tables
+from workloads.errors import BadInput
 
 GROUP = (0.02, 0.08)
 """Prior deviation of the logarithms of a group's factors: for configurations that are not among the rows, so that what
@@ -243,6 +244,16 @@ def _model(row: SiliconRow) -> str:
 def _group(row: SiliconRow) -> str:
     experts = f"{row.expert_tensor_parallel}x{row.expert_parallel}"
     return f"{_model(row)} tp{row.tensor_parallel} experts {experts}"
+
+
+def kv_capacity(device: Device, model: Model, placement: Placement, share: float = 0.9) -> float:
+    """Tokens that the KV cache of one attention replica holds, in what the weights leave of a `share` of memory."""
+    ranks = max(placement.tensor_parallel, placement.expert_ranks if isinstance(model.ffn, ExpertFFN) else 1)
+    weight_bytes = 1.0 if placement.weights.startswith("fp8") else 2.0
+    free = device.memory_capacity * share - device.reserved - model.parameters * weight_bytes / ranks
+    if free <= 0:
+        raise BadInput(f"expected weights that fit ({model.name} on {ranks} devices)", field="placement")
+    return free / (model.attention_layers * cached_bytes(model, placement))
 
 
 class Library:

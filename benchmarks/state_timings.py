@@ -12,7 +12,7 @@ from benchmarks.kernel_timings import Timings, make_timings, number_shapes, sour
 from latency_models.deployment.hardware import Hardware
 from latency_models.deployment.layers import Indexer, LinearAttention
 from latency_models.io.files import Columns
-from latency_models.sources.aiconfigurator.sequence_tables import recurrent_layers
+from latency_models.sources.aiconfigurator.tables import recurrent_layers
 from latency_models.sources.roofline.efficiency import Kind
 from latency_models.sources.roofline.step_kernels import attended_pairs
 from latency_models.sources.roofline.work import state_shape

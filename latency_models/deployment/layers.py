@@ -9,6 +9,8 @@ popular ones replicas, and packs all of them onto ranks so that these are as eve
 from __future__ import annotations
 
 import heapq
+from abc import abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -20,8 +22,28 @@ from latency_models.io.config_io import Strict
 from latency_models.io.files import FilePath, read_columns
 from workloads.errors import BadInput
 
+Linear: TypeAlias = tuple[str, float, float]
+"""A linear layer on one device: its name, outputs and inputs. Names of latent attention begin with "mla"."""
 
-class GroupedQueryAttention(Strict):
+
+def weights_of(layers: Iterable[Linear]) -> int:
+    """Weights of linear layers."""
+    return int(sum(columns * inner for _, columns, inner in layers))
+
+
+class Projected(Strict):
+    """Base class of kinds of attention."""
+
+    @abstractmethod
+    def projections(self, hidden: int, width: int = 1) -> list[Linear]:
+        """The linear layers of one layer on one of `width` devices."""
+
+    def projection_weights(self, hidden: int) -> int:
+        """Weights of the linear layers of one layer."""
+        return weights_of(self.projections(hidden))
+
+
+class GroupedQueryAttention(Projected):
     """Grouped queries (GQA; MHA has as many KV heads as heads), maybe normed head by head, or gated (Qwen3-Next).
 
     `window`: most tokens that a query attends to, in `windowed_layers`; AFD rooflines count every layer as full
@@ -56,9 +78,10 @@ class GroupedQueryAttention(Strict):
         """Columns of the query projection over the size of a head: queries, and their gates."""
         return self.heads * (2 if self.output_gate else 1)
 
-    def projection_weights(self, hidden: int) -> int:
-        """Weights of the query, key, value and output projections of one layer."""
-        return hidden * self.head_dim * (self.queries + self.heads + 2 * self.kv_heads)
+    def projections(self, hidden: int, width: int = 1) -> list[Linear]:
+        """Queries, keys and values, and the output, on one of `width` devices; KV heads are split down to one."""
+        columns = (self.queries / width + 2 * max(self.kv_heads / width, 1.0)) * self.head_dim
+        return [("qkv", columns, hidden), ("output", hidden, self.heads / width * self.head_dim)]
 
     @property
     def norm_weights(self) -> int:
@@ -87,13 +110,18 @@ class Indexer(Strict):
         """Bytes that one token adds to the cache of one indexer."""
         return self.head_dim * INDEX_KEY_BYTES + INDEX_SCALE_BYTES
 
-    def weights(self, hidden: int, q_compressed: int) -> int:
-        """Weights of one indexer: queries from compressed ones, a key with its LayerNorm, and weights of heads."""
-        projections = self.heads * self.head_dim * q_compressed + hidden * (self.head_dim + self.heads)
-        return projections + 2 * self.head_dim
+    def projections(self, hidden: int, q_compressed: int) -> list[Linear]:
+        """Queries from compressed ones, and a key with weights of heads; not split over devices."""
+        queries = ("mla index queries", self.heads * self.head_dim, q_compressed)
+        return [queries, ("mla index key", self.head_dim + self.heads, hidden)]
+
+    @property
+    def norm_weights(self) -> int:
+        """Weights of the LayerNorm of the key."""
+        return 2 * self.head_dim
 
 
-class LatentAttention(Strict):
+class LatentAttention(Projected):
     """Latent attention (MLA): keys and values are cached as one compressed vector and one rotary key (AFD B.1)."""
 
     kind: Literal["mla"]
@@ -110,12 +138,16 @@ class LatentAttention(Strict):
         """The elements d_c + d_rope that a token adds to the KV cache of one layer (eq. 24)."""
         return self.kv_compressed + self.rope_dim
 
-    def projection_weights(self, hidden: int) -> int:
-        """Weights of the down- and up-projections of queries, keys and values, and of the output, of one layer."""
-        queries = self.heads * (self.nope_dim + self.rope_dim)
-        query = self.q_compressed * (hidden + queries) if self.q_compressed else hidden * queries
-        key_value = hidden * self.cached_elements + self.kv_compressed * self.heads * (self.nope_dim + self.value_dim)
-        return query + key_value + self.heads * self.value_dim * hidden
+    def projections(self, hidden: int, width: int = 1) -> list[Linear]:
+        """Down-projections, which are not split over devices, up-projections, and the output."""
+        heads = self.heads / width
+        queries = heads * (self.nope_dim + self.rope_dim)
+        return [
+            ("mla down", (self.q_compressed or queries) + self.cached_elements, hidden),
+            *([("mla queries", queries, self.q_compressed)] if self.q_compressed else ()),
+            ("mla keys and values", heads * (self.nope_dim + self.value_dim), self.kv_compressed),
+            ("mla output", hidden, heads * self.value_dim),
+        ]
 
     @property
     def norm_weights(self) -> int:
@@ -130,7 +162,7 @@ CONVOLUTION_BYTES = 2.0
 """Bytes of an element of a recurrent state, which engines keep in FP32, and of a convolution's last inputs."""
 
 
-class LinearAttention(Strict):
+class LinearAttention(Projected):
     """Layers whose cache is a state of fixed size for each sequence, in place of keys and values of each token.
 
     Gated DeltaNet (`gdn`, Qwen3-Next), Kimi Delta Attention (`kda`, Kimi Linear) and Mamba-2 (`mamba2`, where key heads
@@ -176,16 +208,15 @@ class LinearAttention(Strict):
         """Bytes that a layer keeps of one sequence: the state, and the last inputs of the convolution."""
         return self.state_elements * self.state_bytes + (self.convolution - 1) * self.convolved * CONVOLUTION_BYTES
 
-    def projections(self, hidden: int) -> list[tuple[int, int]]:
-        """The linear layers of one layer as (columns, inner): convolved channels and each head's own, gates, output."""
+    def projections(self, hidden: int, width: int = 1) -> list[Linear]:
+        """Convolved channels and each head's own, gates, and the output."""
         heads = self.value_heads * (2 if self.kind == "gdn" else 1)
         gates = 2 if self.kind == "kda" else 1
         gate = [(self.gate_rank, hidden), (self.values, self.gate_rank)] if self.gate_rank else [(self.values, hidden)]
-        return [(self.convolved + heads, hidden), *gates * gate, (hidden, self.values)]
-
-    def projection_weights(self, hidden: int) -> int:
-        """Weights of the linear layers of one layer."""
-        return sum(columns * inner for columns, inner in self.projections(hidden))
+        inputs = [(self.convolved + heads, hidden), *gates * gate]
+        name = "linear attention"
+        return [*((name, columns / width, inner) for columns, inner in inputs),
+                (f"{name} output", hidden, self.values / width)]  # fmt: skip
 
     @property
     def small_weights(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, PrivateAttr, model_validator
 
-from latency_models.deployment.layers import Attention, Indexer
+from latency_models.deployment.layers import Attention, Indexer, Linear, weights_of
 from latency_models.deployment.layers import GroupedQueryAttention as GroupedQueryAttention
 from latency_models.deployment.layers import LatentAttention as LatentAttention
 from latency_models.deployment.layers import LinearAttention as LinearAttention
@@ -40,6 +41,14 @@ class Formats:
         return self.linear if self.linear == self.experts else f"{self.linear}, experts in {self.experts}"
 
 
+def _ffn(hidden: int, inner: float, matrices: int, name: str = "") -> list[Linear]:
+    return [(f"{name}gate_up", (matrices - 1) * inner, hidden), (f"{name}down", hidden, inner)]
+
+
+ROUTER = "router"
+"""The linear layer that is in bf16 whatever the format of the others."""
+
+
 class DenseFFN(Strict):
     """A dense FFN: SwiGLU with three matrices, or, where it is not gated, two with an activation between them."""
 
@@ -52,9 +61,13 @@ class DenseFFN(Strict):
         """Matrices of one FFN."""
         return 3 if self.gated else 2
 
+    def projections(self, hidden: int, width: int = 1) -> list[Linear]:
+        """The FFN of one layer on one of `width` devices."""
+        return _ffn(hidden, self.intermediate_size / width, self.matrices)
+
     def weights(self, hidden: int) -> int:
         """Weights of one layer."""
-        return self.matrices * hidden * self.intermediate_size
+        return weights_of(self.projections(hidden))
 
     def row_flops(self, hidden: int) -> int:
         """FLOPs of one row, two a weight: 6·H·I of SwiGLU."""
@@ -101,13 +114,26 @@ class ExpertFFN(Strict):
         """Weights of one routed expert."""
         return self.matrices * self.expert_width(hidden) * self.intermediate_size
 
+    def projections(self, hidden: int, width: int = 1) -> list[Linear]:
+        """What every token goes through in one layer, on one of `width` devices, but for the router."""
+        latent, layers = self.latent_size / width, []
+        if self.shared_experts:
+            layers += _ffn(hidden, self.shared_experts * self.intermediate_size / width, self.matrices, "shared ")
+        if latent:
+            layers += [("latent down", latent, hidden), ("latent up", hidden, latent)]
+        return layers
+
+    def dense_layer(self, hidden: int, width: int = 1) -> list[Linear]:
+        """The FFN of one of the dense layers."""
+        return _ffn(hidden, self.dense_intermediate_size / width, 3)
+
     def shared_weights(self, hidden: int) -> int:
-        """Weights of one layer that every token goes through, but for the router: shared experts, and projections."""
-        return self.shared_experts * self.matrices * hidden * self.intermediate_size + 2 * hidden * self.latent_size
+        """Weights of `projections`."""
+        return weights_of(self.projections(hidden))
 
     def dense_weights(self, hidden: int) -> int:
-        """Weights of the FFN of one of the dense layers."""
-        return 3 * hidden * self.dense_intermediate_size
+        """Weights of `dense_layer`."""
+        return weights_of(self.dense_layer(hidden))
 
     def row_flops(self, hidden: int) -> int:
         """FLOPs of one row in one expert, two a weight: 6·H·d_expert (eq. 27)."""
@@ -248,27 +274,37 @@ class Model(Strict):
         """Weights of the token embedding and, where it is not the same matrix, the output head."""
         return self.vocabulary * self.hidden_size * (1 if self.tied_embeddings else 2)
 
+    def projections(self, width: int = 1) -> Iterator[tuple[int, Linear]]:
+        """The linear layers that all rows go through, with the times that they occur, on one of `width` devices.
+
+        Routed experts, embeddings and the output head are not among them.
+        """
+        ffn, hidden, attention, linear = self.ffn, self.hidden_size, self.attention, self.linear_attention
+        parts = [(self.attention_layers, attention.projections(hidden, width))]
+        if isinstance(attention, LatentAttention) and attention.indexer is not None:
+            parts.append((self.indexer_layers, attention.indexer.projections(hidden, attention.q_compressed)))
+        if linear is not None:
+            parts.append((linear.layers, linear.projections(hidden, width)))
+        if isinstance(ffn, ExpertFFN):
+            parts.append((self.expert_layers, [(ROUTER, ffn.experts, hidden), *ffn.projections(hidden, width)]))
+            parts += [(ffn.dense_layers, ffn.dense_layer(hidden, width))] if ffn.dense_layers else []
+        else:
+            parts.append((self.layers_with_ffn, ffn.projections(hidden, width)))
+        return ((times, layer) for times, layers in parts for layer in layers)
+
     @property
     def linear_weights(self) -> int:
         """Weights of linear layers but for routed experts, routers, embeddings and the output head."""
-        ffn, hidden, linear = self.ffn, self.hidden_size, self.linear_attention
-        weights = self.attention_layers * self.attention.projection_weights(hidden)
-        weights += self.linear_layers * linear.projection_weights(hidden) if linear else 0
-        if isinstance(self.attention, LatentAttention) and self.attention.indexer is not None:
-            weights += self.indexer_layers * self.attention.indexer.weights(hidden, self.attention.q_compressed)
-        if isinstance(ffn, ExpertFFN):
-            return (
-                weights + self.expert_layers * ffn.shared_weights(hidden) + ffn.dense_layers * ffn.dense_weights(hidden)
-            )
-        return weights + self.layers_with_ffn * ffn.weights(hidden)
+        norms = self.indexer_layers * self.indexer.norm_weights if self.indexer else 0
+        return norms + sum(times * weights_of([layer]) for times, layer in self.projections() if layer[0] != ROUTER)
 
     @property
     def routed_weights(self) -> int:
         """Weights of routed experts."""
         ffn = self.ffn
-        return (
-            self.expert_layers * ffn.experts * ffn.expert_weights(self.hidden_size) if isinstance(ffn, ExpertFFN) else 0
-        )
+        if not isinstance(ffn, ExpertFFN):
+            return 0
+        return self.expert_layers * ffn.experts * ffn.expert_weights(self.hidden_size)
 
     @property
     def parameters(self) -> int:

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 from benchmarks.silicon import SiliconRow, read_silicon_rows
-from benchmarks.silicon_regression import HOSTS, SiliconRegression, levels
+from benchmarks.silicon_regression import HOSTS, SiliconRegression, kv_capacity, levels
 from latency_models.deployment.models import load_model
 from latency_models.fitting.estimator import Floats
-from latency_models.sources.aiconfigurator.kernels import compose
+from latency_models.sources.aiconfigurator.kernels import Placement, compose
 from latency_models.sources.aiconfigurator.spec import AiconfiguratorStepTime, Corrections, closed_loop
-from latency_models.sources.aiconfigurator.tables import read_tables
+from latency_models.sources.aiconfigurator.tables import Device, read_tables
 from schedulers.batches import Chunk, MixedBatch
 from schedulers.sequence import Sequence
 from tests.latency_models.sources.aiconfigurator.small_tables import make_tables
+from workloads.errors import BadInput
 from workloads.request import Request
 
 TRUE = Corrections(decode=1.15, prefill=1.3, prompt_step=4e-3, per_sequence=3e-5)
@@ -123,3 +124,13 @@ def test_a_mixture_on_an_engine_none_of_whose_mixtures_was_fitted(fitted: Silico
     assert np.median(errors(fitted, rows)) < 0.12
     inside = [abs(np.log(fitted.loop(row).tpot / row.tpot)) < 1.645 * fitted.deviation(row) for row in rows]
     assert np.mean(inside) > 0.85
+
+
+def test_the_cache_gets_what_the_weights_leave() -> None:
+    device, shapes = Device(1e12, 100e9, 5e9), load_model("llama-3.1-8b")
+    free = 90e9 - 5e9 - 8_030_261_248 * 2
+    assert kv_capacity(device, shapes, Placement()) == pytest.approx(free / (32 * 2 * 8 * 128 * 2))
+    halved = kv_capacity(device, shapes, Placement(tensor_parallel=2, weights="fp8", cache="fp8"))
+    assert halved == pytest.approx((90e9 - 5e9 - 8_030_261_248 / 2) / (32 * 2 * 4 * 128))
+    with pytest.raises(BadInput, match=r"expected weights that fit \(llama-3.1-70b on 1 devices\)"):
+        kv_capacity(device, load_model("llama-3.1-70b"), Placement())

@@ -100,12 +100,12 @@ def import_collectives(files: TableFiles) -> TableImport:
     from latency_models.sources.aiconfigurator.tables import read_tables
     from latency_models.sources.kernel_tables.settings import HOSTS, PCIE
 
-    tables = read_tables(files)
-    if not tables.all_reduce:
+    all_reduces = read_tables(files).tables.get("custom_allreduce")
+    if not all_reduces:
         raise BadInput("expected a table custom_allreduce_perf", file=files.folder)
     measured: list[dict[str, Any]] = [
         {"ranks": ranks, "bytes": [2 * int(size) for size in curve.x], "seconds": list(curve.y)}
-        for ranks, curve in sorted(tables.all_reduce.items())
+        for ranks, curve in sorted(all_reduces.items())
     ]
     for row in measured:
         if len(row["bytes"]) < 2:

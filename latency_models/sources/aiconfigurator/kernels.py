@@ -6,21 +6,21 @@ one curve. Prompt attention, decode attention and the output head are separate.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from latency_models.deployment.hugging_face import any_model
-from latency_models.deployment.models import DenseFFN, ExpertFFN, GroupedQueryAttention, Model
+from latency_models.deployment.models import ROUTER, ExpertFFN, GroupedQueryAttention, Model
 from latency_models.interpolation import Curve, Surface, weighted_sum
-from latency_models.sources.aiconfigurator.sequence_tables import ModuleKind, module_shape, state_shape
 from latency_models.sources.aiconfigurator.tables import (
     BALANCED,
     AttentionKind,
-    Device,
     ExpertKind,
     KernelTables,
+    ModuleKind,
+    module_shape,
     read_tables,
 )
 from latency_models.step_time import Origin
@@ -137,9 +137,10 @@ class ModelKernels:
 
 def compose(tables: KernelTables, model: Model, placement: Placement) -> ModelKernels:
     _check(model, placement)
-    if HEAD_FORMAT not in tables.gemms:
+    formats = tables.tables["gemm"]
+    if HEAD_FORMAT not in formats:
         expected = f"expected GEMMs in {HEAD_FORMAT} too: the output head and routers run in it whatever the weights"
-        raise BadInput(f"{expected}, found {', '.join(sorted(tables.gemms))}", field="gemm_dtype", file=tables.folder)
+        raise BadInput(f"{expected}, found {', '.join(sorted(formats))}", field="gemm_dtype", file=tables.folder)
     width = placement.tensor_parallel
     notes = list(tables.notes)
     head, measured = tables.gemm(HEAD_FORMAT, model.vocabulary // width, model.hidden_size)
@@ -168,36 +169,38 @@ def attention_times(tables: KernelTables, model: Model, placement: Placement) ->
 
     Latent and sparse attention contain their projections. Linear attention costs the same whatever the context.
     """
-    attention, width = model.attention, placement.tensor_parallel
-    if isinstance(attention, GroupedQueryAttention):
-        windows = ((0, model.attention_layers - model.windowed_layers), (attention.window, model.windowed_layers))
-        layers = [
-            (times, *_grouped_queries(tables, attention, placement, window)) for window, times in windows if times
-        ]
-    else:
-        kind = ModuleKind(module_shape(model), attention.heads // width, placement.cache, placement.weights)
-        name = "dsa" if attention.indexer else "mla"
-        layers = [(model.attention_layers, *tables.module(kind, name))]
-    prompts = [(times, context) for times, context, _ in layers]
-    decodes = [(times, generation) for times, _, generation in layers]
+    prompts: list[tuple[int, Curve]] = []
+    decodes: list[tuple[int, Surface]] = []
+    for times, names, kinds in _attention_kinds(model, placement):
+        prompts.append((times, tables.find(names[0], kinds[0])))
+        decodes.append((times, tables.find(names[1], kinds[1])))
     linear = model.linear_attention
     if linear is not None:
-        states = tables.states(linear.kind, state_shape(linear, width))
-        prompts.append((linear.layers, states.context))
+        context, generation = tables.states(linear, placement.tensor_parallel)
+        prompts.append((linear.layers, context))
         curves = decodes[0][1].curves
-        level = {count: Curve((x, states.generation.at(count)) for x in curve.x) for count, curve in curves.items()}
+        level = {count: Curve((x, generation.at(count)) for x in curve.x) for count, curve in curves.items()}
         decodes.append((linear.layers, Surface(level)))
     return weighted_sum(prompts), _sum(decodes)
 
 
-def _grouped_queries(
-    tables: KernelTables, attention: GroupedQueryAttention, placement: Placement, window: int
-) -> tuple[Curve, Surface]:
-    heads, kv_heads = _heads(attention, placement)
-    compute = AttentionKind(placement.attention, placement.cache, heads, kv_heads, attention.head_dim, window)
-    # Decode kernels were timed computing in 16 bits whatever the cache.
-    decode = AttentionKind("float16", placement.cache, heads, kv_heads, attention.head_dim, window)
-    return tables.context_attention(compute), tables.generation_attention(decode)
+def _attention_kinds(
+    model: Model, placement: Placement
+) -> Iterator[tuple[int, tuple[str, str], tuple[Hashable, Hashable]]]:
+    """Numbers of layers, the tables of their prompts and decodes, and the kinds of kernel in each."""
+    attention, width = model.attention, placement.tensor_parallel
+    if not isinstance(attention, GroupedQueryAttention):
+        kind = ModuleKind(module_shape(model), attention.heads // width, placement.cache, placement.weights)
+        name = "dsa" if attention.indexer else "mla"
+        yield model.attention_layers, (f"{name}_context_module", f"{name}_generation_module"), (kind, kind)
+        return
+    heads = *_heads(attention, placement), attention.head_dim
+    windows = ((0, model.attention_layers - model.windowed_layers), (attention.window, model.windowed_layers))
+    formats = (placement.attention, "float16")  # decode kernels were timed computing in 16 bits whatever the cache
+    for window, times in windows:
+        if times:
+            prompts, decodes = (AttentionKind(compute, placement.cache, *heads, window) for compute in formats)
+            yield times, ("context_attention", "generation_attention"), (prompts, decodes)
 
 
 def _heads(attention: GroupedQueryAttention, placement: Placement) -> tuple[int, int]:
@@ -205,7 +208,8 @@ def _heads(attention: GroupedQueryAttention, placement: Placement) -> tuple[int,
     return attention.heads // width, max(attention.kv_heads // width, 1)
 
 
-def _cached_bytes(model: Model, placement: Placement) -> float:
+def cached_bytes(model: Model, placement: Placement) -> float:
+    """Bytes of a cached token in one layer on one rank."""
     attention = model.attention
     elements = attention.cached_elements
     if isinstance(attention, GroupedQueryAttention):
@@ -217,17 +221,7 @@ def _read_bytes(model: Model, placement: Placement) -> float:
     """Bytes that a decode reads of each cached token: all of them, or an indexer's keys, and nothing behind windows."""
     if model.indexer is not None:
         return model.indexer_layers * model.indexer.cached_bytes
-    return (model.attention_layers - model.windowed_layers) * _cached_bytes(model, placement)
-
-
-def kv_capacity(device: Device, model: Model, placement: Placement, share: float = 0.9) -> float:
-    """Tokens that the KV cache of one attention replica holds, in what the weights leave of a `share` of memory."""
-    ranks = max(placement.tensor_parallel, placement.expert_ranks if isinstance(model.ffn, ExpertFFN) else 1)
-    weight_bytes = 1.0 if placement.weights.startswith("fp8") else 2.0
-    free = device.memory_capacity * share - device.reserved - model.parameters * weight_bytes / ranks
-    if free <= 0:
-        raise BadInput(f"expected weights that fit ({model.name} on {ranks} devices)", field="placement")
-    return free / (model.attention_layers * _cached_bytes(model, placement))
+    return (model.attention_layers - model.windowed_layers) * cached_bytes(model, placement)
 
 
 def _check(model: Model, placement: Placement) -> None:
@@ -250,48 +244,20 @@ def _row_parts(
     tables: KernelTables, model: Model, placement: Placement, notes: list[str]
 ) -> Iterator[tuple[str, float, Curve]]:
     ffn, hidden, width = model.ffn, model.hidden_size, placement.tensor_parallel
-
-    def gemm(times: int, name: str, n: int, k: int, weights: str = placement.weights) -> tuple[str, float, Curve]:
-        curve, measured = tables.gemm(weights, n, k)
+    for times, (name, *sizes) in model.projections(width):
+        if name.startswith("mla"):  # tables of modules have the projections of latent attention
+            continue
+        columns, inner = map(int, sizes)
+        curve, measured = tables.gemm(HEAD_FORMAT if name == ROUTER else placement.weights, columns, inner)
         if not measured:
-            notes.append(_stretched(name, n, k))
-        return GEMMS, times, curve
-
-    for times, name, columns, inner in _projections(model, placement):
-        yield gemm(times, name, columns, inner)
-    sparse, ranks = model.expert_layers, width
-    if isinstance(ffn, ExpertFFN):
-        ranks = placement.expert_ranks
-        yield gemm(sparse, "router", ffn.experts, hidden, HEAD_FORMAT)
-        yield EXPERTS, sparse, _experts(tables, ffn, hidden, placement)
-        if ffn.shared_experts:
-            shared = ffn.shared_experts * ffn.intermediate_size // width
-            yield gemm(sparse, "shared gate_up", (ffn.matrices - 1) * shared, hidden)
-            yield gemm(sparse, "shared down", hidden, shared)
-    dense = model.layers_with_ffn - sparse
-    if dense:
-        inner = ffn.intermediate_size if isinstance(ffn, DenseFFN) else ffn.dense_intermediate_size
-        yield gemm(dense, "gate_up", 2 * inner // width, hidden)
-        yield gemm(dense, "down", hidden, inner // width)
+            notes.append(_stretched(name, columns, inner))
+        yield GEMMS, times, curve
+        if name == ROUTER and isinstance(ffn, ExpertFFN):
+            yield EXPERTS, times, _experts(tables, ffn, hidden, placement)
+    ranks = placement.expert_ranks if isinstance(ffn, ExpertFFN) else width
     for times, devices, rows in ((model.mixers, width, 1), (model.layers_with_ffn, ranks, ranks // width)):
         if devices > 1:
-            yield COLLECTIVES, times, _per_row(tables.reduction(devices), hidden * rows)
-
-
-def _projections(model: Model, placement: Placement) -> Iterator[tuple[int, str, int, int]]:
-    """Linear layers of attention as (times, name, columns, inner); those of latent attention are in its modules."""
-    attention, hidden, width = model.attention, model.hidden_size, placement.tensor_parallel
-    if isinstance(attention, GroupedQueryAttention):
-        heads, kv_heads = _heads(attention, placement)
-        columns = (attention.queries // width + 2 * kv_heads) * attention.head_dim
-        yield model.attention_layers, "qkv", columns, hidden
-        yield model.attention_layers, "output", hidden, heads * attention.head_dim
-    linear = model.linear_attention
-    if linear is not None:
-        *inputs, (columns, inner) = linear.projections(hidden)
-        for outputs, size in inputs:
-            yield linear.layers, "linear attention", outputs // width, size
-        yield linear.layers, "linear attention output", columns, inner // width
+            yield COLLECTIVES, times, _per_row(tables.find("custom_allreduce", devices, "devices"), hidden * rows)
 
 
 def _part(parts: Iterable[tuple[str, float, Curve]], kind: str) -> Curve | None:
@@ -312,7 +278,8 @@ def _experts(tables: KernelTables, ffn: ExpertFFN, hidden: int, placement: Place
         placement.expert_load,
     )
     replicas = placement.expert_ranks // placement.tensor_parallel
-    by_tokens, minimum = tables.expert_layer(kind), float(EXPERT_ROWS.get(tables.origin.engine, 1))
+    by_tokens: Curve = tables.find("moe", kind)
+    minimum = float(EXPERT_ROWS.get(tables.origin.engine, 1))
     tokens = [minimum, *(size for size in by_tokens.x if size > minimum)]
     return Curve((size / replicas, by_tokens.at(size)) for size in tokens)
 

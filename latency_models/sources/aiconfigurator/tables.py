@@ -1,40 +1,40 @@
 """Kernel timings, as aiconfigurator publishes them for a device, a backend and its version.
 
 Each table has kernels timed one by one, in milliseconds; here times are in seconds. Heads are those of one rank. 16-bit
-formats are called float16, whichever of the two a table names: kernels take the same time with both.
-`data/kernel_tables/aiconfigurator/SOURCE.txt` describes the columns, `layout.py` the files.
+formats are called float16, whichever of the two a table names: kernels take the same time with both. Tables of modules
+time a whole layer of latent or sparse attention, projections included. Those of linear attention time the convolution
+and the recurrence apart, and projections are among the GEMMs. `data/kernel_tables/aiconfigurator/SOURCE.txt` describes
+the columns, `layout.py` the files.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
+from latency_models.deployment.models import LatentAttention, LinearAttention, Model, load_model
 from latency_models.interpolation import Curve, Surface, bracket, weighted_sum
 from latency_models.io.config_io import read_yaml
 from latency_models.io.files import Columns, read_columns
 from latency_models.sources.aiconfigurator.layout import TableFiles, flat_tables
-from latency_models.sources.aiconfigurator.sequence_tables import (
-    MODULES,
-    STATES,
-    ModuleKind,
-    SequenceTables,
-    Shape,
-    StateTimes,
-    read_sequence_tables,
-)
 from latency_models.sources.registry import AICONFIGURATOR, other_source
 from latency_models.step_time import Origin
 from workloads.errors import BadInput
 
-_Key = TypeVar("_Key", bound=Hashable)
-_Value = TypeVar("_Value")
-
 BALANCED = "power_law_1.01"
 """The more even of the two ways in which the MoE tables spread tokens over experts."""
+
+CONVOLUTION = "causal_conv1d"
+"""The begin of the names of convolutions. The other kernels are recurrences; the fastest of a shape counts."""
+
+HOST_BOUND = {("kda", "context")}
+"""Recurrences beside convolutions whose timings are mostly the host's, and are left out."""
+
+Shape: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,7 @@ class Device:
     reserved: float
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionKind:
+class AttentionKind(NamedTuple):
     """The kind of an attention kernel: its formats, the heads of one rank, and its window (0: none)."""
 
     compute: str
@@ -58,8 +57,16 @@ class AttentionKind:
     window: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertKind:
+class ModuleKind(NamedTuple):
+    """The kind of a layer of latent attention: its shape but for heads, the heads of one rank, and formats."""
+
+    shape: Shape
+    heads: int
+    cache: str
+    weights: str
+
+
+class ExpertKind(NamedTuple):
     """The kind of an MoE kernel. `intermediate_size` is that of a whole expert."""
 
     weights: str
@@ -72,30 +79,49 @@ class ExpertKind:
     load: str = BALANCED
 
 
+def module_shape(model: Model) -> Shape:
+    """The sizes of a layer of latent attention, but for its heads; an indexer's are 0 where there is none."""
+    mla = model.attention
+    assert isinstance(mla, LatentAttention)
+    indexer = mla.indexer
+    sizes = (mla.q_compressed, mla.kv_compressed, mla.rope_dim, mla.nope_dim, mla.value_dim)
+    return (model.hidden_size, *sizes, *((indexer.heads, indexer.head_dim, indexer.top_k) if indexer else (0, 0, 0)))
+
+
+def state_shape(linear: LinearAttention, width: int) -> Shape:
+    """Heads of one of `width` ranks, and sizes of keys and values."""
+    return (linear.key_heads // width, linear.value_heads // width, linear.key_dim, linear.value_dim)
+
+
 @dataclass(frozen=True, slots=True)
 class KernelTables:
-    """The timings of one folder, seconds.
+    """The timings of one folder, seconds, by the name of their table and by kind; `device`: None without a system file.
 
-    `gemms`: by weight format, then by (n, k): seconds by rows m. `context`: one prompt's attention, nothing cached.
-    `generation`: by sequences, and by the cached tokens of each. `experts`: a MoE layer's on one rank, by the tokens
-    that its ranks serve together. `all_reduce`: by devices: seconds by elements of two bytes. `device`: None without a
-    system file.
+    Tables of GEMMs: by weight format and (n, k), curves over rows m. Of prompts: curves over the tokens of one, nothing
+    cached. Of decodes: surfaces over sequences and the cached tokens of each. Of linear attention: both, as curves. Of
+    experts: curves of an MoE layer on one rank over the tokens that its ranks serve together. Of all-reduces: by
+    devices, over elements of two bytes.
     """
 
     folder: Path
-    gemms: Mapping[str, Mapping[tuple[int, int], Curve]]
-    context: Mapping[AttentionKind, Curve]
-    generation: Mapping[AttentionKind, Surface]
-    experts: Mapping[ExpertKind, Curve] = field(default_factory=dict)
-    all_reduce: Mapping[int, Curve] = field(default_factory=dict)
-    sequence: SequenceTables = field(default_factory=SequenceTables)
+    tables: Mapping[str, Mapping[Any, Any]]
     device: Device | None = None
     origin: Origin = field(default_factory=Origin)
     notes: tuple[str, ...] = ()
 
+    def find(self, table: str, key: Hashable, name: str = "") -> Any:
+        """The timings of one kind; `name`: of the field in the error, if it is not the table's."""
+        kinds = self.tables.get(table, {})
+        if key not in kinds:
+            names = sorted(map(str, kinds))
+            text = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+            file = _file(self.folder, table)
+            raise BadInput(f"expected one of {text or 'none'}", field=name or table, value=key, file=file)
+        return kinds[key]
+
     def gemm(self, weights: str, n: int, k: int) -> tuple[Curve, bool]:
         """Seconds of a GEMM by its rows, and whether its shape was measured, not a straight line between others."""
-        shapes = self._find(self.gemms, weights, "weights", "gemm")
+        shapes: Mapping[tuple[int, int], Curve] = self.find("gemm", weights, "weights")
         corners = [
             (n_weight * k_weight, shapes[near_n, near_k])
             for near_n, n_weight in _neighbours({shape[0] for shape in shapes}, n)
@@ -106,69 +132,34 @@ class KernelTables:
             raise BadInput("expected a shape near those measured", field="gemm", value=(n, k), file=self.folder)
         return weighted_sum(corners), (n, k) in shapes
 
-    def context_attention(self, kind: AttentionKind) -> Curve:
-        """Seconds of one prompt's attention by its tokens."""
-        return self._find(self.context, kind, "context_attention", "context_attention")
-
-    def generation_attention(self, kind: AttentionKind) -> Surface:
-        """Seconds of decode attention by sequences and by the cached tokens of each."""
-        return self._find(self.generation, kind, "generation_attention", "generation_attention")
-
-    def module(self, kind: ModuleKind, name: str) -> tuple[Curve, Surface]:
-        """Seconds of a layer of latent (`mla`) or sparse (`dsa`) attention: of one prompt, and of decodes."""
-        prompts, decodes = MODULES[name]
-        context = self._find(self.sequence.context, kind, prompts, prompts)
-        return context, self._find(self.sequence.generation, kind, decodes, decodes)
-
-    def states(self, name: str, shape: Shape) -> StateTimes:
-        """Seconds of linear attention in one layer."""
-        if not any(known == name for known, _ in self.sequence.states):
-            expected = f"expected the recurrence of {name}, of which these tables have no timings"
-            raise BadInput(expected, field=name, file=_file(self.folder, STATES[name]))
-        return self._find(self.sequence.states, (name, shape), name, STATES[name])
-
-    def expert_layer(self, kind: ExpertKind) -> Curve:
-        """Seconds of a layer's experts on one rank, by tokens."""
-        return self._find(self.experts, kind, "moe", "moe")
-
-    def reduction(self, devices: int) -> Curve:
-        """Seconds of an all-reduce by its elements."""
-        return self._find(self.all_reduce, devices, "devices", "custom_allreduce")
-
-    def _find(self, table: Mapping[_Key, _Value], key: _Key, name: str, file: str) -> _Value:
-        if key not in table:
-            names = sorted(map(str, table))
-            text = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-            raise BadInput(f"expected one of {text or 'none'}", field=name, value=key, file=_file(self.folder, file))
-        return table[key]
+    def states(self, linear: LinearAttention, width: int) -> tuple[Curve, Curve]:
+        """Seconds of linear attention in one layer: of one prompt by its tokens, and of decodes by their number."""
+        if not self.tables.get(linear.kind):
+            expected = f"expected the recurrence of {linear.kind}, of which these tables have no timings"
+            raise BadInput(expected, field=linear.kind, file=_file(self.folder, linear.kind))
+        times: tuple[Curve, Curve] = self.find(linear.kind, state_shape(linear, width))
+        return times
 
 
 def read_tables(source: Path | TableFiles) -> KernelTables:
-    """Read a folder of tables, or those that were found. Those of experts and of all-reduces may be missing."""
+    """Read a folder of tables, or those that were found. Those of GEMMs and of grouped queries must be there."""
     files = flat_tables(source) if isinstance(source, Path) else source
     folder = files.folder
     if files.path("gemm") is None and folder.is_dir():
         name = _file(folder, "gemm").name
         expected = f"expected a file gemm_perf.parquet, gemm_perf.txt or {name}{other_source(folder, AICONFIGURATOR)}"
         raise BadInput(expected, file=folder)
-    gemms = read_columns(_required(files, "gemm"))
+    required = ("gemm", "context_attention", "generation_attention")
+    paths = {name: _file(folder, name) for name in required} | dict(files.files)
+    columns = {name: read_columns(path) for name, path in paths.items() if name in READERS}
+    gemms = columns["gemm"]
     return KernelTables(
         folder=folder,
-        gemms=_gemms(gemms),
-        context=_read_context(_required(files, "context_attention")),
-        generation=_read_generation(_required(files, "generation_attention")),
-        experts=_read_experts(files.path("moe")),
-        all_reduce=_read_all_reduce(files.path("custom_allreduce")),
-        sequence=read_sequence_tables(files.files),
+        tables={name: READERS[name](table) for name, table in columns.items()},
         device=_read_device(files.system_file),
         origin=Origin(_single(gemms, "device"), _single(gemms, "framework").lower(), _single(gemms, "version")),
         notes=files.notes,
     )
-
-
-def _required(files: TableFiles, name: str) -> Path:
-    """A table's file; where it is missing, a path whose reading says so."""
-    return files.path(name) or _file(files.folder, name)
 
 
 def _file(folder: Path, name: str) -> Path:
@@ -177,19 +168,16 @@ def _file(folder: Path, name: str) -> Path:
     return plain if plain.is_file() else folder / f"{name}_perf.txt.gz"
 
 
-def _formats(table: Columns, name: str) -> list[str]:
-    return ["float16" if text == "bfloat16" else text for text in table.text(name)]
+def _wholes(table: Columns, *names: str) -> Iterator[list[int]]:
+    return (table.wholes(name, low=1) for name in names)
+
+
+def _formats(table: Columns, *names: str) -> Iterator[list[str]]:
+    return (["float16" if text == "bfloat16" else text for text in table.text(name)] for name in names)
 
 
 def _latency(table: Columns) -> list[float]:
     return [milliseconds * 1e-3 for milliseconds in table.numbers("latency", above=0.0)]
-
-
-def _grouped(keys: Iterator[_Key], points: Iterator[tuple[float, float]]) -> dict[_Key, Curve]:
-    points_by_key: dict[_Key, list[tuple[float, float]]] = defaultdict(list)
-    for key, point in zip(keys, points, strict=True):
-        points_by_key[key].append(point)
-    return {key: Curve(points) for key, points in points_by_key.items()}
 
 
 def _single(table: Columns, name: str) -> str:
@@ -197,88 +185,147 @@ def _single(table: Columns, name: str) -> str:
     return values.pop().strip() if len(values) == 1 else ""
 
 
+def _curves(rows: Iterable[tuple[Hashable, float, float]]) -> dict[Any, Curve]:
+    """Curves by kind, of rows (kind, size, seconds)."""
+    points: dict[Hashable, list[tuple[float, float]]] = defaultdict(list)
+    for kind, size, seconds in rows:
+        points[kind].append((size, seconds))
+    return {kind: Curve(sizes) for kind, sizes in points.items()}
+
+
 def _gemms(table: Columns) -> dict[str, dict[tuple[int, int], Curve]]:
-    m, n, k = (table.wholes(name, low=1) for name in ("m", "n", "k"))
-    keys = zip(_formats(table, "gemm_dtype"), n, k, strict=True)
+    (formats,), (m, n, k) = _formats(table, "gemm_dtype"), _wholes(table, "m", "n", "k")
+    curves = _curves(zip(zip(formats, n, k, strict=True), m, _latency(table), strict=True))
     shapes: dict[str, dict[tuple[int, int], Curve]] = defaultdict(dict)
-    for (weights, columns, inner), curve in _grouped(keys, zip(m, _latency(table), strict=True)).items():
+    for (weights, columns, inner), curve in curves.items():
         shapes[weights][columns, inner] = curve
     return dict(shapes)
 
 
-def _attention_kinds(table: Columns) -> list[AttentionKind]:
-    counts = (table.wholes(name, low=1) for name in ("num_heads", "num_key_value_heads", "head_dim"))
-    formats = (_formats(table, name) for name in ("attn_dtype", "kv_cache_dtype"))
-    return list(map(AttentionKind, *formats, *counts, _windows(table)))
-
-
-def _windows(table: Columns) -> list[int]:
-    """The attention window of each row; 0 is none."""
-    return table.wholes("window_size", low=0) if "window_size" in table.names else [0] * len(table)
-
-
-def _read_context(path: Path) -> dict[AttentionKind, Curve]:
-    """Attention of single prompts without cached tokens. Batches of equal prompts are ignored."""
-    table = read_columns(path)
-    batch, cached, tokens = (table.wholes(name, low=low) for name, low in (("batch_size", 1), ("step", 0), ("isl", 1)))
-    rows = zip(_attention_kinds(table), zip(batch, cached, strict=True), tokens, _latency(table), strict=True)
-    single = [(kind, (float(size), seconds)) for kind, case, size, seconds in rows if case == (1, 0)]
-    return _grouped((kind for kind, _ in single), (point for _, point in single))
-
-
-def _read_generation(path: Path) -> dict[AttentionKind, Surface]:
-    """Decode attention. Cached tokens of each sequence are `isl` + `step`, its new one included."""
-    table = read_columns(path)
-    batch, first, later = (table.wholes(name, low=low) for name, low in (("batch_size", 1), ("isl", 1), ("step", 0)))
-    columns = zip(_attention_kinds(table), batch, first, later, _latency(table), strict=True)
-    rows = [(kind, count, float(isl + step), seconds) for kind, count, isl, step, seconds in columns]
-    curves: dict[AttentionKind, dict[int, Curve]] = defaultdict(dict)
-    by_count = _grouped(
-        ((kind, count) for kind, count, *_ in rows), ((cached, seconds) for *_, cached, seconds in rows)
-    )
-    for (kind, count), curve in by_count.items():
-        curves[kind][count] = curve
-    return {kind: Surface(by_count) for kind, by_count in curves.items()}
-
-
-def _read_experts(path: Path | None) -> dict[ExpertKind, Curve]:
-    if path is None:
-        return {}
-    table = read_columns(path)
+def _experts(table: Columns) -> dict[ExpertKind, Curve]:
     names = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
-    counts = (table.wholes(name, low=1) for name in names)
-    keys = map(ExpertKind, _formats(table, "moe_dtype"), *counts, table.text("distribution"))
-    return _grouped(keys, zip(table.wholes("num_tokens", low=1), _latency(table), strict=True))
+    kinds = map(ExpertKind, *_formats(table, "moe_dtype"), *_wholes(table, *names), table.text("distribution"))
+    return _curves(zip(kinds, table.wholes("num_tokens", low=1), _latency(table), strict=True))
 
 
-def _read_all_reduce(path: Path | None) -> dict[int, Curve]:
+def _all_reduces(table: Columns) -> dict[int, Curve]:
     """All-reduces inside a CUDA graph, where eager ones were timed too."""
-    if path is None:
-        return {}
-    table = read_columns(path)
     how = table.text("backend") if "backend" in table.names else [""] * len(table)
     rows = zip(how, table.wholes("num_gpus", low=2), table.wholes("message_size", low=1), _latency(table), strict=True)
-    graph_rows = [row for row in rows if not row[0].endswith("eager")]
-    return _grouped((row[1] for row in graph_rows), ((float(row[2]), row[3]) for row in graph_rows))
+    return _curves((ranks, float(size), time) for backend, ranks, size, time in rows if not backend.endswith("eager"))
+
+
+def _attention_kinds(table: Columns) -> list[AttentionKind]:
+    counts = _wholes(table, "num_heads", "num_key_value_heads", "head_dim")
+    windows = table.wholes("window_size", low=0) if "window_size" in table.names else [0] * len(table)
+    return list(map(AttentionKind, *_formats(table, "attn_dtype", "kv_cache_dtype"), *counts, windows))
+
+
+def _module_kinds(table: Columns) -> list[ModuleKind | None]:
+    """The kind of each row; None for layers of models that no model file describes."""
+    shapes: dict[str, Shape] = {}
+    models = table.text("model")
+    for name in set(models):
+        try:
+            shapes[name] = module_shape(load_model(name))
+        except BadInput:
+            continue
+    rows = zip(models, *_wholes(table, "num_heads"), *_formats(table, "kv_cache_dtype", "gemm_type"), strict=True)
+    return [
+        ModuleKind(shapes[model], heads, cache, weights) if model in shapes else None
+        for model, heads, cache, weights in rows
+    ]
+
+
+def _sequences(
+    kinds: Callable[[Columns], Iterable[Hashable]], table: Columns
+) -> Iterator[tuple[Hashable, int, int, int, float]]:
+    """Rows (kind, sequences, new tokens and cached tokens of each, seconds) of the kinds that are known."""
+    sizes = (*_wholes(table, "batch_size", "isl"), table.wholes("step", low=0))
+    return (row for row in zip(kinds(table), *sizes, _latency(table), strict=True) if row[0] is not None)
+
+
+def _prompts(kinds: Callable[[Columns], Iterable[Hashable]], table: Columns) -> dict[Any, Curve]:
+    """Attention of single prompts without cached tokens. Batches of equal prompts are ignored."""
+    rows = _sequences(kinds, table)
+    return _curves(
+        (kind, float(tokens), seconds) for kind, batch, tokens, cached, seconds in rows if (batch, cached) == (1, 0)
+    )
+
+
+def _decodes(kinds: Callable[[Columns], Iterable[Hashable]], table: Columns) -> dict[Any, Surface]:
+    """Attention of decodes. Cached tokens of each sequence are `isl` + `step`, its new one included."""
+    rows = _sequences(kinds, table)
+    curves = _curves(((kind, count), float(isl + step), seconds) for kind, count, isl, step, seconds in rows)
+    by_count: dict[Any, dict[int, Curve]] = defaultdict(dict)
+    for (kind, count), curve in curves.items():
+        by_count[kind][count] = curve
+    return {kind: Surface(surface) for kind, surface in by_count.items()}
+
+
+def recurrent_layers(table: Columns) -> dict[str, dict[tuple[int, int, Shape], float]]:
+    """Seconds by phase, then by sequences, tokens of each and shape: convolution and recurrence together.
+
+    Shapes without a recurrence are left out: all of Mamba-2's, whose tables time the convolution alone.
+    """
+    name, columns = table.text("op_name")[0], ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim")
+    if any(column not in table.names for column in columns):
+        return {}
+    shapes = zip(*_wholes(table, *columns), strict=True)
+    sizes = zip(*_wholes(table, "batch_size", "seq_len"), shapes, strict=True)
+    kernels: dict[tuple[str, tuple[int, int, Shape]], dict[str, float]] = defaultdict(dict)
+    rows = zip(table.text("phase"), sizes, table.text("kernel_source"), table.numbers("latency"), strict=True)
+    for phase, size, kernel, milliseconds in rows:
+        kernels[phase, size][kernel] = milliseconds * 1e-3
+    layers: dict[str, dict[tuple[int, int, Shape], float]] = defaultdict(dict)
+    for (phase, size), parts in kernels.items():
+        recurrences = [seconds for kernel, seconds in parts.items() if not kernel.startswith(CONVOLUTION)]
+        convolutions = [seconds for kernel, seconds in parts.items() if kernel.startswith(CONVOLUTION)]
+        if recurrences and convolutions:
+            first = 0.0 if (name, phase) in HOST_BOUND else min(convolutions)
+            layers[phase][size] = first + min(recurrences)
+    return dict(layers)
+
+
+def _states(table: Columns) -> dict[Shape, tuple[Curve, Curve]]:
+    layers = recurrent_layers(table)
+    sized = {phase: layers.get(phase, {}).items() for phase in ("context", "generation")}
+    prompts = _curves((shape, tokens, seconds) for (batch, tokens, shape), seconds in sized["context"] if batch == 1)
+    # Decodes of any length cost the same; the last row of a number of them counts.
+    latest = {(shape, batch): seconds for (batch, _, shape), seconds in sized["generation"]}
+    decodes = _curves((shape, batch, seconds) for (shape, batch), seconds in latest.items())
+    return {shape: (curve, decodes[shape]) for shape, curve in prompts.items() if shape in decodes}
+
+
+READERS: Mapping[str, Callable[[Columns], Mapping[Any, Any]]] = {
+    "gemm": _gemms,
+    "context_attention": partial(_prompts, _attention_kinds),
+    "generation_attention": partial(_decodes, _attention_kinds),
+    "moe": _experts,
+    "custom_allreduce": _all_reduces,
+    "mla_context_module": partial(_prompts, _module_kinds),
+    "mla_generation_module": partial(_decodes, _module_kinds),
+    "dsa_context_module": partial(_prompts, _module_kinds),
+    "dsa_generation_module": partial(_decodes, _module_kinds),
+    "gdn": _states,
+    "kda": _states,
+    "mamba2": _states,
+}
+"""The tables of which step times are composed."""
 
 
 def _read_device(path: Path | None) -> Device | None:
     if path is None:
         return None
     document = read_yaml(path)
-    return Device(
-        _positive(document, path, "gpu", "mem_bw"),
-        _positive(document, path, "gpu", "mem_capacity"),
-        _positive(document, path, "misc", "other_mem"),
-    )
-
-
-def _positive(document: dict[str, Any], path: Path, section: str, name: str) -> float:
-    part = document.get(section)
-    value = part.get(name) if isinstance(part, dict) else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise BadInput("expected a number above 0", value=value, field=f"{section}.{name}", file=path)
-    return float(value)
+    numbers = []
+    for section, name in (("gpu", "mem_bw"), ("gpu", "mem_capacity"), ("misc", "other_mem")):
+        part = document.get(section)
+        value = part.get(name) if isinstance(part, dict) else None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise BadInput("expected a number above 0", value=value, field=f"{section}.{name}", file=path)
+        numbers.append(float(value))
+    return Device(*numbers)
 
 
 def _neighbours(grid: Collection[int], size: int) -> list[tuple[int, float]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from latency_models.deployment.hardware import Hardware, Precision
-from latency_models.deployment.models import OF_EXPERTS, ExpertFFN, GroupedQueryAttention, Model
+from latency_models.deployment.models import OF_EXPERTS, ROUTER, ExpertFFN, GroupedQueryAttention, Model
 from latency_models.deployment.models import WEIGHT_BYTES as WEIGHT_BYTES
 from latency_models.deployment.models import Weights as Weights
 from latency_models.stages import stage_layers
@@ -169,7 +169,7 @@ def _stage_memory(
     if isinstance(model.attention, GroupedQueryAttention):
         slot += model.attention.window * cached * share * model.windowed_layers
     slots = max_num_seqs * slot
-    weights = layers * _layer_bytes(model, placement) + _embedding_bytes(model, placement, stage) + joined
+    weights = share * _layers_bytes(model, placement) + _embedding_bytes(model, placement, stage) + joined
     usable = hardware.memory_capacity * gpu_memory_utilization
     free = usable - weights - RESERVED - slots
     return DeviceMemory(hardware.memory_capacity, weights, RESERVED, free, token, slots)
@@ -183,37 +183,21 @@ def _cached_elements(model: Model, placement: Placement) -> float:
     return attention.cached_elements
 
 
-def _layer_bytes(model: Model, placement: Placement) -> float:
-    """Weights of one layer on one device: the mean over layers, of which some may be of another kind."""
-    attention, ffn, hidden, width = model.attention, model.ffn, model.hidden_size, placement.tensor_parallel
+def _layers_bytes(model: Model, placement: Placement) -> float:
+    """Weights of all layers, of which some may be of another kind, on one device."""
+    ffn, hidden, width = model.ffn, model.hidden_size, placement.tensor_parallel
+    norms = model.attention_layers * model.attention.norm_weights + (model.mixers + model.layers_with_ffn) * hidden
     linear, expert = WEIGHT_BYTES[placement.weights], WEIGHT_BYTES[placement.experts]
-    attending = model.attention_layers / model.layers
-    size = attending * (_projections(model, placement) * linear + attention.norm_weights * 2.0)
-    size += (model.mixers + model.layers_with_ffn) / model.layers * hidden * 2.0
-    if model.linear_attention:
-        state = model.linear_attention
-        weights = state.projection_weights(hidden) * linear + state.small_weights * 2.0
-        size += model.linear_layers / model.layers * weights / width
-    if not isinstance(ffn, ExpertFFN):
-        return size + model.layers_with_ffn / model.layers * ffn.weights(hidden) / width * linear
-    routed = ffn.experts * ffn.expert_weights(hidden) / placement.stage_devices * expert
-    unrouted = ffn.shared_weights(hidden) / width * linear + ffn.experts * hidden * 2.0
-    dense = ffn.dense_weights(hidden) / width * linear
-    return size + (model.expert_layers * (routed + unrouted) + ffn.dense_layers * dense) / model.layers
-
-
-def _projections(model: Model, placement: Placement) -> float:
-    attention, hidden, width = model.attention, model.hidden_size, placement.tensor_parallel
-    if isinstance(attention, GroupedQueryAttention):
-        kv_heads = max(attention.kv_heads / width, 1.0)
-        return hidden * attention.head_dim * ((attention.queries + attention.heads) / width + 2 * kv_heads)
-    whole = hidden * (attention.q_compressed + attention.cached_elements)
-    if attention.indexer is not None:
-        indexers = model.indexer_layers / model.attention_layers
-        indexer = indexers * attention.indexer.weights(hidden, attention.q_compressed)
-    else:
-        indexer = 0.0
-    return whole + (attention.projection_weights(hidden) - whole) / width + indexer
+    size = sum(
+        times * columns * inner * (2.0 if name == ROUTER else linear)
+        for times, (name, columns, inner) in model.projections(width)
+    )
+    size += model.indexer_layers * model.indexer.norm_weights * linear if model.indexer else 0.0
+    size += norms * 2.0
+    size += model.linear_layers * model.linear_attention.small_weights * 2.0 / width if model.linear_attention else 0.0
+    if isinstance(ffn, ExpertFFN):
+        size += model.expert_layers * ffn.experts * ffn.expert_weights(hidden) / placement.stage_devices * expert
+    return size
 
 
 def _embedding_bytes(model: Model, placement: Placement, stage: int) -> float:

@@ -10,6 +10,7 @@ from typing import cast
 from latency_models.deployment.hardware import Hardware, Precision
 from latency_models.deployment.layers import ExpertLoad
 from latency_models.deployment.models import (
+    ROUTER,
     DenseFFN,
     ExpertFFN,
     GroupedQueryAttention,
@@ -199,54 +200,8 @@ class AttentionShape:
 
 def matrices(model: Model, placement: Placement) -> Iterator[Matrix]:
     """The linear layers that all rows of a batch go through. The head, for sequences that sample, is not among them."""
-    ffn, hidden, width, weights = model.ffn, model.hidden_size, placement.tensor_parallel, placement.weights
-    yield from _projections(model, placement)
-    if isinstance(ffn, DenseFFN):
-        yield from _dense_ffn(model.layers_with_ffn, hidden, ffn.intermediate_size / width, weights, ffn.matrices)
-        return
-    sparse = model.expert_layers
-    yield Matrix(sparse, ffn.experts, hidden, "bf16")
-    if ffn.shared_experts:
-        inner = ffn.shared_experts * ffn.intermediate_size / width
-        yield from _dense_ffn(sparse, hidden, inner, weights, ffn.matrices)
-    if ffn.latent_size:
-        yield Matrix(sparse, ffn.latent_size / width, hidden, weights)
-        yield Matrix(sparse, hidden, ffn.latent_size / width, weights)
-    if ffn.dense_layers:
-        yield from _dense_ffn(ffn.dense_layers, hidden, ffn.dense_intermediate_size / width, weights)
-
-
-def _projections(model: Model, placement: Placement) -> Iterator[Matrix]:
-    """The linear layers of attention: of the layers with a KV cache, of indexers, and of linear attention."""
-    attention, hidden, width = model.attention, model.hidden_size, placement.tensor_parallel
-    times, heads, weights = model.attention_layers, attention.heads / width, placement.weights
-    if isinstance(attention, GroupedQueryAttention):
-        kv_heads = max(attention.kv_heads / width, 1.0)
-        yield Matrix(times, (attention.queries / width + 2 * kv_heads) * attention.head_dim, hidden, weights)
-        yield Matrix(times, hidden, heads * attention.head_dim, weights)
-    else:
-        assert isinstance(attention, LatentAttention)
-        queries = heads * (attention.nope_dim + attention.rope_dim)
-        yield Matrix(times, (attention.q_compressed or queries) + attention.cached_elements, hidden, weights)
-        if attention.q_compressed:
-            yield Matrix(times, queries, attention.q_compressed, weights)
-        yield Matrix(times, heads * (attention.nope_dim + attention.value_dim), attention.kv_compressed, weights)
-        yield Matrix(times, hidden, heads * attention.value_dim, weights)
-        if attention.indexer is not None:  # not split over devices
-            indexer = attention.indexer
-            yield Matrix(model.indexer_layers, indexer.heads * indexer.head_dim, attention.q_compressed, weights)
-            yield Matrix(model.indexer_layers, indexer.head_dim + indexer.heads, hidden, weights)
-    linear = model.linear_attention
-    if linear is not None:
-        *inputs, (columns, inner) = linear.projections(hidden)
-        for outputs, size in inputs:
-            yield Matrix(linear.layers, outputs / width, size, weights)
-        yield Matrix(linear.layers, columns, inner / width, weights)
-
-
-def _dense_ffn(times: int, hidden: int, inner: float, weights: Weights, matrices: int = 3) -> Iterator[Matrix]:
-    yield Matrix(times, (matrices - 1) * inner, hidden, weights)
-    yield Matrix(times, hidden, inner, weights)
+    for times, (name, columns, inner) in model.projections(placement.tensor_parallel):
+        yield Matrix(times, columns, inner, "bf16" if name == ROUTER else placement.weights)
 
 
 def head(model: Model, placement: Placement) -> Matrix:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from latency_models.deployment.models import Model, load_model
-from latency_models.sources.aiconfigurator.kernels import ModelKernels, Placement, compose, kv_capacity
-from latency_models.sources.aiconfigurator.tables import Device, read_tables
+from latency_models.sources.aiconfigurator.kernels import ModelKernels, Placement, compose
+from latency_models.sources.aiconfigurator.tables import read_tables
 from tests.latency_models.sources.aiconfigurator.small_tables import (
     all_reduce_time,
     context_time,
@@ -152,13 +152,3 @@ def test_experts_on_fewer_ranks_than_attention_are_refused(tables: Path) -> None
 def test_latent_attention_without_its_tables_names_them(tables: Path) -> None:
     with pytest.raises(BadInput, match=r"mla_context_module: got ModuleKind.*, expected one of none"):
         compose(read_tables(tables), load_model("deepseek-v3"), Placement())
-
-
-def test_the_cache_gets_what_the_weights_leave() -> None:
-    device, shapes = Device(1e12, 100e9, 5e9), load_model("llama-3.1-8b")
-    free = 90e9 - 5e9 - 8_030_261_248 * 2
-    assert kv_capacity(device, shapes, Placement()) == pytest.approx(free / (32 * 2 * 8 * 128 * 2))
-    halved = kv_capacity(device, shapes, Placement(tensor_parallel=2, weights="fp8", cache="fp8"))
-    assert halved == pytest.approx((90e9 - 5e9 - 8_030_261_248 / 2) / (32 * 2 * 4 * 128))
-    with pytest.raises(BadInput, match=r"expected weights that fit \(llama-3.1-70b on 1 devices\)"):
-        kv_capacity(device, load_model("llama-3.1-70b"), Placement())

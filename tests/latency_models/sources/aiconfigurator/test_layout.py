@@ -89,7 +89,7 @@ def test_the_layout_between_has_a_folder_for_each_version(tables: Path, tmp_path
     assert systems(data) == {"lab": {"vllm": ["0.8.5", "0.12.0"]}}
     result = packaged_tables(data, "lab", "vllm")
     assert (result.version, result.notes) == ("0.12.0", ())
-    assert read_tables(result).gemms == read_tables(tables).gemms
+    assert read_tables(result).tables == read_tables(tables).tables
 
 
 def test_a_later_version_never_fills_a_gap(data: Path) -> None:

@@ -48,7 +48,7 @@ def test_a_shape_missing_from_the_grid_is_made_of_its_neighbours(tables: Path) -
 
 def test_attention_is_of_one_prompt_uncached_and_of_whole_contexts(tables: Path) -> None:
     content = read_tables(tables)
-    context, generation = content.context_attention(KIND), content.generation_attention(KIND)
+    context, generation = (content.find(f"{name}_attention", KIND) for name in ("context", "generation"))
     for tokens in (16, 1000, 16384):
         assert context.at(tokens) == pytest.approx(context_time(tokens))
     for count, cached in ((1, 2), (8, 3000), (100, 65536)):  # isl + step
@@ -57,8 +57,8 @@ def test_attention_is_of_one_prompt_uncached_and_of_whole_contexts(tables: Path)
 
 def test_experts_and_all_reduces_inside_graphs(tables: Path) -> None:
     content = read_tables(tables)
-    assert content.expert_layer(ExpertKind("float16", 256, 128, 2, 8, 1, 2)).at(500) == pytest.approx(expert_time(500))
-    assert content.reduction(4).at(5000) == pytest.approx(all_reduce_time(5000))
+    assert content.find("moe", ExpertKind("float16", 256, 128, 2, 8, 1, 2)).at(500) == pytest.approx(expert_time(500))
+    assert content.find("custom_allreduce", 4).at(5000) == pytest.approx(all_reduce_time(5000))
 
 
 def test_the_system_file_beside_the_tables_describes_the_device(tables: Path) -> None:
@@ -71,21 +71,25 @@ def test_without_system_file_experts_or_all_reduce_the_rest_is_read(tables: Path
     for name in ("moe", "custom_allreduce"):
         (tables / f"{name}_perf.txt.gz").unlink()
     content = read_tables(tables)
-    assert (content.device, content.experts, content.all_reduce) == (None, {}, {})
+    assert content.device is None
+    assert content.tables.keys() == {"gemm", "context_attention", "generation_attention"}
     with pytest.raises(BadInput, match=r"custom_allreduce_perf.txt.gz: devices: got 2, expected one of none"):
-        content.reduction(2)
+        content.find("custom_allreduce", 2, "devices")
 
 
 def test_what_is_not_in_the_tables_is_told_with_what_is(tables: Path) -> None:
     content = read_tables(tables)
     with pytest.raises(BadInput, match=r"gemm_perf.txt.gz: weights: got 'fp4', expected one of float16"):
         content.gemm("fp4", 64, 64)
-    with pytest.raises(BadInput, match="context_attention"):
-        content.context_attention(AttentionKind("fp8", "float16", 4, 2, 64))
-    with pytest.raises(BadInput, match="generation_attention"):
-        content.generation_attention(AttentionKind("float16", "float16", 3, 1, 64))
-    with pytest.raises(BadInput, match="moe"):
-        content.expert_layer(ExpertKind("float16", 256, 128, 2, 8, 8, 1))
+    for table, kind in (
+        ("context_attention", AttentionKind("fp8", "float16", 4, 2, 64)),
+        ("generation_attention", AttentionKind("float16", "float16", 3, 1, 64)),
+        ("moe", ExpertKind("float16", 256, 128, 2, 8, 8, 1)),
+    ):
+        with pytest.raises(
+            BadInput, match=f"{table}_perf.txt.gz: {table}: got {type(kind).__name__}.*, expected one of "
+        ):
+            content.find(table, kind)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +136,7 @@ def test_a_broken_gzip_file_is_told(tables: Path) -> None:
 
 def test_the_published_tables_are_read_whole(real_tables: Path) -> None:
     content = read_tables(real_tables / "h100_sxm_vllm_0.12.0")
-    assert {name: len(shapes) for name, shapes in content.gemms.items()} == {
+    assert {name: len(shapes) for name, shapes in content.tables["gemm"].items()} == {
         "float16": 440,
         "fp8": 440,
         "fp8_block": 360,
@@ -141,4 +145,4 @@ def test_the_published_tables_are_read_whole(real_tables: Path) -> None:
     # By hand: `fp8,8192,65536,10240,7.548380533854167` is among the first lines.
     assert content.gemm("fp8", 65536, 10240)[0].at(8192) == pytest.approx(7.548380533854167e-3)
     graph = 0.004586560130119323e-3  # of two lines for 2 devices and 128 elements, the one inside a graph
-    assert content.reduction(2).at(128) == pytest.approx(graph)
+    assert content.find("custom_allreduce", 2, "devices").at(128) == pytest.approx(graph)
