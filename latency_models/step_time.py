@@ -212,6 +212,11 @@ class StepTime(ABC):
         """A model at these scores of its unknowns, by name; unknowns that are missing stay at their estimates."""
         return self
 
+    def factors(self, scores: Mapping[str, float]) -> dict[str, float]:
+        """The factor of each unknown that has one, by name, at these scores."""
+        known = (unknown for unknown in self.unknowns() if unknown.deviation is not None)
+        return {unknown.name: unknown.factor(scores.get(unknown.name, 0.0)) for unknown in known}
+
     @property
     def can_draw(self) -> bool:
         """True if the model has unknowns, so that `draw` gives other models."""

@@ -36,8 +36,7 @@ def read_config(path: Path) -> ConfigFields:
 def model_from_config(path: Path) -> Model:
     """The model file that a config.json stands for, with the formats that its `quantization_config` states."""
     fields = read_config(path)
-    attention = {"attention": _grouped_queries(fields)}
-    return _model(fields, attention, {"kind": "dense", **_sizes(fields, "intermediate_size")})
+    return _model(fields, _grouped(fields), {"kind": "dense", "intermediate_size": fields.count("intermediate_size")})
 
 
 def any_model(name: str | Path, base: Path = Path()) -> Model:
@@ -94,8 +93,9 @@ def _model(fields: ConfigFields, attention: dict[str, Any], ffn: dict[str, Any])
     return model.published_as(Checkpoint(weights=formats.linear, experts=formats.experts))
 
 
-def _sizes(fields: ConfigFields, *names: str) -> dict[str, int]:
-    return {name: fields.count(name) for name in names}
+def _sizes(fields: ConfigFields, **names: str) -> dict[str, int]:
+    """Counts by our names, from the fields that have theirs."""
+    return {name: fields.count(field) for name, field in names.items()}
 
 
 def _first(fields: ConfigFields, *names: str) -> int:
@@ -110,12 +110,12 @@ NORMED = (
 """Families that norm queries and keys head by head."""
 
 
-def _grouped_queries(fields: ConfigFields) -> dict[str, Any]:
+def _grouped(fields: ConfigFields) -> dict[str, Any]:
     """Attention with grouped queries; `layer_types` says which layers of gpt-oss have a window."""
     heads, kv_heads, head_dim = attention_sizes(fields)
     windowed = _layers_of(fields, "sliding_attention")
     family = fields.document["model_type"]
-    return {
+    attention = {
         "kind": "gqa",
         "heads": heads,
         "kv_heads": kv_heads,
@@ -124,6 +124,7 @@ def _grouped_queries(fields: ConfigFields) -> dict[str, Any]:
         "window": fields.count("sliding_window") if windowed else 0,
         "windowed_layers": windowed,
     }
+    return {"attention": attention}
 
 
 def _layers_of(fields: ConfigFields, kind: str) -> int:
@@ -131,48 +132,32 @@ def _layers_of(fields: ConfigFields, kind: str) -> int:
     return kinds.count(kind) if isinstance(kinds, list) else 0
 
 
-def _grouped(fields: ConfigFields) -> dict[str, Any]:
-    return {"attention": _grouped_queries(fields)}
-
-
 def _latent(fields: ConfigFields) -> dict[str, Any]:
     """Latent attention; with `index_topk` it is sparse (DSA)."""
-    names = {
-        "heads": "num_attention_heads",
-        "kv_compressed": "kv_lora_rank",
-        "rope_dim": "qk_rope_head_dim",
-        "nope_dim": "qk_nope_head_dim",
-        "value_dim": "v_head_dim",
-    }
-    shapes = {name: fields.count(field) for name, field in names.items()}
-    attention = {"kind": "mla", **shapes, "q_compressed": _first(fields, "q_lora_rank")}
+    shapes = _sizes(
+        fields, heads="num_attention_heads", kv_compressed="kv_lora_rank", rope_dim="qk_rope_head_dim",
+        nope_dim="qk_nope_head_dim", value_dim="v_head_dim",
+    )  # fmt: skip
+    attention: dict[str, Any] = {"kind": "mla", **shapes, "q_compressed": _first(fields, "q_lora_rank")}
     if fields.document.get("index_topk") is not None:
+        sizes = _sizes(fields, heads="index_n_heads", head_dim="index_head_dim", top_k="index_topk")
         kinds = fields.document.get("indexer_types")
-        attention["indexer"] = {
-            "heads": fields.count("index_n_heads"),
-            "head_dim": fields.count("index_head_dim"),
-            "top_k": fields.count("index_topk"),
-            "layers": kinds.count("full") if isinstance(kinds, list) else None,
-        }
+        attention["indexer"] = {**sizes, "layers": kinds.count("full") if isinstance(kinds, list) else None}
     return {"attention": attention}
 
 
 def _gated_delta(fields: ConfigFields) -> dict[str, Any]:
     """Layers of Gated DeltaNet among layers of grouped queries with an output gate (Qwen3-Next)."""
-    names = {
-        "key_heads": "linear_num_key_heads",
-        "value_heads": "linear_num_value_heads",
-        "key_dim": "linear_key_head_dim",
-        "value_dim": "linear_value_head_dim",
-        "convolution": "linear_conv_kernel_dim",
-    }
+    shapes = _sizes(
+        fields, key_heads="linear_num_key_heads", value_heads="linear_num_value_heads",
+        key_dim="linear_key_head_dim", value_dim="linear_value_head_dim", convolution="linear_conv_kernel_dim",
+    )  # fmt: skip
     layers = _layers_of(fields, "linear_attention")
     if "layer_types" not in fields.document:
         layers = fields.count("num_hidden_layers")
         layers -= layers // fields.count("full_attention_interval", 4)
-    linear = {"kind": "gdn", "layers": layers, **{name: fields.count(field) for name, field in names.items()}}
-    attention = _grouped_queries(fields) | {"output_gate": fields.flag("attn_output_gate", True)}
-    return {"attention": attention, "linear_attention": linear}
+    attention = _grouped(fields)["attention"] | {"output_gate": fields.flag("attn_output_gate", True)}
+    return {"attention": attention, "linear_attention": {"kind": "gdn", "layers": layers, **shapes}}
 
 
 def _kimi_delta(fields: ConfigFields) -> dict[str, Any]:
@@ -198,16 +183,12 @@ def _mamba(fields: ConfigFields) -> dict[str, Any]:
     if "E" in pattern and "-" in pattern:
         expected = "expected FFNs of one kind: dense layers among mixtures of experts are not described"
         raise fields.fault("hybrid_override_pattern", pattern, expected)
-    names = {
-        "key_heads": "n_groups",
-        "value_heads": "mamba_num_heads",
-        "key_dim": "ssm_state_size",
-        "value_dim": "mamba_head_dim",
-        "convolution": "conv_kernel",
-    }
-    shapes = {name: fields.count(field) for name, field in names.items()}
+    shapes = _sizes(
+        fields, key_heads="n_groups", value_heads="mamba_num_heads", key_dim="ssm_state_size",
+        value_dim="mamba_head_dim", convolution="conv_kernel",
+    )  # fmt: skip
     linear = {"kind": "mamba2", "layers": pattern.count("M"), **shapes}
-    attention = _grouped_queries(fields)
+    attention = _grouped(fields)["attention"]
     if fields.document.get("attention_head_dim"):
         attention["head_dim"] = fields.count("attention_head_dim")
     ffns = pattern.count("E") + pattern.count("-")
@@ -227,25 +208,16 @@ def _pattern(fields: ConfigFields) -> dict[str, Any]:
     return {"hybrid_override_pattern": letters, "num_hidden_layers": len(kinds)}
 
 
-READERS: Mapping[str, Callable[[ConfigFields], dict[str, Any]]] = {
-    "mixtral": _grouped,
-    "qwen3_moe": _grouped,
-    "qwen3_vl_text": _grouped,
-    "qwen3_vl_moe_text": _grouped,
-    "gpt_oss": _grouped,
-    "minimax_m2": _grouped,
-    "glm4_moe": _grouped,
-    "deepseek_v2": _latent,
-    "deepseek_v3": _latent,
-    "kimi_k2": _latent,
-    "deepseek_v32": _latent,
-    "glm_moe_dsa": _latent,
-    "qwen3_next": _gated_delta,
-    "qwen3_5_text": _gated_delta,
-    "qwen3_5_moe_text": _gated_delta,
-    "kimi_linear": _kimi_delta,
-    "nemotron_h": _mamba,
-}
+FAMILIES_OF: Mapping[Callable[[ConfigFields], dict[str, Any]], tuple[str, ...]] = {
+    _grouped: (
+        "mixtral", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text", "gpt_oss", "minimax_m2", "glm4_moe",
+    ),
+    _latent: ("deepseek_v2", "deepseek_v3", "kimi_k2", "deepseek_v32", "glm_moe_dsa"),
+    _gated_delta: ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+    _kimi_delta: ("kimi_linear",),
+    _mamba: ("nemotron_h",),
+}  # fmt: skip
+READERS = {family: read for read, families in FAMILIES_OF.items() for family in families}
 """`model_type`s that a model file describes beside FAMILIES, and what reads their attention. The live engine serves
 only some of them."""
 
@@ -293,11 +265,10 @@ def _ffn(fields: ConfigFields) -> dict[str, Any]:
     gated = config.get("mlp_hidden_act", "silu") != "relu2"
     experts = next((name for name in EXPERTS if config.get(name)), None)
     if experts is None or "-" in str(config.get("hybrid_override_pattern")):
-        return {"kind": "dense", **_sizes(fields, "intermediate_size"), "gated": gated}
+        return {"kind": "dense", **_sizes(fields, intermediate_size="intermediate_size"), "gated": gated}
     size = "moe_intermediate_size" if config.get("moe_intermediate_size") else "intermediate_size"
-    fields.refuse_unless("mlp_only_layers", ([],), "dense layers among mixtures of experts are not described")
-    fields.refuse_unless("decoder_sparse_step", (1,), "dense layers among mixtures of experts are not described")
-    fields.refuse_unless("moe_layer_freq", (1,), "dense layers among mixtures of experts are not described")
+    for name, value in (("mlp_only_layers", []), ("decoder_sparse_step", 1), ("moe_layer_freq", 1)):
+        fields.refuse_unless(name, (value,), "dense layers among mixtures of experts are not described")
     dense = _first(fields, "first_k_dense_replace")
     chosen = "num_experts_per_token" if config.get("num_experts_per_token") else "num_experts_per_tok"
     return {

@@ -7,11 +7,10 @@ in an underscore, and returns the estimator. Methods that predict raise `NotFitt
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,19 +30,7 @@ class NotFitted(TwinError, AttributeError):
 
 
 class Estimator:
-    """Access to parameters by name. A subclass's constructor names each parameter (no *args) and only stores it."""
-
-    def get_params(self) -> dict[str, Any]:
-        """The constructor's arguments."""
-        return {name: getattr(self, name) for name in self._param_names()}
-
-    def __repr__(self) -> str:
-        params = ", ".join(f"{name}={value!r}" for name, value in self.get_params().items())
-        return f"{type(self).__name__}({params})"
-
-    @classmethod
-    def _param_names(cls) -> list[str]:
-        return [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
+    """Base class of estimators."""
 
     def _require_fit(self) -> None:
         if not any(name.endswith("_") and not name.startswith("_") for name in vars(self)):

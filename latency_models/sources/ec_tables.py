@@ -161,8 +161,7 @@ class EcTables(StepTime):
 
     def vary(self, scores: Mapping[str, float]) -> EcTables:
         varied = EcTables(self.tables, self.selection, self.passes, self.pad_to)
-        for unknown in self.unknowns():
-            factor = unknown.factor(scores.get(unknown.name, 0.0))
+        for factor in self.factors(scores).values():
             varied._seconds = [seconds * factor for seconds in self._seconds]
         return varied
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -152,8 +153,8 @@ class EngineRegression(Estimator, StepTime):
 
     overhead_: float
     slopes_: dict[str, float]
-    heldout_error_: float | None = None
-    heldout_p90_: float = 0.0
+    heldout_median_error_: float | None = None
+    heldout_p90_error_: float = 0.0
     repeat_spread_: float = 0.0
     round_spread_: float = 0.0
     lines_: dict[str, BrokenLine]
@@ -216,11 +217,11 @@ class EngineRegression(Estimator, StepTime):
 
     def unknowns(self) -> tuple[Unknown, ...]:
         """Parts of a step by the error of held-out steps; none for a model without a file."""
-        if self.heldout_error_ is None:
+        if self.heldout_median_error_ is None:
             return ()
         # Half of normal errors are below 0.674 deviations. Scatter of equal steps is no error of the model.
-        systematic = math.sqrt(max((self.heldout_error_ / 0.674) ** 2 - self.repeat_spread_**2, 0.0))
-        part = max(systematic, 0.5 * self.heldout_error_, 0.002)
+        systematic = math.sqrt(max((self.heldout_median_error_ / 0.674) ** 2 - self.repeat_spread_**2, 0.0))
+        part = max(systematic, 0.5 * self.heldout_median_error_, 0.002)
         # A run is another round: what rounds of the profile differ by, it may differ by from all of them.
         drifts, about = self.round_spread_ > MACHINE, "speed of the machine since it was profiled"
         speed = max(self.round_spread_, MACHINE)
@@ -233,31 +234,27 @@ class EngineRegression(Estimator, StepTime):
 
     def scatter(self) -> float:
         """The deviation of steps, from the P90 error of held-out ones (taken as normal) and the machine's drift."""
-        return math.hypot(self.heldout_p90_ / 1.645, MACHINE) if self.heldout_p90_ else 0.0
+        return math.hypot(self.heldout_p90_error_ / 1.645, MACHINE) if self.heldout_p90_error_ else 0.0
 
     def vary(self, scores: Mapping[str, float]) -> EngineRegression:
-        self._require_fit()
-        factors = {unknown.name: unknown.factor(scores.get(unknown.name, 0.0)) for unknown in self.unknowns()}
-        machine, beyond = factors.get("machine", 1.0), factors.get("beyond", 1.0)
-        fixed = machine * factors.get("fixed", 1.0)
-        varied = EngineRegression(**self.get_params())
-        vars(varied).update(vars(self))
-        varied.heldout_error_ = None
-        varied.overhead_ = self.overhead_ * fixed
-        varied.slopes_ = {name: slope * fixed for name, slope in self.slopes_.items()}
-        varied.lines_ = {
-            name: line.scaled(machine * factors.get(name, 1.0), beyond) for name, line in self.lines_.items()
-        }
+        factors = self.factors(scores)
+        machine = factors.get("machine", 1.0)
+        lines = {name: machine * factors.get(name, 1.0) for name in LINES}
+        varied = self._scaled(machine * factors.get("fixed", 1.0), lines, factors.get("beyond", 1.0))
+        varied.heldout_median_error_ = None
         return varied
 
     def at_speed(self, factor: float) -> EngineRegression:
         """The model of a machine on which every step takes `factor` times as long."""
+        return self._scaled(factor, dict.fromkeys(LINES, factor))
+
+    def _scaled(self, fixed: float, lines: Mapping[str, float], beyond: float = 1.0) -> EngineRegression:
+        """The model with factors on overhead and slopes, on lines, and on the slopes of lines beyond their knots."""
         self._require_fit()
-        scaled = EngineRegression(**self.get_params())
-        vars(scaled).update(vars(self))
-        scaled.overhead_ = self.overhead_ * factor
-        scaled.slopes_ = {name: slope * factor for name, slope in self.slopes_.items()}
-        scaled.lines_ = {name: line.scaled(factor) for name, line in self.lines_.items()}
+        scaled = copy(self)
+        scaled.overhead_ = self.overhead_ * fixed
+        scaled.slopes_ = {name: slope * fixed for name, slope in self.slopes_.items()}
+        scaled.lines_ = {name: line.scaled(lines[name], beyond) for name, line in self.lines_.items()}
         return scaled
 
     def _at(self, step: Step) -> float:
@@ -276,8 +273,6 @@ class EngineRegression(Estimator, StepTime):
         if step.drafted:
             seconds += slopes.get("drafted", 0.0) * step.drafted + slopes.get("drafted_kv", 0.0) * step.drafted_kv
         return seconds
-
-    # -- the file ----------------------------------------------------------------------------------------------------
 
     def document(
         self,
@@ -312,15 +307,8 @@ class EngineRegression(Estimator, StepTime):
     @classmethod
     def from_file(cls, file: EngineRegressionFile) -> EngineRegression:
         model = cls(file.block_size)
-        model.overhead_ = file.overhead
-        model.slopes_ = dict(file.slopes)
-        model.lines_ = dict(file.lines)
-        model.largest_ = dict(file.largest)
-        model.points_ = file.points
-        model.heldout_error_ = file.heldout_median_error
-        model.heldout_p90_ = file.heldout_p90_error
-        model.repeat_spread_ = file.repeat_spread
-        model.round_spread_ = file.round_spread
+        names = EngineRegressionFile.model_fields.keys() - {"schema_", "block_size", "clock", "frontend", "provenance"}
+        vars(model).update({f"{name}_": getattr(file, name) for name in names})
         return model
 
 

@@ -71,7 +71,7 @@ class LinearStepTime(StepTime):
         )
 
     def vary(self, scores: Mapping[str, float]) -> LinearStepTime:
-        factors = {unknown.name: unknown.factor(scores.get(unknown.name, 0.0)) for unknown in self.unknowns()}
+        factors = self.factors(scores)
         return LinearStepTime(*(getattr(self, name) * factors.get(name, 1.0) for name in COEFFICIENTS))
 
 

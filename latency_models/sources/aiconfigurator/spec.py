@@ -195,7 +195,7 @@ class AiconfiguratorStepTime(StepTime):
 
     def vary(self, scores: Mapping[str, float]) -> AiconfiguratorStepTime:
         centre, layers = self.corrections, self.kernels.layers
-        factors = {unknown.name: unknown.factor(scores.get(unknown.name, 0.0)) for unknown in self.unknowns()}
+        factors = self.factors(scores)
         changed = {name: getattr(centre, name) * factor for name, factor in factors.items() if name != "host"}
         # What other kernels cost beside linear layers has unknowns of its own.
         for name in ("attention", "experts", "collectives"):

@@ -14,7 +14,6 @@ from __future__ import annotations
 import datetime
 import hashlib
 import re
-from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import numpy as np
 
 from latency_models.io.config_io import checked, read_yaml
 from latency_models.io.files import Columns, read_columns
-from latency_models.sources.kernel_tables.skew import SkewFit, SkewShots, fit_skew
+from latency_models.sources.kernel_tables.skew import SkewShots, fit_skew
 from latency_models.sources.kernel_tables.tables import (
     ATTENTION_AXES,
     UNKNOWN,
@@ -61,9 +60,11 @@ def _read_folder(folder: Path, *, describe: bool) -> KernelTables:
     dense = _curves(_open(folder, "dense", hashes), "tokens")
     per_sequence = _curves(_open(folder, "per_sequence", hashes), "sequences")
     attention = _attention(_open(folder, "attention", hashes))
-    moe = _experts(_open(folder, "moe", hashes)) if _find(folder, "moe") else None
+    moe = None
+    if _find(folder, "moe"):
+        moe = ExpertTable(**_columns(_open(folder, "moe", hashes), ExpertTable.axes, 1, "tokens"))
     skewed = _skewed(folder) and _find(folder, "skew")
-    skew = _skew(_open(folder, "skew", hashes), errors=describe) if skewed else None
+    skew = fit_skew(_skew(_open(folder, "skew", hashes)), errors=describe) if skewed else None
     return KernelTables(
         schema="twin.step-time/1",
         kind="kernel-tables",
@@ -97,60 +98,56 @@ def _open(folder: Path, name: str, hashes: dict[str, str]) -> Columns:
     return columns
 
 
-def _curves(columns: Columns, axis: str) -> dict[str, Curve]:
-    layers, rows = columns.text("layer"), columns.wholes(axis, low=1)
-    times = columns.numbers("time_us", above=0.0)
-    _refuse_repeats(columns, list(zip(layers, rows, strict=True)), axis)
-    points: dict[str, list[tuple[int, float]]] = {}
-    for layer, row, time in zip(layers, rows, times, strict=True):
-        points.setdefault(layer, []).append((row, time))
-    return {
-        layer: Curve(rows=tuple(row for row, _ in layer_points), time_us=tuple(time for _, time in layer_points))
-        for layer, layer_points in points.items()
+def _columns(table: Columns, axes: tuple[str, ...], low: int, name: str) -> dict[str, Any]:
+    """Columns of axes (`ep` may be missing) and of times; a point that repeats is refused at the column `name`."""
+    missing = {"ep"} - set(table.names)
+    columns: dict[str, Any] = {
+        axis: [1] * len(table) if axis in missing else table.wholes(axis, low=low) for axis in axes
     }
+    layers = [table.text("layer")] if "layer" in table.names else []
+    place = first_repeat(zip(*layers, *columns.values(), strict=True))
+    if place is not None:
+        raise table.fault("expected each point once", place, name)
+    columns["time_us"] = table.numbers("time_us", above=0.0)
+    return {name: tuple(column) for name, column in columns.items()}
 
 
-def _attention(columns: Columns) -> AttentionTable:
-    axes = {name: tuple(columns.wholes(name, low=0)) for name in ATTENTION_AXES}
-    times = tuple(columns.numbers("time_us", above=0.0))
-    _refuse_repeats(columns, list(zip(*axes.values(), strict=True)), "n_decode")
-    for row, (chunk, decodes) in enumerate(zip(axes["prefill_chunk"], axes["n_decode"], strict=True)):
+def _curves(table: Columns, axis: str) -> dict[str, Curve]:
+    layers = table.text("layer")
+    columns = _columns(table, (axis,), 1, axis)
+    points: dict[str, list[tuple[int, float]]] = {}
+    for layer, *point in zip(layers, columns[axis], columns["time_us"], strict=True):
+        points.setdefault(layer, []).append((point[0], point[1]))
+    curves = {layer: tuple(zip(*layer_points, strict=True)) for layer, layer_points in points.items()}
+    return {layer: Curve(rows=rows, time_us=times) for layer, (rows, times) in curves.items()}
+
+
+def _attention(table: Columns) -> AttentionTable:
+    columns = _columns(table, ATTENTION_AXES, 0, "n_decode")
+    for row, (chunk, decodes) in enumerate(zip(columns["prefill_chunk"], columns["n_decode"], strict=True)):
         if not chunk and not decodes:
-            raise columns.fault("expected at least 1, since prefill_chunk is 0", row, "n_decode")
-    return checked(AttentionTable, {**axes, "time_us": times}, columns.path)
+            raise table.fault("expected at least 1, since prefill_chunk is 0", row, "n_decode")
+    return checked(AttentionTable, columns, table.path)
 
 
-def _experts(columns: Columns) -> ExpertTable:
-    tokens = columns.wholes("tokens", low=1)
-    experts = columns.wholes("activated_experts", low=1)
-    ep = columns.wholes("ep", low=1) if "ep" in columns.names else [1] * len(columns)
-    _refuse_repeats(columns, list(zip(ep, tokens, experts, strict=True)), "tokens")
-    times = tuple(columns.numbers("time_us", above=0.0))
-    return ExpertTable(ep=tuple(ep), tokens=tuple(tokens), activated_experts=tuple(experts), time_us=times)
-
-
-def _skew(columns: Columns, *, errors: bool) -> SkewFit | None:
-    regimes = columns.text("regime")
+def _skew(table: Columns) -> SkewShots:
+    regimes = table.text("regime")
     for row, regime in enumerate(regimes):
         if regime not in ("pure", "mixed"):
-            raise columns.fault("expected pure or mixed", row, "regime")
-    shots = SkewShots(
+            raise table.fault("expected pure or mixed", row, "regime")
+    counts = {"decodes": ("n", 1), "short": ("kvs", 0)}
+    numbers = {
+        "mean": "kv_mean",
+        "longest": "kv_big",
+        "at_mean": "t_mean_us",
+        "at_longest": "t_max_us",
+        "time": "t_skew_us",
+    }
+    return SkewShots(
         mixed=np.array([regime == "mixed" for regime in regimes]),
-        decodes=np.array(columns.wholes("n", low=1)),
-        short=np.array(columns.wholes("kvs", low=0)),
-        mean=np.array(columns.numbers("kv_mean", above=0.0)),
-        longest=np.array(columns.numbers("kv_big", above=0.0)),
-        at_mean=np.array(columns.numbers("t_mean_us", above=0.0)),
-        at_longest=np.array(columns.numbers("t_max_us", above=0.0)),
-        time=np.array(columns.numbers("t_skew_us", above=0.0)),
+        **{name: np.array(table.wholes(column, low=low)) for name, (column, low) in counts.items()},
+        **{name: np.array(table.numbers(column, above=0.0)) for name, column in numbers.items()},
     )
-    return fit_skew(shots, errors=errors)
-
-
-def _refuse_repeats(columns: Columns, keys: Sequence[Hashable], name: str) -> None:
-    place = first_repeat(keys)
-    if place is not None:
-        raise columns.fault("expected each point once", place, name)
 
 
 def _meta(folder: Path) -> tuple[dict[str, Any], Path | None]:
@@ -170,27 +167,19 @@ def _skewed(folder: Path) -> bool:
 
 def _provenance(folder: Path, hashes: dict[str, str]) -> TableSource:
     meta, _ = _meta(folder)
-    engine_versions = {name: str(meta[key]) for name, key in _VERSIONS.items() if key in meta}
     iterations = meta.get("measurement_iterations")
+    tools = [name for name in ("vllm", "cuda", "profiler") if f"{name}_version" in meta]
+    try:
+        date = datetime.datetime.fromisoformat(str(meta.get("profiled_at"))).date()
+    except ValueError:
+        date = None
     return TableSource(
         method="measured",
         source=str(folder),
         device=str(meta.get("gpu", meta.get("hardware", UNKNOWN))),
         model=str(meta.get("model", UNKNOWN)),
-        date=_date(meta.get("profiled_at")),
-        versions=engine_versions,
+        date=date,
+        versions={name: str(meta[f"{name}_version"]) for name in tools},
         note=f"mean of {iterations} forward passes a point" if iterations else "",
         files=hashes,
     )
-
-
-_VERSIONS = {"vllm": "vllm_version", "cuda": "cuda_version", "profiler": "profiler_version"}
-
-
-def _date(value: object) -> datetime.date | None:
-    if isinstance(value, datetime.datetime):
-        return value.date()
-    try:
-        return datetime.datetime.fromisoformat(str(value)).date()
-    except ValueError:
-        return None

@@ -112,11 +112,11 @@ class ExpertTimes:
         self._settings = settings
         self._flag = flag
         ranks = settings.expert_ranks
-        points = tables.moe.points(ranks) if tables.moe is not None else {}
+        points = tables.moe.of_degree(ranks) if tables.moe is not None else {}
         self._share = 1
         self.note = ""
         if not points and tables.moe is not None and set(tables.moe.ep) == {1}:
-            points = tables.moe.points(1)
+            points = tables.moe.of_degree(1)
             self._share = ranks
             self.note = (
                 f"experts were measured on one rank: each of {ranks} is taken to have 1/{ranks} of the tokens, for as "
@@ -161,7 +161,7 @@ class ExpertTimes:
 
 def _sum(curves: Mapping[str, Curve], times: Mapping[str, int], settings: KernelTableSettings) -> list[float]:
     columns = [
-        [times[name] * time for time in _by_count(curve.points(), settings.row_tile)]
+        [times[name] * time for time in _by_count(curve, settings.row_tile)]
         for name, curve in curves.items()
         if times[name]
     ]
@@ -169,8 +169,9 @@ def _sum(curves: Mapping[str, Curve], times: Mapping[str, int], settings: Kernel
     return [sum(column) * scale for column in zip(*columns, strict=False)]
 
 
-def _by_count(points: Sequence[tuple[int, float]], tile: int) -> list[float]:
+def _by_count(curve: Curve, tile: int) -> list[float]:
     """Microseconds at 0 (none), 1, ... to the last measured count; below the first, as at the first."""
+    points = sorted(zip(curve.rows, curve.time_us, strict=True))
     counts = [count for count, _ in points]
     times = [0.0]
     for count in range(1, counts[-1] + 1):

@@ -7,17 +7,20 @@ scatter. Times are made to rise with the size (a longer message takes no less), 
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, PrivateAttr, model_validator
 
+from latency_models.interpolation import level
 from latency_models.io.config_io import Strict, checked, read_yaml
 from latency_models.io.files import NameOrFile, find_data
 from workloads.errors import BadInput
+
+Points: TypeAlias = tuple[list[float], list[float]]
+"""Bytes and seconds of messages, both rising."""
 
 
 class Communication(Strict):
@@ -47,26 +50,44 @@ class Communication(Strict):
             raise BadInput("expected either a link or its numbers", field="link", value=self.link)
         return self
 
+    _measured: Mapping[int, Points] = PrivateAttr(default_factory=dict)
+    """All-reduces of a file, by ranks, and a factor on them."""
+    _factor: float = PrivateAttr(default=1.0)
+
     def scaled(self, factor: float) -> Communication:
         """The same link with all times that much longer."""
-        return self.model_copy(
-            update={
-                "latency": self.latency * factor,
-                "each_device": self.each_device * factor,
-                "bandwidth": self.bandwidth / factor,
-            }
-        )
-
-    def _latency(self, ranks: int) -> float:
-        return self.latency + (ranks - 2) * self.each_device
+        times = {"latency": self.latency * factor, "each_device": self.each_device * factor}
+        slower = self.model_copy(update={**times, "bandwidth": self.bandwidth / factor})
+        slower._factor = self._factor * factor
+        return slower
 
     def all_reduce(self, ranks: int, elements: float) -> float:
-        """Seconds of an all-reduce: each element crosses a link 2(N - 1)/N times."""
-        return self._latency(ranks) + elements * self.element_bytes * 2 * (ranks - 1) / ranks / self.bandwidth
+        """Seconds of an all-reduce: each element crosses a link 2(N - 1)/N times.
+
+        Of measured ones, ranks that are not among them get the next number's, by the ring's share.
+        """
+        if not self._measured:
+            return self._ring(ranks, elements, 2)
+        nearest = min(self._measured, key=lambda measured: (abs(measured - ranks), measured))
+        share = _share(ranks) / _share(nearest)
+        return self._factor * _between(*self._measured[nearest], elements * self.element_bytes * share)
 
     def all_gather(self, ranks: int, elements: float) -> float:
-        """Seconds of an all-gather of `elements` in all. A reduce-scatter takes as long."""
-        return self._latency(ranks) + elements * self.element_bytes * (ranks - 1) / ranks / self.bandwidth
+        """Seconds of an all-gather of `elements` in all, or of a reduce-scatter: half the way of an all-reduce."""
+        return self.all_reduce(ranks, elements) / 2 if self._measured else self._ring(ranks, elements, 1)
+
+    def _ring(self, ranks: int, elements: float, times: int) -> float:
+        latency = self.latency + (ranks - 2) * self.each_device
+        return latency + elements * self.element_bytes * times * (ranks - 1) / ranks / self.bandwidth
+
+
+def _share(ranks: int) -> float:
+    return 2 * (ranks - 1) / ranks
+
+
+def _between(sizes: Sequence[float], seconds: Sequence[float], size: float) -> float:
+    """Seconds of a message: as the smallest below it, in proportion to the size beyond the largest."""
+    return seconds[-1] * size / sizes[-1] if size >= sizes[-1] else level(sizes, seconds, size)
 
 
 def _a_list(value: object) -> object:
@@ -130,9 +151,6 @@ and 36 GB/s. All-reduces of one host say nothing about it."""
 PCIE = 6.4e10
 """Bytes/s each way of PCIe 5 with 16 lanes; only other links have more."""
 
-Points = tuple[tuple[float, float], ...]
-"""(bytes, seconds) of messages, rising in both."""
-
 
 class AllReduces(Strict):
     """Measured all-reduces over this many ranks: seconds by the bytes of the message of one rank."""
@@ -165,45 +183,21 @@ class LinkFile(Strict):
     source: Annotated[str, Field(min_length=1)]
 
 
-class MeasuredLink(Communication):
-    """A link with measured all-reduces: (bytes, seconds) by ranks, and a factor on them."""
-
-    all_reduces: Mapping[int, Points] = Field(default_factory=dict)
-    factor: float = 1.0
-
-    def all_reduce(self, ranks: int, elements: float) -> float:
-        """Ranks that were not measured get the next number's, by the ring's share."""
-        if not self.all_reduces:
-            return super().all_reduce(ranks, elements)
-        nearest = min(self.all_reduces, key=lambda measured: (abs(measured - ranks), measured))
-        share = _ring(ranks) / _ring(nearest)
-        return self.factor * _between(self.all_reduces[nearest], elements * self.element_bytes * share)
-
-    def all_gather(self, ranks: int, elements: float) -> float:
-        """Half the way of an all-reduce."""
-        return self.all_reduce(ranks, elements) / 2 if self.all_reduces else super().all_gather(ranks, elements)
-
-    def scaled(self, factor: float) -> MeasuredLink:
-        slower = super().scaled(factor)
-        return MeasuredLink.model_construct(**{**dict(slower), "factor": self.factor * factor})
-
-
 def resolve(communication: Communication, base: Path) -> Communication:
     """The link that a section names, by a preset or a file; the section itself where it states its numbers."""
     if communication.link is None:
         return communication
     path = find_data("links", communication.link, base)
     file = checked(LinkFile, read_yaml(path), path)
-    changes = {
-        "latency": file.latency,
-        "each_device": file.each_device,
-        "bandwidth": file.bandwidth,
-        "spread": communication.spread if "spread" in communication.model_fields_set else file.spread,
-        "source": f"{file.kind}: {file.source}",
-        "all_reduces": {table.ranks: _rising(table) for table in file.all_reduce},
-        "factor": 1.0,
+    numbers = {name: getattr(file, name) for name in ("latency", "each_device", "bandwidth", "spread")}
+    if "spread" in communication.model_fields_set:
+        del numbers["spread"]
+    link = communication.model_copy(update={**numbers, "source": f"{file.kind}: {file.source}"})
+    link._measured = {
+        table.ranks: ([float(size) for size in table.bytes], list(accumulate(table.seconds, max)))
+        for table in file.all_reduce
     }
-    return MeasuredLink.model_construct(**{**dict(communication), **changes})
+    return link
 
 
 def note(communication: Communication) -> str | None:
@@ -214,23 +208,3 @@ def note(communication: Communication) -> str | None:
     source = communication.source or "not stated"
     guess = f"the link between ranks is a guess (± {100 * communication.spread:.0f} %; {source})"
     return f"{guess}: measure an all-reduce, or refine on a short run (twin calibrate refine)"
-
-
-def _ring(ranks: int) -> float:
-    return 2 * (ranks - 1) / ranks
-
-
-def _rising(measured: AllReduces) -> Points:
-    longest = accumulate(measured.seconds, max)
-    return tuple((float(size), seconds) for size, seconds in zip(measured.bytes, longest, strict=True))
-
-
-def _between(points: Points, size: float) -> float:
-    """Seconds of a message: as the smallest below it, in proportion to the size beyond the largest."""
-    if size <= points[0][0]:
-        return points[0][1]
-    if size >= points[-1][0]:
-        return points[-1][1] * size / points[-1][0]
-    i = bisect_right(points, size, key=lambda point: point[0]) - 1
-    (low, at_low), (high, at_high) = points[i : i + 2]
-    return at_low + (at_high - at_low) * (size - low) / (high - low)

@@ -231,22 +231,21 @@ def placements(
     Experts are split over all devices (tensor parallel), or spread whole with as many attention replicas.
     """
     shapes = any_model(model, base)
-    sparse, formats = isinstance(shapes.ffn, ExpertFFN), shapes.formats(weights)
+    formats = shapes.formats(weights)
+    kinds = formats.linear, formats.experts, cache
     options = []
-    devices = 1
-    while devices <= most_devices:
-        stages = 1
-        while stages <= (devices if pipelines else 1):
+    for devices in _doublings(most_devices):
+        for stages in _doublings(devices if pipelines else 1):
             width = devices // stages
-            options.append(Placement(width, stages, 1, False, formats.linear, formats.experts, cache))
-            replicas = 2
-            while sparse and replicas <= width:
-                spread = Placement(width // replicas, stages, replicas, True, formats.linear, formats.experts, cache)
-                options.append(spread)
-                replicas *= 2
-            stages *= 2
-        devices *= 2
+            options.append(Placement(width, stages, 1, False, *kinds))
+            for replicas in _doublings(width)[1:] if isinstance(shapes.ffn, ExpertFFN) else ():
+                options.append(Placement(width // replicas, stages, replicas, True, *kinds))
     return options
+
+
+def _doublings(limit: int) -> list[int]:
+    """Powers of two up to a limit."""
+    return [1 << i for i in range(limit.bit_length())]
 
 
 def _too_large(model: Model, hardware: Hardware, placement: Placement, memory: DeviceMemory, share: float) -> str:

@@ -213,24 +213,18 @@ class RooflineStepTime(StepTime):
             about = f"{ABOUT[part]} on {self.hardware.name}" + ("" if measured else ", by those of other devices")
             most = part_most if measured or served else math.inf
             spread = min(fitted.of(self.hardware.name).spread, most)
-            factors.append(
-                Unknown(part, about, "fitted" if measured else "held out", spread, "kernel tables of the device")
-            )
-        basis: Basis = "fitted" if served else "held out"
+            basis: Basis = "fitted" if measured else "held out"
+            factors.append(Unknown(part, about, basis, spread, "kernel tables of the device"))
+        basis = "fitted" if served else "held out"
         about, spread = "steps of an engine against kernels alone", math.sqrt(STEP_SHARE) * total
         return (*factors, Unknown(WHOLE_STEP, about, basis, spread, "TPOT"))
 
     def vary(self, scores: Mapping[str, float]) -> RooflineStepTime:
-        scales = {
-            unknown.name: self.scales[unknown.name] * unknown.factor(scores.get(unknown.name, 0.0))
-            for unknown in self.unknowns()
-        }
+        scales = {name: self.scales[name] * factor for name, factor in self.factors(scores).items()}
         parts = self.model, self.hardware, self.placement
         if self._floor is None:
-            unscaled, peaks = (
-                dict.fromkeys(ABOUT, 1.0) | {WHOLE_STEP: self._load.slowdown},
-                at_the_peaks(self.efficiency),
-            )
+            unscaled = dict.fromkeys(ABOUT, 1.0) | {WHOLE_STEP: self._load.slowdown}
+            peaks = at_the_peaks(self.efficiency)
             self._floor = StepKernels(*parts, peaks, self._link, unscaled, self._load, None)
         return RooflineStepTime(
             *parts, self.efficiency, link=self._link, scales=scales, load=self._load, floor=self._floor
@@ -299,15 +293,8 @@ class RooflineSpec(SourceSpec):
 
     def placement(self, model: Model) -> Placement:
         formats = model.formats(self.weights, self.experts)
-        return Placement(
-            tensor_parallel=self.tensor_parallel,
-            pipeline_parallel=self.pipeline_parallel,
-            data_parallel=self.data_parallel,
-            expert_parallel=self.expert_parallel,
-            weights=formats.linear,
-            experts=formats.experts,
-            cache=self.cache,
-        )
+        degrees = (self.tensor_parallel, self.pipeline_parallel, self.data_parallel, self.expert_parallel)
+        return Placement(*degrees, formats.linear, formats.experts, self.cache)
 
     def build(self, base: Path) -> StepTime:
         from latency_models.deployment.hugging_face import any_model

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -161,8 +162,7 @@ class StepRegression(Estimator, StepTime):
         shifted = np.maximum(centre + scale * (directions @ (np.sqrt(np.maximum(values, 0.0)) * moves)), 0.0)
         if not self.prompts_known_:
             shifted[2] *= math.exp(PROMPT * scores.get("prompts", 0.0))
-        varied = StepRegression(**self.get_params())
-        vars(varied).update(vars(self))
+        varied = copy(self)
         excess = math.exp(self.stalls_ * scores.get("stalls", 0.0))
         varied._learn(shifted * WORKLOAD.factor(scores.get("workload", 0.0)) * excess)
         varied.beyond_ = BEYOND * scores.get("beyond", 0.0)

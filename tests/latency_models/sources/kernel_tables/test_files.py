@@ -39,13 +39,13 @@ def change(path: Path, old: str, new: str) -> None:
 def test_what_is_read(folder: Path) -> None:
     tables = read_kernel_tables(add_experts(add_skew(folder)))
     assert tables.tensor_parallel == 1
-    assert tables.dense["qkv_proj"].points()[0] == (1, 10.3)
+    assert tables.dense["qkv_proj"].points()[(1,)] == 10.3
     regimes = tables.attention.regimes
     assert regimes.decode[4, 128] == decode_time(4, 128)
     assert regimes.prefill[64, 512] == prefill_time(64, 512)
     assert regimes.mixed[64, 512, 4, 128] == mixed_time(64, 512, 4, 128)
-    assert tables.moe.points(2) == {(1, 1): 61.0, (1, 4): 211.0, (64, 1): 124.0, (64, 4): 274.0}
-    assert tables.moe.points(4) == {}
+    assert tables.moe.of_degree(2) == {(1, 1): 61.0, (1, 4): 211.0, (64, 1): 124.0, (64, 4): 274.0}
+    assert tables.moe.of_degree(4) == {}
     assert tables.skew.alphas("pure", 4) == [0.5] * 6
 
 
