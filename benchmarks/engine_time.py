@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from benchmarks.closed_loop import ClosedLoop, closed_loop
 from benchmarks.silicon import SiliconRow
 from latency_models.deployment.hardware import Hardware
 from latency_models.deployment.models import Formats, Model, load_model
 from latency_models.fitting.estimator import Floats
-from latency_models.sources.aiconfigurator.spec import ClosedLoop, closed_loop
 from latency_models.sources.roofline.efficiency import Efficiency, EngineTime
 from latency_models.sources.roofline.placement import Placement, device_memory
 from latency_models.sources.roofline.spec import RooflineStepTime

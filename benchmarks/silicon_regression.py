@@ -18,19 +18,12 @@ from typing import Self
 
 import numpy as np
 
+from benchmarks.closed_loop import ClosedLoop, closed_loop, step_and_prompt
 from benchmarks.silicon import SiliconRow
 from latency_models.deployment.models import ExpertFFN, Model, load_model
 from latency_models.fitting.estimator import CannotFit, Estimator, Floats
 from latency_models.sources.aiconfigurator.kernels import ModelKernels, Placement, cached_bytes, compose
-from latency_models.sources.aiconfigurator.spec import (
-    NEW_MODEL,
-    STATED,
-    AiconfiguratorStepTime,
-    ClosedLoop,
-    Corrections,
-    closed_loop,
-    step_and_prompt,
-)
+from latency_models.sources.aiconfigurator.spec import NEW_MODEL, STATED, AiconfiguratorStepTime, Corrections
 from latency_models.sources.aiconfigurator.tables import Device, KernelTables, read_tables
 from workloads.errors import BadInput
 

@@ -16,7 +16,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveInt, model_validator
 
-from latency_models.fitting.linear import CannotFit, LinearLatency
+from latency_models.fitting.estimator import CannotFit
+from latency_models.fitting.linear import LinearLatency
 from latency_models.io.config_io import Strict, checked, write_yaml
 from latency_models.io.files import read_columns
 from workloads.errors import BadInput

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from benchmarks.closed_loop import prompt_alone, step_and_prompt
 from benchmarks.error_board.loop import ROUNDS, simulated
 from benchmarks.error_board.rows import Row, Workers
 from benchmarks.error_board.scripts import MAX_BATCHED_TOKENS, script
@@ -26,7 +27,6 @@ from benchmarks.roofline_efficiency import DEVICES
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import ExpertFFN, Formats, Model, Weights, load_model
 from latency_models.io.files import builtin_names
-from latency_models.sources.aiconfigurator.spec import prompt_alone, step_and_prompt
 from latency_models.sources.roofline.efficiency import Backend, built_in_efficiency
 from latency_models.sources.roofline.placement import Cache, Placement, check_placement, device_memory
 from latency_models.sources.roofline.spec import RooflineStepTime

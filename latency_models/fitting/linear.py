@@ -19,15 +19,12 @@ from latency_models.fitting.estimator import (
     CannotFit,
     Estimator,
     Floats,
-    NotFitted,
     Numbers,
     measurements,
     student_quantile,
 )
 from latency_models.io.config_io import Strict
 from workloads.errors import BadInput
-
-__all__ = ["CannotFit", "LinearLatency", "NotFitted"]
 
 EXTREME = 1e100
 """The largest magnitude accepted, and the inverse of the smallest: squares beyond it overflow a float."""
@@ -76,28 +73,11 @@ class LinearLatency(Estimator):
         self.heldout_median_error_ = self._heldout_error(x, t)
         return self
 
-    def predict(self, sizes: Numbers) -> Floats:
+    def predict(self, sizes: Numbers | float) -> Floats:
         """Times for sizes of any shape, in the unit that was fitted; `NotFitted` before `fit`."""
         self._require_fit()
         predicted: Floats = self.alpha_ * np.asarray(sizes, dtype=np.float64) + self.beta_
         return predicted
-
-    def seconds(self, size: float) -> float:
-        """`predict` for one size, bit for bit, without arrays, for inner loops."""
-        try:
-            return self.alpha_ * size + self.beta_
-        except AttributeError:
-            raise NotFitted("expected LinearLatency to be fitted before it predicts") from None
-
-    def interval(self, sizes: Numbers) -> tuple[Floats, Floats]:
-        """Ends between which a new measurement falls with `confidence`, never below 0; NaN without a fit."""
-        centre = self.predict(sizes)
-        x = np.asarray(sizes, dtype=np.float64)
-        (of_slope, mixed), (_, of_level) = self.covariance_
-        of_line = of_slope * x**2 + 2 * mixed * x + of_level
-        of_noise = self.noise_variance_ * (centre**2 if self.relative else 1.0)
-        reach = student_quantile(self.confidence, self.degrees_) * np.sqrt(np.maximum(of_line, 0.0) + of_noise)
-        return np.maximum(centre - reach, 0.0), centre + reach
 
     def _check_settings(self) -> None:
         if not 0 <= self.holdout <= 0.5:

@@ -10,7 +10,8 @@ from typing import Any, cast
 import numpy as np
 
 from latency_models.calibration import Component, Line, Provenance, to_line
-from latency_models.fitting.linear import CannotFit, LinearLatency, fit_piecewise
+from latency_models.fitting.estimator import CannotFit
+from latency_models.fitting.linear import LinearLatency, fit_piecewise
 from latency_models.sources.calibration_file import FittedPiece, MeasuredCalibration, Operation, StepOverhead
 from latency_models.sources.ec_tables import LAYER_TYPES, LayerTables
 from latency_models.sources.kernel_tables.attention import AttentionTimes

@@ -201,7 +201,7 @@ def all_rows(fit: DecodeFit) -> DecodeFit:
 
 def closed_loop(fit: DecodeFit, prompts: LinearLatency, row: ConcurrencyRow) -> ClosedLoop:
     """A row's engines in closed form. Clients send in the order of their answers, so prompts do not overlap."""
-    ttft = prompts.seconds(row.prompt)
+    ttft = float(prompts.predict(row.prompt))
     context, batch, tpot = mean_context(row.prompt, row.answer), float(row.concurrency), 0.0
     for _ in range(ITERATIONS):
         tpot = fit.step(row.decode_bits, batch, batch * context)

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 import twin
+from benchmarks.closed_loop import ClosedLoop, closed_loop
 from benchmarks.silicon import POSSIBLE, Protocol, SiliconRow, choose_protocol
-from latency_models.sources.aiconfigurator.spec import ClosedLoop, closed_loop
 from latency_models.sources.linear import LinearStepTime
 
 

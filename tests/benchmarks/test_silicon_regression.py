@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.closed_loop import closed_loop
 from benchmarks.silicon import SiliconRow, read_silicon_rows
 from benchmarks.silicon_regression import HOSTS, SiliconRegression, kv_capacity, levels
 from latency_models.deployment.models import load_model
 from latency_models.fitting.estimator import Floats
 from latency_models.sources.aiconfigurator.kernels import Placement, compose
-from latency_models.sources.aiconfigurator.spec import AiconfiguratorStepTime, Corrections, closed_loop
+from latency_models.sources.aiconfigurator.spec import AiconfiguratorStepTime, Corrections
 from latency_models.sources.aiconfigurator.tables import Device, read_tables
 from schedulers.batches import Chunk, MixedBatch
 from schedulers.sequence import Sequence

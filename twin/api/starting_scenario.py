@@ -9,7 +9,6 @@ from latency_models.deployment.hugging_face import any_model
 from latency_models.deployment.models import Weights
 from latency_models.io.config_io import checked
 from latency_models.io.files import is_path, name_on_command_line
-from latency_models.sources.aiconfigurator.spec import closed_loop
 from latency_models.sources.roofline.efficiency import EngineOption, NoEngine, engine_option, placements
 from latency_models.sources.roofline.spec import RooflineSpec
 from workloads.errors import BadInput
@@ -93,7 +92,8 @@ def _half_load(option: EngineOption) -> float:
     tokens = PROMPT + ANSWER // 2
     batch = max(min(BATCH, option.num_gpu_blocks * 16 // tokens), 1)
     step = step_time.decode_seconds(batch, batch * tokens, tokens, 1)[0]
-    prompt = closed_loop(step_time, 1, PROMPT, ANSWER).prompt
+    decode = step_time.decode_seconds(1, tokens, tokens, 1)[0]
+    prompt = step_time.mixed_seconds(1, tokens, tokens, 0, PROMPT, last=True) - decode
     return float(f"{0.5 * option.data_parallel / (prompt + ANSWER * step / batch):.2g}")
 
 

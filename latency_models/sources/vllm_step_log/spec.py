@@ -168,12 +168,6 @@ class StepRegression(Estimator, StepTime):
         varied.beyond_ = BEYOND * scores.get("beyond", 0.0)
         return varied
 
-    def errors(self, steps: StepLog, typical_prompt: int | None = None) -> Floats:
-        """Relative errors (predicted / measured − 1) for a log like the fitted one, by the rows of `executed`."""
-        log = steps.executed(typical_prompt) if self.late else steps
-        errors: Floats = self.predict(log) / log.seconds - 1
-        return errors
-
     def _fixed(self, decodes: int, prompt_tokens: int) -> float:
         try:
             rows = min(decodes + prompt_tokens, ROWS)

@@ -69,12 +69,12 @@ class StepLog:
         without: NDArray[np.bool_] = self.prompt_tokens == 0
         return without
 
-    def executed(self, typical_prompt: int | None = None) -> StepLog:
+    def executed(self) -> StepLog:
         """The same intervals beside the batches that ran in them; this log itself if it is not late.
 
         Each interval belongs to the batch of the step before; where that was not logged, to this row's without prompts.
         A row with one prompt token per prompt says more: a request counts as prefilling until its first token is known,
-        also one step late, so its prompt of unknown length (`typical_prompt` tokens) ran in the step before.
+        also one step late, so its prompt of unknown length ran in the step before.
         """
         if not self.late:
             return self
@@ -88,11 +88,9 @@ class StepLog:
             decodes=np.where(follows, (self.decodes + prompts)[before], self.decodes),
             kv_tokens=np.where(follows, self.kv_tokens[before], self.kv_tokens),
             prompts=np.where(follows, (self.prompts - prompts)[before], prompts),
-            prompt_tokens=np.where(
-                follows, np.where(first_tokens, 0, self.prompt_tokens)[before], prompts * (typical_prompt or 0)
-            ),
+            prompt_tokens=np.where(follows, np.where(first_tokens, 0, self.prompt_tokens)[before], 0),
         )
-        return executed if typical_prompt else executed.where(follows | ~first_tokens)
+        return executed.where(follows | ~first_tokens)
 
 
 def read_step_log(path: Path, block_tokens: int = 16) -> StepLog:

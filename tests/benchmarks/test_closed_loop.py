@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from latency_models.sources.aiconfigurator.spec import closed_loop
+from benchmarks.closed_loop import closed_loop
 from latency_models.sources.linear import LinearStepTime
 from latency_models.step_time import StepTime
 from schedulers.batches import Batch, Chunk, MixedBatch
