@@ -312,7 +312,7 @@ def _note_better(trial: Trial, planner: Planner) -> None:
 
 
 def _write(planner: Planner, folder: Path) -> None:
-    from twin.planning.launch import write_deployment
+    from twin.planning.manifests import write_deployment
 
     if planner.best is not None:
         write_deployment(planner, folder)
