@@ -48,7 +48,7 @@ from twin.planning.confidence import probability
 from twin.planning.confirming import OTHER_SEED
 from twin.planning.evaluation import Evaluator
 from twin.planning.family_estimates import estimate_families, horizon
-from twin.planning.inventory import Combination, Demand, Inventory, Option, best_split, divide
+from twin.planning.inventory import Demand, Inventory, Option, best_split, divide
 from twin.planning.planner import Planner
 from twin.planning.question import Question, read_question
 from twin.planning.space import Candidate
@@ -234,16 +234,16 @@ def inventories(arguments: argparse.Namespace) -> dict[str, Any]:
     runs = []
     for seed in range(arguments.seeds):
         options = [
-            Option(Combination(model, "bf16", gpu, model_on(gpu, answer, seed, arguments)),
-                   Simulations({}, lambda key, window: None, Processes(arguments.jobs)))
+            Option(model, "bf16", gpu, model_on(gpu, answer, seed, arguments))
             for model, answer in (("chat", 20), ("code", 35))
             for gpu in have
-        ]  # fmt: skip
-        served = lesser(divide(have, demands, options, brief=True))
+        ]
+        simulations = Simulations({}, lambda key, window: None, Processes(arguments.jobs))
+        served = lesser(divide(have, demands, options, simulations, brief=True))
         simulated = sum(len(option.plans) for option in options)
         for option in options:
             for gpus in range(1, 4):
-                option.simulate(gpus)
+                option.simulate(gpus, simulations)
         best = lesser(Inventory(have, demands, options, best_split(have, demands, options)))
         plans = sum(len(option.plans) for option in options)
         runs.append({"seed": seed, "served": served, "best": best, "plans": simulated, "of": plans})

@@ -197,30 +197,21 @@ class Shape:
         return self.attention_instances + self.ffn_instances * self.ffn_gpus
 
 
+@dataclass(eq=False)
 class BundleStepTime(StepTime):
     """Decode steps of a bundle: `context_cv` is the deviation over mean of running contexts, `scale` a factor."""
 
-    def __init__(
-        self,
-        model: Model,
-        hardware: Hardware,
-        shape: Shape,
-        stages: DataSheetStages | CalibratedStages,
-        *,
-        weights: Weights,
-        cache: Cache,
-        context_cv: float = 0.0,
-        scale: float = 1.0,
-    ) -> None:
-        self.model = model
-        self.hardware = hardware
-        self.shape = shape
-        self.stages = stages
-        self.weights = weights
-        self.cache = cache
-        self.context_cv = context_cv
-        self.scale = scale
-        self._fullest = context_cv * expected_largest(shape.attention_instances)
+    model: Model
+    hardware: Hardware
+    shape: Shape
+    stages: DataSheetStages | CalibratedStages
+    weights: Weights
+    cache: Cache
+    context_cv: float = 0.0
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        self._fullest = self.context_cv * expected_largest(self.shape.attention_instances)
         self._known: dict[int, Bounds] = {}
 
     # -- the protocol ------------------------------------------------------------------------------------------------
@@ -269,15 +260,15 @@ class BundleStepTime(StepTime):
             efficiency = centre.efficiency / factors.get("bundle_rows", 1.0)
             exchange = centre.exchange * factors.get("bundle_exchange", 1.0)
             stages = replace(stages, measured=replace(centre, efficiency=efficiency, exchange=exchange))
-        return BundleStepTime(
-            self.model, self.hardware, self.shape, stages,
-            weights=self.weights, cache=self.cache, context_cv=self.context_cv, scale=scale,
-        )  # fmt: skip
+        return replace(self, stages=stages, scale=scale)
 
     def measured_deployment(self) -> MeasuredDeployment:
         """Nothing was measured, but the model and the devices are known."""
+        note = "decode steps of an AFD bundle from a calibration's lines"
+        if isinstance(self.stages, DataSheetStages):
+            note = "steps of an AFD bundle from data sheets, and four numbers fitted to one model's bundles on GB200"
         return MeasuredDeployment(
-            Origin(), self.model, None, tuple(self._notes()),
+            Origin(), self.model, None, (note,),
             measured=False, device=self.hardware.name, devices=self.shape.gpus,
         )  # fmt: skip
 
@@ -285,10 +276,9 @@ class BundleStepTime(StepTime):
         """Tokens of all attention instances together, without MTP modules."""
         need, limit = self.footprint.ffn_weights + RESERVED, self.hardware.memory_capacity * gpu_memory_utilization
         if need > limit:
-            expected = (
-                f"expected more GPUs, to leave room for FFN weights: {self.footprint.ffn_weights / 1e9:.4g} GB on "
-            )
-            expected += f"each, of {(limit - RESERVED) / 1e9:.4g} GB that are usable"
+            size, usable = self.footprint.ffn_weights / 1e9, (limit - RESERVED) / 1e9
+            expected = "expected more GPUs, to leave room for FFN weights: "
+            expected += f"{size:.4g} GB on each, of {usable:.4g} GB that are usable"
             raise BadInput(expected, field="step_time.ffn_gpus", value=self.shape.ffn_gpus)
         return self.shape.attention_instances * self.instance_tokens(gpu_memory_utilization)
 
@@ -308,12 +298,8 @@ class BundleStepTime(StepTime):
 
     def _bounds(self, decodes: int) -> Bounds:
         """Lower bounds of a step, each a line over the cached tokens of all sequences; the largest is exact."""
-        bounds = self._known.get(decodes)
-        if bounds is None:
-            bounds = self._known[decodes] = self._compute_bounds(decodes)
-        return bounds
-
-    def _compute_bounds(self, decodes: int) -> Bounds:
+        if decodes in self._known:
+            return self._known[decodes]
         shape, stages = self.shape, self.stages
         flying = min(shape.microbatches, decodes)
         sequences = decodes / flying / shape.attention_instances
@@ -324,21 +310,13 @@ class BundleStepTime(StepTime):
         ffn, exchange = stages.ffn(decodes / flying / shape.ffn_instances), stages.exchange(sequences)
         head, host = stages.head(sequences), stages.host(sequences)
         scale, layers = self.scale, self.model.layers
-        return (
+        ring = flying * layers * max(ffn, exchange / 2), flying * (layers * minimum + head)
+        self._known[decodes] = (
             (scale * flying * (layers * fixed + head), scale * flying * layers * token),
             (scale * (layers * (fixed + ffn + exchange) + head + host), scale * layers * token),
-            scale
-            * max(
-                flying * layers * max(ffn, exchange / 2),
-                flying * (layers * minimum + head),
-                layers * (minimum + ffn + exchange) + head + host,
-            ),
+            scale * max(*ring, layers * (minimum + ffn + exchange) + head + host),
         )
-
-    def _notes(self) -> list[str]:
-        if not isinstance(self.stages, DataSheetStages):
-            return ["decode steps of an AFD bundle from a calibration's lines"]
-        return ["steps of an AFD bundle from data sheets, and four numbers fitted to one model's bundles on GB200"]
+        return self._known[decodes]
 
 
 def expected_largest(count: int) -> float:
@@ -382,23 +360,17 @@ class AfdBundleSpec(SourceSpec):
         model, hardware = any_model(self.model, base), load_hardware(self.hardware, base)
         weights = self._weights(model, hardware)
         shape = Shape(self.attention_instances, self.ffn_instances, self.ffn_gpus, self.microbatches)
-        step_time = BundleStepTime(
-            model, hardware, shape, self._stages(model, hardware, weights, shape.gpus, base),
-            weights=weights, cache=self.cache, context_cv=self.context_cv,
-        )  # fmt: skip
+        stages = self._stages(model, hardware, weights, shape.gpus, base)
+        step_time = BundleStepTime(model, hardware, shape, stages, weights, self.cache, self.context_cv)
         if step_time.instance_tokens() < self.max_model_len:
-            expected = (
-                f"expected attention instances whose weights leave room for a KV cache of {self.max_model_len:,} "
-            )
-            expected += f"tokens, found {step_time.instance_tokens():,.0f}"
+            room = f"a KV cache of {self.max_model_len:,} tokens, found {step_time.instance_tokens():,.0f}"
+            expected = f"expected attention instances whose weights leave room for {room}"
             raise BadInput(expected, field="step_time.max_model_len", value=self.max_model_len)
         return step_time
 
     def provenance(self) -> dict[str, Any]:
-        shape = f"{self.attention_instances}A-{self.ffn_instances}F"
-        return (
-            super().provenance() | {"bundle": shape} | ({"calibration": self.calibration} if self.calibration else {})
-        )
+        shape = {"bundle": f"{self.attention_instances}A-{self.ffn_instances}F"}
+        return super().provenance() | shape | ({"calibration": self.calibration} if self.calibration else {})
 
     def check_ranks(self, data_parallel: int) -> None:
         if data_parallel != 1:
@@ -414,9 +386,8 @@ class AfdBundleSpec(SourceSpec):
         weights = formats.experts if isinstance(model.ffn, ExpertFFN) else formats.linear
         if weights in ("fp4", "mxfp4", "int8", "int4") or COMPUTED_IN[weights] not in hardware.peak_flops:
             choices = [name for name in ("bf16", "fp8") if name in hardware.peak_flops]
-            raise BadInput(
-                f"expected {' or '.join(choices)} on {hardware.name}", field="step_time.weights", value=weights
-            )
+            expected = f"expected {' or '.join(choices)} on {hardware.name}"
+            raise BadInput(expected, field="step_time.weights", value=weights)
         if isinstance(model.ffn, ExpertFFN) and self.ffn_gpus > model.ffn.experts:
             expected = f"expected at most one GPU for each of the {model.ffn.experts} experts"
             raise BadInput(expected, field="step_time.ffn_gpus", value=self.ffn_gpus)
@@ -436,6 +407,4 @@ class AfdBundleSpec(SourceSpec):
         inside = self.link == "intra_node" or (self.link is None and gpus <= hardware.devices_per_node)
         link = hardware.network.intra_node if inside else hardware.network.inter_node
         ratio = self.attention_instances / self.ffn_instances
-        return DataSheetStages(
-            model, hardware, self.ffn_gpus, ratio, weights, self.cache, link, Measured()
-        )  # fmt: skip
+        return DataSheetStages(model, hardware, self.ffn_gpus, ratio, weights, self.cache, link, Measured())

@@ -39,7 +39,7 @@ def test_step_time_at_mean_load(
     latency = PassLatency((0.5, 2.0), ffn, communication)
     model = CycleModel(latency, batch_size=4, microbatches=microbatches, phases=TURNS)
     assert model.step_time_at_mean_load(2.0) == expected
-    assert model.throughput_at_mean_load(2.0) == pytest.approx(2 * 4 / 3 / expected)
+    assert model.rate(2.0, model.step_time_at_mean_load(2.0)) == pytest.approx(2 * 4 / 3 / expected)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_step_time_with_unlimited_overlap_is_the_slowest_stage(
 ) -> None:
     model = CycleModel(PassLatency((0.5, 2.0), ffn, communication), batch_size=4, microbatches=2, phases=TURNS)
     assert model.step_time_unlimited_overlap(2.0) == expected
-    assert model.throughput_unlimited_overlap(2.0) == pytest.approx(2 * 4 / 3 / expected)
+    assert model.rate(2.0, model.step_time_unlimited_overlap(2.0)) == pytest.approx(2 * 4 / 3 / expected)
 
 
 def test_every_factor_against_a_closed_form() -> None:

@@ -39,8 +39,7 @@ Waits = tuple[float, float]
 
 
 class Stage:
-    """A server that takes one microbatch at a time, in order of arrival: attention, FFN, or one direction of a
-    link."""
+    """A server of one microbatch at a time, in order of arrival: attention, FFN, or one direction of a link."""
 
     __slots__ = ("env", "free_at", "queue")
 
@@ -66,21 +65,26 @@ class Stage:
         return wait
 
 
-class LockstepSteps:
-    """The four stages of a bundle whose attention instances advance in lockstep, `layers` times a decode step."""
+class Steps:
+    """What bundles have of either kind: an FFN, the link back, and `layers` passes in a decode step."""
 
-    def __init__(
-        self, env: Environment, latency: PassLatency, ffn_instances: int, layers: int, *, fast_forward: bool
-    ) -> None:
+    def __init__(self, env: Environment, config: BundleConfig) -> None:
         self.env = env
-        self.latency = latency
-        self._ffn_instances = ffn_instances
-        self._layers = layers
-        self._fast_forward = fast_forward
-        self.attention = Stage(env)
-        self.outward = Stage(env)
+        self.latency = config.latency
+        self._ffn_instances = config.ffn_instances
+        self._layers = config.layers
+        self._fast_forward = config.fast_forward
         self.ffn = Stage(env)
         self.homeward = Stage(env)
+
+
+class LockstepSteps(Steps):
+    """The four stages of a bundle whose attention instances advance in lockstep."""
+
+    def __init__(self, env: Environment, config: BundleConfig) -> None:
+        super().__init__(env, config)
+        self.attention = Stage(env)
+        self.outward = Stage(env)
 
     def run(self, microbatch: Microbatch) -> Generator[Event, None, Waits]:
         """Take a microbatch through every layer."""
@@ -131,30 +135,15 @@ class _Part:
     ffn_wait: float = 0.0
 
 
-class IndependentSteps:
-    """The stages of a bundle whose x attention instances advance on their own, `layers` times a decode step."""
+class IndependentSteps(Steps):
+    """The stages of a bundle whose x attention instances advance on their own."""
 
-    def __init__(
-        self,
-        env: Environment,
-        instances: int,
-        latency: PassLatency,
-        ffn_instances: int,
-        layers: int,
-        ffn_order: FfnOrder,
-        *,
-        fast_forward: bool,
-    ) -> None:
-        self.env = env
-        self.latency = latency
-        self._ffn_instances = ffn_instances
-        self._layers = layers
-        self._in_order = ffn_order == "in_order"
-        self._fast_forward = fast_forward and self._in_order
-        self.attention = [Stage(env) for _ in range(instances)]
-        self.outward = [Stage(env) for _ in range(instances)]
-        self.ffn = Stage(env)
-        self.homeward = Stage(env)
+    def __init__(self, env: Environment, config: BundleConfig) -> None:
+        super().__init__(env, config)
+        self._in_order = config.ffn_order == "in_order"
+        self._fast_forward = config.fast_forward and self._in_order
+        self.attention = [Stage(env) for _ in range(config.attention_instances)]
+        self.outward = [Stage(env) for _ in range(config.attention_instances)]
 
     def run(self, microbatch: Microbatch) -> Generator[Event, None, Waits]:
         """Take a microbatch through every layer; waits are means over the instances that have requests in it."""
@@ -311,7 +300,8 @@ class Bundle:
         self.env = Environment()
         self.slots = BundleSlots(config.attention_instances, config.microbatches, config.batch_size, config.refill)
         self.records = BundleRecords(seated=[-1] * len(self._prefill))
-        self._steps = step_runner(self.env, config)
+        lockstep = config.advance == "lockstep"
+        self._steps = LockstepSteps(self.env, config) if lockstep else IndependentSteps(self.env, config)
         self._calendars: list[defaultdict[int, list[int]]] = [defaultdict(list) for _ in range(config.microbatches)]
         self._arrived = 0
         self._unfinished = len(self._prefill) if supply.completions is None else supply.completions
@@ -359,20 +349,10 @@ class Bundle:
         return microbatch
 
     def _end_step(self, microbatch: Microbatch, ready: float, attention_wait: float, ffn_wait: float) -> None:
-        active = microbatch.active
-        self.records.steps.append(
-            (
-                microbatch.index,
-                ready,
-                self.env.now,
-                attention_wait,
-                ffn_wait,
-                max(microbatch.loads),
-                sum(microbatch.loads),
-                microbatch.requests,
-                len(active) - active.count(0),
-            )
-        )
+        loads, active = microbatch.loads, microbatch.active
+        waits, at_work = (attention_wait, ffn_wait), len(active) - active.count(0)
+        row = (microbatch.index, ready, self.env.now, *waits, max(loads), sum(loads), microbatch.requests, at_work)
+        self.records.steps.append(row)
         finished = self._calendars[microbatch.index].pop(microbatch.step + 1, ())
         self.slots.end_step(microbatch, finished)
         self._unfinished -= len(finished)
@@ -392,12 +372,3 @@ class Bundle:
         ids = range(self._arrived, until)
         self.slots.submit(zip(ids, self._prefill[self._arrived : until], strict=True))
         self._arrived = until
-
-
-def step_runner(env: Environment, config: BundleConfig) -> LockstepSteps | IndependentSteps:
-    """The stages of the bundle, as its attention instances advance."""
-    latency, ffn_instances, layers, fast = config.latency, config.ffn_instances, config.layers, config.fast_forward
-    if config.advance == "lockstep":
-        return LockstepSteps(env, latency, ffn_instances, layers, fast_forward=fast)
-    x = config.attention_instances
-    return IndependentSteps(env, x, latency, ffn_instances, layers, config.ffn_order, fast_forward=fast)

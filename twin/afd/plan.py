@@ -18,7 +18,7 @@ from latency_models.calibration import Calibration
 from latency_models.calibration_loader import load_calibration
 from latency_models.deployment.hardware import derive
 from latency_models.stages import PassLatency
-from scenarios.afd import AfdScenario, LineSpec, RooflineSpec, Topology
+from scenarios.afd import AfdScenario, RooflineSpec, Topology
 from schedulers.bundle_slots import REFILL_POLICIES
 from twin.afd.bundle import BundleConfig, IntArray, Supply
 from twin.afd.memory import DEPLOYMENT, CardMemory, Cards, MemoryCheck, card_memory, instance_cards, load_deployed
@@ -54,14 +54,8 @@ class BundlePlan:
     @cached_property
     def paper(self) -> PaperModel:
         """The paper's model (AFD section 4) with this workload's means and N."""
-        scenario = self.scenario
-        return PaperModel(
-            self.latency,
-            scenario.batch_size,
-            self.lengths.mean_prefill,
-            self.lengths.mean_decode,
-            scenario.requests_per_instance,
-        )
+        scenario, means = self.scenario, (self.lengths.mean_prefill, self.lengths.mean_decode)
+        return PaperModel(self.latency, scenario.batch_size, *means, scenario.requests_per_instance)
 
     @cached_property
     def cycle(self) -> CycleModel:
@@ -98,22 +92,13 @@ class BundlePlan:
 
     def config(self, topology: Topology) -> BundleConfig:
         scenario, step = self.scenario, self.latency
-        parts = [
-            (alpha / scenario.layers, beta / scenario.layers)
-            for alpha, beta in (step.attention, step.ffn, step.communication)
-        ]
+        lines = (step.attention, step.ffn, step.communication)
+        parts = [(alpha / scenario.layers, beta / scenario.layers) for alpha, beta in lines]
         return BundleConfig(
-            topology.attention_instances,
-            topology.ffn_instances,
-            scenario.batch_size,
-            PassLatency(*parts),
-            scenario.microbatches,
-            scenario.layers,
-            REFILL_POLICIES[scenario.refill],
-            scenario.advance,
-            scenario.ffn_order,
-            scenario.fast_forward,
-        )
+            topology.attention_instances, topology.ffn_instances, scenario.batch_size, PassLatency(*parts),
+            scenario.microbatches, scenario.layers, REFILL_POLICIES[scenario.refill], scenario.advance,
+            scenario.ffn_order, scenario.fast_forward,
+        )  # fmt: skip
 
     def seed(self, topology: Topology) -> int:
         """The seed of this point, by workload and shape alone: a what-if question gets the same requests."""
@@ -168,32 +153,22 @@ def make_plan(scenario: AfdScenario, base: Path, trace: Trace | None) -> BundleP
     cards, memory = instance_cards(scenario.instances, deployed), card_memory(scenario.instances, deployed)
     arrivals = scenario.workload.arrivals.process
     if arrivals == "replay" and calibration.time_unit != "seconds":
-        unit = calibration.time_unit
-        raise BadInput(
-            f"replay expects a calibration in seconds, as a trace's arrivals are; {calibration.name} is in {unit}",
-            field="workload.arrivals.process",
-            value=arrivals,
-        )
+        unit = f"{calibration.name} is in {calibration.time_unit}"
+        expected = f"replay expects a calibration in seconds, as a trace's arrivals are; {unit}"
+        raise BadInput(expected, field="workload.arrivals.process", value=arrivals)
     latency, lengths = _step_latency(calibration, scenario), scenario.workload.lengths(trace)
     return BundlePlan(scenario, calibration, latency, lengths, trace, cards, memory)
 
 
 def _step_latency(calibration: Calibration, scenario: AfdScenario) -> PassLatency:
     """α and β of a whole decode step, with the scenario's what-if changes."""
-    changes = scenario.latency
-    parts = [
-        _changed(calibration.step_line("attention"), changes.attention),
-        _changed(calibration.step_line("ffn"), changes.ffn),
-        _changed(calibration.step_line("communication"), changes.communication),
-    ]
-    if parts[1][0] <= 0:
+    lines = []
+    for name in ("attention", "ffn", "communication"):
+        (alpha, beta), change = calibration.step_line(name), getattr(scenario.latency, name)
+        lines.append((alpha if change.alpha is None else change.alpha, beta if change.beta is None else change.beta))
+    if lines[1][0] <= 0:
         raise BadInput("expected an FFN time that grows with its requests (alpha above 0)", field="latency.ffn.alpha")
-    return PassLatency(*parts)
-
-
-def _changed(line: tuple[float, float], spec: LineSpec) -> tuple[float, float]:
-    alpha, beta = line
-    return (alpha if spec.alpha is None else spec.alpha, beta if spec.beta is None else spec.beta)
+    return PassLatency(*lines)
 
 
 def mid_life(lengths: LengthPairs, rng: np.random.Generator, count: int) -> tuple[IntArray, IntArray]:
@@ -214,7 +189,9 @@ def theory_summary(plan: BundlePlan) -> dict[str, Any]:
     paper = plan.paper
     limit = replace(paper, requests=None)
     best = plan.cycle.best_ratio(*SEARCHED)
-    interval = _load_interval(plan)
+    lengths, interval = plan.lengths, None
+    if isinstance(lengths, JointEmpirical) and len(lengths) >= TRACE_BLOCKS:  # requests near in time are alike
+        interval = lengths.renewal_load_interval(block=len(lengths) // TRACE_BLOCKS)
     return {
         "r_star": paper.r_star,
         "regime": paper.regime,
@@ -233,12 +210,10 @@ def theory_summary(plan: BundlePlan) -> dict[str, Any]:
         "mean_prefill": plan.lengths.mean_prefill,
         "mean_decode": plan.lengths.mean_decode,
         "slot_load_renewal": plan.slot_load,
-        "slot_load_renewal_interval": None if interval is None else list(interval),
+        "slot_load_renewal_interval": interval and list(interval),
         "mean_token_load_renewal": plan.slot_load * paper.batch_size,
         "r_star_renewal": paper.r_star_at(plan.slot_load * paper.batch_size),
-        "r_star_renewal_interval": None
-        if interval is None
-        else [paper.r_star_at(load * paper.batch_size) for load in interval],
+        "r_star_renewal_interval": interval and [paper.r_star_at(load * paper.batch_size) for load in interval],
         "r_star_barrier": best,
         "throughput_at_r_star_barrier": plan.cycle.throughput(best),
         **_theory_per_card(plan, best),
@@ -293,18 +268,15 @@ def _best(points: Sequence[dict[str, Any]], metric: str) -> dict[str, Any]:
     steady = [point for point in points if point[f"{metric}_steady"] is not None]
     if not steady:
         best = max(points, key=lambda point: point[metric])
-        return _as_best(best, best[metric], [best["ratio"]])
-    best = max(steady, key=lambda point: point[f"{metric}_steady"])
-    floor = _interval_end(best, metric, 0)
-    rivals = [point["ratio"] for point in steady if _interval_end(point, metric, 1) >= floor]
-    return _as_best(best, best[f"{metric}_steady"], [*rivals, best["ratio"]])
-
-
-def _as_best(point: dict[str, Any], throughput: float, rivals: Sequence[float]) -> dict[str, Any]:
+        throughput, alike = best[metric], [best["ratio"]]
+    else:
+        best = max(steady, key=lambda point: point[f"{metric}_steady"])
+        throughput, floor = best[f"{metric}_steady"], _interval_end(best, metric, 0)
+        alike = [point["ratio"] for point in steady if _interval_end(point, metric, 1) >= floor or point is best]
     return {
-        "best_ratio": point["ratio"],
-        "best_topology": point["topology"],
-        "best_range": [min(rivals), max(rivals)],
+        "best_ratio": best["ratio"],
+        "best_topology": best["topology"],
+        "best_range": [min(alike), max(alike)],
         "best_throughput": throughput,
     }
 
@@ -346,11 +318,3 @@ def curves(plan: BundlePlan, ratios: Sequence[float]) -> dict[str, list[float]]:
         "t_ffn": [paper.t_ffn(ratio) for ratio in grid],
         "t_step": steps,
     }
-
-
-def _load_interval(plan: BundlePlan) -> tuple[float, float] | None:
-    """95 % interval of θ when it was estimated from a trace, by blocks: requests near in time are alike."""
-    lengths = plan.lengths
-    if not isinstance(lengths, JointEmpirical) or len(lengths) < TRACE_BLOCKS:
-        return None
-    return lengths.renewal_load_interval(block=len(lengths) // TRACE_BLOCKS)

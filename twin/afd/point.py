@@ -55,16 +55,6 @@ class SteadyState:
         return (self.interval[1] - self.interval[0]) / 2 / self.throughput
 
 
-@dataclass(frozen=True, slots=True)
-class Batches:
-    """Consecutive batches of `size` microbatch steps; arrays of shape (batches,), means over a batch's steps."""
-
-    size: int
-    duration: FloatArray
-    load: FloatArray
-    tokens: FloatArray
-
-
 def steady_state(
     config: BundleConfig,
     supply: Supply,
@@ -85,27 +75,27 @@ def steady_state(
     batches = _cut(steps[:usable], config.microbatches, warm_up, period)
     if batches is None:
         return None
+    size, duration, load, requests = batches
     if supply.arrivals is not None:
-        rate = ratio_of_means(batches.tokens, batches.duration)
-        return _state(config, rate, batches)
-    control = batches.load / config.attention_instances
-    time = controlled_mean(batches.duration, control, slot_load * config.batch_size)
-    tokens = config.batch_size * config.attention_instances
-    # From time per step to tokens per time; the relative width of the interval carries over.
-    rate = Estimate(tokens / time.mean, tokens * time.half_width / time.mean**2, tokens / time.plain)
-    return _state(config, rate, batches)
-
-
-def _state(config: BundleConfig, rate: Estimate, batches: Batches) -> SteadyState:
+        rate = ratio_of_means(requests, duration)
+    else:
+        time = controlled_mean(duration, load / config.attention_instances, slot_load * config.batch_size)
+        tokens = config.batch_size * config.attention_instances
+        # From time per step to tokens per time; the relative width of the interval carries over.
+        rate = Estimate(tokens / time.mean, tokens * time.half_width / time.mean**2, tokens / time.plain)
     instances = config.attention_instances + config.ffn_instances
-    low, high = rate.mean - rate.half_width, rate.mean + rate.half_width
-    steps = batches.size * len(batches.duration)
-    interval = (low / instances, high / instances)
-    return SteadyState(rate.mean / instances, interval, rate.plain / instances, steps)
+    interval = (rate.mean - rate.half_width) / instances, (rate.mean + rate.half_width) / instances
+    return SteadyState(rate.mean / instances, interval, rate.plain / instances, size * len(duration))
 
 
-def _cut(steps: FloatArray, microbatches: int, warm_up: int, period: int) -> Batches | None:
-    """Leave out the warm-up and cut the rest into up to 32 batches of whole rounds (and whole periods)."""
+def _cut(
+    steps: FloatArray, microbatches: int, warm_up: int, period: int
+) -> tuple[int, FloatArray, FloatArray, FloatArray] | None:
+    """Leave out the warm-up and cut the rest into up to 32 batches of whole rounds (and whole periods).
+
+    Returns:
+        The steps of a batch, and means over them, shape (batches,): durations, loads and requests.
+    """
     unit = microbatches * period
     begin = -(-min(warm_up * microbatches, len(steps) // 2) // unit) * unit
     units = (len(steps) - 1 - begin) // unit
@@ -116,12 +106,8 @@ def _cut(steps: FloatArray, microbatches: int, warm_up: int, period: int) -> Bat
     # Durations run from end to end, so the step before the window opens it.
     edges = begin + np.arange(count + 1) * size
     inside = steps[begin + 1 : edges[-1] + 1].reshape(count, size, -1)
-    return Batches(
-        size,
-        np.diff(steps[edges, END]) / size,
-        inside[:, :, LOAD_TOTAL].mean(axis=1),
-        inside[:, :, REQUESTS].mean(axis=1),
-    )
+    load, requests = (inside[:, :, column].mean(axis=1) for column in (LOAD_TOTAL, REQUESTS))
+    return size, np.diff(steps[edges, END]) / size, load, requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,15 +338,8 @@ def _gaps(plan: BundlePlan, ratio: float, instances: int, measured: Measurement)
     """The gaps to theory; None without a theory (open arrivals) or without a steady state."""
     if not plan.closed_loop or measured.steady is None:
         return None
-    return decompose(
-        plan.paper,
-        plan.cycle,
-        ratio,
-        instances,
-        steady=measured.steady.throughput,
-        generated=measured.throughput_generated,
-        measured=measured.throughput,
-    )
+    rates = measured.steady.throughput, measured.throughput_generated, measured.throughput
+    return decompose(plan.paper, plan.cycle, ratio, instances, *rates)
 
 
 def run_point(plan: BundlePlan, topology: Topology, requests_to: Path | None = None) -> dict[str, Any]:

@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from scenarios.reading import Settings
-    from twin.planning.inventory import Combination, Demand, Inventory
-    from twin.planning.result import MaxLoad, Plan
+    from twin.planning.inventory import Demand, Option
 
 Document = dict[str, Any]
 
@@ -63,18 +62,18 @@ def catalogue_question(catalogue: CatalogueQuestion, settings: Settings, changes
     return read_question(document, of_every_engine(settings, document), Path("plan"))
 
 
-def inventory_questions(
+def inventory_options(
     template: CatalogueQuestion, have: Mapping[str, int], demands: Sequence[Demand], settings: Settings
-) -> tuple[dict[str, int], list[Combination]]:
-    """The GPUs that there are by the names of their hardware files, and a question of each model and format on each.
+) -> tuple[dict[str, int], list[Option]]:
+    """The GPUs that there are by the names of their hardware files, and each model and format on each of them.
 
     Formats of weights are those that `template` states, else all in which the model is published.
     """
-    from twin.planning.inventory import Combination
+    from twin.planning.inventory import Option
 
     keys = {name: name_on_command_line("hardware", "--have", name) for name in have}
     prices = {keys.get(name, name): price for name, price in template.prices.items()}
-    combinations = []
+    options = []
     for demand in demands:
         for name, number in have.items():
             for published, weights, label in _formats(demand.model, template.weights):
@@ -89,8 +88,8 @@ def inventory_questions(
                 )
                 title = re.sub(r"[^\w.-]+", "-", f"{demand.model}-in-{label}-on-{keys[name]}")
                 question = catalogue_question(part, {"plan.replications": REPLICATIONS, **settings}, {"name": title})
-                combinations.append(Combination(demand.model, label, keys[name], question))
-    return {keys[name]: number for name, number in have.items()}, combinations
+                options.append(Option(demand.model, label, keys[name], question))
+    return {keys[name]: number for name, number in have.items()}, options
 
 
 def _formats(model: str, stated: Sequence[str | None]) -> list[tuple[str, str | None, str]]:
@@ -154,11 +153,6 @@ def planning_run(
     identity = fingerprint([content["version"], inputs, str(question.path.parent)])
     with executor.start() as started, open_run(runs, kind, identity, content, resume=not fresh) as run:
         yield run, Simulations(run.points(), run.add_point, started)
-
-
-def save(run: RunDirectory, result: Plan | MaxLoad | Inventory, *, figures: bool = False) -> Document:
-    """Write the document of a result, and its figures and page; the run is complete then."""
-    return complete(run, result.document(), figures=figures)
 
 
 OF_ROWS = ("summary", "intervals", "goals", "settings", "nodes")
@@ -278,10 +272,7 @@ def plan(
         variants = [(text, with_changes(question, text)) for text in what]
         with choice.start() as started:
             simulations = Simulations({}, lambda key, window: None, started, cpu_limit=cpu_limit or math.inf)
-            answer = Planner(question, simulations, brief=brief, given=given).run()
-            answer = answer.beside(
-                (text, Planner(v, simulations, brief=True, given=given).run()) for text, v in variants
-            )
+            answer = Planner(question, simulations, brief=brief, given=given, variants=variants).run()
         return PlanResult(answer.document(), question.path, _inputs(question))
 
 

@@ -171,7 +171,8 @@ def _catalogue_question(model: str, gpus: list[str], rate: float | None, asked: 
 
 
 def _plan(question: Question, asked: _Asked) -> int:
-    from twin.api.plan import deployments_of_file, planning_run, save
+    from twin.api.plan import deployments_of_file, planning_run
+    from twin.api.run_folder import complete
     from twin.planning.planner import Planner
     from twin.planning.question import with_changes
 
@@ -181,15 +182,18 @@ def _plan(question: Question, asked: _Asked) -> int:
     opened = planning_run(question, candidates, run.runs, asked.executor, fresh=asked.fresh)
     with opened as (folder, simulations):
         simulations.cpu_limit = math.inf if answer.cpu_limit is None else answer.cpu_limit
-        planner = Planner(question, simulations, lambda trial: _note_better(trial, planner), answer.brief, candidates)
+        planner = Planner(
+            question, simulations, lambda trial: _note_better(trial, planner), answer.brief, candidates, variants
+        )
         windows_left = None if question.spec.aim == "throughput" or variants else planner.windows_left
         with _evaluating(folder, simulations, windows_left):
-            result = planner.run().beside(
-                (text, Planner(variant, simulations, brief=True, given=candidates).run()) for text, variant in variants
-            )
-        if answer.write is not None:
-            _write(planner, answer.write)
-        document = save(folder, result, figures=not run.no_figures)
+            result = planner.run()
+        if answer.write is not None and planner.best is not None:
+            from twin.planning.manifests import write_deployment
+
+            write_deployment(planner, answer.write)
+            note(f"deployment: {answer.write}")
+        document = complete(folder, result.document(), figures=not run.no_figures)
         if document["stop"] is not None:
             folder.abandon("stopped at --cpu-limit")
             note(f"stopped at --cpu-limit {simulations.cpu_limit:g}: the same command without it goes on")
@@ -197,27 +201,29 @@ def _plan(question: Question, asked: _Asked) -> int:
 
 
 def _inventory(asked: _Asked) -> int:
-    from twin.api.plan import inventory_questions, planning_run, save
-    from twin.planning.inventory import Option, demands_of, divide
+    from twin.api.plan import inventory_options, planning_run
+    from twin.api.run_folder import complete
+    from twin.planning.inventory import demands_of, divide
 
     run = asked.run
     have = counts_by_name("--have", asked.catalogue.have or [], "GPU=NUMBER, as h100=2")
     demands = demands_of(required("--model", asked.catalogue.model), asked.question.rate or [])
     template = _catalogue_question(demands[0].model, list(have), 1.0, asked)
-    have, entries = inventory_questions(template, have, demands, asked.settings)
+    have, options = inventory_options(template, have, demands, asked.settings)
     wanted = {"have": have, "demands": [[demand.model, demand.rate] for demand in demands]}
     opened = planning_run(
-        entries[0].question, [], run.runs, asked.executor, fresh=asked.fresh, kind="inventory", inputs=wanted
+        options[0].question, [], run.runs, asked.executor, fresh=asked.fresh, kind="inventory", inputs=wanted
     )
     with opened as (folder, simulations):
         with _evaluating(folder, simulations):
-            result = divide(have, demands, [Option(entry, simulations) for entry in entries], brief=asked.answer.brief)
-        document = save(folder, result, figures=not run.no_figures)
+            result = divide(have, demands, options, simulations, brief=asked.answer.brief)
+        document = complete(folder, result.document(), figures=not run.no_figures)
     return _print(document, as_json=run.json)
 
 
 def _max_load(scenario: Path, asked: _Asked) -> int:
-    from twin.api.plan import deployment_question, planning_run, save
+    from twin.api.plan import deployment_question, planning_run
+    from twin.api.run_folder import complete
     from twin.planning.planner import find_max_load
 
     question, deployment = deployment_question(scenario, asked.settings, asked.goals, asked.question.trace)
@@ -225,7 +231,7 @@ def _max_load(scenario: Path, asked: _Asked) -> int:
     with opened as (folder, simulations):
         with _evaluating(folder, simulations):
             result = find_max_load(question, deployment, simulations)
-        document = save(folder, result)
+        document = complete(folder, result.document(), figures=False)
     return _print(document, as_json=asked.run.json)
 
 
@@ -309,11 +315,3 @@ def _note_better(trial: Trial, planner: Planner) -> None:
     final = trial.draws or not planner.search.evaluator.can_draw(candidate)
     estimated = "" if final else " by the best estimate of the step times"
     note(f"candidate that meets the goals{estimated}: {candidate.devices} ({candidate.family.parallelism}{settings})")
-
-
-def _write(planner: Planner, folder: Path) -> None:
-    from twin.planning.manifests import write_deployment
-
-    if planner.best is not None:
-        write_deployment(planner, folder)
-        note(f"deployment: {folder}")

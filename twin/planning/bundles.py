@@ -38,8 +38,7 @@ DEFAULT_SEQUENCES = 128
 def with_bundles(spec: PlanSpec, prompts: Tokens, answers: Tokens, engine: Document, path: Path) -> PlanSpec:
     """The `plan` section with its bundles among the kinds of engines.
 
-    Args:
-        prompts, answers: lengths of a sample of the requests. engine: the scenario's section. path: its file.
+    `prompts`, `answers`: lengths of a sample of the requests. `engine`: the scenario's section. `path`: its file.
     """
     lengths = JointEmpirical(np.maximum(prompts, 1), np.maximum(answers, 1))
     longest = int((prompts + answers).max())
@@ -55,11 +54,7 @@ def with_bundles(spec: PlanSpec, prompts: Tokens, answers: Tokens, engine: Docum
 
 @dataclass(frozen=True)
 class Bundles:
-    """The kinds of one entry of `plan.bundles`.
-
-    Args:
-        named: names have the GPU, since there are other entries.
-    """
+    """The kinds of one entry of `plan.bundles`. `named`: names have the GPU, since there are other entries."""
 
     spec: BundleSpec
     lengths: JointEmpirical

@@ -75,7 +75,7 @@ def scenario_of(question: CatalogueQuestion) -> Document:
     model = any_model(question.model)
     keys = [name_on_command_line("hardware", "--gpu", name) for name in question.gpus]
     devices = [(name, key, load_hardware(key)) for name, key in zip(question.gpus, keys, strict=True)]
-    prices = {key: _price_of(name, key, question.prices) for name, key, _ in devices}
+    prices = {key: question.prices.get(name, question.prices.get(key)) for name, key, _ in devices}
     for name in question.prices:
         if name not in {gpu for gpu, _, _ in devices} | prices.keys():
             raise BadInput("expected the name of a --gpu", field="--price", value=name)
@@ -98,7 +98,12 @@ def scenario_of(question: CatalogueQuestion) -> Document:
     if question.objective is not None:
         plan["objective"] = question.objective
     if "afd" in question.layouts:
-        plan["bundles"] = [_bundle(question, key, weights) for _, key, _ in devices for weights in question.weights]
+        plan["bundles"] = [
+            {"model": question.model, "hardware": key, "cache": question.cache}
+            | ({} if weights is None else {"weights": weights})
+            for _, key, _ in devices
+            for weights in question.weights
+        ]
     if set(question.layouts) & {"disaggregated", "afd"}:
         slowest = min(hardware.network.inter_node for _, _, hardware in devices)
         cached = model.kv_bytes_per_token(CACHE_BYTES.get(question.cache, 2.0))
@@ -138,10 +143,6 @@ def of_every_engine(settings: Settings, document: Document) -> Settings:
     return changed
 
 
-def _price_of(name: str, key: str, prices: Mapping[str, float]) -> float | None:
-    return prices.get(name, prices.get(key))
-
-
 def _kind(
     question: CatalogueQuestion,
     key: str,
@@ -176,18 +177,9 @@ def _kind(
     }
 
 
-def _bundle(question: CatalogueQuestion, key: str, weights: str | None) -> Document:
-    """AFD bundles of a GPU; their ratios and sizes are the plan's defaults."""
-    stated = {} if weights is None else {"weights": weights}
-    return {"model": question.model, "hardware": key, "cache": question.cache, **stated}
-
-
 def _workload(question: CatalogueQuestion) -> Document:
-    arrivals: Document = {"arrivals": {"process": "poisson", "rate": question.rate}}
-    if question.rate is None:
-        arrivals = {"arrivals": {"process": "replay"}}
-    if question.hit_rate is not None:
-        arrivals["hit_rate"] = question.hit_rate
+    process = {"process": "replay"} if question.rate is None else {"process": "poisson", "rate": question.rate}
+    arrivals: Document = {"arrivals": process} | ({} if question.hit_rate is None else {"hit_rate": question.hit_rate})
     if question.trace is not None:
         return {"trace": {"path": str(question.trace.absolute())}, **arrivals}
     if question.prompt_tokens is None or question.answer_tokens is None:

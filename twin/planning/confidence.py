@@ -27,8 +27,7 @@ SAMPLES = 4096
 def met_under_draws(excess: Floats, shifts: Floats) -> NDArray[np.bool_]:
     """True for each draw of the step-time model under which all goals are met in the long run, shape (draws,).
 
-    Args:
-        excess: shape (R, goals). shifts: of the mean excess by each draw, shape (draws, goals).
+    `excess`: shape (R, goals). `shifts`: of the mean excess by each draw, shape (draws, goals).
     """
     meets: NDArray[np.bool_] = (excess.mean(axis=0) + shifts <= 0).all(axis=1)
     return meets
@@ -37,8 +36,7 @@ def met_under_draws(excess: Floats, shifts: Floats) -> NDArray[np.bool_]:
 def last_miss(misses: Callable[[int], bool], guess: int, places: int) -> int:
     """The last of some places that misses, if those before it do and the next two do not; -1 if none is seen to.
 
-    Args:
-        guess: a place close behind it, from which the search gallops before it bisects.
+    `guess`: a place close behind it, from which the search gallops before it bisects.
     """
     low, place = -1, min(guess, places - 1)
     while True:
@@ -58,9 +56,7 @@ def last_miss(misses: Callable[[int], bool], guess: int, places: int) -> int:
 def probability(excess: Floats, windows: float, shifts: Floats | None = None) -> float:
     """Probability that a span meets all goals, a mean over draws of the step-time model where there are some.
 
-    Args:
-        excess: shape (R, goals). windows: in a span, m.
-        shifts: as of `met_under_draws`.
+    `excess`: shape (R, goals). `windows`: in a span, m. `shifts`: as of `met_under_draws`.
     """
     mean = excess.mean(axis=0)
     means = mean[None, :] if shifts is None else mean[None, :] + shifts
@@ -86,12 +82,11 @@ def p_value(excess: Floats, expected_misses: Floats) -> float:
     """The p-value of windows, for the hypothesis that a deployment misses some goal in the long run.
 
     The largest one over goals, since all must be met, of two tests of a mean excess of 0: Student's t-test, and for
-    goals on percentiles a test of the count of misses, which come in clusters (`CLUSTERED`). Windows without a miss
-    do not vary, and prove less than a t-test suggests.
+    goals on percentiles a test of the count of misses, which come in clusters (`CLUSTERED`). Windows without a miss do
+    not vary, and prove less than a t-test suggests.
 
-    Args:
-        excess: shape (R, goals), of at least two windows. allowed: the misses of all windows together that just meet
-            each goal; 0 for a goal that does not count misses.
+    `excess`: shape (R, goals), of at least two windows. allowed: the misses of all windows together that just meet each
+    goal; 0 for a goal that does not count misses.
     """
     from scipy.special import gammaincc, stdtr  # slow to import
 
@@ -113,8 +108,7 @@ def adjusted_p_value(value: float, attempt: int, looks: int) -> float:
     For any number of deployments, tested one after the other and each up to `looks` times, the probability that one
     which misses its goals gets a value below x is at most x: Σ 1/(k·(k + 1)) = 1.
 
-    Args:
-        attempt: 1 for the first deployment that is tested.
+    `attempt`: 1 for the first deployment that is tested.
     """
     return min(value * looks * attempt * (attempt + 1), 1.0)
 
@@ -132,8 +126,7 @@ LIKELY = 2.0
 def clearly_missed(excess: float, variance: float, beyond: float = CERTAIN) -> bool:
     """True if one window's excess is too large for a deployment that meets the goal.
 
-    Args:
-        variance: of the excess of a deployment that just meets the goal, were its requests independent.
-        beyond: standard deviations.
+    `variance`: of the excess of a deployment that just meets the goal, were its requests independent. `beyond`:
+    standard deviations.
     """
     return excess > beyond * float(np.sqrt(CLUSTERED * variance))

@@ -18,7 +18,7 @@ import numpy as np
 from scenarios.fields import Goal
 from twin.planning.confidence import adjusted_p_value, p_value
 from twin.planning.evaluation import SEARCH_DRAWS, Evaluator
-from twin.planning.family_estimates import RefusedFamily
+from twin.planning.family_estimates import LedgerEntry, beyond_reach
 from twin.planning.question import Document, Question
 from twin.planning.space import Candidate
 from twin.planning.windows import Trial, in_unit
@@ -50,9 +50,8 @@ def max_looks(replications: int, requests: int) -> int:
 class Confirmer:
     """Tests candidates one after the other, until one is confirmed.
 
-    Args:
-        evaluator: of the question with another seed. attempts: deployments that were tested before.
-        looks: at one candidate, at most; None: as many as `REQUESTS` allow.
+    `evaluator`: of the question with another seed. `attempts`: deployments that were tested before. `looks`: at one
+    candidate, at most; None: as many as `REQUESTS` allow.
     """
 
     def __init__(self, evaluator: Evaluator, attempts: int = 0, looks: int | None = None) -> None:
@@ -112,8 +111,7 @@ LEVELS = (0.5, 0.8, 0.95)
 class Level:
     """The cheapest deployment that was seen to reach a confidence; None: the best estimate.
 
-    Attributes:
-        trial: None where no deployment reaches it.
+    `trial`: None where no deployment reaches it.
     """
 
     confidence: float | None
@@ -121,13 +119,10 @@ class Level:
 
     def document(self) -> Document:
         """The entry of `twin.plan/1`."""
-        trial = self.trial
-        row: Document = dict.fromkeys(("name", "devices", "gpus", "cost_per_hour", "sure"))
-        if trial is not None:
-            candidate = trial.candidate
-            row = {"name": candidate.name, "devices": candidate.devices, "gpus": candidate.gpus,
-                   "cost_per_hour": candidate.cost, "sure": trial.sure}  # fmt: skip
-        return {"confidence": self.confidence, **row}
+        trial, deployment = self.trial, self.trial and self.trial.candidate
+        fields = {"name": "name", "devices": "devices", "gpus": "gpus", "cost_per_hour": "cost"}
+        row = {field: getattr(deployment, name, None) for field, name in fields.items()}
+        return {"confidence": self.confidence, **row, "sure": trial and trial.sure}
 
 
 def confidence_curve(
@@ -139,8 +134,7 @@ def confidence_curve(
 ) -> list[Level]:
     """The cheapest deployment at each confidence, by bisection of candidates of rising price.
 
-    Args:
-        rungs: from that of the best estimate on. trial_of: simulates one; called once for each.
+    `rungs`: from that of the best estimate on. `trial_of`: simulates one; called once for each.
     """
     plan_confidence, reliability = question.spec.confidence, question.spec.reliability
     trials = {trial.candidate.name: trial for trial in (by_estimate, best) if trial is not None}
@@ -176,13 +170,12 @@ def why_not(
     question: Question,
     best: Trial | None,
     trials: Sequence[Trial],
-    refused: Sequence[RefusedFamily],
+    refused: Sequence[LedgerEntry],
     statuses: Mapping[str, Counter[str]],
 ) -> list[Document]:
     """Each alternative and each layout without a row in a line: why it loses, and what would admit it.
 
-    Args:
-        trials: of the table, without the recommendation. statuses: reasons of candidates that are out, by layout.
+    `trials`: of the table, without the recommendation. `statuses`: reasons of candidates that are out, by layout.
     """
     lines = [
         {"layout": trial.candidate.family.layout, "name": trial.candidate.name, "devices": trial.candidate.devices,
@@ -198,8 +191,7 @@ def why_not(
         bounds = [(goal.ratio(value), goal, value) for family in families for goal, value in family.bounds]
         if bounds:
             _, goal, value = min(bounds, key=lambda bound: bound[0])
-            limit, lowest = in_unit(goal, goal.limit), in_unit(goal, value)
-            why, admission = f"{goal.name} is at least {lowest}, goal {limit}, however many engines", _flag(goal, value)
+            why, admission = beyond_reach(goal, value), _flag(goal, value)
         else:
             reasons = Counter(family.reason for family in families) + statuses.get(layout, Counter())
             why = reasons.most_common(1)[0][0] if reasons else "it has no candidate within the limits"

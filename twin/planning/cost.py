@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from latency_models.deployment.hardware import load_hardware
-from scenarios.planning import ApiPrice
 from twin.planning.question import Document, Question
 from twin.planning.space import Candidate, document
 
@@ -41,8 +40,7 @@ class Nodes:
 def place(engines: Iterable[tuple[str, int, int]]) -> list[Place]:
     """The places of engines, each on the first node of its device that has room.
 
-    Args:
-        engines: the type of the device, devices of the engine, and devices of a node.
+    `engines`: the type of the device, devices of the engine, and devices of a node.
     """
     places: list[Place] = []
     num_used: dict[int, int] = {}  # devices, by the nodes that engines share
@@ -65,8 +63,7 @@ def place(engines: Iterable[tuple[str, int, int]]) -> list[Place]:
 def node_size(step_time: Document, base: Path, stated: int | None) -> int | None:
     """Devices of a node: as stated, else as the hardware file of the step times says; None if neither does.
 
-    Args:
-        step_time: a section of a scenario, whose relative paths start from `base`.
+    `step_time`: a section of a scenario, whose relative paths start from `base`.
     """
     hardware = step_time.get("hardware")
     if stated is not None or hardware is None:
@@ -106,9 +103,8 @@ def cost_of_nodes(question: Question, candidate: Candidate) -> float | None:
 def costs(question: Question, deployments: Sequence[tuple[Question, Candidate]], rate: float | None) -> list[Document]:
     """Rows of the cost of deployments together: by commitment, and of an API at the same rate; none without prices.
 
-    Args:
-        question: has the commitments, the price of an API and the lengths. deployments: with their own questions.
-        rate: requests per second in all; None where there is none.
+    `question`: has the commitments, the price of an API and the lengths. `deployments`: with their own questions.
+    `rate`: requests per second in all; None where there is none.
     """
     prices = [candidate.cost for _, candidate in deployments]
     nodes = [cost_of_nodes(stated, candidate) for stated, candidate in deployments]
@@ -116,7 +112,10 @@ def costs(question: Question, deployments: Sequence[tuple[Question, Candidate]],
         return []
     per_hour = sum(price for price in prices if price is not None)
     whole = None if None in nodes else sum(price for price in nodes if price is not None)
-    of_request = None if question.spec.api is None else api_price_of_request(question, question.spec.api)
+    api, of_request = question.spec.api, None
+    if api is not None:  # the price of a request of mean lengths
+        lengths = question.lengths()
+        of_request = float(lengths.prompts.mean() * api.input + lengths.answers.mean() * api.output) / 1e6
     rows = [
         _row(name, share * per_hour, None if whole is None else share * whole, of_request)
         for name, share in {ON_DEMAND: 1.0, **question.spec.commitments}.items()
@@ -124,12 +123,6 @@ def costs(question: Question, deployments: Sequence[tuple[Question, Candidate]],
     if of_request is not None and rate is not None:
         rows.append(_row("API", of_request * rate * 3600, None, None))
     return rows
-
-
-def api_price_of_request(question: Question, api: ApiPrice) -> float:
-    """The price that an API has for a request of mean lengths."""
-    lengths = question.lengths()
-    return float(lengths.prompts.mean() * api.input + lengths.answers.mean() * api.output) / 1e6
 
 
 def _row(name: str, per_hour: float, nodes: float | None, of_request: float | None) -> Document:

@@ -62,11 +62,8 @@ def run_day(task: DayTask) -> Document:
 class Search:
     """The candidates of one question that have been simulated.
 
-    Args:
-        points: runs that are done, by key. simulate: adds those of tasks to them.
-
-    Attributes:
-        rows: what is reported of each candidate, by key.
+    `points`: runs that are done, by key. `simulate`: adds those of tasks to them. `rows`: what is reported of each
+    candidate, by key.
     """
 
     def __init__(
@@ -80,12 +77,12 @@ class Search:
     def cheapest(self, families: Sequence[Sequence[Fleet]]) -> list[Fleet]:
         """The first fleet of each family that holds the goals, of those families whose last one does."""
         ends = [[-1, len(family)] for family in families]  # the last that fails, the first that holds
-        while open_families := [(end, family) for end, family in zip(ends, families, strict=True) if _gap(end) > 1]:
-            probes = [(end, family[sum(end) // 2]) for end, family in open_families]
+        pairs = list(zip(ends, families, strict=True))
+        while probes := [(end, family[sum(end) // 2]) for end, family in pairs if end[1] - end[0] > 1]:
             self._evaluate([fleet for _, fleet in probes])
             for end, fleet in probes:
                 end[self.rows[fleet.key]["holds"]] = sum(end) // 2
-        return [family[end[1]] for end, family in zip(ends, families, strict=True) if end[1] < len(family)]
+        return [family[end[1]] for end, family in pairs if end[1] < len(family)]
 
     def best(self, fleets: Iterable[Fleet]) -> Document | None:
         """The row of the least cost; the fewest engine-hours where devices have no price."""
@@ -225,7 +222,3 @@ def _smoothed(demand: Sequence[float]) -> list[float]:
     """The mean of the minutes around each."""
     half = SMOOTHED // 2
     return [float(np.mean(demand[max(i - half, 0) : i + half + 1])) for i in range(len(demand))]
-
-
-def _gap(end: Sequence[int]) -> int:
-    return end[1] - end[0]

@@ -199,7 +199,11 @@ def prepare_day(
     document = {**document, "workload": dict(document["workload"]), "measure": dict(document.get("measure") or {})}
     document.pop("plan", None)
     if day != OWN_PROFILE:
-        document["workload"] |= _workload_of_day(Path(day), document["workload"]["arrivals"])
+        points = read_rates(Path(day))
+        requests = sum((end - begin) * (first + last) / 2 for (begin, first), (end, last) in pairwise(points))
+        shape = {"rate": requests / points[-1][0], "profile": {"points": [list(point) for point in points]}}
+        arrivals = document["workload"]["arrivals"] | shape
+        document["workload"] |= {"arrivals": arrivals, "requests": max(round(requests), 1)}
     for goal in read_goals(goals):
         if goal.quantile != 0.99 or goal.of is not None or goal.metric == "itl":
             expected = "expected ttft_p99, tpot_p99 or e2e_p99 with --day: the goals of each minute"
@@ -222,14 +226,6 @@ def prepare_day(
         tenures.append(Tenure("spot", spot[0], Outages(spot[1], back)))
     question = DayQuestion(document, path, pool, scaling, tenures, minutes, replications, trace, energy_price or 0.0)
     return question if energy_price is None and max_kw is None else question.within(max_kw)
-
-
-def _workload_of_day(path: Path, arrivals: Document) -> Document:
-    """The fields of a workload whose arrivals follow a file of rates."""
-    points = read_rates(path)
-    requests = sum((end - begin) * (first + last) / 2 for (begin, first), (end, last) in pairwise(points))
-    shape = {"rate": requests / points[-1][0], "profile": {"points": [list(point) for point in points]}}
-    return {"arrivals": arrivals | shape, "requests": max(round(requests), 1)}
 
 
 def read_rates(path: Path) -> list[tuple[float, float]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -61,85 +61,62 @@ class Steady:
         return self.share * (self.with_prompt - self.decode_only) / self.seconds if self.seconds else 0.0
 
 
+@dataclass(eq=False)
 class EngineEstimate:
     """One engine and the lengths of its requests.
 
-    Args:
+    Attributes:
         role: `both`, `prefill` (answers of one token) or `decode` (no prompts).
         stages: of a pipeline. A step is then the time from one token of a sequence to its next: batches in flight take
             turns in the slowest stage, or each passes all stages, whichever is longer.
         replicas: of attention, which share experts and so step together. Requests are spread over them evenly.
-        supplied: share of the prompt tokens which a prefix cache could supply that it does; None: as expected of one
-            with this memory.
-
-    Attributes:
+        stated: share of the prompt tokens which a prefix cache could supply that it does; None: as expected of one with
+            this memory, as `supplied` is then.
         prompts: tokens of each prompt that are computed. cached: mean tokens that are not.
+        max_decodes: blocks hold at least the tokens of a sequence that no other one has.
     """
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        step_time: StepTime,
-        lengths: Lengths,
-        role: str,
-        stages: Stages | None = None,
-        supplied: float | None = None,
-        replicas: int = 1,
-    ) -> None:
-        self.stages = stages
-        self.replicas = replicas
-        self.max_tokens_in_step = config.max_num_batched_tokens * (1 if stages is None else len(stages.layers))
-        self.config = config
-        self.step_time = step_time
-        self.lengths = lengths
-        self.role = role
-        self.supplied = self._supplied(supplied)
-        cached: NDArray[Any] = np.zeros(1) if lengths.hits is None else self.supplied * lengths.hits.cacheable
+    config: EngineConfig
+    step_time: StepTime
+    lengths: Lengths
+    role: str
+    stages: Stages | None = None
+    replicas: int = 1
+    stated: float | None = None
+
+    def __post_init__(self) -> None:
+        config, lengths, hits = self.config, self.lengths, self.lengths.hits
+        self.max_tokens_in_step = config.max_num_batched_tokens * (
+            1 if self.stages is None else len(self.stages.layers)
+        )
+        self.supplied = 0.0
+        cached: NDArray[Any] = np.zeros(1)
+        if hits is not None and config.enable_prefix_caching:
+            self.supplied = hits.share(self.cache_blocks) if self.stated is None else self.stated
+            cached = self.supplied * hits.cacheable
         self.prompts = lengths.prompts - cached
         self.cached = float(cached.mean())
-        self.prompt = 0.0 if role == "decode" else float(self.prompts.mean())
-        self.answer = 0.0 if role == "prefill" else float(np.maximum(lengths.answers - 1, 0).mean())
+        self.prompt = 0.0 if self.role == "decode" else float(self.prompts.mean())
+        self.answer = 0.0 if self.role == "prefill" else float(np.maximum(lengths.answers - 1, 0).mean())
         self.context = max(lengths.context, 1.0)
-        tokens = config.num_gpu_blocks * config.block_size
         self._steady: dict[float, Steady | None] = {}
-        unshared = max(
-            self.context - self.cached, 1.0
-        )  # tokens of a sequence in blocks that no other one holds, at least
-        self.max_decodes = min(float(config.max_num_seqs), tokens / unshared)
+        tokens = config.num_gpu_blocks * config.block_size
+        self.max_decodes = min(float(config.max_num_seqs), tokens / max(self.context - self.cached, 1.0))
         self.capacity = self._capacity()
 
     def under(self, scores: Mapping[str, float]) -> EngineEstimate:
         """The same engine at these scores of the unknowns of its step times."""
-        step_time = self.step_time.vary(scores)
-        return EngineEstimate(
-            self.config, step_time, self.lengths, self.role, self.stages, self.supplied, self.replicas
-        )
+        return replace(self, step_time=self.step_time.vary(scores), stated=self.supplied)
 
     @cached_property
     def ceiling(self) -> EngineEstimate:
         """The same engine if its prefix cache supplied all that a cache of any size can."""
-        return self._with(1.0)
+        return replace(self, stated=1.0) if self._caches and self.supplied != 1.0 else self
 
     @cached_property
     def floor(self) -> EngineEstimate:
         """The same engine if its prefix cache supplied nothing."""
-        return self._with(0.0)
-
-    def _with(self, supplied: float) -> EngineEstimate:
-        if not self._caches or supplied == self.supplied:
-            return self
-        return EngineEstimate(
-            self.config, self.step_time, self.lengths, self.role, self.stages, supplied, self.replicas
-        )
-
-    @property
-    def _caches(self) -> bool:
-        return self.config.enable_prefix_caching and self.lengths.hits is not None
-
-    def _supplied(self, stated: float | None) -> float:
-        if not self._caches or self.lengths.hits is None:
-            return 0.0
-        return self.lengths.hits.share(self.cache_blocks) if stated is None else stated
+        return replace(self, stated=0.0) if self.supplied else self
 
     @property
     def cache_blocks(self) -> float:
@@ -147,6 +124,10 @@ class EngineEstimate:
         tiers = self.config.kv_offloading.tiers if self.config.kv_offloading is not None else ()
         blocks = self.config.num_gpu_blocks * self.config.block_size / self.config.prefix_id_tokens
         return blocks + sum(tier.capacity for tier in tiers)
+
+    @property
+    def _caches(self) -> bool:
+        return self.config.enable_prefix_caching and self.lengths.hits is not None
 
     @property
     def requests_until_warm(self) -> float:
@@ -158,8 +139,11 @@ class EngineEstimate:
 
         The attention replicas together have this many decodes each, and `chunks` of so many prompt tokens.
         """
-        if self.stages is not None:
-            return self._pipelined_step(decodes, prompt_tokens, self.stages)
+        if self.stages is not None:  # over whose batches decodes and prompt tokens are spread evenly
+            if not (batches := min(len(self.stages.layers), max(decodes, prompt_tokens))):
+                return 0.0
+            passed, slowest = self._pass(math.ceil(decodes / batches), math.ceil(prompt_tokens / batches))
+            return max(passed, batches * slowest)
         kv = round(decodes * self.context)
         if not prompt_tokens:
             return self.step_time.decode_seconds(decodes, kv, round(self.context), 1)[0] if decodes else 0.0
@@ -177,14 +161,6 @@ class EngineEstimate:
     def _before(self, prompt_tokens: int) -> int:
         """Tokens of a mean prompt that are there before a chunk in the middle of it."""
         return round(self.cached + max((self.prompt - prompt_tokens) / 2, 0.0))
-
-    def _pipelined_step(self, decodes: int, prompt_tokens: int, stages: Stages) -> float:
-        """The same of a pipeline, over whose batches decodes and prompt tokens are spread evenly."""
-        batches = min(len(stages.layers), max(decodes, prompt_tokens))
-        if not batches:
-            return 0.0
-        passed, slowest = self._pass(math.ceil(decodes / batches), math.ceil(prompt_tokens / batches))
-        return max(passed, batches * slowest)
 
     def _pass(self, decodes: int, prompt_tokens: int) -> tuple[float, float]:
         """Seconds in which a batch passes the engine, and those that its slowest stage or link takes."""

@@ -38,9 +38,8 @@ SEARCH_DRAWS = 6
 class Evaluator:
     """Simulates windows of candidates, once each.
 
-    Args:
-        simulations: the windows of the plan, which several questions may share.
-        families: estimates of the candidates, by which draws of the step times are ranked.
+    `simulations`: the windows of the plan, which several questions may share. `families`: estimates of the candidates,
+    by which draws of the step times are ranked.
     """
 
     def __init__(
@@ -78,9 +77,8 @@ class Evaluator:
     ) -> list[Trial]:
         """Evaluate candidates with the step times at their best estimates.
 
-        Args:
-            windows: long ones for each, or `SHORT`: one short window, which decides only where it is clear.
-            limit: double the windows of those that are undecided, up to this number.
+        `windows`: long ones for each, or `SHORT`: one short window, which decides only where it is clear. `limit`:
+        double the windows of those that are undecided, up to this number.
         """
         trials: dict[str, Trial] = {}
         pending = list(candidates)
@@ -103,8 +101,7 @@ class Evaluator:
         Draws come in batches, the worst first as estimated, until too many of them speak against the candidate, or
         `SEARCH_DRAWS` in a row do not: milder ones are taken not to, either.
 
-        Args:
-            limit: draws to simulate; the candidate is taken to meet its goals under the others.
+        `limit`: draws to simulate; the candidate is taken to meet its goals under the others.
         """
         if not self._has_draws(trial):
             return trial

@@ -40,14 +40,14 @@ MAX_COLD = 0.25
 
 
 @dataclass(frozen=True)
-class RefusedFamily:
-    """A family that is not simulated.
+class LedgerEntry:
+    """A candidate with its status and the reason of it; a family that is not simulated is one entry, without sizes.
 
-    Attributes:
-        status: out of memory, unsupported or infeasible. bounds: the goal that it cannot reach, with its lowest value.
+    `bounds`: the goal that a family cannot reach, with its lowest value.
     """
 
     family: Family
+    candidate: Candidate | None
     status: str
     reason: str
     bounds: tuple[tuple[Goal, float], ...] = ()
@@ -57,8 +57,7 @@ class RefusedFamily:
 class FamilyEstimate:
     """A family that can run.
 
-    Attributes:
-        prefill, decode: estimates of an engine; the same one in a colocated family. candidates: by size.
+    `prefill`, `decode`: estimates of an engine; the same one in a colocated family. `candidates`: by size.
     """
 
     family: Family
@@ -94,14 +93,9 @@ class FamilyEstimate:
             goal.ratio(value) / ratio if ratio else 1.0 for (goal, value), ratio in zip(goals, base, strict=True)
         ]
         drawn = [self.under(question.seed, draw) for draw in range(draws)]
+        weighed = [(factor, goal) for factor, (goal, _) in zip(factors, goals, strict=True)]
         return [
-            max(
-                (
-                    factor * family.ratio(candidate, rate, [goal])
-                    for factor, (goal, _) in zip(factors, goals, strict=True)
-                ),
-                default=0.0,
-            )
+            max((factor * family.ratio(candidate, rate, [goal]) for factor, goal in weighed), default=0.0)
             for family in drawn
         ]
 
@@ -109,16 +103,12 @@ class FamilyEstimate:
         """Requests per second and engine, of prefill and of decode, at which goals are estimated to be just met."""
         key = tuple(goals)
         if key not in self._engine_rates:
-            self._engine_rates[key] = self._highest_rates(goals)
+            together, prefill, decode = self.prefill is self.decode, self.prefill.capacity, self.decode.capacity
+            idle = 1e-6 * min(prefill, decode)
+            first = _highest(lambda rate: (rate, rate if together else idle), prefill, self, goals)
+            later = first if together else _highest(lambda rate: (idle, rate), decode, self, goals)
+            self._engine_rates[key] = first, later
         return self._engine_rates[key]
-
-    def _highest_rates(self, goals: Sequence[Goal]) -> tuple[float, float]:
-        if self.prefill is self.decode:
-            rate = _highest(lambda rate: (rate, rate), self.prefill.capacity, self, goals)
-            return rate, rate
-        idle = 1e-6 * min(self.prefill.capacity, self.decode.capacity)
-        first = _highest(lambda rate: (rate, idle), self.prefill.capacity, self, goals)
-        return first, _highest(lambda rate: (idle, rate), self.decode.capacity, self, goals)
 
     def saturated(self, candidate: Candidate, rate: float) -> str | None:
         """The reason why a candidate is far beyond its capacity; None if it is not."""
@@ -126,9 +116,8 @@ class FamilyEstimate:
         for side, engine, load in sides:
             capacity = engine.ceiling.capacity
             if load > BEYOND * capacity:
-                return (
-                    f"saturated: {load:.3g} requests/s at each {side}engine, which is estimated to bear {capacity:.3g}"
-                )
+                bears = f"each {side}engine, which is estimated to bear {capacity:.3g}"
+                return f"saturated: {load:.3g} requests/s at {bears}"
         return None
 
 
@@ -146,10 +135,10 @@ def _highest(
 
 def estimate_families(
     question: Question, deployments: Sequence[Candidate] = ()
-) -> tuple[list[FamilyEstimate], list[RefusedFamily]]:
+) -> tuple[list[FamilyEstimate], list[LedgerEntry]]:
     """The families of a question that can run, with their candidates, and those that cannot; given deployments last."""
     estimates: list[FamilyEstimate] = []
-    refused: list[RefusedFamily] = []
+    refused: list[LedgerEntry] = []
     lengths: Lengths | None = None
     engines: dict[str, EngineEstimate] = {}
     fixed = {candidate.family.name: candidate for candidate in deployments}
@@ -158,7 +147,10 @@ def estimate_families(
         try:
             plan = question.plan(document(question, family, only.sizes if only else (1,) * len(family.kinds)))
         except BadInput as error:
-            refused.append(_refusal(family, error))
+            place = f"{error.field} {error.expected}"
+            memory = any(word in place for word in ("kv_memory", "num_gpu_blocks", "leave room"))
+            reason = f"{error.field}: {error.expected}" if error.field else error.expected
+            refused.append(LedgerEntry(family, None, "out of memory" if memory else "unsupported", reason))
             continue
         lengths = lengths or question.sample(plan)
         roles = ("both",) if len(plan.pools) == 1 else ("prefill", "decode")
@@ -168,11 +160,11 @@ def estimate_families(
             if key not in engines:
                 config, stages = pool.scheduler.config, pool.scheduler.stages
                 replicas = pool.spec.engine.data_parallel_size
-                engines[key] = EngineEstimate(config, pool.step_time, lengths, role, stages, replicas=replicas)
+                engines[key] = EngineEstimate(config, pool.step_time, lengths, role, stages, replicas)
             sides.append(engines[key])
-        problem = _too_long(sides, lengths, question) or _unreachable(question.goals, sides[0], sides[-1])
+        problem = _too_long(sides, lengths, question) or _unreachable(question.goals, sides)
         if problem is not None:
-            refused.append(RefusedFamily(family, *problem))
+            refused.append(LedgerEntry(family, None, *problem))
             continue
         members = [only] if only else candidates(question, family, _largest(sides, question))
         estimates.append(FamilyEstimate(family, sides[0], sides[-1], members))
@@ -196,14 +188,16 @@ def horizon(question: Question, estimates: Sequence[FamilyEstimate]) -> Horizon:
     spec = question.spec
     if question.rate is None or not estimates:
         return Horizon(0, 0, 0.0, spec.span)
-    steps = [_busy_times(estimate) for estimate in estimates]
-    step, prompt = (float(np.median(column)) for column in zip(*steps, strict=True))
+    steps, prompts = zip(*map(_busy_times, estimates), strict=True)
+    step, prompt = float(np.median(steps)), float(np.median(prompts))
     warmup = float(np.quantile(estimates[0].decode.lengths.answers, WARMUP_QUANTILE)) * step + prompt
     rows = MAX_REQUESTS
     if question.trace is not None and question.trace.prefix_blocks is not None:
         rows = len(question.trace)  # which come once
     # The queue that cold caches leave behind drains afterwards, in the warm-up that every system has.
-    until_warm = max(_seconds_until_warm(estimate, question.rate) for estimate in estimates)
+    rate, until_warm = question.rate, 0.0
+    for engine in (engine for family in estimates for engine in (family.prefill, family.decode)):
+        until_warm = max(engine.requests_until_warm * math.ceil(rate / (LOAD * engine.capacity)) / rate, until_warm)
     cold = float(f"{min(until_warm, MAX_COLD * rows / question.rate):.2g}")
     warm_up = math.ceil(question.rate * cold)  # so that as many requests count as without prefix caches
     warmup = float(f"{warmup:.2g}")
@@ -211,12 +205,6 @@ def horizon(question: Question, estimates: Sequence[FamilyEstimate]) -> Horizon:
     long = min((stated or _requests(question.rate * LONG * warmup, MIN_LONG)) + warm_up, rows)
     short = min(_requests(question.rate * SHORT * warmup, MIN_SHORT) + warm_up, long)
     return Horizon(short, long, warmup + cold, spec.span)
-
-
-def _seconds_until_warm(estimate: FamilyEstimate, rate: float) -> float:
-    """Seconds until the prefix caches of a busy deployment, empty at first, supply what they do in the long run."""
-    engines = (estimate.prefill, estimate.decode)
-    return max(engine.requests_until_warm * math.ceil(rate / (LOAD * engine.capacity)) / rate for engine in engines)
 
 
 def _busy_times(estimate: FamilyEstimate) -> tuple[float, float]:
@@ -232,12 +220,6 @@ def _requests(number: float, lowest: int) -> int:
     return min(max(int(float(f"{number:.2g}")), lowest), MAX_REQUESTS)
 
 
-def _refusal(family: Family, error: BadInput) -> RefusedFamily:
-    memory = any(word in f"{error.field} {error.expected}" for word in ("kv_memory", "num_gpu_blocks", "leave room"))
-    reason = f"{error.field}: {error.expected}" if error.field else error.expected
-    return RefusedFamily(family, "out of memory" if memory else "unsupported", reason)
-
-
 def _too_long(engines: list[EngineEstimate], lengths: Lengths, question: Question) -> tuple[str, str] | None:
     longest = int((lengths.prompts + lengths.answers).max())
     if question.trace is not None:
@@ -250,16 +232,19 @@ def _too_long(engines: list[EngineEstimate], lengths: Lengths, question: Questio
 
 
 def _unreachable(
-    goals: Sequence[Goal], prefill: EngineEstimate, decode: EngineEstimate
+    goals: Sequence[Goal], engines: list[EngineEstimate]
 ) -> tuple[str, str, tuple[tuple[Goal, float], ...]] | None:
     """The goal that an engine misses even with a single request, if there is one."""
     for goal in goals:
-        lowest = bound(goal, prefill, decode)
+        lowest = bound(goal, engines[0], engines[-1])
         if lowest is not None and lowest > goal.limit:
-            limit = in_unit(goal, goal.limit)
-            reason = f"{goal.name} is at least {in_unit(goal, lowest)}, goal {limit}, however many engines"
-            return "infeasible", reason, ((goal, lowest),)
+            return "infeasible", beyond_reach(goal, lowest), ((goal, lowest),)
     return None
+
+
+def beyond_reach(goal: Goal, lowest: float) -> str:
+    limit = in_unit(goal, goal.limit)
+    return f"{goal.name} is at least {in_unit(goal, lowest)}, goal {limit}, however many engines"
 
 
 def _largest(engines: list[EngineEstimate], question: Question) -> tuple[int, ...]:

@@ -40,8 +40,7 @@ NAMES_OR_FILES = frozenset({"model", "hardware", "calibration", "cost", "link"})
 def given_candidate(document: Document, path: Path, question: Question, name: str) -> Candidate:
     """The deployment of a scenario's sections `engine`, `step_time` and `system`, as a candidate of its own family.
 
-    Args:
-        document: of the file, whose own workload does not matter.
+    `document`: of the file, whose own workload does not matter.
     """
     names = ("engine", "step_time", "system", "plugins")
     deployment = {key: value for key, value in document.items() if key in names}
@@ -51,7 +50,8 @@ def given_candidate(document: Document, path: Path, question: Question, name: st
     if [pool.role for pool in pools] not in (["both"], ["prefill", "decode"]):
         expected = "expected one pool of engines, or one of the role prefill and one of the role decode"
         raise BadInput(expected, field="system.pools", value=[pool.role for pool in pools], file=path)
-    if scenario.workload.models.count > 1 and not all(_serves_evenly(pool) for pool in pools):
+    even = [pool.models == "each" or (pool.models == "all" and pool.role == "decode") for pool in pools]
+    if scenario.workload.models.count > 1 and not all(even):
         raise BadInput("expected each, or all for a decode pool", field="system.pools.models", file=path)
     sections = _sections(scenario, path)
     kinds = tuple(EngineKindSpec(name=pool.name, device=pool.device or UNKNOWN) for pool in pools)
@@ -66,8 +66,7 @@ def given_candidate(document: Document, path: Path, question: Question, name: st
 def plan_of_given(document: Document, goals: Mapping[str, float | str]) -> Document:
     """A document whose section `plan` has no space of candidates, for a question about its own deployment alone.
 
-    Args:
-        goals: in place of those of the document, unless there are none.
+    `goals`: in place of those of the document, unless there are none.
     """
     section = dict(document.get("plan") or {}) | ({"goals": dict(goals)} if goals else {})
     return {**document, "plan": {key: value for key, value in section.items() if key not in _OF_A_SPACE}}
@@ -87,10 +86,6 @@ def _setting(pools: list[PoolSpec], field: str) -> object:
     return values[0] if values.count(values[0]) == len(values) else " + ".join(map(str, values))
 
 
-def _serves_evenly(pool: PoolSpec) -> bool:
-    return pool.models == "each" or (pool.models == "all" and pool.role == "decode")
-
-
 def _sections(scenario: ServingScenario, path: Path) -> Document:
     """The sections of a scenario whose system is a list of pools, with absolute paths."""
     pools = [pool.model_dump(mode="json", exclude_unset=True) for pool in scenario.pools]
@@ -106,9 +101,8 @@ def _sections(scenario: ServingScenario, path: Path) -> Document:
 def moved(value: Any, base: Path, folder: Path | None = None, key: str = "") -> Any:
     """A document for another folder.
 
-    Args:
-        base: the folder that relative paths in it start from. folder: the one that they will start from; None: they
-            become absolute.
+    `base`: the folder that relative paths in it start from. `folder`: the one that they will start from; None: they
+    become absolute.
     """
     if isinstance(value, dict):
         return {name: moved(field, base, folder, name) for name, field in value.items()}
@@ -171,7 +165,8 @@ def _candidate(file: Path, name: str, question: Question) -> Candidate:
     row = next((row for row in rows if not any(row.mixes_experts(prefix) for prefix in prefixes)), None)
     if row is None:
         raise rows[0].fault("expected experts that are split or spread, not both", f"{prefixes[0]}moe_ep")
-    replicas = _replicas(row, question)
+    # Replicas that bear the question's rate, as AIConfigurator counts them; 1 where there is no rate.
+    replicas = 1 if question.rate is None else math.ceil(question.rate / row.number("seq/s") - 1e-9)
     roles = (("(p)", "prefill"), ("(d)", "decode")) if apart else (("", "both"),)
     pools = [_pool(row, prefix, role, replicas, question) for prefix, role in roles]
     system: Document = {"layout": "pools", "pools": pools}
@@ -231,11 +226,6 @@ class Row:
         return self.table.fault(expected, self.index, name)
 
 
-def _replicas(row: Row, question: Question) -> int:
-    """Replicas that bear the question's rate, as AIConfigurator counts them; 1 where there is no rate."""
-    return 1 if question.rate is None else math.ceil(question.rate / row.number("seq/s") - 1e-9)
-
-
 def _pool(row: Row, prefix: str, role: str, replicas: int, question: Question) -> Document:
     """The workers of one role."""
     tp, pp, dp = (row.integer(f"{prefix}{name}", 1) for name in ("tp", "pp", "dp"))
@@ -277,11 +267,8 @@ def _pool(row: Row, prefix: str, role: str, replicas: int, question: Question) -
 
 def _same_engine(kinds: list[EngineKindSpec], tensor_parallel: int, gpus: int) -> EngineKindSpec | None:
     """The kind of engine with as many GPUs and this tensor parallelism, where there is exactly one."""
-    kinds_alike = [
-        kind
-        for kind in kinds
-        if kind.device.count == gpus
-        and not kind.is_bundle
-        and int((kind.step_time or {}).get("tensor_parallel", gpus)) == tensor_parallel
+    sizes = [(kind.device.count, int((kind.step_time or {}).get("tensor_parallel", gpus))) for kind in kinds]
+    alike = [
+        kind for kind, size in zip(kinds, sizes, strict=True) if size == (gpus, tensor_parallel) and not kind.is_bundle
     ]
-    return kinds_alike[0] if len(kinds_alike) == 1 else None
+    return alike[0] if len(alike) == 1 else None

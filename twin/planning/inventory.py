@@ -62,30 +62,20 @@ def demands_of(models: Sequence[str], rates: Sequence[str]) -> list[Demand]:
     return [Demand(model, numbers.get(model)) for model in dict.fromkeys(models)]
 
 
-@dataclass(frozen=True)
-class Combination:
-    """One model in one format of weights on GPUs of one kind; the question is for the highest rate on all of these."""
-
-    model: str
-    weights: str
-    gpu: str
-    question: Question
-
-
 class Option:
-    """A combination with the rates that it bears.
+    """A model in one format of weights on GPUs of one kind, with the rates that it bears.
 
     Attributes:
-        plans: by number of GPUs, those that were made. refused: engines that cannot run.
+        question: for the highest rate on all of these GPUs. plans: by number of GPUs, those that were made. refused:
+            engines that cannot run.
     """
 
-    def __init__(self, combination: Combination, simulations: Simulations) -> None:
-        self.model = combination.model
-        self.weights = combination.weights
-        self.gpu = combination.gpu
-        self.question = question = combination.question
+    def __init__(self, model: str, weights: str, gpu: str, question: Question) -> None:
+        self.model = model
+        self.weights = weights
+        self.gpu = gpu
+        self.question = question
         self.plans: dict[int, Plan] = {}
-        self._simulations = simulations
         self._scale = 1.0
         families, self.refused = estimate_families(question)
         gpus = question.spec.limits.gpus
@@ -111,7 +101,7 @@ class Option:
             rates[gpus] = rate_of(plan)
         return np.maximum.accumulate(rates)
 
-    def simulate(self, gpus: int) -> None:
+    def simulate(self, gpus: int, simulations: Simulations) -> None:
         """Find the highest rate on this many GPUs; estimates of other numbers of them are corrected by it."""
         estimate = float(self._estimates[gpus])
         if gpus in self.plans or not estimate:
@@ -119,7 +109,7 @@ class Option:
         limits = self.question.spec.limits.model_copy(update={"gpus": gpus})
         spec = self.question.spec.model_copy(update={"limits": limits})
         question = replace(self.question.at_rate(rounded(estimate)), spec=spec)
-        self.plans[gpus] = plan = Planner(question, self._simulations, brief=True).run()
+        self.plans[gpus] = plan = Planner(question, simulations, brief=True).run()
         self._scale = rate_of(plan) / estimate
 
 
@@ -130,11 +120,7 @@ def rate_of(plan: Plan) -> float:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What an inventory serves.
-
-    Attributes:
-        have: GPUs by kind. options: all that were compared. split: of the GPUs.
-    """
+    """What an inventory serves. `have`: GPUs by kind. `options`: all that were compared. `split`: of the GPUs."""
 
     have: Mapping[str, int]
     demands: Sequence[Demand]
@@ -224,12 +210,16 @@ def _row(option: Option, plan: Plan, role: str) -> Document:
 
 
 def divide(
-    have: Mapping[str, int], demands: Sequence[Demand], options: Sequence[Option], *, brief: bool = False
+    have: Mapping[str, int],
+    demands: Sequence[Demand],
+    options: Sequence[Option],
+    simulations: Simulations,
+    *,
+    brief: bool = False,
 ) -> Inventory:
     """Split an inventory among models, and simulate the split.
 
-    Args:
-        brief: leave out the formats of weights that the split does not use.
+    `brief`: leave out the formats of weights that the split does not use.
     """
     split = best_split(have, demands, options)
     for _ in range(ROUNDS):
@@ -237,12 +227,12 @@ def divide(
         if all(gpus in option.plans for option, gpus in parts):
             break
         for option, gpus in parts:
-            option.simulate(gpus)
+            option.simulate(gpus, simulations)
         split = best_split(have, demands, options)
     for key, gpus in split.items():
         for option in options:
             if (option.model, option.gpu) == key and gpus and not brief:
-                option.simulate(gpus)
+                option.simulate(gpus, simulations)
     return Inventory(have, demands, options, {key: gpus for key, gpus in split.items() if gpus})
 
 

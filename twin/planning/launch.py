@@ -211,9 +211,8 @@ def _lora(section: Document | None, in_step: str, in_memory: str) -> Flags:
 class PoolCommand:
     """The command of each engine of a pool, without its place.
 
-    Attributes:
-        model: a repository or folder; None where the user has to say it. flags: words after it. notes: on what the
-            command lacks.
+    `model`: a repository or folder; None where the user has to say it. `flags`: words after it. `notes`: on what the
+    command lacks.
     """
 
     pool: Document
@@ -230,7 +229,7 @@ def pool_command(pool: Document, base: Path, program: Program = VLLM, *, apart: 
     formats, model, quantised, notes = _weights(pool, base)
     fields = EngineSpec.model_fields
     engine = {name: pool["engine"].get(name, field.default) for name, field in fields.items()}
-    flags = {"--quantization": program.quantization if quantised else None}
+    flags: Flags = {"--quantization": program.quantization if quantised else None}
     flags |= program.flags(pool, engine, formats, apart=apart)
     words = [word for flag, value in flags.items() if value is not None for word in (flag, str(value)) if word]
     return PoolCommand(pool, model, words, notes + _without_flags(program, pool["engine"]))
@@ -259,7 +258,8 @@ def _weights(pool: Document, base: Path) -> tuple[Formats | None, str | None, bo
 
 
 def _model_name(pool: Document) -> str | None:
-    return (pool["engine"].get("kv_memory") or {}).get("model") or pool["step_time"].get("model")
+    name: str | None = (pool["engine"].get("kv_memory") or {}).get("model") or pool["step_time"].get("model")
+    return name
 
 
 def _weights_folder(name: str, base: Path) -> str | None:
@@ -303,9 +303,8 @@ class Place:
 class Deployment:
     """The engines of a plan in one program.
 
-    Attributes:
-        pools: as the scenario has them. commands: of pools of engines, by name; AFD bundles have none. places: of all
-            engines. apart: prefill and decode are engines of their own. policy: of the router.
+    `pools`: as the scenario has them. `commands`: of pools of engines, by name; AFD bundles have none. `places`: of all
+    engines. `apart`: prefill and decode are engines of their own. `policy`: of the router.
     """
 
     pools: list[Document]
@@ -339,8 +338,7 @@ class Deployment:
 def deployment_of(system: Document, base: Path, node_size: int | None = None, program: Program = VLLM) -> Deployment:
     """The engines of a scenario's section `system`, with their commands and places.
 
-    Args:
-        base: the folder where relative paths in `system` start. node_size: GPUs of a machine, if stated.
+    `base`: the folder where relative paths in `system` start. `node_size`: GPUs of a machine, if stated.
     """
     pools = [USUAL_POOL | pool for pool in system["pools"]]
     pools = [pool | {"machine": known_node_size(pool["step_time"], base, node_size) or USUAL_MACHINE} for pool in pools]
@@ -364,8 +362,7 @@ def deployment_of(system: Document, base: Path, node_size: int | None = None, pr
 def launch_commands(system: Document, base: Path, node_size: int | None = None, program: Program = VLLM) -> str:
     """A shell script that starts every engine of a machine, and on the first one the router in front.
 
-    Args:
-        base: the script's folder, where relative paths in `system` start. node_size: GPUs of a machine, if stated.
+    `base`: the script's folder, where relative paths in `system` start. `node_size`: GPUs of a machine, if stated.
     """
     deployment = deployment_of(system, base, node_size, program)
     machines, apart, form = deployment.machines, deployment.apart, '"$HOST_{}"'

@@ -79,10 +79,7 @@ def highest_rate(evaluators: Evaluators, question: Question, deployment: Candida
     rate = start
     for _ in range(STEPS):
         trial = _at(evaluators, question, deployment, rate)
-        if trial.meets:
-            low = (rate, trial)
-        else:
-            high = (rate, trial)
+        low, high = ((rate, trial), high) if trial.meets else (low, (rate, trial))
         if low is not None and high is not None:
             break
         rate *= 1.25 if trial.meets else 0.8
@@ -159,9 +156,8 @@ def confirmed(
 
     The rate itself just meets the goals, so that many windows would be spent on it in vain.
 
-    Args:
-        confirmer_of: makes a confirmer of a question, after a number of attempts.
-        share: of the rate that is estimated to remain with the error of the step times.
+    `confirmer_of`: makes a confirmer of a question, after a number of attempts. `share`: of the rate that is estimated
+    to remain with the error of the step times.
     """
     rate = load.rate * share
     for attempt in range(CORRECTIONS):
@@ -235,8 +231,7 @@ def highest_throughput(
 def changes(evaluators: Evaluators, question: Question, deployment: Candidate) -> list[Document]:
     """Trials of the recommended deployment where something differs from the question.
 
-    Args:
-        evaluators: by the windows and draws that confirmed it, so that a change is never more certain by chance.
+    `evaluators`: by the windows and draws that confirmed it, so that a change is never more certain by chance.
     """
     rows = []
     for name, changed, variant in _variants(question, deployment):

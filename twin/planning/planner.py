@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from twin.planning.confirming import LEVELS, OTHER_SEED, Confirmer, Level, confidence_curve, max_looks, why_not
 from twin.planning.evaluation import DRAWS, LONG_WINDOWS, Evaluator
-from twin.planning.family_estimates import FamilyEstimate, RefusedFamily, estimate_families, horizon
+from twin.planning.family_estimates import LedgerEntry, estimate_families, horizon
 from twin.planning.max_load import (
     Load,
     changes,
@@ -23,7 +23,7 @@ from twin.planning.max_load import (
     share_under_draws,
 )
 from twin.planning.question import Document, Question
-from twin.planning.result import LedgerEntry, MaxLoad, Plan, Stop
+from twin.planning.result import MaxLoad, Plan, Stop
 from twin.planning.search import Search
 from twin.planning.space import Candidate
 from twin.planning.windows import CpuLimitReached, Simulations, Trial
@@ -45,7 +45,8 @@ class Planner:
 
     Args:
         on_better: called with each better deployment. brief: leave out headroom and changes.
-        given: deployments that compete with those of the question's space.
+        given: deployments that compete with those of the question's space. variants: changed questions, by the change,
+            which are answered briefly beside it.
     """
 
     question: Question
@@ -53,14 +54,18 @@ class Planner:
     on_better: Callable[[Trial], object] = lambda trial: None
     brief: bool = False
     given: Sequence[Candidate] = ()
+    variants: Sequence[tuple[str, Question]] = ()
 
     def run(self) -> Plan:
         """Find the plan."""
         question = self.question
         self.families, self.refused = estimate_families(question, self.given)
-        _require_candidates(question, self.families, self.refused)
+        if not self.families and not self.refused:
+            raise BadInput("expected kinds of engines, or --candidate FILE", field="plan.engines", file=question.path)
+        if not self.families and all(entry.status == "unsupported" for entry in self.refused):
+            raise BadInput(f"expected a candidate that can run: {self.refused[0].reason}", file=question.path)
         self.horizon = horizon(question, self.families)
-        evaluator, confirmer = self.evaluator(question), self._confirmer(question)
+        evaluator, confirmer = self.evaluator(question), Confirmer(self.confirming(question))
         self.search = Search(question, self.families, evaluator, confirmer, self.on_better)
         self.stopped = False
         load: Load | None = None
@@ -69,11 +74,14 @@ class Planner:
                 load = self._highest_throughput()
             elif (best := self.search.run()) is not None and question.rate is not None and not self.brief:
                 load = highest_rate(self.evaluator, question, best.candidate, question.rate * 1.25)
-        return self._plan(load)
+        plan = self._plan(load)
+        others = [
+            (text, Planner(variant, self.simulations, brief=True, given=self.given)) for text, variant in self.variants
+        ]
+        return replace(plan, what_if=[(text, planner.run()) for text, planner in others])
 
     @contextmanager
     def _within_limit(self) -> Iterator[None]:
-        """End the block where the CPU limit is reached."""
         try:
             yield
         except CpuLimitReached:
@@ -101,9 +109,6 @@ class Planner:
         """An evaluator by the windows and draws that confirm a recommendation."""
         return self.evaluator(question.at_seed(question.seed + OTHER_SEED))
 
-    def _confirmer(self, question: Question) -> Confirmer:
-        return Confirmer(self.confirming(question))
-
     def _rate_confirmer(self, question: Question, attempts: int) -> Confirmer:
         """A confirmer that takes no more looks than a p-value needs, since a lower rate is tried next."""
         requests = question.spec.replications * self.horizon.long
@@ -129,9 +134,9 @@ class Planner:
             self.search.record(load.trial)
         return load
 
-    def _confirming_trial(self, trial: Trial) -> Trial:
+    def _confirming_trial(self, candidate: Candidate) -> Trial:
         """The trial of an alternative by the windows and draws that confirm a recommendation, so that rows compare."""
-        evaluator, candidate = self.search.confirmer.evaluator, trial.candidate
+        evaluator = self.search.confirmer.evaluator
         evaluate = evaluator.settle if candidate.family.given is not None else evaluator.evaluate
         (trial,) = evaluate([candidate])
         trial = replace(evaluator.bracket_draws(trial), seed=evaluator.question.seed)
@@ -147,12 +152,12 @@ class Planner:
             return rows
         with self._within_limit():
             if search.by_estimate is not None and (best is None or search.by_estimate.candidate is not best.candidate):
-                rows.append(("best estimate", self._confirming_trial(search.by_estimate)))
+                rows.append(("best estimate", self._confirming_trial(search.by_estimate.candidate)))
             names = {trial.candidate.name for _, trial in rows}
             for trial in search.alternatives(ALTERNATIVES - len(rows) if best is not None else CLOSEST):
                 if trial.candidate.name not in names:
                     role = "alternative" if trial.candidate.family.given is None else "given"
-                    rows.append((role, self._confirming_trial(trial)))
+                    rows.append((role, self._confirming_trial(trial.candidate)))
         return [(role, trial) for role, trial in rows if trial.windows]
 
     def _nearest_miss(self, trials: Sequence[Trial]) -> Trial | None:
@@ -197,13 +202,9 @@ class Planner:
         if by_estimate is None or by_estimate.sure is None or self.question.spec.aim == "throughput":
             return []
         rungs = [] if self.brief else self.search.ladder()
-
-        def trial_of(candidate: Candidate) -> Trial:
-            return self._confirming_trial(Trial(candidate))
-
         with self._within_limit():
             if rungs:
-                return confidence_curve(self.question, by_estimate, self.best, rungs, trial_of)
+                return confidence_curve(self.question, by_estimate, self.best, rungs, self._confirming_trial)
         return [Level(None, by_estimate), Level(self.question.spec.confidence, self.best)]
 
     def _capacity(self, trials: Sequence[Trial]) -> list[Document]:
@@ -230,22 +231,13 @@ class Planner:
 
     def _ledger(self) -> list[LedgerEntry]:
         """Every candidate with its status and reason, after families that cannot run."""
-        entries = [LedgerEntry(refused.family, None, refused.status, refused.reason) for refused in self.refused]
+        entries = list(self.refused)
         undecided = ("not decided", "the CPU limit was reached" if self.stopped else "no candidate meets the goals")
         for family in self.families:
             for candidate in family.candidates:
                 status, reason = self.search.statuses.get(candidate.name, undecided)
                 entries.append(LedgerEntry(family.family, candidate, status, reason))
         return entries
-
-
-def _require_candidates(
-    question: Question, families: Sequence[FamilyEstimate], refused: Sequence[RefusedFamily]
-) -> None:
-    if not families and not refused:
-        raise BadInput("expected kinds of engines, or --candidate FILE", field="plan.engines", file=question.path)
-    if not families and all(family.status == "unsupported" for family in refused):
-        raise BadInput(f"expected a candidate that can run: {refused[0].reason}", file=question.path)
 
 
 def find_max_load(question: Question, deployment: Candidate, simulations: Simulations) -> MaxLoad:

@@ -75,16 +75,14 @@ class PrefixHits:
         places = np.searchsorted(self.distances, np.arange(self.requests), side="right")
         footprint = np.cumsum(len(self.distances) - places) / self.requests
         full = np.searchsorted(footprint, blocks, side="right")
-        return self.distances[: np.searchsorted(self.distances, full, side="right")] if full < self.requests else (
-            self.distances[np.isfinite(self.distances)]
-        )  # fmt: skip
+        longest = full if full < self.requests else np.finfo(float).max
+        return self.distances[: np.searchsorted(self.distances, longest, side="right")]
 
 
 def prefix_hits(requests: Sequence[Request], tokens: int, shared: SharedPrefixes | None) -> PrefixHits | None:
     """The reuse in a sample; None if no request has a block that another one may have.
 
-    Args:
-        tokens: of a block. shared: the beginnings that prompts may have beside those in the sample.
+    `tokens`: of a block. `shared`: the beginnings that prompts may have beside those in the sample.
     """
     numbers: dict[tuple[int, int], int] = {}
     latest: list[int] = []  # by block: the request that used it last
@@ -104,13 +102,8 @@ def prefix_hits(requests: Sequence[Request], tokens: int, shared: SharedPrefixes
         paths.append(blocks)
     uses = np.bincount([block for blocks in paths for block in blocks], minlength=len(latest))
     num_shared = 0 if shared is None else shared.shared_blocks
-    cacheable = np.array(
-        [
-            max(int((uses[blocks] > 1).sum()), min(len(blocks), num_shared)) * tokens if blocks else 0
-            for blocks in paths
-        ],
-        dtype=np.int64,
-    )
+    counts = [max(int((uses[blocks] > 1).sum()), min(len(blocks), num_shared)) if blocks else 0 for blocks in paths]
+    cacheable = np.array(counts, dtype=np.int64) * tokens
     return PrefixHits(cacheable, np.sort(np.array(distances)), tokens, len(paths)) if cacheable.any() else None
 
 
@@ -259,13 +252,11 @@ class Question:
         pairs = realisation(replace(plan, requests=min(limit, plan.requests)), 0)
         prompts = np.array([request.prompt_tokens for request, _ in pairs], dtype=np.int64)
         answers = np.array([min(answer, request.max_tokens) for request, answer in pairs], dtype=np.int64)
-        return Lengths(prompts, answers, self._hits([request for request, _ in pairs], plan))
-
-    def _hits(self, requests: list[Request], plan: ServingPlan) -> PrefixHits | None:
         if not self.shares_prefixes:
-            return None
+            return Lengths(prompts, answers)
         assert isinstance(plan.workload, Workload)
-        return prefix_hits(requests, plan.scheduler.config.prefix_id_tokens, plan.workload.prefixes)
+        tokens, requests = plan.scheduler.config.prefix_id_tokens, [request for request, _ in pairs]
+        return Lengths(prompts, answers, prefix_hits(requests, tokens, plan.workload.prefixes))
 
     def _with_workload(self, workload: Document, change: str) -> Question:
         change = f"{self.change}, {change}" if self.change else change
@@ -291,8 +282,7 @@ class _SharedSections(ScenarioFile):
 def read_question(document: Document, settings: Settings, path: Path, trace: Path | None = None) -> Question:
     """Check the parts of a scenario that all candidates share.
 
-    Args:
-        trace: file whose lengths, and arrivals where the scenario replays, take the place of the scenario's.
+    `trace`: file whose lengths, and arrivals where the scenario replays, take the place of the scenario's.
     """
     document = apply(document, settings)
     load_plugins(document, path)
@@ -308,7 +298,11 @@ def read_question(document: Document, settings: Settings, path: Path, trace: Pat
         document = {**document, "workload": {**workload, **requests}}
     sections = checked(_SharedSections, document, path)
     spec, arrivals = sections.plan, sections.workload.arrivals
-    _refuse_unused(settings, spec, path)
+    names = [kind.name for kind in spec.engines if kind.step_time is not None]
+    unused = next((key for key in settings if key.partition(".")[0] == "step_time"), None)
+    if unused is not None and names and len(names) == len(spec.engines):
+        expected = f"expected plan.engines.{names[0]}.{unused}, since every kind of engine has step times of its own"
+        raise BadInput(expected, field="--set", value=unused, file=path)
     if isinstance(arrivals, OpenLoopSpec) and (document.get("measure") or {}).keys() & {"after", "before"}:
         raise BadInput("expected none: a plan chooses the measured time itself", field="measure", file=path)
     goals = spec.wanted
@@ -325,15 +319,6 @@ def read_question(document: Document, settings: Settings, path: Path, trace: Pat
         spec = with_bundles(spec, sample.prompts, sample.answers, base.get("engine") or {}, path)
         return replace(question, spec=spec)
     return question
-
-
-def _refuse_unused(settings: Settings, spec: PlanSpec, path: Path) -> None:
-    """Refuse a changed `step_time` of the scenario where every kind of engine has its own."""
-    names = [kind.name for kind in spec.engines if kind.step_time is not None]
-    unused = next((key for key in settings if key.partition(".")[0] == "step_time"), None)
-    if unused is not None and names and len(names) == len(spec.engines):
-        expected = f"expected plan.engines.{names[0]}.{unused}, since every kind of engine has step times of its own"
-        raise BadInput(expected, field="--set", value=unused, file=path)
 
 
 def _scale(lengths: Any, factor: float) -> None:
@@ -362,63 +347,60 @@ def with_changes(question: Question, text: str) -> Question:
     variant = question
     for part in text.split(","):
         name, equals, amount = (word.strip() for word in part.partition("="))
-        change = CHANGES.get(name)
-        if change is None or not equals:
-            raise BadInput(EXPECTED, field="--what", value=part)
-        variant = change(variant, amount, part)
+        try:
+            if name not in CHANGES or not equals:
+                raise BadInput(EXPECTED)
+            change, side = CHANGES[name]
+            variant = change(variant, amount, side)
+        except BadInput as error:
+            raise BadInput(error.expected, field="--what", value=part) from None
     return variant
 
 
-def _factor(amount: str, part: str) -> float | None:
+def _factor(amount: str) -> float | None:
     """The factor of `2x` or `+50%`; None for a plain number."""
     match = re.fullmatch(r"(?:(?P<times>\d+\.?\d*|\.\d+)x)|(?:(?P<percent>[+-]\d+\.?\d*) ?%)", amount)
     if match is None:
         return None
     factor = float(match["times"]) if match["times"] else 1 + float(match["percent"]) / 100
     if not 0.001 <= factor <= 1000:
-        raise BadInput("expected a factor of 0.001 to 1000", field="--what", value=part)
+        raise BadInput("expected a factor of 0.001 to 1000")
     return factor
 
 
-def _rate(question: Question, amount: str, part: str) -> Question:
+def _rate(question: Question, amount: str, side: str) -> Question:
     if question.rate is None:
-        raise BadInput("expected arrivals with a rate, which a scenario with these has not", field="--what", value=part)
-    factor = _factor(amount, part)
+        raise BadInput("expected arrivals with a rate, which a scenario with these has not")
+    factor = _factor(amount)
     try:
         rate = float(amount) if factor is None else factor * question.rate
     except ValueError:
-        raise BadInput("expected a rate, as 30, 2x or +50%", field="--what", value=part) from None
+        raise BadInput("expected a rate, as 30, 2x or +50%") from None
     if not 0 < rate < float("inf"):
-        raise BadInput("expected a rate above 0", field="--what", value=part)
+        raise BadInput("expected a rate above 0")
     return question.at_rate(float(f"{rate:.12g}"))
 
 
-def _lengths(side: str) -> Callable[[Question, str, str], Question]:
-    def change(question: Question, amount: str, part: str) -> Question:
-        factor = _factor(amount, part)
-        if factor is None:
-            raise BadInput("expected a factor, as 2x or +50%", field="--what", value=part)
-        return question.with_lengths(factor, (side,))
-
-    return change
+def _lengths(question: Question, amount: str, side: str) -> Question:
+    factor = _factor(amount)
+    if factor is None:
+        raise BadInput("expected a factor, as 2x or +50%")
+    return question.with_lengths(factor, (side,))
 
 
-def _hit_rate(question: Question, amount: str, part: str) -> Question:
+def _hit_rate(question: Question, amount: str, side: str) -> Question:
     try:
         share = float(amount)
     except ValueError:
         share = -1.0
     if not 0 <= share < 1:
-        raise BadInput("expected a share of prompt tokens, 0 to below 1", field="--what", value=part)
-    try:
-        return question.with_hit_rate(share)
-    except BadInput as error:
-        raise BadInput(error.expected, field="--what", value=part) from None
+        raise BadInput("expected a share of prompt tokens, 0 to below 1")
+    return question.with_hit_rate(share)
 
 
-CHANGES: dict[str, Callable[[Question, str, str], Question]] = {
-    "rate": _rate,
-    "prompts": _lengths("prefill"),
-    "answers": _lengths("decode"),
-    "hit_rate": _hit_rate,
+CHANGES: dict[str, tuple[Callable[[Question, str, str], Question], str]] = {
+    "rate": (_rate, ""),
+    "prompts": (_lengths, "prefill"),
+    "answers": (_lengths, "decode"),
+    "hit_rate": (_hit_rate, ""),
 }

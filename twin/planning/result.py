@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.hugging_face import any_model
@@ -15,6 +15,7 @@ from scenarios.fields import Goal
 from scenarios.planning import EngineKindSpec
 from twin.planning.confirming import Level
 from twin.planning.cost import cost_of_nodes, costs, nodes_of
+from twin.planning.family_estimates import LedgerEntry
 from twin.planning.max_load import Load
 from twin.planning.question import Document, Question
 from twin.planning.space import Candidate, Family
@@ -25,20 +26,6 @@ NOTE = "Simulated (discrete events, no hardware)."
 CUT = "The CPU limit was reached: rows, headroom and changes may be missing."
 HOURS = 100
 """Spans that a reliability is stated for."""
-
-
-@dataclass(frozen=True)
-class LedgerEntry:
-    """A candidate with its status and the reason of it; a family that cannot run is one entry, without sizes."""
-
-    family: Family
-    candidate: Candidate | None
-    status: str
-    reason: str
-
-    def document(self) -> Document:
-        """The entry of `twin.plan/1`."""
-        return {**identity(self.family, self.candidate), "status": self.status, "reason": self.reason}
 
 
 @dataclass(frozen=True)
@@ -107,10 +94,6 @@ class Plan:
     stop: Stop | None = None
     what_if: Sequence[tuple[str, Plan]] = ()
 
-    def beside(self, variants: Iterable[tuple[str, Plan]]) -> Plan:
-        """The plan with those of changed questions."""
-        return replace(self, what_if=list(variants))
-
     @property
     def feasible(self) -> bool | None:
         """True if there is a recommendation; None if the CPU limit was reached before one was confirmed."""
@@ -118,7 +101,7 @@ class Plan:
 
     def document(self) -> Document:
         """The document `twin.plan/1`."""
-        question = self.question
+        question, shown = self.question, self.best or self.nearest_miss
         unknown, by_estimate = self._costliest_unknown, None
         if self.by_estimate is not None:
             costliest = None if unknown is None else {"about": unknown.about, "measure": unknown.measure}
@@ -130,7 +113,7 @@ class Plan:
             "note": NOTE,
             "question": describe_question(question, self.horizon),
             "answer": " ".join(filter(None, [self.answer(), self.price_of_error()])),
-            "measured_like": self.measured_like(),
+            "measured_like": [] if shown is None else measured_like(question, shown.candidate.family.kinds),
             "feasible": self.feasible,
             "stop": None if self.stop is None else self.stop.document(question),
             "recommendation": None if self.best is None else row(question, self.best),
@@ -144,17 +127,23 @@ class Plan:
             "costs": [] if self.best is None else costs(question, [(question, self.best.candidate)], question.rate),
             "headroom": None if self.headroom is None else self.headroom.document(question.rate),
             "changes": self.changes,
-            "what_if": [plan._as_variant(text) for text, plan in self.what_if],
+            "what_if": [
+                {
+                    "what": text,
+                    "feasible": plan.feasible,
+                    "answer": plan.answer(),
+                    "recommendation": None if plan.best is None else row(plan.question, plan.best),
+                }
+                for text, plan in self.what_if
+            ],
             "notes": untried(question) + ([] if self.stop is None else [CUT]),
             "evaluated": self.evaluated,
-            "ledger": [entry.document() for entry in self.ledger],
+            "ledger": [
+                {**identity(entry.family, entry.candidate), "status": entry.status, "reason": entry.reason}
+                for entry in self.ledger
+            ],
             "simulated_requests": self.simulated_requests,
         }
-
-    def measured_like(self) -> list[str]:
-        """How far predictions were off rows like the recommended engines, or the nearest miss, in sentences."""
-        trial = self.best or self.nearest_miss
-        return [] if trial is None else measured_like(self.question, trial.candidate.family.kinds)
 
     @property
     def _costliest_unknown(self) -> Unknown | None:
@@ -192,11 +181,6 @@ class Plan:
         confidence = f"with a confidence of {100 * self.question.spec.confidence:g} %"
         return f"{text} {confidence}; closest: {engines}, {sure}: {miss.reason}."
 
-    def _as_variant(self, change: str) -> Document:
-        """The row of a changed question."""
-        best = None if self.best is None else row(self.question, self.best)
-        return {"what": change, "feasible": self.feasible, "answer": self.answer(), "recommendation": best}
-
     def price_of_error(self) -> str:
         """The price of the error of the step times, in a sentence; empty if the recommendation pays nothing for it."""
         if self.by_estimate is None:
@@ -220,8 +204,7 @@ class Plan:
 class MaxLoad:
     """The maximum sustainable load of a deployment.
 
-    Attributes:
-        horizon: None where nothing was simulated. load: None if the goals are missed at every rate, for this `reason`.
+    `horizon`: None where nothing was simulated. `load`: None if the goals are missed at every rate, for this `reason`.
     """
 
     question: Question
@@ -393,12 +376,8 @@ def measured_like(question: Question, kinds: Sequence[EngineKindSpec]) -> list[s
         hardware = load_hardware(spec.hardware, question.path.parent)
         cell = board_cell(model, hardware.name, spec.placement(model))
         if cell is not None:
-            sentences.append(f"{_capital(cell.sentence())}.")
+            sentences.append(f"{cell.sentence()[:1].upper()}{cell.sentence()[1:]}.")
     return list(dict.fromkeys(sentences))
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def untried(question: Question) -> list[str]:
@@ -413,8 +392,6 @@ def untried(question: Question) -> list[str]:
         if isinstance(model.ffn, ExpertFFN):
             latent = isinstance(model.attention, LatentAttention)
             why = ", of which each has a whole copy of its latent KV cache" if latent else ""
-            line = (
-                f"Engines with data-parallel attention and spread experts were not tried: {model.name} was split over"
-            )
-            lines.append(f"{line} GPUs by tensor parallelism alone{why}.")
+            line = f"Engines with data-parallel attention and spread experts were not tried: {model.name} was split"
+            lines.append(f"{line} over GPUs by tensor parallelism alone{why}.")
     return lines

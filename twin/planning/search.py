@@ -99,8 +99,12 @@ class Search:
             confirmed = self._decide()
             if confirmed is None:
                 self._begin_with_error()
-            elif confirmed or not self._reopen():
+            elif confirmed or self.best is None:
                 break
+            else:  # an unconfirmed best candidate is rejected, and those pruned because of it are open again
+                self._restore()
+                if not any(self._open.values()):
+                    break
 
     def key(self, candidate: Candidate) -> tuple[float, ...]:
         """The objective, to be small, then the number of devices or the price, and then how simple it is."""
@@ -215,7 +219,11 @@ class Search:
             self._update_all(trials)
             trials = self.evaluator.settle([trial.candidate for trial in trials if not trial.failed])
             self._update_all(trials)
-            for trial in self._simplest(trial for trial in trials if trial.meets or trial.probability >= PROMISING):
+            likely = [trial for trial in trials if trial.meets or trial.probability >= PROMISING]
+            goals = self.question.goals
+            # Of equally simple ones, that furthest below its goals comes first.
+            likely.sort(key=lambda trial: (not trial.meets, trial.candidate.complexity, trial.worst(goals)[0]))
+            for trial in likely:
                 trial = self._add_error(trial)
                 if trial.meets:
                     self.incumbent = trial
@@ -249,11 +257,6 @@ class Search:
             return self.evaluator.add_draws(trial, SEARCH_DRAWS)
         return self.evaluator.add_draws(trial)
 
-    def _simplest(self, trials: Iterable[Trial]) -> list[Trial]:
-        """Those that meet their goals first, of these the simplest, and of equally simple ones the furthest below."""
-        goals = self.question.goals
-        return sorted(trials, key=lambda trial: (not trial.meets, trial.candidate.complexity, trial.worst(goals)[0]))
-
     def _begin_with_error(self) -> None:
         """Restore all candidates that are not rejected, for the second search."""
         seed, draws = self.question.seed, self.evaluator.worst_draws
@@ -266,13 +269,6 @@ class Search:
         self._likely = set()
         self._restore()
         self._prune(list(self._under.values()))
-
-    def _reopen(self) -> bool:
-        """Reject an unconfirmed best candidate and restore those pruned because of it; False if nothing is left."""
-        if self.best is None:
-            return False
-        self._restore()
-        return any(self._open.values())
 
     def bounds(self) -> tuple[int | None, int]:
         """The fewest GPUs of a candidate that is not rejected, None without one, and how many are not."""
@@ -313,14 +309,10 @@ class Search:
                 if smaller is not candidate and smaller.within(candidate):
                     self.statuses.setdefault(smaller.name, ("infeasible", why))
             self._open[family] = [smaller for smaller in self._open[family] if not smaller.within(candidate)]
-        elif trial.meets and not self._is_final(trial):
+        elif trial.meets and self._with_error and not trial.draws and self.evaluator.can_draw(candidate):
             self.statuses.pop(candidate.name, None)
         elif trial.meets and (self.best is None or self.key(candidate) < self.key(self.best.candidate)):
             self._recommend(trial)
-
-    def _is_final(self, trial: Trial) -> bool:
-        """True if a trial that meets its goals does so with the error of the step times, if this search looks at it."""
-        return not self._with_error or trial.draws > 0 or not self.evaluator.can_draw(trial.candidate)
 
     def _recommend(self, trial: Trial) -> None:
         self.best = trial

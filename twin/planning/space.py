@@ -23,8 +23,7 @@ MOST_CANDIDATES = 100_000
 class Given:
     """A deployment that a file states.
 
-    Attributes:
-        name: for people. sections: `engine`, `step_time`, and `system` as a list of pools.
+    `name`: for people. `sections`: `engine`, `step_time`, and `system` as a list of pools.
     """
 
     name: str
@@ -35,9 +34,8 @@ class Given:
 class Family:
     """Candidates that differ in the sizes of their pools alone.
 
-    Attributes:
-        kinds: the engines of the one pool, or of the prefill and the decode pool. settings: fields of `engine` that the
-            plan varies. shared: one decode pool serves all models. given: the deployment, where a file states it.
+    `kinds`: the engines of the one pool, or of the prefill and the decode pool. `settings`: fields of `engine` that the
+    plan varies. `shared`: one decode pool serves all models. `given`: the deployment, where a file states it.
     """
 
     layout: Layout
@@ -74,9 +72,8 @@ class Family:
 class Candidate:
     """One deployment.
 
-    Attributes:
-        sizes: engines of each pool (of each model, where these have engines of their own). gpus: devices in all.
-        cost: price per hour; None where a device has none.
+    `sizes`: engines of each pool (of each model, where these have engines of their own). `gpus`: devices in all.
+    `cost`: price per hour; None where a device has none.
     """
 
     family: Family
@@ -154,33 +151,25 @@ def _kinds(spec: PlanSpec, layout: Layout) -> Iterator[tuple[EngineKindSpec, ...
 
 def candidate(spec: PlanSpec, family: Family, sizes: tuple[int, ...]) -> Candidate:
     """The candidate of a family with pools of these sizes."""
-    counts = [
-        (kind, count * kind.device.count) for kind, count in zip(family.kinds, family.engines(sizes), strict=True)
-    ]
-    prices = [spec.price(kind.device) for kind, _ in counts]
-    priced = [price for price in prices if price is not None]
-    cost = None
-    if len(priced) == len(prices):
-        cost = sum(price * count for price, (_, count) in zip(priced, counts, strict=True))
-    return Candidate(family, sizes, sum(count for _, count in counts), cost)
+    engines = zip(family.kinds, family.engines(sizes), strict=True)
+    devices = [(spec.price(kind.device), count * kind.device.count) for kind, count in engines]
+    costs = [price * count for price, count in devices if price is not None]
+    cost = sum(costs) if len(costs) == len(devices) else None
+    return Candidate(family, sizes, sum(count for _, count in devices), cost)
 
 
 def candidates(question: Question, family: Family, largest_pools: tuple[int, ...]) -> list[Candidate]:
     """The candidates of a family that are within the plan's limits.
 
-    Args:
-        largest_pools: engines of each. Without a limit of the plan's own, larger pools are not tried.
+    `largest_pools`: engines of each. Without a limit of the plan's own, larger pools are not tried.
     """
     spec, limits = question.spec, question.spec.limits
     ranges = []
     for pool, kind in enumerate(family.kinds):
         per_engine = kind.device.count * family.engines((1,) * len(family.kinds))[pool]
-        maximum = largest_pools[pool]
-        if limits.engines is not None:
-            maximum = min(maximum, limits.engines)
-        if limits.gpus is not None:
-            maximum = min(maximum, limits.gpus // per_engine)
-        ranges.append(range(1, maximum + 1))
+        gpus = math.inf if limits.gpus is None else limits.gpus // per_engine
+        maximum = min(largest_pools[pool], math.inf if limits.engines is None else limits.engines, gpus)
+        ranges.append(range(1, int(maximum) + 1))
     if math.prod(map(len, ranges)) > MOST_CANDIDATES:
         expected = f"expected limits that leave at most {MOST_CANDIDATES:,} candidates"
         raise BadInput(expected, field="plan.limits", file=question.path)
@@ -217,21 +206,16 @@ def document(question: Question, family: Family, sizes: tuple[int, ...]) -> Docu
     """The scenario of a candidate: the question's, with the pools of the candidate. The workload is unchanged."""
     base, spec = question.document, question.spec
     if family.given is not None:
-        return {**base, **_resized(family.given.sections, sizes)}
+        system = family.given.sections["system"]
+        pools = [pool | {"replicas": size} for pool, size in zip(system["pools"], sizes, strict=True)]
+        return {**base, **family.given.sections, "system": system | {"pools": pools}}
     pools = [_pool(question, family, pool, size) for pool, size in enumerate(sizes)]
-    system: Document = {"layout": "pools", "routing": family.routing, "pools": pools}
+    system = {"layout": "pools", "routing": family.routing, "pools": pools}
     if family.layout != "colocated":
         assert spec.link is not None
         system["link"] = spec.link.model_dump(mode="json")
     first = pools[0]
     return {**base, "engine": first["engine"], "step_time": first["step_time"], "system": system}
-
-
-def _resized(sections: Document, sizes: tuple[int, ...]) -> Document:
-    """The sections of a given deployment, with pools of other sizes."""
-    system = sections["system"]
-    pools = [pool | {"replicas": size} for pool, size in zip(system["pools"], sizes, strict=True)]
-    return {**sections, "system": system | {"pools": pools}}
 
 
 def _pool(question: Question, family: Family, index: int, size: int) -> Document:
@@ -242,15 +226,14 @@ def _pool(question: Question, family: Family, index: int, size: int) -> Document
     role = ("prefill", "decode")[index] if apart else "both"
     if "step_time" not in filled:
         raise BadInput("expected step times, of the engine or of the scenario", field=f"plan.engines.{kind.name}")
+    settings = {f"engine.{key}": value for key, value in family.settings}
     device = kind.device.model_dump() | {"price_per_hour": question.spec.price(kind.device)}
     return {
         "name": role if apart else "engine",
         "role": role,
         "replicas": size,
         "models": "all" if family.shared and index == 1 else "each",
-        "engine": apply({"engine": filled["engine"]}, {f"engine.{key}": value for key, value in family.settings})[
-            "engine"
-        ],
+        "engine": apply({"engine": filled["engine"]}, settings)["engine"],
         "step_time": filled["step_time"],
         "device": {name: value for name, value in device.items() if value is not None},
     }

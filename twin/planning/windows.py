@@ -36,11 +36,7 @@ from workloads.errors import BadInput
 
 @dataclass(frozen=True)
 class Window:
-    """One run to make.
-
-    Attributes:
-        key: its name in a run folder. replication, draw: as in `Simulation`.
-    """
+    """One run to make. `key`: its name in a run folder. `replication`, `draw`: as in `Simulation`."""
 
     key: str
     plan: ServingPlan
@@ -201,9 +197,8 @@ def describe_overload(load: Document) -> str:
 class Horizon:
     """The lengths of windows.
 
-    Attributes:
-        short, long: requests of a window. warmup: seconds at its beginning that do not count.
-        span: seconds for which goals are to be met.
+    `short`, `long`: requests of a window. `warmup`: seconds at its beginning that do not count. `span`: seconds for
+    which goals are to be met.
     """
 
     short: int

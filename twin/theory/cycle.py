@@ -160,9 +160,7 @@ class CycleModel:
         return periods
 
     def step_time(self, ratio: float, attention_instances: float | None = None) -> float:
-        """Mean time between the ends of consecutive microbatch steps, barrier included; `attention_instances`: default
-        r.
-        """
+        """Mean time between the ends of consecutive microbatch steps, barrier included; by default of r instances."""
         instances = ratio if attention_instances is None else attention_instances
         if self.advance == "independent":
             return self._independent_period(ratio, instances) / self.microbatches
@@ -199,15 +197,11 @@ class CycleModel:
 
     def throughput(self, ratio: float, attention_instances: float | None = None) -> float:
         """Output tokens per time unit and instance in the steady state."""
-        return self._rate(ratio, self.step_time(ratio, attention_instances))
+        return self.rate(ratio, self.step_time(ratio, attention_instances))
 
-    def throughput_at_mean_load(self, ratio: float) -> float:
-        """Throughput per instance without the cost of the barrier."""
-        return self._rate(ratio, self.step_time_at_mean_load(ratio))
-
-    def throughput_unlimited_overlap(self, ratio: float) -> float:
-        """Throughput per instance of eq. 5-6 at the exact mean load."""
-        return self._rate(ratio, self.step_time_unlimited_overlap(ratio))
+    def rate(self, ratio: float, step_time: float) -> float:
+        """Output tokens per time unit and instance at a step time."""
+        return ratio * self.batch_size / ((ratio + 1) * step_time)
 
     def throughput_per_card(self, ratio: float, attention_cards: int, ffn_cards: int) -> float:
         """Output tokens per time unit and card in the steady state, with r attention instances and one FFN instance."""
@@ -224,23 +218,14 @@ class CycleModel:
             low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
         return float(grid[best])
 
-    def _rate(self, ratio: float, step_time: float) -> float:
-        return ratio * self.batch_size / ((ratio + 1) * step_time)
-
 
 def _kronecker(nodes: int, dimension: int) -> Floats:
     """A low-discrepancy (Kronecker) sequence in the unit cube, shape (nodes, dimension); midpoints in one dimension."""
     if dimension == 1:
         return ((np.arange(nodes) + 0.5) / nodes)[:, None]
-    root = _harmonious_number(dimension)
+    root = 2.0  # that above 1 of x^(d+1) = x + 1, whose powers spread the sequence most evenly
+    for _ in range(64):
+        root = (1 + root) ** (1 / (dimension + 1))
     steps = root ** -np.arange(1, dimension + 1)
     levels: Floats = (0.5 + np.outer(np.arange(1, nodes + 1), steps)) % 1.0
     return levels
-
-
-def _harmonious_number(dimension: int) -> float:
-    """The root above 1 of x^(d+1) = x + 1, whose powers spread a d-dimensional Kronecker sequence most evenly."""
-    root = 2.0
-    for _ in range(64):
-        root = (1 + root) ** (1 / (dimension + 1))
-    return root

@@ -178,7 +178,6 @@ def decompose(
     cycle: CycleModel,
     ratio: float,
     instances: int,
-    *,
     steady: float,
     generated: float,
     measured: float,
@@ -189,8 +188,8 @@ def decompose(
     """
     chain = {
         "finite_horizon": replace(paper, requests=None).throughput(ratio),
-        "length_distribution": cycle.throughput_unlimited_overlap(ratio),
-        "exposed_communication": cycle.throughput_at_mean_load(ratio),
+        "length_distribution": cycle.rate(ratio, cycle.step_time_unlimited_overlap(ratio)),
+        "exposed_communication": cycle.rate(ratio, cycle.step_time_at_mean_load(ratio)),
         "barrier": cycle.throughput(ratio, instances),
         "unexplained": steady,
         "start_up": generated,

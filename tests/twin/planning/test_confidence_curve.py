@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from reports.plan_report import plan_report
 from tests.twin.planning.scenarios import kind, uncertain
-from twin.planning.windows import Trial
 
 
 def test_each_level_is_the_cheapest_deployment_that_reaches_it() -> None:
@@ -18,7 +17,7 @@ def test_each_level_is_the_cheapest_deployment_that_reaches_it() -> None:
     assert [level["confidence"] for level in levels] == [None, 0.5, 0.8, 0.9, 0.95]
     by_estimate, best = answer["by_best_estimate"], answer["recommendation"]
     assert levels[0]["gpus"] == by_estimate["gpus"] < levels[3]["gpus"] == best["gpus"]
-    trials = [search._confirming_trial(Trial(rung)) for rung in search.search.ladder()]
+    trials = [search._confirming_trial(rung) for rung in search.search.ladder()]
     assert [trial.candidate.gpus for trial in trials] == sorted(trial.candidate.gpus for trial in trials)
     for level in levels[1:3]:
         reach = [trial.candidate.gpus for trial in trials if (trial.sure or 0) >= level["confidence"] - 1e-9]

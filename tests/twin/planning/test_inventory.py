@@ -14,7 +14,7 @@ from reports.plan_report import inventory_report
 from tests.twin.planning.scenarios import document, kind, question, simulations
 from twin.cli.plan_options import api_price_of_text, commitments_of_texts
 from twin.planning.cost import costs
-from twin.planning.inventory import Combination, Demand, Option, best_split, demands_of, divide
+from twin.planning.inventory import Demand, Option, best_split, demands_of, divide
 from twin.planning.space import candidate, families
 from workloads.errors import BadInput
 
@@ -52,16 +52,16 @@ def test_the_split_is_that_of_brute_force(wanted: tuple[float | None, float | No
 
 
 def test_two_models_share_gpus_at_rates_that_simulation_confirms() -> None:
-    def small(name: str, speed: float) -> Combination:
+    def small(name: str, speed: float) -> Option:
         plan = document(
             layouts=["colocated"], vary={}, engines=[kind("one", 1, 2.0, speed)], limits={"gpus": 3},
             objective="throughput", goals={"ttft_p90": "300ms"}, commitments={"1y": 0.7},
             api={"input": 1.0, "output": 4.0},
         )  # fmt: skip
-        return Combination(name, "bf16", "X", question({**plan, "name": name}))
+        return Option(name, "bf16", "X", question({**plan, "name": name}))
 
-    options = [Option(small("slow", 1.0), simulations()), Option(small("fast", 2.0), simulations())]
-    served = divide({"X": 3}, [Demand("slow"), Demand("fast")], options).document()
+    options = [small("slow", 1.0), small("fast", 2.0)]
+    served = divide({"X": 3}, [Demand("slow"), Demand("fast")], options, simulations()).document()
     assert {row["model"]: row["gpus"] for row in served["rows"]} == {"slow": 2, "fast": 1}
     assert served["feasible"]
     assert all(row["meets"] and row["sure"] is None for row in served["rows"])
@@ -73,7 +73,7 @@ def test_two_models_share_gpus_at_rates_that_simulation_confirms() -> None:
     assert api["per_hour"] == pytest.approx(6 * sum(m["rate"] for m in served["models"]) / on_demand["break_even_rate"])
     assert list(inventory_report(served))
     wants = [Demand("slow", 1e4), Demand("fast", 20.0)]
-    short = divide({"X": 3}, wants, options, brief=True).document()
+    short = divide({"X": 3}, wants, options, simulations(), brief=True).document()
     assert not short["feasible"]
     assert [model["met"] for model in short["models"]] == [False, True]
     assert "Too few: slow has" in short["answer"]
