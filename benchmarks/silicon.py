@@ -23,10 +23,10 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.closed_loop import ClosedLoop
 from latency_models.deployment.models import Model
 from latency_models.io.files import Columns, builtin_names, read_columns
 from latency_models.sources.aiconfigurator.kernels import Placement
-from latency_models.sources.aiconfigurator.spec import ClosedLoop
 
 _DATED = re.compile(r"source_file=\d{4}-\d\d-\d\d\.csv")
 _SUFFIXES = re.compile(r"-(instruct|fp8|fp4|bf16)$")
