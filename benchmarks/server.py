@@ -44,7 +44,7 @@ from live.models.decoder import Decoder
 from live.models.weights import random_weights
 from live.server.input_processor import ChatTemplate
 from live.server.launcher import GracefulShutdown, listen, serve, start_server
-from live.server.options import Limits, ServerConfig
+from live.server.options import ServerConfig, ServerOptions
 from live.server.service import Service
 from live.tokenizer import Tokenizer
 from schedulers.engine_config import EngineConfig, OneShotBudget
@@ -185,7 +185,7 @@ def measure(requests: int) -> tuple[Times, Times, dict[str, Any]]:
     async def both(tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         assert template is not None
         prompt = len(tokenizer.encode(template.render(messages(0)), special=False))
-        bare, running = await start_server(Bare(engine, prompt), doors[1], Limits())
+        bare, running = await start_server(Bare(engine, prompt), doors[1], ServerOptions())
         await serve(
             EngineBackend(engine),
             ServerConfig("tiny"),

@@ -25,7 +25,7 @@ from tokenizers.decoders import DecodeStream
 from benchmarks.provenance import provenance
 from benchmarks.scheduling_decision import in_turns
 from live.server.input_processor import ChatTemplate
-from live.server.request_state import SamplingParams, StopStrings, TextStream
+from live.server.request_state import StopStrings, TextStream
 from live.tokenizer import FILE, Tokenizer
 from workloads.errors import BadInput
 
@@ -60,7 +60,7 @@ def each_call(call: Callable[[Any], object], items: list[Any]) -> Callable[[], f
 
 def streamed(tokenizer: Tokenizer, ids: list[int], stops: tuple[str, ...] = ()) -> None:
     """Stream an answer, token by token."""
-    stream = TextStream(tokenizer, SamplingParams(stop=StopStrings(stops) if stops else None))
+    stream = TextStream(tokenizer, StopStrings(stops) if stops else None)
     for token in ids:
         stream.push(token)
     stream.finish()

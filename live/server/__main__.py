@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
 
@@ -15,22 +14,13 @@ import cyclopts
 
 from live.server.options import (
     EngineOptions,
-    Limits,
     ModelOptions,
     ServerConfig,
     ServerOptions,
-    ServiceClass,
     TopologyOptions,
-    at_least_one,
-    flag,
+    command_line,
 )
-from workloads.errors import BadInput, TwinError, missing_extra
-
-KEY = "SERVING_TWIN_API_KEY"
-"""Environment variable that holds the API key."""
-
-MAX_SETTING = 1e9
-"""Maximum of sizes and times that are given as floats."""
+from workloads.errors import TwinError, missing_extra
 
 
 def serve_live(
@@ -68,11 +58,12 @@ def serve_live(
     )
     text = build_text(model.tokenizer, model.model, model.random_weights)
     scenario = ServedScenario.read(engine)
-    config = _server_config(model.name, server, scenario.service_classes if scenario is not None else {})
+    classes = scenario.service_classes if scenario is not None else {}
+    config = ServerConfig(model.name, server.checked(), classes)
     if scenario is not None and scenario.is_topology:
         deployment = plan_topology(scenario, source, engine, topology)
         serve = partial(run, config=config, tokenizer=text[0], template=text[1], ends_on_failure=True)
-        return serve_topology(deployment, source, engine, topology, serve)
+        return serve_topology(deployment, command_line(model, engine, topology), topology, serve)
     refuse(topology)
     try:
         if scenario is None:
@@ -84,22 +75,6 @@ def serve_live(
         return 1
     with closing(backend):
         return run(backend, config, *text, ends_on_failure=backend.ranks is not None)
-
-
-def _server_config(name: str, options: ServerOptions, classes: Mapping[str, ServiceClass]) -> ServerConfig:
-    for field in ("max_body_mib", "drain_seconds", "header_seconds", "body_seconds", "write_seconds"):
-        if not 0 < (value := getattr(options, field)) <= MAX_SETTING:
-            raise BadInput(f"expected a number above 0, of at most {MAX_SETTING:g}", field=flag(field), value=value)
-    limits = Limits(
-        body_bytes=int(options.max_body_mib * 2**20),
-        requests=at_least_one("max_concurrency", options.max_concurrency),
-        queue=at_least_one("max_queue", options.max_queue),
-        header_seconds=options.header_seconds,
-        body_seconds=options.body_seconds,
-        write_seconds=options.write_seconds,
-    )
-    key = os.environ.get(KEY, "") if options.api_key is None else options.api_key
-    return ServerConfig(name, options.host, options.port, key, limits, options.drain_seconds, classes)
 
 
 def main() -> int:

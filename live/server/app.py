@@ -65,7 +65,7 @@ class App(Starlette):
         self.in_flight = 0
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="live.server")
         routes = [_route(operation.path, operation.method, Endpoint(self, operation)) for operation in operations]
-        document = openapi_document(operations, service.version, bool(service.config.api_key))
+        document = openapi_document(operations, service.version, bool(service.config.options.api_key))
         routes.append(_route("/openapi.json", "GET", JSONResponse(document)))
         super().__init__(routes=routes, exception_handlers={HTTPException: _no_such_endpoint})
         self.router.redirect_slashes = False
@@ -78,7 +78,7 @@ class Endpoint:
         self.app = app
         self.service = app.service
         self.operation = operation
-        self._key = f"Bearer {app.service.config.api_key}".encode() if operation.requires_key else b""
+        self._key = f"Bearer {app.service.config.options.api_key}".encode() if operation.requires_key else b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -100,8 +100,8 @@ class Endpoint:
             return
         service.check_available(None)  # before the body: a server that shuts down does not wait for it
         body = await self._body(request)
-        if self.app.in_flight >= service.config.limits.requests:
-            raise busy(429, f"expected at most {service.config.limits.requests} concurrent requests")
+        if self.app.in_flight >= service.config.options.max_concurrency:
+            raise busy(429, f"expected at most {service.config.options.max_concurrency} concurrent requests")
         self.app.in_flight += 1
         try:
             await self._answer(request, body, send)
@@ -109,7 +109,7 @@ class Endpoint:
             self.app.in_flight -= 1
 
     def _check_key(self, request: Request) -> None:
-        if not self.operation.requires_key or not self.service.config.api_key:
+        if not self.operation.requires_key or not self.service.config.options.api_key:
             return
         header = request.headers.get("authorization", "").encode("latin-1")
         if not hmac.compare_digest(header, self._key):
@@ -120,7 +120,7 @@ class Endpoint:
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if content_type != "application/json":
             raise ApiError(415, f"expected the header Content-Type: application/json, found {content_type or 'none'}")
-        limits = self.service.config.limits
+        limits = self.service.config.options
         too_large = f"expected a body of at most {limits.body_bytes} bytes, found more"
         size = request.headers.get("content-length", "")
         if size.isdecimal() and int(size) > limits.body_bytes:

@@ -12,18 +12,7 @@ from typing import Any, Generic, TypeVar
 from live.generation import TopLogprobs
 from live.server.connection import encode, event
 from live.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
-from live.server.replies import (
-    Alternative,
-    Chat,
-    ChatChoice,
-    ChatLogprobs,
-    Completion,
-    CompletionChoice,
-    CompletionLogprobs,
-    TokenLogprob,
-    Usage,
-    bad_request,
-)  # fmt: skip
+from live.server.replies import Alternative, Chat, ChatLogprobs, Completion, CompletionLogprobs, Usage, bad_request
 from live.server.request_state import OutputDelta, RequestState, Response
 from live.server.service import Service
 
@@ -52,8 +41,13 @@ def create_chat_completion(service: Service, request: ChatRequest, headers: Mapp
     if request.top_logprobs is not None and not request.logprobs:
         raise bad_request("top_logprobs", "expected logprobs to be true")
     service.check_capacity(request.n or 1)
-    prompt = service.inputs.chat(request)
-    return ChatResponse(service, request, [prompt], _chat_max_tokens(service, request, prompt), headers)
+    prompt, field = service.inputs.chat(request), "messages"
+    max_tokens = max(service.inputs.max_model_len - len(prompt), 1)  # as many as fit, unless the request has a limit
+    for name in ("max_tokens", "max_completion_tokens"):
+        if (limit := getattr(request, name)) is not None:
+            field, max_tokens = name, limit
+    service.inputs.check_length(prompt, max_tokens, field)
+    return ChatResponse(service, request, [prompt], max_tokens, headers)
 
 
 def _check(service: Service, request: GenerationRequest) -> None:
@@ -67,18 +61,8 @@ def _check(service: Service, request: GenerationRequest) -> None:
         raise bad_request("stream_options", "expected stream to be true")
 
 
-def _chat_max_tokens(service: Service, request: ChatRequest, prompt: list[int]) -> int:
-    """The request's limit, or else as many tokens as fit behind the prompt."""
-    check = service.inputs.check_length
-    if request.max_completion_tokens is not None:
-        return check(prompt, request.max_completion_tokens, "max_completion_tokens")
-    if request.max_tokens is not None:
-        return check(prompt, request.max_tokens, "max_tokens")
-    return check(prompt, max(service.inputs.max_model_len - len(prompt), 1), "messages")
-
-
 class GenerationResponse(Response, Generic[_Request]):
-    """A response with generated tokens. Subclasses format choices.
+    """A response with generated tokens, of whose choices subclasses have the form.
 
     Args:
         prompts: token ids, each with `n` outputs. max_tokens: of each output. headers: of the HTTP request.
@@ -93,46 +77,37 @@ class GenerationResponse(Response, Generic[_Request]):
     def __init__(
         self, service: Service, request: _Request, prompts: list[list[int]], max_tokens: int, headers: Mapping[str, str]
     ) -> None:
-        self.service = service
         self.inputs = service.inputs
         self.request = request
         self.prompts = prompts
         self.states = service.generations(request, prompts, max_tokens, headers)
         self.stream = bool(request.stream)
-        self._has_logprobs = request.num_logprobs >= 0
-        self.id = f"{self.kind}-{secrets.token_hex(16)}"
-        self.created = int(time.time())
-
-    @abstractmethod
-    def deltas(self, state: RequestState) -> list[Any]:
-        """The new part of an output, as choices of a stream."""
-
-    def chunk(self, choices: list[Any]) -> dict[str, Any]:
-        """One event of a stream."""
-        return {
-            "id": self.id,
+        self._returns_token_ids = bool(request.return_token_ids)
+        self._head = {
+            "id": f"{self.kind}-{secrets.token_hex(16)}",
             "object": self.chunk_object,
-            "created": self.created,
-            "model": self.request.model or self.service.config.name,
-            "choices": choices,
+            "created": int(time.time()),
+            "model": request.model or service.config.name,
         }
 
     @abstractmethod
-    def middle_choice(self) -> dict[str, Any]:
-        """A choice of a stream that is neither first nor last, without logprobs, with `PLACE` for each value of a part:
-        the index, the text, and the token ids if they are returned.
-        """
+    def choice(self, index: int | str, text: str) -> dict[str, Any]:
+        """A choice of a stream that is neither first nor last, without logprobs and token ids."""
+
+    @abstractmethod
+    def deltas(self, state: RequestState) -> list[dict[str, Any]]:
+        """The new part of an output, as choices of a stream."""
+
+    def token_ids(self, state: RequestState, delta: OutputDelta) -> dict[str, Any]:
+        """The field of a choice with its tokens, if the request wants them."""
+        return {"token_ids": state.generation.output[delta.begin : delta.end]} if self._returns_token_ids else {}
 
     def events(self) -> bytes:
-        text = ""
-        for state in self.states:
-            if state.has_delta:
-                text += self._events(state)
-        return text.encode()
+        return "".join([self._events(state) for state in self.states if state.has_delta]).encode()
 
     def _events(self, state: RequestState) -> str:
         """The new part of an output. To fill in an event takes a third of the time that it takes to encode it."""
-        if state.finished or not state.num_read or self._has_logprobs:
+        if state.finished or not state.num_read or self.request.num_logprobs >= 0:
             before, after = self._frame
             return "".join([before + encode(choice) + after for choice in self.deltas(state)])
         delta = state.read()
@@ -147,18 +122,20 @@ class GenerationResponse(Response, Generic[_Request]):
     def _frame(self) -> tuple[str, str]:
         """The text of an event before its choice and behind it, the same in all events."""
         extra = {"usage": None} if self.request.includes_usage else {}
-        before, after = encode(self.chunk([]) | extra).split('"choices":[]')
+        before, after = encode({**self._head, "choices": [], **extra}).split('"choices":[]')
         return f'data: {before}"choices":[', f"]{after}\n\n"
 
     @cached_property
     def _middle(self) -> list[str]:
-        """The text of an event with a `middle_choice`, cut at its places."""
+        """The text of an event with a choice of the middle, cut where its index, its text and its token ids are."""
         before, after = self._frame
-        first, *parts, last = encode(self.middle_choice()).split(encode(PLACE))
+        returned = {"token_ids": PLACE} if self._returns_token_ids else {}
+        first, *parts, last = encode({**self.choice(PLACE, PLACE), **returned}).split(encode(PLACE))
         return [before + first, *parts, last + after]
 
     def last_events(self) -> bytes:
-        return event(self.chunk([]) | {"usage": self.usage()}) if self.request.includes_usage else b""
+        last = {**self._head, "choices": [], "usage": self.usage()}
+        return event(last) if self.request.includes_usage else b""
 
     def usage(self) -> Usage:
         """The token counts so far. A prompt with several outputs counts once."""
@@ -170,79 +147,67 @@ class GenerationResponse(Response, Generic[_Request]):
             "total_tokens": prompt_tokens + completion_tokens,
         }
 
-    def prompt_logprobs(self, state: RequestState) -> list[dict[str, Any] | None]:
-        """The log-probabilities of each prompt token and of the most likely tokens in its place, by id, in vLLM's form.
+    def prompt_logprobs(self, state: RequestState) -> dict[str, Any]:
+        """The field with the log-probabilities of each prompt token and of the most likely tokens in its place, by id.
 
-        The first entry is None.
+        It has vLLM's form, in which the first entry is None; there is none unless the request wants it.
         """
-        generation = state.generation
-        rows = zip(
-            generation.prompt.tolist(), generation.prompt_token_logprobs, generation.prompt_top_logprobs, strict=True
-        )
-        return [None if logprob is None else self._ranked(token, logprob, tops) for token, logprob, tops in rows]
+        if self.request.prompt_logprobs is None:
+            return {}
+        prompt = state.generation
+        rows = zip(prompt.prompt.tolist(), prompt.prompt_token_logprobs, prompt.prompt_top_logprobs, strict=True)
+        entries = [None if logprob is None else self._ranked(token, logprob, tops) for token, logprob, tops in rows]
+        return {"prompt_logprobs": entries}
 
     def _ranked(self, token: int, logprob: float, tops: TopLogprobs) -> dict[str, Any]:
+        rows = {token: (logprob, None)} | {other: (value, rank) for rank, (other, value) in enumerate(tops, 1)}
         text = self.inputs.token_text
-        ranked = {token: {"logprob": logprob, "rank": None, "decoded_token": text(token)}}
-        for rank, (alternative, value) in enumerate(tops, 1):
-            ranked[alternative] = {"logprob": value, "rank": rank, "decoded_token": text(alternative)}
-        return {str(token_id): entry for token_id, entry in ranked.items()}
+        return {
+            str(token_id): {"logprob": value, "rank": rank, "decoded_token": text(token_id)}
+            for token_id, (value, rank) in rows.items()
+        }
 
 
 class CompletionResponse(GenerationResponse[CompletionRequest]):
     """The response to one or several prompts, which are texts or token ids."""
 
-    @cached_property
-    def _text_offsets(self) -> list[int]:
-        return [0] * len(self.states)
+    def __init__(self, service: Service, request: CompletionRequest, *args: Any) -> None:
+        super().__init__(service, request, *args)
+        self._returns_token_ids = self._returns_token_ids or self.inputs.tokenizer is None
+        self._text_offsets = [0] * len(self.states)
 
     def document(self) -> Completion:
-        document: Completion = self.chunk([self._choice(state) for state in self.states])  # type: ignore[assignment]
-        document["usage"] = self.usage()
-        return document
+        choices = [choice for state in self.states for choice in self.deltas(state)]
+        return {**self._head, "choices": choices, "usage": self.usage()}  # type: ignore[typeddict-item]
 
-    def deltas(self, state: RequestState) -> list[CompletionChoice]:
-        return [self._choice(state)]
+    def choice(self, index: int | str, text: str) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": None, "stop_reason": None}
 
-    def middle_choice(self) -> dict[str, Any]:
-        returned = {"token_ids": PLACE} if self._returns_token_ids else {}
-        ends = {"logprobs": None, "finish_reason": None, "stop_reason": None}
-        return {"index": PLACE, "text": PLACE, **ends, **returned}
-
-    def _choice(self, state: RequestState) -> CompletionChoice:
+    def deltas(self, state: RequestState) -> list[dict[str, Any]]:
         """The new part of an output; without a stream, all of it. The first part also holds the prompt's fields."""
         request, first = self.request, not state.num_read
         delta = state.read()
         echoed = bool(request.echo) and first
-        choice: CompletionChoice = {
-            "index": state.index,
-            "text": self._prompt_text(state) + delta.text if echoed else delta.text,
-            "logprobs": None if request.logprobs is None else self._logprobs(state, delta, echoed),
-            "finish_reason": state.finish_reason if delta.last else None,
-            "stop_reason": state.stop_reason if delta.last else None,
-        }
-        if request.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = self.prompt_logprobs(state)
-        if self._returns_token_ids:
-            choice["token_ids"] = state.generation.output[delta.begin : delta.end]
-            if first:
-                choice["prompt_token_ids"] = self._prompt(state)
-        return choice
+        choice = self.choice(state.index, self._prompt_text(state) + delta.text if echoed else delta.text)
+        if request.logprobs is not None:
+            choice["logprobs"] = self._logprobs(state, delta, echoed)
+        if delta.last:
+            choice["finish_reason"], choice["stop_reason"] = state.finish
+        choice |= self.prompt_logprobs(state) | self.token_ids(state, delta)
+        if self._returns_token_ids and first:
+            choice["prompt_token_ids"] = self._of_prompt(self.prompts, state)
+        return [choice]
 
-    @property
-    def _returns_token_ids(self) -> bool:
-        return bool(self.request.return_token_ids) or self.inputs.tokenizer is None
-
-    def _prompt(self, state: RequestState) -> list[int]:
-        return self.prompts[state.index // (self.request.n or 1)]
+    def _of_prompt(self, values: Any, state: RequestState) -> Any:
+        return values[state.index // (self.request.n or 1)]
 
     def _prompt_text(self, state: RequestState) -> str:
         prompt = self.request.prompt
-        text = prompt if isinstance(prompt, str) else prompt[state.index // (self.request.n or 1)]
+        text = prompt if isinstance(prompt, str) else self._of_prompt(prompt, state)
         if isinstance(text, str):
             return text
         tokenizer = self.inputs.tokenizer
-        return "" if tokenizer is None else tokenizer.decode(self._prompt(state), skip_special=False)
+        return "" if tokenizer is None else tokenizer.decode(self._of_prompt(self.prompts, state), skip_special=False)
 
     def _logprobs(self, state: RequestState, delta: OutputDelta, echoed: bool) -> CompletionLogprobs:
         generation, limit, text_of = state.generation, self.request.logprobs or 0, self.inputs.token_text
@@ -250,7 +215,7 @@ class CompletionResponse(GenerationResponse[CompletionRequest]):
         values: list[float | None] = [*generation.token_logprobs[delta.begin : delta.end]]
         tops = generation.top_logprobs[delta.begin : delta.end]
         if echoed:
-            tokens = self._prompt(state) + tokens
+            tokens = self._of_prompt(self.prompts, state) + tokens
             values = generation.prompt_token_logprobs + values
             tops = [top[:limit] for top in generation.prompt_top_logprobs] + tops
         texts = [text_of(token) for token in tokens]
@@ -270,61 +235,43 @@ class ChatResponse(GenerationResponse[ChatRequest]):
     chunk_object = "chat.completion.chunk"
 
     def document(self) -> Chat:
-        document: Chat = self.chunk([self._choice(state) for state in self.states])  # type: ignore[assignment]
-        document["object"] = "chat.completion"
-        document["usage"] = self.usage()
-        if self.request.prompt_logprobs is not None:
-            document["prompt_logprobs"] = self.prompt_logprobs(self.states[0])
-        if self.request.return_token_ids:
+        choices = [self._part(state, "message", {"role": "assistant"}) for state in self.states]
+        document: Any = {**self._head, "object": "chat.completion", "choices": choices, "usage": self.usage()}
+        document |= self.prompt_logprobs(self.states[0])
+        if self._returns_token_ids:
             document["prompt_token_ids"] = self.prompts[0]
-        return document
+        return document  # type: ignore[no-any-return]
 
-    def _choice(self, state: RequestState) -> ChatChoice:
-        delta = state.read()
-        choice: ChatChoice = {
-            "index": state.index,
-            "message": {"role": "assistant", "content": delta.text},
-            "logprobs": self._logprobs(state, delta),
-            "finish_reason": state.finish_reason,
-            "stop_reason": state.stop_reason,
-        }
-        if self.request.return_token_ids:
-            choice["token_ids"] = state.generation.output
-        return choice
+    def choice(self, index: int | str, text: str) -> dict[str, Any]:
+        return {"index": index, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
 
     def deltas(self, state: RequestState) -> list[dict[str, Any]]:
         """The new part of an output; the first choice of a stream names the role."""
         role = {"role": "assistant", "content": ""}
-        choices = [_delta_choice(state.index, role)] if not state.num_read else []
-        delta = state.read()
-        choice = _delta_choice(state.index, {"content": delta.text})
-        choice["logprobs"] = self._logprobs(state, delta)
-        if delta.last:
-            choice["finish_reason"], choice["stop_reason"] = state.finish_reason, state.stop_reason
-        if self.request.return_token_ids:
-            choice["token_ids"] = state.generation.output[delta.begin : delta.end]
-        return [*choices, choice]
+        choices = [] if state.num_read else [self.choice(state.index, "") | {"delta": role}]
+        return [*choices, self._part(state, "delta", {})]
 
-    def middle_choice(self) -> dict[str, Any]:
-        returned = {"token_ids": PLACE} if self.request.return_token_ids else {}
-        return _delta_choice(PLACE, {"content": PLACE}) | returned
+    def _part(self, state: RequestState, field: str, message: dict[str, str]) -> dict[str, Any]:
+        """The new part of an output, or all of it, as a message."""
+        delta = state.read()
+        choice: dict[str, Any] = {"index": state.index, field: {**message, "content": delta.text}}
+        choice |= {"logprobs": self._logprobs(state, delta), "finish_reason": None}
+        if delta.last:
+            choice["finish_reason"], choice["stop_reason"] = state.finish
+        return choice | self.token_ids(state, delta)
 
     def _logprobs(self, state: RequestState, delta: OutputDelta) -> ChatLogprobs | None:
         if not self.request.logprobs:
             return None
-        generation = state.generation
-        content: list[TokenLogprob] = []
-        for i in range(delta.begin, delta.end):
-            tops = [self._alternative(*pair) for pair in generation.top_logprobs[i]]
-            token = self._alternative(generation.output[i], generation.token_logprobs[i])
-            content.append({**token, "top_logprobs": tops})
+        generation, part = state.generation, slice(delta.begin, delta.end)
+        rows = zip(generation.output[part], generation.token_logprobs[part], generation.top_logprobs[part], strict=True)
+        content: Any = [
+            {**self._alternative(token, logprob), "top_logprobs": [self._alternative(*pair) for pair in tops]}
+            for token, logprob, tops in rows
+        ]
         return {"content": content, "refusal": None}
 
     def _alternative(self, token: int, logprob: float) -> Alternative:
         tokenizer = self.inputs.tokenizer
         raw = b"" if tokenizer is None else tokenizer.token_bytes(token)
         return {"token": self.inputs.token_text(token), "logprob": logprob, "bytes": list(raw)}
-
-
-def _delta_choice(index: int | str, delta: dict[str, str]) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from live.server.options import Limits
+from live.server.options import ServerOptions
 from live.server.replies import ApiError
 
 CONNECTION = "live.connection"
@@ -33,7 +33,7 @@ MAX_HEAD = 64 << 10
 class ConnectionConfig(uvicorn.Config):
     """uvicorn's configuration, with connections that have these limits."""
 
-    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, limits: ServerOptions) -> None:
         super().__init__(
             app, http=Connection, ws="none", lifespan="off", loop="asyncio", access_log=False, log_level="warning",
             log_config=None, server_header=False, date_header=False, proxy_headers=False, timeout_graceful_shutdown=1,

@@ -18,7 +18,6 @@ from starlette.types import ASGIApp
 
 from live.backend import Backend
 from live.device import freeze_loaded_objects
-from live.loaded_model import ModelSource
 from live.server import protocol, replies
 from live.server.app import STOPPED, App
 from live.server.completions import create_chat_completion, create_completion
@@ -37,7 +36,7 @@ from live.server.endpoints import (
     version,
 )
 from live.server.input_processor import ChatTemplate
-from live.server.options import EngineOptions, Limits, ServerConfig, TopologyOptions, flag
+from live.server.options import ServerConfig, ServerOptions, TopologyOptions, flag
 from live.server.protocol import Operation
 from live.server.replies import busy
 from live.server.service import Service
@@ -114,10 +113,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def start_server(
-    app: ASGIApp, listener: socket.socket, limits: Limits
+    app: ASGIApp, listener: socket.socket, options: ServerOptions
 ) -> tuple[uvicorn.Server, asyncio.Task[None]]:
     """Start an ASGI application on a socket; returns the server, and a task that ends when the server does."""
-    server = _Server(ConnectionConfig(app, limits))
+    server = _Server(ConnectionConfig(app, options))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
@@ -144,8 +143,8 @@ async def serve(
     """
     service = Service(config, backend, tokenizer, template)
     app = App(service, OPERATIONS)
-    server, serving = await start_server(app, listener, config.limits)
-    shutdown = GracefulShutdown(app, server, config.drain_seconds)
+    server, serving = await start_server(app, listener, config.options)
+    shutdown = GracefulShutdown(app, server, config.options.drain_seconds)
     if signals:
         shutdown.listen()
     if ends_on_failure:
@@ -218,7 +217,7 @@ def run(
     ends_on_failure: bool = False,
 ) -> int:
     """Serve until a shutdown, and print one line when requests are accepted. Arguments and result as of `serve`."""
-    listener = listen(config.host, config.port)
+    listener = listen(config.options.host, config.options.port)
     host, port = listener.getsockname()[:2]
     address = f"[{host}]" if ":" in host else host
 
@@ -249,23 +248,20 @@ Serve: TypeAlias = Callable[[TopologyBackend], int]
 """Serves a backend over HTTP until a shutdown; returns the exit code."""
 
 
-def serve_topology(
-    deployment: Deployment, model: ModelSource, engine: EngineOptions, options: TopologyOptions, serve: Serve
-) -> int:
-    """Serve with a topology, or be one of its workers; returns the exit code."""
+def serve_topology(deployment: Deployment, words: list[str], options: TopologyOptions, serve: Serve) -> int:
+    """Serve with a topology, or be one of its workers; returns the exit code. `words`: the flags of a worker."""
     names, limits = deployment.names, _time_limits(options)
     if options.in_process:
         return _serve_in_process(deployment, options, serve)
     rank = 0 if options.role is None else _rank(options, names)
     address = Address("127.0.0.1", 0) if options.rendezvous is None else Address.parse(options.rendezvous)
-    worker_options = _worker_options(model, engine, options) if options.role is None else None
     try:
         if rank:
             if options.rendezvous is None:
                 raise BadInput("expected it beside --role, where the coordinator or frontend is", field="--rendezvous")
             run_worker(deployment, rank, address, limits)
             return 0
-        return _serve_front(deployment, address, worker_options, limits, serve)
+        return _serve_front(deployment, address, words if options.role is None else None, limits, serve)
     except TransportError as error:
         print(f"serve-live: {error}", file=sys.stderr, flush=True)
         return 1
@@ -281,20 +277,20 @@ def _serve_in_process(deployment: Deployment, options: TopologyOptions, serve: S
 
 
 def _serve_front(
-    deployment: Deployment, address: Address, worker_options: list[str] | None, limits: TimeLimits, serve: Serve
+    deployment: Deployment, address: Address, words: list[str] | None, limits: TimeLimits, serve: Serve
 ) -> int:
     """Start the workers of this machine, wait for all, and serve.
 
-    `worker_options`: None if the workers are started by themselves.
+    `words`: None if the workers are started by themselves.
     """
     names = deployment.names
     places = {rank: names[rank].split() for rank in range(1, len(names))}
 
     def commands(meeting_point: Address) -> dict[int, list[str]]:
-        command = [sys.executable, "-m", "live.server", *(worker_options or []), "--rendezvous", str(meeting_point)]
+        command = [sys.executable, "-m", "live.server", *(words or []), "--rendezvous", str(meeting_point)]
         return {rank: [*command, "--role", role, "--rank", number] for rank, (role, number) in places.items()}
 
-    starts = worker_options is not None
+    starts = words is not None
     gpus = visible_gpus(places) if starts and deployment.device != "cpu" else {}
     with gathered(deployment, address, limits, gpus, commands if starts else None) as (members, workers):
         members.ready()
@@ -317,24 +313,3 @@ def _time_limits(options: TopologyOptions) -> TimeLimits:
         if not 0 < (value := getattr(options, name)) <= MAX_SECONDS:
             raise BadInput(f"expected a number above 0, of at most {MAX_SECONDS:g}", field=flag(name), value=value)
     return TimeLimits(options.join_seconds, options.worker_seconds)
-
-
-def _worker_options(model: ModelSource, engine: EngineOptions, options: TopologyOptions) -> list[str]:
-    """The command line of a worker, besides its place: the same model and settings."""
-    assert engine.scenario is not None
-    words = [
-        "--model", str(model.path.resolve()), "--dtype", model.dtype, "--device", model.device,
-        "--threads", str(model.threads), "--scenario", str(engine.scenario.resolve()),
-        "--join-seconds", str(options.join_seconds), "--worker-seconds", str(options.worker_seconds),
-    ]  # fmt: skip
-    if model.random:
-        words.append("--random-weights")
-    for name, value in engine.settings.items():
-        words += [flag(name), str(value)]
-    for change in engine.set_ or []:
-        words += ["--set", change]
-    for module in options.module or []:
-        words += ["--module", module]
-    if options.decoder_bits is not None:
-        words += ["--decoder-bits", str(options.decoder_bits)]
-    return words

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, Literal, TypeAlias, get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -18,7 +18,6 @@ from prometheus_client.registry import Collector
 
 from live.backend import Backend, BackendState
 from schedulers.engine_config import NULL_BLOCKS
-from schedulers.speculation import SpeculationStats
 from workloads.request import Request
 
 FinishedReason: TypeAlias = Literal["stop", "length", "abort", "error"]
@@ -40,6 +39,13 @@ E2E_BUCKETS = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
     1920.0, 7680.0,
 )  # fmt: skip
+
+
+Table: TypeAlias = tuple[Callable[..., Any], str, str, str, list[tuple[Any, ...]]]
+"""A metric: its family, name and text, its labels, and rows of its labels' values and its own."""
+
+
+FIRST, END = "From a request's arrival to its first token", "From a request's arrival to its end"
 
 
 class Histogram:
@@ -134,96 +140,83 @@ class PrometheusExporter(Collector):
     def collect(self) -> Iterator[Metric]:
         """The client library's hook."""
         state = self.backend.state()
-        yield from self._histograms(state)
-        yield from self._gauges(state)
-        yield from self._counters(state)
-        yield from self._speculation(state.speculation)
-        yield from self._classes()
+        tables = self._latencies(state), self._counts(state), self._speculation(state), self._of_classes()
+        for kind, name, text, labels, rows in chain.from_iterable(tables):
+            names = labels.split()
+            family = kind(name, text, labels=["model_name", *names])
+            for row in rows:
+                family.add_metric([self.model, *row[: len(names)]], *row[len(names) :])
+            yield family
 
-    def _family(
-        self, kind: Callable[..., Any], name: str, text: str, rows: Iterable[tuple[Any, ...]], labels: str = ""
-    ) -> Metric:
-        """A metric with rows of values, each after the values of its `labels` behind the model's name."""
-        names = labels.split()
-        family = kind(name, text, labels=["model_name", *names])
-        for row in rows:
-            family.add_metric([self.model, *row[: len(names)]], *row[len(names) :])
-        return family  # type: ignore[no-any-return]
-
-    def _histograms(self, state: BackendState) -> Iterator[Metric]:
+    def _latencies(self, state: BackendState) -> Iterator[Table]:
         stats = self.stats
         per_token = "Time per output token of requests with two or more output tokens."
         for name, text, histogram in (
-            ("time_to_first_token_seconds", "From a request's arrival to its first token.", stats.time_to_first_token),
+            ("time_to_first_token_seconds", FIRST + ".", stats.time_to_first_token),
             ("inter_token_latency_seconds", "Between an output token and the next.", stats.inter_token),
             ("request_time_per_output_token_seconds", per_token, stats.per_output_token),
-            ("e2e_request_latency_seconds", "From a request's arrival to its end.", stats.end_to_end),
+            ("e2e_request_latency_seconds", END + ".", stats.end_to_end),
         ):
-            yield self._family(HistogramMetricFamily, f"vllm:{name}", text, [histogram.row()])
+            yield HistogramMetricFamily, f"vllm:{name}", text, "", [histogram.row()]
         if steps := state.steps_by_models:
             by_models = Histogram(range(1, len(steps) + 1))
-            for models, count in enumerate(steps, 1):
-                by_models.counts[models - 1] = count
-                by_models.total += models * count
+            by_models.counts[:-1] = steps
+            by_models.total = sum(models * count for models, count in enumerate(steps, 1))
             text = "Models among the sequences of a decode step."
-            yield self._family(HistogramMetricFamily, "serving_twin:models_per_decode_step", text, [by_models.row()])
+            yield HistogramMetricFamily, "serving_twin:models_per_decode_step", text, "", [by_models.row()]
 
-    def _gauges(self, state: BackendState) -> Iterator[Metric]:
+    def _counts(self, state: BackendState) -> Iterator[Table]:
+        stats, limits = self.stats, self.backend.limits
         for name, text, value in (
             ("num_requests_running", "Requests that are running or run in this step.", state.num_running),
             ("num_requests_waiting", "Requests that wait to be scheduled.", state.num_waiting),
             ("kv_cache_usage_perc", "Fraction of KV cache blocks in use, 0 to 1.", state.kv_cache_usage),
         ):
-            yield self._family(GaugeMetricFamily, f"vllm:{name}", text, [(value,)])
-        limits = self.backend.limits
+            yield GaugeMetricFamily, f"vllm:{name}", text, "", [(value,)]
         row = (str(limits.block_size), str(limits.num_gpu_blocks + NULL_BLOCKS), 1)
         text, labels = "The KV cache's settings, as labels.", "block_size num_gpu_blocks"
-        yield self._family(GaugeMetricFamily, "vllm:cache_config_info", text, [row], labels)
-
-    def _counters(self, state: BackendState) -> Iterator[Metric]:
-        stats, queries = self.stats, state.prefill_tokens + state.cached_tokens
-        yield from self._plain_counters(
+        yield GaugeMetricFamily, "vllm:cache_config_info", text, labels, [row]
+        queries = state.prefill_tokens + state.cached_tokens
+        for name, text, value in (
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", queries),
             ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", state.cached_tokens),
             ("num_preemptions", "Preemptions, whose KV cache is recomputed.", state.preemptions),
             ("generation_tokens", "Output tokens.", stats.generation_tokens),
             ("prompt_tokens", "Prompt tokens of finished requests.", stats.prompt_tokens),
-        )
+        ):
+            yield CounterMetricFamily, f"vllm:{name}", text, "", [(value,)]
         rows = [(reason, stats.reasons[reason]) for reason in get_args(FinishedReason)]
-        text = "Finished requests by reason."
-        yield self._family(CounterMetricFamily, "vllm:request_success", text, rows, "finished_reason")
+        yield CounterMetricFamily, "vllm:request_success", "Finished requests by reason.", "finished_reason", rows
 
-    def _plain_counters(self, *counters: tuple[str, str, float]) -> Iterator[Metric]:
-        for name, text, value in counters:
-            yield self._family(CounterMetricFamily, f"vllm:{name}", text, [(value,)])
-
-    def _speculation(self, stats: SpeculationStats | None) -> Iterator[Metric]:
+    def _speculation(self, state: BackendState) -> Iterator[Table]:
         """Counters of draft tokens, where the engine speculates."""
+        stats = state.speculation
         if stats is None:
             return
-        yield from self._plain_counters(
-            ("spec_decode_num_drafts", "Decodes that verified draft tokens.", stats.num_drafts),
-            ("spec_decode_num_draft_tokens", "Draft tokens that were verified.", stats.num_draft_tokens),
-            ("spec_decode_num_accepted_tokens", "Draft tokens that were right.", stats.num_accepted_tokens),
-        )
+        for name, text, value in (
+            ("drafts", "Decodes that verified draft tokens.", stats.num_drafts),
+            ("draft_tokens", "Draft tokens that were verified.", stats.num_draft_tokens),
+            ("accepted_tokens", "Draft tokens that were right.", stats.num_accepted_tokens),
+        ):
+            yield CounterMetricFamily, f"vllm:spec_decode_num_{name}", text, "", [(value,)]
         rows = [(str(position), count) for position, count in enumerate(stats.num_accepted_tokens_per_pos)]
         name, text = (
             "vllm:spec_decode_num_accepted_tokens_per_pos",
             "Draft tokens that were right, by position in the draft.",
         )
-        yield self._family(CounterMetricFamily, name, text, rows, "position")
+        yield CounterMetricFamily, name, text, "position", rows
 
-    def _classes(self) -> Iterator[Metric]:
+    def _of_classes(self) -> Iterator[Table]:
         """Latencies by service class, where there are some, and what was shed."""
         classes = self.stats.classes
         if len(classes) > 1:
-            for name, attribute, text in (
-                ("time_to_first_token_seconds", "time_to_first_token", "to its first token"),
-                ("e2e_request_latency_seconds", "end_to_end", "to its end"),
+            for name, text, attribute in (
+                ("time_to_first_token_seconds", FIRST, "time_to_first_token"),
+                ("e2e_request_latency_seconds", END, "end_to_end"),
             ):
                 rows = [(service_class, *getattr(stats, attribute).row()) for service_class, stats in classes.items()]
-                text = f"From a request's arrival {text}, by service class."
-                yield self._family(HistogramMetricFamily, f"serving_twin:class_{name}", text, rows, "service_class")
-        shed = [(name, *item) for name, stats in classes.items() for item in stats.shed.items()]
-        text = "Requests shed, by the limit that was reached."
-        yield self._family(CounterMetricFamily, "serving_twin:requests_shed", text, shed, "service_class reason")
+                name, text = f"serving_twin:class_{name}", f"{text}, by service class."
+                yield HistogramMetricFamily, name, text, "service_class", rows
+        shed = [(name, *item) for name, of_class in classes.items() for item in of_class.shed.items()]
+        text, labels = "Requests shed, by the limit that was reached.", "service_class reason"
+        yield CounterMetricFamily, "serving_twin:requests_shed", text, labels, shed

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from math import inf
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from cyclopts import Group, Parameter
 
 from workloads.errors import BadInput
 
+KEY = "SERVING_TWIN_API_KEY"
+"""Environment variable that holds the API key."""
 
-@dataclass(frozen=True)
-class Limits:
-    """Limits on requests and their clients.
-
-    Attributes:
-        body_bytes: size of a request's body.
-        requests: HTTP requests that are answered at once, counted from the end of their bodies.
-        queue: waiting generations, beyond those that can run at once.
-        header_seconds: time for a request's line and headers.
-        body_seconds: time for a request's body.
-        write_seconds: time in which a client must read 64 KiB of its response, or the rest if that is less.
-    """
-
-    body_bytes: int = 4 << 20
-    requests: int = 1024
-    queue: int = 2048
-    header_seconds: float = 10.0
-    body_seconds: float = 60.0
-    write_seconds: float = 10.0
+MAX_SETTING = 1e9
+"""Maximum of sizes and times that are given as floats."""
 
 
 @dataclass(frozen=True)
@@ -40,25 +26,6 @@ class ServiceClass:
 
     priority: int = 0
     ttft_goal: float = inf
-
-
-@dataclass(frozen=True)
-class ServerConfig:
-    """The settings of a server, apart from its model and engine.
-
-    Attributes:
-        name: the model's name for clients. port: 0 takes a free one. api_key: "" for none.
-        drain_seconds: grace period for running requests at shutdown.
-        classes: service classes that requests may name, by name.
-    """
-
-    name: str
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_key: str = ""
-    limits: Limits = field(default_factory=Limits)
-    drain_seconds: float = 30.0
-    classes: Mapping[str, ServiceClass] = field(default_factory=dict)
 
 
 @Parameter(name="*", group=Group("Model", sort_key=1))
@@ -138,11 +105,10 @@ class EngineOptions:
     @property
     def settings(self) -> dict[str, object]:
         """The flags that were given and that a scenario replaces, by name."""
-        names = (
-            "max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks", "kv_cache_memory_bytes", "speculative_config",
-            "one_shot", "lora_modules", "max_loras",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        values = {name: value for name, value in vars(self).items() if value is not None}
+        return {
+            name: value for name, value in values.items() if name not in ("scenario", "set_", "tensor_parallel_size")
+        }
 
     def refuse_settings(self, expected: str, accepted: Sequence[str] = ()) -> None:
         """Refuse flags that a scenario replaces."""
@@ -216,10 +182,33 @@ class ServerOptions:
     write_seconds: float = 10.0
     """Time limit for a client to read 64 KiB of its response, or what is left of it, in seconds."""
 
+    @property
+    def body_bytes(self) -> int:
+        """Maximum size of a request's body."""
+        return int(self.max_body_mib * 2**20)
+
+    def checked(self) -> Self:
+        """The same, with the key of the environment by default; `BadInput` for limits that are none."""
+        for name in ("max_body_mib", "drain_seconds", "header_seconds", "body_seconds", "write_seconds"):
+            if not 0 < (value := getattr(self, name)) <= MAX_SETTING:
+                raise BadInput(f"expected a number above 0, of at most {MAX_SETTING:g}", field=flag(name), value=value)
+        for name in ("max_concurrency", "max_queue"):
+            at_least_one(name, getattr(self, name))
+        return replace(self, api_key=os.environ.get(KEY, "")) if self.api_key is None else self
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The settings of a server: the model's name for clients, its options, and service classes by name."""
+
+    name: str
+    options: ServerOptions = ServerOptions()
+    classes: Mapping[str, ServiceClass] = field(default_factory=dict)
+
 
 def flag(name: str) -> str:
     """The flag of a field."""
-    return f"--{name.replace('_', '-')}"
+    return f"--{name.strip('_').replace('_', '-')}"
 
 
 def at_least_one(name: str, value: int) -> int:
@@ -227,3 +216,16 @@ def at_least_one(name: str, value: int) -> int:
     if value < 1:
         raise BadInput("expected a whole number from 1 up", field=flag(name), value=value)
     return value
+
+
+def command_line(*groups: object) -> list[str]:
+    """The flags of options that are not their defaults."""
+    words: list[str] = []
+    for group in groups:
+        for option in fields(group):  # type: ignore[arg-type]
+            name, value = flag(option.name), getattr(group, option.name)
+            if value == option.default:
+                continue
+            values = value if isinstance(value, list) else [value]
+            words += [name] if value is True else [word for each in values for word in (name, str(each))]
+    return words

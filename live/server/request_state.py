@@ -1,45 +1,42 @@
-"""The three objects of a request: its sampling parameters, the state of each output with its text, and the response."""
+"""The state of one output of a request with its text, and the response that reads it."""
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from kernels import sampling
 from live.generation import Generation
-from live.server.protocol import GenerationRequest
 from live.server.replies import ApiError, FinishReason
 from live.tokenizer import Tokenizer
-from workloads.errors import BadInput
 
 
 class StopStrings:
-    """The stop strings of a request with their search tables, shared by all outputs; `BadInput` for an empty one.
+    """The stop strings of a request with their search tables, shared by all outputs.
 
     Tables take time and memory proportional to the strings' length. Each output has its own `StopSearch`.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
-        if not all(texts):
-            raise BadInput("expected strings of at least one character", field="stop", value=list(texts))
-        self.texts = tuple(dict.fromkeys(texts))
-        self.first_characters = frozenset(text[0] for text in self.texts)
-        self._tables = tuple((text, _borders(text)) for text in self.texts)
+        self.tables = [(text, _borders(text)) for text in dict.fromkeys(texts)]
+        self.first_characters = frozenset(text[0] for text, _ in self.tables)
 
     def search(self) -> StopSearch:
         """A new search, through one output."""
-        return StopSearch(self.first_characters, [_Match(text, borders) for text, borders in self._tables])
+        return StopSearch(self)
 
 
 class StopSearch:
-    """The search for stop strings in one output: the first complete one, and of two that end together the longer."""
+    """The search for stop strings in one output: the first complete one, and of two that end together the longer.
 
-    def __init__(self, first_characters: frozenset[str], matches: list[_Match]) -> None:
-        self._first_characters = first_characters
-        self._matches = matches
+    `pending`: characters at the end of the text so far that may begin a stop string.
+    """
+
+    def __init__(self, stops: StopStrings) -> None:
+        self._stops = stops
+        self._matched = [0] * len(stops.tables)
         self.pending = 0
 
     def feed(self, piece: str, counts: bool = True) -> tuple[int, str] | None:
@@ -47,46 +44,40 @@ class StopSearch:
 
         Without `counts`, a string complete within `piece` is ignored; one that begins in it may count later.
         """
-        if not self.pending and self._first_characters.isdisjoint(piece):
+        if not self.pending and self._stops.first_characters.isdisjoint(piece):
             return None
-        results = [(match.feed(piece, counts), match.text) for match in self._matches]
-        ends = [(end, -len(text), text) for end, text in results if end is not None]
+        ends = []
+        for i, (text, borders) in enumerate(self._stops.tables):
+            end, self._matched[i] = _search(text, borders, self._matched[i], piece, counts)
+            if end is not None:
+                ends.append((end, -len(text), text))
         if not ends:
-            self.pending = max(match.matched for match in self._matches)
+            self.pending = max(self._matched)
             return None
         end, _, text = min(ends)
         return end, text
 
 
-class _Match:
-    """Knuth, Morris and Pratt's search for one string, which reads each character of the text once."""
+def _search(stop: str, borders: list[int], matched: int, piece: str, counts: bool) -> tuple[int | None, int]:
+    """Knuth, Morris and Pratt's search, which reads each character once; `matched`: characters that precede `piece`.
 
-    __slots__ = ("_borders", "matched", "text")
-
-    def __init__(self, text: str, borders: list[int]) -> None:
-        self.text = text
-        self._borders = borders
-        self.matched = 0
-
-    def feed(self, piece: str, counts: bool) -> int | None:
-        """The number of characters of `piece` that complete the string; None if it is incomplete or does not count."""
-        stop, borders, matched = self.text, self._borders, self.matched
-        place = 0
-        while place < len(piece):
-            if not matched:
-                place = piece.find(stop[0], place)
-                if place < 0:
-                    break
-            while matched and stop[matched] != piece[place]:
-                matched = borders[matched - 1]
-            matched += stop[matched] == piece[place]
-            place += 1
-            if matched == len(stop):
-                if counts:
-                    return place
-                matched = borders[-1]
-        self.matched = matched
-        return None
+    Returns the end of the string in `piece`, None if it is incomplete or does not count, and the characters matched.
+    """
+    place = 0
+    while place < len(piece):
+        if not matched:
+            place = piece.find(stop[0], place)
+            if place < 0:
+                break
+        while matched and stop[matched] != piece[place]:
+            matched = borders[matched - 1]
+        matched += stop[matched] == piece[place]
+        place += 1
+        if matched == len(stop):
+            if counts:
+                return place, matched
+            matched = borders[-1]
+    return None, matched
 
 
 def _borders(text: str) -> list[int]:
@@ -101,57 +92,6 @@ def _borders(text: str) -> list[int]:
     return borders
 
 
-@dataclass(frozen=True)
-class SamplingParams(sampling.SamplingParams):
-    """The sampling parameters of an output, and the conditions that end it, under vLLM's names.
-
-    Attributes:
-        max_tokens: maximum number of output tokens. min_tokens: output tokens before which nothing below ends it.
-        stop: stop strings with their search tables, built once for all outputs of a request; None for none.
-        stop_token_ids: as the request gives them. all_stop_token_ids: these and the model's own end tokens.
-        logprobs, prompt_logprobs: as in `Generation`.
-    """
-
-    max_tokens: int = 0
-    min_tokens: int = 0
-    stop: StopStrings | None = None
-    stop_token_ids: frozenset[int] = frozenset()
-    all_stop_token_ids: frozenset[int] = frozenset()
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    logprobs: int = -1
-    prompt_logprobs: int = -1
-
-    @classmethod
-    def of(cls, request: GenerationRequest, max_tokens: int, seed: int, end_tokens: frozenset[int]) -> Self:
-        """The parameters of a checked request.
-
-        Args:
-            seed: of a request that gives none. end_tokens: the model's own, which a request may ignore.
-        """
-        stop_token_ids = frozenset(request.stop_token_ids or ())
-        return cls(
-            temperature=1.0 if request.temperature is None else request.temperature,
-            top_k=max(request.top_k or 0, 0),
-            top_p=1.0 if request.top_p is None else request.top_p,
-            min_p=request.min_p or 0.0,
-            seed=seed if request.seed is None else request.seed,
-            max_tokens=max_tokens,
-            min_tokens=request.min_tokens or 0,
-            stop=StopStrings(request.stop_strings) if request.stop_strings else None,
-            stop_token_ids=stop_token_ids,
-            all_stop_token_ids=stop_token_ids if request.ignore_eos else stop_token_ids | end_tokens,
-            include_stop_str_in_output=bool(request.include_stop_str_in_output),
-            skip_special_tokens=request.skip_special_tokens is not False,
-            logprobs=request.num_logprobs,
-            prompt_logprobs=request.num_prompt_logprobs,
-        )
-
-    def of_choice(self, i: int) -> Self:
-        """The parameters of the i-th of several outputs, which has a seed of its own."""
-        return replace(self, seed=(self.seed + i) & (2**64 - 1))
-
-
 class TextStream:
     """Converts tokens to text that is never taken back, at the same cost for each token of an output.
 
@@ -160,13 +100,16 @@ class TextStream:
     `Tokenizer.decode`, up to the first stop string that ends after `min_tokens`; then `stopped` is that string.
     """
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams = SamplingParams()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stops: StopStrings | None = None, *, min_tokens: int = 0,
+        include_stop_str_in_output: bool = False, skip_special_tokens: bool = True,
+    ) -> None:  # fmt: skip
         self.stopped: str | None = None
         self._detokenizer = tokenizer.detokenizer()
-        self._skipped = tokenizer.special if params.skip_special_tokens else frozenset()
-        self._stops = params.stop.search() if params.stop is not None else None
-        self._include_stop = params.include_stop_str_in_output
-        self._ignored = params.min_tokens  # tokens to come until a stop string may end the text
+        self._skipped = tokenizer.special if skip_special_tokens else frozenset()
+        self._stops = None if stops is None else stops.search()
+        self._include_stop = include_stop_str_in_output
+        self._ignored = min_tokens  # tokens to come until a stop string may end the text
         self._held = ""
 
     def push(self, token: int) -> str:
@@ -180,8 +123,7 @@ class TextStream:
         """The text held back, once there are no more tokens."""
         if self.stopped is not None:
             return ""
-        text = self._certain(self._detokenizer.finish())
-        text = text + self._held
+        text = self._certain(self._detokenizer.finish()) + self._held
         self._held = ""
         return text
 
@@ -216,7 +158,7 @@ class RequestState:
     Attributes:
         generation: belongs to the engine while it runs. changed: set with its first token, and when it ends.
         on_tokens: writes new tokens, unless they are the last; None: they are read at the end.
-        index: of the choice in the response. params: None for a pooling request.
+        index: of the choice in the response. stop_token_ids: as the request gives them.
         stream: decodes the output; None without a tokenizer, and then there is no text.
         finished: no more tokens will come. error: what went wrong.
         first_token_time, last_token_time: seconds of `time.perf_counter`, -1 until they are known.
@@ -227,7 +169,7 @@ class RequestState:
     generation: Generation
     changed: asyncio.Event
     index: int = 0
-    params: SamplingParams | None = None
+    stop_token_ids: Sequence[int] = ()
     stream: TextStream | None = None
     finished: bool = False
     error: ApiError | None = None
@@ -267,26 +209,14 @@ class RequestState:
         return delta
 
     @property
-    def _stop_string(self) -> str | None:
-        return None if self.stream is None else self.stream.stopped
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        """The reason why a finished output ended."""
-        generation = self.generation
-        ends = self._stop_string is not None or (generation.finish_reason == "stop" and generation.output)
-        return "stop" if ends else "length"
-
-    @property
-    def stop_reason(self) -> str | int | None:
-        """The stop string or the token of `stop_token_ids` that ended the output."""
-        generation = self.generation
-        if self._stop_string is not None:
-            return self._stop_string
-        if self.params is None or generation.finish_reason != "stop" or not generation.output:
-            return None
-        token = generation.output[-1]
-        return token if token in self.params.stop_token_ids else None
+    def finish(self) -> tuple[FinishReason, str | int | None]:
+        """The reason why a finished output ended, and the stop string or token of `stop_token_ids` that ended it."""
+        if self.stream is not None and self.stream.stopped is not None:
+            return "stop", self.stream.stopped
+        if self.generation.finish_reason != "stop" or not self.generation.output:
+            return "length", None
+        token = self.generation.output[-1]
+        return "stop", token if token in self.stop_token_ids else None
 
 
 class Response(ABC):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from kernels.sampling import SamplingParams
 from live.backend import Backend
 from live.device import versions
 from live.engine import Progress
@@ -21,7 +22,7 @@ from live.server.metrics import FinishedReason, PrometheusExporter, ServerStats
 from live.server.options import ServerConfig
 from live.server.protocol import GenerationRequest, Prompts
 from live.server.replies import ApiError, bad_request, busy
-from live.server.request_state import RequestState, SamplingParams, TextStream
+from live.server.request_state import RequestState, StopStrings, TextStream
 from live.tokenizer import Tokenizer
 from schedulers.admission_control import RequestShed
 
@@ -91,12 +92,8 @@ class Service:
             raise self.failure
 
     def check_capacity(self, generations: int) -> None:
-        """Refuse a request whose generations do not fit into the queue.
-
-        Raises:
-            ApiError: 503, or 400 if they would not fit into an empty queue.
-        """
-        capacity = self.backend.limits.max_num_seqs + self.config.limits.queue
+        """Refuse a request whose generations do not fit into the queue: by 503, or 400 if they never will."""
+        capacity = self.backend.limits.max_num_seqs + self.config.options.max_queue
         if generations > capacity:
             raise bad_request(None, f"expected at most {capacity} prompts times n, found {generations}")
         present = len(self.request_states)
@@ -104,11 +101,7 @@ class Service:
             raise busy(503, f"the queue is full: {present} generations run or wait, at most {capacity}")
 
     def prompts(self, value: Prompts, field: str, special: bool = True, n: int = 1) -> list[list[int]]:
-        """The token ids of one prompt or of several, encoded only if the queue has room for `n` outputs of each.
-
-        Args:
-            field, special: as in `InputProcessor.prompts`.
-        """
+        """As `InputProcessor.prompts`, if the queue has room for `n` outputs of each prompt."""
         self.check_capacity(len(as_batch(value)) * n)
         return self.inputs.prompts(value, field, special)
 
@@ -117,12 +110,8 @@ class Service:
     def _contract(self, headers: Mapping[str, str], priority: int | None = None) -> Contract:
         """The tenant and the class that a request's headers name, with what the class promises.
 
-        Args:
-            priority: of the body, which goes before that of the class. Without classes in the configuration, the
-                header of the class is ignored.
-
-        Raises:
-            ApiError: 400 for a class that the server does not know, and for a tenant of too many characters.
+        `priority`: of the body, which goes before that of the class. Without classes in the configuration, the header
+        of the class is ignored. Raises an `ApiError` for an unknown class, and for a long name of a tenant.
         """
         arrival, classes = time.perf_counter(), self.config.classes
         tenant, name = headers.get("x-tenant", ""), headers.get("x-request-class", "")
@@ -142,41 +131,46 @@ class Service:
     ) -> list[RequestState]:
         """The outputs of a request, `n` for each prompt.
 
-        Raises:
-            ApiError: as `_contract`; 400 for stop strings without a tokenizer; or if there are several models, none of
-                which is the base of the others, and the request names none.
+        Raises an `ApiError` as `_contract`; for stop strings without a tokenizer; or if there are several models, none
+        of which is the base of the others, and the request names none.
         """
         contract = self._contract(headers, request.priority)
         tokenizer = self.inputs.tokenizer
         if tokenizer is None and request.stop_strings:
             raise bad_request("stop", "this server has no tokenizer to find strings with; stop_token_ids is served")
-        params = SamplingParams.of(request, max_tokens, self._seeds.getrandbits(63), self.end_tokens)
+        stops = StopStrings(request.stop_strings) if request.stop_strings else None
+        stop_token_ids, min_tokens = request.stop_token_ids or (), request.min_tokens or 0
+        end_tokens = frozenset(stop_token_ids) | (frozenset() if request.ignore_eos else self.end_tokens)
+        seed = self._seeds.getrandbits(63) if request.seed is None else request.seed
         model = self._model(request)
         own_cache = b"" if model == self.base else b"\0" + model.encode()  # an adapter changes keys and values
         salt, changed = (request.cache_salt or "").encode() + own_cache, asyncio.Event()
         states: list[RequestState] = []
-        for prompt in prompts:
-            for i in range(request.n or 1):
-                choice = params.of_choice(i)
-                generation = make_generation(
-                    next(self._request_ids),
-                    prompt,
-                    max_tokens,
-                    sampling_params=choice,
-                    end_tokens=choice.all_stop_token_ids,
-                    min_tokens=choice.min_tokens,
-                    block_size=self.backend.limits.prefix_id_tokens,
-                    task="generate" if max_tokens else "prompt_logprobs",
-                    logprobs=choice.logprobs,
-                    prompt_logprobs=choice.prompt_logprobs,
-                    cache_salt=salt,
-                    model=model,
-                    contract=contract,
-                )
-                text = None if tokenizer is None else TextStream(tokenizer, choice)
-                states.append(RequestState(generation, changed, len(states), choice, text))
-                if choice.stop is not None:
-                    generation.stop_check = states[-1].stops_at
+        for prompt, i in itertools.product(prompts, range(request.n or 1)):
+            generation = make_generation(
+                next(self._request_ids),
+                prompt,
+                max_tokens,
+                sampling_params=_sampling_params(request, (seed + i) & (2**64 - 1)),
+                end_tokens=end_tokens,
+                min_tokens=min_tokens,
+                block_size=self.backend.limits.prefix_id_tokens,
+                task="generate" if max_tokens else "prompt_logprobs",
+                logprobs=request.num_logprobs,
+                prompt_logprobs=request.num_prompt_logprobs,
+                cache_salt=salt,
+                model=model,
+                contract=contract,
+            )
+            state = RequestState(generation, changed, len(states), stop_token_ids)
+            if tokenizer is not None:
+                state.stream = TextStream(
+                    tokenizer, stops, min_tokens=min_tokens,
+                    include_stop_str_in_output=bool(request.include_stop_str_in_output),
+                    skip_special_tokens=request.skip_special_tokens is not False,
+                )  # fmt: skip
+                generation.stop_check = None if stops is None else state.stops_at
+            states.append(state)
         return states
 
     def poolings(self, prompts: list[list[int]], task: str, headers: Mapping[str, str]) -> list[RequestState]:
@@ -207,9 +201,8 @@ class Service:
     def running(self, states: Sequence[RequestState]) -> Iterator[None]:
         """Submit the generations of a request; abort those that are unfinished at the end of the `with` block.
 
-        Raises:
-            ApiError: as `check_capacity`; 400 for one that the engine refuses; 429 or 503 for one that it sheds, by a
-                limit of its tenant or by another one; 503 if the engine has failed.
+        Raises an `ApiError` as `check_capacity`; 400 for one that the engine refuses; 429 or 503 for one that it sheds,
+        by a limit of its tenant or by another one; 503 if the engine has failed.
         """
         self.check_capacity(len(states))  # others may have come while these were being made
         try:
@@ -219,9 +212,7 @@ class Service:
         finally:
             for state in states:
                 if state.generation.request.id in self.request_states:
-                    self._finish(state, "abort")
-                    if self.failure is None:
-                        self.backend.abort(state.generation.request.id)
+                    self._abort(state, "abort")
 
     async def changed(self, states: Sequence[RequestState]) -> None:
         """Wait until `changed` of a request's generations has been set since the last call."""
@@ -235,9 +226,12 @@ class Service:
     def fail_all(self, error: ApiError) -> None:
         for state in list(self.request_states.values()):
             state.error = error
-            self._finish(state, "error")
-            if self.failure is None:
-                self.backend.abort(state.generation.request.id)
+            self._abort(state, "error")
+
+    def _abort(self, state: RequestState, reason: FinishedReason) -> None:
+        self._finish(state, reason)
+        if self.failure is None:
+            self.backend.abort(state.generation.request.id)
 
     def _submit(self, state: RequestState) -> None:
         if self.failure is not None:
@@ -299,10 +293,9 @@ class Service:
         self.stats.record_tokens(request.service_class, tokens - state.num_recorded, seconds, first=first)
         if first:
             state.first_token_time = now
+            state.changed.set()
         state.last_token_time = now
         state.num_recorded = tokens
-        if first:
-            state.changed.set()
 
     def _finish(self, state: RequestState, reason: FinishedReason) -> None:
         assert not state.finished
@@ -316,3 +309,11 @@ class Service:
             tokens = len(generation.output)
             self.stats.record_finished(request, tokens, end - request.arrival, end - state.first_token_time)
         state.changed.set()
+
+
+def _sampling_params(request: GenerationRequest, seed: int) -> SamplingParams:
+    """The sampling parameters of one output of a request."""
+    return SamplingParams(
+        1.0 if request.temperature is None else request.temperature, max(request.top_k or 0, 0),
+        1.0 if request.top_p is None else request.top_p, request.min_p or 0.0, seed,
+    )  # fmt: skip

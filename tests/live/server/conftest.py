@@ -27,7 +27,7 @@ from live.models.decoder import Decoder  # noqa: E402
 from live.models.weights import random_weights  # noqa: E402
 from live.server.input_processor import ChatTemplate  # noqa: E402
 from live.server.launcher import GracefulShutdown, listen, serve  # noqa: E402
-from live.server.options import Limits, ServerConfig, ServiceClass  # noqa: E402
+from live.server.options import ServerConfig, ServerOptions, ServiceClass  # noqa: E402
 from live.server.service import Service  # noqa: E402
 from live.tokenizer import Tokenizer  # noqa: E402
 from schedulers.engine_config import EngineConfig, OneShotBudget  # noqa: E402
@@ -152,27 +152,18 @@ def running(
     folder: Path | None,
     *,
     engine: EngineConfig | None = None,
-    limits: Limits | None = None,
-    api_key: str = "",
-    drain_seconds: float = 5.0,
     ahead: bool = False,
     classes: dict[str, ServiceClass] | None = None,
     backend: EngineBackend | None = None,
+    **options: Any,
 ) -> Iterator[Setting]:
-    """A server on a free port, in a thread; without a folder it has no tokenizer.
+    """A server on a free port, in a thread, with some `ServerOptions`; without a folder it has no tokenizer.
 
     `ahead`: its engine is the one that a GPU has, padded and a step ahead. `backend`: in place of an engine of its own.
     """
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    front = ServerConfig(
-        "tiny",
-        port=port,
-        api_key=api_key,
-        limits=limits or Limits(),
-        drain_seconds=drain_seconds,
-        classes=classes or {},
-    )
+    front = ServerConfig("tiny", ServerOptions(port=port, **{"drain_seconds": 5.0, **options}), classes or {})
     up, settings, ended = threading.Event(), [], []
 
     def ready(service: Service, stopping: GracefulShutdown) -> None:
@@ -182,28 +173,15 @@ def running(
     def work() -> None:
         text = (None, None) if folder is None else (Tokenizer(folder), ChatTemplate.read(folder))
         make: Callable[..., Executor] = GraphExecutor if ahead else Executor
-        new_engine = (
-            Engine(decoder, engine or config(), make_executor=make, depth=1 + ahead) if backend is None else None
-        )
-        ended.append(
-            asyncio.run(
-                serve(
-                    backend if new_engine is None else EngineBackend(new_engine),
-                    front,
-                    listener,
-                    tokenizer=text[0],
-                    template=text[1],
-                    ready=ready,
-                    signals=False,
-                )
-            )
-        )
+        served = backend or EngineBackend(Engine(decoder, engine or config(), make_executor=make, depth=1 + ahead))
+        running = serve(served, front, listener, tokenizer=text[0], template=text[1], ready=ready, signals=False)
+        ended.append(asyncio.run(running))
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     assert up.wait(20)
     service, stopping, loop = settings[0]
-    setting = Setting(Client(port, api_key), service, stopping, loop, thread, ended)
+    setting = Setting(Client(port, front.options.api_key or ""), service, stopping, loop, thread, ended)
     try:
         yield setting
     finally:

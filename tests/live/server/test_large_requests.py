@@ -15,7 +15,6 @@ from live.models.decoder import Decoder
 from live.models.weights import random_weights
 from live.server.app import LARGE
 from live.server.endpoints import MAX_TOKENS
-from live.server.options import Limits
 from live.server.protocol import MAX_CONTAINERS, has_too_many_containers
 from tests.live.server.conftest import Setting, config, running, write_model
 from tests.live.server.test_life import eventually
@@ -27,7 +26,7 @@ LONG = "a" * LARGE
 def small(decoder: Decoder, folder: Path) -> Iterator[Setting]:
     """A server with room for three generations."""
     engine = config(max_num_seqs=2)
-    with running(decoder, folder, engine=engine, limits=Limits(queue=1, body_bytes=4 << 20)) as setting:
+    with running(decoder, folder, engine=engine, max_queue=1) as setting:
         yield setting
         assert setting.settled()
 

@@ -11,12 +11,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from live.models.decoder import Decoder
-from live.server.options import Limits
 from tests.live.server.conftest import Setting, config, running
 
 
 def test_a_large_body_is_refused_announced_or_not(decoder: Decoder, folder: Path) -> None:
-    with running(decoder, folder, limits=Limits(body_bytes=1000)) as setting:
+    with running(decoder, folder, max_body_mib=1000 / 2**20) as setting:
         client = setting.client
         assert client.post("/tokenize", prompt="x" * 900).status == 200
         assert client.post("/tokenize", prompt="x" * 1000).status == 413
@@ -44,7 +43,7 @@ def hold(setting: Setting, count: int, **parameters: object) -> list[threading.T
 
 def test_too_many_at_once_and_too_long_a_queue(decoder: Decoder, folder: Path) -> None:
     small = config(max_num_seqs=2)
-    with running(decoder, folder, engine=small, limits=Limits(requests=3, queue=1)) as setting:
+    with running(decoder, folder, engine=small, max_concurrency=3, max_queue=1) as setting:
         post = setting.client.post
         assert post("/v1/completions", prompt=[1], n=4).status == 400
         threads = hold(setting, 2)

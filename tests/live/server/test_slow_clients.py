@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 
 from live.models.decoder import Decoder
 from live.server.connection import MAX_HEAD, Connection, ConnectionConfig
-from live.server.options import Limits
+from live.server.options import ServerOptions
 from tests.live.server.conftest import Setting, running
 from tests.live.server.test_life import eventually
 
@@ -71,8 +71,8 @@ def dribble(connection: socket.socket, byte: bytes) -> bytes:
 @pytest.fixture(scope="module")
 def strict(decoder: Decoder, folder: Path) -> Iterator[Setting]:
     """A server that waits for tenths of a second."""
-    limits = Limits(requests=2, header_seconds=0.2, body_seconds=0.4, write_seconds=0.2)
-    with running(decoder, folder, limits=limits) as setting:
+    seconds = {"header_seconds": 0.2, "body_seconds": 0.4, "write_seconds": 0.2}
+    with running(decoder, folder, max_concurrency=2, **seconds) as setting:
         yield setting
         assert setting.settled()
 
@@ -118,7 +118,7 @@ def test_a_head_without_end_is_refused(strict: Setting) -> None:
 
 def test_stalled_bodies_hold_no_slots_and_are_answered_408(decoder: Decoder, folder: Path) -> None:
     with (
-        running(decoder, folder, limits=Limits(requests=2, body_seconds=1.0)) as setting,
+        running(decoder, folder, max_concurrency=2, body_seconds=1.0) as setting,
         contextlib.ExitStack() as stack,
     ):
         stalled = [stack.enter_context(connected(setting, STALLED)) for _ in range(5)]
@@ -155,7 +155,7 @@ def unread_stream(setting: Setting) -> contextlib.AbstractContextManager[socket.
 
 
 def test_a_client_that_does_not_read_is_cut_off_and_its_blocks_freed(decoder: Decoder, folder: Path) -> None:
-    with running(decoder, folder, limits=Limits(write_seconds=0.2)) as setting:
+    with running(decoder, folder, write_seconds=0.2) as setting:
         with unread_stream(setting):
             assert eventually(lambda: len(setting.engine.core.sequences) == 4)
             assert eventually(lambda: not setting.engine.core.sequences, 20)
@@ -170,7 +170,7 @@ def test_a_drain_ends_quietly(
 ) -> None:
     monkeypatch.setattr("live.server.launcher.CUT_OFF_SECONDS", 0.1)
     unread = what == "an answer that is not read"
-    with running(decoder, folder, limits=Limits(write_seconds=60), drain_seconds=0.1) as setting:
+    with running(decoder, folder, write_seconds=60, drain_seconds=0.1) as setting:
         with unread_stream(setting) if unread else connected(setting, STALLED):
             assert eventually(lambda: len(connections(setting)) == 1)
             if unread:
@@ -239,7 +239,7 @@ async def nothing(scope: Message, receive: Receive, send: Send) -> None:
 )
 def test_a_client_must_take_64_kib_or_all_that_waits(waiting: list[int], aborted: bool) -> None:
     clock, transport = Clock(), Transport()
-    connection = Connection(ConnectionConfig(nothing, Limits(write_seconds=7)), ServerState(), {}, clock)
+    connection = Connection(ConnectionConfig(nothing, ServerOptions(write_seconds=7)), ServerState(), {}, clock)
     connection.connection_made(transport)
     connection._reading.stop()
     transport.waiting = waiting[0]
@@ -254,7 +254,7 @@ def test_a_client_must_take_64_kib_or_all_that_waits(waiting: list[int], aborted
 
 def test_an_answer_that_goes_on_stops_the_clock() -> None:
     clock, transport = Clock(), Transport()
-    connection = Connection(ConnectionConfig(nothing, Limits()), ServerState(), {}, clock)
+    connection = Connection(ConnectionConfig(nothing, ServerOptions()), ServerState(), {}, clock)
     connection.connection_made(transport)
     connection._reading.stop()
     connection.cycle = type("Cycle", (), {"response_complete": False})()  # type: ignore[assignment]

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from live import device
-from live.server.__main__ import MAX_SETTING
 from live.server.loading import default_cache_bytes
+from live.server.options import MAX_SETTING
 
 DEEP = '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"
 Refuse = Callable[..., str]

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from live.server.request_state import SamplingParams, StopStrings, TextStream
+from live.server.request_state import StopStrings, TextStream
 from live.tokenizer import Tokenizer
 from tests.live.text.making import write_byte_fallback
-from workloads.errors import BadInput
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +22,7 @@ def tokenizers(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 def stream_of(tokenizer: Tokenizer, stops: list[str], **params: Any) -> TextStream:
-    return TextStream(tokenizer, SamplingParams(stop=StopStrings(stops) if stops else None, **params))
+    return TextStream(tokenizer, StopStrings(stops) if stops else None, **params)
 
 
 def cut(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
@@ -152,8 +151,3 @@ def test_special_tokens_are_text_only_if_asked_for(tokenizers: dict[str, Tokeniz
     assert "".join(map(TextStream(tokenizer).push, ids)) == "a<think>"
     stream = stream_of(tokenizer, ["_end|>"], skip_special_tokens=False)
     assert "".join(map(stream.push, ids)) == "a<|im"
-
-
-def test_an_empty_stop_is_refused(tokenizers: dict[str, Tokenizer]) -> None:
-    with pytest.raises(BadInput, match=r"stop: got .* expected strings of at least one character"):
-        StopStrings(["a", ""])
