@@ -62,7 +62,8 @@ def ec_tail_kernel(
     latent_place = token[None, :].to(tl.int64) * RANK + latent[:, None]
     near = here & (latent[:, None] < RANK)
     z = sum_over_ranks(latents_ptr, stride * RANK, latent_place, near, RANK, TOKENS, RANKS)
-    z = alpha * gated(z, first_ptr, first_bias_ptr, second_ptr, second_bias_ptr, RANK, TOKENS, HIDDEN, HIDDEN_TILE)
+    gate = (first_ptr, first_bias_ptr, second_ptr, second_bias_ptr)
+    z = alpha * gated(z, gate, RANK, TOKENS, HIDDEN, HIDDEN_TILE)
     up_scales = tl.load(up_scales_ptr + column, mask=column < hidden, other=0.0)
     total = add_latent_product(total, up, up_scales, z, DOT)
     tl.store(total_ptr + place, total.to(total_ptr.dtype.element_ty), mask=mask)
@@ -118,13 +119,9 @@ def ec_tail(
 
 def _constants(rank: int, gate_width: int, dtype: torch.dtype) -> dict[str, object]:
     return {
-        "RANK": rank,
-        "HIDDEN": gate_width,
-        "HIDDEN_TILE": hidden_tile(rank, gate_width),
-        "TOKENS": TOKENS,
-        "COLUMNS": columns_for(rank),
-        "DOT": dot_type(dtype),
-    }
+        "RANK": rank, "HIDDEN": gate_width, "HIDDEN_TILE": hidden_tile(rank, gate_width), "TOKENS": TOKENS,
+        "COLUMNS": columns_for(rank), "DOT": dot_type(dtype),
+    }  # fmt: skip
 
 
 SHIPPED = [

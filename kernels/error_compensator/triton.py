@@ -63,12 +63,12 @@ def tanh(x):
 
 
 @triton.jit
-def gated(
-    z,
-    first_ptr, first_bias_ptr, second_ptr, second_bias_ptr,
-    RANK: tl.constexpr, TOKENS: tl.constexpr, HIDDEN: tl.constexpr, HIDDEN_TILE: tl.constexpr,
-):  # fmt: skip
-    """γ(z) ⊙ z for z (RANK, TOKENS). Tensor cores round z to 11 bits for the gate's argument (tf32)."""
+def gated(z, gate, RANK: tl.constexpr, TOKENS: tl.constexpr, HIDDEN: tl.constexpr, HIDDEN_TILE: tl.constexpr):
+    """γ(z) ⊙ z for z (RANK, TOKENS). Tensor cores round z to 11 bits for the gate's argument (tf32).
+
+    `gate`: pointers to W₁, b₁, W₂ and b₂.
+    """
+    first_ptr, first_bias_ptr, second_ptr, second_bias_ptr = gate
     latent = tl.arange(0, RANK)
     logits = tl.zeros((RANK, TOKENS), tl.float32) + tl.load(second_bias_ptr + latent).to(tl.float32)[:, None]
     for start in range(0, HIDDEN, HIDDEN_TILE):
@@ -106,8 +106,7 @@ def share_of_latent(
 
 @triton.jit
 def leave_latent(
-    x_ptr, down_ptr, down_scales_ptr, first_ptr, first_bias_ptr, second_ptr, second_bias_ptr, alpha, shares_ptr,
-    latent_ptr, counter_ptr, token, share, tokens, inputs,
+    x_ptr, down_ptr, down_scales_ptr, gate, alpha, shares_ptr, latent_ptr, counter_ptr, token, share, tokens, inputs,
     RANK: tl.constexpr, TOKENS: tl.constexpr, HIDDEN: tl.constexpr, HIDDEN_TILE: tl.constexpr,
     INPUT_TILE: tl.constexpr, SHARES: tl.constexpr, GATED: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -125,9 +124,7 @@ def leave_latent(
     if is_last:
         z *= tl.load(down_scales_ptr + latent)[:, None]
         if GATED:
-            z = alpha * gated(
-                z, first_ptr, first_bias_ptr, second_ptr, second_bias_ptr, RANK, TOKENS, HIDDEN, HIDDEN_TILE
-            )
+            z = alpha * gated(z, gate, RANK, TOKENS, HIDDEN, HIDDEN_TILE)
         w4.store_tile(latent_ptr, z, latent, token, RANK, (latent[:, None] >= 0) & (token[None, :] < tokens))
     return is_last
 
@@ -164,7 +161,7 @@ def fused_kernel(
     token = tl.arange(0, TOKENS)
     if tl.program_id(0) < SHARES:
         last = leave_latent(
-            x_ptr, down_ptr, down_scales_ptr, first_ptr, first_bias_ptr, second_ptr, second_bias_ptr, alpha,
+            x_ptr, down_ptr, down_scales_ptr, (first_ptr, first_bias_ptr, second_ptr, second_bias_ptr), alpha,
             shares_ptr, latent_ptr, counters_ptr + FIRST_SHARE, token, tl.program_id(0), tokens, inputs, RANK, TOKENS,
             HIDDEN, HIDDEN_TILE, INPUT_TILE, SHARES, GATED, DOT,
         )  # fmt: skip
@@ -213,7 +210,7 @@ def latent_kernel(
     """α · γ(Ax) ⊙ Ax of many tokens: a tile of tokens and a share of the inputs."""
     tile = tl.program_id(0) // SHARES
     leave_latent(
-        x_ptr, down_ptr, down_scales_ptr, first_ptr, first_bias_ptr, second_ptr, second_bias_ptr, alpha, shares_ptr,
+        x_ptr, down_ptr, down_scales_ptr, (first_ptr, first_bias_ptr, second_ptr, second_bias_ptr), alpha, shares_ptr,
         latent_ptr, counters_ptr + FIRST_SHARE + tile, tile * TOKENS + tl.arange(0, TOKENS), tl.program_id(0) % SHARES,
         tokens, inputs, RANK, TOKENS, HIDDEN, HIDDEN_TILE, INPUT_TILE, SHARES, True, DOT,
     )  # fmt: skip
@@ -381,12 +378,9 @@ def correct(y: torch.Tensor, latent: torch.Tensor, compensator: Compensator, *, 
 
 def _constants(rank: int, hidden: int, count: int) -> dict[str, object]:
     return {
-        "RANK": rank,
-        "HIDDEN": hidden,
-        "HIDDEN_TILE": hidden_tile(rank, hidden),
-        "INPUT_TILE": INPUT_TILE,
+        "RANK": rank, "HIDDEN": hidden, "HIDDEN_TILE": hidden_tile(rank, hidden), "INPUT_TILE": INPUT_TILE,
         "SHARES": count,
-    }
+    }  # fmt: skip
 
 
 def _shipped_fused(tokens: int, rank: int, bits: int = 4, group: int = GROUP, gated: bool = True) -> Shipped:

@@ -325,13 +325,9 @@ def expert_mlp(
 
 def _constants(inputs: int, dtype: torch.dtype, tiling: Tiling) -> dict[str, object]:
     return {
-        "RAGGED": inputs % tiling.inputs != 0,
-        "ROWS": tiling.rows,
-        "TOKENS": tiling.tokens,
-        "INPUTS": tiling.inputs,
-        "STAGES": tiling.num_stages,
-        "DOT": dot_type(dtype),
-    }
+        "RAGGED": inputs % tiling.inputs != 0, "ROWS": tiling.rows, "TOKENS": tiling.tokens, "INPUTS": tiling.inputs,
+        "STAGES": tiling.num_stages, "DOT": dot_type(dtype),
+    }  # fmt: skip
 
 
 def _shipped_products(assignments: int, name: str, dtype: torch.dtype) -> list[Shipped]:

@@ -125,15 +125,12 @@ def _bound(maxima, top, k, p, min_p, vocabulary, BLOCKS: tl.constexpr):
 
 
 @triton.jit
-def _kept(
-    logits_ptr, list_token_ptr, list_value_ptr,
-    n, listed, temperature, top, threshold, below,
-    MASS: tl.constexpr, TRIALS: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
+def _kept(row, threshold, below, MASS: tl.constexpr, TRIALS: tl.constexpr, TILE: tl.constexpr):
     """The number of tokens with a key of at least `threshold` and an id under `below`; if MASS, their weights' sum.
 
-    One of them is (TRIALS, 1), and so many results are returned.
+    One of them is (TRIALS, 1), and so many results are returned. `row`: as `_filtered` has it.
     """
+    logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top = row
     total = tl.zeros((TRIALS, TILE), tl.int64 if MASS else tl.int32)
     for start in range(0, n, TILE):
         place = start + tl.arange(0, TILE)
@@ -157,58 +154,44 @@ def _digit(holds, TRIALS: tl.constexpr):
 
 @triton.jit
 def _filtered(
-    logits_ptr, list_token_ptr, list_value_ptr,
-    n, listed, temperature, top, k, p, min_p, whole, uniform, vocabulary,
+    row, k, p, min_p, whole, uniform, vocabulary,
     TOKEN_BITS: tl.constexpr, BITS: tl.constexpr, CANDIDATES: tl.constexpr,
 ):  # fmt: skip
     """The token drawn from those that min_p, top_k and top_p keep; `whole` is the weight of all the vocabulary.
 
     Each pass over the candidates finds BITS bits of a threshold, or of the token: it tries all their values at once.
+    `row`: logits, the list's tokens and values, the number of candidates and whether they are listed, temperature and
+    the largest x.
     """
     TRIALS: tl.constexpr = 1 << BITS
     TILE: tl.constexpr = CANDIDATES * 2 // TRIALS
     trial = tl.arange(0, TRIALS)[:, None]
     one = tl.arange(0, 1)[:, None]
-    threshold = tl.where(min_p > 0, _order_key(top + tl.log(tl.maximum(min_p, 1e-30))), -2147483648)
+    threshold = tl.where(min_p > 0, _order_key(row[6] + tl.log(tl.maximum(min_p, 1e-30))), -2147483648)
     if k > 0:
         kth = -2147483648
         for i in range(32 // BITS):
             step = 1 << (32 - BITS - BITS * i)
-            counts = _kept(
-                logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, kth + trial * step,
-                vocabulary, False, TRIALS, TILE,
-            )  # fmt: skip
+            counts = _kept(row, kth + trial * step, vocabulary, False, TRIALS, TILE)
             kth += _digit(counts >= k, TRIALS) * step
         threshold = tl.maximum(threshold, kth)
     if p < 1:
-        mass_left = _kept(
-            logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, threshold + one, vocabulary,
-            True, 1, CANDIDATES,
-        )  # fmt: skip
+        mass_left = _kept(row, threshold + one, vocabulary, True, 1, CANDIDATES)
         total = tl.where((k > 0) | (min_p > 0), tl.sum(mass_left, axis=0), whole)
         mass_needed = tl.maximum(tl.ceil(p.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)
         share = -2147483648
         for i in range(32 // BITS):
             step = 1 << (32 - BITS - BITS * i)
-            masses = _kept(
-                logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, share + trial * step,
-                vocabulary, True, TRIALS, TILE,
-            )  # fmt: skip
+            masses = _kept(row, share + trial * step, vocabulary, True, TRIALS, TILE)
             share += _digit(masses >= mass_needed, TRIALS) * step
         threshold = tl.maximum(threshold, share)
-    kept_mass = _kept(
-        logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, threshold + one, vocabulary,
-        True, 1, CANDIDATES,
-    )  # fmt: skip
+    kept_mass = _kept(row, threshold + one, vocabulary, True, 1, CANDIDATES)
     target = (uniform * tl.sum(kept_mass, axis=0).to(tl.float64)).to(tl.int64)
     PASSES: tl.constexpr = (TOKEN_BITS + BITS - 1) // BITS
     token = 0
     for i in range(PASSES):
         step = 1 << (BITS * (PASSES - 1 - i))
-        masses = _kept(
-            logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, threshold, token + trial * step,
-            True, TRIALS, TILE,
-        )  # fmt: skip
+        masses = _kept(row, threshold, token + trial * step, True, TRIALS, TILE)
         token += _digit(masses <= target, TRIALS) * step
     return token
 
@@ -261,10 +244,11 @@ def choose_kernel(
                 if excludes:
                     count = tl.load(count_ptr + row)
                     listed = count <= CANDIDATES
+                    list_at = row * CANDIDATES
                     token = _filtered(
-                        logits_ptr, list_token_ptr + row * CANDIDATES, list_value_ptr + row * CANDIDATES,
-                        tl.where(listed, count, vocabulary), listed, temperature, scaled_top, k, p, min_p,
-                        tl.sum(masses, axis=0), uniform, vocabulary, TOKEN_BITS, BITS, CANDIDATES,
+                        (logits_ptr, list_token_ptr + list_at, list_value_ptr + list_at,
+                         tl.where(listed, count, vocabulary), listed, temperature, scaled_top),
+                        k, p, min_p, tl.sum(masses, axis=0), uniform, vocabulary, TOKEN_BITS, BITS, CANDIDATES,
                     )  # fmt: skip
             if not excludes:
                 token = _unfiltered(logits_ptr, masses, index, temperature, scaled_top, uniform, vocabulary, BLOCK)

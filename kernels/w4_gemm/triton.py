@@ -353,16 +353,10 @@ def constants(
 ) -> dict[str, object]:
     """The kernel's constants."""
     return {
-        "BITS": bits,
-        "GROUPED": group == GROUP,
-        "HAS_ZEROS": has_zeros,
-        "RAGGED": inputs % (SPAN * STEPS[bits]) != 0,
-        "ROWS": tiling.rows,
-        "TOKENS": tiling.tokens,
-        "SPLIT": tiling.split,
-        "STAGES": tiling.num_stages,
+        "BITS": bits, "GROUPED": group == GROUP, "HAS_ZEROS": has_zeros, "RAGGED": inputs % (SPAN * STEPS[bits]) != 0,
+        "ROWS": tiling.rows, "TOKENS": tiling.tokens, "SPLIT": tiling.split, "STAGES": tiling.num_stages,
         "DOT": dot_type(dtype),
-    }
+    }  # fmt: skip
 
 
 def _shipped(dtype: torch.dtype, bits: int, group: int, has_zeros: bool, tokens: int, inputs: int) -> Shipped:
@@ -370,13 +364,10 @@ def _shipped(dtype: torch.dtype, bits: int, group: int, has_zeros: bool, tokens:
     name = {torch.bfloat16: "*bf16", torch.float16: "*fp16"}[dtype]
     zeros = "*u8" if has_zeros else "*fp16"
     return Shipped(
-        w4_gemm_kernel,
-        f"{name} *i32 *fp16 {zeros} {name} *fp32 *i32 i32 i32 i32 i32 i32",
-        constants(dtype, bits, group, has_zeros, inputs, tiling),
-        num_warps=tiling.num_warps,
-        num_stages=tiling.num_stages,
-        aligned=("outputs", "inputs", "all_rows"),
-    )
+        w4_gemm_kernel, f"{name} *i32 *fp16 {zeros} {name} *fp32 *i32 i32 i32 i32 i32 i32",
+        constants(dtype, bits, group, has_zeros, inputs, tiling), num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages, aligned=("outputs", "inputs", "all_rows"),
+    )  # fmt: skip
 
 
 assert WORDS == 32, "the kernels are written for 32 words"
