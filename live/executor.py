@@ -37,6 +37,9 @@ class ModelRunnerOutput(NamedTuple):
 PendingPooled: TypeAlias = list[tuple[list[tuple[int, Sequence]], PendingHostCopy]]
 """Copies of pooled rows to the host, each with the rows that are wanted and their sequences."""
 
+Rows: TypeAlias = tuple[Ints, Ints, Ints]
+"""Token ids, positions and slots."""
+
 AsyncModelRunnerOutput: TypeAlias = Callable[[], ModelRunnerOutput]
 """The output of a launched step; calling it waits for the step."""
 
@@ -88,28 +91,39 @@ class Executor:
     def _sample_mixed(self, batch: Batch, hidden: torch.Tensor) -> ModelRunnerOutput:
         """The output of a step with prompts: tokens for decodes and completed prompts, or pooled states."""
         decodes, n = self.input_batch, len(self.input_batch)
-        results = self._prompt_logprobs(batch, hidden[n:])
-        completed = self._completed(batch)
+        tokens, results, output = self._sample_rows(batch, hidden, decodes.generations, decodes.lengths[:n].tolist())
+        decodes.first_tokens = dict(output.first_tokens)
+        return output._replace(decodes=decodes.generations, tokens=tokens, logprobs=[*output.logprobs, *results])
+
+    def _sample_rows(
+        self, batch: Batch, hidden: torch.Tensor, owners: list[Generation], positions: list[int]
+    ) -> tuple[list[int], list[LogprobsResult], ModelRunnerOutput]:
+        """The tokens of a step's rows of decodes, log-probabilities of sampled tokens, and the output of prompts.
+
+        `owners`, `positions`: of each row of decodes, its generation and the position of its token.
+        """
+        n = len(owners)
+        prompt_logprobs = self._prompt_logprobs(batch, hidden[n:])
+        completed = self._completed(batch, n)
+        if not (n or completed):
+            return [], [], ModelRunnerOutput([], [], [], {}, prompt_logprobs)
         rows = [*range(n), *(row for row, _ in completed)]
-        if not rows:
-            return ModelRunnerOutput([], [], [], {}, results)
         normed = self.decoder.normed(hidden[torch.tensor(rows, device=self.device)])
         pooled = read_pooled(self._pooled([(i, sequence) for i, (_, sequence) in enumerate(completed)], normed[n:]))
         generating = [i for i, (_, sequence) in enumerate(completed) if wants_token(sequence)]
         sequences = [completed[i][1] for i in generating]
         if not (n or sequences):
-            return ModelRunnerOutput([], [], [], pooled, results)
+            return [], [], ModelRunnerOutput([], [], [], pooled, prompt_logprobs)
         if len(generating) < len(completed):
             normed = normed[[*range(n), *(n + i for i in generating)]]
-        generations = [*decodes.generations, *map(generation_of, sequences)]
+        generations = [*owners, *map(generation_of, sequences)]
         logits = self.decoder.logits(normed)
-        positions = [*decodes.lengths[:n].tolist(), *(next_position(sequence) for sequence in sequences)]
+        positions = [*positions, *(next_position(sequence) for sequence in sequences)]
         sampled, logprobs = sample(logits, self._sampling_metadata(generations, positions))
         tokens = self._keep_tokens(sampled)
         first = list(zip(sequences, tokens[n:], strict=True))
-        decodes.first_tokens = dict(first)
-        results += sampled_logprobs(generations, logits, logprobs)
-        return ModelRunnerOutput(decodes.generations, tokens[:n], first, pooled, results)
+        results = sampled_logprobs(generations, logits, logprobs)
+        return tokens[:n], results, ModelRunnerOutput([], [], first, pooled, prompt_logprobs)
 
     def _keep_tokens(self, sampled: torch.Tensor) -> list[int]:
         """Tokens (rows,), decodes first, as Python numbers; those of the decodes become the next step's input."""
@@ -131,27 +145,37 @@ class Executor:
 
     def _make_inputs(self, chunks: Many[Chunk]) -> Inputs:
         decodes, n = self.input_batch, len(self.input_batch)
-        tables = self._tables(chunks)
-        parts = [self._chunk(chunk, table) for chunk, table in zip(chunks, tables, strict=True)]
-        rows = [(decodes.tokens[:n], decodes.positions[:n], decodes.slots[:n]), *parts]
-        tokens, positions, slots = (np.concatenate(column) for column in zip(*rows, strict=True)) if chunks else rows[0]
+        rows = (decodes.tokens[:n], decodes.positions[:n], decodes.slots[:n])
+        return self._inputs_with(rows, decodes.tables[:n, : decodes.width], decodes.lengths[:n], chunks)
+
+    def _inputs_with(
+        self, decodes: Rows, tables: npt.NDArray[np.int32], lengths: npt.NDArray[np.int32], chunks: Many[Chunk]
+    ) -> Inputs:
+        """The inputs of decodes, with their block tables and lengths, and of chunks."""
+        chunk_tables = self._tables(chunks)
+        parts = [self._chunk(chunk, table) for chunk, table in zip(chunks, chunk_tables, strict=True)]
+        columns = zip(decodes, *parts, strict=True)
+        tokens, positions, slots = (np.concatenate(column) for column in columns) if chunks else decodes
         return Inputs(
             tokens=self._send(tokens),
             positions=self._send(positions),
             slots=self._send(slots),
-            decode_tables=self._send(decodes.tables[:n, : decodes.width]),
-            decode_lengths=self._send(decodes.lengths[:n]),
-            chunk_tables=self._send(tables),
+            decode_tables=self._send(tables),
+            decode_lengths=self._send(lengths),
+            chunk_tables=self._send(chunk_tables),
             chunk_starts=self._send(np.cumsum([0, *(chunk.tokens for chunk in chunks)], dtype=np.int32)),
             chunk_contexts=self._send(np.array([chunk.context for chunk in chunks], dtype=np.int32)),
         )
 
-    def _chunk(self, chunk: Chunk, table: npt.NDArray[np.int32]) -> tuple[Ints, Ints, Ints]:
+    def _chunk(self, chunk: Chunk, table: npt.NDArray[np.int32]) -> Rows:
         """Token ids, positions and slots of a prompt chunk."""
         end, size = chunk.context + chunk.tokens, self.pool.block_size
         positions = np.arange(chunk.context, end)
         slots = table[positions // size].astype(np.int64) * size + positions % size
-        return generation_of(chunk.sequence).tokens(chunk.context, end), positions, slots
+        return self._chunk_tokens(chunk), positions, slots
+
+    def _chunk_tokens(self, chunk: Chunk) -> Ints:
+        return generation_of(chunk.sequence).tokens(chunk.context, chunk.context + chunk.tokens)
 
     def _tables(self, chunks: Many[Chunk]) -> npt.NDArray[np.int32]:
         """(chunks, blocks): the block ids of each sequence, with scratch blocks for one-shot prompts."""
@@ -168,10 +192,9 @@ class Executor:
             tables[i, : len(blocks)] = blocks
         return tables
 
-    def _completed(self, batch: Batch) -> list[tuple[int, Sequence]]:
-        """The last row of each prompt that the step completes, with its sequence."""
+    def _completed(self, batch: Batch, end: int) -> list[tuple[int, Sequence]]:
+        """The last row of each prompt that the step completes, with its sequence. `end`: rows of decodes."""
         completed = []
-        end = len(batch.decodes)
         for chunk in batch.chunks:
             end += chunk.tokens
             if chunk.last:

@@ -16,22 +16,11 @@ from collections.abc import Sequence as Many
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from kernels.sampling import sample
 from live.block_pool import BlockPool
 from live.engine import Clock, Engine, StepResult
-from live.executor import (
-    AsyncModelRunnerOutput,
-    Executor,
-    LogprobsResult,
-    ModelRunnerOutput,
-    next_position,
-    read_pooled,
-    sampled_logprobs,
-    wants_token,
-)
+from live.executor import AsyncModelRunnerOutput, Executor, LogprobsResult, ModelRunnerOutput
 from live.generation import Generation
 from live.input_batch import Ints, generation_of
 from live.models.decoder import Decoder, Inputs
@@ -121,108 +110,59 @@ class SpeculativeExecutor(Executor):
         raise NotImplementedError("a speculative step is run by verify")
 
     def verify(self, batch: Batch) -> Verified:
-        """Run one step."""
+        """Run one step: rows of decodes without a draft first, then those with one, then prompt chunks."""
         with torch.inference_mode():
             plain = [i for i, drafted in enumerate(batch.draft_tokens) if not drafted]
-            drafted = [i for i, drafted in enumerate(batch.draft_tokens) if drafted]
-            pieces = [self._piece(batch, i) for i in drafted]
-            hidden = self.forward(self._inputs_of(batch, plain, pieces))
-            return self._verified(batch, plain, drafted, hidden)
+            order = [*plain, *(i for i, drafted in enumerate(batch.draft_tokens) if drafted)]
+            pieces = [self._piece(batch, i) for i in order[len(plain) :]]
+            hidden = self.forward(self._inputs_of(batch, [batch.decodes[i] for i in plain], pieces))
+            return self._verified(batch, order, hidden)
 
     def _piece(self, batch: Batch, i: int) -> Chunk:
         """A decode with its draft as a chunk behind its cache."""
         sequence = batch.decodes[i]
         return Chunk(sequence, batch.draft_tokens[i] + 1, sequence.num_computed_tokens, False)
 
-    def _inputs_of(self, batch: Batch, plain: list[int], pieces: list[Chunk]) -> Inputs:
-        """Rows of decodes without a draft first, then those with one, then prompt chunks."""
+    def _inputs_of(self, batch: Batch, plain: list[Sequence], pieces: list[Chunk]) -> Inputs:
         size, count = self.pool.block_size, len(plain)
-        chunks = [*pieces, *batch.chunks]
-        tables = self._tables(chunks)
-        positions = np.array([batch.decodes[i].num_computed_tokens for i in plain], dtype=np.int64)
-        blocks = [self.pool.table(batch.decodes[i].blocks) for i in plain]
+        positions = np.array([sequence.num_computed_tokens for sequence in plain], dtype=np.int64)
         width = int(positions.max(initial=-1)) // size + 1
-        decode_tables = np.zeros((count, width), dtype=np.int32)
-        for row, table in enumerate(blocks):
-            table_blocks = table[:width]
-            decode_tables[row, : len(table_blocks)] = table_blocks
-        slots = decode_tables[np.arange(count), positions // size].astype(np.int64) * size + positions % size
-        last = np.array([generation_of(batch.decodes[i]).output[-1] for i in plain], dtype=np.int64)
-        parts = [
-            *(self._drafted(chunk, table) for chunk, table in zip(pieces, tables, strict=False)),
-            *(self._chunk(chunk, table) for chunk, table in zip(batch.chunks, tables[len(pieces) :], strict=True)),
-        ]
-        rows = zip((last, positions, slots), *parts, strict=True)
-        tokens, all_positions, all_slots = (np.concatenate(column) for column in rows)
-        return Inputs(
-            tokens=self._send(tokens),
-            positions=self._send(all_positions),
-            slots=self._send(all_slots),
-            decode_tables=self._send(decode_tables),
-            decode_lengths=self._send((positions + 1).astype(np.int32)),
-            chunk_tables=self._send(tables),
-            chunk_starts=self._send(np.cumsum([0, *(chunk.tokens for chunk in chunks)], dtype=np.int32)),
-            chunk_contexts=self._send(np.array([chunk.context for chunk in chunks], dtype=np.int32)),
-        )
+        tables = np.zeros((count, width), dtype=np.int32)
+        for row, sequence in enumerate(plain):
+            blocks = self.pool.table(sequence.blocks)[:width]
+            tables[row, : len(blocks)] = blocks
+        slots = tables[np.arange(count), positions // size].astype(np.int64) * size + positions % size
+        last = np.array([generation_of(sequence).output[-1] for sequence in plain], dtype=np.int64)
+        lengths = (positions + 1).astype(np.int32)
+        return self._inputs_with((last, positions, slots), tables, lengths, [*pieces, *batch.chunks])
 
-    def _drafted(self, piece: Chunk, table: npt.NDArray[np.int32]) -> tuple[Ints, Ints, Ints]:
-        """Token ids, positions and slots of a decode with its draft."""
-        size, sequence = self.pool.block_size, piece.sequence
-        positions = np.arange(piece.context, piece.context + piece.tokens)
-        slots = table[positions // size].astype(np.int64) * size + positions % size
-        tokens = np.array([generation_of(sequence).output[-1], *self._drafts.drafts[sequence]], dtype=np.int64)
-        return tokens, positions, slots
+    def _chunk_tokens(self, chunk: Chunk) -> Ints:
+        """The tokens of a prompt chunk, or of a decode with its draft, which comes behind its last token."""
+        tokens = super()._chunk_tokens(chunk)
+        draft = self._drafts.drafts.get(chunk.sequence, [])[: chunk.tokens - len(tokens)]
+        return np.concatenate((tokens, np.array(draft, dtype=np.int64)))
 
-    def _verified(self, batch: Batch, plain: list[int], drafted: list[int], hidden: torch.Tensor) -> Verified:
+    def _verified(self, batch: Batch, order: list[int], hidden: torch.Tensor) -> Verified:
         """Sample every row of the decodes and the last row of each completed prompt, and compare drafts with them."""
-        num_rows, n = batch.decode_tokens, batch.n_decodes
-        results = self._prompt_logprobs(batch, hidden[num_rows:])
-        ends = np.cumsum([chunk.tokens for chunk in batch.chunks], dtype=np.int64) + num_rows - 1
-        completed = [(int(end), chunk.sequence) for end, chunk in zip(ends, batch.chunks, strict=True) if chunk.last]
-        rows = [*range(num_rows), *(row for row, _ in completed)]
-        nothing = ModelRunnerOutput([], [], [], {}, results)
-        if not rows:
-            return Verified([], [], nothing)
-        normed = self.decoder.normed(hidden[torch.tensor(rows, device=self.device)])
-        at_ends = [(num_rows + i, sequence) for i, (_, sequence) in enumerate(completed)]
-        pooled = read_pooled(self._pooled(at_ends, normed))
-        logit_rows = [*range(num_rows), *(row for row, sequence in at_ends if wants_token(sequence))]
-        firsts = [sequence for _, sequence in at_ends if wants_token(sequence)]
-        if not logit_rows:
-            return Verified([], [], nothing._replace(pooled=pooled))
-        owners, places = self._owners(batch, [*plain, *drafted])
-        generations = [*owners, *map(generation_of, firsts)]
-        logits = self.decoder.logits(normed if len(logit_rows) == len(normed) else normed[logit_rows])
-        positions = [*places, *(next_position(sequence) for sequence in firsts)]
-        sampled, logprobs = sample(logits, self._sampling_metadata(generations, positions))
-        token_ids = [int(token) for token in sampled.tolist()]
-        logprob_rows = sampled_logprobs(generations, logits, logprobs)
-        tokens: list[list[int]] = [[] for _ in range(n)]
-        their_logprobs: list[list[LogprobsResult]] = [[] for _ in range(n)]
-        by_row = iter(logprob_rows)
-        row = 0
-        for i in [*plain, *drafted]:
-            sequence = batch.decodes[i]
-            here = token_ids[row : row + batch.draft_tokens[i] + 1]
-            draft = self._drafts.drafts[sequence] if batch.draft_tokens[i] else ()
-            tokens[i] = here[: num_right(draft, here) + 1]
-            if generation_of(sequence).logprobs >= 0:
-                every = [next(by_row) for _ in here]
-                their_logprobs[i] = every[: len(tokens[i])]
-            row += len(here)
-        first = list(zip(firsts, token_ids[num_rows:], strict=True))
-        return Verified(tokens, their_logprobs, ModelRunnerOutput([], [], first, pooled, [*results, *by_row]))
-
-    def _owners(self, batch: Batch, order: list[int]) -> tuple[list[Generation], list[int]]:
-        """The generation of each row of the decodes, and the position of the token that the row samples."""
         owners: list[Generation] = []
         places: list[int] = []
         for i in order:
-            sequence = batch.decodes[i]
-            count = batch.draft_tokens[i] + 1
+            sequence, count = batch.decodes[i], batch.draft_tokens[i] + 1
             owners += [generation_of(sequence)] * count
             places += range(sequence.num_computed_tokens + 1, sequence.num_computed_tokens + 1 + count)
-        return owners, places
+        sampled, results, rest = self._sample_rows(batch, hidden, owners, places)
+        tokens: list[list[int]] = [[] for _ in order]
+        logprobs: list[list[LogprobsResult]] = [[] for _ in order]
+        by_row = iter(results)
+        row = 0
+        for i in order:
+            here = sampled[row : row + batch.draft_tokens[i] + 1]
+            draft = self._drafts.drafts[batch.decodes[i]] if batch.draft_tokens[i] else ()
+            tokens[i] = here[: num_right(draft, here) + 1]
+            if owners[row].logprobs >= 0:
+                logprobs[i] = [next(by_row) for _ in here][: len(tokens[i])]
+            row += len(here)
+        return Verified(tokens, logprobs, rest._replace(logprobs=[*rest.logprobs, *by_row]))
 
 
 def num_right(draft: Many[int], sampled: Many[int]) -> int:
