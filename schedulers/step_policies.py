@@ -19,21 +19,24 @@ def interpolate(x: Many[int], y: Many[float], tokens: int) -> float:
     return y[i - 1] + (y[i] - y[i - 1]) * (tokens - x[i - 1]) / (x[i] - x[i - 1])
 
 
-def check_table(tokens: Many[int], seconds: Many[float]) -> None:
-    """Raise ValueError for columns that `interpolate` cannot use: too short, of two lengths, or not increasing."""
-    if len(tokens) != len(seconds) or len(tokens) < 2:
-        raise ValueError(f"expected two columns of at least 2 rows, found {len(tokens)} and {len(seconds)}")
-    for column in (tokens, seconds):
-        if any(later <= earlier for earlier, later in pairwise(column)):
-            raise ValueError(f"expected a table that increases, found {list(column)}")
+class StepTable:
+    """Step times by token count.
 
+    Raises:
+        ValueError: columns that are too short, of two lengths, or not increasing.
+    """
 
-def check_limits(min_tokens: int, max_tokens: int, granularity: int) -> None:
-    """Raise ValueError for limits of a chunk in the wrong order, or a granularity below 1."""
-    if not 1 <= min_tokens <= max_tokens:
-        raise ValueError(f"expected 1 <= smallest <= largest, found {min_tokens} and {max_tokens}")
-    if granularity < 1:
-        raise ValueError(f"expected a step of at least 1, found {granularity}")
+    def __init__(self, tokens: Many[int], seconds: Many[float]) -> None:
+        if len(tokens) != len(seconds) or len(tokens) < 2:
+            raise ValueError(f"expected two columns of at least 2 rows, found {len(tokens)} and {len(seconds)}")
+        for column in (tokens, seconds):
+            if any(later <= earlier for earlier, later in pairwise(column)):
+                raise ValueError(f"expected a table that increases, found {list(column)}")
+        self.tokens = list(tokens)
+        self.seconds = list(seconds)
+
+    def at(self, tokens: int) -> float:
+        return interpolate(self.tokens, self.seconds, tokens)
 
 
 class ChunkPolicy(Protocol):
@@ -44,11 +47,8 @@ class ChunkPolicy(Protocol):
     ) -> int:
         """Prompt tokens that a step with `num_decodes` decodes may compute, at least 0.
 
-        The token budget of the engine holds as well.
-
-        Args:
-            decode_kv, longest_decode: cached tokens that all decodes and the longest attend to, as in `Batch`.
-            context: tokens of the first prompt under way that are in the cache already.
+        The token budget of the engine holds as well. `decode_kv`, `longest_decode`: as in `Batch`. `context`: tokens of
+        the first prompt under way that are in the cache already.
         """
 
 
@@ -82,11 +82,14 @@ class _GoalChunks:
     """
 
     def __init__(self, slo_seconds: float, min_tokens: int, max_tokens: int, granularity: int) -> None:
-        check_limits(min_tokens, max_tokens, granularity)
+        if not 1 <= min_tokens <= max_tokens:
+            raise ValueError(f"expected 1 <= smallest <= largest, found {min_tokens} and {max_tokens}")
+        if granularity < 1:
+            raise ValueError(f"expected a step of at least 1, found {granularity}")
         self.slo_seconds = slo_seconds
-        self.granularity = granularity
         self.min_tokens = min_tokens
         self.max_tokens = max_tokens
+        self.granularity = granularity
 
     def rounded(self, chunk: int) -> int:
         """A chunk as a multiple of the granularity."""
@@ -97,14 +100,7 @@ class SloChunks(_GoalChunks):
     """The largest chunk c with T(d) + T(c) ≤ T_SLO and c_min ≤ c ≤ c_max (SPEAR 4.3).
 
     T is the iteration latency of the current selection S of error compensators: a table over token counts, linear
-    between its points and extrapolated with its last slope; T(0) = 0.
-
-    Args:
-        tokens, seconds: the table, both increasing.
-        slo_seconds, min_tokens, max_tokens, granularity: T_SLO, c_min and c_max, and what chunks are multiples of.
-
-    Raises:
-        ValueError: a table that is empty or does not increase, or limits as of all policies with a goal.
+    between its points and extrapolated with its last slope; T(0) = 0. `tokens`, `seconds`: its columns.
     """
 
     def __init__(
@@ -116,26 +112,18 @@ class SloChunks(_GoalChunks):
         max_tokens: int = 2048,
         granularity: int = 1,
     ) -> None:
-        check_table(tokens, seconds)
         super().__init__(slo_seconds, min_tokens, max_tokens, granularity)
-        self._tokens = list(tokens)
-        self._seconds = list(seconds)
-
-    def seconds(self, tokens: int) -> float:
-        """T(tokens)."""
-        return interpolate(self._tokens, self._seconds, tokens)
+        self._table = StepTable(tokens, seconds)
+        self.seconds = self._table.at
 
     def max_prefill_tokens(
         self, num_decodes: int, decode_kv: int = 0, longest_decode: int = 0, context: int = 0
     ) -> int:
         """See `ChunkPolicy.max_prefill_tokens`: bisection over the rows of the table, then the line between two."""
-        return self.rounded(self._largest_within_slo(num_decodes))
-
-    def _largest_within_slo(self, num_decodes: int) -> int:
         seconds = self.slo_seconds - self.seconds(num_decodes)
         if self.seconds(self.max_tokens) <= seconds:
-            return self.max_tokens
-        x, y = self._tokens, self._seconds
+            return self.rounded(self.max_tokens)
+        x, y = self._table.tokens, self._table.seconds
         i = min(max(bisect_right(y, seconds), 1), len(y) - 1)
         chunk = x[i - 1] + int((seconds - y[i - 1]) * (x[i] - x[i - 1]) / (y[i] - y[i - 1]))
         chunk = min(max(chunk, self.min_tokens), self.max_tokens)
@@ -144,7 +132,7 @@ class SloChunks(_GoalChunks):
             chunk -= 1
         while chunk < self.max_tokens and self.seconds(chunk + 1) <= seconds:
             chunk += 1
-        return chunk
+        return self.rounded(chunk)
 
 
 StepSeconds: TypeAlias = Callable[[int, int, int, int, int], float]
@@ -155,14 +143,7 @@ class PredictedSloChunks(_GoalChunks):
     """The largest chunk whose step is predicted to take at most T_SLO (SPEAR 4.3, for any step-time model).
 
     SPEAR's T(d) + T(c) counts tokens alone and two passes. Here the model predicts the step itself, with its one pass
-    and its cached tokens.
-
-    Args:
-        step_seconds: the prediction, which should not fall as the chunk grows.
-        slo_seconds, min_tokens, max_tokens, granularity: as for `SloChunks`.
-
-    Raises:
-        ValueError: limits in the wrong order, or a granularity below 1.
+    and its cached tokens. `step_seconds`: the prediction, which should not fall as the chunk grows.
     """
 
     def __init__(
@@ -227,10 +208,15 @@ class DraftPolicy(Protocol):
         """Learn that of `num_drafted` draft tokens of one decode, at least 1, the first `num_accepted` were right."""
 
 
-class FixedDrafts:
-    """Always `num_speculative_tokens` draft tokens, as vLLM."""
-
+class _UnlearnedDrafts:
     learns = False
+
+    def observe(self, num_drafted: int, num_accepted: int) -> None:
+        """See `DraftPolicy.observe`. Nothing is learned."""
+
+
+class FixedDrafts(_UnlearnedDrafts):
+    """Always `num_speculative_tokens` draft tokens, as vLLM."""
 
     def __init__(self, num_speculative_tokens: int) -> None:
         self.num_speculative_tokens = num_speculative_tokens
@@ -238,11 +224,8 @@ class FixedDrafts:
     def num_draft_tokens(self, num_decodes: int) -> int:
         return self.num_speculative_tokens
 
-    def observe(self, num_drafted: int, num_accepted: int) -> None:
-        """See `DraftPolicy.observe`. Nothing is learned."""
 
-
-class DraftsByBatchSize:
+class DraftsByBatchSize(_UnlearnedDrafts):
     """Fewer draft tokens for larger batches, by a table.
 
     Args:
@@ -253,8 +236,6 @@ class DraftsByBatchSize:
         ValueError: columns of different lengths, or numbers of decodes that do not rise.
     """
 
-    learns = False
-
     def __init__(self, num_speculative_tokens: int, decodes: Many[int], drafts: Many[int]) -> None:
         if len(decodes) != len(drafts) or not decodes:
             raise ValueError(f"expected two columns of one length, found {len(decodes)} and {len(drafts)} rows")
@@ -262,17 +243,10 @@ class DraftsByBatchSize:
             raise ValueError(f"expected numbers of decodes that rise, found {list(decodes)}")
         if min(drafts) < 0 or max(drafts) > num_speculative_tokens:
             raise ValueError(f"expected 0 to {num_speculative_tokens} draft tokens, found {list(drafts)}")
-        self._decodes = list(decodes)
-        self._drafts = list(drafts)
+        self._rows = list(zip(decodes, drafts, strict=True))
 
     def num_draft_tokens(self, num_decodes: int) -> int:
-        for decodes, drafts in zip(self._decodes, self._drafts, strict=True):
-            if num_decodes <= decodes:
-                return drafts
-        return 0
-
-    def observe(self, num_drafted: int, num_accepted: int) -> None:
-        """See `DraftPolicy.observe`. Nothing is learned."""
+        return next((drafts for decodes, drafts in self._rows if num_decodes <= decodes), 0)
 
 
 class GoodputDrafts:
@@ -302,11 +276,9 @@ class GoodputDrafts:
         prior: float = 10.0,
         explore: int = 50,
     ) -> None:
-        check_table(tokens, seconds)
         self.num_speculative_tokens = num_speculative_tokens
         self.explore = explore
-        self._tokens = list(tokens)
-        self._seconds = list(seconds)
+        self._table = StepTable(tokens, seconds)
         self._accepted = acceptance * prior
         self._tried = prior
         self._steps_without = 0
@@ -321,7 +293,7 @@ class GoodputDrafts:
         for drafts in range(self.num_speculative_tokens + 1):
             emitted += chance
             chance *= self.acceptance
-            rate = emitted / max(interpolate(self._tokens, self._seconds, num_decodes * (drafts + 1)), 1e-12)
+            rate = emitted / max(self._table.at(num_decodes * (drafts + 1)), 1e-12)
             if rate > best_rate:
                 best, best_rate = drafts, rate
         if best:

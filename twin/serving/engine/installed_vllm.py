@@ -37,7 +37,11 @@ class InstalledScheduler:
     """
 
     def __init__(self, config: EngineConfig, async_scheduling: bool) -> None:
-        self.scheduler: Any = make_scheduler(config, async_scheduling)
+        core = "vllm.v1.core.sched.async_scheduler" if async_scheduling else "vllm.v1.core.sched.scheduler"
+        kind = getattr(import_module(core), "AsyncScheduler" if async_scheduling else "Scheduler")
+        grammars = SimpleNamespace(accept_tokens=lambda *_: True, should_advance=lambda *_: False, grammar_bitmask=None)
+        settings, blocks = _vllm_config(config, async_scheduling), _kv_cache_config(config)
+        self.scheduler: Any = kind(settings, blocks, grammars, config.block_size)
         self._hash_blocks = block_hasher(config.block_size) if config.enable_prefix_caching else None
         self._id_tokens = config.prefix_id_tokens
         self._prefixes: dict[str, tuple[int, ...]] = {}
@@ -92,10 +96,16 @@ class InstalledScheduler:
         return len(self.scheduler.requests)
 
     def _request(self, request: Request, max_tokens: int) -> Any:
-        prompt = self._tokens(request.id, 0, request.prompt_tokens, request.prefix_blocks)
-        arrival = request.arrival, self._num_added  # vLLM compares them; its own clock knows no equal ones
-        return make_request(
-            request.id, prompt, max_tokens, arrival=arrival, priority=request.priority, hash_blocks=self._hash_blocks
+        return import_module("vllm.v1.request").Request(
+            request_id=str(request.id),
+            prompt_token_ids=self._tokens(request.id, 0, request.prompt_tokens, request.prefix_blocks),
+            sampling_params=import_module("vllm.sampling_params").SamplingParams(
+                max_tokens=max_tokens, stop_token_ids=[STOP_TOKEN], ignore_eos=True
+            ),
+            pooling_params=None,
+            arrival_time=(request.arrival, self._num_added),  # vLLM compares them; its own clock knows no equal ones
+            priority=request.priority,
+            block_hasher=self._hash_blocks,
         )
 
     def _tokens(self, number: int, first: int, end: int, ids: tuple[int, ...] | None = None) -> list[int]:
@@ -122,38 +132,6 @@ def installed_core(config: EngineConfig, async_scheduling: bool) -> HostedCore:
 
 def vllm_version() -> str:
     return str(import_module("vllm").__version__)
-
-
-def make_scheduler(config: EngineConfig, async_scheduling: bool) -> Any:
-    """A scheduler of the installed vLLM with an engine's settings."""
-    core = "vllm.v1.core.sched.async_scheduler" if async_scheduling else "vllm.v1.core.sched.scheduler"
-    scheduler = getattr(import_module(core), "AsyncScheduler" if async_scheduling else "Scheduler")
-    grammars = SimpleNamespace(accept_tokens=lambda *_: True, should_advance=lambda *_: False, grammar_bitmask=None)
-    return scheduler(_vllm_config(config, async_scheduling), _kv_cache_config(config), grammars, config.block_size)
-
-
-def make_request(
-    request_id: int,
-    prompt: list[int],
-    max_tokens: int,
-    *,
-    arrival: Any,
-    priority: int,
-    hash_blocks: Callable[[Any], list[Any]] | None,
-) -> Any:
-    """A request of the installed vLLM. `hash_blocks`: see `block_hasher`."""
-    params = import_module("vllm.sampling_params").SamplingParams(
-        max_tokens=max_tokens, stop_token_ids=[STOP_TOKEN], ignore_eos=True
-    )
-    return import_module("vllm.v1.request").Request(
-        request_id=str(request_id),
-        prompt_token_ids=prompt,
-        sampling_params=params,
-        pooling_params=None,
-        arrival_time=arrival,
-        priority=priority,
-        block_hasher=hash_blocks,
-    )
 
 
 @cache
