@@ -133,20 +133,11 @@ class BlockPool(KVCache):
         self._ids = {entry: list(range(self.num_blocks)) for entry in self._free_queue if isinstance(entry, FreeRun)}
         return True
 
-    def _append_blank(self, count: int) -> None:
-        super()._append_blank(count)
-        last = self._free_queue.last
-        assert isinstance(last, FreeRun)
-        self._take_leaving(last, count)
-
-    def _prepend_blank(self, count: int) -> None:
-        super()._prepend_blank(count)
-        first = self._free_queue.first
-        assert isinstance(first, FreeRun)
-        self._take_leaving(first, count)
-
-    def _take_leaving(self, run: FreeRun, count: int) -> None:
-        """Give a free run the last `count` of the ids that are being freed."""
+    def _add_blank(self, count: int, first: bool) -> None:
+        """See `KVCache._add_blank`: the free run gets the last `count` of the ids that are being freed."""
+        super()._add_blank(count, first)
+        run = self._free_queue.first if first else self._free_queue.last
+        assert isinstance(run, FreeRun)
         self._ids.setdefault(run, []).extend(self._leaving[len(self._leaving) - count :])
         del self._leaving[len(self._leaving) - count :]
 

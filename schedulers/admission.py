@@ -107,10 +107,7 @@ def _next_queue(queues: list[WaitingQueue]) -> WaitingQueue:
 
 
 def _try_admit(core: Lifecycle, chunks: list[Chunk], budget: int, sequence: Sequence, whole_only: bool) -> int:
-    """Admit the first sequence of the ordinary queue: the tokens of its first chunk, or the reason for none.
-
-    `whole_only`: the chunk must complete the prompt.
-    """
+    """Admit the first sequence of the ordinary queue: tokens of its first chunk (`whole_only`: all), or the reason."""
     kv_cache = core.kv_cache
     if len(core.running) >= core.max_running:
         return NO_SPACE
@@ -154,10 +151,7 @@ def _begin_prompt(core: Lifecycle, chunks: list[Chunk], sequence: Sequence, num_
 
 
 def _lacks_budget(core: Lifecycle, chunks: Many[Chunk], budget: int) -> bool:
-    """Tell whether no further prompt may begin in this step.
-
-    Where capacity is counted, that there is none for a sequence is found out even if there are no tokens, either.
-    """
+    """Tell whether no further prompt may begin in this step. Capacity is counted even if there are no tokens."""
     if budget <= 0 and core.capacity is None and not core.shares_tokens:
         return True
     return core.limits_prefills and len(chunks) >= (core.config.prefill_max_requests or UNLIMITED_TOKENS)
@@ -188,7 +182,7 @@ def _prefill_tokens_left(core: Lifecycle, chunks: Many[Chunk]) -> int:
 def _blocks_that_must_be_free(core: Lifecycle, sequence: Sequence, supplied: int, new_blocks: int) -> int:
     """Free blocks without which a sequence is not admitted, though it takes only `new_blocks` of them at first.
 
-    `supplied`: blocks that the prefix cache supplies. A part of a prompt in the cache would only be preempted for it.
+    A part of a prompt in the cache would only be preempted for it. `supplied`: blocks that the prefix cache supplies.
     """
     required = new_blocks
     if core.reserves_full_isl:
@@ -362,10 +356,7 @@ def _try_admit_one_shot(
 
 
 def _blocks_worth_caching(core: Lifecycle, sequence: Sequence, nodes: Many[PrefixNode], reclaimable: int) -> int:
-    """Blocks that keep the shareable part of a one-shot prompt for other sequences; 0 where blocks are short.
-
-    `reclaimable`: blocks of its own that it takes back, which serve as well.
-    """
+    """Blocks besides its `reclaimable` ones that keep the shareable part of a one-shot prompt; 0 if they are short."""
     kv_cache = core.kv_cache
     if not kv_cache.enable_caching:
         return 0

@@ -42,13 +42,10 @@ class WaitingLimits:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """Settings of admission control.
+    """Settings of admission control: limits on everything that waits, and on classes by name, if they are named.
 
-    Attributes:
-        of_all: limits on everything that waits. of_class: on what waits of a class, by its name; one that is not named
-            has none.
-        max_waiting_per_tenant: requests of one tenant that may wait; 0 for any number.
-        ttft_factor: predicted times to first token up to this many times the goal are accepted; infinity for all.
+    `max_waiting_per_tenant`: 0 for any number. `ttft_factor`: predicted times to first token up to this many times the
+    goal are accepted.
     """
 
     of_all: WaitingLimits = WaitingLimits()
@@ -58,11 +55,9 @@ class AdmissionLimits:
 
 
 class RequestShed(Exception):
-    """A request was refused.
+    """A request was refused. `retry_after`: seconds after which what waits now will have been admitted.
 
-    Attributes:
-        retry_after: seconds after which what waits now will have been admitted. reason: the limit: `waiting`,
-            `waiting_tokens`, `class_waiting`, `class_waiting_tokens`, `tenant_waiting` or `ttft`.
+    `reason`: `waiting`, `waiting_tokens`, `class_waiting`, `class_waiting_tokens`, `tenant_waiting` or `ttft`.
     """
 
     def __init__(self, reason: str, retry_after: float) -> None:

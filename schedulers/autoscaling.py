@@ -80,9 +80,8 @@ class RatePolicy:
 class ScalingRules:
     """The rules of one direction (`HPAScalingRules`).
 
-    Attributes:
-        stabilization_window: seconds; up, the lowest of the recommendations in it counts, down, the highest.
-        policies: limits of the rate; none: no limit. select: the policy that counts, by the change that it allows.
+    `stabilization_window`: seconds; up, the lowest of the recommendations in it counts, down, the highest. `policies`:
+    limits of the rate, if any. `select`: the policy that counts, by the change that it allows.
     """
 
     stabilization_window: float = 0.0
@@ -96,11 +95,9 @@ HPA_SCALE_DOWN: Final = ScalingRules(300.0, (RatePolicy("percent", 100, 15.0),))
 
 
 class Autoscaler:
-    """Decides the number of engines of one pool.
+    """Decides the number of engines of one pool, as `policy` recommends.
 
-    Args:
-        policy: recommends a number. min_replicas, max_replicas: its limits.
-        scale_up, scale_down: the rules of each direction; None: the policy's own.
+    `scale_up`, `scale_down`: the rules of each direction; None: the policy's own.
     """
 
     def __init__(

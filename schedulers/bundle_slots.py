@@ -95,13 +95,8 @@ REFILL_POLICIES: Registry[Refill] = Registry(fcfs=refill_fcfs, least_loaded=refi
 class BundleSlots:
     """The slots of one bundle, and the global queue of requests that wait for them.
 
-    Call `submit`, then `begin_step` and `end_step` for each microbatch in turn.
-
-    Args:
-        instances: attention instances, x.
-        microbatches: microbatches in flight, m.
-        batch_size: slots of one instance in one microbatch, B.
-        refill: the refill policy.
+    Call `submit`, then `begin_step` and `end_step` for each of the m microbatches in turn. `instances`: attention
+    instances, x. `batch_size`: slots of one instance in one microbatch, B.
     """
 
     def __init__(self, instances: int, microbatches: int, batch_size: int, refill: Refill = refill_fcfs) -> None:
@@ -132,11 +127,7 @@ class BundleSlots:
         return microbatch if microbatch.requests else None
 
     def end_step(self, microbatch: Microbatch, finished: Iterable[int]) -> None:
-        """Count a token for every resident request, then free the slots of the `finished` ids.
-
-        Raises:
-            KeyError: an id that is not resident in this microbatch.
-        """
+        """Count a token for every resident request, then free the slots of the `finished` ids; KeyError for others."""
         loads = microbatch.loads = [
             load + active for load, active in zip(microbatch.loads, microbatch.active, strict=True)
         ]

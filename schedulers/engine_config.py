@@ -126,12 +126,8 @@ CacheBlocksOn = Literal["scheduled", "computed"]
 class OneShotBudget:
     """Limits of one-shot work in a step (Prelude 3). One-shot work holds no decode slot, and no cache after the step.
 
-    Attributes:
-        tokens: prompt tokens a step. sequences: prompts a step.
-        activation_bytes: temporary memory a step, of which each prompt token takes `bytes_per_token`.
-
-    Raises:
-        ValueError: limits under which no prompt could ever run.
+    `tokens`, `sequences`: prompt tokens and prompts. `activation_bytes`: temporary memory, of which each prompt token
+    takes `bytes_per_token`. Raises ValueError for limits under which no prompt could ever run.
     """
 
     tokens: int = 8192
@@ -177,11 +173,9 @@ class TierConfig:
 
 @dataclass(frozen=True, slots=True)
 class KVOffloading:
-    """Tiers below the device's KV cache (`schedulers.kv_tiers`).
+    """Tiers below the device's KV cache, nearest first (`schedulers.kv_tiers`).
 
-    Attributes:
-        tiers: nearest first. write_policy: when blocks are copied to the first.
-        attention_tokens: context at which a token costs twice as much as without any, for cost-aware eviction.
+    `attention_tokens`: context at which a token costs twice as much as without any, for cost-aware eviction.
     """
 
     tiers: tuple[TierConfig, ...]

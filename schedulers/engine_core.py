@@ -71,10 +71,7 @@ class EngineCore(Lifecycle):
         self.admission_blocked = False
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Empty the prefix cache, if no sequence holds a block. Returns whether it was emptied.
-
-        `reset_running_requests`: preempt all running sequences before.
-        """
+        """Empty the prefix cache, if no sequence holds a block (`reset_running_requests`: preempt all before)."""
         if reset_running_requests:
             for sequence in reversed(list(self.running)):
                 self.preempt(sequence)
@@ -228,10 +225,7 @@ class EngineCore(Lifecycle):
         return self.decode_set.num_new_blocks() <= self.kv_cache.num_free_blocks
 
     def _schedule_running(self, chunks: list[Chunk]) -> list[Sequence] | tuple[()]:
-        """Schedule running sequences, then waiting ones unless one was preempted. Returns the decodes that pause.
-
-        Decodes are counted, not walked, where blocks and tokens suffice for all running sequences.
-        """
+        """Schedule running sequences, then waiting ones unless one was preempted. Returns the decodes that pause."""
         if self._only_decodes():
             self.kv_cache.allocate_unassigned(self.decode_set.num_new_blocks())
             if self.capacity is not None:

@@ -22,12 +22,9 @@ MAX_ACCOUNTS: Final = 10_000
 
 
 class Account:
-    """The service of one tenant.
+    """The service of one tenant: its weight, what it is charged, its sequences in all queues.
 
-    Attributes:
-        weight: its share relative to others. prompt_tokens, output_tokens: charged so far. waiting: its sequences in
-            all queues.
-        lifted: service that it is taken to have had besides.
+    `lifted`: service that it is taken to have had besides.
     """
 
     def __init__(self, weight: float) -> None:

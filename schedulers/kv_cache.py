@@ -263,7 +263,7 @@ class KVCache:
                 assert isinstance(entry, PrefixNode)
                 count -= self._evict(entry)
         if count < 0:  # a node is evicted whole
-            self._prepend_blank(-count)
+            self._add_blank(-count, first=True)
 
     def cache_blocks(self, blocks: SequenceBlocks, ids: Many[int], tokens: int) -> None:
         """Put the blocks of the first `tokens` prompt tokens into the prefix trie; they stop being private.
@@ -304,7 +304,7 @@ class KVCache:
         """Let a sequence share `node` in place of its next blocks, which become free."""
         blocks.num_private -= self.blocks_per_node
         self.attach(blocks, (node,))
-        self._free_unhashed(self.blocks_per_node)
+        self._add_blank(self.blocks_per_node, self.reuse_unhashed_first)
         self.num_free_blocks += self.blocks_per_node
 
     def free(self, blocks: SequenceBlocks, num_hashed: int = 0, *, preempted: bool = False) -> None:
@@ -315,12 +315,13 @@ class KVCache:
         """
         if blocks.num_private:
             num_hashed = max(min(num_hashed, blocks.num_private), 0) if self.enable_caching else 0
-            self._free_unhashed(blocks.num_private - num_hashed)
+            if num_hashed < blocks.num_private:
+                self._add_blank(blocks.num_private - num_hashed, self.reuse_unhashed_first)
             if num_hashed and preempted:
                 blocks.freed_run = FreeRun(num_hashed, len(blocks.nodes))
                 self._free_queue.append(blocks.freed_run)
             elif num_hashed:
-                self._append_blank(num_hashed)
+                self._add_blank(num_hashed, first=False)
             self.num_free_blocks += blocks.num_private
             blocks.num_private = 0
         for node in reversed(blocks.nodes):
@@ -351,28 +352,16 @@ class KVCache:
         assert node.parent is not None
         return node.parent.children.get(node.key) is node
 
-    def _free_unhashed(self, count: int) -> None:
-        """Put `count` blocks that no prompt can find into the free queue."""
-        if not count:
-            return
-        if self.reuse_unhashed_first:
-            self._prepend_blank(count)
+    def _add_blank(self, count: int, first: bool) -> None:
+        """Put `count` blank blocks at the head of the free queue, or else at its end."""
+        queue = self._free_queue
+        run = queue.first if first else queue.last
+        if isinstance(run, FreeRun) and run.num_preceding_nodes < 0:
+            run.count += count
+        elif first:
+            queue.prepend(FreeRun(count))
         else:
-            self._append_blank(count)
-
-    def _append_blank(self, count: int) -> None:
-        last = self._free_queue.last
-        if isinstance(last, FreeRun) and last.num_preceding_nodes < 0:
-            last.count += count
-        else:
-            self._free_queue.append(FreeRun(count))
-
-    def _prepend_blank(self, count: int) -> None:
-        first = self._free_queue.first
-        if isinstance(first, FreeRun) and first.num_preceding_nodes < 0:
-            first.count += count
-        else:
-            self._free_queue.prepend(FreeRun(count))
+            queue.append(FreeRun(count))
 
     def _evict(self, node: PrefixNode) -> int:
         """Drop a free node from the trie; returns the number of its blocks."""
@@ -400,7 +389,7 @@ class KVCache:
     # -- integrity ---------------------------------------------------------------------------------------------------
 
     def check_integrity(self, owners: Many[SequenceBlocks], unassigned: int = 0) -> None:
-        """Check that every block is free or held, once, and that every node counts its holders.
+        """Raise AssertionError unless every block is free or held, once, and every node counts its holders.
 
         `unassigned`: blocks allocated to decodes that no `SequenceBlocks` counts yet.
         """

@@ -25,12 +25,7 @@ DEVICE: Final = -1
 
 
 class Tier:
-    """One tier.
-
-    Attributes:
-        name: such as host. capacity: blocks that it holds at most. blocks: those that it holds, by hash.
-        loaded, stored, evicted: counters of blocks that were loaded from it, stored in it, and lost or moved down.
-    """
+    """One tier: blocks by hash, and counters of those loaded from it, stored in it, and lost or moved down."""
 
     def __init__(self, config: TierConfig) -> None:
         self.name = config.name
@@ -71,12 +66,10 @@ class Tier:
 
 
 class Store:
-    """A block to be copied into a tier.
+    """A block to be copied into the tier of a number, from `when` on, seconds.
 
-    Attributes:
-        tier: its number. block: where it goes. source: `DEVICE`, or the number of the tier that it comes from.
-        when: since when it may be copied, seconds. payload: of the node on the device, which belongs to the live
-            backend. slot: in the source tier.
+    `source`: `DEVICE`, or the number of the tier that it comes from, and its `slot` there. `payload`: of the node on
+    the device, which belongs to the live backend.
     """
 
     def __init__(self, tier: int, block: TierBlock, source: int, when: float, payload: object, slot: int) -> None:
@@ -89,13 +82,10 @@ class Store:
 
 
 class Load:
-    """A prefix on its way from tiers to the device.
+    """A prefix on its way from tiers to the device, for `sequence`; None once that has been aborted.
 
-    Attributes:
-        sequence: it waits for the prefix; None once it has been aborted.
-        blocks: the device blocks: nodes that the device had, then one for each of `sources`, not cached yet.
-        sources: the tier and the block of each part, in the order of the prompt.
-        ids, tokens: prefix ids of the request, and how many of its tokens will then be on the device.
+    `blocks`: the device blocks: nodes that the device had, then one for each of `sources`, not cached yet. `sources`:
+    the tier and the block of each part, in the order of the prompt. `tokens`: those that will then be on the device.
     """
 
     def __init__(self, sequence: Sequence, sources: list[tuple[int, TierBlock]], tokens: int) -> None:
@@ -107,11 +97,9 @@ class Load:
 
 
 class KVTiers(CacheObserver):
-    """The tiers below the KV cache of one engine.
+    """The tiers below the KV cache of one engine, nearest first, and loads under way by the request's id.
 
-    Attributes:
-        tiers: nearest first. loads: under way, by the request's id. listeners: told of blocks that enter or leave the
-            prefix cache as a whole, device and tiers.
+    `listeners`: told of blocks that enter or leave the prefix cache as a whole, device and tiers.
     """
 
     def __init__(self, config: KVOffloading, kv_cache: KVCache) -> None:

@@ -328,10 +328,8 @@ def whole_units(remaining: int, num_tokens: int, unit: int) -> int:
 class RunningPass:
     """One pass over the running sequences of a scheduler.
 
-    Attributes:
-        budget: tokens of the step that are left. prompt_budget: of them, those that prompts may have.
-        decodes: the decodes that get a token, and the blocks that this takes which they do not count yet.
-        drafts: tokens that decodes verify beside theirs, as far as the budget allows.
+    `budget`: tokens of the step that are left, of which prompts may have `prompt_budget`. `decodes`: those that get a
+    token, and the blocks for it that they do not count yet. `drafts`: tokens that they verify besides.
     """
 
     def __init__(

@@ -30,15 +30,11 @@ class SlotsConfig:
     """Settings of `ModelSlots`.
 
     Attributes:
-        slots: models that the device holds at once. host: models that host memory holds; others come from disk.
-            None: all.
+        slots, host: models that the device and host memory hold at once. Others come from disk; host None: none does.
         base: the model that every slot's adapter belongs to, which needs no slot; "" without.
-        exclusive: sequences of one model run at a time.
-        turn: while other models wait, sequences of the running model are admitted for this many seconds longer.
+        exclusive: sequences of one model run at a time. turn: while other models wait, those of the running model are
+            admitted for this many seconds longer.
         keep_alive: seconds after its last request for which a model stays in its slot; None: until another needs it.
-
-    Raises:
-        ValueError: no slot, or less room in host memory than there are slots.
     """
 
     slots: int
@@ -76,10 +72,8 @@ class ModelSlots:
 
     Attributes:
         running: admitted and unfinished sequences of each model that has any; the base model is not among them.
-        resident: models in slots, the one used least recently first.
-        in_host: models in host memory, the one used least recently first; empty where it holds all.
-        loads, cold_loads, evictions: counters of loads, of those among them that came from disk, and of models that
-            left their slots.
+        resident, in_host: models in slots, and in host memory if it is limited, the one used least recently first.
+        loads, cold_loads, evictions: counters of loads, of those from disk, and of models that left their slots.
     """
 
     def __init__(self, config: SlotsConfig) -> None:

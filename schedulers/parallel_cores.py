@@ -223,18 +223,11 @@ def micro_batch_of(step_index: int) -> int:
 
 
 class PipelinedEngineCore(EngineCore):
-    """An engine's scheduler with several batches in flight.
+    """An engine's scheduler with up to `num_stages` batches in flight.
 
     The `step_index` of a batch, and the steps that a sequence remembers, are counted by micro-batch
-    (`MICRO_BATCH_STEPS`).
-
-    Args:
-        num_stages: batches that may be in flight.
-        config, chunk_policy, make_cache: as in `EngineCore`.
-
-    Attributes:
-        micro_batches: decodes by micro-batch; `decode_set` is the one scheduled last.
-        in_flight: the batch of each that has begun and not ended, or None.
+    (`MICRO_BATCH_STEPS`). `micro_batches`: decodes by micro-batch; `decode_set` is the one scheduled last. `in_flight`:
+    the batch of each that has begun and not ended, or None.
     """
 
     def __init__(

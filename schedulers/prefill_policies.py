@@ -199,11 +199,8 @@ class FullBatch:
     """Remembers that the running batch is full, until it is seen to be smaller (SGLang's `batch_is_full`).
 
     A sequence that leaves while decodes run is seen by the next step of decodes, so that prompts wait for one more
-    such step. One that leaves with its prompt is seen at once, as is a prompt that goes on in the next step.
-
-    Attributes:
-        is_full: whether waiting sequences are not even considered. unseen: sequences that have left, and whose places
-            are not seen to be free.
+    such step. One that leaves with its prompt is seen at once, as is a prompt that goes on in the next step. `unseen`:
+    sequences that have left, and whose places are not seen to be free.
     """
 
     def __init__(self) -> None:
@@ -244,11 +241,8 @@ class PrefillInterval:
     """Holds prompts back until `interval` steps have passed since the last with prompt tokens (vLLM 0.33).
 
     It holds none while no sequence decodes, nor after a step that left a request waiting: prompts are then what limits
-    the engine.
-
-    Attributes:
-        holds: whether the present step computes no prompt tokens.
-        prefills: whether it has some, other than the last one of a prompt that is just admitted.
+    the engine. `holds`: whether the present step computes no prompt tokens. `prefills`: whether it has some, other than
+    the last one of a prompt that is just admitted.
     """
 
     def __init__(self, interval: int) -> None:
@@ -277,12 +271,9 @@ class PrefillInterval:
 
 
 class BatchWait:
-    """Holds prompts back beside decodes until a step has enough tokens, for at most `timeout_iters` steps.
+    """Holds prompts back beside decodes until a step has `enough` tokens, for at most `timeout_iters` steps.
 
     TensorRT-LLM 1.2 `_torch/pyexecutor/py_executor.py`, `_waiting_requests`. Steps count that have both.
-
-    Attributes:
-        enough: tokens of a step, decodes included, from which on prompts run.
     """
 
     def __init__(self, timeout_iters: int, enough: float) -> None:

@@ -26,7 +26,6 @@ class ScalingLog:
     """The history of the engines of one pool that serve the same models.
 
     Attributes:
-        pool: its name. engines: names.
         changes: rows (time, up, starting, draining, failed): engines from `time` on. A failed engine that is paid for
             is counted as failed alone.
         paid: the times, seconds, from which and to which each engine was paid for, by name; None: to the end.
@@ -83,10 +82,8 @@ class ScaledEngine(EngineState, Protocol):
 class Replica:
     """One engine and its state.
 
-    Attributes:
-        since: when its state began, seconds. life: counts changes of state, so that an event that was waited for in an
-            earlier state can be told. seen: the time of the latest observation, or when it was up again. busy, running:
-            integrals of these then.
+    `life`: counts changes of state, so that an event that was waited for in an earlier state can be told. `seen`: the
+    time of the latest observation, or when it was up again. `busy`, `running`: integrals of these then.
     """
 
     def __init__(self, engine: ScaledEngine) -> None:
@@ -119,12 +116,10 @@ class Replica:
 
 
 class ReplicaSet:
-    """Scales engines by the decisions of an autoscaler.
+    """Scales engines by the decisions of an autoscaler: of those given, `initial` are up at first.
 
-    Args:
-        pool: its name. engines: as many as there may be at most. initial: the number of engines that are up at first.
-        on_start: called with a replica whose start begins; `put_up` is to be called when that is over, unless the
-            replica's `life` took another turn. on_change: called when other engines are in service than before.
+    `on_start`: called with a replica whose start begins; `put_up` is to be called when that is over, unless the
+    replica's `life` took another turn. `on_change`: called when other engines are in service than before.
     """
 
     def __init__(

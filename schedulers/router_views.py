@@ -74,13 +74,9 @@ class LoadTree:
 
 
 class CacheView(CacheObserver):
-    """The prefix cache of one engine, as its events have told it.
+    """The prefix cache of one engine, as its events have told it, which take `delay` seconds.
 
-    Args:
-        node_tokens: prompt tokens of one event's block. delay: seconds that an event takes.
-
-    Attributes:
-        events: events that have come and were read so far.
+    `node_tokens`: prompt tokens of one event's block. `events`: those that have come and were read so far.
     """
 
     def __init__(self, node_tokens: int, delay: float = 0.0) -> None:

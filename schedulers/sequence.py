@@ -106,11 +106,9 @@ UNLIMITED_STEPS = 1 << 60
 
 
 class DecodeSet:
-    """Decoding sequences of one engine, oldest admission first.
+    """Decoding sequences of one engine, oldest admission first. `step_index`: steps begun so far.
 
-    Attributes:
-        step_index: steps begun so far. sequences: the decodes. size: their number. kv_tokens: their cached tokens
-            together.
+    `size`, `kv_tokens`: the number of sequences, and their cached tokens together.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -181,10 +179,7 @@ class DecodeSet:
         return started + laps * sum(starts) if laps else started
 
     def num_new_blocks_by_step(self, steps: int) -> list[int]:
-        """Blocks that each of the next `steps` steps starts while the set stays as it is.
-
-        They sum to `num_new_blocks_within(steps)`.
-        """
+        """Blocks that each of the next `steps` steps starts while the set stays as it is."""
         starts, first = self._block_starts, self.step_index % self.block_size
         return list(islice(cycle(starts[first:] + starts[:first]), steps))
 

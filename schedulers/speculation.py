@@ -131,16 +131,11 @@ class SpeculativeDecodeSet(DecodeSet):
 
 
 class SpeculativeEngineCore(EngineCore):
-    """An engine's scheduler with speculative decoding.
-
-    Args:
-        drafts: limits the draft tokens of a step. num_speculative_tokens: the most that it allows.
-        config, chunk_policy, make_cache: as in `EngineCore`.
+    """An engine's scheduler with speculative decoding. `drafts` allows at most `num_speculative_tokens`.
 
     Attributes:
         propose: proposes draft tokens for a decode. It is called when a step begins, for each of its decodes in turn.
             The backend sets it; by default there are as many as may be.
-        stats: counters.
         foreseen: coming steps, where a backend knows what they are going to emit and has said so.
     """
 

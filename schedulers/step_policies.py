@@ -69,16 +69,11 @@ class StaticChunks:
 
 
 class _GoalChunks:
-    """The limits that policies with a latency goal have in common.
+    """The limits that policies with a latency goal have in common: T_SLO, c_min and c_max.
 
-    Args:
-        slo_seconds: T_SLO.
-        min_tokens, max_tokens: c_min and c_max. Where not even c_min fits, c_min is used, since prompts must progress.
-            The SLO can then be missed, when decodes alone take nearly all of it.
-        granularity: chunks are rounded down to multiples of it, but not below c_min.
-
-    Raises:
-        ValueError: limits in the wrong order, or a granularity below 1.
+    Where not even c_min fits, c_min is used, since prompts must progress. The SLO can then be missed, when decodes
+    alone take nearly all of it. Chunks are rounded down to multiples of `granularity`, but not below c_min. Raises
+    ValueError for limits in the wrong order, or a granularity below 1.
     """
 
     def __init__(self, slo_seconds: float, min_tokens: int, max_tokens: int, granularity: int) -> None:
@@ -226,14 +221,10 @@ class FixedDrafts(_UnlearnedDrafts):
 
 
 class DraftsByBatchSize(_UnlearnedDrafts):
-    """Fewer draft tokens for larger batches, by a table.
+    """Fewer draft tokens for larger batches, by a table. Raises ValueError for columns that cannot be one.
 
-    Args:
-        decodes, drafts: the first row whose `decodes` is not below the number of decodes gives the draft tokens; beyond
-            the last row there are none. [32] and [4] is what older engines call disabling by batch size.
-
-    Raises:
-        ValueError: columns of different lengths, or numbers of decodes that do not rise.
+    The first row whose `decodes` is not below the number of decodes gives the draft tokens; beyond the last row there
+    are none. [32] and [4] is what older engines call disabling by batch size.
     """
 
     def __init__(self, num_speculative_tokens: int, decodes: Many[int], drafts: Many[int]) -> None:

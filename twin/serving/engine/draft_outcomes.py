@@ -63,13 +63,8 @@ class _Answer(Strict):
 
 
 class DraftOutcomesFile(Strict):
-    """The file `twin.draft-outcomes/1`, JSON.
-
-    Attributes:
-        method, num_speculative_tokens, prompt_lookup_min, prompt_lookup_max: of the drafts, as in
-            `engine.speculative_config`.
-        source: how it was measured.
-        answers: by position, tokens drafted, and how many of them were right.
+    """The file `twin.draft-outcomes/1`, JSON: settings of the drafts as in `engine.speculative_config`, how they were
+    measured (`source`), and by position of each answer the tokens drafted, and how many of them were right.
     """
 
     schema_: Literal["twin.draft-outcomes/1"] = Field(alias="schema")
@@ -82,11 +77,7 @@ class DraftOutcomesFile(Strict):
 
 
 def read_draft_outcomes(file: Path) -> tuple[DraftOutcomesFile, DraftOutcomes]:
-    """Read and check a file.
-
-    Raises:
-        BadInput: a file that cannot be read, or breaks the schema.
-    """
+    """Read a file; `BadInput` for one that cannot be read, or breaks the schema."""
     content = checked(DraftOutcomesFile, read_json_object(file), file)
     return content, DraftOutcomes([AnswerDrafts(answer.drafted, answer.right) for answer in content.answers])
 

@@ -62,11 +62,9 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class Foresight:
-    """The knowledge that one engine of a pool has of the coming requests.
+    """The knowledge that one engine of a pool, at `position` of `size`, has of the coming requests.
 
-    Attributes:
-        time_after: gives a time, in seconds, before which at most so many requests arrive; infinity after the last.
-        requests_elsewhere: of the pool's router. position, size: of the engine in the pool, and of the pool.
+    `time_after`: gives a time, in seconds, before which at most so many requests arrive; infinity after the last.
     """
 
     time_after: TimeAfter
@@ -175,11 +173,7 @@ class EngineState:
         self._load_trees: list[tuple[LoadTree, int]] = []
 
     def _accept(self, now: float) -> None:
-        """Pass all that has come to the scheduler, reservations first.
-
-        Raises:
-            BadInput: a request does not fit into the KV memory, even alone.
-        """
+        """Pass all that has come to the scheduler, reservations first; BadInput for what the KV memory cannot hold."""
         inbox, core = self._inbox, self.core
         if inbox.reservations:
             inbox.decide_reservations(core, now)
@@ -235,10 +229,7 @@ class EngineState:
         return sum(core.kv_cache.num_free_blocks for core in self.cores)
 
     def cached_prefix_tokens(self, request: Request) -> int:
-        """Leading prompt tokens of a request that are in the prefix cache, as of the last step begun.
-
-        With a view, as of the events that have come.
-        """
+        """See `schedulers.routing.EngineState`; with a view, as of the events that have come."""
         self._allocate_begun_steps()
         traffic = self._cache_traffic
         if traffic is not None and traffic.view is not None:

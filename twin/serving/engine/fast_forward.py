@@ -63,10 +63,7 @@ class AnswerEnds:
         return bool(self._heap) and self._heap[0][0] <= step_index
 
     def pop(self, step_index: int) -> list[Sequence]:
-        """Remove and return the sequences whose answers end with step `step_index`.
-
-        A sequence that was preempted while that very step ran is included: it has its last token.
-        """
+        """Remove and return the sequences whose answers end with step `step_index`, also if preempted while it ran."""
         sequences: list[Sequence] = []
         heap = self._heap
         while heap and heap[0][0] <= step_index:
@@ -271,12 +268,7 @@ class Window:
 
 
 class FastForward:
-    """Opens and closes the windows of one engine.
-
-    Args:
-        log, running, answer_ends: the engine's own, shared with it.
-        step_time: for the durations of steps.
-    """
+    """Opens and closes the windows of one engine, with which it shares its log, running steps and answers' ends."""
 
     def __init__(
         self, log: EngineLog, running: deque[RunningStep], answer_ends: AnswerEnds, step_time: StepTime

@@ -117,11 +117,7 @@ class InstalledScheduler:
 
 
 def installed_core(config: EngineConfig, async_scheduling: bool) -> HostedCore:
-    """An engine's scheduler that is the installed vLLM's.
-
-    Raises:
-        BadInput: there is no vLLM.
-    """
+    """An engine's scheduler that is the installed vLLM's; `BadInput` if there is none."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
         vllm_version()

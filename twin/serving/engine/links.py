@@ -80,9 +80,7 @@ class Link:
 class CopyLink:
     """One direction of a link, which carries one copy after the other in the order of their requests.
 
-    Attributes:
-        busy: time in which bytes were moved, seconds. moved: bytes. waited: the sum of waiting times, seconds.
-        copies: their number.
+    `busy`: seconds in which bytes were moved. `moved`: bytes. `waited`: the sum of waiting times, seconds.
     """
 
     def __init__(self, bandwidth: float, latency: float) -> None:
@@ -104,36 +102,27 @@ class CopyLink:
         return self._free_at + self._latency
 
 
+@dataclass
 class TierLinks:
     """The links of one engine, a pair for each tier.
 
-    Args:
-        loads: to load from each tier; engines of one host share them. stores: to store into each, of this engine alone.
-        names: of the tiers. node_tokens, node_bytes: of one prefix id.
-        capacities: prefix ids that each tier holds.
-
     Attributes:
-        loaded_nodes, stored_nodes: prefix ids that were loaded from each tier and stored in it.
+        names: of the tiers. capacities: prefix ids that each tier holds. node_tokens, node_bytes: of one prefix id.
+        loads: to load from each tier; engines of one host share them. stores: to store into each, of this engine alone.
+        loaded_nodes, stored_nodes: prefix ids that were loaded from each tier and stored in it, by its number.
         load_seconds: how long each load took, from the begin of its step to its last byte.
     """
 
-    def __init__(
-        self,
-        names: list[str],
-        loads: list[CopyLink],
-        stores: list[CopyLink],
-        capacities: list[int],
-        node_tokens: int,
-        node_bytes: float,
-    ) -> None:
-        self.names = names
-        self.loads = loads
-        self.stores = stores
-        self.capacities = capacities
-        self.node_tokens = node_tokens
-        self.node_bytes = node_bytes
-        self.loaded_nodes = [0] * len(names)
-        self.stored_nodes = [0] * len(names)
+    names: list[str]
+    loads: list[CopyLink]
+    stores: list[CopyLink]
+    capacities: list[int]
+    node_tokens: int
+    node_bytes: float
+
+    def __post_init__(self) -> None:
+        self.loaded_nodes = [0] * len(self.names)
+        self.stored_nodes = [0] * len(self.names)
         self.load_seconds = array("d")
 
     def load(self, now: float, nodes_by_tier: list[int]) -> float:
@@ -153,12 +142,9 @@ class TierLinks:
 
 
 class CacheTraffic:
-    """The traffic of one engine that has tiers or a view.
+    """The traffic of one engine that has tiers (`links`) or a view, which is what routers know of the cache.
 
-    Args:
-        view: what routers know of the cache; None: the cache itself.
-        links: to the tiers below the device, if the scheduler has some.
-        on_load: called when a prefix has come from tiers, which `finish_loads` passes to the scheduler.
+    `on_load`: called when a prefix has come from tiers, which `finish_loads` passes to the scheduler.
     """
 
     def __init__(

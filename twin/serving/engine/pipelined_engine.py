@@ -40,12 +40,9 @@ class MicroBatchRecords(StepRecords):
 
 
 class PipelinedEngine(Engine):
-    """See `Engine` for the arguments that are not explained here. Steps are visited one by one.
+    """An `Engine` of several `stages`, each with a micro-batch of the scheduler. Steps are visited one by one.
 
-    Args:
-        make_core: makes a scheduler with as many micro-batches as there are stages.
-        stages: layers of the stages, and the link between them.
-        options: with a depth of as many as there are stages, and without fast-forwarding.
+    `options`: with a depth of as many as there are stages, and without fast-forwarding.
     """
 
     def __init__(

@@ -61,12 +61,7 @@ class Acceptance:
 
 
 class SimulatedSpeculation:
-    """The outcomes of one engine's drafts.
-
-    Attributes:
-        acceptance: of drafts.
-        stats: counters of the engine; outages do not reset them.
-    """
+    """The outcomes of one engine's drafts. `stats`: counters of the engine; outages do not reset them."""
 
     def __init__(self, acceptance: Acceptance, num_speculative_tokens: int, seed: int) -> None:
         self.acceptance = acceptance
@@ -238,9 +233,9 @@ class Course:
     """One decode on its course through coming steps.
 
     Attributes:
-        decode: what it does. shares: the share of drafts whose token at each position is right.
-        high, low: halves of its key for draws. position: of the next token in the answer.
-        left: tokens of the answer that it has not yet. room: tokens that it may have by `max_tokens`.
+        shares: the share of drafts whose token at each position is right. high, low: halves of its key for draws.
+        position: of the next token in the answer. left: tokens of the answer that it has not yet. room: tokens that it
+            may have by `max_tokens`.
         computed: cached tokens. reach: of them, those that its drafts needed room for at most. held: those that its
             blocks have room for.
     """
@@ -342,12 +337,7 @@ def foresee(core: SpeculativeEngineCore, speculation: SimulatedSpeculation, draf
 
 
 class DraftedWindows(FastForward):
-    """Opens and closes the windows of an engine that speculates.
-
-    Args:
-        log, running, answer_ends, step_time: as in `FastForward`.
-        speculation: the outcomes of the engine's drafts.
-    """
+    """Opens and closes the windows of an engine that speculates."""
 
     def __init__(
         self,
