@@ -18,9 +18,6 @@ from cyclopts import Parameter
 
 from reports.run_directory import naming
 
-if TYPE_CHECKING:
-    from twin.api.inputs import ExecutorChoice
-
 FLAG = Parameter(negative=())
 
 Flag = Annotated[bool, FLAG]
@@ -56,12 +53,6 @@ class ExecutorOptions:
     executor: str = "local"
     """Place of the runs: local, dask (workers of its own), dask://host:port (a running scheduler) or ray."""
 
-    def choose(self) -> ExecutorChoice:
-        """The executor, which is not started yet."""
-        from twin.api.inputs import choose_executor
-
-        return choose_executor(self.executor, self.jobs)
-
 
 @Parameter(name="*")
 @dataclass(frozen=True)
@@ -74,17 +65,6 @@ class RepetitionOptions:
     draws: int | None = None
     """Runs with what is not known of step times and memory drawn, 10 or more; default: as many as replications if
 several (serving systems)."""
-
-    @property
-    def several(self) -> bool:
-        """True if a configuration may have more than one run."""
-        return self.replications > 1 or bool(self.draws)
-
-    def check(self) -> None:
-        """Refuse numbers that are too small."""
-        from twin.api.inputs import check_counts
-
-        check_counts(self.replications, self.draws)
 
 
 if TYPE_CHECKING:
@@ -134,7 +114,10 @@ def print_run(document: dict[str, Any], show: Show | None = None, *, as_json: bo
     """Print the result of a run on stdout, and its folder on stderr. `show`: default by the document's schema."""
     from twin.api.run_folder import report
 
-    print_result(document, show or report, as_json=as_json)
+    if as_json:
+        print_json(document)
+    else:
+        print_table((show or report)(document))
     note(f"run folder: {document['run']['directory']}")
 
 

@@ -70,9 +70,9 @@ def plan(
             sheets.
     """
     from scenarios.reading import goals_of_texts, single_settings
-    from twin.api.inputs import require_above_0, require_at_least
+    from twin.api.inputs import choose_executor, require_above_0, require_at_least
 
-    executor = execution.choose()
+    executor = choose_executor(execution.executor, execution.jobs)
     require_above_0("--cpu-limit", answer.cpu_limit)
     require_at_least("--max-gpus", target.max_gpus, 1)
     require_at_least("--node-size", target.node_size, 1)

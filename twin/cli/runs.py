@@ -151,14 +151,14 @@ def simulate(
     configure_libraries()
     with making_what_stays():
         from scenarios.reading import read_scenario, single_settings
-        from twin.api.inputs import Scenario
+        from twin.api.inputs import Scenario, check_counts, choose_executor
         from twin.api.simulation import REQUESTS, simulate_plan, started_for
         from twin.serving.results.report import run_fingerprint, run_inputs
         from twin.sweeps.one_run import read_plan
 
-        repetitions.check()
-        choice, sweep = execution.choose(), None
-        replications, draws = repetitions.replications, repetitions.draws
+        replications, draws, sweep = repetitions.replications, repetitions.draws, None
+        check_counts(replications, draws)
+        choice = choose_executor(execution.executor, execution.jobs)
         settings = single_settings(set_ or [], "; twin sweep tries several")
         source = Scenario(scenario, read_scenario(scenario, "serving"), settings)
         if replications == 1 and not draws:
@@ -254,14 +254,15 @@ def sweep(
     """
     configure_libraries()
     from scenarios.reading import combinations, parse_overrides, parse_zipped, read_scenario
+    from twin.api.inputs import check_counts, choose_executor
     from twin.api.sweep import prepare_sweep
     from twin.sweeps.serving_sweep import ServingSweep
 
-    repetitions.check()
-    executor = execution.choose()
+    replications, draws = repetitions.replications, repetitions.draws
+    check_counts(replications, draws)
+    executor = choose_executor(execution.executor, execution.jobs)
     configurations = list(combinations(parse_overrides(set_ or []), parse_zipped(zip_ or [])))
     document = read_scenario(scenario, "afd-bundle", "serving")
-    replications, draws = repetitions.replications, repetitions.draws
     with progress("preparing", len(configurations), 0, patience=2.0) as advance:
         plan = prepare_sweep(
             document, scenario, configurations, trace, ratio, replications, draws, requests=requests, instead=INSTEAD,
@@ -324,11 +325,11 @@ def ablate(
     """
     configure_libraries()
     from scenarios.reading import apply, parse_overrides, read_scenario, single_settings
-    from twin.api.inputs import require_at_least
+    from twin.api.inputs import choose_executor, require_at_least
     from twin.sweeps.ablation import prepare_ablation
 
     require_at_least("--replications", replications, 2)
-    executor = execution.choose()
+    executor = choose_executor(execution.executor, execution.jobs)
     document = apply(read_scenario(scenario, "serving"), single_settings(set_ or []))
     ablation = prepare_ablation(
         document,

@@ -23,11 +23,11 @@ from twin.serving.plan.plan import Draw, ServingPlan
 from twin.serving.results.run import Run
 from twin.serving.results.summary import (
     RequestLatencies,
-    in_measured_window,
     overload,
     pooled_gaps,
     request_latency,
     summarise,
+    within,
 )
 from twin.serving.results.uncertainty import combine
 from twin.serving.run.simulation import Simulation, realisation
@@ -175,7 +175,7 @@ def _of_class(goal: Goal, window: Window, run: Run, measure: MeasureSpec) -> Flo
         for request, _ in realisation(window.plan, window.replication)
     }
     ids = np.frombuffer(run.columns.id, dtype=np.int64)
-    rows = np.array([classes[i] for i in ids.tolist()], dtype=bool) & in_measured_window(run.columns, measure)
+    rows = np.array([classes[i] for i in ids.tolist()], dtype=bool) & within(run.columns.last_token, measure)
     values = request_latency(goal.metric, run.columns, measure)[rows]
     return values[~np.isnan(values)]
 

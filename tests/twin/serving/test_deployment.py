@@ -20,7 +20,7 @@ from tests.latency_models.sources.aiconfigurator.test_step_time import KERNELS
 from tests.latency_models.sources.kernel_tables.small_tables import make_tables
 from tests.twin.serving.scenarios import scenario
 from twin.serving.plan.plan import describe
-from twin.serving.plan.pools import check_deployment, describe_origin
+from twin.serving.plan.pools import check_deployment
 from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
 
@@ -96,11 +96,13 @@ def test_any_source_may_say_what_it_was_measured_for(workspace: Path) -> None:
         def measured_deployment(self) -> MeasuredDeployment:
             return MeasuredDeployment(Origin(gpu="Some GPU"), ranks=4, notes=("by hand",))
 
-    engine = plan(workspace, KERNELS_SPEC).scenario.engine
-    assert describe_origin(OnFour()) == {"measured_on": {"gpu": "Some GPU"}, "notes": ["by hand"]}
+    pool = plan(workspace, KERNELS_SPEC).pools[0]
+    engine, stated = pool.spec.engine, pool.spec.step_time.provenance()
+    origin = {"measured_on": {"gpu": "Some GPU"}, "notes": ["by hand"]}
+    assert replace(pool, step_time=OnFour()).describe()["step_time"] == stated | origin
     with pytest.raises(BadInput, match=r"tensor_parallel_size: got 2, expected 4, as step_time is for$"):
         check_deployment(engine, workspace, OnFour())
-    assert describe_origin(ConstantStepTime()) == {}
+    assert replace(pool, step_time=ConstantStepTime()).describe()["step_time"] == stated
     check_deployment(engine, workspace, ConstantStepTime())
 
 

@@ -167,10 +167,8 @@ def widest(outsides: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return dict(sorted(maxima.items()))
 
 
-def scores_of(unknowns: Iterable[Unknown], seed: int, draw: Draw) -> dict[str, float]:
-    """The scores of a draw; empty where all unknowns are at their estimates."""
-    if draw is None:
-        return {}
+def scores_of(unknowns: Iterable[Unknown], seed: int, draw: int | tuple[str, float]) -> dict[str, float]:
+    """The scores of a draw."""
     if isinstance(draw, int):
         return draw_scores(unknowns, np.random.default_rng([seed, draw, 1]))
     name, score = draw
@@ -219,12 +217,13 @@ def make_plan(
 
 def describe(plan: ServingPlan) -> dict[str, Any]:
     """The plan's fields in a manifest and in a document."""
+    pools = [pool.describe() for pool in plan.pools]
     return {
         "scenario": plan.scenario.model_dump(mode="json", by_alias=True),
         "requests": plan.requests,
-        "num_gpu_blocks": plan.scheduler.config.num_gpu_blocks,
-        "step_time": plan.pools[0].describe()["step_time"],
-        "pools": [pool.describe() for pool in plan.pools],
+        "num_gpu_blocks": pools[0]["num_gpu_blocks"],
+        "step_time": pools[0]["step_time"],
+        "pools": pools,
         "devices": describe_devices(plan.pools),
         "trace": plan.trace_name,
         "random": [*plan.random, *([STEP_TIME] if plan.can_draw else [])],

@@ -31,15 +31,6 @@ if TYPE_CHECKING:
     from twin.serving.engine.draft_outcomes import DraftOutcomes
 
 
-def describe_origin(step_time: StepTime) -> dict[str, Any]:
-    """The entries of a document on the origin of the step times; empty if the source does not state it."""
-    origin = step_time.measured_deployment()
-    if origin is None:
-        return {}
-    measured = {"measured_on": origin.origin.document()} if origin.measured else {}
-    return {**measured, **({"notes": list(origin.notes)} if origin.notes else {})}
-
-
 def check_deployment(
     engine: EngineSpec, base: Path, step_time: StepTime, engine_section: str = "engine", section: str = "step_time"
 ) -> None:
@@ -200,28 +191,25 @@ class PlannedPool:
         return SimulatedSpeculation(acceptance, spec.num_speculative_tokens, seed)
 
     def describe(self) -> dict[str, Any]:
-        """Its entry in a document."""
+        """Its entry in a document; notes on its step times say what its engines share and what is assumed of them."""
+        measured, parts = self.step_time.measured_deployment(), self.spec.engines_per_device
+        lora = self.spec.engine.lora_config
+        origin = {"measured_on": measured.origin.document()} if measured and measured.measured else {}
+        notes = [*(measured.notes if measured else ()), *([lora.assumed_cost] if lora and lora.assumed_cost else [])]
+        if parts > 1:
+            notes.append(
+                f"isolated means engines of their own for each model: {parts} of them divide a device, each with an "
+                "equal part of its memory and speed"
+            )
         return {
             "name": self.spec.name,
             "role": self.spec.role,
             "models": self.spec.models,
             "engines": len(self.names),
             "num_gpu_blocks": self.scheduler.config.num_gpu_blocks,
-            "step_time": self._origin(),
+            "step_time": self.spec.step_time.provenance() | origin | ({"notes": notes} if notes else {}),
             "device": self.spec.device.model_dump() if self.spec.device else None,
         }
-
-    def _origin(self) -> dict[str, Any]:
-        """The origin of its step times, with notes on what its engines share and on what is assumed of them."""
-        origin, parts = describe_origin(self.step_time), self.spec.engines_per_device
-        lora = self.spec.engine.lora_config
-        notes = [*origin.get("notes", ()), *([lora.assumed_cost] if lora and lora.assumed_cost else [])]
-        if parts > 1:
-            notes.append(
-                f"isolated means engines of their own for each model: {parts} of them divide a device, each with an "
-                "equal part of its memory and speed"
-            )
-        return self.spec.step_time.provenance() | origin | ({"notes": notes} if notes else {})
 
 
 def plan_pools(

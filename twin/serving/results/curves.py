@@ -34,7 +34,7 @@ def timeseries(run: Run, measure: MeasureSpec) -> dict[str, Any]:
     """
     latencies = RequestLatencies(run.columns, measure)
     gaps, weights = pooled_gaps(run.logs, measure)
-    curves = {name: curve(values) for name, values in latencies.counted().items()}
+    curves = {name: curve(values) for name, values in latencies.of(latencies.in_window).items()}
     curves["itl"] = _weighted_quantiles(gaps, weights)
     instants = np.linspace(0.0, run.end, SAMPLES)
     running, waiting, blocks_in_use = (np.zeros(SAMPLES) for _ in range(3))

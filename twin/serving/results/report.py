@@ -94,7 +94,7 @@ def report_run(run: Run, plan: ServingPlan) -> Document:
     energy = energy_summary(run, plan)
     if energy is not None:
         summary["energy"] = energy
-    cost = cost_per_million_tokens(devices, throughput)
+    cost = None if devices is None else cost_per_million_tokens(devices, throughput)
     if devices is not None and throughput is not None:
         summary |= {"output_throughput_per_device": throughput / devices["total"]}
     return {

@@ -32,22 +32,17 @@ def summarise(run: Run, measure: MeasureSpec) -> dict[str, Any]:
     window, over the window; without one, over the time from the first arrival to the last answer.
     """
     columns = run.columns
-    in_window = in_measured_window(columns, measure)
+    in_window = within(columns.last_token, measure)
     output = np.asarray(columns.output_tokens)[in_window]
     seconds = _span(columns, in_window, measure)
-
-    def latency(name: str) -> dict[str, float] | None:
-        """The spread of one latency; those of a million requests take 8 MB each, so there is one at a time."""
+    document: dict[str, Any] = {"requests": int(in_window.sum()), "duration": seconds}
+    for name in ("ttft", "tpot", "itl", "e2e"):  # those of a million requests take 8 MB each, so there is one at a time
+        if name == "itl":
+            document[name] = _itl(run.logs, measure)
+            continue
         values = request_latency(name, columns, measure)
-        return spread(values[in_window & ~np.isnan(values)])
-
-    document: dict[str, Any] = {
-        "requests": int(in_window.sum()),
-        "duration": seconds,
-        "ttft": latency("ttft"),
-        "tpot": latency("tpot"),
-        "itl": _itl(run.logs, measure),
-        "e2e": latency("e2e"),
+        document[name] = spread(values[in_window & ~np.isnan(values)])
+    document |= {
         "output_tokens": int(output.sum()),
         "output_throughput": float(output.sum()) / seconds if seconds else None,
         "request_throughput": float(in_window.sum()) / seconds if seconds else None,
@@ -62,7 +57,8 @@ def summarise(run: Run, measure: MeasureSpec) -> dict[str, Any]:
     drafts = [engine.speculation.stats for engine in run.engines if engine.speculation is not None]
     if drafts:
         document["speculation"] = describe_speculation(drafts)
-    document |= _tiers(run)
+    if any(engine.tier_links is not None for engine in run.engines):
+        document |= _tiers(run)
     if run.shed is not None:
         document["shed"] = _shed(run.shed, measure, document["requests"])
     if run.prefix_reuse is not None:
@@ -79,7 +75,7 @@ def _shed(log: ShedLog, measure: MeasureSpec, finished: int) -> dict[str, Any]:
 
 def shed_in_window(log: ShedLog, measure: MeasureSpec) -> Mask:
     """A mask of the requests that were shed for good in the measured window."""
-    return _in_window(np.asarray(log.ended), measure)
+    return within(log.ended, measure)
 
 
 def engine_summaries(run: Run) -> list[dict[str, Any]]:
@@ -92,7 +88,7 @@ def engine_summaries(run: Run) -> list[dict[str, Any]]:
             "load": log.running_seqs.area / (seconds * engine.max_num_seqs) if seconds else 0.0,
             "kv_used": _kv_used(run, [engine]),
             **{name: count for name, count in asdict(engine.counters).items() if count or name != "model_loads"},
-            **_stages(engine, log, run.end),
+            **(_stages(engine, log, run.end) if engine.stage_busy and run.end else {}),
         }
         for log, engine in zip(run.logs, run.engines, strict=True)
         for seconds in (run.engine_seconds(engine.name),)
@@ -100,12 +96,10 @@ def engine_summaries(run: Run) -> list[dict[str, Any]]:
 
 
 def _stages(engine: AnyEngine, log: EngineLog, end: float) -> dict[str, Any]:
-    """Shares of time that each stage of a pipeline computes, and its bubbles; empty for an engine without stages.
+    """Shares of time that each stage of a pipeline computes, and its bubbles.
 
     Bubbles are the share of the stages' time that none computes, while a batch is in flight.
     """
-    if not engine.stage_busy or not end:
-        return {}
     worked = log.busy * len(engine.stage_busy)
     return {
         "stages_busy": [busy / end for busy in engine.stage_busy],
@@ -221,7 +215,7 @@ class RequestLatencies:
 
     def __init__(self, columns: Columns, measure: MeasureSpec) -> None:
         self.values = {name: request_latency(name, columns, measure) for name in LATENCIES}
-        self.in_window = in_measured_window(columns, measure)
+        self.in_window = within(columns.last_token, measure)
 
     def of(self, mask: Mask) -> dict[str, Floats]:
         """Each latency of a group, of the requests that have it."""
@@ -268,7 +262,7 @@ def _parts_of_gaps(logs: list[EngineLog], measure: MeasureSpec) -> Iterator[tupl
         last = None
         for ends, decodes, repeats in () if log.micro_batches else log.step_parts(STEPS_OF_PART):
             weights = np.repeat(decodes.astype(np.int64), repeats)
-            measured = _in_window(ends, measure)
+            measured = within(ends, measure)
             yield np.diff(ends, prepend=ends[:1] if last is None else last)[measured], weights[measured]
             last = ends[-1:]
         if len(log.odd_gaps):
@@ -279,16 +273,11 @@ STEPS_OF_PART = 1 << 17
 """Steps from which on a part of `_parts_of_gaps` has no more."""
 
 
-def in_measured_window(columns: Columns, measure: MeasureSpec) -> Mask:
-    """A mask of the requests that end in the measured window, which the summary counts."""
-    return _in_window(np.asarray(columns.last_token), measure)
-
-
-def _in_window(times: Floats, measure: MeasureSpec) -> Mask:
-    in_window: Mask = times >= measure.after
-    if measure.before is not None:
-        in_window &= times < measure.before
-    return in_window
+def within(times: Any, measure: MeasureSpec) -> Mask:
+    """A mask of the times in the measured window: the summary counts requests that end there."""
+    seconds = np.asarray(times)
+    in_window: Mask = seconds >= measure.after
+    return in_window if measure.before is None else in_window & (seconds < measure.before)
 
 
 def _span(columns: Columns, in_window: Mask, measure: MeasureSpec) -> float:
@@ -321,10 +310,8 @@ def _engine_counts(run: Run) -> dict[str, Any]:
 
 
 def _tiers(run: Run) -> dict[str, Any]:
-    """Copies to and from the tiers below devices, summed over engines; empty without tiers."""
+    """Copies to and from the tiers below devices, summed over engines."""
     every = [engine.tier_links for engine in run.engines if engine.tier_links is not None]
-    if not every:
-        return {}
     prompts = sum(engine.counters.prefill_tokens + engine.counters.cached_tokens for engine in run.engines)
     tiers: dict[str, Any] = {}
     for name in dict.fromkeys(name for links in every for name in links.names):
@@ -379,7 +366,7 @@ def summarise_sessions(log: SessionLog, measure: MeasureSpec) -> dict[str, Any]:
     of its prompt tokens, and `resent_cached` the share of them that the prefix cache supplied.
     """
     ends = np.array([record.end for record in log.finished])
-    records = [log.finished[i] for i in np.flatnonzero(_in_window(ends, measure))]
+    records = [log.finished[i] for i in np.flatnonzero(within(ends, measure))]
     count, prompts = len(records), sum(record.prompt_tokens for record in records)
     resent = sum(record.resent_tokens for record in records)
     return {

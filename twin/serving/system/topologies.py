@@ -13,6 +13,7 @@ import numpy as np
 
 from latency_models.step_time import ANY_SEQUENCE, StepTime
 from scenarios.engine import make_router
+from scenarios.memory import KVOffloadingSpec
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
 from schedulers.router_views import CacheView
 from twin.environment import Environment
@@ -70,7 +71,7 @@ class EngineParts:
 def engine_parts(plan: ServingPlan, draw: Draw) -> list[EngineParts]:
     """The parts of every engine of a plan, in the order of its pools, with what is not known at a draw."""
     varied = dict[int, StepTime]()
-    scores = scores_of(plan.unknowns() if draw is not None else (), plan.scenario.seed, draw)
+    scores = {} if draw is None else scores_of(plan.unknowns(), plan.scenario.seed, draw)
     parts: list[EngineParts] = []
     for planned in plan.pools:
         pool = planned.at(scores) if scores else planned
@@ -108,16 +109,15 @@ class Parts:
             pool = parts.pool
             # Routers see the cache itself where there are no events.
             view = None if events is None else CacheView(pool.scheduler.config.prefix_id_tokens, events.delay)
+            tiers, drafts = pool.spec.engine.kv_offloading, pool.scheduler.speculation
             self.engines[parts.name] = parts.make(
-                self.env, self.watch, view=view, tier_links=self._tier_links(pool, parts.number),
-                speculation=pool.make_speculation(self.speculation_seed, self.drafts),
+                self.env, self.watch, view=view,
+                tier_links=None if tiers is None else self._tier_links(tiers, pool, parts.number),
+                speculation=None if drafts is None else pool.make_speculation(self.speculation_seed, self.drafts),
             )  # fmt: skip
 
-    def _tier_links(self, pool: PlannedPool, number: int) -> TierLinks | None:
+    def _tier_links(self, spec: KVOffloadingSpec, pool: PlannedPool, number: int) -> TierLinks:
         """Links to the tiers of an engine, given its number in its pool; the engines of a host share those to load."""
-        spec = pool.spec.engine.kv_offloading
-        if spec is None:
-            return None
         host = pool.spec.name, number // spec.engines_per_host
         tiers = spec.tiers.values()
         if host not in self._load_links:
