@@ -22,7 +22,7 @@ from benchmarks.provenance import provenance
 from benchmarks.silicon import read_silicon_rows
 from latency_models.sources.vllm_step_log.step_log import read_step_log
 from scenarios.reading import read_scenario
-from twin.serving.results.curves import compare, read_reference_run
+from twin.serving.results.report import compare, read_reference_run
 from twin.serving.results.uncertainty import flatten
 from twin.sweeps.serving_sweep import prepare, run_task
 from workloads.errors import BadInput

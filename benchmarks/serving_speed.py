@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from benchmarks.provenance import provenance
 from latency_models.io.config_io import write_yaml
 from twin.serving.plan.plan import ServingPlan
-from twin.serving.results.run import Run
+from twin.serving.results.summary import Run
 from twin.serving.run.simulation import Simulation
 from twin.sweeps.one_run import run_plan
 from twin.sweeps.serving_sweep import prepare

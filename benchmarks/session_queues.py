@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from benchmarks.queueing import finite_source_response, mmc_wait
 from reports.metrics import Estimate, controlled_mean
-from twin.serving.results.run import Run
+from twin.serving.results.summary import Run
 from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
 

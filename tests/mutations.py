@@ -45,7 +45,7 @@ NEAREST = {
     "schedulers/step_policies.py": ["tests/schedulers/test_chunking.py"],
     "schedulers/routing.py": ["tests/schedulers/test_routing.py"],
     "schedulers": [*STORIES, "tests/schedulers/test_[dkw]*.py", *BY_HAND, *RANDOM_STORIES, *RULES],
-    "twin/serving/results/summary.py": ["tests/theory/test_overload.py"],
+    "twin/serving/results/report.py": ["tests/theory/test_overload.py"],
     "twin/serving": [*BY_HAND, "tests/twin/serving", "tests/parity/test_fast_forward_serving.py"],
     "twin/afd/role": ["tests/live/topologies/test_role_bundle.py", "tests/twin/test_role_times.py"],
     "twin/afd": [*BUNDLE, "tests/parity/test_fast_forward.py", *THEORY, "tests/twin/test_cli_sweep.py"],

@@ -23,7 +23,7 @@ from papers.common import Task, ends, published, records, scenario
 from reports.blocks import Document
 from schedulers.batches import Batch
 from twin.serving.plan.plan import ServingPlan
-from twin.serving.results.run import Run
+from twin.serving.results.summary import Run
 from twin.serving.results.uncertainty import combine
 from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare

@@ -25,7 +25,7 @@ from schedulers.batches import Batch
 from schedulers.engine_core import EngineCore
 from schedulers.sequence import WAITING
 from twin.serving.engine.engine import Engine
-from twin.serving.results.run import Run
+from twin.serving.results.summary import Run
 from twin.serving.results.uncertainty import combine, flatten
 from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare

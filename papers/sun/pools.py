@@ -28,8 +28,7 @@ from papers.sun.concurrency import (
     skew_facts,
 )
 from scenarios.fields import MeasureSpec
-from twin.serving.results.run import Run
-from twin.serving.results.summary import RequestLatencies, summarise
+from twin.serving.results.summary import RequestLatencies, Run, summarise
 from twin.sweeps.one_run import run_plan
 from twin.sweeps.serving_sweep import prepare
 from workloads.mixes import ModelMix

@@ -39,7 +39,7 @@ from papers.prelude.reproduction import figures as prelude_figures
 from papers.prelude.reproduction import tables as prelude_table
 from schedulers.engine_core import EngineCore
 from tests.reports.rendering import lines_of
-from twin.serving.results.run import Run
+from twin.serving.results.summary import Run
 from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
 

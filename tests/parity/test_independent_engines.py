@@ -19,9 +19,8 @@ from twin.serving.engine.engine import Engine
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.records import engine_log
 from twin.serving.results import summary
-from twin.serving.results.curves import timeseries
-from twin.serving.results.report import report_run
-from twin.serving.results.run import Run
+from twin.serving.results.report import report_run, timeseries
+from twin.serving.results.summary import Run
 from twin.serving.run import independent_engines
 from twin.serving.run.independent_engines import independent_groups, simulate_apart, why_together
 from twin.serving.run.simulation import Simulation

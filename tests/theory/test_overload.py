@@ -9,7 +9,7 @@ import pytest
 
 from tests.twin.serving.scenarios import run, scenario
 from twin.serving.records.engine_log import Backlog
-from twin.serving.results.summary import overload, overload_of
+from twin.serving.results.report import overload, overload_of
 from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
 

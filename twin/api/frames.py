@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from scenarios.fields import MeasureSpec
 from twin.serving.records.engine_log import EngineLog
 from twin.serving.records.requests import KEPT_COLUMNS
-from twin.serving.results.run import Run
-from twin.serving.results.summary import RequestLatencies
+from twin.serving.results.summary import RequestLatencies, Run
 from twin.serving.results.uncertainty import flatten
 
 Document = dict[str, Any]

@@ -24,8 +24,7 @@ from twin.api.inputs import (
 from twin.api.run_folder import complete, figure, new_run
 from twin.executors.executor import Executor, Processes
 from twin.serving.plan.plan import ServingPlan
-from twin.serving.results.curves import compare, read_reference_run, timeseries
-from twin.serving.results.report import run_document, run_inputs
+from twin.serving.results.report import compare, read_reference_run, run_document, run_inputs, timeseries
 from twin.sweeps import one_run
 from twin.sweeps.one_run import read_plan
 from workloads.errors import BadInput

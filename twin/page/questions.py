@@ -15,8 +15,7 @@ from reports.afd_report import curve_per_unit
 from scenarios.reading import Settings, apply
 from scenarios.serving import ServingScenario, check_scenario
 from twin.serving.plan.pools import describe_devices
-from twin.serving.results.curves import timeseries
-from twin.serving.results.report import run_document
+from twin.serving.results.report import run_document, timeseries
 from twin.sweeps import ratio_sweep
 from twin.sweeps.one_run import read_plan, simulate
 from workloads.errors import BadInput

@@ -20,10 +20,10 @@ from twin.planning.confidence import Floats, probability
 from twin.planning.question import Document
 from twin.planning.space import Candidate
 from twin.serving.plan.plan import Draw, ServingPlan
-from twin.serving.results.run import Run
+from twin.serving.results.report import overload
 from twin.serving.results.summary import (
     RequestLatencies,
-    overload,
+    Run,
     pooled_gaps,
     request_latency,
     summarise,

@@ -37,8 +37,7 @@ from twin.refinement.question import (
     read_settings,
 )
 from twin.serving.plan.plan import ServingPlan
-from twin.serving.results.run import Run
-from twin.serving.results.summary import summarise
+from twin.serving.results.summary import Run, summarise
 from twin.serving.results.uncertainty import combine, flatten
 from twin.serving.run.simulation import Simulation
 from workloads.errors import BadInput

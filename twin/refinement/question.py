@@ -22,7 +22,7 @@ from scenarios.serving import ServingScenario, check_scenario
 from schedulers.engine_config import NULL_BLOCKS
 from twin.refinement.posterior import Posterior
 from twin.serving.plan.plan import ServingPlan, make_plan
-from twin.serving.results.curves import compare
+from twin.serving.results.report import compare
 from twin.serving.results.uncertainty import combine
 from workloads.errors import BadInput, readable
 from workloads.json_files import number_lines

@@ -27,7 +27,7 @@ from twin.recording.server_pages import CACHED, FINISHED, HISTOGRAMS, OUTPUTS, P
 from twin.refinement.question import Advance, Question, one_step_time, plan_of
 from twin.refinement.refine import Refinement, refine
 from twin.serving.plan.plan import ServingPlan
-from twin.serving.results.run import Run
+from twin.serving.results.summary import Run
 from twin.serving.run.simulation import Simulation
 from workloads.errors import BadInput
 

@@ -22,7 +22,7 @@ from twin.serving.plan.plan import Draw, ServingPlan, make_plan, widest
 from twin.serving.records.engine_log import Backlog, Counters, EngineLog, StepFile
 from twin.serving.records.requests import Sink
 from twin.serving.results.report import Document, report_run
-from twin.serving.results.run import EngineAtEnd, Run
+from twin.serving.results.summary import EngineAtEnd, Run
 from twin.serving.run.independent_engines import (
     IndependentEngines,
     Rows,

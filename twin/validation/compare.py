@@ -21,10 +21,9 @@ from schedulers.speculation import SpeculationStats
 from twin.serving.engine.speculation import describe_speculation
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.records.requests import Columns
-from twin.serving.results.curves import curve
-from twin.serving.results.run import Run
-from twin.serving.results.scaling_summary import MISSED
-from twin.serving.results.summary import summarise
+from twin.serving.results.groups import MISSED
+from twin.serving.results.report import curve
+from twin.serving.results.summary import Run, summarise
 from twin.serving.results.uncertainty import CONFIDENCE, combine, flatten
 from twin.serving.run.simulation import Simulation
 from twin.validation.backend import TimedBatch

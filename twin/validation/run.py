@@ -19,9 +19,8 @@ from latency_models.sources.engine_regression import EngineRegression, EngineReg
 from reports.run_directory import RunDirectory
 from scenarios.validation import ClockName, ValidationScenario
 from twin.serving.plan.plan import ServingPlan
-from twin.serving.results.curves import curve
-from twin.serving.results.run import Run
-from twin.serving.results.summary import RequestLatencies, pooled_gaps, summarise
+from twin.serving.results.report import curve
+from twin.serving.results.summary import RequestLatencies, Run, pooled_gaps, summarise
 from twin.serving.run.simulation import Simulation, realisation, realised_sessions
 from twin.sweeps.serving_sweep import prepare
 from twin.validation.backend import Backend, Recording, Requests, description

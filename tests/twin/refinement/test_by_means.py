@@ -12,7 +12,7 @@ import pytest
 from latency_models.io.config_io import write_yaml
 from scenarios.reading import read_scenario
 from twin import cli
-from twin.serving.results.run import Run
+from twin.serving.results.summary import Run
 from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
 

@@ -12,7 +12,7 @@ import numpy as np
 from scenarios.fields import MeasureSpec
 from tests.twin.serving.scenarios import scenario
 from twin.serving.plan.plan import ServingPlan
-from twin.serving.results.run import Run
+from twin.serving.results.summary import Run
 from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
 from workloads.generator import Workload

@@ -6,9 +6,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from twin.serving.results.curves import timeseries
-from twin.serving.results.report import report_run
-from twin.serving.results.run import Run
+from twin.serving.results.report import report_run, timeseries
+from twin.serving.results.summary import Run
 from twin.serving.run.simulation import Simulation, realisation
 from twin.sweeps.serving_sweep import prepare
 

@@ -16,7 +16,7 @@ from tests.twin.serving.scenarios import check_answers, records, reported, run, 
 from tests.twin.serving.test_failures import outages
 from twin.cli import run as cli
 from twin.environment import Alarm, Priority
-from twin.serving.results.run import Run
+from twin.serving.results.summary import Run
 from twin.serving.run.simulation import Simulation
 from twin.serving.system.autoscaling import growth_until
 from twin.sweeps.serving_sweep import prepare

@@ -11,7 +11,7 @@ from tests.twin.serving.scenarios import records, reported, run, run_both_ways
 from tests.twin.serving.test_autoscaling import DAY, POLICIES, QUICK, check_seconds
 from tests.twin.serving.test_failures import outages
 from tests.twin.serving.test_service_classes import tenants
-from twin.serving.results.run import Run
+from twin.serving.results.summary import Run
 
 REQUESTS = 80
 

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.twin.serving.scenarios import PLAIN, reported, run, run_both_ways, scenario
-from twin.serving.results.run import Run
+from twin.serving.results.summary import Run
 from workloads.errors import BadInput
 
 BYTES = 1000.0

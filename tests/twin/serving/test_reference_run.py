@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from twin.serving.results.curves import compare, read_reference_run
+from twin.serving.results.report import compare, read_reference_run
 from workloads.errors import BadInput
 
 ROWS = [(10.0, 10.5, 12.5, 5), (11.0, 12.0, 12.0, 1), (12.0, 13.5, 14.5, 3)]

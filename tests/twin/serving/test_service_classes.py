@@ -12,7 +12,7 @@ import twin
 from latency_models.io.config_io import write_yaml
 from reports.metrics import jain_index
 from tests.twin.serving.scenarios import records, run, scenario
-from twin.serving.results.client_summary import summarise_clients
+from twin.serving.results.groups import summarise_clients
 from twin.sweeps.one_run import run_plan
 from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput

@@ -15,8 +15,7 @@ from scenarios.validation import check_validation
 from tests.twin.serving.by_hand import STEP, TICK
 from tests.twin.serving.scenarios import run, run_both_ways, scenario
 from twin.serving.plan.plan import ServingPlan
-from twin.serving.results.run import Run
-from twin.serving.results.summary import summarise
+from twin.serving.results.summary import Run, summarise
 from twin.serving.run.simulation import Simulation, realisation
 from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput

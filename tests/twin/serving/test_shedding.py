@@ -12,7 +12,7 @@ import pytest
 from reports.metrics import controlled_mean
 from tests.twin.serving.scenarios import records, reported, run, scenario
 from tests.twin.serving.test_service_classes import tenants
-from twin.serving.results.client_summary import summarise_clients
+from twin.serving.results.groups import summarise_clients
 from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput

@@ -24,9 +24,8 @@ import pytest
 from reports.serving_run import trace_events
 from scenarios.fields import MeasureSpec
 from tests.twin.serving.by_hand import TICK, measured, play, requests
-from twin.serving.results.curves import timeseries
-from twin.serving.results.run import Run
-from twin.serving.results.summary import engine_summaries, summarise
+from twin.serving.results.report import timeseries
+from twin.serving.results.summary import Run, engine_summaries, summarise
 
 ROWS = [(0, 32, 3), (16, 64, 2), (160, 16, 1), (192, 16, 10)]
 END, BUSY, SEATS = 217, 140, 98 + 67 + 16 + 25

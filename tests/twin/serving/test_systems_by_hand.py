@@ -13,8 +13,7 @@ import pytest
 from scenarios.fields import MeasureSpec
 from tests.twin.serving.by_hand import STEP, TICK, play, requests
 from tests.twin.serving.scenarios import records, run, scenario
-from twin.serving.results.run import Run
-from twin.serving.results.summary import engine_summaries, link_summaries, outages, summarise
+from twin.serving.results.summary import Run, engine_summaries, link_summaries, outages, summarise
 from workloads.mixes import ModelMix
 
 both_modes = pytest.mark.parametrize("fast", [True, False], ids=["fast", "slow"])

@@ -8,8 +8,7 @@ import pytest
 
 from scenarios.fields import MeasureSpec
 from tests.twin.serving.scenarios import run, scenario
-from twin.serving.results.run import Run
-from twin.serving.results.summary import engine_summaries, summarise
+from twin.serving.results.summary import Run, engine_summaries, summarise
 
 ONE = {
     "requests": 1,

@@ -2,23 +2,90 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reports.metrics import spread, weighted_spread, weighted_spread_of_parts
 from scenarios.fields import MeasureSpec
-from scenarios.serving import ClosedLoopSpec
-from twin.serving.engine.links import CopyLink
-from twin.serving.engine.speculation import describe_speculation
-from twin.serving.plan.plan import ServingPlan
-from twin.serving.records.engine_log import Backlog, EngineLog
-from twin.serving.records.requests import Columns, SessionLog, ShedLog
-from twin.serving.results.run import AnyEngine, Run
+from twin.serving.engine.engine_state import EngineState
+from twin.serving.engine.links import CopyLink, Link, TierLinks
+from twin.serving.engine.speculation import SimulatedSpeculation, describe_speculation
+from twin.serving.records.engine_log import Backlog, Counters, EngineLog
+from twin.serving.records.requests import Columns, PrefixReuse, SessionLog, ShedLog
+
+if TYPE_CHECKING:
+    from schedulers.replica_set import ScalingLog
+
+
+@dataclass(frozen=True)
+class EngineAtEnd:
+    """What a report reads of an engine that another process has simulated; the attributes are those of `Engine`."""
+
+    name: str
+    blocks: int
+    max_num_seqs: int
+    counters: Counters
+    backlog: Backlog
+    log: EngineLog
+    speculation: SimulatedSpeculation | None = None
+    tier_links: TierLinks | None = None
+    stage_busy: list[float] = field(default_factory=list)
+
+
+AnyEngine: TypeAlias = "EngineState | EngineAtEnd"
+
+
+@dataclass(frozen=True)
+class Run:
+    """The result of a simulation.
+
+    Attributes:
+        columns: one entry a request. engines, links: in their states at the end.
+        population: ∫ requests in the system dt, counted at arrivals and departures.
+        outside: axes on which step times lay beyond their measurements; see `ServingPlan.outside`.
+        sessions: the finished sessions; None for a workload without sessions.
+        prefix_reuse: the prompts, if the scenario measures prefix caches.
+        scaling: the engines over time of each group that is autoscaled.
+        shed: the requests that were shed; None without admission control.
+    """
+
+    columns: Columns
+    engines: Sequence[AnyEngine]
+    links: dict[str, Link]
+    population: float
+    outside: dict[str, float]
+    sessions: SessionLog | None = None
+    prefix_reuse: PrefixReuse | None = None
+    scaling: list[ScalingLog] | None = None
+    shed: ShedLog | None = None
+
+    @property
+    def logs(self) -> list[EngineLog]:
+        return [engine.log for engine in self.engines]
+
+    @cached_property
+    def end(self) -> float:
+        """When the last answer was complete and the last step had ended, seconds."""
+        last_steps = [log.end_of(-1) for log in self.logs if log.num_steps]
+        return max([max(self.columns.last_token, default=0.0), *last_steps])
+
+    def engine_seconds(self, name: str) -> float:
+        """The time for which an engine was there and is paid for, seconds: all of it, unless it is autoscaled."""
+        for log in self.scaling or ():
+            if name in log.engines:
+                return log.seconds(name, self.end)
+        return self.end
+
+    def request_table(self) -> dict[str, Any]:
+        """All columns of the requests by name, in the order in which they finished. Needs detail."""
+        table = self.columns.table()
+        return table if self.sessions is None else table | self.sessions.columns_of(table["id"])
+
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -125,69 +192,6 @@ def outages(run: Run) -> list[dict[str, Any]]:
     return [{"engine": log.name, "start": start, "end": end} for log in run.logs for start, end in log.outages]
 
 
-SIGNIFICANT = 2.5
-"""Number of standard deviations by which arrivals must outnumber starts.
-
-While a queue is backlogged, arrivals less starts is a random walk, whose variance is about arrivals plus starts where
-both come as from Poisson processes. Of 400 M/M/1 runs of 2,000 requests, none is called overloaded at loads up to 0.95,
-3 % at 1.0, 26 % at 1.05, 78 % at 1.1 and all at 1.2. Shorter runs show less: of 300 requests, 50 % at 1.2, 99 % at 1.5.
-"""
-
-BACKLOGGED = 0.5
-"""Share of the time between the first and the last arrival in which the queue must not have been empty.
-
-A queue with a load below 1 empties again and again. A queue left by a burst late in a trace does not grow with the
-length of the run.
-"""
-
-
-def overload(run: Run, plan: ServingPlan) -> dict[str, Any] | None:
-    """The first pool whose queue grows for as long as requests arrive (`overload_of`); None if there is none.
-
-    `drain`: seconds from the last arrival to the end of the run. Clients of a closed loop wait for their answers before
-    they send again, so they cannot overload a system.
-    """
-    if isinstance(plan.scenario.workload.arrivals, ClosedLoopSpec):
-        return None
-    backlogs = {engine.name: engine.backlog for engine in run.engines}
-    pools = (overload_of({name: backlogs[name] for name in names}) for names in plan.groups)
-    first = next(filter(None, pools), None)
-    if first is None:
-        return None
-    last = max(run.columns.arrival)
-    return first | {"arrivals_end": last, "drain": run.end - last}
-
-
-def overload_of(backlogs: dict[str, Backlog]) -> dict[str, Any] | None:
-    """The overload of a pool, from the queues of its engines by name; None if they do not grow.
-
-    Queues grow if, at the last arrival, they had not been empty for half of the arrivals' time (`BACKLOGGED`), and
-    arrivals since then outnumber starts by more than chance explains (`SIGNIFICANT`). Requests that arrive all at once
-    have no rate. An engine whose batch still fills when arrivals end is not overloaded, since no request waits.
-
-    Returns the engines' names, requests that arrive and that start a second, and those that wait at the last arrival.
-    """
-    seconds, backlogged, waiting, arrived, engines = 0.0, 0.0, 0, 0, 0
-    for backlog in backlogs.values():
-        if backlog.first is not None and backlog.last is not None:
-            time, arrivals, starts, emptied, before = backlog.last
-            seconds += time - backlog.first
-            backlogged += time - emptied
-            waiting += arrivals - starts
-            arrived += arrivals - before
-            engines += 1
-    started = arrived - waiting
-    if not backlogged or backlogged < BACKLOGGED * seconds or waiting <= SIGNIFICANT * math.sqrt(arrived + started):
-        return None
-    rates = engines / backlogged
-    return {
-        "engines": list(backlogs),
-        "arrival_rate": arrived * rates,
-        "service_rate": started * rates,
-        "waiting": waiting,
-    }
-
-
 LATENCIES = ("ttft", "tpot", "e2e")
 """The latencies that each request has."""
 
@@ -226,9 +230,10 @@ class RequestLatencies:
         """Each latency of the requests that count."""
         return self.of(self.in_window)
 
-    def spreads(self, mask: Mask, default: dict[str, float | None] | None = None) -> dict[str, Any]:
-        """The spread of each latency of a group; `default` where no request has it."""
-        return {name: spread(values) or default for name, values in self.of(mask).items()}
+    def group(self, mask: Mask, default: dict[str, float | None] | None = None, **more: object) -> dict[str, Any]:
+        """The number of requests of a group, `more`, and the spread of each latency; `default` where none has it."""
+        spreads = {name: spread(values) or default for name, values in self.of(mask).items()}
+        return {"requests": int(mask.sum()), **more, **spreads}
 
     def meet(self, goals: Mapping[Any, float]) -> Mask:
         """A mask of the requests that meet all goals, by latency; an answer of one token has no TPOT to miss."""

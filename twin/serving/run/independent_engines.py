@@ -29,7 +29,7 @@ from twin.serving.engine.engine import Engine
 from twin.serving.plan.plan import Draw, ServingPlan
 from twin.serving.records.engine_log import StepFile, StepKeeper, numbers
 from twin.serving.records.requests import Columns, RequestRecord, Sink
-from twin.serving.results.run import AnyEngine, Run
+from twin.serving.results.summary import AnyEngine, Run
 from twin.serving.system.system import Pool, System
 from twin.serving.system.topologies import EngineParts, engine_parts
 from workloads.generator import Workload

@@ -15,7 +15,7 @@ from twin.serving.engine.engine_state import Watch
 from twin.serving.plan.plan import Draw, ServingPlan
 from twin.serving.records.engine_log import StepFile, StepIntegral, StepKeeper
 from twin.serving.records.requests import Columns, PrefixReuse, RequestRecord, Retries, SessionLog, ShedLog, Sink
-from twin.serving.results.run import Run
+from twin.serving.results.summary import Run
 from twin.serving.run.clients import ClosedLoop, OpenLoop, SessionClients
 from twin.serving.system.system import System
 from twin.serving.system.topologies import TOPOLOGIES, Parts
