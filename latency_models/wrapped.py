@@ -39,6 +39,7 @@ class WrappedStepTime(StepTime):
         return self.base.kv_tokens(gpu_memory_utilization, max_num_seqs, mtp=mtp)
 
 
+@dataclass(eq=False)
 class DraftedStepTime(WrappedStepTime):
     """A step of the target model, then as many passes of the draft model as the longest draft has tokens.
 
@@ -46,9 +47,8 @@ class DraftedStepTime(WrappedStepTime):
     in which nothing is drafted have its pass over prompts alone, which fills its cache. Memory is the target's.
     """
 
-    def __init__(self, base: StepTime, draft: StepTime) -> None:
-        self.base = base
-        self.draft = draft
+    base: StepTime
+    draft: StepTime
 
     def seconds(self, batch: Batch) -> float:
         seconds = self.base.seconds(batch)
@@ -89,18 +89,18 @@ class LoRACost:
         return self.step + adapters * self.adapter + rows * self.row if adapters else 0.0
 
 
+@dataclass(eq=False)
 class ModelSlotsStepTime(WrappedStepTime):
     """A step of the base model, the products of its adapters, and the (cold) loads before it.
 
     `decode_seconds` is without adapters, whose seconds are `adapter_seconds`. The memory of the slots is not counted.
     """
 
-    def __init__(self, base: StepTime, cost: LoRACost, load: float, cold_load: float, base_model: str = "") -> None:
-        self.base = base
-        self.cost = cost
-        self.base_model = base_model
-        self.load = load
-        self.cold_load = cold_load
+    base: StepTime
+    cost: LoRACost
+    load: float
+    cold_load: float
+    base_model: str = ""
 
     def seconds(self, batch: Batch) -> float:
         adapters, rows = self._adapters(batch.decodes)
@@ -125,15 +125,15 @@ class ModelSlotsStepTime(WrappedStepTime):
         return set(models), len(models)
 
     def vary(self, scores: Mapping[str, float]) -> StepTime:
-        return ModelSlotsStepTime(self.base.vary(scores), self.cost, self.load, self.cold_load, self.base_model)
+        return replace(self, base=self.base.vary(scores))
 
 
+@dataclass(eq=False)
 class ScaledStepTime(WrappedStepTime):
     """All step times of another model times a factor, at one value of its unknowns."""
 
-    def __init__(self, base: StepTime, factor: float) -> None:
-        self.base = base
-        self.factor = factor
+    base: StepTime
+    factor: float
 
     def seconds(self, batch: Batch) -> float:
         return self.factor * self.base.seconds(batch)

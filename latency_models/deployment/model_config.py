@@ -53,44 +53,31 @@ IGNORED = frozenset(
 """Fields that change no answer: settings of training, of the outputs and algorithms of transformers, types (flags
 choose them), settings of tokenizers and templates, and `max_window_layers`, which needs `use_sliding_window`."""
 
-_NO_SCALE = ((1.0,), "scaled logits, embeddings and residuals are not served")
-_NO_CAP = ((), "neither capped logits nor another attention scale is served")
-_NO_BIAS = ((False,), "linear layers with a bias are not served")
-_NO_SHARED = ((0,), "experts that see every token are not served")
+_REFUSED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
+    (("silu", "swish"), "other activations are not served", ("hidden_act",)),
+    ((False,), "linear layers with a bias are not served", ("attention_bias", "mlp_bias", "qkv_bias", "use_bias")),
+    ((True,), "attention in both directions is not served", ("is_causal",)),
+    ((False,), "encoders are not served", ("is_encoder_decoder",)),
+    ((False,), "cross attention is not served", ("add_cross_attention",)),
+    ((), "attention in chunks is not served", ("attention_chunk_size",)),
+    ((1.0,), "heads that are rotated in part are not served", ("partial_rotary_factor",)),
+    (({},), "layers that differ are not served", ("per_layer_config", "pruned_heads")),
+    (([],), "layers that differ are not served", ("no_rope_layers",)),
+    (([],), "dense layers among mixtures of experts are not served", ("mlp_only_layers",)),
+    ((1,), "dense layers among mixtures of experts are not served", ("decoder_sparse_step",)),
+    ((0,), "experts that see every token are not served", ("n_shared_experts", "shared_expert_intermediate_size")),
+    ((1.0,), "scaled logits, embeddings and residuals are not served", (
+        "routed_scaling_factor", "logit_scale", "logits_scaling", "embedding_multiplier", "residual_multiplier",
+    )),
+    ((), "neither capped logits nor another attention scale is served", (
+        "attention_multiplier", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping",
+        "clip_qkv",
+    )),
+    (("single_label_classification",), "labels are answered with a softmax", ("problem_type",)),
+    ((), "quantization_config alone is read", ("compression_config",)),
+)  # fmt: skip
 
-REFUSED_UNLESS: Mapping[str, tuple[tuple[object, ...], str]] = MappingProxyType(
-    {
-        "hidden_act": (("silu", "swish"), "other activations are not served"),
-        "attention_bias": _NO_BIAS,
-        "mlp_bias": _NO_BIAS,
-        "qkv_bias": _NO_BIAS,
-        "use_bias": _NO_BIAS,
-        "is_causal": ((True,), "attention in both directions is not served"),
-        "is_encoder_decoder": ((False,), "encoders are not served"),
-        "add_cross_attention": ((False,), "cross attention is not served"),
-        "attention_chunk_size": ((), "attention in chunks is not served"),
-        "partial_rotary_factor": ((1.0,), "heads that are rotated in part are not served"),
-        "per_layer_config": (({},), "layers that differ are not served"),
-        "pruned_heads": (({},), "layers that differ are not served"),
-        "no_rope_layers": (([],), "layers that differ are not served"),
-        "mlp_only_layers": (([],), "dense layers among mixtures of experts are not served"),
-        "decoder_sparse_step": ((1,), "dense layers among mixtures of experts are not served"),
-        "n_shared_experts": _NO_SHARED,
-        "shared_expert_intermediate_size": _NO_SHARED,
-        "routed_scaling_factor": _NO_SCALE,
-        "logit_scale": _NO_SCALE,
-        "logits_scaling": _NO_SCALE,
-        "embedding_multiplier": _NO_SCALE,
-        "residual_multiplier": _NO_SCALE,
-        "attention_multiplier": _NO_CAP,
-        "query_pre_attn_scalar": _NO_CAP,
-        "attn_logit_softcapping": _NO_CAP,
-        "final_logit_softcapping": _NO_CAP,
-        "clip_qkv": _NO_CAP,
-        "problem_type": (("single_label_classification",), "labels are answered with a softmax"),
-        "compression_config": ((), "quantization_config alone is read"),
-    }
-)
+REFUSED_UNLESS = {name: (values, why) for values, why, names in _REFUSED for name in names}
 """The values of each field that change nothing (null is always one), and why others are refused. Some of these fields
 are read only by other families or engines, but a file that has them is for such an engine."""
 

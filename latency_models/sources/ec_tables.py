@@ -12,6 +12,7 @@ linear between the measured M. All tables share their M, so that T_S is such a t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -112,6 +113,7 @@ Passes: TypeAlias = Literal["separate", "joint"]
 """Passes of a step with d decodes and c prompt tokens: T(d) + T(c), the estimate of SPEAR's scheduler, or T(d + c)."""
 
 
+@dataclass(eq=False)
 class EcTables(StepTime):
     """Step times of a compensated model, and the latency table that the SLO scheduler uses.
 
@@ -120,22 +122,16 @@ class EcTables(StepTime):
     uncertainty of T_S.
     """
 
-    def __init__(
-        self,
-        tables: LayerTables,
-        selection: Selection,
-        passes: Passes = "separate",
-        pad_to: int = 0,
-        spread: float | None = None,
-    ) -> None:
-        self.tables = tables
-        self.selection = selection
-        self.passes = passes
-        self.pad_to = pad_to
-        self.spread = spread
+    tables: LayerTables
+    selection: Selection
+    passes: Passes = "separate"
+    pad_to: int = 0
+    spread: float | None = None
+
+    def __post_init__(self) -> None:
         self._outside: dict[str, float] = {}
-        self._tokens = tables.tokens
-        self._seconds = tables.iteration(selection)
+        self._tokens = self.tables.tokens
+        self._seconds = self.tables.iteration(self.selection)
 
     def at(self, tokens: int) -> float:
         """The time T_S(tokens), seconds; T_S(0) = 0."""

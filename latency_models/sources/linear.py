@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,26 +21,18 @@ COEFFICIENTS = {
 }
 
 
+@dataclass(eq=False)
 class LinearStepTime(StepTime):
     """t = β + α_token · (prompt tokens + decodes' tokens) + α_kv · KV tokens read: `overhead` is β, seconds of a step.
 
     `per_prefill_kv_token`: seconds a cached token that one prompt token attends to; makes long prompts quadratic.
     """
 
-    def __init__(
-        self,
-        overhead: float,
-        per_token: float,
-        per_kv_token: float = 0.0,
-        per_prefill_kv_token: float = 0.0,
-        *,
-        spread: float | None = None,
-    ) -> None:
-        self.overhead = overhead
-        self.per_token = per_token
-        self.per_kv_token = per_kv_token
-        self.per_prefill_kv_token = per_prefill_kv_token
-        self.spread = spread
+    overhead: float
+    per_token: float
+    per_kv_token: float = 0.0
+    per_prefill_kv_token: float = 0.0
+    spread: float | None = field(default=None, kw_only=True)
 
     def seconds(self, batch: Batch) -> float:
         duration = self.overhead + self.per_token * batch.decode_tokens + self.per_kv_token * batch.decode_kv
@@ -92,9 +85,7 @@ class LinearSpec(SourceSpec):
     spread: PositiveFloat | None = None
 
     def build(self, base: Path) -> LinearStepTime:
-        return LinearStepTime(
-            self.overhead, self.per_token, self.per_kv_token, self.per_prefill_kv_token, spread=self.spread
-        )
+        return LinearStepTime(*(getattr(self, name) for name in COEFFICIENTS), spread=self.spread)
 
     def provenance(self) -> dict[str, Any]:
         return {"source": self.source, "note": "coefficients stated in the scenario"}
