@@ -23,9 +23,14 @@ from benchmarks.silicon import SiliconRow
 from latency_models.deployment.models import ExpertFFN, Model, load_model
 from latency_models.fitting.estimator import CannotFit, Estimator, Floats
 from latency_models.sources.aiconfigurator.kernels import ModelKernels, Placement, cached_bytes, compose
-from latency_models.sources.aiconfigurator.spec import NEW_MODEL, STATED, AiconfiguratorStepTime, Corrections
+from latency_models.sources.aiconfigurator.spec import STATED, AiconfiguratorStepTime, Corrections
 from latency_models.sources.aiconfigurator.tables import Device, KernelTables, read_tables
 from workloads.errors import BadInput
+
+NEW_MODEL = 1.3
+"""Share of the deviations of corrections for a model none of whose configurations was fitted. Among four models that
+were left out in turn, 90 % intervals then hold 90 % of the measured TPOTs (79 % with 1; the mean interval score is
+least at 1.2)."""
 
 GROUP = (0.02, 0.08)
 """Prior deviation of the logarithms of a group's factors: for configurations that are not among the rows, so that what

@@ -33,8 +33,9 @@ SIZES: dict[Component, tuple[str, ...]] = {
 """Units of sizes that a slope may be per. This project writes the first. A decode step has one token a request."""
 
 
-def _a_list(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
+def as_tuples(value: object) -> object:
+    """Lists, also in lists, as tuples: of YAML, for strict fields."""
+    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
 
 def _a_date(value: object) -> object:
@@ -45,7 +46,7 @@ def _a_date(value: object) -> object:
         return value
 
 
-Pair: TypeAlias = Annotated[tuple[float, float], BeforeValidator(_a_list)]
+Pair: TypeAlias = Annotated[tuple[float, float], BeforeValidator(as_tuples)]
 Date: TypeAlias = Annotated[datetime.date, BeforeValidator(_a_date)]
 Share: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
 
@@ -61,7 +62,7 @@ class FitReport(Strict):
     alpha_interval: Pair
     beta_interval: Pair
     confidence: Share = 0.95
-    covariance: Annotated[tuple[Pair, Pair], BeforeValidator(_a_list)]
+    covariance: Annotated[tuple[Pair, Pair], BeforeValidator(as_tuples)]
     noise_variance: NonNegativeFloat
     degrees: PositiveInt
     relative: bool = False

@@ -105,13 +105,8 @@ class Origin:
         ]
 
     def document(self) -> dict[str, Any]:
-        """The fields that are known, as plain values."""
+        """The fields that are known, as plain values: arguments of an equal origin."""
         return {name: value for name, value in asdict(self).items() if value}
-
-    @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> Origin:
-        """The origin that `document` wrote."""
-        return cls(**document)
 
 
 @dataclass(frozen=True, slots=True)

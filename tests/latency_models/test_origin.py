@@ -54,7 +54,7 @@ def test_flags_say_what_the_source_does_not() -> None:
     bare = Origin("NVIDIA H200", tensor_parallel=2)
     assert bare.completed(replace(H200, gpu="")) == H200
     assert H200.completed(Origin()) == H200
-    assert Origin.from_document(H200.document()) == H200
+    assert Origin(**H200.document()) == H200
     assert Origin().document() == {}
     assert [note.split("; ")[1] for note in bare.unknown] == [
         "--engine records it",

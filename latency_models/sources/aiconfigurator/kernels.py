@@ -117,14 +117,12 @@ class ModelKernels:
         try:
             return cls(
                 layers=document["layers"],
-                rows=Curve.from_document(document["rows"]),
-                head=Curve.from_document(document["head"]),
-                context=Curve.from_document(document["context"]),
                 generation=Surface.from_document(document["generation"]),
                 kv_token=document["kv_token"],
+                **{name: Curve.from_document(document[name]) for name in ("rows", "head", "context")},
                 **{name: Curve.from_document(document[name]) for name in (EXPERTS, COLLECTIVES) if name in document},
                 notes=tuple(document["notes"]),
-                origin=Origin.from_document(document.get("origin", {})),
+                origin=Origin(**document.get("origin", {})),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise BadInput(f"expected the document of a ModelKernels: {error!r}", field="kernels") from None
@@ -181,7 +179,9 @@ def attention_times(tables: KernelTables, model: Model, placement: Placement) ->
         curves = decodes[0][1].curves
         level = {count: Curve((x, generation.at(count)) for x in curve.x) for count, curve in curves.items()}
         decodes.append((linear.layers, Surface(level)))
-    return weighted_sum(prompts), _sum(decodes)
+    counts = {count for _, surface in decodes for count in surface.curves}
+    by_count = {count: weighted_sum((layers, _at(surface, count)) for layers, surface in decodes) for count in counts}
+    return weighted_sum(prompts), Surface(by_count)
 
 
 def _attention_kinds(
@@ -257,7 +257,9 @@ def _row_parts(
     ranks = placement.expert_ranks if isinstance(ffn, ExpertFFN) else width
     for times, devices, rows in ((model.mixers, width, 1), (model.layers_with_ffn, ranks, ranks // width)):
         if devices > 1:
-            yield COLLECTIVES, times, _per_row(tables.find("custom_allreduce", devices, "devices"), hidden * rows)
+            by_elements: Curve = tables.find("custom_allreduce", devices, "devices")
+            points = zip(by_elements.x, by_elements.y, strict=True)
+            yield COLLECTIVES, times, Curve((size / (hidden * rows), seconds) for size, seconds in points)
 
 
 def _part(parts: Iterable[tuple[str, float, Curve]], kind: str) -> Curve | None:
@@ -284,17 +286,6 @@ def _experts(tables: KernelTables, ffn: ExpertFFN, hidden: int, placement: Place
     return Curve((size / replicas, by_tokens.at(size)) for size in tokens)
 
 
-def _per_row(by_elements: Curve, elements: int) -> Curve:
-    return Curve((size / elements, seconds) for size, seconds in zip(by_elements.x, by_elements.y, strict=True))
-
-
-def _sum(terms: list[tuple[int, Surface]]) -> Surface:
-    counts = {count for _, surface in terms for count in surface.curves}
-    return Surface(
-        {count: weighted_sum((factor, _at(surface, count)) for factor, surface in terms) for count in counts}
-    )
-
-
 def _at(surface: Surface, count: int) -> Curve:
     low, high, share = surface.between(count)
     return weighted_sum([(1.0 - share, low), (share, high)]) if share else low
@@ -313,10 +304,6 @@ def model_and_format(name: str) -> tuple[Model, str]:
         raise BadInput(expected, field="--model", value=f"{name} ({formats})")
     if formats.linear == "bf16":
         return model, "float16"
-    blocks = isinstance(model.ffn, ExpertFFN) or (name.endswith(".json") and _scaled_in_blocks(Path(name)))
-    return model, "fp8_block" if blocks else "fp8"
-
-
-def _scaled_in_blocks(path: Path) -> bool:
-    section = read_json_object(path).get("quantization_config")
-    return isinstance(section, dict) and bool(section.get("weight_block_size"))
+    section = read_json_object(Path(name)).get("quantization_config") if name.endswith(".json") else None
+    blocks = isinstance(section, dict) and section.get("weight_block_size")
+    return model, "fp8_block" if isinstance(model.ffn, ExpertFFN) or blocks else "fp8"

@@ -54,10 +54,6 @@ vLLM, and 1.1 to 1.5 for the others, with a deviation of 0.13."""
 STATED = 0.4
 """Share of these deviations that is left where a scenario states corrections, for example fitted ones."""
 
-NEW_MODEL = 1.3
-"""The same for a model none of whose configurations was fitted. Among four models that were left out in turn, 90 %
-intervals then hold 90 % of the measured TPOTs (79 % with 1; the mean interval score is least at 1.2)."""
-
 STEP_PER_LAYER, PROMPT_STEP_PER_LAYER, PER_SEQUENCE = 1e-5, 1e-4, 2e-5
 """Seconds at a score of +1 where a scenario states none."""
 

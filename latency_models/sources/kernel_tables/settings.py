@@ -14,6 +14,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, PrivateAttr, model_validator
 
+from latency_models.calibration import as_tuples
 from latency_models.interpolation import level
 from latency_models.io.config_io import Strict, checked, read_yaml
 from latency_models.io.files import NameOrFile, find_data
@@ -90,10 +91,6 @@ def _between(sizes: Sequence[float], seconds: Sequence[float], size: float) -> f
     return seconds[-1] * size / sizes[-1] if size >= sizes[-1] else level(sizes, seconds, size)
 
 
-def _a_list(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
-
-
 class KernelTableSettings(Strict):
     """The deployment of the measured model.
 
@@ -113,7 +110,7 @@ class KernelTableSettings(Strict):
     overhead: NonNegativeFloat = 0.0
     kernel_gap: NonNegativeFloat = 0.0
     communication: Communication | None = None
-    capture_sizes: Annotated[tuple[PositiveInt, ...] | None, BeforeValidator(_a_list)] = None
+    capture_sizes: Annotated[tuple[PositiveInt, ...] | None, BeforeValidator(as_tuples)] = None
     time_scale: PositiveFloat = 1.0
     row_tile: PositiveInt = 16
 

@@ -23,12 +23,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 from math import log2
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveInt, model_validator
 
+from latency_models.calibration import as_tuples
 from latency_models.fitting.estimator import Floats
 from latency_models.io.config_io import Strict
 from workloads.errors import BadInput
@@ -43,19 +44,14 @@ MIN_SIZES = 3
 """Numbers of decodes from which each one's neighbours have a say."""
 
 
-def _tuples(value: object) -> object:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
-
-
-Regime: TypeAlias = Literal["pure", "mixed"]
 Alphas: TypeAlias = tuple[float, float, float, float, float, float]
 
 
 class SkewLevels(Strict):
     """The values of α at `KNOTS`, for each measured number of decodes, rising."""
 
-    n_decode: Annotated[tuple[PositiveInt, ...], BeforeValidator(_tuples), Field(min_length=1)]
-    alpha: Annotated[tuple[Alphas, ...], BeforeValidator(_tuples)]
+    n_decode: Annotated[tuple[PositiveInt, ...], BeforeValidator(as_tuples), Field(min_length=1)]
+    alpha: Annotated[tuple[Alphas, ...], BeforeValidator(as_tuples)]
 
     @model_validator(mode="after")
     def _agrees(self) -> SkewLevels:

@@ -46,11 +46,7 @@ def _split(value: object) -> object:
         return value
 
 
-def _joined(column: Sequence[float]) -> str:
-    return " ".join(map(repr, column))
-
-
-_AsText = PlainSerializer(_joined, return_type=str)
+_AsText = PlainSerializer(lambda column: " ".join(map(repr, column)), return_type=str)
 Times: TypeAlias = Annotated[tuple[PositiveFloat, ...], BeforeValidator(_split), _AsText, Field(min_length=1)]
 Counts: TypeAlias = Annotated[tuple[PositiveInt, ...], BeforeValidator(_split), _AsText, Field(min_length=1)]
 CountsFrom0: TypeAlias = Annotated[tuple[NonNegativeInt, ...], BeforeValidator(_split), _AsText, Field(min_length=1)]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from latency_models.fitting.linear import BrokenLine
 from latency_models.interpolation import Curve, Surface
@@ -20,9 +22,12 @@ from latency_models.sources.kernel_tables.settings import Communication
 from latency_models.sources.linear import LinearStepTime
 from latency_models.sources.refined import RefinedStepTime
 from latency_models.sources.roofline.spec import RooflineSpec
+from latency_models.sources.vllm_step_log.spec import StepRegression
 from latency_models.step_time import StepTime
 from schedulers.batches import Batch
-from tests.latency_models.sources.kernel_tables.small_tables import batch, load, make_tables
+from tests.latency_models.sources.kernel_tables.small_tables import TINY, batch, experts_of, load, make_tables
+from tests.latency_models.sources.kernel_tables.test_files import add_experts, add_skew
+from tests.latency_models.sources.vllm_step_log.test_step_time import made_up
 
 LINK = Communication(latency=5e-6, bandwidth=2e10, source="a guess")
 
@@ -56,6 +61,12 @@ def ec_tables() -> EcTables:
     return EcTables(LayerTables.model_validate(document), Selection(density=0.5), spread=0.1)
 
 
+def step_regression() -> StepRegression:
+    """Of a log of small batches."""
+    log = made_up(2000, noise=0.05)
+    return StepRegression(late=False).fit(log.where(log.decodes < 30))
+
+
 def roofline(name: str, **section: object) -> StepTime:
     fields = {"source": "roofline", "model": name, "hardware": "h100-sxm", **section}
     return checked(RooflineSpec, fields, None).build(Path())
@@ -83,12 +94,14 @@ MODELS: dict[str, Callable[[Path], StepTime]] = {
     "refined": lambda folder: refined(load(make_tables(folder), overhead=1e-4, kernel_gap=1e-6)),
     "afd_bundle": lambda folder: afd_bundle(),
     "roofline of experts": lambda folder: roofline("qwen3-30b-a3b", tensor_parallel=2),
+    "experts and skew": lambda folder: load(add_experts(add_skew(make_tables(folder))), experts_of(TINY)),
+    "vllm_step_log": lambda folder: step_regression(),
 }
 
 
-@pytest.fixture(params=MODELS)
-def model(request: pytest.FixtureRequest, tmp_path: Path) -> StepTime:
-    return MODELS[request.param](tmp_path / "tp1")
+@pytest.fixture(params=MODELS, scope="module")
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> StepTime:
+    return MODELS[request.param](tmp_path_factory.mktemp("tables") / "tp1")
 
 
 PROBES: tuple[Batch, ...] = (
@@ -124,12 +137,17 @@ def test_draws_scatter_and_are_repeatable(model: StepTime) -> None:
     assert np.log(durations(model.draw(np.random.default_rng(3)))).tolist() == draws[3].tolist()
 
 
-def test_successive_steps_of_a_draw_are_each_one_to_the_last_bit(model: StepTime) -> None:
-    draws = model.draw(np.random.default_rng(1))
-    for lengths in ([100, 260, 50], [5000] * 40):
-        steps = draws.decode_seconds(len(lengths), sum(lengths), max(lengths), 30)
-        one_by_one = [draws.seconds(batch(lengths=[length + i for length in lengths])) for i in range(30)]
-        assert steps == one_by_one
+@given(
+    lengths=st.lists(st.integers(1, 6000), min_size=1, max_size=40), steps=st.integers(0, 40), seed=st.integers(0, 3)
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+def test_successive_decode_steps_are_each_one_to_the_last_bit(
+    model: StepTime, lengths: list[int], steps: int, seed: int
+) -> None:
+    """Of the estimate (seed 0), and of draws."""
+    times = model.draw(np.random.default_rng(seed)) if seed else model
+    one_by_one = [times.seconds(batch(lengths=[length + i for length in lengths])) for i in range(steps)]
+    assert times.decode_seconds(len(lengths), sum(lengths), max(lengths), steps) == one_by_one
 
 
 def test_draws_are_wider_beyond_the_tables(tmp_path: Path) -> None:

@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from latency_models.deployment.models import load_model
 from latency_models.interpolation import Curve, Surface
 from latency_models.sources.aiconfigurator.kernels import ModelKernels, Placement
 from latency_models.sources.aiconfigurator.spec import AiconfiguratorStepTime, Corrections
-from latency_models.step_time import StepTime
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
 from schedulers.sequence import Sequence
 from workloads.request import Request
@@ -68,23 +65,6 @@ def test_corrections_apply_to_what_they_name() -> None:
 def test_no_decode_reads_its_cache_faster_than_the_memory() -> None:
     bounded = AiconfiguratorStepTime(ModelKernels(2, ROWS, HEAD, CONTEXT, GENERATION, kv_token=0.01))
     assert bounded.seconds(batch(4, 2000)) == pytest.approx(13 + 2 + 20)
-
-
-@given(
-    decodes=st.integers(1, 200),
-    mean_kv=st.integers(1, 2000),
-    steps=st.integers(0, 20),
-    decode=st.floats(0.5, 2),
-    per_sequence=st.floats(0, 1),
-)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_successive_decode_steps_are_each_one_to_the_last_bit(
-    decodes: int, mean_kv: int, steps: int, decode: float, per_sequence: float
-) -> None:
-    query: StepTime = step(decode=decode, per_sequence=per_sequence)
-    kv = decodes * mean_kv
-    one_by_one = [query.seconds(batch(decodes, kv + decodes * more)) for more in range(steps)]
-    assert query.decode_seconds(decodes, kv, kv, steps) == one_by_one
 
 
 def test_a_published_engine_is_within_what_such_hardware_does(real_tables: Path) -> None:

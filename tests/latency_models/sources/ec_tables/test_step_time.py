@@ -106,13 +106,6 @@ def test_a_step_by_hand() -> None:
         assert model.seconds(batch(5)) == pytest.approx(by_tokens[5])  # decodes alone are not padded
 
 
-@pytest.mark.parametrize("passes", ["separate", "joint"])
-@pytest.mark.parametrize("decodes", [1, 7, 16, 63, 64, 200])
-def test_a_run_of_decode_steps_is_as_many_single_steps(passes: Any, decodes: int) -> None:
-    model = EcTables(tables(), Selection(density=0.38), passes, 48)
-    assert model.decode_seconds(decodes, 50 * decodes, 50, 3) == [model.seconds(batch(decodes))] * 3
-
-
 def test_the_scheduler_s_table_is_this_one() -> None:
     model = EcTables(tables(), Selection(density=0.5))
     assert model.chunk_table() == ([1, 16, 64], [model.at(tokens) for tokens in (1, 16, 64)])

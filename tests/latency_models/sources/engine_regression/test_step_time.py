@@ -104,13 +104,6 @@ def test_stalls_do_not_bend_it() -> None:
     assert abs(float(np.median(errors))) < 0.02
 
 
-def test_a_run_of_decode_steps_equals_asking_for_each() -> None:
-    model = EngineRegression(block_size=16).fit(random_steps(500, 5, 0.02))
-    sequences = [Sequence(Request(i, 0.0, 10, 5), i, one_shot=False) for i in range(7)]
-    item = [model.seconds(DecodeBatch((), sequences, 7 * (30 + i), 40 + i)) for i in range(60)]
-    assert model.decode_seconds(7, 7 * 30, 40, 60) == item
-
-
 def test_a_batch_is_seen_with_its_chunks() -> None:
     sequences = [Sequence(Request(i, 0.0, 100, 5), i, one_shot=False) for i in range(3)]
     chunks = [Chunk(sequences[0], 10, 20, False), Chunk(sequences[1], 5, 0, True)]

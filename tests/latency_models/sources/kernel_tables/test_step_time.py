@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from pathlib import Path
 
 import pytest
@@ -112,18 +111,6 @@ def test_the_farthest_value_is_remembered(folder: Path) -> None:
 
 
 # -- both answers alike --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("experts", [False, True])
-def test_runs_of_decodes_equal_single_steps_to_the_last_bit(folder: Path, experts: bool) -> None:
-    add_experts(add_skew(folder))
-    model = load(folder, MOE if experts else TINY, overhead=1.1e-4, kernel_gap=1.3e-6)
-    source = random.Random(5)
-    for _ in range(60):
-        lengths = [source.randint(1, 1200) for _ in range(source.randint(1, 12))]
-        steps = source.randint(1, 40)
-        run = model.decode_seconds(len(lengths), sum(lengths), max(lengths), steps)
-        assert run == [model.seconds(batch(lengths=[n + i for n in lengths])) for i in range(steps)]
 
 
 def test_copies_share_tables_but_not_what_lay_outside(folder: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from latency_models.fitting.estimator import CannotFit, Floats
 from latency_models.sources.vllm_step_log.spec import COEFFICIENTS, GRAPH_SIZES, StepRegression, VllmStepLogSpec
 from latency_models.sources.vllm_step_log.step_log import StepLog, read_step_log
-from latency_models.step_time import MeasuredDeployment, Origin, StepTime, draw_scores
+from latency_models.step_time import MeasuredDeployment, Origin, draw_scores
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
 from schedulers.sequence import Sequence
 from workloads.errors import BadInput
@@ -195,14 +195,6 @@ def test_coefficients_are_never_negative() -> None:
 
 
 FITTED = StepRegression(late=False).fit(made_up())
-
-
-@given(decodes=st.integers(1, 700), mean_kv=st.integers(1, 5000), count=st.integers(0, 30))
-def test_successive_decode_steps_are_each_one_to_the_last_bit(decodes: int, mean_kv: int, count: int) -> None:
-    model: StepTime = FITTED
-    kv = decodes * mean_kv
-    one_by_one = [model.seconds(batch(decodes, kv + decodes * more)) for more in range(count)]
-    assert model.decode_seconds(decodes, kv, kv, count) == one_by_one
 
 
 @given(decodes=st.integers(0, 700), kv=st.integers(0, 10**6), tokens=st.integers(1, 9000), context=st.integers(0, 9000))
