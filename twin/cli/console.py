@@ -68,8 +68,6 @@ several (serving systems)."""
 
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from reports.blocks import Report
 
     Show = Callable[[dict[str, Any]], Report]
@@ -126,7 +124,6 @@ def write_or_print(text: str, output: Path | None) -> None:
     if output is None:
         print(text, end="")
         return
-
     with naming(output):
         output.write_text(text, encoding="utf-8")
 
@@ -145,7 +142,7 @@ def progress(
         remaining: a bound of the steps to come, for a total that is not known before.
     """
     if not sys.stderr.isatty():
-        yield _Lines(label, total, completed, patience, remaining).advance
+        yield _lines(label, total, completed, patience, remaining)
         return
     from rich.console import Console
     from rich.progress import (
@@ -176,45 +173,36 @@ def progress(
         yield advance_bar
 
 
-class _Lines:
+def _lines(
+    label: str, total: int | None, completed: int, patience: float, remaining: Callable[[], int] | None
+) -> Callable[[str], None]:
     """Progress as lines on stderr, far enough apart that a log stays readable."""
+    begin, count, noted = time.monotonic(), completed, completed
+    next_time = begin + (patience or LINE_SECONDS)
 
-    def __init__(
-        self, label: str, total: int | None, completed: int, patience: float, remaining: Callable[[], int] | None = None
-    ) -> None:
-        self._what = label
-        self._total = total
-        self._done = completed
-        self._count = completed
-        self._left = remaining
-        self._begin = time.monotonic()
-        self._said = completed
-        self._next_time = self._begin + (patience or LINE_SECONDS)
-        self._patient_until = self._begin + patience
-
-    def advance(self, text: str) -> None:
-        self._count += 1
+    def advance(text: str) -> None:
+        nonlocal count, noted, next_time
+        count += 1
         now = time.monotonic()
-        due = self._total is not None and self._reaches_tenth(self._total)
-        if now >= self._next_time or (due and now >= self._patient_until):
-            self._said = self._count
-            self._next_time = now + LINE_SECONDS
-            note(f"{self._what} {self._state(now - self._begin)} {text}".rstrip())
+        tenth = max((total or 0) // 10, 1)
+        due = total is not None and (count // tenth > noted // tenth or count == total)
+        if now >= next_time or (due and now >= begin + patience):
+            noted = count
+            next_time = now + LINE_SECONDS
+            note(f"{label} {state(now - begin)} {text}".rstrip())
 
-    def _reaches_tenth(self, total: int) -> bool:
-        tenth = max(total // 10, 1)
-        return self._count // tenth > self._said // tenth or self._count == total
-
-    def _state(self, seconds: float) -> str:
+    def state(seconds: float) -> str:
         """The count, its total or a bound of it, and the time left at the speed until now."""
-        if self._total is None and self._left is None:
-            return f"[{self._count}, {_duration(seconds)}]"
-        total = self._count + self._left() if self._left else max(self._total or 0, self._count)
-        seconds_left = (total - self._count) * seconds / (self._count - self._done)
-        bound = "" if self._left is None else "at most "
-        counts = f"{self._count}/{total}" if self._left is None else f"{self._count} of at most {total}"
-        useful = seconds_left and (self._left is None or seconds_left < MAX_LEFT_RATIO * seconds)
+        if total is None and remaining is None:
+            return f"[{count}, {_duration(seconds)}]"
+        end = count + remaining() if remaining else max(total or 0, count)
+        seconds_left = (end - count) * seconds / (count - completed)
+        bound = "at most " if remaining else ""
+        counts = f"{count} of {bound}{end}" if remaining else f"{count}/{end}"
+        useful = seconds_left and (not remaining or seconds_left < MAX_LEFT_RATIO * seconds)
         return f"[{counts}, {bound}{_duration(seconds_left)} left]" if useful else f"[{counts}]"
+
+    return advance
 
 
 def _duration(seconds: float) -> str:

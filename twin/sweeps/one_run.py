@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ import numpy as np
 from scenarios.reading import Settings, with_trace
 from scenarios.serving import check_scenario
 from twin.executors.executor import Processes
-from twin.serving.engine.engine import Engine
 from twin.serving.plan.plan import Draw, ServingPlan, make_plan, widest
 from twin.serving.records.engine_log import Backlog, Counters, EngineLog, StepFile
 from twin.serving.records.requests import Sink
@@ -38,20 +37,6 @@ WORTH_A_PROCESS = 10_000
 """Requests of a run for which another process gains more than it costs."""
 
 
-def run_apart(
-    plan: ServingPlan, replication: int = 0, draw: Draw = None, sink: Sink | None = None, processes: int = 1
-) -> Run | None:
-    """Run independent engines of a plan in at most so many processes; None if they are not independent."""
-    groups = len(independent_groups(plan))
-    if groups == 1:
-        return None
-    plan = plan.for_one_run()
-    processes = min(processes, groups, plan.requests // WORTH_A_PROCESS)
-    if processes <= 1:
-        return simulate_apart(plan, replication, draw, sink)
-    return _simulate_in_processes(plan, replication, draw, sink, processes)
-
-
 @dataclass(frozen=True)
 class _Share:
     """One process's share of a run, and the files for its results."""
@@ -63,13 +48,9 @@ class _Share:
     shares: int
     folder: Path
 
-    @property
-    def requests(self) -> Path:
-        return self.folder / f"{self.number}.requests"
-
-    @property
-    def steps(self) -> Path:
-        return self.folder / f"{self.number}.steps"
+    def file(self, kind: str) -> Path:
+        """The file of its requests, or of its steps."""
+        return self.folder / f"{self.number}.{kind}"
 
 
 def _simulate_in_processes(plan: ServingPlan, replication: int, draw: Draw, sink: Sink | None, processes: int) -> Run:
@@ -80,56 +61,41 @@ def _simulate_in_processes(plan: ServingPlan, replication: int, draw: Draw, sink
         outsides = [plan.outside()]
         with Processes(processes).each_as_done(_simulate_share, shares) as results:
             for share, (ends, outside) in results:
-                file = StepFile(share.steps, new=False) if share.steps.exists() else None
-                engines += [_engine(end, file) for end in ends]
+                steps = share.file("steps")
+                file = StepFile(steps, new=False) if steps.exists() else None
+                engines += [
+                    EngineAtEnd(name, blocks, seqs, Counters(**counters), Backlog(*backlog), EngineLog.load(log, file))
+                    for name, blocks, seqs, counters, backlog, log in ends
+                ]
                 outsides.append(outside)
         spans = zip(*map(_finished_parts, shares), strict=True)
-        return merged_run(plan, map(_together, spans), sink, lambda: engines, widest(outsides))
+        together = ({name: np.concatenate([rows[name] for rows in span]) for name in span[0]} for span in spans)
+        return merged_run(plan, map(in_order, together), sink, lambda: engines, widest(outsides))
 
 
-def _simulate_share(share: _Share) -> tuple[list[dict[str, Any]], dict[str, float]]:
+def _simulate_share(share: _Share) -> tuple[list[tuple[Any, ...]], dict[str, float]]:
     """Simulate a share into files; returns the ends of its engines as plain objects, and `ServingPlan.outside`."""
     part = IndependentEngines(
-        share.plan, share.replication, share.draw, share.number, share.shares, lambda: StepFile(share.steps)
+        share.plan, share.replication, share.draw, share.number, share.shares, lambda: StepFile(share.file("steps"))
     )
-    with share.requests.open("wb") as file:
+    with share.file("requests").open("wb") as file:
         for rows in part.finished_parts():
             pickle.dump(rows, file, pickle.HIGHEST_PROTOCOL)
-    return [_end_of(engine) for engine in part.engines.values()], share.plan.outside()
-
-
-def _end_of(engine: Engine) -> dict[str, Any]:
-    return {
-        "name": engine.name,
-        "blocks": engine.blocks,
-        "max_num_seqs": engine.max_num_seqs,
-        "counters": asdict(engine.counters),
-        "backlog": (engine.backlog.first, engine.backlog.last),
-        "log": engine.log.dump(),
-    }
-
-
-def _engine(end: dict[str, Any], file: StepFile | None) -> EngineAtEnd:
-    return EngineAtEnd(
-        end["name"],
-        end["blocks"],
-        end["max_num_seqs"],
-        Counters(**end["counters"]),
-        Backlog(*end["backlog"]),
-        EngineLog.load(end["log"], file),
-    )
+    ends = [
+        (
+            engine.name, engine.blocks, engine.max_num_seqs, asdict(engine.counters),
+            (engine.backlog.first, engine.backlog.last), engine.log.dump(),
+        )
+        for engine in part.engines.values()
+    ]  # fmt: skip
+    return ends, share.plan.outside()
 
 
 def _finished_parts(share: _Share) -> Iterator[Rows]:
     """The requests that `_simulate_share` has written, span by span."""
-    with share.requests.open("rb") as file:
+    with share.file("requests").open("rb") as file:
         while file.peek(1):
             yield pickle.load(file)
-
-
-def _together(span: Sequence[Rows]) -> Rows:
-    """The requests of all shares that finish in a span, in order."""
-    return in_order({name: np.concatenate([rows[name] for rows in span]) for name in span[0]})
 
 
 @dataclass(frozen=True)
@@ -163,8 +129,13 @@ def run_plan(
 ) -> Run:
     """Run a plan, as `Simulation` does; in several processes if engines are independent and the run is long."""
     try:
-        run = run_apart(plan, replication, draw, sink, processes) if sum(map(len, plan.groups)) > 1 else None
-        return Simulation(plan, replication, draw, sink=sink).run() if run is None else run
+        groups = len(independent_groups(plan)) if sum(map(len, plan.groups)) > 1 else 1
+        if groups == 1:
+            return Simulation(plan, replication, draw, sink=sink).run()
+        plan, processes = plan.for_one_run(), min(processes, groups, plan.requests // WORTH_A_PROCESS)
+        if processes <= 1:
+            return simulate_apart(plan, replication, draw, sink)
+        return _simulate_in_processes(plan, replication, draw, sink, processes)
     except BadInput as error:
         raise error.in_file(plan.file) from None
     except (TypeError, AttributeError, AssertionError) as error:

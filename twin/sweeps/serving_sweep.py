@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from latency_models.step_time import StepTime
+from reports.fields import varying
 from scenarios.fields import DRAWS, REPLICATIONS, RUNS
 from scenarios.reading import Settings, in_words, with_trace
 from scenarios.serving import check_scenario
@@ -27,16 +28,9 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 
-class Keyed(Protocol):
-    """One run to make."""
-
-    @property
-    def key(self) -> str:
-        """Its name in a run folder."""
-
-
 Plan = TypeVar("Plan")
-AnyTask = TypeVar("AnyTask", bound=Keyed)
+AnyTask = TypeVar("AnyTask", bound=Any)
+"""One run to make; its `key` is its name in a run folder."""
 
 
 @dataclass(frozen=True)
@@ -203,8 +197,6 @@ class ServingSweep(Sweep[Task]):
 
     @cached_property
     def _varying(self) -> list[str]:
-        from reports.fields import varying
-
         return varying([case.settings for case in self.cases])
 
     def label(self, task: Task) -> str:

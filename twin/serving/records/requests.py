@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,12 @@ DETAILS: Final[tuple[str, ...]] = (
 )  # fmt: skip
 """The other columns, of a run with detail. Of these, `kind` and `replica` stay in memory, for latencies by class and
 pool."""
+
+TABLE: Final[tuple[str, ...]] = (
+    "id", "arrival", "queued", "scheduled", "first_token", "last_token", "prompt_tokens", "output_tokens",
+    "cached_tokens", "preemptions", "attempts", "one_shot", "kind", "replica",
+)  # fmt: skip
+"""The columns of a table of requests, in order; `kind` as `model`."""
 
 CLIENT_COLUMNS: Final[tuple[str, ...]] = ("client", "started", "tokens")
 """Columns of a run whose requests have classes or tenants, kept in memory: whose each is, when its first step began,
@@ -185,21 +191,14 @@ class Columns:
         """
         rows = len(self.id)
 
-        def column(values: array[Any]) -> Any:
-            rows_of_column = np.frombuffer(values, dtype=values.typecode)[len(values) - rows :]
-            return rows_of_column.astype(np.float64 if values.typecode == "d" else np.int64)
-
-        plain = (
-            "id", "arrival", "queued", "scheduled", "first_token", "last_token", "prompt_tokens", "output_tokens",
-            "cached_tokens", "preemptions", "attempts",
-        )  # fmt: skip
-        models, replicas = np.array([model for model, _ in self.kinds]), np.array(list(self.replicas))
-        columns = {name: column(getattr(self, name)) for name in plain} | {
-            "one_shot": column(self.one_shot).astype(bool),
-            "model": models[column(self.kind)],
-            "replica": replicas[column(self.replica)],
-        }
-        return columns | self.client_table(rows)
+        columns: dict[str, Any] = {}
+        for name in TABLE:
+            values = np.frombuffer(getattr(self, name), dtype=getattr(self, name).typecode)
+            columns[name] = values[len(values) - rows :].astype(np.float64 if values.dtype == "d" else np.int64)
+        columns["one_shot"] = columns["one_shot"].astype(bool)
+        columns["model"] = np.array([model for model, _ in self.kinds])[columns.pop("kind")]
+        columns["replica"] = np.array(list(self.replicas))[columns.pop("replica")]
+        return columns | self.client_table(rows) if self.clients else columns
 
     def client_table(self, rows: int | None = None) -> dict[str, Any]:
         """Service class and tenant of the last `rows` requests, or of all; empty if they have neither."""
@@ -336,14 +335,8 @@ class SessionLog:
         return {"session": session[ids], "turn": turn[ids]}
 
 
-class CachedPrompt(NamedTuple):
-    """A finished request: when its first step began and its last ended, seconds; its prefix ids; tokens."""
-
-    begin: float
-    end: float
-    ids: tuple[int, ...]
-    prompt_tokens: int
-    output_tokens: int
+CachedPrompt = tuple[float, float, tuple[int, ...], int, int]
+"""A finished request: begin of its first step and end of its last, seconds; prefix ids; prompt and output tokens."""
 
 
 class PrefixReuse:
@@ -364,25 +357,22 @@ class PrefixReuse:
     def add(self, record: RequestRecord) -> None:
         request = record.request
         self.cached_tokens += record.cached_tokens
-        self._prompts.append(
-            CachedPrompt(
-                record.scheduled, record.last_token, request.prefix_blocks, request.prompt_tokens, record.output_tokens
-            )
-        )
+        tokens = request.prompt_tokens, record.output_tokens
+        self._prompts.append((record.scheduled, record.last_token, request.prefix_blocks, *tokens))
 
     def stream(self) -> BlockStream:
         """The blocks in the order of time: looked up when a request begins, left behind when it ends."""
-        turns: list[tuple[float, int, int, CachedPrompt]] = []
-        for number, prompt in enumerate(self._prompts):
-            turns.append((prompt.begin, 1, number, prompt))
-            turns.append((prompt.end, 0, number, prompt))
+        turns: list[tuple[float, int, int]] = []
+        for number, (begin, end, *_) in enumerate(self._prompts):
+            turns += [(begin, 1, number), (end, 0, number)]
         stream, size = BlockStream(), self.node_tokens
-        for _, begins, _, prompt in sorted(turns):
+        for _, begins, number in sorted(turns):
+            _, _, ids, prompt_tokens, output_tokens = self._prompts[number]
             if begins:
-                blocks, lookups = prompt.prompt_tokens // size, (prompt.prompt_tokens - 1) // size
+                blocks, lookups = prompt_tokens // size, (prompt_tokens - 1) // size
             else:  # the last token of an answer has no KV cache
-                blocks, lookups = (prompt.prompt_tokens + max(prompt.output_tokens - 1, 0)) // size, 0
-            ids = prompt.ids[:blocks]
+                blocks, lookups = (prompt_tokens + max(output_tokens - 1, 0)) // size, 0
+            ids = ids[:blocks]
             stream.add(ids, min(lookups, len(ids)))
         return stream
 
@@ -391,7 +381,7 @@ class PrefixReuse:
 
         `lru` evicts the least recently used block, `belady` knows what is needed next, `infinite` evicts nothing.
         """
-        stream, prompts = self.stream(), sum(prompt.prompt_tokens for prompt in self._prompts)
+        stream, prompts = self.stream(), sum(prompt[3] for prompt in self._prompts)
         if not prompts:
             return {"hit_rate": None}
 

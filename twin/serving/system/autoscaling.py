@@ -12,7 +12,7 @@ decode pool from there on.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,27 +38,23 @@ class Predictor:
     """Predicts latencies of the engines of one pool that serve the same models.
 
     Args:
-        plan, draw: of the simulation. pool, models, names: the pool, and the models and engines of it.
-        spec: the pool's section. present: the unfinished requests that the engines have, or wait for one of them.
-        env: for the time. seed: of draws.
+        plan, draw: of the simulation. pool, group: the pool, and its engines that serve these models.
+        spec: the pool's section. env: for the time. seed: of draws.
     """
 
     def __init__(
         self,
         plan: ServingPlan,
         pool: PlannedPool,
-        models: Sequence[str],
-        names: Sequence[str],
+        group: Group,
         spec: AutoscalingSpec,
-        present: Callable[[], Iterable[RequestRecord]],
         env: Environment,
         draw: Draw,
         seed: int,
     ) -> None:
         scenario = plan.scenario.model_copy(update={"detail": False})
         self._plan = replace(plan, scenario=scenario, pools=[pool]).for_one_run()  # notes steps outside of measurements
-        self._models = list(models)
-        self._names = list(names)
+        self._group = group
         self._spec = spec
         self._env = env
         self._draw = draw
@@ -66,7 +62,6 @@ class Predictor:
         self._goals = spec.latency_goals
         self._role = pool.spec.role
         self._lead = 0.0 if spec.forecast == "constant" else spec.start_up.seconds + spec.sync_period
-        self._present = present
         self._records: deque[RequestRecord] = deque()  # of the window, in order of arrival
         self._asked_at = -1.0
         self._load: list[_Coming] = []
@@ -74,7 +69,7 @@ class Predictor:
 
     def arrived(self, record: RequestRecord) -> None:
         """Note a request, if it is for these models."""
-        if record.request.model in self._models:
+        if record.request.model in self._group.models:
             self._records.append(record)
             self._forget()
 
@@ -114,7 +109,7 @@ class Predictor:
             return min(length, record.request.max_tokens)
 
         pending: list[_Coming] = []
-        for record in self._present():
+        for record in self._group.records():
             begun, tokens = record.first_token != UNSET, answer(record)
             pending.append(_Coming(0.0, record.request, max(tokens // 2, 2) if begun else tokens, begun, judged=False))
         times = [(record.first_token if decodes else record.request.arrival, record) for record in self._records]
@@ -137,11 +132,12 @@ class Predictor:
         """Latencies by goal with a number of engines; none without requests."""
         if not any(pending.judged for pending in self._load):
             return {}
-        env, names = Environment(), tuple(self._names[:engines])
-        pool = replace(self._plan.pools[0], engines={model: list(names) for model in self._models})
+        env, models = Environment(), self._group.models
+        names = tuple(engine.name for engine in self._group.engines[:engines])
+        pool = replace(self._plan.pools[0], engines={model: list(names) for model in models})
         parts = Parts(replace(self._plan, pools=[pool]), env, np.random.default_rng(self._seed), self._draw)
         parts.make_engines()
-        (served,) = {id(pool): pool for pool in parts.make_pools(dict.fromkeys(self._models, names)).values()}.values()
+        (served,) = {id(pool): pool for pool in parts.make_pools(dict.fromkeys(models, names)).values()}.values()
         alarm = Alarm(Priority.ARRIVAL, _never)
         judged: list[RequestRecord] = []
         for number, pending in enumerate(self._load):
@@ -243,13 +239,15 @@ class Autoscaling:
         self._scalers: list[PoolScaler] = []
         for pool in plan.pools:
             spec = sections.get(pool.spec.name)
-            for names, models in _groups(pool) if spec is not None else ():
-                assert spec is not None, "pools without a section have no groups"
-                group = Group(
-                    system, pool.spec.name, frozenset(models), [engines[name] for name in names],
-                    decodes=pool.spec.role == "decode",
-                )  # fmt: skip
-                predictor = Predictor(plan, pool, models, names, spec, group.records, env, draw, seed)
+            if spec is None:
+                continue
+            groups: dict[tuple[str, ...], list[str]] = {}  # models by the engines that serve them
+            for model, served in pool.engines.items():
+                groups.setdefault(tuple(served), []).append(model)
+            for names, models in groups.items():
+                decodes = pool.spec.role == "decode"
+                group = Group(system, pool.spec.name, models, [engines[name] for name in names], decodes)
+                predictor = Predictor(plan, pool, group, spec, env, draw, seed)
                 if spec.latency_goals:
                     self._predictors.append(predictor)
                 self._scalers.append(PoolScaler(env, group, initial[pool.spec.name], spec, predictor, self._is_over))
@@ -281,25 +279,17 @@ class Autoscaling:
             scaler.on_release(engine)
 
 
-def _groups(pool: PlannedPool) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """The engines of a pool that serve the same models, and these models."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for model, names in pool.engines.items():
-        groups.setdefault(tuple(names), []).append(model)
-    yield from groups.items()
-
-
 @dataclass(frozen=True)
 class Group:
     """Engines of a pool that serve the same models, as many as there may be at most.
 
     Attributes:
-        pool: the pool's name. decodes: whether they get requests from prefill engines.
+        pool: the pool's name. models: in order. decodes: whether they get requests from prefill engines.
     """
 
     system: System
     pool: str
-    models: frozenset[str]
+    models: list[str]
     engines: list[Engine]
     decodes: bool = False
 
