@@ -29,7 +29,7 @@ from tornado.ioloop import IOLoop
 from tornado.web import HTTPError
 
 from reports.theme import asset
-from twin.page.questions import Choices, Document, Inquiry, answer, from_link, settings_of
+from twin.page.questions import Choices, Document, Inquiry, answer
 from twin.page.view import View
 from workloads.errors import BadInput
 
@@ -195,12 +195,11 @@ class Session:
     def __init__(self, charts: Charts, inquiry: Inquiry, query: dict[str, str]) -> None:
         self._charts = charts
         self._inquiry = inquiry
-        self._knobs = inquiry.knobs
-        choices = from_link(self._knobs, query)
+        choices = inquiry.choices(query)
         self._asked = 0
         self._closed = False
         self._loop = IOLoop.current()
-        self._view = View(self._knobs, choices, self._ask)
+        self._view = View(inquiry.knobs, choices, self._ask)
         for name, root in self._view.roots.items():
             root.name = name
             charts.add_root(root)
@@ -244,7 +243,7 @@ def scenario_text(inquiry: Inquiry, choices: Choices) -> str:
     """The scenario under these choices as YAML, or the reason why there is none."""
     try:
         document = inquiry.changed(choices)
-        settings = settings_of(inquiry.knobs, choices, inquiry.spec)
+        settings = inquiry.settings(choices)
     except BadInput as error:
         return f"# {error}\n"
     changed = ", ".join(f"{key}={value}" for key, value in settings.items()) or "nothing"

@@ -71,44 +71,6 @@ class Knob:
         return round(number) if self.step == int(self.step) else float(f"{number:.6g}")
 
 
-def knobs_of(spec: ServingScenario) -> list[Knob]:
-    """The knobs that a scenario has, with its values."""
-    document = spec.model_dump(mode="json", by_alias=True)
-    return [
-        *_workload(document["workload"]),
-        *_step_time(document["step_time"]),
-        *_system(document["system"]),
-        *_engine(document["engine"]),
-        *_goals(document["measure"]),
-        *_afd_knobs(document["step_time"]),
-    ]
-
-
-def settings_of(knobs: list[Knob], choices: Choices, spec: ServingScenario) -> Settings:
-    """The fields of the scenario that differ from it under these choices."""
-    changed = {knob.name: choices[knob.name] for knob in knobs if choices[knob.name] != knob.value}
-    settings: Settings = {
-        knob.field: None if choices[knob.name] == AS_PUBLISHED else choices[knob.name]
-        for knob in knobs
-        if knob.field and (knob.name in changed or not knob.stated)
-    }
-    return settings | _system_settings(changed, choices, spec)
-
-
-def from_link(knobs: list[Knob], query: Mapping[str, str]) -> Choices:
-    """The choices that a link states; the scenario's where it states none, or none that can be."""
-    choices: Choices = {}
-    for knob in knobs:
-        value = knob.read(query[knob.name]) if knob.name in query else None
-        choices[knob.name] = knob.value if value is None else value
-    return choices
-
-
-def to_link(knobs: list[Knob], choices: Choices) -> dict[str, str]:
-    """The query of a link that restores these choices: those that differ from the scenario."""
-    return {knob.name: str(value) for knob in knobs if (value := choices[knob.name]) != knob.value}
-
-
 def _number(name: str, label: str, value: float, field: str, *, integral: bool = False, factor: float = 4.0,
             help: str = "") -> Knob:  # fmt: skip
     """A slider from near 0 to several times the scenario's value."""
@@ -247,20 +209,45 @@ class Inquiry:
 
     @cached_property
     def knobs(self) -> list[Knob]:
-        """Everything that can be changed."""
-        return knobs_of(self.spec)
+        """Everything that can be changed, with the scenario's values."""
+        document = self.spec.model_dump(mode="json", by_alias=True)
+        return [
+            *_workload(document["workload"]),
+            *_step_time(document["step_time"]),
+            *_system(document["system"]),
+            *_engine(document["engine"]),
+            *_goals(document["measure"]),
+            *_afd_knobs(document["step_time"]),
+        ]
+
+    def settings(self, choices: Choices) -> Settings:
+        """The fields of the scenario that differ from it under these choices."""
+        changed = {knob.name: choices[knob.name] for knob in self.knobs if choices[knob.name] != knob.value}
+        settings: Settings = {
+            knob.field: None if choices[knob.name] == AS_PUBLISHED else choices[knob.name]
+            for knob in self.knobs
+            if knob.field and (knob.name in changed or not knob.stated)
+        }
+        return settings | _system_settings(changed, choices, self.spec)
 
     def changed(self, choices: Choices) -> Document:
         """The scenario under these choices, as `twin simulate` reads it from the same folder."""
-        spec = self.spec
-        document = apply(self.document, settings_of(self.knobs, choices, spec))
+        document = apply(self.document, self.settings(choices))
         check_scenario(document, {}, self.path)
         result: Document = _plain(document)
         return result
 
+    def choices(self, query: Mapping[str, str]) -> Choices:
+        """The choices that a link states; the scenario's where it states none, or none that can be."""
+        choices: Choices = {}
+        for knob in self.knobs:
+            value = knob.read(query[knob.name]) if knob.name in query else None
+            choices[knob.name] = knob.value if value is None else value
+        return choices
+
     def link(self, choices: Choices) -> dict[str, str]:
-        """The query that restores these choices."""
-        return to_link(self.knobs, choices)
+        """The query of a link that restores these choices: those that differ from the scenario."""
+        return {knob.name: str(value) for knob in self.knobs if (value := choices[knob.name]) != knob.value}
 
 
 def _plain(value: Any) -> Any:
@@ -275,16 +262,15 @@ def _plain(value: Any) -> Any:
 def answer(inquiry: Inquiry, choices: Choices, tell: Tell) -> None:
     """Answer what if: a draft of few requests first, then all of them, then the curves; or an error of one line."""
     try:
-        spec, knobs = inquiry.spec, inquiry.knobs
-        settings = settings_of(knobs, choices, spec)
-        requests = min(inquiry.requests, _requests(spec, inquiry.path))
+        settings = inquiry.settings(choices)
+        requests = min(inquiry.requests, _requests(inquiry.spec, inquiry.path))
         if requests > DRAFT_REQUESTS:
             tell("draft", _simulated(inquiry, settings, DRAFT_REQUESTS))
         tell("full", _simulated(inquiry, settings, requests))
     except BadInput as error:
         tell("error", {"text": str(error)})
         return
-    tell("afd", _afd(inquiry, knobs, choices))
+    tell("afd", _afd(inquiry, choices))
     for name, degree, load in _pareto_points(choices):
         tell("pareto", _pareto_point(inquiry, settings, name, degree, load, choices))
 
@@ -355,7 +341,7 @@ def _load_field(choices: Choices) -> tuple[str | None, float]:
     return None, 0.0
 
 
-def _afd(inquiry: Inquiry, knobs: list[Knob], choices: Choices) -> Document:
+def _afd(inquiry: Inquiry, choices: Choices) -> Document:
     """Closed forms of an AFD bundle of the chosen model, GPU and lengths, or the reason why there are none."""
     if "batch" not in choices or not {"prompt", "answer"} <= set(choices):
         return {"reason": "no AFD curve: it needs step times of source roofline, and lengths with a mean"}

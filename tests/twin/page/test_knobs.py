@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scenarios.serving import check_scenario
 from tests.twin.page.scenarios import roofline
 from tests.twin.serving.scenarios import scenario
-from twin.page.questions import Choices, Inquiry, from_link, knobs_of, settings_of, to_link
+from twin.page.questions import Choices, Inquiry
 
 
 def inquiry(document: dict[str, Any] | None = None) -> Inquiry:
@@ -21,7 +20,7 @@ def inquiry(document: dict[str, Any] | None = None) -> Inquiry:
 
 def changed(**choices: Any) -> dict[str, Any]:
     question = inquiry()
-    return question.changed(from_link(question.knobs, {}) | choices)
+    return question.changed(question.choices({}) | choices)
 
 
 def test_the_knobs_of_a_scenario_have_its_values() -> None:
@@ -34,7 +33,7 @@ def test_the_knobs_of_a_scenario_have_its_values() -> None:
 
 
 def test_a_scenario_with_its_own_step_times_has_no_model_to_choose() -> None:
-    names = {knob.name for knob in knobs_of(check_scenario(scenario(), {}, Path("s.yaml")))}
+    names = {knob.name for knob in inquiry(scenario()).knobs}
     assert {"seqs", "chunk", "layout"} <= names
     assert not {"model", "gpu", "tp", "batch"} & names
 
@@ -61,7 +60,7 @@ def test_weights_are_those_of_the_chosen_model_as_published() -> None:
     question = inquiry(document)
     (knob,) = [knob for knob in question.knobs if knob.name == "weights"]
     assert (knob.value, knob.options) == ("as published", ("as published", "bf16", "fp8"))
-    assert "weights" not in question.changed(from_link(question.knobs, {"model": "gpt-oss-20b"}))["step_time"]
+    assert "weights" not in question.changed(question.choices({"model": "gpt-oss-20b"}))["step_time"]
 
 
 def test_engines_are_taken_apart_with_a_link_for_the_caches() -> None:
@@ -76,27 +75,27 @@ def test_engines_are_taken_apart_with_a_link_for_the_caches() -> None:
 
 @given(st.data())
 def test_links_restore_choices(data: st.DataObject) -> None:
-    knobs = inquiry().knobs
+    question = inquiry()
     choices: Choices = {
         knob.name: data.draw(st.sampled_from(knob.options))
         if knob.options
         else knob.whole(data.draw(st.floats(knob.low, knob.high)))
-        for knob in knobs
+        for knob in question.knobs
     }
-    assert from_link(knobs, to_link(knobs, choices)) == choices
+    assert question.choices(question.link(choices)) == choices
 
 
 @pytest.mark.parametrize("query", [{"rate": "fast"}, {"rate": "-1"}, {"rate": "nan"}, {"model": "gpt-17"}, {"x": "1"}])
 def test_links_that_say_what_cannot_be_are_left_aside(query: dict[str, str]) -> None:
-    knobs = inquiry().knobs
-    assert from_link(knobs, query) == {knob.name: knob.value for knob in knobs}
+    question = inquiry()
+    assert question.choices(query) == {knob.name: knob.value for knob in question.knobs}
 
 
 def test_settings_name_only_what_differs() -> None:
     question = inquiry()
-    choices = from_link(question.knobs, {"rate": "5"})
-    assert settings_of(question.knobs, choices, question.spec) == {
+    choices = question.choices({"rate": "5"})
+    assert question.settings(choices) == {
         "workload.arrivals.rate": 5.0,
         "measure.slo.tpot": 0.05,
     }
-    assert to_link(question.knobs, choices) == {"rate": "5.0"}
+    assert question.link(choices) == {"rate": "5.0"}

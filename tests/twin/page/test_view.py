@@ -9,7 +9,7 @@ import pytest
 
 from tests.twin.page.scenarios import roofline
 from twin.page.application import title_of
-from twin.page.questions import DRAFT_REQUESTS, Inquiry, _afd, _simulated, from_link
+from twin.page.questions import DRAFT_REQUESTS, Inquiry, _afd, _simulated
 from twin.page.view import View
 
 
@@ -19,7 +19,7 @@ def inquiry() -> Inquiry:
 
 
 def view_of(inquiry: Inquiry) -> View:
-    return View(inquiry.knobs, from_link(inquiry.knobs, {}), lambda choices: None)
+    return View(inquiry.knobs, inquiry.choices({}), lambda choices: None)
 
 
 def points(view: View) -> int:
@@ -27,9 +27,9 @@ def points(view: View) -> int:
 
 
 def test_an_error_leaves_no_number_of_an_earlier_answer(inquiry: Inquiry) -> None:
-    view, choices = view_of(inquiry), from_link(inquiry.knobs, {})
+    view, choices = view_of(inquiry), inquiry.choices({})
     view.show("full", _simulated(inquiry, {}, DRAFT_REQUESTS // 10))
-    view.show("afd", _afd(inquiry, inquiry.knobs, choices))
+    view.show("afd", _afd(inquiry, choices))
     view.show("pareto", {"name": "TP 1", "load": 1.0, "user": 50.0, "gpu": 900.0, "rate": 4.0})
     assert points(view) > 10
     assert "TTFT" in view.answer.text
@@ -47,7 +47,7 @@ def test_an_error_at_once_ends_the_simulating(inquiry: Inquiry) -> None:
 
 def test_titles_say_what_was_changed(inquiry: Inquiry) -> None:
     assert title_of("llama", {}) == "llama: what if"
-    choices = from_link(inquiry.knobs, {"model": "qwen3-32b", "tp": "2"})
+    choices = inquiry.choices({"model": "qwen3-32b", "tp": "2"})
     title = title_of("llama", inquiry.link(choices))
     assert title == "llama: what if model qwen3-32b, tp 2?"
     view = view_of(inquiry)
@@ -56,8 +56,8 @@ def test_titles_say_what_was_changed(inquiry: Inquiry) -> None:
 
 
 def test_an_ffn_of_several_gpus_counts_as_several(inquiry: Inquiry) -> None:
-    choices = from_link(inquiry.knobs, {"model": "deepseek-v3", "gpu": "h200-sxm", "weights": "fp8"})
-    bundle: dict[str, Any] = _afd(inquiry, inquiry.knobs, choices)
+    choices = inquiry.choices({"model": "deepseek-v3", "gpu": "h200-sxm", "weights": "fp8"})
+    bundle: dict[str, Any] = _afd(inquiry, choices)
     assert bundle["cards"]["ffn"] > 1
     best = bundle["theory"]["throughput_per_card_at_r_star"]
     assert max(bundle["curves"]["theory"]) <= best * 1.0001

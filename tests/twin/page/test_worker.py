@@ -16,7 +16,7 @@ import twin
 from latency_models.io.config_io import write_yaml
 from tests.twin.page.scenarios import roofline
 from twin.page.application import Worker
-from twin.page.questions import LOADS, Inquiry, answer, from_link
+from twin.page.questions import LOADS, Inquiry, answer
 
 Answer = tuple[int, str, dict[str, Any]]
 LIMIT = 120.0
@@ -29,7 +29,7 @@ def question(**changes: Any) -> Inquiry:
 
 def all_told(inquiry: Inquiry, query: dict[str, str]) -> list[tuple[str, dict[str, Any]]]:
     messages: list[tuple[str, dict[str, Any]]] = []
-    answer(inquiry, from_link(inquiry.knobs, query), lambda kind, document: messages.append((kind, document)))
+    answer(inquiry, inquiry.choices(query), lambda kind, document: messages.append((kind, document)))
     return messages
 
 
@@ -51,7 +51,7 @@ def test_an_answer_is_that_of_the_scenario_written(tmp_path: Path) -> None:
     inquiry = question()
     query = {"rate": "6", "seqs": "32", "layout": "apart"}
     (full,) = [document for kind, document in all_told(inquiry, query) if kind == "full"]
-    (tmp_path / "s.yaml").write_text(write_yaml(inquiry.changed(from_link(inquiry.knobs, query))))
+    (tmp_path / "s.yaml").write_text(write_yaml(inquiry.changed(inquiry.choices(query))))
     assert twin.simulate(tmp_path / "s.yaml").document["summary"] == full["summary"]
 
 
@@ -91,10 +91,10 @@ def test_a_new_question_stops_the_one_before(worker: tuple[Worker, queue.Queue[A
     """The first question's curves, some 24 simulations, are not computed once the second has come."""
     at_work, answers = worker
     inquiry = question()
-    first = at_work.ask(from_link(inquiry.knobs, {}))
+    first = at_work.ask(inquiry.choices({}))
     while answers.get(timeout=LIMIT)[1] != "full":
         pass
-    second = at_work.ask(from_link(inquiry.knobs, {"rate": "5"}))
+    second = at_work.ask(inquiry.choices({"rate": "5"}))
     messages = [answers.get(timeout=LIMIT)]
     while messages[-1][1] != "done":
         messages.append(answers.get(timeout=LIMIT))
@@ -113,7 +113,7 @@ def test_many_questions_at_once_get_one_answer(worker: tuple[Worker, queue.Queue
     (process,) = (child for child in multiprocessing.active_children() if child.name == "what-if")
     assert process.pid is not None
     os.kill(process.pid, signal.SIGSTOP)  # however slowly they are asked, all have come when it goes on
-    numbers = [at_work.ask(from_link(inquiry.knobs, {"rate": str(rate)})) for rate in range(1, 12)]
+    numbers = [at_work.ask(inquiry.choices({"rate": str(rate)})) for rate in range(1, 12)]
     os.kill(process.pid, signal.SIGCONT)
     finished = []
     while numbers[-1] not in finished:
