@@ -12,6 +12,7 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_type_hints
 
 import yaml
+from pydantic import TypeAdapter
 
 from latency_models.fitting.estimator import student_quantile
 from reports.blocks import Cells, Document, Section, Table, Text, bullets, rows_table, table
@@ -185,6 +186,14 @@ def reaches(values: Sequence[float], limit: float, *, at_most: bool = False, str
 
 
 # -- small models ------------------------------------------------------------------------------------------------------
+
+
+def study_sizes(kind: type[T], paper: str, **models: Mapping[str, Any]) -> dict[str, T]:
+    """The sizes of a study by their names, of `sizes.yaml`; fields in `models` are those of the same name."""
+    return {
+        name: TypeAdapter(kind).validate_python(size | {field: sizes[name] for field, sizes in models.items()})
+        for name, size in scenario(paper, "sizes").items()
+    }
 
 
 Row = Document

@@ -6,7 +6,7 @@ was done, and the quality lost and recovered on text that no training reads."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,8 +25,8 @@ from live.adaptation.language_model import (
     read_tokenizer,
     self_sampled,
 )
+from live.adaptation.options import Budget, Quantisation
 from live.adaptation.placement import (
-    DEFAULT_RULE,
     LLAMA_2_7B,
     Placement,
     Rule,
@@ -38,15 +38,8 @@ from live.adaptation.placement import (
     share_of,
     total_bytes,
 )
-from live.adaptation.quantisers import (
-    Method,
-    Precision,
-    QuantisedModel,
-    quantise_model,
-    write_compensators,
-    write_quantised,
-)
-from live.adaptation.training import TrainingSettings
+from live.adaptation.quantisers import Precision, QuantisedModel, quantise_model, write_compensators, write_quantised
+from live.adaptation.training import Advance, TrainingSettings, quiet
 from live.adaptation.weights import copy_text_files, module_sizes, read_model
 from live.models.config import ModelConfig
 from live.models.weights import Weights
@@ -163,11 +156,8 @@ def text_quality(models: Sequence[Path], sources: Path | None = None) -> list[di
     """Perplexity and accuracy on held-out text, mean divergence from the first model (nats), and bytes of weights."""
     config, reference = read_model(models[0])
     evaluation = Evaluation.on_held_out(models[0], ForwardPass(config), reference, sources, WINDOW, WINDOWS)
-    rows = []
-    for directory in models:
-        weights = _same_shape(directory, config)
-        rows.append({**evaluation.measure(weights).summary(), "bytes": weight_bytes(weights)})
-    return rows
+    every = [_same_shape(directory, config) for directory in models]
+    return [{**evaluation.measure(weights).summary(), "bytes": weight_bytes(weights)} for weights in every]
 
 
 def weight_bytes(weights: Weights) -> int:
@@ -203,14 +193,59 @@ Where: TypeAlias = Literal["cka", "all"]
 
 
 @dataclass(frozen=True)
+class CompensatedModel:
+    """A quantised model whose compensators take at most half the bytes of those of `full_rank` on all modules.
+
+    `tables`: kernel latencies for the cost of a compensator; None: those of this project's kernels on a CPU.
+    """
+
+    forward: ForwardPass
+    model: QuantisedModel
+    full_rank: int
+    rule: Rule
+    tables: Path | None = None
+
+    @cached_property
+    def sizes(self) -> dict[str, Size]:
+        return module_sizes(self.model.reference)
+
+    @property
+    def budget(self) -> int:
+        return total_bytes(self.sizes.values(), self.full_rank) // 2
+
+    def bytes_of(self, modules: Iterable[str], rank: int, *, gate: bool = True) -> int:
+        """Bytes of compensators of one rank on some modules."""
+        return total_bytes([self.sizes[name] for name in modules], rank, gate=gate)
+
+    def rank_of(self, modules: Iterable[str], *, gate: bool = True) -> int:
+        """The largest rank on some modules that the budget allows; 0 if none does."""
+        return affordable_rank([self.sizes[name] for name in modules], self.budget, gate=gate)
+
+    def place(self, tokens: torch.Tensor) -> tuple[dict[str, float], Placement]:
+        """The damage of every module on tokens (sequences, n), and the placement that follows."""
+        damages = damage(self.forward, self.model, tokens)
+        return damages, select(damages, deployment_costs(damages, self.tables), self.sizes, self.budget, self.rule)
+
+    def describe(self, placement: Placement) -> Document:
+        """The places and their share of memory, also at Llama-2-7B's shapes."""
+        size, modules, model = self.bytes_of(placement.modules, placement.rank), placement.modules, self.model
+        layers, bits = self.forward.config.shape.layers, model.precision.bits
+        return {
+            "modules": list(modules),
+            "rank": placement.rank,
+            "entropy": placement.entropy,
+            "bytes": size,
+            "share": size / model.nbytes,
+            "share_llama_2_7b": share_of(LLAMA_2_7B, modules, layers, placement.rank, bits),
+        }
+
+
+@dataclass(frozen=True)
 class Job:
-    """A model to quantise, and its texts: `sources` of `read_corpus`, and self-sampled sequences of `window` tokens."""
+    """A model to quantise, and how; held-out text is measured in `windows` windows of `window` tokens."""
 
     model: Path
-    method: Method
-    precision: Precision
-    sources: Path | None = None
-    sequences: int = 192
+    quantisation: Quantisation
     window: int = 128
     windows: int = 128
     seed: int = 0
@@ -218,20 +253,38 @@ class Job:
     @cached_property
     def loaded(self) -> Loaded:
         """The model quantised, with its texts; computed once."""
+        options = self.quantisation
+        precision = Precision(options.bits, options.group)
         config, weights = read_model(self.model)
         if config.quantisation is not None:
             raise BadInput("expected dense weights", field="quantization_config", file=self.model)
         forward = ForwardPass(config)
-        evaluation = Evaluation.on_held_out(self.model, forward, weights, self.sources, self.window, self.windows)
+        evaluation = Evaluation.on_held_out(self.model, forward, weights, options.sources, self.window, self.windows)
         first = read_tokenizer(self.model).encode("\n", add_special_tokens=False).ids[-1]
-        sampled = self_sampled(forward, weights, first, self.sequences, evaluation.tokens.shape[1], self.seed)
-        return Loaded(
-            forward, quantise_model(forward, weights, self.method, self.precision, sampled), sampled, evaluation
-        )
+        sampled = self_sampled(forward, weights, first, options.sequences, evaluation.tokens.shape[1], self.seed)
+        model = quantise_model(forward, weights, options.method, precision, sampled)
+        return Loaded(forward, model, sampled, evaluation)
 
     def describe(self) -> Document:
-        fields = asdict(self) | {"model": str(self.model), "sources": str(self.sources) if self.sources else None}
-        return {"schema": SCHEMA, **fields}
+        options = self.quantisation
+        return {
+            "schema": SCHEMA,
+            "model": str(self.model),
+            "method": options.method,
+            "precision": {"bits": options.bits, "group": options.group},
+            "sources": str(options.sources) if options.sources else None,
+            "sequences": options.sequences,
+            "window": self.window,
+            "windows": self.windows,
+            "seed": self.seed,
+        }
+
+    def write(self, directory: Path, document: Document) -> Document:
+        """Write what was done beside the model; returns it with what was asked for."""
+        copy_text_files(self.model, directory)
+        document = self.describe() | document
+        write_text(directory / RECORD, json.dumps(document, indent=1) + "\n")
+        return document
 
 
 @dataclass(frozen=True)
@@ -243,60 +296,55 @@ class Loaded:
     sampled: torch.Tensor
     evaluation: Evaluation
 
-    @cached_property
-    def sizes(self) -> dict[str, Size]:
-        return module_sizes(self.forward.config, self.model.reference)
-
     def measures(self) -> Document:
-        reference = self.evaluation.measure(self.model.reference)
+        measure = self.evaluation.measure
         return {
-            "full": reference.summary(),
-            "quantised": {**self.evaluation.measure(self.model.weights()).summary(), "bytes": self.model.nbytes},
+            "full": measure(self.model.reference).summary(),
+            "quantised": {**measure(self.model.weights()).summary(), "bytes": self.model.nbytes},
         }
 
-
-@dataclass(frozen=True)
-class Budget:
-    """The budget, half the bytes of compensators of `full_rank` on all modules, and the rule of their placement."""
-
-    full_rank: int = 8
-    rule: Rule = DEFAULT_RULE
-    tables: Path | None = None
+    def place(self, budget: Budget) -> tuple[CompensatedModel, dict[str, float], Placement]:
+        rule = Rule(cost_weight=budget.cost_weight)
+        subject = CompensatedModel(self.forward, self.model, budget.full_rank, rule, budget.tables)
+        damages, placement = subject.place(self.sampled)
+        if placement.rank == 0:
+            raise BadInput("expected more: no compensator fits the budget", field="full_rank", value=budget.full_rank)
+        return subject, damages, placement
 
 
 def quantise(job: Job, directory: Path) -> Document:
     loaded = job.loaded
     write_quantised(directory, loaded.forward.config, loaded.model)
-    return _written(job, directory, loaded.measures())
+    return job.write(directory, loaded.measures())
 
 
 def diagnose(job: Job, budget: Budget) -> Document:
     """The damage of every module, and the placement that follows: `damage`, `modules`, `rank`, `entropy`."""
-    damages, placement = _placed(job.loaded, budget)
-    return {**job.describe(), **job.loaded.measures(), "damage": damages, **_placement(job.loaded, placement)}
+    subject, damages, placement = job.loaded.place(budget)
+    return {**job.describe(), **job.loaded.measures(), "damage": damages, **subject.describe(placement)}
 
 
 def compensate(
-    job: Job,
-    directory: Path,
-    budget: Budget,
-    where: Where,
-    settings: CalibrationSettings,
-    advance: Callable[[str], None] = lambda text: None,
+    job: Job, directory: Path, budget: Budget, where: Where, steps: tuple[int, int], advance: Advance = quiet
 ) -> Document:
-    """Quantise a model, train compensators (on Algorithm 1's modules or all), and write a directory to be loaded."""
+    """Quantise a model, train compensators (on Algorithm 1's modules or all), and write a directory to be loaded.
+
+    `steps`: those that train the factors, and the gate after that.
+    """
     loaded = job.loaded
-    write_quantised(directory, loaded.forward.config, loaded.model)
-    damages, placement = _placed(loaded, budget)
+    forward, model, measure = loaded.forward, loaded.model, loaded.evaluation.measure
+    write_quantised(directory, forward.config, model)
+    subject, damages, placement = loaded.place(budget)
     if where == "all":
-        placement = replace(placement, modules=tuple(loaded.sizes), rank=budget.full_rank)
-    text = calibration_text(loaded.forward, loaded.model.reference, loaded.sampled)
+        placement = replace(placement, modules=tuple(subject.sizes), rank=budget.full_rank)
+    factors, gate = steps
+    settings = CalibrationSettings(TrainingSettings(factors, 4, 2e-3), TrainingSettings(gate, 4, 1e-2))
+    text = calibration_text(forward, model.reference, loaded.sampled)
     calibrated = calibrate(
-        loaded.forward, loaded.model, placement.modules, placement.rank, text, settings, seed=job.seed, advance=advance
+        forward, model, placement.modules, placement.rank, text, settings, seed=job.seed, advance=advance
     )
     write_compensators(directory, calibrated.stored(), placement.rank)
-    measure = loaded.evaluation.measure
-    compensated, quantised = measure(calibrated.stored_weights()), measure(loaded.model.weights())
+    compensated, quantised = measure(calibrated.stored_weights()), measure(model.weights())
     measures = loaded.measures()
     full = measures["full"]["perplexity"]
     document = measures | {
@@ -304,46 +352,8 @@ def compensate(
         "recovered": recovered(full, quantised.perplexity, compensated.perplexity),
         "quartiles": by_quartile(quantised, compensated),
         "damage": damages,
-        **_placement(loaded, placement),
+        **subject.describe(placement),
         "settings": asdict(settings),
         "losses": calibrated.losses,
     }
-    return _written(job, directory, document)
-
-
-def settings_of(factors: int, gate: int, batch_size: int = 4) -> CalibrationSettings:
-    """The two phases with given numbers of steps."""
-    return CalibrationSettings(
-        TrainingSettings(steps=factors, batch_size=batch_size, learning_rate=2e-3),
-        TrainingSettings(steps=gate, batch_size=batch_size, learning_rate=1e-2),
-    )
-
-
-def _placed(loaded: Loaded, budget: Budget) -> tuple[dict[str, float], Placement]:
-    damages = damage(loaded.forward, loaded.model, loaded.sampled)
-    limit = total_bytes(loaded.sizes.values(), budget.full_rank) // 2
-    placement = select(damages, deployment_costs(damages, budget.tables), loaded.sizes, limit, budget.rule)
-    if affordable_rank([loaded.sizes[name] for name in placement.modules], limit) == 0:
-        raise BadInput("expected more: no compensator fits the budget", field="full_rank", value=budget.full_rank)
-    return damages, placement
-
-
-def _placement(loaded: Loaded, placement: Placement) -> Document:
-    config, model = loaded.forward.config, loaded.model
-    size = total_bytes([loaded.sizes[name] for name in placement.modules], placement.rank)
-    layers = config.shape.layers
-    return {
-        "modules": list(placement.modules),
-        "rank": placement.rank,
-        "entropy": placement.entropy,
-        "bytes": size,
-        "share": size / model.nbytes,
-        "share_llama_2_7b": share_of(LLAMA_2_7B, placement.modules, layers, placement.rank, model.precision.bits),
-    }
-
-
-def _written(job: Job, directory: Path, document: Document) -> Document:
-    copy_text_files(job.model, directory)
-    document = job.describe() | document
-    write_text(directory / RECORD, json.dumps(document, indent=1) + "\n")
-    return document
+    return job.write(directory, document)

@@ -19,8 +19,16 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy
 
 from live.adaptation.forward import ForwardPass, Modules
-from live.adaptation.training import SCHEMA, Advance, TrainingSettings, quiet, saved_state, train_whole, write_record
-from live.adaptation.weights import initial_weights, small_config, write_model
+from live.adaptation.training import (
+    SCHEMA,
+    Advance,
+    TrainingSettings,
+    quiet,
+    read_sizes,
+    train_into,
+    write_record,
+)
+from live.adaptation.weights import initial_weights, small_config
 from live.models.config import Family, ModelConfig
 from live.models.weights import Weights
 from reports.run_directory import write_text
@@ -49,23 +57,7 @@ class TextSize:
         return small_config(self.layers, self.hidden, self.vocabulary, MAX_TEXT_POSITIONS, family)
 
 
-TEXT_SIZES = {
-    "reduced": TextSize(
-        layers=4,
-        hidden=128,
-        vocabulary=BYTES,
-        window=128,
-        training=TrainingSettings(steps=800, batch_size=8, learning_rate=4e-3),
-    ),
-    "full": TextSize(
-        layers=6,
-        hidden=256,
-        vocabulary=2048,
-        window=256,
-        training=TrainingSettings(steps=2400, batch_size=16, learning_rate=2e-3),
-    ),
-}
-"""Sizes by name: `reduced` has 0.6 million parameters and takes two minutes on an idle core, `full` has 4 million."""
+TEXT_SIZES = read_sizes(TextSize, "text")
 
 
 SKIPPED = frozenset(
@@ -258,9 +250,8 @@ def train_text_model(
     config = size.config(family)
     forward, start = ForwardPass(config), initial_weights(config, seed)
     identity = {"kind": "text", "size": asdict(size), "family": family, "seed": seed, "corpus": corpus.digest}
-    state = saved_state(directory, identity)
-    trained = train_whole(forward, start, WindowLesson(data, seed), size.training, state, advance)
-    write_model(directory, config, trained.weights)
+    lesson = WindowLesson(data, seed)
+    trained = train_into(directory, identity, forward, start, None, lesson, size.training, advance=advance)
     write_tokenizer(directory, tokenizer)
     document = {
         "schema": SCHEMA,

@@ -305,7 +305,7 @@ def _scaled(forward: ForwardPass, weights: Weights, precision: Precision, calibr
                 divisor = torch.cat([torch.ones_like(scales), scales])
             old = tensors[prefix + source]
             tensors[prefix + source] = old / (divisor.unsqueeze(1) if old.dim() == 2 else divisor)
-    return from_named(forward.config, tensors)
+    return from_named(tensors)
 
 
 def write_quantised(directory: Path, config: ModelConfig, model: QuantisedModel) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from live.adaptation.forward import ForwardPass, Modules
+from live.adaptation.options import Adaptation, Subject
 from live.adaptation.tasks import BASE_OPERATIONS, Lesson, Size
 from live.adaptation.text_lessons import PairLesson, pair_lesson
 from live.adaptation.training import (
@@ -18,21 +21,16 @@ from live.adaptation.training import (
     Trained,
     TrainingSettings,
     quiet,
-    saved_state,
-    train_whole,
-    tune_prefill,
+    train_into,
     write_record,
 )
-from live.adaptation.weights import Scope, copy_text_files, initial_weights, read_model, rounded, write_model
+from live.adaptation.weights import copy_text_files, initial_weights, read_model, rounded
 from live.models.checkpoint import weight_files
 from live.models.config import Family, ModelConfig
-from live.models.linear import Rounding
 from live.models.weights import Weights
 from reports.run_directory import naming
 from workloads.errors import BadInput
 from workloads.json_files import read_json_object
-
-TRAININGS = ("base", "adaptation", "hard", "retuning", "hard_retuning")
 
 PAIR_TRAINING = TrainingSettings(steps=200, batch_size=8, learning_rate=5e-5)
 """The training on prompts and answers of one's own: the highest rate that appendix A.1 searches."""
@@ -42,121 +40,100 @@ PAIR_PROMPTS = 1024
 
 Document = dict[str, Any]
 
-Task: TypeAlias = str | Path
-"""A sequence operation of a base model of `twin adapt base`, or a JSONL file of prompts and answers for any model."""
-
 
 def train_base(
     directory: Path, size: Size, family: Family, seed: int, advance: Advance = quiet
-) -> tuple[Trained, ForwardPass]:
+) -> tuple[Trained, Modules]:
     """Train a base model on the eight base operations, and write it to a directory; goes on where it was stopped."""
     config = size.config(family)
     forward = ForwardPass(config)
     of_base = {name: value for name, value in asdict(size).items() if name in ("layers", "hidden", "digits", "base")}
     identity = {"kind": "base", "size": of_base, "family": family, "seed": seed}
-    lesson = Lesson(tuple(BASE_OPERATIONS), size.digits, seed)
-    state = saved_state(directory, identity)
-    trained = train_whole(forward, initial_weights(config, seed), lesson, size.base, state, advance)
-    write_model(directory, config, trained.weights)
-    _record(directory, "base", size, seed, trained)
-    return trained, forward
+    lesson, start = Lesson(tuple(BASE_OPERATIONS), size.digits, seed), initial_weights(config, seed)
+    trained = train_into(directory, identity, forward, start, None, lesson, size.base, advance=advance)
+    record = {"schema": SCHEMA, "name": "base", "seed": seed, "losses": trained.losses, "size": asdict(size)}
+    write_record(directory, record)
+    return trained, Modules(forward, trained.weights, trained.weights)
 
 
 def run_base(directory: Path, size: Size, family: Family, seed: int, advance: Advance = quiet) -> Document:
     """Train a base model as `train_base`, and measure it: the document of `training.json` with `exact_match`."""
-    trained, forward = train_base(directory, size, family, seed, advance)
-    modules = Modules(forward, trained.weights, trained.weights)
+    trained, modules = train_base(directory, size, family, seed, advance)
     lessons = {name: Lesson((name,), size.digits, seed) for name in BASE_OPERATIONS}
-    return _measured(directory, trained, modules, lessons, size.prompts)
-
-
-@dataclass(frozen=True)
-class Adaptation:
-    """One fine-tuning, as `twin adapt prefill` describes it.
-
-    `task`: an operation, or a file of pairs. `bits`: of the decode module. `start`: directory to begin with; None: the
-    base model. `steps`, `learning_rate`: None: those of the base model's size, or of `PAIR_TRAINING`.
-    """
-
-    model: Path
-    task: Task
-    method: Literal["sun", "full"] = "sun"
-    scope: Scope = "all"
-    rank: int = 8
-    bits: int | None = None
-    start: Path | None = None
-    steps: int | None = None
-    learning_rate: float | None = None
-    seed: int = 0
-
-    def settings(self) -> TrainingSettings:
-        if isinstance(self.task, Path):
-            settings = PAIR_TRAINING
-        else:
-            size = read_size(self.model)
-            settings = size.fine_tuning(self.task) if self.start is None else size.tuning_again(self.task)
-        settings = settings if self.steps is None else replace(settings, steps=self.steps)
-        return settings if self.learning_rate is None else replace(settings, learning_rate=self.learning_rate)
-
-    def identity(self) -> dict[str, object]:
-        """Everything that the training depends on: models by the digests of their files."""
-        fields: dict[str, object] = {name: value for name, value in asdict(self).items() if not isinstance(value, Path)}
-        files = {"model": _digest(weight_files(self.model)), "start": _digest(weight_files(self.start or self.model))}
-        if isinstance(self.task, Path):
-            files["task"] = _digest([self.task])
-        return {"kind": "adaptation", **fields, **files, "settings": asdict(self.settings())}
-
-
-def run_adaptation(directory: Path, adaptation: Adaptation, advance: Advance = quiet) -> Document:
-    """Tune a module into a directory, also from where it was stopped; returns `training.json` and `exact_match`."""
-    config, base = read_model(adaptation.model)
-    if config.quantisation is not None:
-        raise BadInput("expected dense weights", field="quantization_config", file=adaptation.model)
-    if directory.resolve() == adaptation.model.resolve():
-        raise BadInput("expected another directory than the base model's", value=str(directory))
-    start = base if adaptation.start is None else _same_shape(adaptation.start, adaptation.model)
-    forward, settings = ForwardPass(config), adaptation.settings()
-    lesson = _lesson(adaptation.task, adaptation.model, config, adaptation.seed)
-    size = None if isinstance(lesson, PairLesson) else read_size(adaptation.model)
-    decode = base if adaptation.bits is None else rounded(config, base, Rounding(adaptation.bits))
-    state = saved_state(directory, adaptation.identity())
-    if adaptation.method == "full":
-        trained = train_whole(forward, start, lesson, settings, state, advance)
-        decode = trained.weights
-    else:
-        trained = tune_prefill(
-            forward, start, decode, lesson, settings,
-            scope=adaptation.scope, rank=adaptation.rank, state=state, advance=advance,
-        )  # fmt: skip
-    write_model(directory, config, trained.weights)
-    copy_text_files(adaptation.model, directory)
-    decoder = f", decoder of {adaptation.bits} bits" if adaptation.bits else ""
-    name = f"{adaptation.task}, {adaptation.method}{decoder}"
-    _record(directory, name, size, adaptation.seed, trained, adaptation=adaptation.identity())
-    modules = Modules(forward, trained.weights, decode)
     return _measured(
-        directory, trained, modules, {str(adaptation.task): lesson}, size.prompts if size else PAIR_PROMPTS
+        directory, trained, {name: lesson.measure(modules, size.prompts) for name, lesson in lessons.items()}
     )
 
 
-def evaluate(prefill: Path, decode: Path, task: Task, bits: int | None, prompts: int, seed: int) -> Document:
+def settings_of(model: Path, adaptation: Adaptation) -> TrainingSettings:
+    """The training that an adaptation asks for, by the size of the base model in a directory."""
+    if adaptation.task is None:
+        settings = PAIR_TRAINING
+    else:
+        size = read_size(model)
+        settings = (size.fine_tuning if adaptation.start is None else size.tuning_again)(adaptation.task)
+    changed = {name: getattr(adaptation, name) for name in ("steps", "learning_rate")}
+    return replace(settings, **{name: value for name, value in changed.items() if value is not None})
+
+
+def run_adaptation(
+    model: Path, directory: Path, adaptation: Adaptation, seed: int, advance: Advance = quiet
+) -> Document:
+    """Tune a module into a directory, also from where it was stopped; returns `training.json` and `exact_match`."""
+    config, base = read_model(model)
+    if config.quantisation is not None:
+        raise BadInput("expected dense weights", field="quantization_config", file=model)
+    if directory.resolve() == model.resolve():
+        raise BadInput("expected another directory than the base model's", value=str(directory))
+    start = base if adaptation.start is None else _same_shape(adaptation.start, model)
+    forward, settings = ForwardPass(config), settings_of(model, adaptation)
+    lesson = _lesson(adaptation, model, config, seed)
+    identity = _identity(model, adaptation, settings, seed)
+    decode = None if adaptation.method == "full" else rounded(base, adaptation.bits)
+    trained = train_into(
+        directory, identity, forward, start, decode, lesson, settings,
+        scope=adaptation.scope, rank=adaptation.rank, advance=advance,
+    )  # fmt: skip
+    copy_text_files(model, directory)
+    decoder = f", decoder of {adaptation.bits} bits" if adaptation.bits else ""
+    name = f"{adaptation.name}, {adaptation.method}{decoder}"
+    document: Document = {"schema": SCHEMA, "name": name, "seed": seed, "losses": trained.losses}
+    prompts = PAIR_PROMPTS
+    if adaptation.task is not None:
+        size = read_size(model)
+        document["size"], prompts = asdict(size), size.prompts
+    write_record(directory, document | {"adaptation": identity})
+    modules = Modules(forward, trained.weights, trained.weights if decode is None else decode)
+    return _measured(directory, trained, {adaptation.name: lesson.measure(modules, prompts)})
+
+
+def _identity(model: Path, adaptation: Adaptation, settings: TrainingSettings, seed: int) -> Document:
+    """Everything that a training depends on: models and data by the digests of their files."""
+    data, options = adaptation.data, asdict(adaptation) | {"seed": seed}
+    absent = ("data",) if data is None else ("data", "task")
+    fields = {name: value for name, value in options.items() if not isinstance(value, Path) and name not in absent}
+    files = {"model": _digest(weight_files(model)), "start": _digest(weight_files(adaptation.start or model))}
+    if data is not None:
+        files["task"] = _digest([data])
+    return {"kind": "adaptation", **fields, **files, "settings": asdict(settings)}
+
+
+def evaluate(prefill: Path, decode: Path, subject: Subject, bits: int | None, prompts: int, seed: int) -> Document:
     """Exact match of a prefill with a rounded decode module; of pairs also right tokens and perplexity."""
     config, decoder = read_model(decode)
-    first = _same_shape(prefill, decode)
-    if bits is not None:
-        decoder = rounded(config, decoder, Rounding(bits))
-    lesson = _lesson(task, decode, config, seed)
+    modules = Modules(ForwardPass(config), _same_shape(prefill, decode), rounded(decoder, bits))
+    lesson = _lesson(subject, decode, config, seed)
     if isinstance(lesson, PairLesson):
         prompts = min(prompts, len(lesson.evaluation))
-    measures = lesson.measure(Modules(ForwardPass(config), first, decoder), prompts)
-    return {"schema": SCHEMA, "task": str(task), "bits": bits, "prompts": prompts, "seed": seed, **measures}
+    measures = lesson.measure(modules, prompts)
+    return {"schema": SCHEMA, "task": subject.name, "bits": bits, "prompts": prompts, "seed": seed, **measures}
 
 
-def _lesson(task: Task, model: Path, config: ModelConfig, seed: int) -> Lesson | PairLesson:
+def _lesson(subject: Subject, model: Path, config: ModelConfig, seed: int) -> Lesson | PairLesson:
     """The data of a task. Unknown tasks and wrong files are refused."""
-    if isinstance(task, Path):
-        return pair_lesson(task, model, config, seed)
-    lesson = Lesson((task,), read_size(model).digits, seed)
+    if subject.data is not None:
+        return pair_lesson(subject.data, model, config, seed)
+    lesson = Lesson((subject.name,), read_size(model).digits, seed)
     lesson.batch(1, 0)
     return lesson
 
@@ -165,29 +142,18 @@ def read_size(directory: Path) -> Size:
     file = directory / RECORD
     size = read_json_object(file).get("size")
     try:
-        fields: Any = dict(size or {})
-        trainings: dict[str, Any] = {name: TrainingSettings(**fields.pop(name)) for name in TRAININGS}
-        return Size(**fields, **trainings)
-    except (KeyError, TypeError, ValueError):
+        return TypeAdapter(Size).validate_python(size)
+    except ValidationError:
         raise BadInput("expected the size that twin adapt writes", field="size", value=size, file=file) from None
 
 
-def _record(directory: Path, name: str, size: Size | None, seed: int, trained: Trained, **more: object) -> None:
-    document: Document = {"schema": SCHEMA, "name": name, "seed": seed, "losses": trained.losses}
-    if size is not None:
-        document["size"] = asdict(size)
-    write_record(directory, document | more)
-
-
-def _measured(
-    directory: Path, trained: Trained, modules: Modules, lessons: Mapping[str, Lesson | PairLesson], prompts: int
-) -> Document:
-    """The stored document, with the number of trained values and the measures of each lesson by their names."""
+def _measured(directory: Path, trained: Trained, measures: dict[str, dict[str, float]]) -> Document:
+    """The stored document, with the number of trained values and the measures of each task."""
     document = read_json_object(directory / RECORD)
     document["trained_parameters"] = trained.trained_parameters
-    for name, lesson in lessons.items():
-        for measure, value in lesson.measure(modules, prompts).items():
-            document.setdefault(measure, {})[name] = value
+    for task, values in measures.items():
+        for measure, value in values.items():
+            document.setdefault(measure, {})[task] = value
     return document
 
 

@@ -129,9 +129,7 @@ def _pairs(model: Path, task: str, prompts: int, seed: int) -> Sequence[Pair]:
 def _offline(served: ServedModules, task: str, pairs: Sequence[Pair]) -> list[list[int]]:
     """The training code's answers; prompts of one length are computed together."""
     config, prefill = read_model(served.modules[task])
-    decode = prefill if served.isolated else read_model(served.base)[1]
-    if served.bits is not None:
-        decode = rounded(config, decode, Rounding(served.bits))
+    decode = rounded(prefill if served.isolated else read_model(served.base)[1], served.bits)
     modules, longest = Modules(ForwardPass(config), prefill, decode), max(len(pair.answer) for pair in pairs)
     answers: dict[int, list[int]] = {}
     for size in {len(pair.prompt) for pair in pairs}:

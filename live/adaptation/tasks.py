@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from live.adaptation.forward import Modules
-from live.adaptation.training import TrainingSettings
+from live.adaptation.training import TrainingSettings, read_sizes
 from live.adaptation.weights import small_config
 from live.models.config import Family, ModelConfig
 from workloads.errors import BadInput
@@ -156,26 +156,4 @@ class Size:
         return self.hard_retuning if task in HARD_OPERATIONS else self.retuning
 
 
-SIZES = {
-    "reduced": Size(
-        layers=2,
-        hidden=64,
-        digits=4,
-        base=TrainingSettings(steps=1200, batch_size=64, learning_rate=4e-3),
-        adaptation=TrainingSettings(steps=500, batch_size=32, learning_rate=3e-3),
-        hard=TrainingSettings(steps=4500, batch_size=128, learning_rate=8e-3),
-        retuning=TrainingSettings(steps=100, batch_size=32, learning_rate=1.5e-3),
-        hard_retuning=TrainingSettings(steps=300, batch_size=64, learning_rate=4e-3),
-    ),
-    "full": Size(
-        layers=4,
-        hidden=128,
-        digits=8,
-        base=TrainingSettings(steps=1200, batch_size=128, learning_rate=2e-3),
-        adaptation=TrainingSettings(steps=800, batch_size=64, learning_rate=1e-3),
-        hard=TrainingSettings(steps=800, batch_size=64, learning_rate=1e-3),
-        retuning=TrainingSettings(steps=400, batch_size=64, learning_rate=5e-4),
-        hard_retuning=TrainingSettings(steps=400, batch_size=64, learning_rate=5e-4),
-    ),
-}
-"""Sizes by name: `reduced` is a matter of minutes, `full` of hours on two cores."""
+SIZES = read_sizes(Size, "operations")

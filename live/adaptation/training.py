@@ -9,28 +9,30 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
+import yaml
+from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from live.adaptation.forward import ForwardPass, Modules
-from live.adaptation.weights import Scope, TunedWeights
+from live.adaptation.weights import Scope, TunedWeights, write_model
 from live.models.weights import Weights
 from reports.run_directory import naming, replacing, write_text
 from workloads.errors import BadInput
 
+T = TypeVar("T")
 SCHEMA = "twin.adaptation/1"
 RECORD = "training.json"
 STATE = "training.safetensors"
 
 
-def saved_state(directory: Path, identity: dict[str, object]) -> SavedState:
-    """The state of a training in a directory, which is made."""
-    with naming(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-    return SavedState(directory / STATE, identity)
+def read_sizes(kind: type[T], section: str) -> dict[str, T]:
+    """The sizes of one kind of model by their names, of `sizes.yaml`."""
+    document = yaml.safe_load((Path(__file__).parent / "sizes.yaml").read_text(encoding="utf-8"))
+    return TypeAdapter(dict[str, kind]).validate_python(document[section])  # type: ignore[valid-type]
 
 
 def write_record(directory: Path, document: dict[str, Any]) -> None:
@@ -165,22 +167,10 @@ class Trained:
     trained_parameters: int
 
 
-def train_whole(
+def tune(
     forward: ForwardPass,
     start: Weights,
-    lesson: Teacher,
-    settings: TrainingSettings,
-    state: SavedState | None = None,
-    advance: Advance = quiet,
-) -> Trained:
-    """Train one set of weights as prefill and decode module at once: a base model, or full fine-tuning."""
-    return _train(forward, TunedWeights(forward.config, start), None, lesson, settings, state, advance)
-
-
-def tune_prefill(
-    forward: ForwardPass,
-    start: Weights,
-    decode: Weights,
+    decode: Weights | None,
     lesson: Teacher,
     settings: TrainingSettings,
     *,
@@ -189,18 +179,29 @@ def tune_prefill(
     state: SavedState | None = None,
     advance: Advance = quiet,
 ) -> Trained:
-    """Train a prefill module, from `start`, for the frozen decode module (section 3.2.2; QSUN if that is quantised)."""
-    tuned = TunedWeights(forward.config, start, scope, rank, lesson.seed)
-    return _train(forward, tuned, decode, lesson, settings, state, advance)
+    """Train a prefill module, from `start`, for the frozen decode module (section 3.2.2; QSUN if that is quantised).
 
+    Without a decode module what is trained decodes, too: a base model, or full fine-tuning.
+    """
+    tuned = TunedWeights(start, scope, rank, lesson.seed)
 
-def _train(
-    forward: ForwardPass, tuned: TunedWeights, decode: Weights | None, lesson: Teacher, settings: TrainingSettings,
-    state: SavedState | None, advance: Advance,
-) -> Trained:  # fmt: skip
     def loss(step: int) -> torch.Tensor:
         weights = tuned.weights()
         return lesson.loss(Modules(forward, weights, weights if decode is None else decode), settings.batch_size, step)
 
     losses = train(tuned.trained, loss, settings, state, advance)
     return Trained(tuned.frozen(), losses, tuned.trained_parameters)
+
+
+def train_into(
+    directory: Path, identity: dict[str, object], forward: ForwardPass, *data: Any, **options: Any
+) -> Trained:
+    """Train as `tune`, with its further arguments, and write the model to a directory, also from where it was stopped.
+
+    `identity`: all that the training depends on.
+    """
+    with naming(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    trained = tune(forward, *data, state=SavedState(directory / STATE, identity), **options)
+    write_model(directory, forward.config, trained.weights)
+    return trained

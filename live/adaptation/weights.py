@@ -9,7 +9,6 @@ import json
 import math
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -51,7 +50,11 @@ def initial_weights(config: ModelConfig, seed: int) -> Weights:
     tensors["norm"] = torch.ones(shape.hidden)
     if not config.tied:
         tensors["head"] = normal(shape.vocabulary, shape.hidden, std=INITIAL_STD)
-    return from_named(config, tensors)
+    return from_named(tensors)
+
+
+PARTS = ("before", "qkv", "q_norm", "k_norm", "o", "after", "gate_up", "down")
+"""A layer's parts, in the order in which they are trained and stored; a family may have no `q_norm` and `k_norm`."""
 
 
 def to_named(weights: Weights) -> dict[str, torch.Tensor]:
@@ -60,31 +63,20 @@ def to_named(weights: Weights) -> dict[str, torch.Tensor]:
     if weights.head is not None and weights.head is not weights.embedding:
         tensors["head"] = weights.head
     for i, layer in enumerate(weights.layers):
-        assert isinstance(layer.ffn, DenseFFN)
-        parts = {
-            "before": layer.before, "qkv": layer.qkv, "q_norm": layer.q_norm, "k_norm": layer.k_norm, "o": layer.o,
-            "after": layer.after, "gate_up": layer.ffn.gate_up, "down": layer.ffn.down,
-        }  # fmt: skip
-        for name, tensor in parts.items():
+        for name in PARTS:
+            tensor = getattr(layer.ffn if name in ("gate_up", "down") else layer, name)
             if isinstance(tensor, torch.Tensor):
                 tensors[f"layers.{i}.{name}"] = tensor
     return tensors
 
 
-def from_named(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> Weights:
-    """The inverse of `to_named`."""
-    layers = []
-    for i in range(config.shape.layers):
-        prefix = f"layers.{i}."
-        part = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-        layers.append(
-            Layer(
-                before=part["before"], qkv=part["qkv"], q_norm=part.get("q_norm"), k_norm=part.get("k_norm"),
-                o=part["o"], after=part["after"], router=None, ffn=DenseFFN(part["gate_up"], part["down"]),
-            )
-        )  # fmt: skip
-    head = tensors["embedding"] if config.tied else tensors["head"]
-    return Weights(tensors["embedding"], layers, tensors["norm"], head)
+def from_named(tensors: Mapping[str, Any]) -> Weights:
+    """The inverse of `to_named`; linear layers may be any that compute a product."""
+    layers: list[Layer] = []
+    while f"layers.{len(layers)}.qkv" in tensors:
+        part: dict[str, Any] = {name: tensors.get(f"layers.{len(layers)}.{name}") for name in PARTS}
+        layers.append(Layer(ffn=DenseFFN(part.pop("gate_up"), part.pop("down")), router=None, **part))
+    return Weights(tensors["embedding"], layers, tensors["norm"], tensors.get("head", tensors["embedding"]))
 
 
 def module_names(config: ModelConfig) -> list[str]:
@@ -92,10 +84,10 @@ def module_names(config: ModelConfig) -> list[str]:
     return [f"layers.{i}.{name}" for i in range(config.shape.layers) for name in MATRICES]
 
 
-def module_sizes(config: ModelConfig, weights: Weights) -> dict[str, tuple[int, int]]:
+def module_sizes(weights: Weights) -> dict[str, tuple[int, int]]:
     """(outputs, inputs) of every linear layer, by name."""
-    tensors = to_named(weights)
-    return {name: (tensors[name].shape[0], tensors[name].shape[1]) for name in module_names(config)}
+    sizes = {name: tensor.shape for name, tensor in to_named(weights).items() if module_type(name) in MATRICES}
+    return {name: (outputs, inputs) for name, (outputs, inputs) in sizes.items()}
 
 
 def module_type(name: str) -> str:
@@ -104,26 +96,18 @@ def module_type(name: str) -> str:
 
 
 def replaced(weights: Weights, modules: Mapping[str, Matrix]) -> Weights:
-    """The weights with other linear layers in the place of some; `weights` keep theirs."""
-    layers = []
-    for i, layer in enumerate(weights.layers):
-        assert isinstance(layer.ffn, DenseFFN)
-        qkv, o, gate_up, down = (
-            modules.get(f"layers.{i}.{name}", old)
-            for name, old in zip(MATRICES, (layer.qkv, layer.o, layer.ffn.gate_up, layer.ffn.down), strict=True)
-        )
-        layers.append(replace(layer, qkv=qkv, o=o, ffn=DenseFFN(gate_up, down)))
-    return replace(weights, layers=layers)
+    """Dense weights with other linear layers in the place of some."""
+    return from_named({**to_named(weights), **modules})
 
 
-def rounded(config: ModelConfig, weights: Weights, rounding: Rounding) -> Weights:
-    """Linear layers rounded as `kernels/w4_gemm` rounds them, then unpacked to dense tensors (QSUN, 3.3)."""
-    tensors = to_named(weights)
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            if name.rpartition(".")[2] in MATRICES:
-                tensors[name] = dequantise(rounding(tensor), tensor.dtype)
-    return from_named(config, tensors)
+@torch.no_grad()
+def rounded(weights: Weights, bits: int | None) -> Weights:
+    """Linear layers rounded as `kernels/w4_gemm` rounds them, then unpacked to dense tensors (QSUN, 3.3); or none."""
+    if bits is None:
+        return weights
+    rounding, tensors = Rounding(bits), to_named(weights)
+    return replaced(weights, {name: dequantise(rounding(tensor), tensor.dtype) for name, tensor in tensors.items()
+                              if module_type(name) in MATRICES})  # fmt: skip
 
 
 Scope: TypeAlias = Literal["all", "attention", "low_rank"]
@@ -138,13 +122,12 @@ class TunedWeights:
     `rank` are trained (LoRA, Hu et al. 2021, section 4.1). B begins with zeros.
     """
 
-    def __init__(self, config: ModelConfig, start: Weights, scope: Scope = "all", rank: int = 8, seed: int = 0) -> None:
-        self._config = config
+    def __init__(self, start: Weights, scope: Scope = "all", rank: int = 8, seed: int = 0) -> None:
         self._start = {name: tensor.detach() for name, tensor in to_named(start).items()}
         if scope == "low_rank":
             self.trained = self._low_rank(rank, seed)
         else:
-            names = [name for name in self._start if scope == "all" or name.rpartition(".")[2] in ATTENTION]
+            names = [name for name in self._start if scope == "all" or module_type(name) in ATTENTION]
             self.trained = {name: self._start[name].clone() for name in names}
         for tensor in self.trained.values():
             tensor.requires_grad_()
@@ -155,13 +138,11 @@ class TunedWeights:
 
     def weights(self) -> Weights:
         """The weights with what is trained, in autograd's graph."""
-        tensors = {name: self._with_training(name, tensor) for name, tensor in self._start.items()}
-        return from_named(self._config, tensors)
+        return from_named({name: self._with_training(name, tensor) for name, tensor in self._start.items()})
 
     def frozen(self) -> Weights:
         """A copy of the weights as they are now, outside autograd's graph."""
-        tensors = {name: tensor.detach().clone() for name, tensor in to_named(self.weights()).items()}
-        return from_named(self._config, tensors)
+        return from_named({name: tensor.detach().clone() for name, tensor in to_named(self.weights()).items()})
 
     def _with_training(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         if f"{name}.a" in self.trained:
@@ -172,7 +153,7 @@ class TunedWeights:
         generator = torch.Generator().manual_seed(seed)
         pairs = {}
         for name, matrix in self._start.items():
-            if name.rpartition(".")[2] in MATRICES:
+            if module_type(name) in MATRICES:
                 outputs, inputs = matrix.shape
                 pairs[f"{name}.a"] = torch.randn(rank, inputs, generator=generator) / math.sqrt(inputs)
                 pairs[f"{name}.b"] = torch.zeros(outputs, rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +20,8 @@ from latency_models.sources.kernel_tables.settings import KernelTableSettings
 from latency_models.sources.kernel_tables.spec import KernelTableStepTime
 from latency_models.sources.kernel_tables.tables import AttentionTable, Curve, HeldOut, KernelTables, TableSource
 from latency_models.step_time import ANY_SEQUENCE
-from live.calibration import measuring
-from live.calibration.grid import HEAD, ROW_BY_ROW, Point
-from live.calibration.journal import Journal
-from live.calibration.measuring import Plan
-from live.calibration.operations import via
+from live.calibration.operations import HEAD, ROW_BY_ROW, Point, via
+from live.calibration.plan import MORE_ROUNDS, Journal, Plan
 from live.device import device_name, versions
 from live.graphs.capture_sizes import CaptureSizes
 from reports.run_directory import commit
@@ -57,7 +55,7 @@ def gather(plan: Plan, journal: Journal) -> dict[str, Series]:
     points, _ = plan.points()
     by_operation: dict[str, dict[Point, list[float]]] = {}
     for point in [*points, *plan.messages()]:
-        rounds = measuring.rounds_of(journal, point, plan.grid.rounds + measuring.MORE_ROUNDS)
+        rounds = journal.rounds(point, plan.grid.rounds + MORE_ROUNDS)
         by_operation.setdefault(point.operation, {})[point] = rounds
     take: Callable[[list[float]], float] = min if plan.grid.statistic == "least" else statistics.median
     return {
@@ -82,7 +80,7 @@ def assemble(plan: Plan, journal: Journal, name: str) -> MeasuredCalibration:
         source="twin calibrate run",
         device=device_name(plan.device),
         model=plan.model.name,
-        date=measuring.today(),
+        date=datetime.datetime.now(datetime.UTC).date(),
         commit=commit(),
         versions=versions(),
         note=f"of {plan.grid.rounds} rounds' medians the {plan.grid.statistic}",

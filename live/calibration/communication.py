@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from latency_models.sources.kernel_tables.settings import AllReduces, LinkFile
-from live.calibration.journal import Journal
+from live.calibration.plan import Journal
 from live.device import device_name
 from live.topologies.sockets import Connection
 

@@ -22,15 +22,39 @@ from kernels.shapes import Shape
 from kernels.w4_gemm import w4_gemm
 from kernels.w4_gemm.pack import GROUP
 from latency_models.deployment.models import DenseFFN, GroupedQueryAttention, Model
-from live.calibration.grid import LINEAR, Point
 from live.graphs.capture_sizes import SDPA_TOKENS, padded_width
 from workloads.errors import BadInput
+
+LINEAR = {"qkv_proj": "qkv", "o_proj": "o", "gate_up_proj": "gate_up", "down_proj": "down"}
+"""The layer type of each linear operation in kernel tables."""
+
+ROW_BY_ROW = (*LINEAR, "layernorm", "rotary_emb", "act_fn", "embedding", "final_layernorm")
+HEAD = ("lm_head", "sampler")
+QUANTISED = tuple(f"{form}/{kind}" for form in ("w4", "ec") for kind in LINEAR.values())
 
 BLOCK = 16
 """Block size of the KV cache, tokens."""
 
 BEFORE_ATTENTION = ("layernorm", "qkv_proj", "rotary_emb")
 AFTER_ATTENTION = ("o_proj", "layernorm", "gate_up_proj", "act_fn", "down_proj")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement: an operation and its sizes, in order; a `held_out` point only judges tables and lines."""
+
+    operation: str
+    sizes: tuple[tuple[str, int], ...]
+    held_out: bool = False
+
+    @property
+    def key(self) -> str:
+        """The point's name in the journal."""
+        return " ".join([self.operation, *(f"{name}={value}" for name, value in self.sizes)])
+
+    def __getitem__(self, name: str) -> int:
+        return dict(self.sizes)[name]
+
 
 Call = Callable[[], object]
 Make = Callable[[], Call]
@@ -192,11 +216,6 @@ def _mixed(point: Point, bench: Bench) -> Case:
         flops=prompt.flops + decodes.flops,
         footprint=prompt.set_bytes + decodes.set_bytes,
     )
-
-
-def step_point(chunk: int, decodes: int, context: int) -> Point:
-    """A fresh prompt of `chunk` tokens, and `decodes` with a context of `context` tokens each."""
-    return Point("whole_step", (("chunk", chunk), ("decodes", decodes), ("context", context)), held_out=True)
 
 
 def step_case(point: Point, bench: Bench) -> Case:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from live.adaptation.compensation import Evaluation, TokenMeasures, by_quartile, recovered
+from live.adaptation.compensation import CompensatedModel, Evaluation, TokenMeasures, by_quartile, recovered
 from live.adaptation.compensators import (
     Calibrated,
     CalibrationSettings,
@@ -38,29 +38,13 @@ from live.adaptation.compensators import (
 )
 from live.adaptation.forward import ForwardPass, final_states
 from live.adaptation.language_model import TEXT_SIZES, TextSize, self_sampled, train_text_model
-from live.adaptation.placement import (
-    DEFAULT_RULE,
-    LLAMA_2_7B,
-    Placement,
-    Rule,
-    Size,
-    affordable_rank,
-    damage,
-    deployment_costs,
-    select,
-    share_of,
-    total_bytes,
-)
-from live.adaptation.quantisers import Method, Precision, QuantisedModel, quantise_model
-from live.adaptation.training import TrainingSettings, curve
-from live.adaptation.weights import module_sizes, read_model
-from live.models.weights import Weights
-from papers.common import Recipe, Study, language_model_row
+from live.adaptation.placement import DEFAULT_RULE, Placement, Rule
+from live.adaptation.quantisers import Method, Precision, quantise_model
+from live.adaptation.training import curve
+from live.adaptation.weights import read_model
+from papers.common import Recipe, Study, language_model_row, study_sizes
 from papers.spear.quality import summarise
 from reports.run_directory import replacing
-
-VARIANTS = ("spear", "random", "uniform", "all", "gate_off", "corpus", "svd", "whitened")
-"""Ways to compensate, as `papers.spear.training` describes them."""
 
 
 @dataclass(frozen=True)
@@ -95,133 +79,36 @@ class StudySize:
     rule: Rule = DEFAULT_RULE
 
 
-def _cells(every: tuple[Precision, ...], extra: tuple[tuple[Method, Precision], ...]) -> tuple[Cell, ...]:
-    """Cells of rounding to nearest with all variants, then others with SPEAR alone."""
-    return (*(Cell("rtn", precision, VARIANTS) for precision in every), *(Cell(*cell) for cell in extra))
-
-
-_CHANNEL = (Precision(4), Precision(3), Precision(2))
-
-STUDY_SIZES = {
-    "reduced": StudySize(
-        text=TEXT_SIZES["reduced"],
-        windows=256,
-        sequences=512,
-        rounded=128,
-        diagnosed=32,
-        full_rank=8,
-        calibration=CalibrationSettings(
-            factors=TrainingSettings(steps=300, batch_size=4, learning_rate=6e-3),
-            gate=TrainingSettings(steps=40, batch_size=4, learning_rate=1e-2),
-        ),
-        cells=_cells(
-            _CHANNEL,
-            (
-                ("gptq", Precision(4)), ("awq", Precision(4)), ("gptq", Precision(3)), ("awq", Precision(3)),
-                ("rtn", Precision(3, 128)),
-            ),
-        ),
-    ),
-    "full": StudySize(
-        text=TEXT_SIZES["full"],
-        windows=256,
-        sequences=512,
-        rounded=128,
-        diagnosed=64,
-        full_rank=8,
-        calibration=CalibrationSettings(
-            factors=TrainingSettings(steps=375, batch_size=4, learning_rate=1e-3),
-            gate=TrainingSettings(steps=250, batch_size=4, learning_rate=5e-3),
-        ),
-        cells=_cells(
-            _CHANNEL,
-            tuple(
-                (method, Precision(bits, group))
-                for bits in (4, 3)
-                for group in (-1, 128)
-                for method in ("rtn", "gptq", "awq")
-                if (method, group) != ("rtn", -1)
-            ),
-        ),
-    ),
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class StudiedModel:
-    """A language model with everything that is computed of it once.
-
-    `texts`: `sampled` and `corpus` to calibrate with, `evaluation`; each (sequences, n) int64, with the model's states.
-    """
-
-    forward: ForwardPass
-    weights: Weights
-    texts: dict[str, torch.Tensor]
-    size: StudySize
-    seed: int
-
-    @cached_property
-    def evaluation(self) -> Evaluation:
-        assert self.weights.head is not None
-        return Evaluation(self.forward, self.texts["evaluation"], self.texts["evaluation_states"], self.weights.head)
-
-    @cached_property
-    def sizes(self) -> dict[str, Size]:
-        return module_sizes(self.forward.config, self.weights)
-
-    @cached_property
-    def budget(self) -> int:
-        """Bytes of compensators: half of those on all modules at full rank."""
-        return total_bytes(self.sizes.values(), self.size.full_rank) // 2
-
-    def run(self, cell: Cell) -> Row:
-        """The quantised model's measures, its damage and placement, and every variant of the cell."""
-        sampled = self.texts["sampled"]
-        rounded = sampled[: self.size.rounded]
-        model = quantise_model(self.forward, self.weights, cell.method, cell.precision, rounded)
-        damages = damage(self.forward, model, sampled[: self.size.diagnosed])
-        placement = select(damages, deployment_costs(damages), self.sizes, self.budget, self.size.rule)
-        full, quantised = self.evaluation.reference(), self.evaluation.measure(model.weights())
-        compensation = Compensation(self, model, placement, full, quantised)
-        layers, bits = self.forward.config.shape.layers, cell.precision.bits
-        return {
-            "cell": cell.name,
-            "full": full.summary(),
-            "quantised": {**quantised.summary(), "bytes": model.nbytes},
-            "damage": damages,
-            "entropy": placement.entropy,
-            "modules": list(placement.modules),
-            "budget": self.budget,
-            "share": total_bytes([self.sizes[name] for name in placement.modules], placement.rank) / model.nbytes,
-            "share_llama_2_7b": share_of(LLAMA_2_7B, placement.modules, layers, placement.rank, bits),
-            "variants": {name: compensation.variant(name) for name in cell.variants},
-        }
+STUDY_SIZES = study_sizes(StudySize, "spear", text=TEXT_SIZES)
 
 
 @dataclass(frozen=True)
 class Compensation:
-    """A quantised model that is compensated in several ways."""
+    """A quantised model of a study that is compensated in several ways.
 
-    study: StudiedModel
-    model: QuantisedModel
+    `texts`: `sampled` and `corpus` to calibrate with, each (sequences, n) int64. `full`, `quantised`: measures.
+    """
+
+    subject: CompensatedModel
+    size: StudySize
+    texts: dict[str, torch.Tensor]
+    evaluation: Evaluation
     placement: Placement
     full: TokenMeasures
     quantised: TokenMeasures
+    seed: int
 
     def variant(self, name: str) -> Row:
         if name in ("svd", "whitened"):
             return self._static(name)
-        modules, rank, text = self._placed(name), None, self._sampled
-        if name == "all":
-            rank = self.study.size.full_rank
-        elif name == "corpus":
-            text = self._text("corpus")
-        return self._trained(modules, rank, text, gated=name != "gate_off", closely=name == "spear")
+        rank = self.size.full_rank if name == "all" else None
+        text = self._text("corpus") if name == "corpus" else self._sampled
+        return self._trained(self._placed(name), rank, text, gated=name != "gate_off", closely=name == "spear")
 
     def _placed(self, name: str) -> Sequence[str]:
-        every = list(self.study.sizes)
+        every, model = list(self.subject.sizes), self.subject.model
         if name == "random":
-            rng = random.Random(f"{self.study.seed} {self.model.method} {self.model.precision}")
+            rng = random.Random(f"{self.seed} {model.method} {model.precision}")
             return rng.sample(every, len(self.placement.modules))
         return every if name in ("all", "uniform") else self.placement.modules
 
@@ -229,40 +116,38 @@ class Compensation:
         self, modules: Sequence[str], rank: int | None, text: CalibrationText, *, gated: bool, closely: bool
     ) -> Row:
         """Train compensators of a rank, or the largest in the budget; `closely`: measure float32 and quartiles, too."""
-        study = self.study
+        model, measure = self.subject.model, self.evaluation.measure
         if rank is None:
-            rank = affordable_rank([study.sizes[name] for name in modules], study.budget, gate=gated)
+            rank = self.subject.rank_of(modules, gate=gated)
         trained = calibrate(
-            study.forward, self.model, modules, rank, text, study.size.calibration, gated=gated, seed=study.seed
+            self.subject.forward, model, modules, rank, text, self.size.calibration, gated=gated, seed=self.seed
         )
         row = self._row(trained, rank, gated=gated) | {"losses": curve(trained.losses)}
         if closely:
-            exact = study.evaluation.measure(trained.weights())
+            exact = measure(trained.weights())
             row["perplexity_float"] = exact.perplexity
-            ungated = compensated(self.model.weights(), trained.dense(), trained.parts, gated=False)
-            row["quartiles"] = by_quartile(self.quantised, exact, study.evaluation.measure(ungated))
+            ungated = compensated(model.weights(), trained.dense(), trained.parts, gated=False)
+            row["quartiles"] = by_quartile(self.quantised, exact, measure(ungated))
         return row
 
     def _static(self, name: str) -> Row:
-        study, errors = self.study, self.model.errors()
-        rank = affordable_rank(study.sizes.values(), study.budget, gate=False)
+        errors = self.subject.model.errors()
+        rank = self.subject.rank_of(errors, gate=False)
         parts = {}
         for module, error in errors.items():
             moment = self._sampled.inputs[module].second_moment
             down, up = svd_factors(error, rank) if name == "svd" else whitened_factors(error, moment, rank)
             parts[module] = {"down": down, "up": up, **initial_gate(rank, 0)}
-        return self._row(Calibrated(self.model, parts, []), rank, gated=False)
+        return self._row(Calibrated(self.subject.model, parts, []), rank, gated=False)
 
     def _row(self, trained: Calibrated, rank: int, *, gated: bool) -> Row:
-        measures = self.study.evaluation.measure(trained.stored_weights())
-        sizes = [self.study.sizes[name] for name in trained.parts]
-        full, quantised = self.full.perplexity, self.quantised.perplexity
+        measures = self.evaluation.measure(trained.stored_weights())
         return {
             **measures.summary(),
-            "recovered": recovered(full, quantised, measures.perplexity),
-            "modules": len(sizes),
+            "recovered": recovered(self.full.perplexity, self.quantised.perplexity, measures.perplexity),
+            "modules": len(trained.parts),
             "rank": rank,
-            "bytes": total_bytes(sizes, rank, gate=gated),
+            "bytes": self.subject.bytes_of(trained.parts, rank, gate=gated),
         }
 
     @cached_property
@@ -271,7 +156,7 @@ class Compensation:
 
     def _text(self, name: str) -> CalibrationText:
         """Calibration text, computed with the weights that were quantised: AWQ scales what layers get."""
-        return calibration_text(self.study.forward, self.model.reference, self.study.texts[name])
+        return calibration_text(self.subject.forward, self.subject.model.reference, self.texts[name])
 
 
 Row = dict[str, Any]
@@ -301,9 +186,30 @@ def train_model(name: str, seed: int, directory: Path) -> Row:
 def compensate(cell: Cell, name: str, seed: int, base: Path) -> Row:
     """Quantise and diagnose a language model, compensate it in every way of a cell, and measure."""
     torch.set_num_threads(1)
-    config, weights = read_model(base)
-    model = StudiedModel(ForwardPass(config), weights, load_file(base / TEXTS), STUDY_SIZES[name], seed)
-    return {"kind": "cell", "seed": seed, **model.run(cell)}
+    (config, weights), texts, size = read_model(base), load_file(base / TEXTS), STUDY_SIZES[name]
+    assert weights.head is not None
+    forward, sampled = ForwardPass(config), texts["sampled"]
+    evaluation = Evaluation(forward, texts["evaluation"], texts["evaluation_states"], weights.head)
+    model = quantise_model(forward, weights, cell.method, cell.precision, sampled[: size.rounded])
+    subject = CompensatedModel(forward, model, size.full_rank, size.rule)
+    damages, placement = subject.place(sampled[: size.diagnosed])
+    full, quantised = evaluation.reference(), evaluation.measure(model.weights())
+    compensation = Compensation(subject, size, texts, evaluation, placement, full, quantised, seed)
+    places = subject.describe(placement)
+    return {
+        "kind": "cell",
+        "seed": seed,
+        "cell": cell.name,
+        "full": full.summary(),
+        "quantised": {**quantised.summary(), "bytes": model.nbytes},
+        "damage": damages,
+        "entropy": placement.entropy,
+        "modules": places["modules"],
+        "budget": subject.budget,
+        "share": places["share"],
+        "share_llama_2_7b": places["share_llama_2_7b"],
+        "variants": {name: compensation.variant(name) for name in cell.variants},
+    }
 
 
 def recipes(name: str) -> Sequence[Recipe]:

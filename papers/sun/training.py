@@ -39,10 +39,10 @@ from live.adaptation.quantisers import METHODS, Method, Precision, quantise_mode
 from live.adaptation.runs import train_base
 from live.adaptation.tasks import BASE_OPERATIONS, NEW_OPERATIONS, SIZES, Lesson, Size
 from live.adaptation.text_lessons import FORMS, text_lesson
-from live.adaptation.training import Teacher, Trained, TrainingSettings, curve, train_whole, tune_prefill
+from live.adaptation.training import Teacher, Trained, TrainingSettings, curve, tune
 from live.adaptation.weights import Scope, read_model
 from live.models.weights import Weights
-from papers.common import Recipe, Study, language_model_row
+from papers.common import Recipe, Study, language_model_row, study_sizes
 from papers.sun.quality import summarise
 
 Row = dict[str, Any]
@@ -88,7 +88,7 @@ class Comparison:
     def _variants(self) -> Iterator[tuple[str, Row]]:
         base = self.base
         yield "base", self._row(base, base)
-        full = train_whole(self.forward, base, self.task, self.adaptation)
+        full = tune(self.forward, base, None, self.task, self.adaptation)
         yield "full", self._row(full.weights, full.weights, full)
         yield "naive", self._row(full.weights, base)
         sun = self._tuned(base, base, self.adaptation)
@@ -111,7 +111,7 @@ class Comparison:
         return row
 
     def _tuned(self, start: Weights, decode: Weights, settings: TrainingSettings, scope: Scope = "all") -> Trained:
-        return tune_prefill(self.forward, start, decode, self.task, settings, scope=scope, rank=LOW_RANK)
+        return tune(self.forward, start, decode, self.task, settings, scope=scope, rank=LOW_RANK)
 
     def _quantised(self, weights: Weights, method: Method, bits: int, sequences: torch.Tensor) -> Weights:
         """All linear layers in few bits, unpacked to dense tensors once and not in every step of a training."""
@@ -144,21 +144,6 @@ class TextStudy:
     prompts: int = 256
 
 
-TEXT_STUDIES = {
-    "reduced": TextStudy(
-        model=TEXT_SIZES["reduced"],
-        adaptation=TrainingSettings(steps=300, batch_size=8, learning_rate=2e-3),
-        retuning=TrainingSettings(steps=75, batch_size=8, learning_rate=1e-3),
-    ),
-    "full": TextStudy(
-        model=TEXT_SIZES["full"],
-        adaptation=TrainingSettings(steps=1200, batch_size=32, learning_rate=1e-3),
-        retuning=TrainingSettings(steps=400, batch_size=32, learning_rate=5e-4),
-    ),
-}
-"""Studies of text by the name of their size."""
-
-
 @dataclass(frozen=True)
 class StudySize:
     """Sizes of the studies on sequence operations and on text."""
@@ -167,6 +152,7 @@ class StudySize:
     text: TextStudy
 
 
+TEXT_STUDIES = study_sizes(TextStudy, "sun", model=TEXT_SIZES)
 STUDY_SIZES = {name: StudySize(SIZES[name], TEXT_STUDIES[name]) for name in SIZES}
 
 
@@ -174,8 +160,7 @@ def train_operations(name: str, seed: int, directory: Path) -> Row:
     """Train a base model, and measure it on its own operations."""
     torch.set_num_threads(1)
     size = STUDY_SIZES[name].operations
-    trained, forward = train_base(directory, size, "llama", seed)
-    modules = Modules(forward, trained.weights, trained.weights)
+    trained, modules = train_base(directory, size, "llama", seed)
     return {
         "kind": "base",
         "seed": seed,

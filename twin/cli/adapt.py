@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App
 
+from live.adaptation.options import Adaptation, Subject
 from reports.run_directory import fingerprint, open_run
 from twin.cli import COMMANDS
 from twin.cli.adapt_text import (
-    SOURCES,
+    FLAGS,
+    Sources,
     TorchOptions,
     compensate,
     diagnose,
@@ -42,7 +44,7 @@ def base(
     size: Literal["reduced", "full"] = "reduced",
     family: Literal["llama", "qwen3"] = "llama",
     steps: int | None = None,
-    options: TorchOptions = TorchOptions(),  # noqa: B008 (frozen)
+    options: TorchOptions = TorchOptions(),
 ) -> int:
     """Train a small model on eight sequence operations, and write it to a directory that `twin serve-live` loads.
 
@@ -75,16 +77,8 @@ def prefill(
     directory: Path,
     /,
     *,
-    task: str | None = None,
-    data: Path | None = None,
-    method: Literal["sun", "full"] = "sun",
-    scope: Literal["all", "attention", "low_rank"] = "all",
-    rank: int = 8,
-    bits: int | None = None,
-    start: Path | None = None,
-    steps: int | None = None,
-    learning_rate: float | None = None,
-    options: TorchOptions = TorchOptions(),  # noqa: B008 (frozen)
+    adaptation: Annotated[Adaptation, FLAGS] = Adaptation(),
+    options: TorchOptions = TorchOptions(),
 ) -> int:
     """Tune a prefill module for a task, against the frozen decode module of a base model.
 
@@ -94,30 +88,14 @@ def prefill(
         model: Directory of the base model, which is the decode module: any dense Llama or Qwen3 with a tokenizer for
             --data, one that `twin adapt base` has written for --task.
         directory: Directory of the tuned module; made if need be.
-        task: The operation to learn: reverse_add_one, sort_add_three, running_sum, negate_rotate, or one of the base's
-            own.
-        data: JSONL file with a `prompt` and an `answer` on each line; one prompt in sixteen is held out.
-        method: sun: tune the prefill module only. full: full fine-tuning, in which prefill and decode are the tuned
-            weights.
-        scope: sun: what is tuned. attention: its matrices and norms. low_rank: a term of --rank for each linear layer.
-        rank: The rank of low_rank.
-        bits: sun: round the decode module to 4 or 3 bits first (QSUN).
-        start: Directory of a tuned prefill module to begin with, as QSUN's re-tuning does; default: the base model.
-        steps: Training steps, in place of the size's; with --data 200 of 8 pairs.
-        learning_rate: The highest learning rate, in place of the size's; with --data 5e-5.
     """
-    if method == "full" and (bits is not None or scope != "all"):
-        field, value = ("--bits", str(bits)) if bits is not None else ("--scope", scope)
-        raise BadInput("expected it with --method sun only", field=field, value=value)
-    if learning_rate is not None and not learning_rate > 0:
-        raise BadInput("expected a number above 0", field="--learning-rate", value=learning_rate)
-    options.start(steps=(steps, 1), rank=(rank, 1))
-    from live.adaptation.runs import Adaptation, run_adaptation
+    adaptation.check()
+    options.start(steps=(adaptation.steps, 1), rank=(adaptation.rank, 1))
+    from live.adaptation.runs import run_adaptation, settings_of
 
-    subject = _subject(task, data)
-    adaptation = Adaptation(model, subject, method, scope, rank, bits, start, steps, learning_rate, options.seed)
-    with resumable(directory), progress("training", adaptation.settings().steps, 0) as advance:
-        document = run_adaptation(directory, adaptation, advance)
+    steps = settings_of(model, adaptation).steps
+    with resumable(directory), progress("training", steps, 0) as advance:
+        document = run_adaptation(model, directory, adaptation, options.seed, advance)
     draw_losses(directory, document)
     return finish(document, _shares(document), as_json=options.json, directory=directory)
 
@@ -131,7 +109,7 @@ def evaluate(
     data: Path | None = None,
     bits: int | None = None,
     prompts: int = 1024,
-    options: TorchOptions = TorchOptions(),  # noqa: B008 (frozen)
+    options: TorchOptions = TorchOptions(),
 ) -> int:
     """Measure the exact answers of a prefill module with a decode module, on prompts that no training draws.
 
@@ -144,10 +122,12 @@ def evaluate(
         bits: Round the decode module to 4 or 3 bits first.
         prompts: The number of prompts, at most.
     """
+    subject = Subject(task, data)
+    subject.check()
     options.start(prompts=(prompts, 1))
     from live.adaptation.runs import evaluate as measure
 
-    document = measure(prefill, decode, _subject(task, data), bits, prompts, options.seed)
+    document = measure(prefill, decode, subject, bits, prompts, options.seed)
     line = f"{document['task']}: {100 * document['exact_match']:.1f} % of {document['prompts']} answers are exact"
     return finish(document, [line + _of_tokens(document)], as_json=options.json)
 
@@ -200,20 +180,11 @@ def _by_task(modules: list[str]) -> dict[str, Path]:
     return directories
 
 
-def _subject(task: str | None, data: Path | None) -> str | Path:
-    subject = task if data is None else data
-    if subject is None or (task is not None and data is not None):
-        raise BadInput("expected it or --data, one of them", field="--task", value=task)
-    return subject
-
-
 def _shares(document: dict[str, Any]) -> list[str]:
-    lines = []
+    lines, measures = [], [name for name in ("token_accuracy", "perplexity") if name in document]
     for task, share in document["exact_match"].items():
-        tokens: dict[str, Any] = {
-            name: document[name][task] for name in ("token_accuracy", "perplexity") if name in document
-        }
-        lines.append(f"{task}: {100 * share:.1f} % of answers are exact{_of_tokens(tokens)}")
+        tokens = _of_tokens({name: document[name][task] for name in measures})
+        lines.append(f"{task}: {100 * share:.1f} % of answers are exact{tokens}")
     return lines
 
 
@@ -229,8 +200,6 @@ SCHEMA = "twin.quality-and-latency/1"
 SHOWN = ("tpot.mean", "ttft.mean", "output_throughput")
 """Metrics of a validation that are taken over."""
 
-REPEATS = 2
-
 LONGEST = 240
 """Tokens of a profiled prompt and answer, at most; prompts of the workload have up to half, answers up to a quarter."""
 
@@ -244,7 +213,7 @@ def measure(
     requests: int = 60,
     concurrency: int = 8,
     rounds: int = 20,
-    sources: SOURCES = None,
+    sources: Sources = None,
     seed: int = 0,
     json: Json = False,
     runs: Path = Path("runs"),
@@ -303,7 +272,7 @@ def _scenario(
         },
         "engine": {"num_gpu_blocks": 1024, "max_num_seqs": concurrency, "max_num_batched_tokens": 128},
         "loads": [load],
-        "repeats": REPEATS,
+        "repeats": 2,
         "profiling": {
             "rounds": rounds, "max_steps": 50, "max_prompt_tokens": longest, "max_output_tokens": longest,
         },

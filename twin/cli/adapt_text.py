@@ -1,6 +1,6 @@
 """`twin adapt text`, `quantise`, `diagnose` and `compensate`: quantised language models and error compensation.
 
-Options of `twin adapt` are here, too: each field is a flag, and its docstring is the flag's help.
+What the commands of `twin adapt` have in common is here, too.
 """
 
 from __future__ import annotations
@@ -9,24 +9,21 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from live.adaptation.options import Budget, Quantisation
 from reports.run_directory import write_text
 from twin.cli.console import Json, note, print_json, progress
-from workloads.errors import BadInput, missing_extra
+from workloads.errors import missing_extra
 
-if TYPE_CHECKING:
-    from live.adaptation.compensation import Budget, Job
+FLAGS = Parameter(name="*")
+"""Each field of an option's class is a flag, and its docstring the flag's help."""
 
-SOURCES = Annotated[
-    Path | None,
-    Parameter(
-        help="The text, in place of the standard library: a folder of .py, .txt and .md files; or a JSONL file with a"
-        " `text`, or a `prompt` and an `answer`, on each line. A sixteenth is held out."
-    ),
-]
+Sources = Annotated[Path | None, Parameter(help=(
+    "The text, in place of the standard library: a folder of .py, .txt and .md files; or a JSONL file with a `text`, or"
+    " a `prompt` and an `answer`, on each line. A sixteenth is held out."))]  # fmt: skip
 
 STATE = "training.safetensors"
 """The file of a training's state, as `live.adaptation` names it."""
@@ -62,57 +59,6 @@ class TorchOptions:
         use_threads(self.threads, "--threads")
 
 
-@Parameter(name="*")
-@dataclass(frozen=True)
-class QuantiserOptions:
-    """Quantisation of a model."""
-
-    method: Literal["rtn", "gptq", "awq"] = "rtn"
-    """rtn: rounding to nearest. gptq and awq use text that the model writes itself."""
-
-    bits: int = 4
-    """4 or 3; twin adapt diagnose also 2."""
-
-    group: int = -1
-    """Inputs that share a scale: 128, or -1 for whole rows (per channel)."""
-
-    sources: SOURCES = None
-
-    sequences: int = 192
-    """Self-sampled sequences of 128 tokens."""
-
-    def job(self, model: Path, seed: int) -> Job:
-        """The model to quantise and its texts. `sequences` must have been checked."""
-        from live.adaptation.compensation import Job
-        from live.adaptation.quantisers import Precision
-
-        return Job(model, self.method, Precision(self.bits, self.group), self.sources, self.sequences, seed=seed)
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class BudgetOptions:
-    """Number and places of compensators."""
-
-    full_rank: int = 8
-    """The budget is half the bytes of compensators of this rank on all modules."""
-
-    cost_weight: float = 0.1
-    """Weight of the time that a compensator adds to a decode step, against the damage."""
-
-    tables: Path | None = None
-    """Kernel latencies (twin.ec-tables/1) for that time; default: those of this project's kernels on a CPU."""
-
-    def budget(self) -> Budget:
-        """The budget, checked."""
-        from live.adaptation.compensation import Budget
-        from live.adaptation.placement import Rule
-
-        if not self.cost_weight >= 0:
-            raise BadInput("expected a number of at least 0", field="--cost-weight", value=self.cost_weight)
-        return Budget(self.full_rank, Rule(cost_weight=self.cost_weight), self.tables)
-
-
 @contextlib.contextmanager
 def resumable(directory: Path) -> Iterator[None]:
     """Give an interruption of the block a message that says what the directory keeps."""
@@ -133,7 +79,6 @@ def draw_losses(directory: Path, document: dict[str, Any]) -> None:
 
 def finish(document: dict[str, Any], lines: list[str], *, as_json: bool, directory: Path | None = None) -> int:
     """Print the result, and where the model is."""
-
     if as_json:
         print_json(document)
     else:
@@ -153,7 +98,7 @@ def text(
     size: Literal["reduced", "full"] = "reduced",
     family: Literal["llama", "qwen3"] = "llama",
     steps: int | None = None,
-    sources: SOURCES = None,
+    sources: Sources = None,
     options: TorchOptions = TorchOptions(),
 ) -> int:
     """Train a small language model on Python's standard library, and write it to a directory with its tokenizer.
@@ -185,7 +130,7 @@ def quantise(
     directory: Path,
     /,
     *,
-    quantiser: QuantiserOptions = QuantiserOptions(),
+    quantiser: Annotated[Quantisation, FLAGS] = Quantisation(),
     options: TorchOptions = TorchOptions(),
 ) -> int:
     """Quantise a model, and write it to a directory that `twin serve-live` loads.
@@ -197,7 +142,7 @@ def quantise(
     options.start(sequences=(quantiser.sequences, 4))
     from live.adaptation import compensation
 
-    document = compensation.quantise(quantiser.job(model, options.seed), directory)
+    document = compensation.quantise(compensation.Job(model, quantiser, seed=options.seed), directory)
     return finish(document, _qualities(document), as_json=options.json, directory=directory)
 
 
@@ -206,8 +151,8 @@ def diagnose(
     /,
     *,
     figure: Path | None = None,
-    quantiser: QuantiserOptions = QuantiserOptions(),
-    compensators: BudgetOptions = BudgetOptions(),
+    quantiser: Annotated[Quantisation, FLAGS] = Quantisation(),
+    compensators: Annotated[Budget, FLAGS] = Budget(),
     options: TorchOptions = TorchOptions(),
 ) -> int:
     """Measure by CKA which modules quantisation damages, and where error compensators would be placed (SPEAR).
@@ -216,11 +161,12 @@ def diagnose(
         model: Directory of a dense model with its tokenizer.
         figure: File for the map of the damage, SVG.
     """
+    compensators.check()
     options.start(sequences=(quantiser.sequences, 4), full_rank=(compensators.full_rank, 1))
     from live.adaptation import compensation
     from reports.adaptation import damage_figure
 
-    document = compensation.diagnose(quantiser.job(model, options.seed), compensators.budget())
+    document = compensation.diagnose(compensation.Job(model, quantiser, seed=options.seed), compensators)
     if figure is not None:
         write_text(figure, damage_figure(document))
     lines = [
@@ -238,8 +184,8 @@ def compensate(
     placement: Literal["cka", "all"] = "cka",
     steps: int = 150,
     gate_steps: int = 100,
-    quantiser: QuantiserOptions = QuantiserOptions(),
-    compensators: BudgetOptions = BudgetOptions(),
+    quantiser: Annotated[Quantisation, FLAGS] = Quantisation(),
+    compensators: Annotated[Budget, FLAGS] = Budget(),
     options: TorchOptions = TorchOptions(),
 ) -> int:
     """Quantise a model and train error compensators for it (SPEAR), in a directory that `twin serve-live` loads.
@@ -251,17 +197,14 @@ def compensate(
         steps: Steps that train the factors A and B.
         gate_steps: Steps that train the gate after that.
     """
+    compensators.check()
     counts = {"steps": steps, "gate_steps": gate_steps, "full_rank": compensators.full_rank}
     options.start(**{name: (value, 1) for name, value in counts.items()}, sequences=(quantiser.sequences, 4))
     from live.adaptation import compensation
 
-    job, budget, settings = (
-        quantiser.job(model, options.seed),
-        compensators.budget(),
-        compensation.settings_of(steps, gate_steps),
-    )
-    with progress("training", steps + gate_steps, 0) as advance:
-        document = compensation.compensate(job, directory, budget, placement, settings, advance)
+    job, phases = compensation.Job(model, quantiser, seed=options.seed), (steps, gate_steps)
+    with progress("training", sum(phases), 0) as advance:
+        document = compensation.compensate(job, directory, compensators, placement, phases, advance)
     return finish(document, _qualities(document), as_json=options.json, directory=directory)
 
 

@@ -226,7 +226,7 @@ def run_(
     plan = calibration.make_plan(model, device, dtype, ops.split(",") if ops else None, coarse=coarse, quick=quick)
     journal = calibration.open_journal(plan, output, fresh=fresh)
     try:
-        with progress("calibrate", calibration.count(plan), len(journal.entries)) as advance:
+        with progress("calibrate", plan.count(), len(journal.entries)) as advance:
             result = calibration.calibrate(plan, journal, output, advance)
     except KeyboardInterrupt:
         summary = f"{len(journal.entries)} measurements are kept in {journal.path}, and the same command takes up there"

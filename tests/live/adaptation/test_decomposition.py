@@ -48,7 +48,7 @@ def changed(config: ModelConfig, weights: Weights, part: str = "", seed: int = 9
         name: tensor + 0.3 * torch.randn(tensor.shape, generator=generator) * (part in name)
         for name, tensor in to_named(weights).items()
     }
-    return from_named(config, tensors)
+    return from_named(tensors)
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-3.1", "qwen3"])
@@ -91,7 +91,7 @@ def test_a_rounded_decode_module_is_what_the_engine_serves(tiny: ModelConfig, tm
     write_model(tmp_path, tiny, weights)
     packed = load_weights(tmp_path, tiny, torch.float32, "cpu", Rounding(bits))
     expected = engine_logits(Decoder(tiny, packed), PROMPTS)
-    logits, _ = ForwardPass(tiny)(rounded(tiny, weights, Rounding(bits)), PROMPTS)
+    logits, _ = ForwardPass(tiny)(rounded(weights, bits), PROMPTS)
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(ForwardPass(tiny)(weights, PROMPTS)[0], expected, atol=1e-2)
 
@@ -154,16 +154,16 @@ def test_gradients_reach_the_prefill_module_through_keys_and_values_only(tiny: M
 def test_the_loss_s_gradient_is_the_finite_difference(tiny: ModelConfig) -> None:
     """In float64, along a random direction of all of the prefill module's weights, the decode module held fixed."""
     start = {name: tensor.double() for name, tensor in to_named(changed(tiny, initial_weights(tiny, 0))).items()}
-    forward, decode = ForwardPass(tiny), from_named(tiny, start)
+    forward, decode = ForwardPass(tiny), from_named(start)
     generator = torch.Generator().manual_seed(4)
     direction = {name: torch.randn(x.shape, generator=generator, dtype=torch.float64) for name, x in start.items()}
 
     def loss(step: float) -> torch.Tensor:
         moved = {name: tensor + step * direction[name] for name, tensor in start.items()}
-        return Modules(forward, from_named(tiny, moved), decode).loss(PROMPTS, ANSWERS)
+        return Modules(forward, from_named(moved), decode).loss(PROMPTS, ANSWERS)
 
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in start.items()}
-    Modules(forward, from_named(tiny, leaves), decode).loss(PROMPTS, ANSWERS).backward()
+    Modules(forward, from_named(leaves), decode).loss(PROMPTS, ANSWERS).backward()
     slope = sum(
         float((tensor.grad * direction[name]).sum()) for name, tensor in leaves.items() if tensor.grad is not None
     )

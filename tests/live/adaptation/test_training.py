@@ -12,7 +12,7 @@ from kernels.shapes import Shape
 from live.adaptation import training
 from live.adaptation.forward import ForwardPass, Modules
 from live.adaptation.tasks import VOCABULARY, Lesson
-from live.adaptation.training import SavedState, Trained, TrainingSettings, train_whole, tune_prefill
+from live.adaptation.training import SavedState, Trained, TrainingSettings, tune
 from live.adaptation.weights import TunedWeights, initial_weights, to_named
 from live.models.config import ModelConfig
 from live.models.weights import Weights
@@ -40,7 +40,7 @@ def trained(config: ModelConfig, lesson: Lesson = LESSON, state: SavedState | No
         if remaining[0] == 0:
             raise Stopped
 
-    return tune_prefill(ForwardPass(config), start, start, lesson, SETTINGS, state=state, advance=advance)
+    return tune(ForwardPass(config), start, start, lesson, SETTINGS, state=state, advance=advance)
 
 
 def test_equal_seeds_train_equal_weights_and_other_seeds_do_not(tiny: ModelConfig) -> None:
@@ -86,7 +86,7 @@ def test_the_rate_warms_up_and_falls_to_zero() -> None:
 
 def test_prefill_only_tuning_leaves_start_and_decode_module_as_they_are(tiny: ModelConfig) -> None:
     base, untouched = initial_weights(tiny, 0), initial_weights(tiny, 0)
-    result = tune_prefill(ForwardPass(tiny), base, base, LESSON, SETTINGS)
+    result = tune(ForwardPass(tiny), base, base, LESSON, SETTINGS)
     assert equal(base, untouched)
     moved = {name for name, x in to_named(result.weights).items() if not torch.equal(x, to_named(base)[name])}
     assert moved == to_named(base).keys()
@@ -95,7 +95,7 @@ def test_prefill_only_tuning_leaves_start_and_decode_module_as_they_are(tiny: Mo
 
 def test_attention_only_trains_attention(tiny: ModelConfig) -> None:
     base = initial_weights(tiny, 0)
-    result = tune_prefill(ForwardPass(tiny), base, base, LESSON, SETTINGS, scope="attention")
+    result = tune(ForwardPass(tiny), base, base, LESSON, SETTINGS, scope="attention")
     moved = {name for name, x in to_named(result.weights).items() if not torch.equal(x, to_named(base)[name])}
     assert moved == {f"layers.{i}.{part}" for i in range(2) for part in ("qkv", "o", "q_norm", "k_norm")}
     per_layer = 64 * 32 + 32 * 32 + 8 + 8
@@ -104,8 +104,8 @@ def test_attention_only_trains_attention(tiny: ModelConfig) -> None:
 
 def test_low_rank_trains_terms_of_that_rank(tiny: ModelConfig) -> None:
     base = initial_weights(tiny, 0)
-    assert equal(TunedWeights(tiny, base, "low_rank", rank=3).weights(), base)
-    result = tune_prefill(ForwardPass(tiny), base, base, LESSON, SETTINGS, scope="low_rank", rank=3)
+    assert equal(TunedWeights(base, "low_rank", rank=3).weights(), base)
+    result = tune(ForwardPass(tiny), base, base, LESSON, SETTINGS, scope="low_rank", rank=3)
     for name, tensor in to_named(result.weights).items():
         change = tensor - to_named(base)[name]
         if name.endswith(("qkv", "o", "gate_up", "down")):
@@ -121,10 +121,10 @@ def test_sun_learns_a_task_that_naive_sharing_does_not() -> None:
     forward = ForwardPass(ModelConfig(family="llama", shape=shape, max_position_embeddings=16, tied=True))
     base_lesson = Lesson(("copy", "reverse", "add_one", "negate", "rotate"), 3, seed=0)
     settings = TrainingSettings(steps=600, batch_size=32, learning_rate=6e-3)
-    base = train_whole(forward, initial_weights(forward.config, 0), base_lesson, settings).weights
+    base = tune(forward, initial_weights(forward.config, 0), None, base_lesson, settings).weights
     new, short = Lesson(("reverse_add_one",), 3, seed=0), TrainingSettings(400, 24, 4e-3)
-    full = train_whole(forward, base, new, short).weights
-    sun = tune_prefill(forward, base, base, new, short).weights
+    full = tune(forward, base, None, new, short).weights
+    sun = tune(forward, base, base, new, short).weights
     share = {
         name: new.exact_match(Modules(forward, prefill, decode), 200)
         for name, prefill, decode in (

@@ -17,9 +17,8 @@ from latency_models.sources.kernel_tables.settings import Communication, note, r
 from live.calibration import calibrate as calibration
 from live.calibration.assembling import padded_rows, step_batch
 from live.calibration.communication import measure_link, rank_counts, round_trips
-from live.calibration.grid import LINEAR
-from live.calibration.journal import Journal
-from live.calibration.measuring import Plan
+from live.calibration.operations import LINEAR
+from live.calibration.plan import Journal, Plan
 from schedulers.batches import Batch
 from twin.cli import run
 from workloads.errors import BadInput
@@ -138,7 +137,7 @@ def test_points_that_do_not_settle_go_through_more_rounds(plan: Plan, tmp_path: 
     clock = Clock(disturbed)
     file = calibrated(plan, tmp_path / "c.yaml", clock)
     assert set(calls.values()) == {5}
-    assert clock.asked == calibration.count(plan) + len(calls)
+    assert clock.asked == plan.count() + len(calls)
     operation = file.operations["o_proj"]
     assert operation.lines[0].alpha == pytest.approx(ALPHA)
     assert operation.repeat_spread == pytest.approx(1.2)  # (4 - 1) / 2.5
@@ -157,7 +156,7 @@ def test_a_killed_run_is_taken_up(plan: Plan, tmp_path: Path) -> None:
     second = Clock()
     file = calibrated(plan, output, second)
     assert first.asked == 100
-    assert first.asked + second.asked == uninterrupted.asked == calibration.count(plan)
+    assert first.asked + second.asked == uninterrupted.asked == plan.count()
     assert file.operations == expected.operations
     assert file.tables == expected.tables
     third = Clock()

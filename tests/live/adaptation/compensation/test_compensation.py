@@ -61,7 +61,7 @@ def test_damage_is_of_one_module_at_a_time(model: tuple[ForwardPass, Weights, Qu
     assert all(0 < value < 1 for value in damages.values())
     tensors = dict(to_named(weights))
     tensors["layers.1.o"] = quantised.modules["layers.1.o"].dense()
-    states = final_states(forward, from_named(forward.config, tensors), tokens).flatten(0, 1)
+    states = final_states(forward, from_named(tensors), tokens).flatten(0, 1)
     expected = 1 - linear_cka(final_states(forward, weights, tokens).flatten(0, 1), states)
     assert damages["layers.1.o"] == pytest.approx(expected, rel=1e-6)
 

@@ -11,7 +11,7 @@ from kernels.shapes import Shape
 from live.adaptation.forward import ForwardPass, Modules
 from live.adaptation.language_model import Corpus, train_tokenizer
 from live.adaptation.text_lessons import Examples, cut_at_brackets, text_lesson
-from live.adaptation.training import TrainingSettings, train_whole, tune_prefill
+from live.adaptation.training import TrainingSettings, tune
 from live.adaptation.weights import initial_weights, to_named
 from live.models.config import ModelConfig
 from workloads.errors import BadInput
@@ -96,7 +96,7 @@ def test_a_right_answer_is_counted_as_one(corpus: Corpus, config: ModelConfig) -
     forward, settings = ForwardPass(config), TrainingSettings(steps=40, batch_size=2, learning_rate=1e-2)
     base = initial_weights(config, 0)
     assert lesson.measure(Modules(forward, base, base), 8)["exact_match"] == 0
-    tuned = train_whole(forward, base, lesson, settings)
+    tuned = tune(forward, base, None, lesson, settings)
     measured = lesson.measure(Modules(forward, tuned.weights, tuned.weights), 8)
     assert measured["exact_match"] == measured["token_accuracy"] == 1
     assert 1 <= measured["perplexity"] < 1.5
@@ -107,7 +107,7 @@ def test_a_prefill_module_is_tuned_for_a_frozen_decode_module(corpus: Corpus, co
     forward, base = ForwardPass(config), initial_weights(config, 0)
     before = {name: tensor.clone() for name, tensor in to_named(base).items()}
     settings = TrainingSettings(steps=10, batch_size=2, learning_rate=1e-2)
-    trained = tune_prefill(forward, base, base, lesson, settings)
+    trained = tune(forward, base, base, lesson, settings)
     assert trained.losses[-1] < trained.losses[0]
     assert all(torch.equal(tensor, before[name]) for name, tensor in to_named(base).items())
 

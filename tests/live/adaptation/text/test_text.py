@@ -111,7 +111,7 @@ def forward() -> ForwardPass:
 
 def test_a_model_that_knows_nothing_has_the_vocabulary_s_perplexity(forward: ForwardPass) -> None:
     weights = initial_weights(forward.config, 0)
-    blank = from_named(forward.config, {name: torch.zeros_like(tensor) for name, tensor in to_named(weights).items()})
+    blank = from_named({name: torch.zeros_like(tensor) for name, tensor in to_named(weights).items()})
     losses = token_losses(forward, blank, torch.randint(12, (40, 9)))
     assert losses.shape == (40, 8)
     assert perplexity(losses) == pytest.approx(12)
@@ -121,7 +121,7 @@ def test_a_model_that_knows_nothing_has_the_vocabulary_s_perplexity(forward: For
 def test_sampled_text_follows_the_model_s_distribution(forward: ForwardPass) -> None:
     weights = initial_weights(forward.config, 3)
     tensors = {name: 8 * tensor if name == "embedding" else tensor for name, tensor in to_named(weights).items()}
-    weights = from_named(forward.config, tensors)
+    weights = from_named(tensors)
     sampled = self_sampled(forward, weights, 5, 4000, 3, seed=0)
     assert sampled.shape == (4000, 3)
     assert (sampled[:, 0] == 5).all()
