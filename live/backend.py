@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -17,6 +17,7 @@ from live.engine import Engine, Progress
 from live.generation import Generation
 from live.loaded_model import ModelRanks
 from live.models.config import ModelConfig
+from schedulers.engine_config import EngineConfig
 from schedulers.speculation import SpeculationStats, SpeculativeEngineCore
 from workloads.errors import TwinError
 
@@ -48,6 +49,17 @@ class BackendLimits:
     num_gpu_blocks: int
     block_size: int
     prefix_id_tokens: int
+
+    @classmethod
+    def of(cls, config: ModelConfig, engines: Sequence[EngineConfig]) -> BackendLimits:
+        """The limits of requests for a model that run on one of several engines."""
+        return cls(
+            min(config.max_position_embeddings, *(engine.num_gpu_blocks * engine.block_size for engine in engines)),
+            sum(engine.max_num_seqs for engine in engines),
+            sum(engine.num_gpu_blocks for engine in engines),
+            engines[0].block_size,
+            engines[0].prefix_id_tokens,
+        )
 
 
 class Backend(Protocol):
@@ -93,14 +105,7 @@ class EngineBackend:
         self.ranks = ranks
         self.models = models
         self.config: ModelConfig = engine.executor.decoder.config
-        settings = engine.core.config
-        self.limits = BackendLimits(
-            min(self.config.max_position_embeddings, settings.num_gpu_blocks * settings.block_size),
-            settings.max_num_seqs,
-            settings.num_gpu_blocks,
-            settings.block_size,
-            settings.prefix_id_tokens,
-        )
+        self.limits = BackendLimits.of(self.config, [engine.core.config])
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deliver: Callable[[Progress], None] = lambda progress: None
         self._fail: Callable[[str], None] = lambda reason: None

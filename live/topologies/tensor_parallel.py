@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from statistics import quantiles
-from typing import Protocol
 
 import torch
 from pydantic import TypeAdapter
@@ -62,26 +61,6 @@ LIMITS = TimeLimits(join=30.0, answer=60.0)
 """The ranks come after they have read the model. Membership notices earlier that one has ended or is stopped."""
 
 
-def forms(config: ModelConfig, dtype: torch.dtype) -> Forms:
-    """The forms of the messages of a model's ranks. Sums come with the nanoseconds that the sender has computed."""
-    part = Payload(dtype, MAX_ROWS, (config.shape.hidden,), on_device=True)
-    return {
-        **COMMON_FORMS,
-        CACHE: Form(fields=3),
-        STEP: Form(fields=6, payloads=(Payload(torch.int64, MAX_INTEGERS),)),
-        SUM: Form(fields=1, payloads=(part,)),
-        GATHER: Form(fields=1, payloads=(part, Payload(torch.float32, MAX_ROWS * MAX_LATENT, on_device=True))),
-        MEASURE: Form(fields=1),
-    }
-
-
-class Exchange(Transport, Protocol):
-    """A transport on which a rank waits for a message within its forward pass."""
-
-    def receive(self, source: int) -> Message:
-        """The next message of a rank."""
-
-
 class RankGroup:
     """One rank's place among those that compute a model, as `live.models.linear.Group`.
 
@@ -94,7 +73,7 @@ class RankGroup:
         self.size = size
         self.behind = 0.0
         self.latency = 0.0
-        self.transport: Exchange
+        self.transport: SocketTransport
         self._since = 0
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
@@ -230,7 +209,17 @@ class RanksLayout:
         return [f"tensor parallel {rank}" for rank in range(self.size)]
 
     def forms(self, config: ModelConfig, dtype: torch.dtype) -> Forms:
-        return forms(config, dtype)
+        """The forms of the messages. Sums come with the nanoseconds that the sender has computed."""
+        part = Payload(dtype, MAX_ROWS, (config.shape.hidden,), on_device=True)
+        latents = Payload(torch.float32, MAX_ROWS * MAX_LATENT, on_device=True)
+        return {
+            **COMMON_FORMS,
+            CACHE: Form(fields=3),
+            STEP: Form(fields=6, payloads=(Payload(torch.int64, MAX_INTEGERS),)),
+            SUM: Form(fields=1, payloads=(part,)),
+            GATHER: Form(fields=1, payloads=(part, latents)),
+            MEASURE: Form(fields=1),
+        }
 
 
 class RankedModel(Ranks):

@@ -33,7 +33,14 @@ from live.models.decoder import Decoder
 from live.topologies.deployments import LocalPools
 from live.topologies.direct_time import Post, RecordedTime
 from live.topologies.pools.layout import FRONT, kv_bytes, pools_layout
-from live.validation.backend import IN_TURNS_SEED, Requests, WithoutDrafts, generations_of, model_source
+from live.validation.backend import (
+    IN_TURNS_SEED,
+    Requests,
+    WithoutDrafts,
+    generations_of,
+    model_source,
+    profiling_limits,
+)
 from live.validation.profiling import (
     Profile,
     ProfilingLimits,
@@ -43,7 +50,6 @@ from live.validation.profiling import (
 from live.validation.replay import replayed_run
 from scenarios.engine import SchedulerPlan
 from scenarios.validation import ProfilingSpec, ValidationScenario, engine_pools
-from schedulers.engine_config import EngineConfig
 from schedulers.step_policies import ChunkPolicy
 from workloads.errors import BadInput
 
@@ -247,13 +253,11 @@ class PoolsBackend(WithoutDrafts, LoadedModel):
 
     def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfiledRounds:
         """Time steps of random requests in this topology (`live.validation.pools`)."""
-        return self._new_profile(scheduler.config, spec, seed).run()
+        return self._new_profile(scheduler, spec, seed).run()
 
-    def _new_profile(self, config: EngineConfig, spec: ProfilingSpec, seed: int) -> PoolsProfile:
-        limits = ProfilingLimits(
-            spec.max_prompt_tokens, spec.max_output_tokens, config.max_num_seqs, spec.rounds, spec.max_steps
-        )
+    def _new_profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> PoolsProfile:
         decode_ranks, time = sorted(set(chain(*self._layout.decode.values()))), RecordedTime(self._link)
+        limits = profiling_limits(scheduler, spec)
         return PoolsProfile(self._pools, time, self.models, decode_ranks, limits, self.vocabulary, seed)
 
     def _pools(
@@ -271,7 +275,7 @@ class PoolsBackend(WithoutDrafts, LoadedModel):
         unsorted = generations_of(requests, self.vocabulary, scheduler.config.prefix_id_tokens)
         generations = sorted(unsorted, key=lambda generation: generation.request.arrival)
         if self._spec.in_turns and self._profile_in_turns is None:
-            self._profile_in_turns = self._new_profile(scheduler.config, self._spec, IN_TURNS_SEED)
+            self._profile_in_turns = self._new_profile(scheduler, self._spec, IN_TURNS_SEED)
         profile, time = self._profile_in_turns, RecordedTime(self._link)
         pools = self._pools(time, _note_times, scheduler.chunk_policy)
         time.restart()

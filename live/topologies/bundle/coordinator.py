@@ -90,14 +90,7 @@ class BundleLayout:
         return [share + ((i - start) % self.ffn_instances < remainder) for i in range(self.ffn_instances)]
 
     def limits(self, config: ModelConfig) -> BackendLimits:
-        engine, parts = self.engine, self.attention_instances * self.microbatches
-        return BackendLimits(
-            min(config.max_position_embeddings, engine.num_gpu_blocks * engine.block_size),
-            parts * self.batch_size,
-            parts * engine.num_gpu_blocks,
-            engine.block_size,
-            engine.prefix_id_tokens,
-        )
+        return BackendLimits.of(config, [self.engine] * (self.attention_instances * self.microbatches))
 
     def forms(self, config: ModelConfig, dtype: torch.dtype) -> Forms:
         """The forms of the messages. Buffers have these sizes from the start: no step needs larger ones."""

@@ -158,31 +158,25 @@ class _PaddedStep(PaddedInputs):
         return rows
 
 
+PADDED_ROWS = 2048
+"""Rows up to which FFN stages become graphs."""
+
+
 class FFNStages:
-    """The FFN stages of one FFN instance, kernel by kernel."""
+    """The FFN stages of one FFN instance, kernel by kernel; of up to `max_rows` rows padded, and on a GPU as graphs."""
 
-    def __init__(self, ffns: Sequence[FFN]) -> None:
+    def __init__(self, ffns: Sequence[FFN], max_rows: int = 0) -> None:
         self._ffns = ffns
-
-    def layer(self, index: int, rows: FFNRows) -> torch.Tensor:
-        """One layer's FFN stage, (n, hidden), in memory of its own."""
-        return ffn_stage(self._ffns[index], rows)
-
-
-class GraphedFFNStages(FFNStages):
-    """`FFNStages` of padded sizes up to `max_rows`, on a GPU as graphs."""
-
-    def __init__(self, ffns: Sequence[FFN], max_rows: int = 2048) -> None:
-        super().__init__(ffns)
-        self._sizes = sizes(max_rows, 2)
+        self._sizes = sizes(max_rows, 2) if max_rows else []
         self._memory: GraphMemory | None = None
         self._inputs: dict[int, FFNRows] = {}
         self._calls: dict[tuple[int, int], CapturedCall[torch.Tensor]] = {}
 
     def layer(self, index: int, rows: FFNRows) -> torch.Tensor:
+        """One layer's FFN stage, (n, hidden), in memory of its own."""
         n = rows.hidden.shape[0]
-        if n > self._sizes[-1]:
-            return super().layer(index, rows)
+        if not self._sizes or n > self._sizes[-1]:
+            return ffn_stage(self._ffns[index], rows)
         padded, call = self._call(index, at_least(self._sizes, n), rows)
         for tensor, values in zip(padded, rows, strict=True):
             if tensor is not None and values is not None:
@@ -349,11 +343,10 @@ class FFNWorker:
     ) -> None:
         self._layout = layout
         self._transport = transport
-        self._stages = FFNStages(ffns)
+        self._stages = FFNStages(ffns, 0 if captured is None else PADDED_ROWS)
         if captured is not None:
-            self._stages = graphed = GraphedFFNStages(ffns)
             share = -(-layout.engine.max_num_seqs // layout.ffn_instances)
-            graphed.capture_ahead(captured, layout.attention_instances * share)
+            self._stages.capture_ahead(captured, layout.attention_instances * share)
 
     def run(self) -> Role:
         """One microbatch after the other, in the instances' order: waiting for all is the barrier of AFD 3.1."""

@@ -86,7 +86,11 @@ class RoutedEngine:
     def add(self, generation: Generation, mode: int, tokens: int) -> None:
         """Give it a request, which counts as this many tokens."""
         self.outbox.append((generation, mode))
-        self.requests[generation.request.id] = tokens
+        self.expect(generation.request.id, tokens)
+
+    def expect(self, request_id: int, tokens: int) -> None:
+        """Count a request that it will get."""
+        self.requests[request_id] = tokens
         self.load += tokens
 
     def remove(self, request_id: int) -> None:
@@ -246,9 +250,7 @@ class Frontend(FrontRole):
         """Choose the decode engine of a request. It counts there from now on."""
         request = generation.request
         target = self._choose(self._layout.decode, request)
-        tokens = request.prompt_tokens + request.max_tokens
-        target.requests[request.id] = tokens
-        target.load += tokens
+        target.expect(request.id, request.prompt_tokens + request.max_tokens)
         return target
 
     def _move(self, request_id: int, source: RoutedEngine, target: RoutedEngine) -> None:

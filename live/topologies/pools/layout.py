@@ -109,14 +109,7 @@ class PoolsLayout:
         return names
 
     def limits(self, config: ModelConfig) -> BackendLimits:
-        engines = [place.config for place in self.engines]
-        return BackendLimits(
-            min(config.max_position_embeddings, *(engine.num_gpu_blocks * engine.block_size for engine in engines)),
-            sum(engine.max_num_seqs for engine in engines),
-            sum(engine.num_gpu_blocks for engine in engines),
-            engines[0].block_size,
-            engines[0].prefix_id_tokens,
-        )
+        return BackendLimits.of(config, [place.config for place in self.engines])
 
     def forms(self, config: ModelConfig, dtype: torch.dtype) -> Forms:
         shape, engines = config.shape, [place.config for place in self.engines]

@@ -31,7 +31,7 @@ from live.models.tensor_parallel import config_of_rank, layer_of_rank
 from live.models.weights import DenseFFN, Layer, random_weights
 from live.topologies.membership import Address, Membership, listen_at
 from live.topologies.sockets import SocketTransport
-from live.topologies.tensor_parallel import LeadingDecoder, RankGroup, TensorParallelModel, follow, forms
+from live.topologies.tensor_parallel import LeadingDecoder, RankGroup, RanksLayout, TensorParallelModel, follow
 from live.topologies.transport import STOP, Message, TransportError
 from schedulers.step_policies import StaticChunks
 from tests.live.topologies.answers import CONFIGS, colocated, outputs, requests, settings
@@ -83,7 +83,7 @@ def ranks(name: str, size: int, slower: float = 0.0) -> Iterator[LeadingDecoder]
     def connect(rank: int) -> tuple[Membership, SocketTransport]:
         members = Membership(address, rank, names, "", listener=None if rank else listener)
         members.gather()
-        transport = SocketTransport(members, forms(MODELS[name], torch.float32), 5.0)
+        transport = SocketTransport(members, RanksLayout(size).forms(MODELS[name], torch.float32), 5.0)
         groups[rank].transport = transport
         return members, transport
 

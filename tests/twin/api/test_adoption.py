@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,32 +11,14 @@ import pytest
 
 import twin
 from latency_models.io.config_io import read_yaml
-from tests.twin.recording.server import Answering, serving
-from tests.twin.recording.test_server_settings import SGLANG, VLLM, pages_served
+from tests.twin.recording.server import answering
+from tests.twin.recording.test_server_settings import SGLANG, VLLM
 from twin import cli
 from twin.api.plan import scenario_question
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 H100 = {"nvidia_gpu_models": "GPU 0: NVIDIA H100 80GB HBM3"}
 ITL, TTFT, RATE, PROMPT, ANSWER = 0.009, 0.04, 20.0, 300, 50
-
-
-@contextlib.contextmanager
-def server_of(pages: dict[str, Any]) -> Iterator[str]:
-    """The server that answers completions in a few milliseconds a token, with these pages; yields its URL."""
-
-    class Both(Answering):
-        def do_GET(self) -> None:
-            page = pages.get(self.path)
-            page = page() if callable(page) else page
-            body = page if isinstance(page, str) else json.dumps(page)
-            self._whole(404 if page is None else 200, body.encode())
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Both)
-    server.daemon_threads = True
-    server.seen = []  # type: ignore[attr-defined]
-    with serving(server) as port:
-        yield f"http://127.0.0.1:{port}"
 
 
 def served_page() -> str:
@@ -63,8 +42,8 @@ def card(root: str) -> dict[str, Any]:
 
 def test_a_server_becomes_a_scenario_and_a_question(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lengths = ["--prompt-tokens", "30", "--answer-tokens", "12", "--rate", "12"]
-    with server_of(VLLM) as url:
-        words = ["adopt", url, "--into", str(tmp_path / "own"), "--replay", "4", *lengths, "--json"]
+    with answering(VLLM) as (port, _):
+        words = ["adopt", f"127.0.0.1:{port}", "--into", str(tmp_path / "own"), "--replay", "4", *lengths, "--json"]
         assert cli.run([*words, "--set", "engine.max_num_seqs=8"]) == 0
     output, notes = capsys.readouterr()
     document = json.loads(output)
@@ -91,8 +70,10 @@ def test_observed_means_of_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[s
     config = {"scheduler_config": {"max_num_seqs": 64, "async_scheduling": True}, "device_config": {"device": "cuda"}}
     info = {"vllm_config": config, "system_env": H100}
     pages = {"/v1/models": card(LLAMA), "/server_info?config_format=json": info, "/metrics": served_page}
-    with server_of(pages) as url:
-        assert cli.run(["adopt", url, "--into", str(tmp_path / "own"), "--observe", "0.8", "--json"]) == 0
+    with answering(pages) as (port, _):
+        assert (
+            cli.run(["adopt", f"127.0.0.1:{port}", "--into", str(tmp_path / "own"), "--observe", "0.8", "--json"]) == 0
+        )
     document = json.loads(capsys.readouterr().out)
     row = document["refinement"]["rest"]["itl.mean"]
     assert row["measured"] == pytest.approx(ITL)
@@ -134,9 +115,6 @@ def test_what_is_missing_is_named(
     (tmp_path / "full" / "file").touch()
     (tmp_path / "n.csv").write_text("prompt_tokens,output_tokens\n1,1\n")
     (tmp_path / "t.csv").write_text("arrival,prompt_tokens,output_tokens\n0,1,1\n1,1,1\n400,1,1\n")
-    with (server_of if "--requests" in words else pages_served)(pages) as place:
-        url = place if isinstance(place, str) else f"http://127.0.0.1:{place}"
-        assert cli.run(["adopt", url, *words]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    port = url.rpartition(":")[2]
-    assert message.replace("PORT", port) in error
+    with answering(pages, completes="--requests" in words) as (port, _):
+        assert cli.run(["adopt", f"http://127.0.0.1:{port}", *words]) == 2
+    assert message.replace("PORT", str(port)) in capsys.readouterr().err.splitlines()[-1]

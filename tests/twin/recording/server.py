@@ -6,8 +6,9 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 from typing import Any
 
 METRICS = (
@@ -15,17 +16,22 @@ METRICS = (
     'num_gpu_blocks="1234",sliding_window="None"} 1.0\n'
 )
 
+PAGES = {"/metrics": METRICS, "/v1/models": {"data": [{"id": "small"}]}}
+
 
 class Answering(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        if self.path == "/metrics":
-            self._whole(200, METRICS.encode(), "text/plain")
-        else:
-            self._whole(200, json.dumps({"data": [{"id": "small"}]}).encode())
+        page = self.server.pages.get(self.path)  # type: ignore[attr-defined]
+        page = page() if callable(page) else page
+        body = page if isinstance(page, str) else json.dumps(page)
+        self._whole(404 if page is None else 200, body.encode())
 
     def do_POST(self) -> None:
+        if not self.server.completes:  # type: ignore[attr-defined]
+            self._whole(501, b"")
+            return
         document = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.seen.append((self.path, document, dict(self.headers)))  # type: ignore[attr-defined]
         if "refuse" in str(document.get("prompt")):
@@ -87,10 +93,15 @@ def serving(server: ThreadingHTTPServer) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def answering() -> Iterator[tuple[int, list[Any]]]:
-    """The server; yields its port, and a list of the requests that it gets."""
+def answering(
+    pages: Mapping[str, Any] = MappingProxyType(PAGES), *, completes: bool = True
+) -> Iterator[tuple[int, list[Any]]]:
+    """A server of these pages, by path (texts, documents, or what makes them), that completes requests or does not.
+
+    Yields its port, and a list of the requests that it gets.
+    """
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
     server.daemon_threads = True
-    server.seen = []  # type: ignore[attr-defined]
+    server.__dict__.update(pages=pages, completes=completes, seen=[])
     with serving(server) as port:
-        yield port, server.seen  # type: ignore[attr-defined]
+        yield port, server.__dict__["seen"]

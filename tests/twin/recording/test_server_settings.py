@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.twin.recording.server import serving
+from tests.twin.recording.server import answering
 from twin.recording.server_pages import LiveServer, gpu_name, read_server
 from twin.recording.upstream import Upstream
 from workloads.errors import BadInput
@@ -20,27 +17,8 @@ PAGES = Path(__file__).parent / "pages"
 VLLM, SGLANG = (json.loads((PAGES / f"{name}.json").read_text()) for name in ("vllm-0.32", "sglang-0.5.23"))
 
 
-@contextlib.contextmanager
-def pages_served(pages: dict[str, Any]) -> Iterator[int]:
-    """A server of these pages, by path; yields its port."""
-
-    class Pages(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            page = pages.get(self.path)
-            body = page if isinstance(page, str) else json.dumps(page)
-            self.send_response(404 if page is None else 200)
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, format: str, *arguments: Any) -> None:
-            pass
-
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Pages)) as port:
-        yield port
-
-
 def read(pages: dict[str, Any], model: str | None = None) -> LiveServer:
-    with pages_served(pages) as port:
+    with answering(pages) as (port, _):
         return read_server(Upstream.of(f"127.0.0.1:{port}", "URL"), {}, model)
 
 

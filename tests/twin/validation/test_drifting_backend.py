@@ -22,14 +22,16 @@ from reports.run_directory import RunDirectory, open_run
 from scenarios.engine import SchedulerPlan
 from scenarios.validation import ProfilingSpec, ValidationScenario
 from schedulers.batches import Batch
+from twin.afd.role_times import TimedStretch
 from twin.environment import Environment, Priority
 from twin.serving.engine.engine import Engine
 from twin.serving.engine.engine_state import EngineOptions
 from twin.serving.records.requests import RequestRecord
-from twin.validation.backend import read_rounds
+from twin.validation.backend import read_rounds, read_stretches, write_stretches
 from twin.validation.compare import missed
 from twin.validation.profiling import fitted_document
 from twin.validation.run import EngineValidation
+from workloads.errors import BadInput
 from workloads.request import Request
 
 SLOWDOWN = 1.15
@@ -215,3 +217,17 @@ def test_a_damaged_repeat_is_reported_in_one_line(folder: Callable[[], RunDirect
     damaged.write_bytes(b"")
     with pytest.raises(OSError, match=r"no Parquet file: .*steps\.parquet"), folder() as again:
         validate(DriftingBackend(), again)
+
+
+def test_stretches_come_back_as_they_were(tmp_path: Path) -> None:
+    stretches = [TimedStretch(1, "attention.stage", (8.0, 640.0), 1e-3), TimedStretch(2, "ffn.wait", (), 2e-6)]
+    write_stretches(tmp_path, stretches)
+    assert read_stretches(tmp_path) == stretches
+
+
+def test_stretches_of_another_version_are_refused(tmp_path: Path) -> None:
+    write_stretches(tmp_path, [TimedStretch(1, "attention.stage", (8.0, 500.0, 640.0), 1e-3)])
+    with pytest.raises(
+        BadInput, match=r"attention\.stage: got \[8\.0, 500\.0, 640\.0\], expected the features of this"
+    ):
+        read_stretches(tmp_path)
