@@ -17,6 +17,7 @@ from typing import ClassVar, NamedTuple
 from latency_models.stages import MessageLink
 from live.clock import ClockName
 from live.topologies.local import Timekeeper
+from live.topologies.transport import Message
 from reports.metrics import Transfers
 
 
@@ -85,7 +86,8 @@ class DirectTime(Timekeeper):
         self._end_stretch(rank)
         self._running = None
 
-    def arrival(self, source: int, destination: int, size: int) -> float:
+    def arrival(self, source: int, destination: int, message: Message) -> float:
+        size = message.size
         seconds = self.link.seconds(size)
         self.transfers.setdefault((source, destination), Transfers()).add(size, seconds)
         if source == self._running:
@@ -140,10 +142,9 @@ class Turn(NamedTuple):
 
 
 class Post(NamedTuple):
-    """A message: ranks, when it leaves and arrives, seconds, and bytes."""
+    """A message: its kind, when it leaves and arrives, seconds, and bytes."""
 
-    source: int
-    destination: int
+    kind: int
     departure: float
     arrival: float
     size: int
@@ -173,9 +174,9 @@ class RecordedTime(DirectTime):
         has_waited = not turns or self._turn_begin > turns[-1].end
         turns.append(Turn(self._turn_begin, self.now(rank), has_waited))
 
-    def arrival(self, source: int, destination: int, size: int) -> float:
-        arrival = super().arrival(source, destination, size)
-        self.posts.setdefault(source, []).append(Post(source, destination, self.now(source), arrival, size))
+    def arrival(self, source: int, destination: int, message: Message) -> float:
+        arrival = super().arrival(source, destination, message)
+        self.posts.setdefault(source, []).append(Post(message.kind, self.now(source), arrival, message.size))
         return arrival
 
     @contextlib.contextmanager

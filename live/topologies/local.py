@@ -54,8 +54,8 @@ class Timekeeper:
     def pause(self, rank: int) -> None:
         """A role waits."""
 
-    def arrival(self, source: int, destination: int, size: int) -> float:
-        """When a message of `size` bytes arrives that a role sends now."""
+    def arrival(self, source: int, destination: int, message: Message) -> float:
+        """When a message arrives that a role sends now."""
         return time.perf_counter()
 
     def receive(self, rank: int, arrival: float) -> None:
@@ -134,7 +134,7 @@ class LocalNetwork:
         """Put a message in the mail."""
         check_message(message, self._forms)
         content = self._handover.give(message)
-        arrival = self.timekeeper.arrival(source, destination, message.size)
+        arrival = self.timekeeper.arrival(source, destination, message)
         self._mail.setdefault((source, destination), deque()).append(_InTransit(arrival, source, content))
 
     def at(self, rank: int, moment: float, action: Callable[[], None]) -> None:

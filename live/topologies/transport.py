@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
+import numpy as np
 import torch
 
 from kernels.sampling import SamplingParams
@@ -231,10 +232,14 @@ def received(message: Message | None) -> Message:
     return message
 
 
-COLUMNS = 13
-"""Integers of a request: id, prompt tokens, max_tokens, min_tokens, top_k, seed, end tokens, prefix ids, task, first
-output token, priority, log-probabilities wanted, and a number that tells its receiver where it belongs.
-"""
+REQUEST = np.dtype(
+    [(name, "<i8") for name in (
+        "id", "prompt_tokens", "max_tokens", "min_tokens", "top_k", "end_tokens", "prefix_blocks", "task",
+        "first_token", "priority", "logprobs", "lane",
+    )]
+    + [("seed", "<u8"), ("temperature", "<f8"), ("top_p", "<f8"), ("min_p", "<f8")]
+)  # fmt: skip
+"""The row of a request. `first_token`: -1 without output. `lane`: a number that tells its receiver where it belongs."""
 
 WORD = 1 << 64
 
@@ -242,77 +247,63 @@ FINISH_REASONS: tuple[FinishReason, ...] = ("", "stop", "length", "abort")
 """By the code that stands for them in a message."""
 
 
-class PackedRequests(NamedTuple):
-    """Requests as tensors.
-
-    Attributes:
-        numbers: (requests, COLUMNS) int64. fractions: (requests, 3) float64: temperature, top_p, min_p.
-        tokens: (prompt tokens of all,) int64. end_tokens: (end tokens of all,) int64.
-        prefix_ids: (prefix blocks of all, 2) int64, 128 bits each.
-    """
-
-    numbers: torch.Tensor
-    fractions: torch.Tensor
-    tokens: torch.Tensor
-    end_tokens: torch.Tensor
-    prefix_ids: torch.Tensor
+MAX_END_TOKENS = 256
+"""End tokens of one request, at most."""
 
 
 def request_payloads(requests: int, prompt_tokens: int, prefix_blocks: int) -> tuple[Payload, ...]:
-    """The payloads of `PackedRequests`: this many requests, with this many prompt tokens and prefix blocks each."""
+    """Requests as tensors: this many, with this many prompt tokens and prefix blocks each.
+
+    They are rows of `REQUEST`, and the prompt tokens, end tokens and prefix ids (128 bits each) of all.
+    """
     return (
-        Payload(torch.int64, requests, (COLUMNS,)),
-        Payload(torch.float64, requests, (3,)),
+        Payload(torch.int64, requests, (REQUEST.itemsize // 8,)),
         Payload(torch.int64, requests * prompt_tokens),
         Payload(torch.int64, requests * MAX_END_TOKENS),
         Payload(torch.int64, requests * prefix_blocks, (2,)),
     )
 
 
-MAX_END_TOKENS = 256
-"""End tokens of one request, at most."""
-
-
-def pack_requests(generations: Sequence[Generation], lanes: Sequence[int]) -> PackedRequests:
+def pack_requests(requests: Sequence[tuple[Generation, int]]) -> tuple[torch.Tensor, ...]:
     """The tensors of some requests, each with a number that tells its receiver where it belongs."""
-    numbers, ids, ends = [], [], []
-    for generation, lane in zip(generations, lanes, strict=True):
+    rows, ends = [], list[int]()
+    ids: list[tuple[int, int]] = []
+    for generation, lane in requests:
         request, params = generation.request, generation.sampling_params
-        numbers.append(
-            [
-                request.id, request.prompt_tokens, request.max_tokens, generation.min_tokens, params.top_k,
-                _signed(params.seed), len(generation.end_tokens), len(request.prefix_blocks),
-                TASKS.index(request.task), generation.output[0] if generation.output else -1, request.priority,
-                generation.logprobs, lane,
-            ]
-        )  # fmt: skip
+        rows.append((
+            request.id, request.prompt_tokens, request.max_tokens, generation.min_tokens, params.top_k,
+            len(generation.end_tokens), len(request.prefix_blocks), TASKS.index(request.task),
+            generation.output[0] if generation.output else -1, request.priority, generation.logprobs, lane,
+            params.seed % WORD, params.temperature, params.top_p, params.min_p,
+        ))  # fmt: skip
         ends += sorted(generation.end_tokens)
-        ids += [[_signed(block % WORD), _signed(block // WORD)] for block in request.prefix_blocks]
-    samplings = [generation.sampling_params for generation in generations]
-    prompts = [torch.from_numpy(generation.prompt) for generation in generations]
-    return PackedRequests(
-        torch.tensor(numbers, dtype=torch.int64).reshape(-1, COLUMNS),
-        torch.tensor([[p.temperature, p.top_p, p.min_p] for p in samplings], dtype=torch.float64).reshape(-1, 3),
-        torch.cat(prompts) if prompts else torch.empty(0, dtype=torch.int64),
-        torch.tensor(ends, dtype=torch.int64),
-        torch.tensor(ids, dtype=torch.int64).reshape(-1, 2),
+        ids += [(block % WORD, block // WORD) for block in request.prefix_blocks]
+    prompts = [generation.prompt for generation, _ in requests]
+    columns = (
+        np.array(rows, dtype=REQUEST).view(np.int64).reshape(-1, REQUEST.itemsize // 8),
+        np.concatenate(prompts) if prompts else np.empty(0, dtype=np.int64),
+        np.array(ends, dtype=np.int64),
+        np.array(ids, dtype=np.uint64).view(np.int64).reshape(-1, 2),
     )
+    return tuple(map(torch.from_numpy, columns))
 
 
-def unpack_requests(packed: PackedRequests) -> list[tuple[Generation, int]]:
+def unpack_requests(
+    table: torch.Tensor, prompts: torch.Tensor, end_tokens: torch.Tensor, prefix_ids: torch.Tensor
+) -> list[tuple[Generation, int]]:
     """The requests of a message, each with its number."""
     unpacked = []
-    tokens = packed.tokens.numpy().copy()
-    ends, ids = packed.end_tokens.tolist(), packed.prefix_ids.tolist()
+    tokens, ends = prompts.numpy().copy(), end_tokens.tolist()
+    ids = prefix_ids.numpy().view(np.uint64).tolist()
     token = end = block = 0
-    for row, (temperature, top_p, min_p) in zip(packed.numbers.tolist(), packed.fractions.tolist(), strict=True):
-        request_id, prompt, max_tokens, min_tokens, top_k, seed, num_ends, num_blocks, task, first, *rest = row
-        priority, logprobs, lane = rest
-        prefix = tuple((low % WORD) + (high % WORD) * WORD for low, high in ids[block : block + num_blocks])
+    for (row,) in table.numpy().view(REQUEST).tolist():
+        request_id, prompt, max_tokens, min_tokens, top_k, num_ends, num_blocks, task, first, *rest = row
+        priority, logprobs, lane, seed, temperature, top_p, min_p = rest
+        prefix = tuple(low + high * WORD for low, high in ids[block : block + num_blocks])
         generation = Generation(
             Request(request_id, 0.0, prompt, max_tokens, prefix_blocks=prefix, task=TASKS[task], priority=priority),
             tokens[token : token + prompt],
-            SamplingParams(temperature, top_k, top_p, min_p, seed % WORD),
+            SamplingParams(temperature, top_k, top_p, min_p, seed),
             frozenset(ends[end : end + num_ends]),
             min_tokens,
             logprobs=logprobs,
@@ -389,8 +380,3 @@ def append_token(generation: Generation, token: int, code: int, now: float) -> b
     elif code:
         generation.finish_reason = FINISH_REASONS[code]
     return bool(generation.finish_reason)
-
-
-def _signed(value: int) -> int:
-    """64 bits as int64 has them."""
-    return value - WORD if value >= WORD >> 1 else value

@@ -31,8 +31,8 @@ from live.generation import GREEDY, Generation, make_generation
 from live.loaded_model import LoadedModel
 from live.models.decoder import Decoder
 from live.topologies.deployments import LocalPools
-from live.topologies.direct_time import Post, RecordedTime
-from live.topologies.pools.layout import FRONT, kv_bytes, pools_layout
+from live.topologies.direct_time import RecordedTime
+from live.topologies.pools.layout import FRONT, SENT, kv_bytes, pools_layout
 from live.validation.backend import (
     IN_TURNS_SEED,
     Requests,
@@ -66,7 +66,7 @@ def role_steps(time: RecordedTime, rank: int, steps: Sequence[Span]) -> RoleStep
     """The steps of a worker, of those of its engine (`Engine.watch`)."""
     turns = time.turns.get(rank, [])
     ends = [turn.end for turn in turns]
-    released = [post.departure for post in time.posts.get(rank, []) if _announces(time, rank, post)]
+    released = [post.departure for post in time.posts.get(rank, []) if post.kind == SENT]
     spans: list[Span] = []
     hand_overs: list[tuple[int, float]] = []
     last_turn, last_end = -1, 0.0
@@ -79,13 +79,6 @@ def role_steps(time: RecordedTime, rank: int, steps: Sequence[Span]) -> RoleStep
         spans.append((batch, max([last_end, *releases[-1:], *waits[-1:]]), ends[place]))
         last_turn, last_end = place, ends[place]
     return RoleSteps(spans, hand_overs)
-
-
-def _announces(time: RecordedTime, rank: int, post: Post) -> bool:
-    """Tell whether a message is SENT: it goes to the front right after blocks have gone to a decode engine."""
-    posts = time.posts[rank]
-    place = bisect.bisect_left(posts, post.departure, key=lambda post: post.departure)
-    return post.destination == FRONT and place > 0 and posts[place - 1].destination != FRONT
 
 
 def route_seconds(time: RecordedTime, arrivals: Sequence[float]) -> list[float]:

@@ -13,6 +13,8 @@ pytest.importorskip("torch", reason="the live engine needs the extra [live]")
 
 from latency_models.io.config_io import read_yaml
 from live.topologies.direct_time import Post, RecordedTime, Turn
+from live.topologies.pools.layout import BLOCKS, FRONT, REPORT, SENT, WORK
+from live.topologies.transport import IDLE
 from live.validation.bundle import LiveBundle
 from live.validation.pools import PoolsBackend, frontend_times, role_steps, route_seconds
 from reports.metrics import BundleMetrics, Transfers
@@ -255,7 +257,7 @@ def test_a_validation_of_a_fleet(validated: Validate) -> None:
     assert kept.scaling.changes == load["engines"][0]["live"]
 
 
-PREFILL, DECODE, FRONT = 1, 2, 0
+PREFILL, DECODE = 1, 2
 
 
 def test_a_prefill_engine_by_hand() -> None:
@@ -266,8 +268,7 @@ def test_a_prefill_engine_by_hand() -> None:
         Turn(9.1, 13.0, False),
     ]  # fmt: skip
     time.posts[PREFILL] = [
-        Post(PREFILL, FRONT, 4.9, 5.1, 8), Post(PREFILL, DECODE, 8.0, 8.5, 8), Post(PREFILL, FRONT, 8.8, 8.9, 8),
-        Post(PREFILL, FRONT, 12.8, 12.9, 8),
+        Post(REPORT, 4.9, 5.1, 8), Post(BLOCKS, 8.0, 8.5, 8), Post(SENT, 8.8, 8.9, 8), Post(REPORT, 12.8, 12.9, 8),
     ]  # fmt: skip
     batches = [MixedBatch([]), MixedBatch([])]
     result = role_steps(time, PREFILL, [(batches[0], 1.6, 4.5), (batches[1], 9.2, 12.0)])
@@ -279,7 +280,7 @@ def test_a_decode_engine_by_hand() -> None:
     """Two steps follow each other; the third waits until 9 for a request."""
     time = RecordedTime()
     time.turns[DECODE] = [Turn(0.0, 3.0, True), Turn(3.0, 3.2, False), Turn(3.2, 6.0, False), Turn(9.0, 12.0, True)]
-    time.posts[DECODE] = [Post(DECODE, FRONT, now, now, 8) for now in (2.9, 5.9, 11.9)]
+    time.posts[DECODE] = [Post(REPORT, now, now, 8) for now in (2.9, 5.9, 11.9)]
     batches = [DecodeBatch([]) for _ in range(3)]
     steps = [(batches[0], 0.5, 2.8), (batches[1], 3.3, 5.8), (batches[2], 9.5, 11.8)]
     result = role_steps(time, DECODE, steps)
@@ -290,9 +291,9 @@ def test_a_decode_engine_by_hand() -> None:
 def test_frontend_times_are_medians() -> None:
     time = RecordedTime()
     time.posts[FRONT] = [
-        Post(FRONT, PREFILL, 1.1, 1.2, 0),
-        Post(FRONT, PREFILL, 1.2, 1.5, 8),
-        Post(FRONT, DECODE, 3.0, 3.4, 8),
+        Post(IDLE, 1.1, 1.2, 0),
+        Post(WORK, 1.2, 1.5, 8),
+        Post(WORK, 3.0, 3.4, 8),
     ]
     assert route_seconds(time, [1.0, 2.0, 5.0]) == pytest.approx([0.5, 1.4])
     times = frontend_times([0.5, 1.4, 0.6], [], [(2, 0.8), (1, 0.3), (1, 0.5)])

@@ -205,8 +205,7 @@ class Coordinator(FrontRole):
         leaving = torch.tensor(self._leaving, dtype=torch.int64)
         self._leaving = []
         for rank, entered in zip(self._layout.attention_ranks, entering, strict=True):
-            packed = pack_requests([generation for generation, _ in entered], [index for _, index in entered])
-            self._transport.send(rank, Message(COMMAND, (mask,), (*packed, leaving)))
+            self._transport.send(rank, Message(COMMAND, (mask,), (*pack_requests(entered), leaving)))
 
     def _read(self, message: Message, rank: int, microbatch: Microbatch) -> list[list[int]]:
         if message.kind != RESULT or message.fields[0] != microbatch.index:

@@ -33,7 +33,6 @@ from live.topologies.transport import (
     IDLE,
     STOP,
     Message,
-    PackedRequests,
     Receive,
     Role,
     Transport,
@@ -267,7 +266,7 @@ class AttentionWorker:
             engine = self._home.pop(request_id, None)
             if engine is not None:
                 engine.abort(request_id)
-        for generation, index in unpack_requests(PackedRequests(*packed)):
+        for generation, index in unpack_requests(*packed):
             self._home[generation.request.id] = self.engines[index]
             self.engines[index].submit(generation, remote_prefill=bool(generation.output))
         started = [index for index in range(self._layout.microbatches) if command.fields[0] >> index & 1]

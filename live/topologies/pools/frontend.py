@@ -316,7 +316,6 @@ class Frontend(FrontRole):
         aborts: Sequence[int],
         sends: Sequence[tuple[int, int]],
     ) -> None:
-        packed = pack_requests([generation for generation, _ in requests], [mode for _, mode in requests])
         ids = torch.tensor(aborts, dtype=torch.int64)
         pairs = torch.tensor(sends, dtype=torch.int64).reshape(-1, 2)
-        self._transport.send(rank, Message(WORK, (), (*packed, ids, pairs)))
+        self._transport.send(rank, Message(WORK, (), (*pack_requests(requests), ids, pairs)))

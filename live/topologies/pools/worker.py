@@ -43,7 +43,6 @@ from live.topologies.transport import (
     STOP,
     Computing,
     Message,
-    PackedRequests,
     ReceiveAny,
     Role,
     Transport,
@@ -346,7 +345,7 @@ class EngineWorker:
         *packed, aborts, sends = work.tensors
         for request_id in aborts.tolist():
             self._drop(request_id)
-        for generation, source in unpack_requests(PackedRequests(*packed)):
+        for generation, source in unpack_requests(*packed):
             request_id = generation.request.id
             if source == NORMAL:
                 self.engine.submit(generation)
