@@ -24,12 +24,14 @@ from kernels.sampling import SamplingParams
 from live.engine import Engine
 from live.executor import Executor
 from live.generation import make_generation
+from live.loaded_model import LoadedSource
 from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder, FFNRows
 from live.models.weights import random_weights
 from live.topologies.bundle import workers
 from live.topologies.bundle.coordinator import OUTPUT, ROWS, BundleLayout
-from live.topologies.deployments import LocalBundle
+from live.topologies.deployments import BundleDeployment
+from live.topologies.local import LocalTopology
 from live.topologies.transport import Message, pack, unpack
 from scenarios.afd import parse_ratios
 from schedulers.engine_config import EngineConfig
@@ -68,7 +70,8 @@ class Stopwatch:
 def measure(config: ModelConfig, layout: BundleLayout, steps: int) -> dict[str, float]:
     """Seconds a step of a microbatch, and seconds of overhead for each layer, microbatch and attention instance."""
     decoder, ended = Decoder(config, random_weights(config, torch.float32, "cpu")), list[int]()
-    bundle = LocalBundle(layout, decoder, on_progress=lambda progress: ended.append(1))
+    deployment = BundleDeployment(LoadedSource.of(decoder), layout)
+    bundle = LocalTopology(deployment, on_progress=lambda progress: ended.append(1))
     slots = layout.attention_instances * layout.microbatches * layout.batch_size
 
     def run(first: int, tokens: int) -> None:

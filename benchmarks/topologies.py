@@ -35,12 +35,13 @@ from live.engine import Engine
 from live.executor import Executor
 from live.generation import Generation, make_generation
 from live.graphs.executor import GraphExecutor
+from live.loaded_model import LoadedSource
 from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder
 from live.models.weights import random_weights
 from live.topologies.bundle.coordinator import BundleLayout
-from live.topologies.deployments import LocalBundle
-from live.topologies.local import RoleStreams
+from live.topologies.deployments import BundleDeployment
+from live.topologies.local import LocalTopology, RoleStreams
 from scenarios.afd import parse_ratios
 from schedulers.engine_config import EngineConfig
 
@@ -83,7 +84,8 @@ class Bench:
     def bundle(self, *, streams: bool, graphs: bool) -> Callable[[list[Generation]], None]:
         """A bundle that runs requests to their end."""
         roles = RoleStreams() if streams else None
-        bundle = LocalBundle(self.layout, self.decoder, timekeeper=roles, handover=roles, graphs=graphs)
+        deployment = BundleDeployment(LoadedSource.of(self.decoder), self.layout, graphs=graphs)
+        bundle = LocalTopology(deployment, timekeeper=roles, handover=roles)
 
         def run(generations: list[Generation]) -> None:
             for generation in generations:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -110,6 +110,25 @@ class ModelSource:
         part = config_of_rank(config, ranks)
         check_memory(model_bytes(part, dtype, rounding), f"weights in {self.dtype}", self.device, file=self.path)
         return config, dtype
+
+
+@dataclass(frozen=True)
+class LoadedSource(ModelSource):
+    """A model that has been loaded, as the origin of further workers' models."""
+
+    decoder: Decoder = field(kw_only=True)
+
+    @classmethod
+    def of(cls, decoder: Decoder) -> LoadedSource:
+        norm = decoder.weights.norm
+        (dtype,) = (name for name, dtype in DTYPES.items() if dtype == norm.dtype)
+        return cls(Path(), True, dtype, norm.device.type, 1, decoder=decoder)
+
+    def config(self) -> ModelConfig:
+        return self.decoder.config
+
+    def load(self) -> Decoder:
+        return self.decoder
 
 
 class Models:

@@ -6,9 +6,9 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from live.backend import BackendLimits, BackendState
 from live.engine import Progress
@@ -20,8 +20,15 @@ from live.topologies.transport import MAX_END_TOKENS, MOST_LOGPROBS, Forms, Mess
 OnProgress: TypeAlias = Callable[[Progress], None]
 """Called with what each step has changed."""
 
-MakeRole: TypeAlias = Callable[[Transport], Role]
-"""Makes a worker's role, once its model has been loaded."""
+
+class Worker(Protocol):
+    """A worker of a topology, whose life is a role."""
+
+    def run(self) -> Role: ...
+
+
+MakeWorker: TypeAlias = Callable[[Transport], Worker]
+"""Makes a worker, once its model has been loaded."""
 
 
 class FrontRole(ABC):
@@ -137,16 +144,26 @@ class Ranks(ABC):
         return hashlib.sha256(repr(settings).encode()).hexdigest()
 
     @abstractmethod
-    def load(self, rank: int, models: Models) -> MakeRole:
-        """Load the model of another rank than 0 (or raise `BadInput`); the result makes its role."""
+    def load(self, rank: int, models: Models) -> MakeWorker:
+        """Load the model of another rank than 0 (or raise `BadInput`); the result makes the worker."""
 
     def _settings(self) -> object:
         """Further settings that all processes must agree on."""
         return None
 
 
+@dataclass(frozen=True)
 class Deployment(Ranks):
-    """One topology with its model. Its layout also has the `limits` of requests."""
+    """One topology with its model. Its layout also has the `limits` of requests.
+
+    `graphs`: steps run padded, and as CUDA graphs on a GPU; None: on GPUs alone.
+    """
+
+    graphs: bool | None = field(default=None, kw_only=True)
+
+    @property
+    def uses_graphs(self) -> bool:
+        return self.device != "cpu" if self.graphs is None else self.graphs
 
     @property
     def models(self) -> tuple[str, ...]:

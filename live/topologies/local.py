@@ -14,16 +14,16 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol, TypedDict
+from typing import Any, NamedTuple
 
 import torch
 
 from live.device import freeze_loaded_objects
 from live.generation import Generation
-from live.loaded_model import SharedModels
-from live.topologies.deployment import Deployment, FrontRole
+from live.loaded_model import Models, SharedModels
+from live.topologies.deployment import Deployment, OnProgress
 from live.topologies.transport import (
     Computing,
     Forms,
@@ -243,35 +243,32 @@ class LocalNetwork:
         return transit.content
 
 
-class Worker(Protocol):
-    """A worker of a topology, whose life is a role."""
-
-    def run(self) -> Role: ...
-
-
-class NetworkOptions(TypedDict, total=False):
-    """How a `LocalTopology` carries messages. `packed`: packed as between processes, in place of a handover."""
-
-    timekeeper: Timekeeper | None
-    handover: Handover | None
-    packed: bool
-
-
 class LocalTopology:
-    """A topology whose roles all run in this process."""
+    """A topology whose roles all run in this process, with one copy of each model.
+
+    `packed`: messages are packed as between processes, in place of a handover.
+    """
 
     def __init__(
-        self, forms: Forms, timekeeper: Timekeeper | None = None, handover: Handover | None = None, packed: bool = False
+        self,
+        deployment: Deployment,
+        models: Models | None = None,
+        on_progress: OnProgress = lambda progress: None,
+        *,
+        timekeeper: Timekeeper | None = None,
+        handover: Handover | None = None,
+        packed: bool = False,
     ) -> None:
+        forms, models = deployment.forms(), models or SharedModels()
         self.network = LocalNetwork(forms, timekeeper, PackedMessages(forms) if packed else handover)
-
-    def start(self, front: FrontRole, workers: Sequence[Worker]) -> None:
-        """Run each role until it first waits."""
-        self._front = front
-        self.network.start({rank: role.run() for rank, role in enumerate([front, *workers])})
+        transport = self.network.transport
+        self.front: Any = deployment.front(transport(0), on_progress)
+        ranks = range(1, len(deployment.names))
+        self.workers: list[Any] = [deployment.load(rank, models)(transport(rank)) for rank in ranks]
+        self.network.start({rank: role.run() for rank, role in enumerate([self.front, *self.workers])})
 
     def submit(self, generation: Generation) -> None:
-        self._front.submit(generation)
+        self.front.submit(generation)
 
     def run(self) -> None:
         """Run until all requests are finished."""
@@ -280,7 +277,7 @@ class LocalTopology:
 
     def stop(self) -> None:
         """Abort all requests and end the workers; again it changes nothing."""
-        self._front.stop()
+        self.front.stop()
         self.run()
 
 
@@ -337,7 +334,7 @@ class InProcessWorkers:
         models = SharedModels()
         make = {rank: deployment.load(rank, models) for rank in ranks}
         with torch.inference_mode():
-            self._roles = {rank: make[rank](self._network.transport(rank)) for rank in ranks}
+            self._roles = {rank: make[rank](self._network.transport(rank)).run() for rank in ranks}
         self._woken = threading.Event()
         self._disconnected = False
         freeze_loaded_objects()

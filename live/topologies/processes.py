@@ -60,7 +60,7 @@ def run_worker(
     transport: SocketTransport | None = None
     try:
         members.gather()
-        make_role = deployment.load(rank, Models())
+        make_worker = deployment.load(rank, Models())
         freeze_loaded_objects()
         members.ready()
         link = None
@@ -68,7 +68,7 @@ def run_worker(
             link = device_link(members, limits.answer, deployment.device, make_group)
             members.on_failure(link.abort)  # on a GPU nothing else would end the host's waits
         transport = SocketTransport(members, deployment.forms(), limits.answer, link)
-        transport.run(make_role(transport))
+        transport.run(make_worker(transport).run())
     except TransportError:
         raise
     except Exception as error:

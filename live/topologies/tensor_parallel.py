@@ -25,7 +25,7 @@ from live.models.config import ModelConfig
 from live.models.decoder import Decoder, Inputs, PagedCache
 from live.models.tensor_parallel import config_of_rank
 from live.models.weights import Weights
-from live.topologies.deployment import MakeRole, Ranks
+from live.topologies.deployment import MakeWorker, Ranks
 from live.topologies.device_link import device_link
 from live.topologies.membership import Address
 from live.topologies.processes import TimeLimits, gathered, run_worker, visible_gpus
@@ -179,23 +179,30 @@ class LeadingDecoder(Decoder):
             self.group.transport.send(rank, message)
 
 
-def follow(decoder: Decoder, group: RankGroup) -> Role:
-    """The role of every other rank: compute its part of the steps of rank 0."""
-    caches: dict[int, PagedCache] = {}
-    norm = decoder.weights.norm
-    while True:
-        group.start_segment()
-        message = received((yield ReceiveAny((0,), wait=True, patient=True)))
-        if message.kind == STOP:
-            return
-        if message.kind == CACHE:
-            number, blocks, block_size = message.fields
-            caches.pop(number, None)
-            caches[number] = PagedCache.allocate(decoder.config, blocks, block_size, norm.dtype, str(norm.device))
-        elif message.kind == MEASURE:
-            group.measure(message.fields[0], len(norm), norm.dtype, norm.device)
-        else:
-            decoder.forward(inputs_of(message, norm.device), caches[message.fields[0]])
+@dataclass(frozen=True)
+class Follower:
+    """Every other rank, which computes its part of the steps of rank 0."""
+
+    decoder: Decoder
+    group: RankGroup
+
+    def run(self) -> Role:
+        decoder, group = self.decoder, self.group
+        caches: dict[int, PagedCache] = {}
+        norm = decoder.weights.norm
+        while True:
+            group.start_segment()
+            message = received((yield ReceiveAny((0,), wait=True, patient=True)))
+            if message.kind == STOP:
+                return
+            if message.kind == CACHE:
+                number, blocks, block_size = message.fields
+                caches.pop(number, None)
+                caches[number] = PagedCache.allocate(decoder.config, blocks, block_size, norm.dtype, str(norm.device))
+            elif message.kind == MEASURE:
+                group.measure(message.fields[0], len(norm), norm.dtype, norm.device)
+            else:
+                decoder.forward(inputs_of(message, norm.device), caches[message.fields[0]])
 
 
 @dataclass(frozen=True)
@@ -227,15 +234,15 @@ class RankedModel(Ranks):
 
     layout: RanksLayout
 
-    def load(self, rank: int, models: Models) -> MakeRole:
-        """Load a rank's part of the model; the result makes its role. Raises as `LoadedModel`."""
+    def load(self, rank: int, models: Models) -> MakeWorker:
+        """Load a rank's part of the model; the result makes the worker. Raises as `LoadedModel`."""
         group = RankGroup(rank, self.layout.size)
         decoder = Decoder(*self.model.load_part(group))
 
-        def make(transport: Transport) -> Role:
+        def make(transport: Transport) -> Follower:
             assert isinstance(transport, SocketTransport), "ranks wait within a step"
             group.transport = transport
-            return follow(decoder, group)
+            return Follower(decoder, group)
 
         return make
 

@@ -22,15 +22,16 @@ from latency_models.stages import MessageLink
 from live.device import no_garbage_collection
 from live.engine import Progress
 from live.generation import GREEDY, Generation, make_generation
-from live.loaded_model import LoadedModel
+from live.loaded_model import LoadedModel, LoadedSource
 from live.models.decoder import Decoder
 from live.topologies.bundle.coordinator import COORDINATOR, BundleLayout
-from live.topologies.deployments import LocalBundle
+from live.topologies.bundle.workers import AttentionWorker
+from live.topologies.deployments import BundleDeployment
 from live.topologies.direct_time import DirectTime, RoleTime
+from live.topologies.local import LocalTopology
 from live.validation.backend import model_source
 from reports.metrics import BundleTimes, Transfers
 from scenarios.validation import BundleValidationScenario
-from schedulers.bundle_slots import REFILL_POLICIES, Refill, refill_fcfs
 from schedulers.engine_config import EngineConfig
 
 Integers = NDArray[np.int64]
@@ -69,7 +70,7 @@ class MeasuredBundle:
         completions: int,
         *,
         time: DirectTime | None = None,
-        refill: Refill = refill_fcfs,
+        refill: str = "fcfs",
         prefilled: bool = False,
     ) -> None:
         if not 0 < completions <= len(decode):
@@ -82,18 +83,17 @@ class MeasuredBundle:
         self._finished: list[Generation] = []
         self._steps: list[tuple[float, int]] = []  # end, tokens
         self._measuring = False
-        self._bundle = LocalBundle(
-            layout, decoder, refill=refill, timekeeper=self._time, packed=True, on_progress=self._note
-        )
+        deployment = BundleDeployment(LoadedSource.of(decoder), layout, refill)
+        self._bundle = LocalTopology(deployment, on_progress=self._note, timekeeper=self._time, packed=True)
         vocabulary = decoder.config.shape.vocabulary
         warm_up, self._generations = closed_loop(layout, vocabulary, prefill, decode, prefilled=prefilled)
         for generation in self._generations:
-            self._bundle.coordinator.check(generation)
+            self._bundle.front.check(generation)
         for generation in warm_up:
             self._bundle.submit(generation)
         self._bundle.run()
         if prefilled:
-            _fill_caches(self._bundle)
+            _fill_caches(self._bundle.workers[: layout.attention_instances])
 
     def begin(self) -> None:
         """Submit the requests, at time 0."""
@@ -145,7 +145,7 @@ class MeasuredBundle:
         if self._measuring:
             self._end = self._time.snapshot()
             self._measuring = False
-            self._bundle.coordinator.stop()
+            self._bundle.front.stop()
 
 
 TURNS = 64
@@ -165,9 +165,9 @@ def run_in_turns(bundles: Sequence[MeasuredBundle]) -> list[BundleRun]:
     return [bundle.result() for bundle in bundles]
 
 
-def _fill_caches(bundle: LocalBundle) -> None:
+def _fill_caches(attention: Sequence[AttentionWorker]) -> None:
     generator = torch.Generator().manual_seed(0)
-    for worker in bundle.attention:
+    for worker in attention:
         for engine in worker.engines:
             for cache in (engine.executor.cache.keys, engine.executor.cache.values):
                 cache.normal_(generator=generator)
@@ -233,5 +233,5 @@ class LiveBundle(LoadedModel):
         )  # fmt: skip
         return MeasuredBundle(
             BundleLayout(instances, 1, system.microbatches, config), self.decoder, prefill, decode, completions,
-            time=DirectTime(self._link), refill=REFILL_POLICIES.select(system.refill), prefilled=True,
+            time=DirectTime(self._link), refill=system.refill, prefilled=True,
         )  # fmt: skip

@@ -28,10 +28,11 @@ from latency_models.timed_runs import ProfiledRounds, ReplayedRun, Span
 from live.device import no_garbage_collection
 from live.engine import Engine, Progress
 from live.generation import GREEDY, Generation, make_generation
-from live.loaded_model import LoadedModel
-from live.models.decoder import Decoder
-from live.topologies.deployments import LocalPools
+from live.loaded_model import LoadedModel, LoadedSource, SharedModels
+from live.topologies.deployment import OnProgress
+from live.topologies.deployments import PoolsDeployment
 from live.topologies.direct_time import RecordedTime
+from live.topologies.local import LocalTopology
 from live.topologies.pools.layout import FRONT, SENT, kv_bytes, pools_layout
 from live.validation.backend import (
     IN_TURNS_SEED,
@@ -117,7 +118,7 @@ APART = 0.003
 TURNS = 64
 """Resumptions of roles after which something else may go on."""
 
-MakePools = Callable[[RecordedTime, Callable[[Progress], None]], LocalPools]
+MakePools = Callable[[RecordedTime, OnProgress], LocalTopology]
 
 
 class PoolsProfile(Profile):
@@ -190,7 +191,7 @@ class PoolsProfile(Profile):
             target = sequences_left(self._size.num_seqs, step, self._max_steps) * engines
         while len(self._active) > target:
             request_id, _ = self._active.popitem()
-            self._pools.frontend.abort(request_id)
+            self._pools.front.abort(request_id)
         for _ in range(min(len(progress.finished), target - len(self._active))):
             self._pools.submit(self._random_request())
 
@@ -223,8 +224,16 @@ class PoolsBackend(WithoutDrafts, LoadedModel):
             )
         serving, pools = engine_pools(scenario.serving_without_times(), {}, base / "scenario")
         self._layout, _ = pools_layout(serving, pools)
+        names = sorted({place.module for place in self._layout.engines if place.module is not None})
+        if names and spec.weights != "random":
+            raise BadInput("expected random with several models", field="model.weights", value=spec.weights)
+        modules = {  # each with random weights of its own
+            name: replace(model_source(spec, base, seed), rounding=None)
+            for seed, name in enumerate(names, start=scenario.seed + 1)
+        }
+        self._deployment = PoolsDeployment(LoadedSource.of(self.decoder), self._layout, modules)
+        self._models = SharedModels()
         self._link = MessageLink(link.latency, link.bandwidth)
-        self._decoder_of = self._load_modules(scenario, base)
         self._spec = scenario.profiling
         self._profile_in_turns: PoolsProfile | None = None
 
@@ -232,17 +241,6 @@ class PoolsBackend(WithoutDrafts, LoadedModel):
     def models(self) -> list[str]:
         """Names of the models that requests may be for."""
         return list(self._layout.prefill)
-
-    def _load_modules(self, scenario: ValidationScenario, base: Path) -> Callable[[str | None], Decoder]:
-        """The decoder of each module, with random weights of its own."""
-        spec = scenario.model
-        names = sorted({place.module for place in self._layout.engines if place.module is not None})
-        if names and spec.weights != "random":
-            raise BadInput("expected random with several models", field="model.weights", value=spec.weights)
-        decoders: dict[str | None, Decoder] = {None: self.decoder}
-        for seed, name in enumerate(names, start=scenario.seed + 1):
-            decoders[name] = replace(model_source(spec, base, seed), rounding=None).load()
-        return decoders.__getitem__
 
     def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfiledRounds:
         """Time steps of random requests in this topology (`live.validation.pools`)."""
@@ -256,12 +254,11 @@ class PoolsBackend(WithoutDrafts, LoadedModel):
     def _pools(
         self,
         time: RecordedTime,
-        on_progress: Callable[[Progress], None],
+        on_progress: OnProgress,
         chunks: Callable[[], ChunkPolicy | None] = lambda: None,
-    ) -> LocalPools:
-        return LocalPools(
-            self._layout, self._decoder_of, timekeeper=time, packed=True, on_progress=on_progress, chunks=chunks
-        )
+    ) -> LocalTopology:
+        deployment = replace(self._deployment, chunks=(chunks,) * len(self._layout.engines))
+        return LocalTopology(deployment, self._models, on_progress, timekeeper=time, packed=True)
 
     def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayedRun:
         """Send each request to the front at its arrival time; a profile in turns goes on where it paused before."""
@@ -274,7 +271,7 @@ class PoolsBackend(WithoutDrafts, LoadedModel):
         time.restart()
         steps = {rank: watch_steps(worker.engine) for rank, worker in enumerate(pools.workers, start=1)}
         for generation in generations:
-            pools.frontend.check(generation)
+            pools.front.check(generation)
             pools.network.at(FRONT, generation.request.arrival, partial(pools.submit, generation))
         with no_garbage_collection():
             while not pools.network.run_some(TURNS):

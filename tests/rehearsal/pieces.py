@@ -44,8 +44,7 @@ from live.server.loading import engine_of_flags
 from live.server.options import EngineOptions, ServerConfig
 from live.server.service import Service
 from live.topologies.bundle.coordinator import BundleLayout
-from live.topologies.deployments import LocalBundle, LocalPools
-from live.topologies.local import RoleStreams
+from live.topologies.local import LocalTopology, RoleStreams
 from live.topologies.pools.layout import EnginePlace, PoolsLayout
 from live.validation.replay import replay
 from schedulers.engine_config import EngineConfig, OneShotBudget
@@ -53,7 +52,7 @@ from schedulers.model_slots import SlotsConfig
 from schedulers.step_policies import StaticChunks
 from tests.live.server.wire import Client
 from tests.live.test_host_tier import conversations, offloading
-from tests.live.topologies.answers import settings
+from tests.live.topologies.answers import local_bundle, pools_of, settings
 from tests.rehearsal.gpu import PretendedGPU
 from twin.cli import program
 from twin.cli.validate import EXIT_CODES
@@ -305,7 +304,7 @@ def bundle(gpu: PretendedGPU) -> None:
             steps.append(len(progress.advanced))
 
         gpu.capture_streams.clear()
-        topology = LocalBundle(layout, model, timekeeper=streams, handover=streams, graphs=True, on_progress=note)
+        topology = local_bundle(layout, model, timekeeper=streams, handover=streams, graphs=True, on_progress=note)
         for _ in range(2):
             gpu.forget()
             steps.clear()
@@ -324,7 +323,7 @@ def pools(gpu: PretendedGPU) -> None:
     model, streams = shallow("qwen3-0.6b"), RoleStreams()
     engines = [EnginePlace("prefill", CONFIGS[1])] * 2 + [EnginePlace("decode", CONFIGS[1])]
     layout = PoolsLayout(tuple(engines), {"default": (1, 2)}, {"default": (3,)})
-    topology = LocalPools(layout, lambda name: model, timekeeper=streams, handover=streams, graphs=True)
+    topology = LocalTopology(pools_of(layout, model, graphs=True), timekeeper=streams, handover=streams)
     for worker in topology.workers:
         executor = worker.engine.executor
         assert isinstance(executor, GraphExecutor)

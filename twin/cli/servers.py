@@ -14,6 +14,7 @@ from twin.cli.console import (
     Output,
     Settings,
     note,
+    print_json,
     print_result,
     print_table,
     progress,
@@ -50,7 +51,6 @@ def init(
     """
     from twin.api.inputs import require_above_0
     from twin.api.starting_scenario import starting_scenario
-    from twin.cli.console import note, write_or_print
 
     require_above_0("--rate", rate)
     text = starting_scenario(model, gpu, weights, rate)
@@ -106,7 +106,6 @@ def adopt(
     from twin.api.adoption import AdoptionOptions, next_commands
     from twin.api.adoption import adopt as adopt_server
     from twin.api.inputs import require_above_0, require_at_least
-    from twin.cli.console import note, print_json, print_table, progress
     from twin.recording.traffic import FIRST_ID
 
     if observe is not None and (replay is not None or requests is not None or rate is not None):
@@ -376,7 +375,6 @@ def watch(
     from twin.recording.upstream import Upstream
     from twin.refinement.question import Question, factor_names
     from twin.refinement.watch import DRIFTED, PREDICTED, Watch, WatchOptions
-    from workloads.errors import BadInput
 
     for flag, value in (("--every", every), ("--duration", duration), ("--window", window), ("--drift", drift)):
         require_above_0(flag, value)
@@ -408,7 +406,6 @@ def watch(
 def _refine(engine: Watch, document: dict[str, Any], scenario: Path, refined: Path) -> dict[str, str]:
     """Write step times corrected since the drift. Pages that do not allow it cost a note, not the alarm."""
     from latency_models.io.config_io import write_yaml
-    from workloads.errors import BadInput
 
     try:
         content = engine.refine(document).content(scenario, refined)

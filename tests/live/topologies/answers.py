@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +13,14 @@ from kernels.sampling import SamplingParams
 from kernels.shapes import Shape
 from live.engine import Engine
 from live.generation import Generation, make_generation
+from live.loaded_model import LoadedSource
 from live.models.config import ModelConfig
 from live.models.decoder import Decoder
 from live.models.weights import random_weights
+from live.topologies.bundle.coordinator import BundleLayout
+from live.topologies.deployments import BundleDeployment, PoolsDeployment
 from live.topologies.local import LocalTopology
+from live.topologies.pools.layout import PoolsLayout
 from schedulers.engine_config import EngineConfig
 
 BLOCK = 4
@@ -36,6 +41,17 @@ CONFIGS = {
 def make_decoder(name: str, seed: int = 3) -> Decoder:
     """A tiny model with random weights."""
     return Decoder(CONFIGS[name], random_weights(CONFIGS[name], torch.float32, "cpu", seed))
+
+
+def local_bundle(layout: BundleLayout, decoder: Decoder, *, graphs: bool = False, refill: str = "fcfs", **options: Any):
+    """A bundle in this process; its `front` is the coordinator."""
+    return LocalTopology(BundleDeployment(LoadedSource.of(decoder), layout, refill, graphs=graphs), **options)
+
+
+def pools_of(layout: PoolsLayout, decoder: Decoder, *, graphs: bool = False, **modules: Decoder) -> PoolsDeployment:
+    """Pools with one decoder, or with a module for each model."""
+    sources = {name: LoadedSource.of(module) for name, module in modules.items()}
+    return PoolsDeployment(LoadedSource.of(decoder), layout, sources, graphs=graphs)
 
 
 def settings(batch_size: int = 4, **changes: object) -> EngineConfig:

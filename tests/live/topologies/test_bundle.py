@@ -13,14 +13,15 @@ from kernels.sampling import SamplingParams  # noqa: E402
 from latency_models.stages import PassLatency  # noqa: E402
 from live.engine import Progress  # noqa: E402
 from live.topologies.bundle.coordinator import ROWS, BundleLayout  # noqa: E402
-from live.topologies.deployments import LocalBundle  # noqa: E402
 from live.topologies.local import LocalNetwork  # noqa: E402
 from live.topologies.transport import Message, TransportError  # noqa: E402
 from schedulers.bundle_slots import REFILL_POLICIES, BundleSlots, Microbatch  # noqa: E402
 from tests.live.topologies.answers import (  # noqa: E402
+    GREEDY,
     check_logprobs,
     check_served,
     colocated,
+    local_bundle,
     make_decoder,
     outputs,
     requests,
@@ -33,14 +34,21 @@ from twin.afd.bundle import Bundle, BundleConfig, Supply  # noqa: E402
 Decision = tuple[int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
-@pytest.mark.parametrize(
-    ("model", "attention", "ffn", "microbatches"),
-    [("qwen3", 1, 1, 1), ("llama", 1, 1, 2), ("qwen3", 8, 1, 2), ("llama", 3, 1, 3), ("qwen3-moe", 2, 3, 3)],
-)
-def test_tokens_are_those_of_one_engine(model: str, attention: int, ffn: int, microbatches: int) -> None:
-    decoder = make_decoder(model)
-    bundle = LocalBundle(BundleLayout(attention, ffn, microbatches, settings(2)), decoder)
-    generations = requests(30)
+DRAWN = SamplingParams(temperature=1.3, top_k=20, top_p=0.9, min_p=0.01, seed=2**64 - 9)
+
+
+@pytest.mark.parametrize(("model", "instances", "graphs", "sampling"), [
+    ("qwen3", (1, 1, 1), False, GREEDY), ("llama", (1, 1, 2), False, GREEDY), ("qwen3", (8, 1, 2), False, GREEDY),
+    ("llama", (3, 1, 3), False, GREEDY), ("qwen3-moe", (2, 3, 3), False, GREEDY), ("llama", (3, 1, 2), False, DRAWN),
+    ("llama", (1, 1, 2), True, GREEDY), ("qwen3", (3, 1, 2), True, GREEDY), ("qwen3-moe", (2, 3, 2), True, GREEDY),
+])  # fmt: skip
+def test_tokens_are_those_of_one_engine(
+    model: str, instances: tuple[int, int, int], graphs: bool, sampling: SamplingParams
+) -> None:
+    """Stages that become CUDA graphs on a GPU run padded and kernel by kernel here."""
+    decoder, config = make_decoder(model), settings(11, num_gpu_blocks=300) if graphs else settings(2)
+    bundle = local_bundle(BundleLayout(*instances, config), decoder, graphs=graphs)
+    generations = requests(30, sampling=sampling)
     check_served(bundle, decoder, generations[:20])
     check_served(bundle, decoder, generations[20:])
     assert {generation.finish_reason for generation in generations} == {"length"}
@@ -48,20 +56,11 @@ def test_tokens_are_those_of_one_engine(model: str, attention: int, ffn: int, mi
     assert bundle.network.ended
 
 
-@pytest.mark.parametrize(("model", "attention", "ffn"), [("llama", 1, 1), ("qwen3", 3, 1), ("qwen3-moe", 2, 3)])
-def test_padded_stages_give_the_same_tokens(model: str, attention: int, ffn: int) -> None:
-    """The stages that become CUDA graphs on a GPU run kernel by kernel here."""
-    decoder = make_decoder(model)
-    layout = BundleLayout(attention, ffn, 2, settings(11, num_gpu_blocks=300))
-    bundle = LocalBundle(layout, decoder, graphs=True)
-    check_served(bundle, decoder, requests(30))
-
-
 @pytest.mark.parametrize("packed", [False, True])
 def test_log_probabilities_are_those_of_one_engine(packed: bool) -> None:
     decoder = make_decoder("qwen3")
     config = settings(4, num_gpu_blocks=16, max_num_batched_tokens=5)
-    bundle = LocalBundle(BundleLayout(2, 1, 2, config), decoder, packed=packed)
+    bundle = local_bundle(BundleLayout(2, 1, 2, config), decoder, packed=packed)
     generations = requests(24, seed=6)
     wanting_logprobs(generations)
     serve(bundle, generations)
@@ -78,24 +77,15 @@ TIGHT = {
 @pytest.mark.parametrize("case", TIGHT)
 def test_tokens_do_not_depend_on_how_a_microbatch_is_scheduled(case: str) -> None:
     decoder = make_decoder("qwen3")
-    bundle = LocalBundle(BundleLayout(2, 1, 2, TIGHT[case]), decoder)
+    bundle = local_bundle(BundleLayout(2, 1, 2, TIGHT[case]), decoder)
     check_served(bundle, decoder, requests(40, seed=5))
-    cores = [engine.core for worker in bundle.attention for engine in worker.engines]
+    cores = [engine.core for worker in bundle.workers[:2] for engine in worker.engines]
     for core in cores:
         core.check_integrity()
         assert core.kv_cache.num_free_blocks == core.kv_cache.num_blocks
     assert (sum(core.preemptions for core in cores) > 0) == (case == "preemption")
-    assert sum(bundle.coordinator.preemptions.values()) == sum(core.preemptions for core in cores)
+    assert sum(bundle.front.preemptions.values()) == sum(core.preemptions for core in cores)
     assert (sum(core.cached_tokens for core in cores) > 0) == (case != "nothing shared")
-
-
-def test_what_a_seed_draws_does_not_depend_on_the_bundle() -> None:
-    decoder = make_decoder("llama")
-    bundle = LocalBundle(BundleLayout(3, 1, 2, settings(2)), decoder)
-    generations = requests(
-        20, sampling=SamplingParams(temperature=1.3, top_k=20, top_p=0.9, min_p=0.01, seed=2**64 - 9)
-    )
-    check_served(bundle, decoder, generations)
 
 
 def test_aborts_and_stop_checks_free_their_slots() -> None:
@@ -107,9 +97,9 @@ def test_aborts_and_stop_checks_free_their_slots() -> None:
     def note(progress: Progress) -> None:
         finished.extend(generation.request.id for generation in progress.finished)
         for request_id in (3, 22):  # one that runs from the start, and one that waits
-            bundle.coordinator.abort(request_id)
+            bundle.front.abort(request_id)
 
-    bundle = LocalBundle(BundleLayout(2, 1, 2, settings(2)), decoder, on_progress=note)
+    bundle = local_bundle(BundleLayout(2, 1, 2, settings(2)), decoder, on_progress=note)
     last = expected[5][3]
     generations[5].stop_check = lambda token: token == last
     expected[5] = expected[5][: expected[5].index(last) + 1]
@@ -121,9 +111,9 @@ def test_aborts_and_stop_checks_free_their_slots() -> None:
         expected[i] = expected[i][: len(generations[i].output)]
     assert outputs(generations) == expected
     assert sorted([*finished, 3, 22]) == list(range(24))
-    bundle.coordinator.slots.check_integrity()
-    assert bundle.coordinator.state()[:3] == (0, 0, 0.0)
-    for engine in (engine for worker in bundle.attention for engine in worker.engines):
+    bundle.front.slots.check_integrity()
+    assert bundle.front.state()[:3] == (0, 0, 0.0)
+    for engine in (engine for worker in bundle.workers[:2] for engine in worker.engines):
         assert not engine.core.sequences
         assert engine.core.kv_cache.num_free_blocks == engine.core.kv_cache.num_blocks
 
@@ -133,9 +123,9 @@ def test_a_stop_ends_a_bundle_that_runs_and_another_changes_nothing() -> None:
 
     def stop(progress: Progress) -> None:
         stopped.append(1)
-        bundle.coordinator.stop()
+        bundle.front.stop()
 
-    bundle = LocalBundle(BundleLayout(2, 2, 2, settings(2)), make_decoder("llama"), on_progress=stop)
+    bundle = local_bundle(BundleLayout(2, 2, 2, settings(2)), make_decoder("llama"), on_progress=stop)
     generations = requests(12)
     serve(bundle, generations)
     assert len(stopped) <= 4
@@ -164,9 +154,9 @@ def test_slots_are_given_as_in_the_twin(policy: str) -> None:
     """Requests that are all there from the start, each with as many tokens as the live bundle generated for it."""
     generations = requests(40, seed=11)
     refill = REFILL_POLICIES[policy]
-    bundle = LocalBundle(BundleLayout(3, 1, 2, settings(2)), make_decoder("llama"), refill=refill)
+    bundle = local_bundle(BundleLayout(3, 1, 2, settings(2)), make_decoder("llama"), refill=policy)
     live: list[Decision] = []
-    bundle.coordinator.slots = NotedSlots(bundle.coordinator.slots, live)  # type: ignore[assignment]
+    bundle.front.slots = NotedSlots(bundle.front.slots, live)  # type: ignore[assignment]
     serve(bundle, generations)
 
     latency = PassLatency((0.001, 1.0), (0.001, 1.0), (0.0, 0.01))

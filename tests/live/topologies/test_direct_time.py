@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch", reason="the live backend needs the extra [l
 
 from latency_models.stages import MessageLink  # noqa: E402
 from live.topologies.bundle.coordinator import BundleLayout  # noqa: E402
-from live.topologies.deployments import LocalBundle  # noqa: E402
 from live.topologies.direct_time import DirectTime, RoleTime  # noqa: E402
 from live.topologies.local import LocalNetwork, LocalTransport, Timekeeper  # noqa: E402
 from live.topologies.transport import (  # noqa: E402
@@ -27,7 +26,7 @@ from live.topologies.transport import (  # noqa: E402
 )
 from live.validation.bundle import MeasuredBundle, run_in_turns  # noqa: E402
 from reports.metrics import Transfers, bundle_metrics  # noqa: E402
-from tests.live.topologies.answers import make_decoder, outputs, requests, serve, settings  # noqa: E402
+from tests.live.topologies.answers import local_bundle, make_decoder, outputs, requests, serve, settings  # noqa: E402
 
 DATA = 2
 FORMS = {DATA: Form(1, (Payload(torch.float32, 1000),))}
@@ -219,7 +218,7 @@ def test_tokens_are_those_by_wall_time(model: str, packed: bool) -> None:
     decoder, tokens = make_decoder(model), []
     timekeepers: list[Timekeeper | None] = [None, DirectTime(MessageLink(1e-4, 1e6)), DirectTime()]
     for timekeeper in timekeepers:
-        bundle = LocalBundle(
+        bundle = local_bundle(
             BundleLayout(2, 1, 2, settings(2)), decoder, timekeeper=timekeeper, packed=packed and timekeeper is not None
         )
         generations = requests(12)

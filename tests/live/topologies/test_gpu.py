@@ -18,10 +18,9 @@ from live.models.config import ModelConfig  # noqa: E402
 from live.models.decoder import Decoder  # noqa: E402
 from live.models.weights import random_weights  # noqa: E402
 from live.topologies.bundle.coordinator import BundleLayout  # noqa: E402
-from live.topologies.deployments import LocalBundle, LocalPools  # noqa: E402
-from live.topologies.local import RoleStreams  # noqa: E402
+from live.topologies.local import LocalTopology, RoleStreams  # noqa: E402
 from live.topologies.pools.layout import EnginePlace, PoolsLayout  # noqa: E402
-from tests.live.topologies.answers import CONFIGS, check_served, requests, settings  # noqa: E402
+from tests.live.topologies.answers import CONFIGS, check_served, local_bundle, pools_of, requests, settings  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 
@@ -38,7 +37,7 @@ def decoder_on_gpu(name: str) -> Decoder:
 def test_a_bundle_on_streams_gives_the_tokens_of_one_engine(model: str, graphs: bool) -> None:
     decoder, streams = decoder_on_gpu(model), RoleStreams()
     layout = BundleLayout(3, 2, 2, settings(4, num_gpu_blocks=200))
-    bundle = LocalBundle(layout, decoder, timekeeper=streams, handover=streams, graphs=graphs)
+    bundle = local_bundle(layout, decoder, timekeeper=streams, handover=streams, graphs=graphs)
     for seed in (1, 2, 3):  # graphs are captured on the way
         check_served(bundle, decoder, requests(40, seed=seed))
 
@@ -48,7 +47,7 @@ def test_pools_on_streams_give_the_tokens_of_one_engine(graphs: bool) -> None:
     decoder, streams = decoder_on_gpu("qwen3"), RoleStreams()
     engines = [EnginePlace("prefill", settings(4))] * 2 + [EnginePlace("decode", settings(8))]
     layout = PoolsLayout(tuple(engines), {"default": (1, 2)}, {"default": (3,)})
-    pools = LocalPools(layout, lambda name: decoder, timekeeper=streams, handover=streams, graphs=graphs)
+    pools = LocalTopology(pools_of(layout, decoder, graphs=graphs), timekeeper=streams, handover=streams)
     check_served(pools, decoder, requests(40))
 
 

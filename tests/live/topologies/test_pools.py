@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,8 @@ from live.engine import Progress  # noqa: E402
 from live.executor import AsyncModelRunnerOutput  # noqa: E402
 from live.generation import Generation, make_generation  # noqa: E402
 from live.models.decoder import Decoder, Inputs, PagedCache  # noqa: E402
-from live.topologies.deployments import LocalPools  # noqa: E402
 from live.topologies.direct_time import DirectTime  # noqa: E402
+from live.topologies.local import LocalTopology  # noqa: E402
 from live.topologies.pools.layout import BLOCKS, FRONT, GIVEN_UP, LAST, MORE, EnginePlace, PoolsLayout  # noqa: E402
 from live.topologies.transport import Message  # noqa: E402
 from schedulers.batches import Batch  # noqa: E402
@@ -30,6 +31,7 @@ from tests.live.topologies.answers import (  # noqa: E402
     colocated,
     make_decoder,
     outputs,
+    pools_of,
     requests,
     serve,
     settings,
@@ -59,7 +61,11 @@ def layout(
     return PoolsLayout(tuple(engines), {"default": ranks[:prefill]}, decoding, routing)
 
 
-def check_empty(pools: LocalPools) -> None:
+def local_pools(places: PoolsLayout, decoder: Decoder, *, graphs: bool = False, **options: Any) -> LocalTopology:
+    return LocalTopology(pools_of(places, decoder, graphs=graphs), **options)
+
+
+def check_empty(pools: LocalTopology) -> None:
     """No engine has requests or blocks left, and none waits for a message about one."""
     for worker in pools.workers:
         core = worker.engine.core
@@ -70,9 +76,9 @@ def check_empty(pools: LocalPools) -> None:
         assert not worker.engine.core.reserved
         assert not worker._arrivals._coming
         assert not worker._departures._held
-    assert all(engine.load == 0 and not engine.requests for engine in pools.frontend.engines.values())
-    assert not pools.frontend._moving
-    assert not pools.frontend._asked
+    assert all(engine.load == 0 and not engine.requests for engine in pools.front.engines.values())
+    assert not pools.front._moving
+    assert not pools.front._asked
 
 
 @pytest.mark.parametrize(
@@ -84,7 +90,7 @@ def check_empty(pools: LocalPools) -> None:
 )  # fmt: skip
 def test_tokens_are_those_of_one_engine(model: str, prefill: int, decode: int, graphs: bool) -> None:
     decoder = make_decoder(model)
-    pools = LocalPools(layout(prefill, decode, settings(4)), lambda module: decoder, graphs=graphs)
+    pools = local_pools(layout(prefill, decode, settings(4)), decoder, graphs=graphs)
     generations = requests(30)
     check_served(pools, decoder, generations[:20])
     check_served(pools, decoder, generations[20:])
@@ -107,7 +113,7 @@ TIGHT = {
 @pytest.mark.parametrize("case", TIGHT)
 def test_tokens_do_not_depend_on_the_engines_schedules(case: str) -> None:
     decoder = make_decoder("qwen3")
-    pools = LocalPools(layout(2, 2, *TIGHT[case]), lambda module: decoder)
+    pools = local_pools(layout(2, 2, *TIGHT[case]), decoder)
     check_served(pools, decoder, requests(24, seed=5))
     check_empty(pools)
     cores = [worker.engine.core for worker in pools.workers]
@@ -119,7 +125,7 @@ def test_tokens_do_not_depend_on_the_engines_schedules(case: str) -> None:
 @pytest.mark.parametrize("routing", ROUTERS)
 def test_every_router_uses_every_engine(routing: str) -> None:
     decoder = make_decoder("llama")
-    pools = LocalPools(layout(2, 3, settings(4), routing=routing), lambda module: decoder)
+    pools = local_pools(layout(2, 3, settings(4), routing=routing), decoder)
     check_served(pools, decoder, requests(20, seed=2))
     assert all(worker.engine.core.step_index > 0 for worker in pools.workers)
     check_empty(pools)
@@ -145,7 +151,7 @@ def test_a_router_sees_what_is_in_host_memory() -> None:
     """Devices that hold two conversations of five: the others come back from the host tiers of their engines."""
     decoder, tier = make_decoder("llama"), KVOffloading((TierConfig("host", 500),))
     config = settings(4, num_gpu_blocks=14, kv_offloading=tier)
-    pools = LocalPools(layout(2, 0, config, routing="prefix_aware"), lambda module: decoder)
+    pools = local_pools(layout(2, 0, config, routing="prefix_aware"), decoder)
     sessions = conversations(5, turns=4)
     for turn in zip(*sessions, strict=True):
         for generation in turn:
@@ -157,7 +163,7 @@ def test_a_router_sees_what_is_in_host_memory() -> None:
     cores = [worker.engine.core for worker in pools.workers]
     assert sum(core.cached_tokens for core in cores) == 5 * sum(2 * BLOCK * turn for turn in range(1, 4))
     assert sum(core.kv_tiers.tiers[0].loaded for core in cores if core.kv_tiers is not None) > 10
-    for core, routed in zip(cores, pools.frontend.engines.values(), strict=True):
+    for core, routed in zip(cores, pools.front.engines.values(), strict=True):
         for generation in generations:
             request = generation.request
             assert routed.cached_prefix_tokens(request) == core.cached_prefix_tokens(request)
@@ -171,7 +177,7 @@ def test_prefix_aware_routing_keeps_conversations_where_their_caches_are(
     decoder, cached = make_decoder("llama"), {}
     for routing in ("round_robin", "prefix_aware"):
         config = settings(4, num_gpu_blocks=200)
-        pools = LocalPools(layout(prefill, decode, config, routing=routing), lambda module: decoder, packed=packed)
+        pools = local_pools(layout(prefill, decode, config, routing=routing), decoder, packed=packed)
         sessions = conversations(5, turns=4)  # an odd number, so that turns in turn change engines
         generations = [generation for turn in zip(*sessions, strict=True) for generation in turn]
         for turn in zip(*sessions, strict=True):
@@ -180,7 +186,7 @@ def test_prefix_aware_routing_keeps_conversations_where_their_caches_are(
         check_empty(pools)
         workers = pools.workers[:prefill]
         cached[routing] = sum(worker.engine.core.cached_tokens for worker in workers)
-        for worker, routed in zip(workers, pools.frontend.engines.values(), strict=False):
+        for worker, routed in zip(workers, pools.front.engines.values(), strict=False):
             cached_there = [worker.engine.core.cached_prefix_tokens(generation.request) for generation in generations]
             reported = [routed.cached_prefix_tokens(generation.request) for generation in generations]
             assert reported == (cached_there if routing == "prefix_aware" else [0] * len(generations))
@@ -192,10 +198,10 @@ def test_prefix_aware_routing_keeps_conversations_where_their_caches_are(
 def test_events_that_take_long_leave_the_router_ignorant() -> None:
     decoder = make_decoder("llama")
     stale = replace(layout(2, 0, settings(4, num_gpu_blocks=200), routing="prefix_aware"), kv_event_delay=1e9)
-    pools = LocalPools(stale, lambda module: decoder)
+    pools = local_pools(stale, decoder)
     for turn in zip(*conversations(5, turns=2), strict=True):
         serve(pools, turn)
-        assert all(routed.cached_prefix_tokens(turn[0].request) == 0 for routed in pools.frontend.engines.values())
+        assert all(routed.cached_prefix_tokens(turn[0].request) == 0 for routed in pools.front.engines.values())
 
 
 def test_aborts_at_any_moment_free_everything() -> None:
@@ -207,12 +213,12 @@ def test_aborts_at_any_moment_free_everything() -> None:
     def note(progress: Progress) -> None:
         states.append(len(progress.advanced))
         if len(states) % 2:
-            pools.frontend.abort(len(states) % 40)
+            pools.front.abort(len(states) % 40)
         for generation in progress.advanced[:1]:
             if generation.request.id % 5 == 0:
-                pools.frontend.abort(generation.request.id)
+                pools.front.abort(generation.request.id)
 
-    pools = LocalPools(layout(2, 2, settings(3)), lambda module: decoder, on_progress=note)
+    pools = local_pools(layout(2, 2, settings(3)), decoder, on_progress=note)
     serve(pools, generations)
     aborted = [generation for generation in generations if generation.finish_reason == "abort"]
     assert 5 < len(aborted) < 40
@@ -228,7 +234,7 @@ def test_a_stop_check_ends_an_output_on_either_side() -> None:
         last = output[0] if i % 2 else output[len(output) // 2]
         generation.stop_check = lambda token, last=last: token == last  # type: ignore[misc]
         expected[i] = output[: output.index(last) + 1]
-    pools = LocalPools(layout(1, 1, settings(4)), lambda module: decoder)
+    pools = local_pools(layout(1, 1, settings(4)), decoder)
     serve(pools, generations)
     assert outputs(generations) == expected
     assert {generation.finish_reason for generation in generations} == {"stop"}
@@ -238,7 +244,7 @@ def test_a_stop_check_ends_an_output_on_either_side() -> None:
 @pytest.mark.parametrize("packed", [False, True])
 def test_log_probabilities_are_those_of_one_engine(packed: bool) -> None:
     decoder = make_decoder("qwen3")
-    pools = LocalPools(layout(2, 2, settings(4), settings(4, num_gpu_blocks=16)), lambda module: decoder, packed=packed)
+    pools = local_pools(layout(2, 2, settings(4), settings(4, num_gpu_blocks=16)), decoder, packed=packed)
     generations = requests(24, seed=6)
     wanting_logprobs(generations)
     serve(pools, generations)
@@ -248,7 +254,7 @@ def test_log_probabilities_are_those_of_one_engine(packed: bool) -> None:
 # -- caches that leave with chunks -----------------------------------------------------------------------------------
 
 
-class Ticking(LocalPools):
+class Ticking(LocalTopology):
     """Pools by direct execution in which a step takes a second for each token, and nothing else takes time.
 
     Attributes:
@@ -259,7 +265,7 @@ class Ticking(LocalPools):
     def __init__(self, places: PoolsLayout, decoder: Decoder, link: MessageLink, *, packed: bool = False) -> None:
         self._seconds = 0.0
         time = DirectTime(link, cpu=lambda: self._seconds, one_at_a_time=True)
-        super().__init__(places, lambda module: decoder, timekeeper=time, packed=packed)
+        super().__init__(pools_of(places, decoder), timekeeper=time, packed=packed)
         self.states: dict[int, list[int]] = {}
         self._post = self.network.post
         self.network.post = self._counted  # type: ignore[method-assign]
@@ -363,7 +369,7 @@ def test_a_prompt_that_is_preempted_half_sent_sends_the_rest() -> None:
 def test_a_question_that_comes_after_the_answer_reserves_nothing() -> None:
     """Between processes, blocks may come before the front's question whether there are some for them."""
     decoder = make_decoder("llama")
-    pools = LocalPools(replace(layout(1, 1, settings(4)), with_chunks=True), lambda module: decoder)
+    pools = local_pools(replace(layout(1, 1, settings(4)), with_chunks=True), decoder)
     core, arrivals = pools.workers[1].engine.core, pools.workers[1]._arrivals
     generation = make_generation(0, [1, 2, 3], 2, block_size=BLOCK)
     arrivals.take(Message(BLOCKS, (0, LAST), (torch.zeros(1, 2, 2, BLOCK, 2, 8),)))
@@ -418,7 +424,7 @@ def test_aborts_in_the_middle_of_partial_transfers_free_everything(seed: int) ->
         pools.submit(generation)
     pools.network.wake(FRONT)
     while not pools.network.run_some(random.randint(10, 60)):
-        pools.frontend.abort(random.randrange(60))
+        pools.front.abort(random.randrange(60))
     pools.run()
     aborted = [generation for generation in generations if generation.finish_reason == "abort"]
     assert 5 < len(aborted) < 55
@@ -472,10 +478,10 @@ def by_modules(generation: Generation, prefill: Decoder, decode: Decoder) -> lis
 def test_one_decoder_continues_the_prompts_of_all_models_in_the_same_batches() -> None:
     config = settings(4)
     engines = [EnginePlace("prefill", config, name) for name in MODELS] + [EnginePlace("decode", config)] * 2
-    pools = LocalPools(
-        PoolsLayout(tuple(engines), {name: (1 + i,) for i, name in enumerate(MODELS)}, dict.fromkeys(MODELS, (4, 5))),
-        module,
+    places = PoolsLayout(
+        tuple(engines), {name: (1 + i,) for i, name in enumerate(MODELS)}, dict.fromkeys(MODELS, (4, 5))
     )
+    pools = LocalTopology(pools_of(places, module(None), **{name: module(name) for name in MODELS}))
     generations = of_models(36)
     mixed: list[int] = []
     for worker in pools.workers[3:]:
@@ -493,9 +499,8 @@ def test_isolated_pools_give_what_each_model_gives_alone() -> None:
     config = settings(4)
     engines = [EnginePlace(role, config, name) for role in ("prefill", "decode") for name in MODELS]  # type: ignore[arg-type]
     ranks = range(len(MODELS))
-    pools = LocalPools(
-        PoolsLayout(tuple(engines), {MODELS[i]: (1 + i,) for i in ranks}, {MODELS[i]: (4 + i,) for i in ranks}), module
-    )
+    places = PoolsLayout(tuple(engines), {MODELS[i]: (1 + i,) for i in ranks}, {MODELS[i]: (4 + i,) for i in ranks})
+    pools = LocalTopology(pools_of(places, module(None), **{name: module(name) for name in MODELS}))
     generations = of_models(30)
     serve(pools, generations)
     for name in MODELS:

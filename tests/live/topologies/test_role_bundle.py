@@ -11,11 +11,10 @@ torch = pytest.importorskip("torch", reason="the live backend needs the extra [l
 
 from latency_models.stages import MessageLink  # noqa: E402
 from live.topologies.bundle.coordinator import BundleLayout  # noqa: E402
-from live.topologies.deployments import LocalBundle  # noqa: E402
 from live.topologies.direct_time import DirectTime  # noqa: E402
 from live.validation.bundle import BundleRun, MeasuredBundle, run_in_turns  # noqa: E402
 from schedulers.bundle_slots import REFILL_POLICIES  # noqa: E402
-from tests.live.topologies.answers import BLOCK, CONFIGS, make_decoder, requests, settings  # noqa: E402
+from tests.live.topologies.answers import BLOCK, CONFIGS, local_bundle, make_decoder, requests, settings  # noqa: E402
 from twin.afd.bundle import Supply  # noqa: E402
 from twin.afd.role_bundle import MessageSizes, RoleBundle, RoleBundleConfig  # noqa: E402
 from twin.afd.role_times import RecordedWork  # noqa: E402
@@ -33,7 +32,7 @@ def measured(x: int, microbatches: int, load: Supply, refill: str = "fcfs") -> M
     layout = BundleLayout(x, 1, microbatches, settings(2))
     return MeasuredBundle(
         layout, make_decoder("llama"), load.prefill, load.decode, load.completions or 0,
-        time=DirectTime(LINK), refill=REFILL_POLICIES.select(refill), prefilled=True,
+        time=DirectTime(LINK), refill=refill, prefilled=True,
     )  # fmt: skip
 
 
@@ -96,10 +95,10 @@ def test_work_that_was_not_recorded() -> None:
 
 def test_a_large_bundle_stops_with_all_its_requests() -> None:
     """Ids to abort go to each worker, those of all instances together."""
-    bundle = LocalBundle(BundleLayout(8, 1, 1, settings(2)), make_decoder("llama"))
+    bundle = local_bundle(BundleLayout(8, 1, 1, settings(2)), make_decoder("llama"))
     generations = requests(16)
     for generation in generations:
         bundle.submit(generation)
-    bundle.coordinator.stop()
+    bundle.front.stop()
     bundle.run()
     assert bundle.network.ended

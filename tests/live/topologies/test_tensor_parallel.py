@@ -31,7 +31,7 @@ from live.models.tensor_parallel import config_of_rank, layer_of_rank
 from live.models.weights import DenseFFN, Layer, random_weights
 from live.topologies.membership import Address, Membership, listen_at
 from live.topologies.sockets import SocketTransport
-from live.topologies.tensor_parallel import LeadingDecoder, RankGroup, RanksLayout, TensorParallelModel, follow
+from live.topologies.tensor_parallel import Follower, LeadingDecoder, RankGroup, RanksLayout, TensorParallelModel
 from live.topologies.transport import STOP, Message, TransportError
 from schedulers.step_policies import StaticChunks
 from tests.live.topologies.answers import CONFIGS, colocated, outputs, requests, settings
@@ -98,7 +98,7 @@ def ranks(name: str, size: int, slower: float = 0.0) -> Iterator[LeadingDecoder]
             return embed(inputs)
 
         decoders[rank].embed = work_and_embed  # type: ignore[method-assign]
-        transport.run(follow(decoders[rank], groups[rank]))
+        transport.run(Follower(decoders[rank], groups[rank]).run())
         transport.close()
         members.close()
 
