@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -305,31 +305,26 @@ PREFIXES = re.compile(r"^(re:)?(language_model\.model|model\.language_model|back
 """Names of a decoder's layers in models with images, and in Nemotron-H."""
 
 
-def _exclusions(section: ConfigFields) -> list[str]:
-    """Modules that are left in bf16; tools call the list differently."""
+def _exclusions(section: ConfigFields) -> list[re.Pattern[str]]:
+    """Names of modules in bf16, as tools list them: of a module, or one that it is within, a glob, or an expression."""
     lists = (section.document.get(name) or [] for name in ("ignore", "modules_to_not_convert", "exclude_modules"))
-    texts = (text for names in lists if isinstance(names, list) for text in names if isinstance(text, str))
-    return [PREFIXES.sub(r"\1model.layers.", text) for text in texts]
+    names = (text for texts in lists if isinstance(texts, list) for text in texts if isinstance(text, str))
+    patterns = []
+    for text in (PREFIXES.sub(r"\1model.layers.", name) for name in names):
+        if text.startswith("re:"):
+            patterns.append(text[3:])
+        elif "*" in text:
+            patterns += [translate(text), translate(f"{text}.*")]
+        else:
+            patterns.append(rf"(.*\.)?{re.escape(text)}(\.|$)")
+    return [re.compile(pattern) for pattern in patterns]
 
 
-def _excluded(modules: Sequence[str], patterns: Sequence[str], layers: int) -> bool:
-    expressions = [re.compile(text[3:]) for text in patterns if text.startswith("re:")]
-    globs = [text for text in patterns if "*" in text and not text.startswith("re:")]
-    plain = {text for text in patterns if "*" not in text}
+def _excluded(modules: Sequence[str], patterns: Sequence[re.Pattern[str]], layers: int) -> bool:
+    """True if the patterns match one of these modules in most layers."""
+    names = ([f"model.layers.{i}.{module}" for i in range(layers)] for module in modules)
     return any(
-        2 * sum(_matches(f"model.layers.{i}.{module}", plain, globs, expressions) for i in range(layers)) > layers
-        for module in modules
-    )
-
-
-def _matches(module: str, plain: set[str], globs: Sequence[str], expressions: Sequence[re.Pattern[str]]) -> bool:
-    """True if a list names a module, one that it is within, or the end of either's name."""
-    parts = module.split(".")
-    ends = range(1, len(parts) + 1)
-    return (
-        any(".".join(parts[first:end]) in plain for end in ends for first in range(end))
-        or any(fnmatchcase(module, text) or fnmatchcase(module, f"{text}.*") for text in globs)
-        or any(expression.match(module) for expression in expressions)
+        2 * sum(any(pattern.match(name) for pattern in patterns) for name in of_layers) > layers for of_layers in names
     )
 
 

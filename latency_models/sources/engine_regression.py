@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -61,17 +61,20 @@ class Step:
 
 
 def describe(batch: Batch, block_size: int, seconds: float = 0.0) -> Step:
-    """Features of a batch. `block_size`: as in `EngineRegression`."""
-    pairs = received = 0
+    """Features of a batch. `block_size`: as in `EngineRegression`. Decodes with drafts are computed like chunks."""
+    pairs = received = drafted = drafted_kv = 0
     for sequence in batch.transferred:
         received += sequence.request.prompt_tokens
     for chunk in batch.chunks:
         pairs += chunk.tokens * (chunk.context + chunk.tokens)
-    step = Step(
+    longest = batch.longest_decode
+    if batch.draft_tokens:
+        drafted, drafted_kv = sum(tokens > 0 for tokens in batch.draft_tokens), batch.drafted_kv
+        longest = batch.longest_undrafted
+    undrafted = batch.n_decodes - drafted
+    return Step(
         rows=batch.tokens,
-        decode_attention=batch.n_decodes * whole_blocks(batch.longest_decode, block_size)
-        if block_size
-        else batch.decode_kv,
+        decode_attention=undrafted * whole_blocks(longest, block_size) if block_size else batch.decode_kv - drafted_kv,
         chunk_attention=pairs,
         decodes=batch.n_decodes,
         chunks=len(batch.chunks),
@@ -79,15 +82,9 @@ def describe(batch: Batch, block_size: int, seconds: float = 0.0) -> Step:
         seconds=seconds,
         transfers=len(batch.transferred),
         received=received,
+        drafted=drafted,
+        drafted_kv=drafted_kv,
     )
-    return step if not batch.draft_tokens else _with_drafts(step, batch, block_size)
-
-
-def _with_drafts(step: Step, batch: Batch, block_size: int) -> Step:
-    """The features of a step that may verify drafts: those decodes are computed like prompt chunks."""
-    drafted = sum(tokens > 0 for tokens in batch.draft_tokens)
-    attention = (step.decodes - drafted) * whole_blocks(batch.longest_undrafted, block_size)
-    return replace(step, decode_attention=attention, drafted=drafted, drafted_kv=batch.drafted_kv)
 
 
 def whole_blocks(tokens: int, block_size: int) -> int:

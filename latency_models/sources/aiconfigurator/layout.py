@@ -19,25 +19,12 @@ from pathlib import Path
 
 from workloads.errors import BadInput
 
-FAMILIES = {
-    "gemm": "gemm",
-    "context_attention": "attention",
-    "generation_attention": "attention",
-    "moe": "moe",
-    "custom_allreduce": "comm",
-    "context_mla": "mla",
-    "generation_mla": "mla",
-    "mla_context_module": "mla",
-    "mla_generation_module": "mla",
-    "gdn": "linear_attention",
-    "mamba2": "linear_attention",
-    "kda": "kda",
-    "dsa_context_module": "sparse_attention",
-    "dsa_generation_module": "sparse_attention",
-    "glm5_mqa_logits_module": "sparse_attention",
-    "glm5_topk_module": "sparse_attention",
-}
-"""The tables that are read, and the family of each."""
+TABLES = (
+    "gemm", "context_attention", "generation_attention", "moe", "custom_allreduce", "context_mla", "generation_mla",
+    "mla_context_module", "mla_generation_module", "gdn", "mamba2", "kda", "dsa_context_module",
+    "dsa_generation_module", "glm5_mqa_logits_module", "glm5_topk_module",
+)  # fmt: skip
+"""The tables that are read."""
 
 UNREAD = {
     "dsv4_": "no model file describes DeepSeek-V4's attention (CSA, HCA) and its fused experts",
@@ -78,9 +65,9 @@ class TableFiles:
 
 
 def flat_tables(folder: Path) -> TableFiles:
-    files = {name: path for name in FAMILIES if (path := _table(folder, name)) is not None}
     systems = sorted((folder.parent / "systems").glob("*.yaml"), key=lambda path: -len(path.stem))
     system = next((path for path in systems if folder.name.startswith(f"{path.stem}_")), None)
+    files = {name: path for name, path in _tables(folder).items() if name in TABLES}
     return TableFiles(folder, files, system_file=system)
 
 
@@ -97,16 +84,19 @@ def installed_data() -> Path:
 
 def data_folder(folder: Path) -> Path | None:
     """The folder whose children are systems, of a package, its `systems`, or itself; None if it is another folder."""
-    for candidate in (folder, folder / "data", folder / "systems" / "data"):
-        if any(_versions(system) for system in _folders(candidate)):
-            return candidate
-    return None
+    candidates = (folder, folder / "data", folder / "systems" / "data")
+    return next((candidate for candidate in candidates if systems(candidate)), None)
 
 
 def systems(data: Path) -> dict[str, dict[str, list[str]]]:
-    """Versions by system and backend of what `data` holds, newest last."""
-    by_system = {system.name: _versions(system) for system in _folders(data)}
-    return {name: versions for name, versions in by_system.items() if versions}
+    """Versions with GEMMs by system and backend of what `data` holds, newest last."""
+    by_system: dict[str, dict[str, list[str]]] = {}
+    for path in sorted(path for path in data.glob("*") if path.is_dir()):
+        for backend, versions in sorted(_versions(path).items()):
+            names = [version for version, tables in versions.items() if "gemm" in tables]
+            if names:
+                by_system.setdefault(path.name, {})[backend] = names
+    return by_system
 
 
 def packaged_tables(data: Path, system: str, backend: str, version: str | None = None) -> TableFiles:
@@ -119,55 +109,42 @@ def packaged_tables(data: Path, system: str, backend: str, version: str | None =
     if version is not None and version not in versions:
         raise BadInput(f"expected one of {', '.join(versions)}", field="--version", value=version)
     newest = version or versions[-1]
+    tables = _versions(data / system)[backend]
+    usable = [name for name in tables if version_key(name) <= version_key(newest)]
     files: dict[str, Path] = {}
     notes: list[str] = []
-    for table, family in FAMILIES.items():
-        place = _place(data / system, family, backend, newest, table)
-        if place is None:
+    for table in TABLES:
+        of_version = next((name for name in reversed(usable) if table in tables[name]), None)
+        if of_version is None:
             continue
-        path, table_version = place
-        files[table] = path
-        if table_version != newest:
-            notes.append(f"{table}: of {backend} {table_version}, since {newest} has no such table")
-    notes += _not_read(path.name for path in (data / system).glob(f"*/{backend}/*/*_perf.*"))
+        files[table] = tables[of_version][table]
+        if of_version != newest:
+            notes.append(f"{table}: of {backend} {of_version}, since {newest} has no such table")
+    notes += _not_read({name for of_version in tables.values() for name in of_version})
     system_file = data.parent / f"{system}.yaml"
     return TableFiles(
         data, files, system, backend, newest, system_file if system_file.is_file() else None, tuple(notes)
     )
 
 
-def _not_read(names: Iterable[str]) -> Iterator[str]:
-    """A note for each reason why some of these files are not read."""
+def _not_read(tables: Iterable[str]) -> Iterator[str]:
+    """A note for each reason why some of these tables are not read."""
     by_reason: dict[str, list[str]] = {}
-    for table in sorted({name.partition("_perf.")[0] for name in names} - FAMILIES.keys()):
+    for table in sorted(set(tables) - set(TABLES)):
         reason = next((why for begin, why in UNREAD.items() if table.startswith(begin)), "")
         if reason:
             by_reason.setdefault(reason, []).append(table)
-    for reason, tables in by_reason.items():
-        yield f"not read: {', '.join(tables)} ({reason})"
+    for reason, names in by_reason.items():
+        yield f"not read: {', '.join(names)} ({reason})"
 
 
-def _place(system: Path, family: str, backend: str, version: str, table: str) -> tuple[Path, str] | None:
-    exact = _table(system / backend / version, table)
-    if exact is not None:
-        return exact, version
-    versions = sorted((folder.name for folder in _folders(system / family / backend)), key=version_key)
-    for name in reversed([name for name in versions if version_key(name) <= version_key(version)]):
-        path = _table(system / family / backend / name, table)
-        if path is not None:
-            return path, name
-    return None
-
-
-def _versions(system: Path) -> dict[str, list[str]]:
-    """Versions by backend that have GEMMs, oldest first."""
-    by_backend: dict[str, set[str]] = {}
-    for family in (system, system / "gemm"):
-        for backend in _folders(family):
-            for version in _folders(backend):
-                if _table(version, "gemm") is not None:
-                    by_backend.setdefault(backend.name, set()).add(version.name)
-    return {backend: sorted(versions, key=version_key) for backend, versions in sorted(by_backend.items())}
+def _versions(system: Path) -> dict[str, dict[str, dict[str, Path]]]:
+    """Files by backend, version (oldest first) and table, in folders of versions or of families with such folders."""
+    by_backend: dict[str, dict[str, dict[str, Path]]] = {}
+    folders = {path.parent for depth in ("*/*", "*/*/*") for path in system.glob(f"{depth}/*_perf.*")}
+    for folder in sorted(folders, key=lambda path: (version_key(path.name), path)):
+        by_backend.setdefault(folder.parent.name, {}).setdefault(folder.name, {}).update(_tables(folder))
+    return by_backend
 
 
 def version_key(version: str) -> list[tuple[int, int | str]]:
@@ -176,10 +153,9 @@ def version_key(version: str) -> list[tuple[int, int | str]]:
     return [(2, int(part)) if part.isdigit() else (0, part) for part in parts] + [(1, "")]
 
 
-def _folders(path: Path) -> Iterator[Path]:
-    return iter(sorted(child for child in path.iterdir() if child.is_dir())) if path.is_dir() else iter(())
-
-
-def _table(folder: Path, name: str) -> Path | None:
-    paths = (folder / f"{name}_perf{ending}" for ending in ENDINGS)
-    return next((path for path in paths if path.is_file()), None)
+def _tables(folder: Path) -> dict[str, Path]:
+    """The files of a folder by table, in the first of ENDINGS that there is."""
+    files: dict[str, Path] = {}
+    for ending in (f"_perf{ending}" for ending in reversed(ENDINGS)):
+        files |= {path.name.removesuffix(ending): path for path in folder.glob(f"*{ending}")}
+    return files

@@ -12,7 +12,6 @@ import pytest
 from latency_models.io.files import read_columns
 from latency_models.sources.aiconfigurator.kernels import Placement, compose, model_and_format
 from latency_models.sources.aiconfigurator.layout import (
-    FAMILIES,
     data_folder,
     flat_tables,
     packaged_tables,
@@ -23,6 +22,12 @@ from latency_models.sources.aiconfigurator.tables import read_tables
 from tests.latency_models.sources.aiconfigurator.small_tables import SYSTEM, make_tables
 from tests.latency_models.sources.aiconfigurator.test_kernels import model
 from workloads.errors import BadInput
+
+FAMILIES = {
+    "gemm": "gemm", "context_attention": "attention", "generation_attention": "attention", "moe": "moe",
+    "custom_allreduce": "comm",
+}  # fmt: skip
+"""The small tables, and the folder of each."""
 
 
 def as_parquet(source: Path, target: Path) -> None:
@@ -42,10 +47,9 @@ def data(tables: Path, tmp_path: Path) -> Path:
     """The small tables as `systems/data` of a package, and the all-reduces in an earlier version alone."""
     root = tmp_path / "package" / "systems"
     for name, family in FAMILIES.items():
-        source = tables / f"{name}_perf.txt.gz"
-        if source.exists():
-            version = "0.9.0" if family == "comm" else "0.24.0"
-            as_parquet(source, root / "data" / "lab" / family / "vllm" / version / f"{name}_perf.parquet")
+        version = "0.9.0" if family == "comm" else "0.24.0"
+        target = root / "data" / "lab" / family / "vllm" / version / f"{name}_perf.parquet"
+        as_parquet(tables / f"{name}_perf.txt.gz", target)
     (root / "lab.yaml").write_text(SYSTEM)
     return root / "data"
 

@@ -118,6 +118,7 @@ def test_drafts_are_computed_like_chunks() -> None:
     batch.drafted_kv = 64
     batch.longest_undrafted = 17
     assert describe(batch, 16) == Step(9, 32, 0, 3, 0, 9, drafted=2, drafted_kv=64)
+    assert describe(batch, 0).decode_attention == 17
     none = DecodeBatch((), sequences, 81, 40, draft_tokens=[0, 0, 0])
     none.longest_undrafted = 40
     assert describe(none, 16) == describe(DecodeBatch((), sequences, 81, 40), 16)
