@@ -33,21 +33,19 @@ def test_a_line_goes_through_both_points(start: tuple[float, float], end: tuple[
     assert line_through(start, end, (start[0] + end[0]) / 2) == pytest.approx((start[1] + end[1]) / 2, abs=1e-9)
 
 
-def test_a_curve_is_straight_between_points_level_before_them_and_steady_beyond() -> None:
-    curve = Curve([(10, 5.0), (2, 1.0), (4, 2.0)])
-    assert [curve.at(size) for size in (0, 2, 3, 4, 7, 10, 12)] == [1.0, 1.0, 1.5, 2.0, 3.5, 5.0, 6.0]
-
-
-def test_a_curve_does_not_fall_beyond_its_points() -> None:
-    assert Curve([(1, 3.0), (2, 1.0)]).at(50) == 1.0
-
-
-def test_a_size_measured_twice_counts_by_its_mean() -> None:
-    assert Curve([(1, 1.0), (2, 4.0), (1, 3.0)]).at(1) == 2.0
-
-
-def test_a_single_point_is_level() -> None:
-    assert Curve([(7, 3.0)]).at(1) == Curve([(7, 3.0)]).at(100) == 3.0
+@pytest.mark.parametrize(
+    ("points", "sizes", "expected"),
+    [
+        ([(10, 5.0), (2, 1.0), (4, 2.0)], (0, 2, 3, 4, 7, 10, 12), [1.0, 1.0, 1.5, 2.0, 3.5, 5.0, 6.0]),
+        ([(1, 3.0), (2, 1.0)], (50,), [1.0]),  # it does not fall beyond its points
+        ([(1, 1.0), (2, 4.0), (1, 3.0)], (1,), [2.0]),  # a size measured twice counts by its mean
+        ([(7, 3.0)], (1, 100), [3.0, 3.0]),
+    ],
+)
+def test_a_curve_is_straight_between_points_level_before_them_and_steady_beyond(
+    points: list[tuple[float, float]], sizes: tuple[float, ...], expected: list[float]
+) -> None:
+    assert [Curve(points).at(size) for size in sizes] == expected
 
 
 @given(POINTS, POINTS, SIZES, st.floats(0, 10))
@@ -67,15 +65,9 @@ def test_a_curve_comes_back_from_its_document(points: dict[int, float]) -> None:
 
 
 def test_a_surface_blends_the_curves_of_the_counts_around() -> None:
+    """It is level before the first, goes on along the last two beyond the last, and never falls below 0."""
     surface = Surface({4: Curve([(0, 4.0), (10, 8.0)]), 2: Curve([(0, 2.0), (10, 2.0)])})
-    assert surface.at(2, 5) == 2.0
-    assert surface.at(3, 5) == 4.0
-    assert surface.at(4, 5) == 6.0
-    assert surface.at(1, 5) == 2.0  # level before the first
-    assert surface.at(5, 5) == 8.0  # on along the last two beyond the last
-
-
-def test_a_surface_never_falls_below_nought() -> None:
+    assert [surface.at(count, 5) for count in (1, 2, 3, 4, 5)] == [2.0, 2.0, 4.0, 6.0, 8.0]
     assert Surface({1: Curve([(0, 5.0)]), 2: Curve([(0, 1.0)])}).at(9, 0) == 0.0
 
 

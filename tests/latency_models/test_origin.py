@@ -16,6 +16,7 @@ from latency_models.sources.kernel_tables.files import read_kernel_tables
 from latency_models.sources.registry import source_of
 from latency_models.step_time import Origin, plain_name
 from tests.latency_models.sources.aiconfigurator import small_tables as kernels
+from tests.latency_models.sources.aiconfigurator.test_kernels import model
 from tests.latency_models.sources.kernel_tables import small_tables as profiler
 from twin.cli import run
 from workloads.errors import BadInput
@@ -33,14 +34,6 @@ def tables(tmp_path: Path) -> Path:
 def profile(tmp_path: Path) -> Path:
     """LLMServingSim's, whose notes name GPU, model and vLLM's version."""
     return profiler.make_tables(tmp_path / "kernels")
-
-
-def small_model() -> Model:
-    attention = {"kind": "gqa", "heads": 4, "kv_heads": 2, "head_dim": 64}
-    sizes = {"hidden_size": 256, "layers": 3, "vocabulary": 1000, "tied_embeddings": True}
-    names = {"schema": "twin.model/1", "name": "small", "source": "made up"}
-    ffn = {"kind": "dense", "intermediate_size": 512}
-    return Model.model_validate(names | sizes | {"attention": attention, "ffn": ffn})
 
 
 def say_device(folder: Path) -> None:
@@ -74,7 +67,7 @@ def test_a_model_is_the_same_however_it_is_spelt() -> None:
 
 def test_kernels_record_what_their_tables_say_and_their_model(tables: Path) -> None:
     say_device(tables)
-    result = ModelKernels.load(tables, small_model(), Placement(tensor_parallel=2, expert_tensor_parallel=2))
+    result = ModelKernels.load(tables, model(), Placement(tensor_parallel=2, expert_tensor_parallel=2))
     assert result.origin == Origin("NVIDIA H200", "vllm", "0.12.0", "small", 2)
     assert ModelKernels.from_document(result.document()) == result
     old = {name: value for name, value in result.document().items() if name != "origin"}
@@ -82,9 +75,9 @@ def test_kernels_record_what_their_tables_say_and_their_model(tables: Path) -> N
 
 
 def test_an_unknown_bandwidth_is_said(tables: Path) -> None:
-    assert not [note for note in ModelKernels.load(tables, small_model(), Placement()).notes if "kv_token" in note]
+    assert not [note for note in ModelKernels.load(tables, model(), Placement()).notes if "kv_token" in note]
     (tables.parent / "systems" / "lab.yaml").unlink()
-    result = ModelKernels.load(tables, small_model(), Placement())
+    result = ModelKernels.load(tables, model(), Placement())
     assert result.kv_token == 0.0
     assert [
         note
@@ -115,7 +108,7 @@ def test_weights_in_fp8_say_what_else_runs_in_16_bits(tmp_path: Path) -> None:
     folder = kernels.make_tables(tmp_path / "lab_engine_1.0", formats=("fp8",))
     message = r"gemm_dtype: expected GEMMs in float16 too: the output head and routers run in it .*, found fp8$"
     with pytest.raises(BadInput, match=message):
-        ModelKernels.load(folder, small_model(), Placement(weights="fp8"))
+        ModelKernels.load(folder, model(), Placement(weights="fp8"))
 
 
 def test_a_folder_of_another_source_is_named(tables: Path, profile: Path, tmp_path: Path) -> None:
@@ -145,7 +138,7 @@ def test_an_import_says_what_it_records_and_what_is_not_known(
     message = capsys.readouterr().err
     assert "the tables do not say their model; --model records it" in message
     assert "taken as 1 rank" in message
-    (tmp_path / "small.yaml").write_text(_yaml(small_model()))
+    (tmp_path / "small.yaml").write_text(_yaml(model()))
     line = ["calibrate", "import", str(tables), "--model", str(tmp_path / "small.yaml"), "-o", str(result)]
     assert run([*line, "--gpu", "Lab GPU"]) == 0
     assert read_yaml(result)["origin"] == {"gpu": "Lab GPU", "model": "small", "tensor_parallel": 1}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from latency_models.calibration import Calibration
-from latency_models.deployment.hardware import Deployment, Hardware, derive, load_hardware, read_deployment
+from latency_models.deployment.hardware import Deployment, Hardware, derive, footprint, load_hardware, read_deployment
 from latency_models.deployment.models import Model, load_model
 from latency_models.io.config_io import checked
 from latency_models.io.files import builtin_names
@@ -36,63 +36,49 @@ def derived(hardware: Hardware = ROUND, **deployment: Any) -> Calibration:
     return derive(hardware, DEEPSEEK, Deployment(**fields))
 
 
-def test_attention_slope_eq_24_to_26() -> None:
-    """(512 + 64) · 2 = 1152 bytes at 2 TB/s · 0.5 = 1 TB/s."""
-    assert derived().attention.alpha == pytest.approx(1152 / 1e12)
-    assert derived(kv_bytes=1.0).attention.alpha == pytest.approx(576 / 1e12)
+EXPERT = 6 * 7168 * 2048
+"""FLOPs of a row in one expert, about 8.81e7. A card has 8 experts, B_e = B_F · 8 · 2 / 256 = B_F/16."""
+FULL = {"memory_efficiency": 1.0, "compute_efficiency": 1.0, "network_efficiency": 1.0}
+OVERHEAD = {"overhead": {"attention": 1e-3, "ffn": 2e-3, "communication": 3e-3}}
 
 
-def test_ffn_slope_eq_27_to_33() -> None:
-    """8 experts a card; 8.81e7 FLOPs a row and expert; B_e = B_F · 8 · 2 / 256 = B_F/16; 5e14 FLOP/s effective."""
-    assert pytest.approx(8.81e7, rel=1e-3) == 6 * 7168 * 2048
-    assert derived().ffn.alpha == pytest.approx(8 * 88_080_384 / 16 / 5e14)
-    assert derived(mtp_depth=0).ffn.alpha == pytest.approx(8 * 88_080_384 / 32 / 5e14)
-
-
-def test_communication_slope_eq_34_to_38() -> None:
-    """3 · 7168 = 21504 bytes a row; 8 experts a card; B_e = B_F/16; 25 GB/s effective between nodes."""
-    assert derived().communication.alpha == pytest.approx(8 * 21504 / 16 / 25e9)
-    assert derived(link="intra_node").communication.alpha == pytest.approx(8 * 21504 / 16 / 200e9)
-    assert derived(activation_bytes=4.0).communication.alpha == pytest.approx(8 * 28672 / 16 / 25e9)
-
-
-def test_intercepts_are_weight_reading_floors_and_stated_overheads() -> None:
-    calibration = derived()
-    assert calibration.attention.beta == pytest.approx(187_105_280 / 1e12)
-    assert calibration.ffn.beta == pytest.approx(8 * 3 * 7168 * 2048 / 1e12)
-    assert calibration.communication.beta == 1e-5
-    slower = derived(overhead={"attention": 1e-3, "ffn": 2e-3, "communication": 3e-3})
-    assert slower.attention.beta == pytest.approx(calibration.attention.beta + 1e-3)
-    assert slower.ffn.beta == pytest.approx(calibration.ffn.beta + 2e-3)
-    assert slower.communication.beta == 3e-3
-
-
-def test_efficiencies_of_the_deployment_replace_those_of_the_file() -> None:
-    calibration, full = derived(), derived(memory_efficiency=1.0, compute_efficiency=1.0, network_efficiency=1.0)
-    for name in ("attention", "ffn", "communication"):
-        assert getattr(full, name).alpha == pytest.approx(getattr(calibration, name).alpha / 2)
-
-
-def test_precision_sets_compute_and_weight_bytes() -> None:
-    int8, bf16 = derived(), derived(precision="bf16")
-    assert bf16.ffn.alpha == pytest.approx(2 * int8.ffn.alpha)
-    assert bf16.ffn.beta == pytest.approx(2 * int8.ffn.beta)
-    assert bf16.attention.beta == pytest.approx(2 * int8.attention.beta)
-    assert bf16.attention.alpha == int8.attention.alpha
+@pytest.mark.parametrize(
+    ("deployment", "line", "coefficient", "expected"),
+    [
+        ({}, "attention", "alpha", 1152 / 1e12),  # eq. 24 to 26: (512 + 64) · 2 bytes at 2 TB/s · 0.5
+        ({"kv_bytes": 1.0}, "attention", "alpha", 576 / 1e12),
+        ({}, "ffn", "alpha", 8 * EXPERT / 16 / 5e14),  # eq. 27 to 33
+        ({"mtp_depth": 0}, "ffn", "alpha", 8 * EXPERT / 32 / 5e14),
+        ({}, "communication", "alpha", 8 * 21504 / 16 / 25e9),  # eq. 34 to 38: 3 · 7168 bytes a row, between nodes
+        ({"link": "intra_node"}, "communication", "alpha", 8 * 21504 / 16 / 200e9),
+        ({"activation_bytes": 4.0}, "communication", "alpha", 8 * 28672 / 16 / 25e9),
+        ({}, "attention", "beta", 187_105_280 / 1e12),  # weights are read, and overheads stated
+        ({}, "ffn", "beta", 8 * 3 * 7168 * 2048 / 1e12),
+        ({}, "communication", "beta", 1e-5),
+        (OVERHEAD, "attention", "beta", 187_105_280 / 1e12 + 1e-3),
+        (OVERHEAD, "ffn", "beta", 8 * 3 * 7168 * 2048 / 1e12 + 2e-3),
+        (OVERHEAD, "communication", "beta", 3e-3),
+        (FULL, "attention", "alpha", 1152 / 1e12 / 2),  # the deployment's efficiencies in place of the file's
+        (FULL, "ffn", "alpha", 8 * EXPERT / 16 / 5e14 / 2),
+        (FULL, "communication", "alpha", 8 * 21504 / 16 / 25e9 / 2),
+        ({"precision": "bf16"}, "ffn", "alpha", 2 * 8 * EXPERT / 16 / 5e14),
+        ({"precision": "bf16"}, "ffn", "beta", 2 * 8 * 3 * 7168 * 2048 / 1e12),
+        ({"precision": "bf16"}, "attention", "beta", 2 * 187_105_280 / 1e12),
+        ({"precision": "bf16"}, "attention", "alpha", 1152 / 1e12),
+        # One more expert on each card, whose rows (2 a request) the 32 cards divide among themselves.
+        ({"shared_experts": True}, "ffn", "alpha", (8 / 16 + 2 / 32) * EXPERT / 5e14),
+        ({"shared_experts": True}, "ffn", "beta", 9 * 3 * 7168 * 2048 / 1e12),
+    ],
+)
+def test_a_line_by_hand(deployment: dict[str, Any], line: str, coefficient: str, expected: float) -> None:
+    assert getattr(getattr(derived(**deployment), line), coefficient) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("cards", "experts"), [(1, 256), (16, 16), (48, 6), (256, 1), (320, 1)])
 def test_experts_lie_evenly_and_the_fullest_card_sets_the_pace(cards: int, experts: int) -> None:
     calibration = derived(ffn_cards=cards)
-    assert calibration.ffn.alpha == pytest.approx(experts * 88_080_384 / 16 / 5e14)
+    assert calibration.ffn.alpha == pytest.approx(experts * EXPERT / 16 / 5e14)
     assert derived(ffn_cards=cards, experts_per_card=experts).ffn == calibration.ffn
-
-
-def test_shared_experts_count_when_asked_for() -> None:
-    """One more expert on each card, whose rows (2 a request) the 32 cards divide among themselves."""
-    calibration, shared = derived(), derived(shared_experts=True)
-    assert shared.ffn.alpha - calibration.ffn.alpha == pytest.approx(88_080_384 * 2 / 32 / 5e14)
-    assert shared.ffn.beta == pytest.approx(calibration.ffn.beta * 9 / 8)
 
 
 def test_a_dense_model_by_hand() -> None:
@@ -188,3 +174,39 @@ def test_experts_on_a_card_may_be_told_without_the_cards() -> None:
     """As in eq. 33, where N_expert/card alone counts."""
     separate = derive(ROUND, DEEPSEEK, Deployment(experts_per_card=8, precision="int8"))
     assert separate.ffn == derived().ffn
+
+
+@pytest.mark.parametrize("name", builtin_names("models"))
+@pytest.mark.parametrize("cards", [1, 8])
+def test_cards_hold_every_weight_once(name: str, cards: int) -> None:
+    model = load_model(name)
+    total = footprint(model, Deployment(ffn_cards=cards, precision="bf16"))
+    assert total.attention_weights + cards * total.ffn_weights == 2 * model.parameters
+
+
+def test_shared_experts_lie_on_every_ffn_card_or_with_attention() -> None:
+    model = load_model("deepseek-v3")
+    shared = 58 * 3 * 7168 * 2048  # one in each of the 58 layers of experts, a byte a weight
+    apart, joint = (
+        footprint(model, Deployment(ffn_cards=32, precision="fp8", shared_experts=on)) for on in (False, True)
+    )
+    assert apart.attention_weights - joint.attention_weights == shared
+    assert joint.ffn_weights - apart.ffn_weights == shared
+
+
+def test_an_expert_held_twice_takes_its_bytes_twice() -> None:
+    model = load_model("deepseek-v3")
+    once, twice = (footprint(model, Deployment(ffn_cards=32, experts_per_card=covered)) for covered in (8, 16))
+    assert twice.ffn_weights - once.ffn_weights == 2 * 8 * 58 * 3 * 7168 * 2048
+
+
+def test_kv_bytes_of_a_token_over_all_layers() -> None:
+    assert footprint(load_model("llama-3.1-70b"), Deployment()).kv_bytes_per_token == 80 * 2 * 8 * 128 * 2
+    assert footprint(load_model("deepseek-v3"), Deployment(kv_bytes=1.0)).kv_bytes_per_token == 61 * 576
+
+
+def test_the_kv_ceiling_of_a_measured_bundle() -> None:
+    """Qwen3-235B-A22B-FP8 with a 16-bit cache on GB200: attention cards held about 839,400 tokens (FastAFD's log)."""
+    total = footprint(load_model("qwen3-235b-a22b"), Deployment(ffn_cards=4, precision="fp8"))
+    free = 0.9 * load_hardware("b200-sxm").memory_capacity - total.attention_weights
+    assert free / total.kv_bytes_per_token == pytest.approx(839_400, rel=0.05)

@@ -1,4 +1,4 @@
-"""The line's own arithmetic: known coefficients, honest intervals, R², the held-out error."""
+"""Lines: known coefficients, honest intervals, R², the held-out error, knees, and variation between groups."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from latency_models.fitting.estimator import CannotFit, Floats
-from latency_models.fitting.linear import LinearLatency
+from latency_models.fitting.estimator import CannotFit, Floats, deviation_between
+from latency_models.fitting.linear import LinearLatency, fit_piecewise
+from reports.metrics import student_quantile
 
 GRID = np.geomspace(16, 4096, 12)
 
@@ -172,3 +173,89 @@ def test_settings_out_of_range(settings: dict[str, float], message: str) -> None
     with pytest.raises(CannotFit) as error:
         LinearLatency(**settings).fit([1, 2, 3], [1, 2, 3])  # type: ignore[arg-type]
     assert str(error.value) == message
+
+
+def rounds(rng: np.random.Generator, between: float, within: float, count: int = 30) -> list[np.ndarray]:
+    """Rounds of 20 to 60 steps, each with an effect of its own."""
+    sizes = rng.integers(20, 61, count)
+    return [rng.normal(0, between) + within * rng.standard_normal(size) for size in sizes]
+
+
+def test_two_groups_by_hand() -> None:
+    """Means 1 and 5 have a variance of 8; scatter explains the mean of 2/2 and 8/2, which is 2.5."""
+    assert deviation_between([np.array([0.0, 2.0]), np.array([3.0, 7.0])]) == pytest.approx(5.5**0.5)
+
+
+@pytest.mark.parametrize("between", [0.01, 0.03, 0.1])
+def test_the_variance_between_rounds_is_found_on_average(between: float) -> None:
+    rng = np.random.default_rng(1)
+    result = [deviation_between(rounds(rng, between, 0.03)) ** 2 for _ in range(400)]
+    assert np.mean(result) == pytest.approx(between**2, rel=0.06)
+
+
+def test_another_round_lies_in_its_interval_as_often_as_it_says() -> None:
+    """Student's t with as many degrees of freedom as rounds less one, 95 % of 2,000 further rounds."""
+    rng, count = np.random.default_rng(2), 12
+    reach, covered = student_quantile(0.95, count - 1), 0
+    for _ in range(2000):
+        expected = rounds(rng, 0.03, 0.02, count)
+        centre = np.mean([item.mean() for item in expected])
+        covered += abs(rng.normal(0, 0.03) - centre) <= reach * deviation_between(expected) * (1 + 1 / count) ** 0.5
+    assert covered / 2000 == pytest.approx(0.95, abs=0.015)
+
+
+def test_scatter_alone_is_no_variation_between_rounds() -> None:
+    rng = np.random.default_rng(3)
+    assert np.mean([deviation_between(rounds(rng, 0.0, 0.03)) for _ in range(200)]) < 0.03 / 40**0.5 / 2
+
+
+@pytest.mark.parametrize("groups", [[], [np.array([1.0, 2.0])], [np.array([1.0]), np.array([5.0])]])
+def test_fewer_than_two_groups_vary_by_nothing_that_is_known(groups: list[np.ndarray]) -> None:
+    assert deviation_between(groups) == 0.0
+
+
+SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+
+
+def test_a_line_stays_one_line_under_noise() -> None:
+    generator = np.random.default_rng(4)
+    times = [(3e-6 * x + 2e-5) * generator.normal(1, 0.01) for x in SIZES]
+    (line,) = fit_piecewise(SIZES, times)
+    assert line.alpha == pytest.approx(3e-6, rel=0.02)
+    assert line.beta == pytest.approx(2e-5, rel=0.02)
+    assert (line.low, line.high) == (1, 512)
+    assert line.fit is not None
+
+
+def test_a_knee_is_found_where_it_is() -> None:
+    """Flat while weights are read, then by the token: max(50, 2·x) µs, which turns at 25."""
+    (flat, rising) = fit_piecewise(SIZES, [max(50.0, 2.0 * x) for x in SIZES])
+    assert (flat.low, flat.high) == (1, 16)
+    assert (flat.alpha, flat.beta) == (0.0, pytest.approx(50.0))
+    assert (rising.low, rising.high) == (32, 512)
+    assert rising.alpha == pytest.approx(2.0)
+    assert rising.beta == pytest.approx(0.0, abs=1e-6)
+
+
+def test_two_knees_and_a_step() -> None:
+    sizes = list(range(1, 25))
+    times = [10.0 + x if x < 9 else 40.0 + x if x < 17 else 100.0 + 3 * x for x in sizes]
+    lines = fit_piecewise(sizes, times)
+    assert [(line.low, line.high) for line in lines] == [(1, 8), (9, 16), (17, 24)]
+    assert max(line.worst_residual for line in lines) < 1e-9
+
+
+def test_what_does_not_hold_is_told() -> None:
+    (line,) = fit_piecewise([1, 2, 3, 4], [1.0, 3.0, 1.0, 3.0], max_pieces=1)
+    assert line.worst_residual > 0.3
+
+
+def test_times_that_fall_make_a_level() -> None:
+    (line,) = fit_piecewise([1, 2, 3], [1.02, 1.01, 1.0])
+    assert (line.alpha, line.fit) == (0.0, None)
+    assert line.beta == pytest.approx(1.01)
+
+
+def test_too_few_sizes() -> None:
+    with pytest.raises(CannotFit, match="3 different sizes"):
+        fit_piecewise([1, 1, 2], [1.0, 1.0, 2.0])
