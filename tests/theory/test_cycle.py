@@ -53,15 +53,7 @@ def test_two_microbatches_expose_communication_at_balance() -> None:
     assert model.step_time_unlimited_overlap(1.0) == 10.0
 
 
-def test_best_ratio_is_a_maximum() -> None:
-    law = LoadLaw(np.array([130_000.0, 170_000.0]), np.array([0.0, 1.0]), 150_000.0)
-    model = CycleModel(PassLatency((0.00165, 50), (0.083, 100), (0.022, 20)), 256, 2, [law])
-    best = model.best_ratio()
-    around = [model.throughput(best * factor) for factor in (0.9, 0.95, 1.05, 1.1)]
-    assert model.throughput(best) >= max(around)
-
-
-@pytest.mark.parametrize(("attention", "ffn"), [(1, 32), (4, 1), (2, 2)])
+@pytest.mark.parametrize(("attention", "ffn"), [(1, 1), (1, 32), (4, 1), (2, 2)])
 def test_best_ratio_per_card_is_a_maximum(attention: int, ffn: int) -> None:
     law = LoadLaw(np.array([130_000.0, 170_000.0]), np.array([0.0, 1.0]), 150_000.0)
     model = CycleModel(PassLatency((0.00165, 50), (0.083, 100), (0.022, 20)), 256, 2, [law])

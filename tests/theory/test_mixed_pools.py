@@ -7,19 +7,14 @@ steps of constant time.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
 import numpy as np
 import pytest
 from scipy import sparse
 from scipy.sparse.linalg import spsolve
 
 from reports.metrics import controlled_mean
-from tests.twin.serving.scenarios import scenario
+from tests.theory.queues import constant, plan_of, servers, simulated
 from twin.serving.plan.plan import ServingPlan
-from twin.serving.run.simulation import Simulation
-from twin.sweeps.serving_sweep import prepare
 from workloads.arrivals import Replay
 from workloads.generator import Workload
 from workloads.lengths import Fixed, Geometric
@@ -38,20 +33,9 @@ PLACES = 45
 """Requests at each engine in the truncated chain."""
 
 
-def plan_of(routing: str) -> ServingPlan:
-    pools = [
-        {
-            "name": name,
-            "speed": SPEED[name],
-            "step_time": {"source": "linear", "overhead": step, "per_token": 0.0, "per_kv_token": 0.0},
-        }
-        for name, step in STEP.items()
-    ]
-    document = scenario(
-        engine={"num_gpu_blocks": 10**7, "max_num_seqs": 1, "enable_prefix_caching": False},
-        system={"routing": routing, "pools": pools},
-    )
-    return prepare(document, Path("s.yaml")).cases[0].plan
+def plan(routing: str) -> ServingPlan:
+    pools = [{"name": name, "speed": SPEED[name], "step_time": constant(step)} for name, step in STEP.items()]
+    return plan_of(engine=servers(1), system={"routing": routing, "pools": pools})
 
 
 def check_mean_time(routing: str, rate: float, expected: float) -> None:
@@ -64,9 +48,7 @@ def check_mean_time(routing: str, rate: float, expected: float) -> None:
         rng = np.random.default_rng(seed)
         gaps = rng.exponential(1 / rate, CUSTOMERS)
         workload = Workload(Independent(Fixed(1), Geometric(STEPS)), Replay(np.cumsum(gaps)), max_tokens=STEPS * 40)
-        serving_plan = replace(plan_of(routing), workload=workload, requests=CUSTOMERS)
-        serving_plan = replace(serving_plan, scenario=serving_plan.scenario.model_copy(update={"seed": seed}))
-        columns = Simulation(serving_plan).run().columns.table()
+        columns = simulated(plan(routing), seed, workload=workload, requests=CUSTOMERS)
         came = columns["id"] >= WARM_UP
         means.append((columns["last_token"] - columns["arrival"])[came].mean())
         excess.append(columns["output_tokens"].mean() / STEPS - gaps.mean() * rate)
@@ -92,16 +74,14 @@ def chain(rate: float, choices: np.ndarray) -> float:
         return (turn * size + fast) * size + slow
 
     moves = []
-    for turn in range(2):
-        for fast in range(size):
-            for slow in range(size):
-                here, engine = state(turn, fast, slow), choices[turn, fast, slow]
-                if (fast, slow)[engine] < PLACES:
-                    moves.append((here, state(1 - turn, fast + (engine == 0), slow + (engine == 1)), rate))
-                if fast:
-                    moves.append((here, state(turn, fast - 1, slow), RATE["fast"]))
-                if slow:
-                    moves.append((here, state(turn, fast, slow - 1), RATE["slow"]))
+    for turn, fast, slow in np.ndindex(2, size, size):
+        here, engine = state(turn, fast, slow), choices[turn, fast, slow]
+        if (fast, slow)[engine] < PLACES:
+            moves.append((here, state(1 - turn, fast + (engine == 0), slow + (engine == 1)), rate))
+        if fast:
+            moves.append((here, state(turn, fast - 1, slow), RATE["fast"]))
+        if slow:
+            moves.append((here, state(turn, fast, slow - 1), RATE["slow"]))
     start, end, rates = (np.array(column) for column in zip(*moves, strict=True))
     count = 2 * size * size
     flows = sparse.coo_matrix((rates, (end, start)), (count, count)).tolil()
@@ -118,15 +98,10 @@ def chain(rate: float, choices: np.ndarray) -> float:
 def joins(routing: str) -> np.ndarray:
     """The engine that an arrival joins, 0 for the fast one; the one whose turn it is among equals."""
     added = 0 if routing == "weighted_least_loaded" else 1
-    choices = np.zeros((2, PLACES + 1, PLACES + 1), dtype=int)
-    for turn in range(2):
-        for fast in range(PLACES + 1):
-            for slow in range(PLACES + 1):
-                delays = ((fast + added) / SPEED["fast"], (slow + added) / SPEED["slow"])
-                if routing == "least_loaded":
-                    delays = (float(fast), float(slow))
-                choices[turn, fast, slow] = turn if delays[0] == delays[1] else int(delays[1] < delays[0])
-    return choices
+    speed = {"fast": 1.0, "slow": 1.0} if routing == "least_loaded" else SPEED
+    turn, fast, slow = np.indices((2, PLACES + 1, PLACES + 1))
+    delays = (fast + added) / speed["fast"], (slow + added) / speed["slow"]
+    return np.where(delays[0] == delays[1], turn, delays[1] < delays[0])
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.twin.serving.scenarios import scenario
+from tests.theory.queues import constant, plan_of
 from twin.serving.run.simulation import Simulation
-from twin.sweeps.serving_sweep import prepare
 
 STEP, TOKENS, LOAD = 0.01, 10, 0.15
 SERVICE = STEP * TOKENS
@@ -27,16 +25,15 @@ REQUESTS, REPLICATIONS = 4000, 12
 def times(rate: float, models: int, keep_alive: float | None) -> np.ndarray:
     """The mean time in the system of each replication."""
     swapping = {"resident": 1, "weight_bytes": LOAD * 1e9, "load": {"bandwidth": 1e9}, "keep_alive": keep_alive}
-    document = scenario(
+    plan = plan_of(
         workload={
             "requests": REQUESTS, "arrivals": {"process": "poisson", "rate": rate}, "models": {"count": models},
             "prefill": {"distribution": "fixed", "mean": 1}, "decode": {"distribution": "fixed", "mean": TOKENS},
         },
         engine={"max_num_seqs": 1, "enable_prefix_caching": False, "weight_swapping": swapping},
-        step_time={"overhead": STEP, "per_token": 0.0, "per_kv_token": 0.0},
+        step_time=constant(STEP),
         system={"layout": "pools", "pools": [{"name": "engine", "models": "all"}]},
     )  # fmt: skip
-    plan = prepare(document, Path("s.yaml")).cases[0].plan
     means = []
     for replication in range(REPLICATIONS):
         columns = Simulation(plan, replication).run().columns.table()

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.theory.queues import constant, plan_of, servers
 from tests.twin.serving.scenarios import run, scenario
 from twin.serving.records.engine_log import Backlog
 from twin.serving.results.report import overload, overload_of
 from twin.serving.run.simulation import Simulation
-from twin.sweeps.serving_sweep import prepare
 
 STEP = 1e-3
 SERVICE = 0.02
@@ -23,23 +23,17 @@ SEEDS = range(6)
 def queue(load: float, requests: int, **sections: Any) -> dict[str, Any]:
     """M/M/1: one seat, answers of 20 steps on average; `sections` as for `scenario`."""
     workload = {
-        "requests": requests,
-        "prefill": {"distribution": "fixed", "mean": 1},
+        "requests": requests, "prefill": {"distribution": "fixed", "mean": 1},
         "decode": {"distribution": "geometric", "mean": round(SERVICE / STEP)},
         "arrivals": {"process": "poisson", "rate": load / SERVICE},
-    }
+    }  # fmt: skip
     sections["workload"] = {**workload, **sections.get("workload", {})}
-    sections["engine"] = {
-        "num_gpu_blocks": 10**6,
-        "max_num_seqs": 1,
-        "enable_prefix_caching": False,
-        **sections.get("engine", {}),
-    }
-    return scenario(step_time={"overhead": STEP, "per_token": 0.0, "per_kv_token": 0.0}, detail=False, **sections)
+    sections["engine"] = servers(1) | sections.get("engine", {})
+    return scenario(step_time=constant(STEP), detail=False, **sections)
 
 
 def simulated_overload(document: dict[str, Any], seed: int = 0) -> dict[str, Any] | None:
-    plan = prepare({**document, "seed": seed}, Path("s.yaml")).cases[0].plan
+    plan = plan_of({**document, "seed": seed})
     return overload(Simulation(plan).run(), plan)
 
 

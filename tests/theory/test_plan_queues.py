@@ -9,17 +9,13 @@ servers reach, far from both.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.queueing import erlang_c, md1_wait, mmc_wait
-from twin.executors.executor import Processes
-from twin.planning.planner import Planner
-from twin.planning.question import read_question
-from twin.planning.windows import Simulations
+from tests.twin.planning.scenarios import SMALL, planner
 
 STEP, STEPS = 1e-2, 20
 SERVICE = STEP * STEPS
@@ -51,9 +47,7 @@ def fewest(load: float, answers: str, goals: dict[str, float]) -> int:
         for c in range(1, MOST + 1)
     ]
     document = {
-        "schema": "twin.scenario/1",
-        "kind": "serving",
-        "name": "queue",
+        **SMALL,
         "workload": {
             "prefill": {"distribution": "fixed", "mean": 1},
             "decode": {"distribution": answers, "mean": STEPS},
@@ -61,18 +55,11 @@ def fewest(load: float, answers: str, goals: dict[str, float]) -> int:
         },
         "engine": {"num_gpu_blocks": 10**6, "enable_prefix_caching": False},
         "step_time": {"source": "linear", "overhead": STEP},
-        "plan": {
-            "goals": goals,
-            "engines": kinds,
-            "limits": {"engines": 1},
-            "window": 2500,
-            "replications": 8,
-            "span": 10 * 3600,  # long enough that the mean of a span is its expectation
-        },
-    }
-    simulations = Simulations({}, lambda key, point: None, Processes(1))
-    best = Planner(read_question(document, {}, Path("q.yaml")), simulations, brief=True).run().best
-    return best.candidate.gpus
+        # The span is long enough that its mean is its expectation.
+        "plan": {"goals": goals, "engines": kinds, "limits": {"engines": 1}, "window": 2500, "replications": 8,
+                 "span": 10 * 3600},
+    }  # fmt: skip
+    return planner(document).run().best.candidate.gpus
 
 
 def between(waits: list[float]) -> float:

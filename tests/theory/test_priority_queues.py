@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from benchmarks.queueing import mmc_wait, priority_waits
 from reports.metrics import controlled_mean
+from tests.theory.queues import constant, plan_of, servers, simulated
 from tests.twin.serving.scenarios import scenario
 from twin.serving.plan.plan import ServingPlan
-from twin.serving.run.simulation import Simulation
-from twin.sweeps.serving_sweep import prepare
 
 STEP, STEPS = 1e-3, 200
 SERVICE = STEP * STEPS
@@ -30,23 +26,17 @@ def plan(policy: str) -> ServingPlan:
         }
         for name, share in zip(("first", "second"), SHARES, strict=True)
     ]  # fmt: skip
-    document = scenario(
-        engine={
-            "num_gpu_blocks": 10**7, "max_num_seqs": 1, "enable_prefix_caching": False, "scheduling_policy": policy,
-        },
-        step_time={"overhead": STEP, "per_token": 0.0, "per_kv_token": 0.0},
-    )  # fmt: skip
+    document = scenario(engine=servers(1, scheduling_policy=policy), step_time=constant(STEP))
     document["workload"] = {
         "requests": REQUESTS, "tasks": tasks, "arrivals": {"process": "poisson", "rate": LOAD / SERVICE},
         "service_classes": {"first": {"priority": 0, "ttft": 1}, "second": {"priority": 1, "ttft": 9}},
     }  # fmt: skip
-    return prepare(document, Path("s.yaml")).cases[0].plan
+    return plan_of(document)
 
 
 def waits(serving_plan: ServingPlan, seed: int) -> tuple[float, float, float]:
     """Mean wait of each class, and by how much the load drawn exceeds its expectation."""
-    seeded = replace(serving_plan, scenario=serving_plan.scenario.model_copy(update={"seed": seed}))
-    table = Simulation(seeded).run().columns.table()
+    table = simulated(serving_plan, seed)
     counts = table["arrival"] > WARM_UP
     wait = table["scheduled"] - table["arrival"]
     means = [wait[counts & (table["service_class"] == name)].mean() for name in ("first", "second")]
@@ -58,8 +48,8 @@ def test_priorities_that_do_not_interrupt() -> None:
     serving_plan = plan("priority")
     rows = np.array([waits(serving_plan, seed) for seed in range(100, 100 + REPLICATIONS)])
     expected = priority_waits([share * LOAD / SERVICE for share in SHARES], SERVICE)
-    for name, simulated, theory in zip(("first", "second"), rows.T[:2], expected, strict=True):
-        estimate = controlled_mean(simulated, rows.T[2], 0.0, confidence=0.99)
+    for name, measured, theory in zip(("first", "second"), rows.T[:2], expected, strict=True):
+        estimate = controlled_mean(measured, rows.T[2], 0.0, confidence=0.99)
         assert abs(estimate.mean - theory) <= estimate.half_width, (name, estimate, theory)
         assert estimate.half_width < 0.25 * theory, "an interval this wide shows nothing"
     assert expected[1] > 3 * expected[0]

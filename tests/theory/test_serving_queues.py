@@ -7,8 +7,6 @@ noise is reduced by regressing on the load that was really drawn, whose expectat
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +14,10 @@ import pytest
 
 from benchmarks.queueing import erlang_c, md1_wait, mmc_wait
 from reports.metrics import controlled_mean
+from tests.theory.queues import constant, plan_of, servers, simulated
 from tests.twin.serving.scenarios import run, scenario
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.results.summary import summarise
-from twin.serving.run.simulation import Simulation
-from twin.sweeps.serving_sweep import prepare
 from workloads.arrivals import Replay
 from workloads.generator import Workload
 from workloads.lengths import Fixed, Geometric
@@ -46,11 +43,7 @@ def present(rng: np.random.Generator, load: float, seats: int) -> int:
 
 
 def plan(seats: int) -> ServingPlan:
-    document = scenario(
-        engine={"num_gpu_blocks": 10**7, "max_num_seqs": seats, "enable_prefix_caching": False},
-        step_time={"overhead": STEP, "per_token": 0.0, "per_kv_token": 0.0},
-    )
-    return prepare(document, Path("s.yaml")).cases[0].plan
+    return plan_of(engine=servers(seats), step_time=constant(STEP))
 
 
 def replicate(kind: str, load: float, seats: int, seed: int) -> tuple[float, float]:
@@ -60,14 +53,8 @@ def replicate(kind: str, load: float, seats: int, seed: int) -> tuple[float, flo
     gaps = rng.exponential(SERVICE / (load * seats), CUSTOMERS[load])
     arrivals = Replay(np.concatenate([np.zeros(here), np.cumsum(gaps)]))
     answers = Fixed(STEPS) if kind == "M/D/1" else Geometric(STEPS)
-    serving_plan = replace(
-        plan(seats), workload=Workload(Independent(Fixed(1), answers), arrivals), requests=here + CUSTOMERS[load]
-    )  # fmt: skip
-    columns = (
-        Simulation(replace(serving_plan, scenario=serving_plan.scenario.model_copy(update={"seed": seed})))
-        .run()
-        .columns.table()
-    )
+    workload = Workload(Independent(Fixed(1), answers), arrivals)
+    columns = simulated(plan(seats), seed, workload=workload, requests=here + CUSTOMERS[load])
     came = columns["id"] >= here
     excess = columns["output_tokens"].mean() / STEPS - gaps.mean() / (SERVICE / (load * seats))
     return float((columns["scheduled"] - columns["arrival"])[came].mean()), float(excess)
@@ -88,14 +75,9 @@ def test_mean_wait(kind: str, seats: int, load: float) -> None:
 
 def test_one_server_follows_lindley() -> None:
     """W' = max(0, W + S - A), customer by customer."""
-    document = scenario(
-        workload={"prefill": {"distribution": "fixed", "mean": 1}, "arrivals": {"process": "poisson", "rate": 45}}
-    )
-    columns = (
-        Simulation(replace(plan(1), workload=prepare(document, Path("s.yaml")).cases[0].plan.workload))
-        .run()
-        .columns.table()
-    )
+    arrivals = {"process": "poisson", "rate": 45}
+    one = plan_of(workload={"prefill": {"distribution": "fixed", "mean": 1}, "arrivals": arrivals})
+    columns = simulated(plan(1), workload=one.workload)
     order = np.argsort(columns["id"])
     arrival, service = columns["arrival"][order], columns["output_tokens"][order] * STEP
     wait = 0.0
@@ -127,7 +109,6 @@ def test_erlang_c_by_hand() -> None:
 )  # fmt: skip
 def test_littles_law(document: dict[str, Any]) -> None:
     """Requests counted in the system over time are the sum of their times in it, and nobody is lost."""
-    measure = prepare(document, Path("s.yaml")).cases[0].plan.scenario.measure
-    summary = summarise(run(document), measure)
+    summary = summarise(run(document), plan_of(document).scenario.measure)
     assert summary["requests"] == document["workload"]["requests"]
     assert summary["littles_law_error"] < 1e-9

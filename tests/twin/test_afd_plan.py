@@ -94,17 +94,11 @@ def test_open_arrivals_come_at_their_rate() -> None:
 def test_a_trace_s_content_is_its_digest() -> None:
     rows = np.array([10, 50, 70]), np.array([1, 9, 3])
     times = np.array([0.0, 1.0, 2.0])
-    traces = [
-        Trace("rows", None, *rows),
-        Trace("rows", times, *rows),
-        Trace("rows", 2 * times, *rows),
-        Trace("rows", None, rows[0] + 1, rows[1]),
-        Trace("rows", None, rows[0], rows[1] + 1),
-    ]
-    assert len({plan_of(trace, **FROM_TRACE).trace_digest for trace in traces}) == 5
-    assert (
-        plan_of(Trace("other", None, *rows), **FROM_TRACE).trace_digest == plan_of(traces[0], **FROM_TRACE).trace_digest
-    )
+    contents = [(None, *rows), (times, *rows), (2 * times, *rows), (None, rows[0] + 1, rows[1]),
+                (None, rows[0], rows[1] + 1)]  # fmt: skip
+    digests = [plan_of(Trace("rows", *content), **FROM_TRACE).trace_digest for content in contents]
+    assert len(set(digests)) == 5
+    assert plan_of(Trace("other", None, *rows), **FROM_TRACE).trace_digest == digests[0]
     assert plan_of().trace_digest is None
 
 

@@ -40,9 +40,8 @@ def test_each_instance_goes_on_to_its_next_microbatch(fast_forward: bool) -> Non
 
 @pytest.mark.parametrize("fast_forward", [True, False])
 def test_only_instances_with_requests_are_waited_for(fast_forward: bool) -> None:
-    steps = (
-        Bundle(independent(3, 1, TOKENS, microbatches=1, fast_forward=fast_forward), Supply.of([5], [1])).run().steps
-    )
+    config = independent(3, 1, TOKENS, microbatches=1, fast_forward=fast_forward)
+    steps = Bundle(config, Supply.of([5], [1])).run().steps
     assert [(row[2], row[8]) for row in steps] == [(5 + 1 + 1 + 1, 1)]
 
 
@@ -72,9 +71,8 @@ def test_a_recursion_gives_the_same_ends(
     latency = PassLatency((times[0], 0.5), (times[1], times[2] + 0.25), (times[3], times[4]))
     completions = len(requests) - x * m * batch
     prefill, decode = ([request[column] for request in requests] for column in (0, 1))
-    records = Bundle(
-        independent(x, batch, latency, microbatches=m), Supply.of(prefill, decode, None, completions)
-    ).run()
+    supply = Supply.of(prefill, decode, None, completions)
+    records = Bundle(independent(x, batch, latency, microbatches=m), supply).run()
     expected = ends_of_steps(x, m, batch, requests, latency)
     assert [row[2] for row in records.steps] == expected[: len(records.steps)]
     assert len(records.steps) >= completions // (x * batch)

@@ -7,11 +7,15 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from twin.executors.executor import Processes
+from twin.planning.engine_estimates import EngineEstimate
 from twin.planning.planner import Planner
-from twin.planning.question import Question, read_question
+from twin.planning.question import Lengths, Question, read_question
 from twin.planning.space import Candidate
 from twin.planning.windows import Simulations
+from twin.sweeps.serving_sweep import prepare
 
 SMALL: dict[str, Any] = {
     "schema": "twin.scenario/1",
@@ -29,12 +33,8 @@ SMALL: dict[str, Any] = {
 def kind(name: str, count: int, price: float, speed: float, **engine: Any) -> dict[str, Any]:
     """A kind of engine on `count` devices, `speed` times as fast as one device."""
     step = {"source": "linear", "overhead": 0.01 / speed, "per_token": 6e-5 / speed, "per_kv_token": 2e-7 / speed}
-    return {
-        "name": name,
-        "device": {"type": "X", "count": count, "price_per_hour": price},
-        "engine": engine,
-        "step_time": step,
-    }
+    device = {"type": "X", "count": count, "price_per_hour": price}
+    return {"name": name, "device": device, "engine": engine, "step_time": step}
 
 
 def document(**plan: Any) -> dict[str, Any]:
@@ -71,6 +71,14 @@ def planner(
 def plan(scenario: dict[str, Any], **options: Any) -> dict[str, Any]:
     """The document of a plan."""
     return planner(scenario, **options).run().document()
+
+
+def estimated(scenario: dict[str, Any], prompt: int, answer: int) -> EngineEstimate:
+    """The estimate of a scenario's only kind of engine, of equal requests."""
+    (pool,) = prepare(scenario, Path("s.yaml")).cases[0].plan.pools
+    lengths, scheduler = Lengths(np.full(100, prompt), np.full(100, answer)), pool.scheduler
+    replicas = pool.spec.engine.data_parallel_size
+    return EngineEstimate(scheduler.config, pool.step_time, lengths, "both", scheduler.stages, replicas)
 
 
 def uncertain(**changes: Any) -> Planner:

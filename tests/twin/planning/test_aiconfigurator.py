@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.twin.planning.scenarios import document, kind, question
-from twin.cli import run
 from twin.planning.given import candidates_of_answer
 from twin.planning.space import Candidate
 from workloads.errors import BadInput
@@ -136,15 +133,10 @@ def test_stages_of_the_answer_are_stages_of_the_engine(tmp_path: Path) -> None:
     assert pool["device"]["count"] == 4
 
 
-def test_its_row_is_in_the_table_of_the_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(document(limits={"engines": 3})))
-    write(tmp_path / "answer" / "agg" / "best_config_topn.csv", AGG)
-    command = ["plan", "plan.yaml", "--candidate", "answer", "--json", "--no-figures", "--brief", "--jobs", "1"]
-    assert run(command) == 0
-    answer = json.loads(capsys.readouterr().out)
+def test_its_row_is_in_the_table_of_the_plan(command, folder: Path) -> None:
+    write(folder / "answer" / "agg" / "best_config_topn.csv", AGG)
+    flags = ("--candidate", "answer", "--json", "--no-figures", "--brief")
+    answer = command(document(limits={"engines": 3}), *flags)
     (row,) = [row for row in answer["rows"] if row["parallelism"] == "given: answer (agg of AIConfigurator)"]
     assert row["devices"] == "6 = 3×2"
     assert row["summary"]["tpot"]["mean"] > 0
@@ -167,16 +159,9 @@ def test_errors_name_line_and_column(change: dict[str, Any], expected: str, tmp_
         candidates_of_answer(file, question(document()))
 
 
-def test_a_folder_is_not_walked_to_its_end(tmp_path: Path) -> None:
-    deep = tmp_path / "a/b/c/d/e/agg"
-    deep.mkdir(parents=True)
-    write(deep / "best_config_topn.csv", AGG)
-    with pytest.raises(BadInput, match=r"expected agg/best_config_topn.csv"):
-        candidates_of_answer(tmp_path, question(without_engines()))
-
-
 def test_missing_tables_columns_and_links_are_named(tmp_path: Path) -> None:
     answers = question(document())
+    write(tmp_path / "a/b/c/d/e/agg" / "best_config_topn.csv", AGG)  # a folder is not walked to its end
     with pytest.raises(BadInput, match=r"expected agg/best_config_topn.csv"):
         candidates_of_answer(tmp_path, answers)
     with pytest.raises(BadInput, match="bs"):

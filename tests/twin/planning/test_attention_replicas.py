@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from scenarios.fields import read_goal
+from tests.twin.planning.scenarios import estimated
 from tests.twin.serving.scenarios import reported, run, scenario
-from twin.planning.engine_estimates import EngineEstimate, bound
-from twin.planning.question import Lengths
-from twin.sweeps.serving_sweep import prepare
+from twin.planning.engine_estimates import bound
 
 REPLICAS = 4
 
 
 def replicated(prompt: int, answer: int, **workload: Any) -> dict[str, Any]:
-    lengths = {
-        name: {"distribution": "fixed", "mean": mean} for name, mean in (("prefill", prompt), ("decode", answer))
-    }
+    means = {"prefill": prompt, "decode": answer}
+    lengths = {name: {"distribution": "fixed", "mean": mean} for name, mean in means.items()}
     engine = {"num_gpu_blocks": 10**5, "max_num_batched_tokens": 512, "max_num_seqs": 32}
     document = scenario(workload={**lengths, **workload}, engine=engine | {"data_parallel_size": REPLICAS})
     step_time = {"source": "roofline", "model": "qwen3-30b-a3b", "hardware": "h100-sxm"}
     return document | {"step_time": step_time | {"data_parallel": REPLICAS, "expert_parallel": True}}
-
-
-def estimated(document: dict[str, Any], prompt: int, answer: int) -> EngineEstimate:
-    (pool,) = prepare(document, Path("s.yaml")).cases[0].plan.pools
-    lengths = Lengths(np.full(100, prompt), np.full(100, answer))
-    return EngineEstimate(pool.scheduler.config, pool.step_time, lengths, "both", replicas=REPLICAS)
 
 
 @pytest.mark.parametrize("prompt", [300, 1200])

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 import twin
+from latency_models.sources.afd_bundle import AfdBundleSpec
 from tests.twin.planning.scenarios import SMALL, plan, question
-from twin.cli import run
 from twin.theory.cycle import load_quantile
 from workloads.pairs import JointEmpirical
 
@@ -27,29 +25,18 @@ BUNDLE = {"model": "llama-3.1-8b", "hardware": "h200-sxm", "ratios": "1,2,3/2", 
 def bundled(*, bundles: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     """Prefill engines and bundles that decode."""
     section = {
-        "goals": {"ttft_p90": "300ms", "tpot_p90": "60ms"},
-        "layouts": ["afd"],
-        "link": {"bandwidth": 1e11, "bytes_per_token": 1e5},
-        "engines": [PREFILL],
-        "bundles": [{**BUNDLE, **(bundles or {})}],
-        "limits": {"engines": 2},
-        "replications": 4,
-        "window": 600,
-        **changes,
-    }
+        "goals": {"ttft_p90": "300ms", "tpot_p90": "60ms"}, "layouts": ["afd"], "engines": [PREFILL],
+        "bundles": [{**BUNDLE, **(bundles or {})}], "link": {"bandwidth": 1e11, "bytes_per_token": 1e5},
+        "limits": {"engines": 2}, "replications": 4, "window": 600, **changes,
+    }  # fmt: skip
     workload = {**SMALL["workload"], "decode": {"distribution": "geometric", "mean": 60}}
     engine = {"max_num_seqs": 64, "enable_prefix_caching": False}
     return {**SMALL, "workload": workload, "engine": engine, "plan": section}
 
 
-def test_a_plan_of_bundles_and_the_scenario_that_it_leaves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_plan_of_bundles_and_the_scenario_that_it_leaves(command) -> None:
     scenario = bundled(bundles={"ratios": "1,2"}, limits={"engines": 1}, window=300)
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(scenario))
-    assert run(["plan", "plan.yaml", "--write", "out", "--json", "--no-figures", "--brief", "--jobs", "1"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = command(scenario, "--write", "out", "--json", "--no-figures", "--brief")
     best = answer["recommendation"]
     # One attention and one FFN instance suffice, beside one GPU that prefills.
     assert (best["layout"], best["devices"], best["gpus"]) == ("afd", "3 = 1×1 P + (1A+1F) D", 3)
@@ -57,11 +44,11 @@ def test_a_plan_of_bundles_and_the_scenario_that_it_leaves(
     assert "decode on AFD bundles" in answer["answer"]
     again = twin.simulate("out/scenario.yaml", replications=best["windows"], jobs=1)
     assert again.document["summary"]["tpot"] == best["summary"]["tpot"]
-    launch = (tmp_path / "out" / "launch.sh").read_text()
+    launch = Path("out/launch.sh").read_text()
     assert "There is no command for a bundle of 1 attention and 1 FFN instances" in launch
     assert launch.count("vllm serve") == 1
     for name in ("compose", "llm-d", "dynamo"):
-        text = (tmp_path / "out" / f"{name}.yaml").read_text()
+        text = Path(f"out/{name}.yaml").read_text()
         assert "there is no command for AFD bundles" in text
         assert "router:" not in text
 
@@ -81,21 +68,14 @@ def test_slots_are_those_whose_caches_fit() -> None:
     lengths = scenario.sample(scenario.plan({**scenario.document, "step_time": PREFILL["step_time"]}))
     pairs = JointEmpirical(lengths.prompts, np.maximum(lengths.answers, 1))
     pool = next(kind for kind in question(long).spec.engines if kind.name == "1A1F")
-    capacity = _source(pool.step_time).build(scenario.path.parent).instance_tokens()
+    capacity = AfdBundleSpec.model_validate(pool.step_time).build(scenario.path.parent).instance_tokens()
     assert load_quantile(pairs, slots, 0.999, in_step=False) <= capacity
     assert load_quantile(pairs, slots + 1, 0.999, in_step=False) > capacity
-
-
-def _source(section: Any) -> Any:
-    from latency_models.sources.afd_bundle import AfdBundleSpec
-
-    return AfdBundleSpec.model_validate(section)
 
 
 def test_bundles_that_do_not_fit_are_out_of_memory_with_the_reason() -> None:
     answer = plan(bundled(bundles={"model": "llama-3.1-70b", "ffn_gpus": [1], "hardware": "l40s"}))
     bundles = [entry for entry in answer["ledger"] if entry["layout"] == "afd"]
-    assert bundles
     assert {entry["status"] for entry in bundles} == {"out of memory"}
     assert all("leave room" in entry["reason"] for entry in bundles)
 
@@ -119,12 +99,7 @@ def test_models_without_stages_are_unsupported() -> None:
         ({"bundles": [{**BUNDLE, "hardware": "h300"}]}, "h300"),
     ],
 )
-def test_bad_input_is_one_line(
-    change: dict[str, Any], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    refusal,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
+def test_bad_input_is_one_line(change: dict[str, Any], expected: str, refused) -> None:
     scenario = bundled()
     scenario["plan"] |= change
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(scenario))
-    assert expected in refusal("plan", "plan.yaml", "--no-figures", "--jobs", "1")
+    assert expected in refused(scenario, "--no-figures")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from reports.plan_report import ledger_lines
 from tests.twin.planning.scenarios import document
@@ -71,21 +70,14 @@ def test_a_setting_of_the_step_times_is_one_of_every_engine() -> None:
     assert "tp1" in weights_on_each(bf16, {"step_time.experts": "mxfp4"})
 
 
-def test_a_setting_that_no_engine_reads_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(document()))
-    assert "--set: got 'step_time.overhead', expected plan.engines.one.step_time.overhead" in refusal(
-        "plan", "plan.yaml", "--set", "step_time.overhead=1", "--jobs", "1"
-    )
+def test_a_setting_that_no_engine_reads_is_refused(refused) -> None:
+    line = refused(document(), "--set", "step_time.overhead=1")
+    assert "--set: got 'step_time.overhead', expected plan.engines.one.step_time.overhead" in line
 
 
 @pytest.mark.parametrize("flag", ["--weights", "--cache", "--tensor-parallel", "--layout", "--chunk", "--gpu"])
-def test_flags_of_a_question_without_a_file_are_refused_beside_one(
-    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(document()))
-    assert f"{flag}: " in refusal("plan", "plan.yaml", flag, "1", "--jobs", "1")
+def test_flags_of_a_question_without_a_file_are_refused_beside_one(flag: str, refused) -> None:
+    assert f"{flag}: " in refused(document(), flag, "1")
 
 
 @pytest.mark.parametrize(

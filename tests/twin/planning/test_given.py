@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import yaml
 import twin
 from benchmarks.queueing import md1_wait
 from tests.twin.planning.scenarios import SMALL, document, kind, plan, planner, question, simulations
-from twin.cli import run
 from twin.planning.given import given_candidate, plan_of_given
 from twin.planning.max_load import changes
 from twin.planning.planner import find_max_load
@@ -37,19 +35,15 @@ APART = {
 def server(goals: dict[str, Any], **plan: Any) -> dict[str, Any]:
     """One server with fixed services: M/D/1."""
     return {
-        "schema": "twin.scenario/1",
-        "kind": "serving",
-        "name": "server",
+        **SMALL,
         "workload": {
-            "requests": 1,
-            "prefill": {"distribution": "fixed", "mean": 1},
-            "decode": {"distribution": "fixed", "mean": STEPS},
-            "arrivals": {"process": "poisson", "rate": 1.0},
+            "requests": 1, "prefill": {"distribution": "fixed", "mean": 1},
+            "decode": {"distribution": "fixed", "mean": STEPS}, "arrivals": {"process": "poisson", "rate": 1.0},
         },
         "engine": {"num_gpu_blocks": 10**6, "max_num_seqs": 1, "enable_prefix_caching": False},
         "step_time": {"source": "linear", "overhead": STEP},
         "plan": {"goals": goals, "window": 400, "replications": 6, **plan},
-    }
+    }  # fmt: skip
 
 
 def max_load(scenario: dict[str, Any]) -> dict[str, Any]:
@@ -76,38 +70,30 @@ def test_without_a_goal_that_binds_a_queue_ends_the_load() -> None:
     assert 0.85 / SERVICE < answer["rate"] < 1.15 / SERVICE  # a growing queue must outgrow chance in 600 requests
 
 
-def test_a_goal_that_no_rate_reaches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "one.yaml").write_text(yaml.safe_dump(server({"tpot_mean": STEP / 2})))
-    assert run(["plan", "one.yaml", "--max-load", "--jobs", "1"]) == 3
+def test_a_goal_that_no_rate_reaches(command) -> None:
+    command(server({"tpot_mean": STEP / 2}), "--max-load", code=3)
 
 
-def test_the_command_prints_the_document_and_takes_goals(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refusal
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_command_prints_the_document_and_takes_goals(command, refused) -> None:
     scenario = server({}, window=200, replications=4)
     del scenario["plan"]["goals"]
-    (tmp_path / "one.yaml").write_text(yaml.safe_dump(scenario))
-    assert run(["plan", "one.yaml", "--max-load", "--slo", "ttft_mean=400ms", "--json", "--jobs", "1"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = command(scenario, "--max-load", "--slo", "ttft_mean=400ms", "--json")
     assert answer["schema"] == "twin.max-load/1"
     assert answer["interval"][0] <= answer["rate"]
-    assert "--gpu" in refusal("plan", "one.yaml", "--max-load", "--slo", "ttft_mean=400ms", "--gpu", "h200")
-    assert "goals" in refusal("plan", "one.yaml", "--max-load", "--jobs", "1")
+    assert "--gpu" in refused(scenario, "--max-load", "--slo", "ttft_mean=400ms", "--gpu", "h200")
+    assert "goals" in refused(scenario, "--max-load")
 
 
-@pytest.mark.parametrize("system", [APART])
-def test_a_given_deployment_is_simulated_as_its_file_says(system: dict[str, Any], tmp_path: Path) -> None:
+def test_a_given_deployment_is_simulated_as_its_file_says(tmp_path: Path) -> None:
     """The windows of a given candidate are those of `simulate`, with the same requests."""
-    scenario = deployment(**system)
+    scenario = deployment(**APART)
     path = Path("scenario.yaml")
     base = document(layouts=["colocated"], vary={})
     candidate = given_candidate(scenario, path, question(base), "mine")
     search = planner(base, deployments=[candidate])
     answer = search.run().document()
     (row,) = [row for row in answer["rows"] if row["name"].startswith("given mine")]
-    assert row["sizes"] == ([2] if len(candidate.sizes) == 1 else [2, 1])
+    assert row["sizes"] == [2, 1]
     window = search.evaluator(search.question).scenario(candidate, row["requests_a_window"])
     scenario = {**scenario, "workload": window["workload"], "measure": window["measure"], "seed": row["seed"]}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(scenario))
@@ -125,23 +111,15 @@ def test_a_given_deployment_that_is_cheaper_is_recommended() -> None:
     assert (best["name"], best["cost_per_hour"]) == ("given mine 2", 1.0)
 
 
-def test_its_row_has_its_own_values_of_what_the_plan_varies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(document(layouts=["colocated"], limits={"engines": 3})))
-    engine = SMALL["engine"] | {"max_num_batched_tokens": 4096}
-    (tmp_path / "mine.yaml").write_text(
-        yaml.safe_dump({**deployment(layout="colocated", replicas=2), "engine": engine})
-    )
-    apart = deployment(**APART) | {"engine": engine}
-    (tmp_path / "apart.yaml").write_text(yaml.safe_dump(apart))
-    command = ["plan", "plan.yaml", "--candidate", "mine.yaml", "--candidate", "apart.yaml", "--brief", "--jobs", "1"]
-    assert run(command) == 0  # with the table and the page, which have a column for each varied field
-    lines = capsys.readouterr().out.splitlines()
+def test_its_row_has_its_own_values_of_what_the_plan_varies(command) -> None:
+    """The table and the page have a column for each varied field."""
+    engine = {"engine": SMALL["engine"] | {"max_num_batched_tokens": 4096}}
+    files = {"mine": deployment(layout="colocated", replicas=2) | engine, "apart": deployment(**APART) | engine}
+    flags = ("--candidate", "mine.yaml", "--candidate", "apart.yaml", "--brief")
+    lines = command(document(layouts=["colocated"], limits={"engines": 3}), *flags, **files).splitlines()
     assert any("given: mine" in line and " 4096 " in line for line in lines)
-    (folder,) = (tmp_path / "runs").iterdir()
-    assert "given: mine" in (folder / "report.html").read_text()
+    (page,) = Path("runs").glob("*/report.html")
+    assert "given: mine" in page.read_text()
 
 
 def test_other_pools_than_one_of_each_role_are_refused() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
@@ -113,9 +113,6 @@ def test_texts_of_commitments_prices_and_rates() -> None:
         (["--have", "h100=1", "--gpu", "h100"], "--gpu: "),
     ],
 )
-def test_bad_inventories_are_one_line(
-    flags: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    stated: list[Any] = ["plan", "--model", "qwen3-4b", "--slo", "ttft_p99=1s", "--prompt-tokens", "9"]
-    assert message in refusal(*stated, "--answer-tokens", "9", "--jobs", "1", *flags)
+def test_bad_inventories_are_one_line(flags: list[str], message: str, folder: Path, refusal) -> None:
+    stated = ["--model", "qwen3-4b", "--slo", "ttft_p99=1s", "--prompt-tokens", "9", "--answer-tokens", "9"]
+    assert message in refusal("plan", *stated, "--jobs", "1", *flags)

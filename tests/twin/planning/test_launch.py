@@ -77,16 +77,9 @@ def roofline(model: str, width: int, **fields: Any) -> dict[str, Any]:
 
 
 def pool(name: str, step_time: dict[str, Any], count: int, replicas: int = 1, **engine: Any) -> dict[str, Any]:
-    role = name if name in ("prefill", "decode") else "both"
-    device = {"type": "h200-sxm", "count": count}
-    return {
-        "name": name,
-        "role": role,
-        "replicas": replicas,
-        "engine": engine,
-        "step_time": step_time,
-        "device": device,
-    }
+    role, device = name if name in ("prefill", "decode") else "both", {"type": "h200-sxm", "count": count}
+    section = {"name": name, "role": role, "replicas": replicas, "engine": engine, "step_time": step_time}
+    return {**section, "device": device}
 
 
 def check_flags(flags: Iterable[str], name: str = "vllm-0.32") -> None:
@@ -186,13 +179,8 @@ def test_prefill_and_decode_apart_have_a_router_in_front(tmp_path: Path) -> None
     ]  # fmt: skip
     check_flags(router["flags"], "vllm-router-0.1.17")
     assert [record["flags"]["--port"] for record in engines] == ["8100", "8101", "8102", "8103", "8104"]
-    assert [record["environment"]["CUDA_VISIBLE_DEVICES"] for record in engines] == [
-        "0,1",
-        "2,3",
-        "4,5,6,7",
-        "0,1,2,3",
-        "4,5,6,7",
-    ]
+    gpus = [record["environment"]["CUDA_VISIBLE_DEVICES"] for record in engines]
+    assert gpus == ["0,1", "2,3", "4,5,6,7", "0,1,2,3", "4,5,6,7"]
     assert [record["environment"]["VLLM_NIXL_SIDE_CHANNEL_HOST"] for record in engines] == ["one"] * 3 + ["two"] * 2
     assert len({record["environment"]["VLLM_NIXL_SIDE_CHANNEL_PORT"] for record in engines}) == 5
     for record in engines:
@@ -217,9 +205,8 @@ def test_experts_that_are_spread_are_in_the_command(value: bool | int | None, on
 
 def test_sglang_starts_what_was_planned(tmp_path: Path) -> None:
     sparse = roofline("deepseek-ai/DeepSeek-R1", 4, expert_parallel=True, data_parallel=2, cache="fp8")
-    (engine,) = launched(
-        launch_commands({"pools": [pool("engine", sparse, 8, **EVERYTHING)]}, tmp_path, program=SGLANG), tmp_path
-    )
+    system = {"pools": [pool("engine", sparse, 8, **EVERYTHING)]}
+    (engine,) = launched(launch_commands(system, tmp_path, program=SGLANG), tmp_path)
     assert engine["words"][:6] == [
         "-m", "sglang.launch_server", "--host", "0.0.0.0", "--model-path", "deepseek-ai/DeepSeek-R1",
     ]  # fmt: skip
@@ -288,9 +275,8 @@ def test_manifests_start_the_same_engines(apart: bool, tmp_path: Path) -> None:
     for words in (*commands, *(server["args"] for server in servers)):
         assert words[1:3] == ["--tensor-parallel-size", "2"]
         check_flags(flags_of(words))
-    assert [server["resources"]["limits"] for server in (*servers, *workers)] == [{"nvidia.com/gpu": "2"}] * 2 * len(
-        roles
-    )
+    limits = [server["resources"]["limits"] for server in (*servers, *workers)]
+    assert limits == [{"nvidia.com/gpu": "2"}] * 2 * len(roles)
     for component, worker in zip(components, workers, strict=True):
         check_flags(set(flags_of(worker["args"])) - {"--disaggregation-mode"})
         assert component["type"] == (component["name"] if apart else "worker")
@@ -321,21 +307,20 @@ def test_settings_that_vllm_has_no_flag_for_are_named(tmp_path: Path) -> None:
     assert "# vLLM has no flag, or another form, for chunking, kv_reservation: max_tokens.\n" in script
 
 
-def test_the_files_of_a_plan_may_be_moved_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_files_of_a_plan_may_be_moved_together(folder: Path) -> None:
     """Paths in scenario.yaml start from its folder, wherever the question's file and the current folder are."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "trace.csv").write_text("num_prefill_tokens,num_decode_tokens\n" + "200,16\n150,10\n" * 300)
+    (folder / "own").mkdir()
+    (folder / "own" / "trace.csv").write_text("num_prefill_tokens,num_decode_tokens\n" + "200,16\n150,10\n" * 300)
     scenario = document(layouts=["colocated"], engines=[kind("one", 1, 2.0, 1.0)], vary={}, limits={"engines": 2})
     scenario["workload"] = {"trace": {"path": "trace.csv"}, "arrivals": {"process": "poisson", "rate": 20}}
-    (tmp_path / "own" / "plan.yaml").write_text(yaml.safe_dump(scenario))
+    (folder / "own" / "plan.yaml").write_text(yaml.safe_dump(scenario))
     command = ["plan", "own/plan.yaml", "--write", "own/out", "--no-figures", "--brief", "--jobs", "1"]
     assert run(command) == 0
-    text = (tmp_path / "own" / "out" / "scenario.yaml").read_text()
-    assert str(tmp_path) not in text
+    text = (folder / "own" / "out" / "scenario.yaml").read_text()
+    assert str(folder) not in text
     assert "../trace.csv" in text
-    (tmp_path / "own").rename(tmp_path / "elsewhere")
-    assert twin.simulate(tmp_path / "elsewhere" / "out" / "scenario.yaml", jobs=1).document["summary"]["ttft"]
+    (folder / "own").rename(folder / "elsewhere")
+    assert twin.simulate(folder / "elsewhere" / "out" / "scenario.yaml", jobs=1).document["summary"]["ttft"]
 
 
 def test_paths_of_every_kind_move_and_names_stay(tmp_path: Path) -> None:

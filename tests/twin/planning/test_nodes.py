@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.twin.planning.scenarios import document, kind, plan, question
-from twin.cli import run
 from twin.planning.catalogue import CatalogueQuestion, scenario_of
 from twin.planning.cost import Nodes, nodes_of, place
 from twin.planning.space import candidate, families
@@ -57,10 +54,7 @@ def test_a_gpu_of_the_catalogue_knows_its_node_and_engines_fit_it() -> None:
     assert smaller["plan"]["node_size"] == 4
 
 
-def test_nodes_are_in_the_answer_and_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refusal
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_nodes_are_in_the_answer_and_its_files(command, refused) -> None:
     unsized = document(layouts=["colocated"], vary={})
     answer, without = plan(document(layouts=["colocated"], vary={}, node_size=3)), plan(unsized)
     best = answer["recommendation"]
@@ -69,9 +63,8 @@ def test_nodes_are_in_the_answer_and_its_files(
     assert without["recommendation"]["nodes"] == []
     same = {key: value for key, value in best.items() if "nodes" not in key}
     assert same == {key: without["recommendation"][key] for key in same}
-    Path("plan.yaml").write_text(yaml.safe_dump(unsized))
-    assert run(["plan", "plan.yaml", "--node-size", "3", "--jobs", "1", "--brief", "--write", "files"]) == 0
-    assert f" {best['nodes'][0]['count']} of 3 " in capsys.readouterr().out
+    table = command(unsized, "--node-size", "3", "--brief", "--write", "files")
+    assert f" {best['nodes'][0]['count']} of 3 " in table
     header = Path("files/scenario.yaml").read_text()
     assert f"# GPUs: {best['devices']} on {Nodes(**best['nodes'][0])}." in header
-    assert "--node-size: got 0, expected a whole number from 1 up" in refusal("plan", "plan.yaml", "--node-size", "0")
+    assert "--node-size: got 0, expected a whole number from 1 up" in refused(unsized, "--node-size", "0")

@@ -5,31 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
+from tests.twin.planning.scenarios import estimated
 from tests.twin.serving.scenarios import reported, run, scenario
 from twin.planning.catalogue import CatalogueQuestion, scenario_of
-from twin.planning.engine_estimates import EngineEstimate
 from twin.planning.launch import launch_commands
-from twin.planning.question import Lengths
-from twin.sweeps.serving_sweep import prepare
 
 LINK = {"latency": 1e-4, "bandwidth": 1e9, "bytes_per_token": 1000.0}
-
-
-def estimated(document: dict[str, Any], prompt: int, answer: int) -> EngineEstimate:
-    (pool,) = prepare(document, Path("s.yaml")).cases[0].plan.pools
-    lengths = Lengths(np.full(100, prompt), np.full(100, answer))
-    return EngineEstimate(pool.scheduler.config, pool.step_time, lengths, "both", pool.scheduler.stages)
 
 
 def pipelined(layers: list[int], prompt: int, answer: int, **workload: Any) -> dict[str, Any]:
     return scenario(
         workload={
             "prefill": {"distribution": "fixed", "mean": prompt},
-            "decode": {"distribution": "fixed", "mean": answer},
-            **workload,
+            "decode": {"distribution": "fixed", "mean": answer}, **workload,
         },
         engine={
             "num_gpu_blocks": 10**5, "max_num_batched_tokens": 64, "max_num_seqs": 64,

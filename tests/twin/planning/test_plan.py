@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 import twin
 from scenarios.reading import read_scenario
 from scenarios.validation import engine_pools, single_engine
 from tests.twin.planning.scenarios import document, kind, plan, planner, simulations
-from twin.cli import run
 from twin.planning.evaluation import Evaluator
 from twin.planning.planner import Planner
 from twin.planning.windows import Trial
@@ -78,40 +75,30 @@ def test_processes_change_nothing() -> None:
     assert one == two
 
 
-def test_the_written_scenario_gives_the_same_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(busy(vary={}, layouts=["disaggregated"], window=300)))
-    assert run(["plan", "plan.yaml", "--write", "out", "--no-figures", "--brief", "--jobs", "1"]) == 0
-    (folder,) = (tmp_path / "runs").iterdir()
-    best = json.loads((folder / "summary.json").read_text())["recommendation"]
+def test_the_written_scenario_gives_the_same_figures(command) -> None:
+    scenario = busy(vary={}, layouts=["disaggregated"], window=300)
+    best = command(scenario, "--write", "out", "--json", "--no-figures", "--brief")["recommendation"]
     again = twin.simulate("out/scenario.yaml", replications=best["windows"], jobs=1).document
     for metric in ("ttft", "tpot", "itl", "e2e", "output_throughput", "steps"):
         assert again["summary"][metric] == best["summary"][metric]
     assert again["intervals"]["ttft.p90"] == best["intervals"]["ttft.p90"]
     by_goal = {goal["name"]: goal["value"] for goal in best["goals"]}
     assert by_goal["ttft_p90"] == pytest.approx(again["summary"]["ttft"]["p90"], rel=1e-12)
-    launch = (tmp_path / "out" / "launch.sh").read_text()
+    launch = Path("out/launch.sh").read_text()
     assert launch.count("vllm serve") == len(best["sizes"])
     assert "--max-num-seqs 64" in launch
-    live = (tmp_path / "out" / "serve_live.sh").read_text()
+    live = Path("out/serve_live.sh").read_text()
     path = Path("out/scenario.yaml")  # which the live backend accepts
     (engine_pools if len(best["sizes"]) > 1 else single_engine)(read_scenario(path, "serving"), {}, path)
     assert live.count("twin serve-live") == (1 if len(best["sizes"]) > 1 else best["sizes"][0])
 
 
-def test_no_candidate_meets_the_goals(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_no_candidate_meets_the_goals(command) -> None:
     tight = busy(goals={"ttft_p99": "60ms"}, limits={"engines": 2}, layouts=["colocated"])
     tight["workload"]["arrivals"]["rate"] = 180.0  # two engines serve some 220
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(tight))
-    command = ["plan", "plan.yaml", "--json", "--no-figures", "--jobs", "1"]
-    assert run([*command, "--cpu-limit", "1e-3"]) == 5
-    stopped = json.loads(capsys.readouterr().out)
+    stopped = command(tight, "--json", "--no-figures", "--cpu-limit", "1e-3", code=5)
     assert (stopped["feasible"], stopped["nearest_miss"], stopped["stop"]["least_gpus"]) == (None, None, 4)
-    assert run(command) == 3
-    answer = json.loads(capsys.readouterr().out)
+    answer = command(tight, "--json", "--no-figures", code=3)
     assert answer["run"] == stopped["run"]  # which goes on
     assert (answer["feasible"], answer["recommendation"]) == (False, None)
     assert "ttft_p99 is" in answer["nearest_miss"]["reason"]
@@ -196,13 +183,8 @@ def test_the_most_throughput_on_given_devices() -> None:
         ({"vary": {"max_num_sequences": [1]}}, "max_num_sequences"),
     ],
 )
-def test_bad_input_is_one_line(
-    change: dict[str, Any], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    refusal,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(busy(**change)))
-    line = refusal("plan", "plan.yaml", "--no-figures", "--jobs", "1")
+def test_bad_input_is_one_line(change: dict[str, Any], expected: str, refused) -> None:
+    line = refused(busy(**change), "--no-figures")
     assert expected in line
     assert "plan.yaml" in line
 

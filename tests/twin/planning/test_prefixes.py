@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.twin.planning.scenarios import plan, planner, question
+from tests.twin.planning.scenarios import SMALL, plan, planner, question
 from twin.planning.family_estimates import estimate_families, horizon
 from twin.planning.question import PrefixHits, prefix_hits
 from twin.serving.run.simulation import Simulation
@@ -19,16 +19,9 @@ from workloads.trace import BlockStream
 def shared(rate: float = 8.0, blocks: int = 40_000, **changes: Any) -> dict[str, Any]:
     """Prompts of 4,000 tokens of which 3,600 are one of twenty beginnings; a step takes 14 ms and 0.1 ms a row."""
     step = {"source": "linear", "overhead": 0.014, "per_token": 1e-4}
-    section = {
-        "goals": {"ttft_p99": "300ms"},
-        "engines": [{"name": "one", "device": {"type": "X", "count": 1}, "step_time": step}],
-        "window": 400,
-        "replications": 4,
-    }
+    engines = [{"name": "one", "device": {"type": "X", "count": 1}, "step_time": step}]
     return {
-        "schema": "twin.scenario/1",
-        "kind": "serving",
-        "name": "prefixes",
+        **SMALL,
         "workload": {
             "prefill": {"distribution": "fixed", "mean": 4000},
             "decode": {"distribution": "geometric", "mean": 20},
@@ -36,7 +29,7 @@ def shared(rate: float = 8.0, blocks: int = 40_000, **changes: Any) -> dict[str,
             "prefixes": {"groups": 20, "tokens": 3600, "block_tokens": 400},
         },
         "engine": {"num_gpu_blocks": blocks, "max_num_batched_tokens": 2048},
-        "plan": {**section, **changes},
+        "plan": {"goals": {"ttft_p99": "300ms"}, "engines": engines, "window": 400, "replications": 4, **changes},
     }
 
 

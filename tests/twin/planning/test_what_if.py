@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from tests.twin.planning.scenarios import document, kind, plan, question, simulations
 from tests.twin.serving.scenarios import reported
 from tests.twin.serving.scenarios import run as run_serving
-from twin.cli import run
 from twin.planning.planner import Planner
 from twin.planning.question import with_changes
 from workloads.errors import BadInput
@@ -24,14 +21,9 @@ SCENARIO = document(
 )  # fmt: skip
 
 
-def test_a_changed_question_has_the_answer_that_it_has_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("plan.yaml").write_text(yaml.safe_dump(SCENARIO))
-    base = ["plan", "plan.yaml", "--jobs", "1", "--brief", "--json", "--no-figures"]
-    assert run([*base, "--what", "rate=3x", "--what", "hit_rate=0.4"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+def test_a_changed_question_has_the_answer_that_it_has_alone(command) -> None:
+    changes = ("--what", "rate=3x", "--what", "hit_rate=0.4")
+    answer = command(SCENARIO, "--brief", "--json", "--no-figures", *changes)
     faster, cached = answer["what_if"]
     arrivals = {"process": "poisson", "rate": 120.0}
     alone = plan({**SCENARIO, "workload": {**SCENARIO["workload"], "arrivals": arrivals}})
@@ -67,12 +59,8 @@ def test_lengths_and_hit_rates_are_what_was_stated() -> None:
         ("hit_rate=0.95", "expected at most 0."),
     ],
 )
-def test_bad_input_is_one_line(
-    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("plan.yaml").write_text(yaml.safe_dump(SCENARIO))
-    assert f"--what: got '{text}', {message}" in refusal("plan", "plan.yaml", "--what", text)
+def test_bad_input_is_one_line(text: str, message: str, refused) -> None:
+    assert f"--what: got '{text}', {message}" in refused(SCENARIO, "--what", text)
 
 
 def test_the_lengths_of_a_trace_are_scaled_on_the_side_that_is_named(tmp_path: Path) -> None:
