@@ -45,14 +45,6 @@ def test_barrier_waits_for_the_expected_maximum() -> None:
         assert model.step_time(1.0, instances) == pytest.approx(instances / (instances + 1), rel=1e-4)
 
 
-def test_two_microbatches_expose_communication_at_balance() -> None:
-    step = PassLatency((0.0, 10.0), (0.0, 10.0), (0.0, 4.0))
-    model = CycleModel(step, 1, 2, [constant_load(0.0)])
-    assert model.step_time(1.0) == 12.0
-    assert CycleModel(step, 1, 3, [constant_load(0.0)]).step_time(1.0) == 10.0
-    assert model.step_time_unlimited_overlap(1.0) == 10.0
-
-
 @pytest.mark.parametrize(("attention", "ffn"), [(1, 1), (1, 32), (4, 1), (2, 2)])
 def test_best_ratio_per_card_is_a_maximum(attention: int, ffn: int) -> None:
     law = LoadLaw(np.array([130_000.0, 170_000.0]), np.array([0.0, 1.0]), 150_000.0)

@@ -42,29 +42,6 @@ def test_two_microbatches_share_the_servers() -> None:
     assert [row[3] for row in records.steps] == [0, 4, 1, 1, 1, 1]
 
 
-def test_a_microbatch_waits_for_the_busy_ffn() -> None:
-    config = BundleConfig(1, 1, 1, PassLatency((0.0, 1.0), (0.0, 4.0), (0.0, 1.0)))
-    records = Bundle(config, Supply.of([0, 0], [2, 2])).run()
-    # Attention 0-1 and 1-2; FFN 1.5-5.5 and 5.5-9.5, so the second waits 3 of its own.
-    assert [row[2] for row in records.steps[:2]] == [6.0, 10.0]
-    assert [row[4] for row in records.steps[:2]] == [0.0, 3.0]
-
-
-def test_the_barrier_waits_for_the_heaviest_instance() -> None:
-    config = BundleConfig(3, 1, 1, EXACT, microbatches=1)
-    records = Bundle(config, Supply.of([4, 40, 12], [1, 1, 1])).run()
-    ((_, _, end, _, _, largest, total, requests, at_work),) = records.steps
-    assert (largest, total, requests, at_work) == (40, 56, 3, 3)
-    assert end == 0.25 * 40 + 2.0 + EACH_WAY + (0.5 * 3 + 1.0) + EACH_WAY
-
-
-def test_seven_attention_instances_share_two_ffns() -> None:
-    config = BundleConfig(7, 2, 2, EXACT, microbatches=1)
-    records = Bundle(config, Supply.of([0] * 14, [1] * 14)).run()
-    communication = 0.125 * 2 + 0.375
-    assert records.steps[0][2] == 2.0 + communication / 2 + (0.5 * 7 + 1.0) + communication / 2
-
-
 def test_layers_cut_a_step_into_passes() -> None:
     once = BundleConfig(1, 1, 1, EXACT, microbatches=1)
     quarter = PassLatency((0.0625, 0.5), (0.125, 0.25), (0.03125, 0.09375))

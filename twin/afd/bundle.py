@@ -3,12 +3,12 @@
 A microbatch goes round six states: attention, A→F transfer, wait, FFN, F→A transfer, wait. m microbatches are in
 flight, so that one computes attention while another is in transfer or at the FFN.
 
-In `LockstepSteps` all attention instances compute the same microbatch, and its attention ends with the slowest of them.
+In lockstep all attention instances compute the same microbatch, and its attention ends with the slowest of them.
 Attention, the two directions of the link, and the FFN each serve one microbatch at a time, in order of arrival.
 
-In `IndependentSteps` every attention instance is a server with a link of its own to the FFN, and goes on to its next
-microbatch on its own. It takes the microbatches in the order in which they come back, and sends its part as soon as
-that is computed. The FFN begins when the parts of all instances that have requests in the microbatch are there, and
+Where they are `independent`, every attention instance is a server with a link of its own to the FFN, and goes on to its
+next microbatch on its own. It takes the microbatches in the order in which they come back, and sends its part as soon
+as that is computed. The FFN begins when the parts of all instances that have requests in the microbatch are there, and
 returns the result to all of them at once. It serves the microbatches in the order in which they set out (`in_order`),
 as one that receives from named sources does. A `first_ready` FFN takes whichever microbatch is complete. That makes a
 difference only where some instances have no requests in a microbatch.
@@ -65,64 +65,6 @@ class Stage:
         return wait
 
 
-class Steps:
-    """What bundles have of either kind: an FFN, the link back, and `layers` passes in a decode step."""
-
-    def __init__(self, env: Environment, config: BundleConfig) -> None:
-        self.env = env
-        self.latency = config.latency
-        self._ffn_instances = config.ffn_instances
-        self._layers = config.layers
-        self._fast_forward = config.fast_forward
-        self.ffn = Stage(env)
-        self.homeward = Stage(env)
-
-
-class LockstepSteps(Steps):
-    """The four stages of a bundle whose attention instances advance in lockstep."""
-
-    def __init__(self, env: Environment, config: BundleConfig) -> None:
-        super().__init__(env, config)
-        self.attention = Stage(env)
-        self.outward = Stage(env)
-
-    def run(self, microbatch: Microbatch) -> Generator[Event, None, Waits]:
-        """Take a microbatch through every layer."""
-        go_round = self._reserve_round if self._fast_forward else self._walk_round
-        alpha, beta = self.latency.attention
-        attention = alpha * max(microbatch.loads) + beta
-        transfer = transfer_time(self.latency, max(microbatch.active))
-        ffn = ffn_time(self.latency, microbatch.requests, self._ffn_instances)
-        attention_wait = ffn_wait = 0.0
-        for _ in range(self._layers):
-            waits = yield from go_round(attention, transfer, ffn)
-            attention_wait += waits[0]
-            ffn_wait += waits[1]
-        return attention_wait, ffn_wait
-
-    def _reserve_round(self, attention: float, transfer: float, ffn: float) -> Generator[Event, None, Waits]:
-        """One pass as one event: all stages are reserved at once, which is exact because no microbatch overtakes."""
-        env = self.env
-        ready = env.now
-        begin = self.attention.reserve(ready, attention)
-        attended = begin + attention
-        departure = self.outward.reserve(attended, transfer)
-        arrival = departure + transfer
-        ffn_begin = self.ffn.reserve(arrival, ffn)
-        ffn_end = ffn_begin + ffn
-        way_back = self.homeward.reserve(ffn_end, transfer)
-        yield env.at(way_back + transfer)
-        return (begin - ready) + (way_back - ffn_end), (departure - attended) + (ffn_begin - arrival)
-
-    def _walk_round(self, attention: float, transfer: float, ffn: float) -> Generator[Event, None, Waits]:
-        """One pass with an event for each state: the reference for the fast path."""
-        for_attention = yield from self.attention.serve(attention)
-        for_link = yield from self.outward.serve(transfer)
-        for_ffn = yield from self.ffn.serve(ffn)
-        for_way_back = yield from self.homeward.serve(transfer)
-        return for_attention + for_way_back, for_link + for_ffn
-
-
 @dataclass(slots=True)
 class _Part:
     """An instance's part of a microbatch step: its durations, when it last reached the FFN, and how long it waited."""
@@ -135,32 +77,67 @@ class _Part:
     ffn_wait: float = 0.0
 
 
-class IndependentSteps(Steps):
-    """The stages of a bundle whose x attention instances advance on their own."""
+class Steps:
+    """The stages of a bundle, which a microbatch passes `layers` times a decode step."""
 
     def __init__(self, env: Environment, config: BundleConfig) -> None:
-        super().__init__(env, config)
-        self._in_order = config.ffn_order == "in_order"
-        self._fast_forward = config.fast_forward and self._in_order
-        self.attention = [Stage(env) for _ in range(config.attention_instances)]
-        self.outward = [Stage(env) for _ in range(config.attention_instances)]
+        self.env = env
+        self.config = config
+        self._lockstep = config.advance == "lockstep"  # all attention instances are one server
+        self._in_order = self._lockstep or config.ffn_order == "in_order"
+        servers = range(1 if self._lockstep else config.attention_instances)
+        self.attention = [Stage(env) for _ in servers]
+        self.outward = [Stage(env) for _ in servers]
+        self.ffn = Stage(env)
+        self.homeward = Stage(env)
 
     def run(self, microbatch: Microbatch) -> Generator[Event, None, Waits]:
         """Take a microbatch through every layer; waits are means over the instances that have requests in it."""
-        go_round = self._reserve_round if self._fast_forward else self._walk_round
-        (alpha, beta), latency = self.latency.attention, self.latency
+        config, latency, loads, active = self.config, self.config.latency, microbatch.loads, microbatch.active
+        alpha, beta = latency.attention
+        transfer = transfer_time(latency, max(active))
+        ffn = ffn_time(latency, microbatch.requests, config.ffn_instances)
+        if self._lockstep:
+            passes = self._reserve_lockstep if config.fast_forward else self._walk_lockstep
+            return (yield from passes(alpha * max(loads) + beta, transfer, ffn))
         parts = [
-            _Part(instance, alpha * load + beta, transfer_time(latency, active))
-            for instance, (load, active) in enumerate(zip(microbatch.loads, microbatch.active, strict=True))
-            if active
+            _Part(instance, alpha * loads[instance] + beta, transfer_time(latency, requests))
+            for instance, requests in enumerate(active)
+            if requests
         ]
-        ffn = ffn_time(latency, microbatch.requests, self._ffn_instances)
-        transfer = transfer_time(latency, max(microbatch.active))
+        go_round = self._reserve_round if config.fast_forward and self._in_order else self._walk_round
         way_back_wait = 0.0
-        for _ in range(self._layers):
+        for _ in range(config.layers):
             way_back_wait += yield from go_round(parts, ffn, transfer)
         attention_wait = sum(part.attention_wait for part in parts) / len(parts)
         return attention_wait + way_back_wait, sum(part.ffn_wait for part in parts) / len(parts)
+
+    def _reserve_lockstep(self, attention: float, transfer: float, ffn: float) -> Generator[Event, None, Waits]:
+        """One event a pass: all stages are reserved at once, which is exact because no microbatch overtakes."""
+        env, attention_wait, ffn_wait = self.env, 0.0, 0.0
+        for _ in range(self.config.layers):
+            ready = env.now
+            begin = self.attention[0].reserve(ready, attention)
+            attended = begin + attention
+            departure = self.outward[0].reserve(attended, transfer)
+            arrival = departure + transfer
+            ffn_begin = self.ffn.reserve(arrival, ffn)
+            ffn_end = ffn_begin + ffn
+            way_back = self.homeward.reserve(ffn_end, transfer)
+            yield env.at(way_back + transfer)
+            attention_wait += (begin - ready) + (way_back - ffn_end)
+            ffn_wait += (departure - attended) + (ffn_begin - arrival)
+        return attention_wait, ffn_wait
+
+    def _walk_lockstep(self, attention: float, transfer: float, ffn: float) -> Generator[Event, None, Waits]:
+        """An event for each state: the reference for the fast path."""
+        attention_wait = ffn_wait = 0.0
+        for _ in range(self.config.layers):
+            part = _Part(0, attention, transfer)
+            way_back_wait = yield from self._walk_round([part], ffn, transfer)
+            attention_wait += part.attention_wait + way_back_wait
+            ffn_wait += part.ffn_wait
+        return attention_wait, ffn_wait
 
     def _reserve_round(self, parts: list[_Part], ffn: float, transfer: float) -> Generator[Event, None, float]:
         """One pass as one event; returns the wait for the way back."""
@@ -300,8 +277,7 @@ class Bundle:
         self.env = Environment()
         self.slots = BundleSlots(config.attention_instances, config.microbatches, config.batch_size, config.refill)
         self.records = BundleRecords(seated=[-1] * len(self._prefill))
-        lockstep = config.advance == "lockstep"
-        self._steps = LockstepSteps(self.env, config) if lockstep else IndependentSteps(self.env, config)
+        self._steps = Steps(self.env, config)
         self._calendars: list[defaultdict[int, list[int]]] = [defaultdict(list) for _ in range(config.microbatches)]
         self._arrived = 0
         self._unfinished = len(self._prefill) if supply.completions is None else supply.completions

@@ -136,17 +136,12 @@ def planning_run(
     inputs: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[RunDirectory, Simulations]]:
     """A run folder that keeps windows as they are simulated, or the unfinished one of equal question and `inputs`."""
+    given = [(candidate.family.given, candidate.name) for candidate in candidates]
     inputs = {
         "scenario_file": str(question.path),
-        "scenario": question.document,
-        "plan": question.spec.model_dump(mode="json"),
-        "seed": question.seed,
+        **_inputs(question),
         "trace": None if question.trace is None else question.trace.name,
-        "given": [
-            candidate.family.given.sections | {"name": candidate.name}
-            for candidate in candidates
-            if candidate.family.given
-        ],
+        "given": [deployment.sections | {"name": name} for deployment, name in given if deployment],
         **(inputs or {}),
     }
     content = manifest(inputs)

@@ -240,8 +240,7 @@ def _day(scenario: Path, asked: _Asked) -> int:
     from twin.api.inputs import require_at_least
     from twin.api.run_folder import complete
     from twin.cli.runs import open_folder
-    from twin.planning.day import plan_day, run_day
-    from twin.planning.day_question import prepare_day
+    from twin.planning.day import plan_day, prepare_day, run_day
     from twin.serving.results.report import run_inputs
 
     options, run = asked.day, asked.run

@@ -19,7 +19,7 @@ from twin.planning.confidence import CERTAIN, LIKELY, clearly_missed, last_miss,
 from twin.planning.family_estimates import FamilyEstimate
 from twin.planning.question import Document, Question
 from twin.planning.space import Candidate, document
-from twin.planning.windows import Horizon, Simulations, Trial, Window, describe_overload, in_unit, needs_detail
+from twin.planning.windows import Horizon, Simulations, Trial, Window, describe_overload, in_unit
 from twin.serving.plan.plan import Draw, ServingPlan
 
 HOPELESS = 0.02
@@ -43,11 +43,7 @@ class Evaluator:
     """
 
     def __init__(
-        self,
-        question: Question,
-        horizon: Horizon,
-        simulations: Simulations,
-        families: Sequence[FamilyEstimate] = (),
+        self, question: Question, horizon: Horizon, simulations: Simulations, families: Sequence[FamilyEstimate] = ()
     ) -> None:
         self.question = question
         self.horizon = horizon
@@ -57,10 +53,8 @@ class Evaluator:
         self._families = {estimate.family.name: estimate for estimate in families}
         self._ranks = list(range(DRAWS))  # draws from the worst to the mildest, for the candidate that ranked them
         self._plans: dict[tuple[str, int], ServingPlan] = {}
-        name = question.document.get("name")
-        self._identity = fingerprint(
-            [name, question.document["workload"], question.seed, question.change, horizon.warmup]
-        )
+        name, workload = question.document.get("name"), question.document["workload"]
+        self._identity = fingerprint([name, workload, question.seed, question.change, horizon.warmup])
 
     def is_random(self, candidates: Sequence[Candidate]) -> bool:
         """True if windows of some candidate differ from one another."""
@@ -108,9 +102,8 @@ class Evaluator:
         order, sure = self._from_worst(trial)[0], 1.0
         shifts: list[list[float]] = []
         while len(shifts) < limit and sure >= self.question.spec.confidence - 1e-9:
-            batch = order[len(shifts) : min(len(shifts) + len(self.worst_draws), limit)]
-            shifts += self._shifts(trial, batch)
-            sure = self._share_held(trial, shifts)
+            shifts += self._shifts(trial, order[len(shifts) : min(len(shifts) + len(self.worst_draws), limit)])
+            sure = (DRAWS - self._num_missed(trial, shifts)) / DRAWS
             recent = shifts[-SEARCH_DRAWS:]
             if self._families and len(recent) == SEARCH_DRAWS and not self._num_missed(trial, recent):
                 break
@@ -121,7 +114,7 @@ class Evaluator:
         if not self._has_draws(trial):
             return trial
         shifts = self._shifts(trial, range(DRAWS))
-        return self._with_draws(trial, shifts, self._share_held(trial, shifts))
+        return self._with_draws(trial, shifts, (DRAWS - self._num_missed(trial, shifts)) / DRAWS)
 
     def bracket_draws(self, trial: Trial) -> Trial:
         """The trial with the share of draws under which its goals hold, by those at the edge.
@@ -147,9 +140,6 @@ class Evaluator:
 
     def _has_draws(self, trial: Trial) -> bool:
         return bool(trial.windows) and not trial.saturated and self.can_draw(trial.candidate)
-
-    def _share_held(self, trial: Trial, shifts: Sequence[Sequence[float]]) -> float:
-        return (DRAWS - self._num_missed(trial, shifts)) / DRAWS
 
     def _num_missed(self, trial: Trial, shifts: Sequence[Sequence[float]]) -> int:
         """Draws with these shifts under which some goal is missed."""
@@ -179,14 +169,9 @@ class Evaluator:
         misses: Counter[str] = Counter()
         pending = [candidate for candidate in candidates if self.can_draw(candidate)]
         for remaining, draw in zip(range(len(draws), 0, -1), draws, strict=True):
-            pending = [
-                candidate
-                for candidate in pending
-                if misses[candidate.name] <= num_allowed < misses[candidate.name] + remaining
-            ]
+            pending = [c for c in pending if misses[c.name] <= num_allowed < misses[c.name] + remaining]
             replication = draw % LONG_WINDOWS if as_bad is None else 0
-            windows = [self._window(candidate, requests, replication, draw) for candidate in pending]
-            results = self._simulate(windows)
+            results = self._simulate([self._window(candidate, requests, replication, draw) for candidate in pending])
             missing = [c for c, result in zip(pending, results, strict=True) if _misses(result, beyond)]
             misses.update(candidate.name for candidate in missing)
             if as_bad is not None and draw == draws[0]:
@@ -244,10 +229,8 @@ class Evaluator:
         """The shifts of the excesses of a trial's windows by draws of the step-time model: a window for each draw."""
         count = min(len(trial.windows), LONG_WINDOWS)  # so that these are windows of `reject`, too
         windows = [self._window(trial.candidate, self.horizon.long, draw % count, draw) for draw in draws]
-        results = self._simulate(windows)
-        return [
-            _shift(result, trial.windows[window.replication]) for window, result in zip(windows, results, strict=True)
-        ]
+        pairs = zip(windows, self._simulate(windows), strict=True)
+        return [_shift(result, trial.windows[window.replication]) for window, result in pairs]
 
     # -- windows -----------------------------------------------------------------------------------------------------
 
@@ -263,8 +246,8 @@ class Evaluator:
     def _plan(self, candidate: Candidate, requests: int) -> ServingPlan:
         key = (candidate.name, requests)
         if key not in self._plans:
-            scenario = self.scenario(candidate, requests)
-            self._plans[key] = self.question.plan({**scenario, "detail": needs_detail(self.goals)})
+            detail = any(goal.of is not None for goal in self.goals)  # ids, for goals of some of the requests
+            self._plans[key] = self.question.plan({**self.scenario(candidate, requests), "detail": detail})
         return self._plans[key]
 
     def _window(self, candidate: Candidate, requests: int, replication: int, draw: Draw = None) -> Window:
@@ -285,8 +268,7 @@ class Evaluator:
     def _simulated(self, candidates: Sequence[Candidate], count: int) -> list[Trial]:
         """A trial of each candidate by `count` windows; one where nothing is random."""
         if count == SHORT:
-            windows = [self._window(candidate, self.horizon.short, 0) for candidate in candidates]
-            results = self._simulate(windows)
+            results = self._simulate([self._window(candidate, self.horizon.short, 0) for candidate in candidates])
             return [self._screened(*pair) for pair in zip(candidates, results, strict=True)]
         count = count if self.is_random(candidates) else 1
         windows = [self._window(candidate, self.horizon.long, r) for candidate in candidates for r in range(count)]

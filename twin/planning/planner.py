@@ -214,10 +214,9 @@ class Planner:
         for estimate in (family for family in self.families if family.family.name in names):
             best = 0.0
             for candidate in sorted(estimate.candidates, key=lambda candidate: candidate.gpus):
-                rate = highest_estimate(estimate, candidate, self.question.goals)
+                rate, family = highest_estimate(estimate, candidate, self.question.goals), estimate.family
                 if rate > best:
                     best = rate
-                    family = estimate.family
                     identity = {"family": family.name, "layout": family.layout, "parallelism": family.parallelism}
                     points.append({**identity, "gpus": candidate.gpus, "rate": rate})
         return points

@@ -340,9 +340,8 @@ def describe_question(question: Question, horizon: Horizon) -> Document:
 
 def goals_in_words(question: Question) -> str:
     """The goals with their limits."""
-    return ", ".join(
-        f"{goal.name} {'≤' if goal.at_most else '≥'} {in_unit(goal, goal.limit)}" for goal in question.goals
-    )
+    signs = {True: "≤", False: "≥"}
+    return ", ".join(f"{goal.name} {signs[goal.at_most]} {in_unit(goal, goal.limit)}" for goal in question.goals)
 
 
 def arrivals(question: Question) -> str:

@@ -170,9 +170,8 @@ class Search:
                     continue
                 candidate = trial.candidate
                 self.trials.setdefault(candidate.name, trial)
-                self._likely |= {
-                    larger.name for larger in self._open[candidate.family.name] if candidate.within(larger)
-                }
+                family = self._open[candidate.family.name]
+                self._likely |= {larger.name for larger in family if candidate.within(larger)}
                 if self._with_error:
                     self._limit = min(self._limit, self.key(candidate)[0])
 
@@ -181,11 +180,10 @@ class Search:
         if not self._with_error:
             return self.evaluator.evaluate(candidates, SHORT)
         certain = [candidate for candidate in candidates if not self.evaluator.can_draw(candidate)]
-        trials = [*self.evaluator.reject(candidates, self._as_bad), *self.evaluator.evaluate(certain, SHORT)]
-        by_name = {trial.candidate.name: trial for trial in trials}
-        return [
-            by_name.get(candidate.name) or Trial(candidate, 0.5, decided=False, meets=True) for candidate in candidates
-        ]
+        trials = {candidate.name: Trial(candidate, 0.5, decided=False, meets=True) for candidate in candidates}
+        for trial in [*self.evaluator.reject(candidates, self._as_bad), *self.evaluator.evaluate(certain, SHORT)]:
+            trials[trial.candidate.name] = trial
+        return [trials[candidate.name] for candidate in candidates]
 
     def _as_bad(self, candidate: Candidate, draw: int, milder: int) -> bool:
         """True if the worst goal is estimated to be no closer under a draw of the step times than under another."""
@@ -339,17 +337,13 @@ class Search:
             self._ratios[candidate.name] = estimate.ratio(candidate, rate, self.question.goals)
         return self._ratios[candidate.name]
 
-    def _status(self, candidate: Candidate) -> str:
-        return self.statuses.get(candidate.name, ("", ""))[0]
-
     def _rejected(self, candidate: Candidate) -> bool:
-        return self._status(candidate) not in ("", "feasible")
+        return self.statuses.get(candidate.name, ("feasible", ""))[0] != "feasible"
 
     def _cheapest_open(self) -> list[Candidate]:
         """Open candidates of the smallest objective."""
-        candidates = [
-            candidate for name in self._open for candidate in self._open[name] if not self._rejected(candidate)
-        ]
+        members = (candidate for candidates in self._open.values() for candidate in candidates)
+        candidates = [candidate for candidate in members if not self._rejected(candidate)]
         lowest = min((self.key(candidate)[0] for candidate in candidates), default=0.0)
         return [candidate for candidate in candidates if self.key(candidate)[0] <= lowest]
 
@@ -417,7 +411,7 @@ class Search:
         """
         rungs: list[Candidate] = []
         for candidate in sorted(candidates, key=lambda candidate: (self.key(candidate)[0], self._ratio(candidate))):
-            if self._status(candidate) not in ("infeasible", "saturated"):
+            if self.statuses.get(candidate.name, ("", ""))[0] not in ("infeasible", "saturated"):
                 closer = not rungs or self._ratio(candidate) < self._ratio(rungs[-1])
                 rungs += [candidate] if closer else []
         trials: dict[int, Trial] = {}

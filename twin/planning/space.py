@@ -106,9 +106,8 @@ class Candidate:
 
     def within(self, other: Candidate) -> bool:
         """True for a candidate of the same family none of whose pools is larger than the other's."""
-        return self.family is other.family and all(
-            size <= limit for size, limit in zip(self.sizes, other.sizes, strict=True)
-        )
+        pairs = zip(self.sizes, other.sizes, strict=True)
+        return self.family is other.family and all(size <= limit for size, limit in pairs)
 
 
 def instances_of(kind: EngineKindSpec) -> str:
@@ -134,9 +133,8 @@ def families(question: Question) -> list[Family]:
                 for values, routing, shared in itertools.product(settings, spec.routing, shares)
             ]
     if len(combinations) > SWEEP_POINTS.maximum:
-        raise BadInput(
-            SWEEP_POINTS.expectation(len(combinations)), field="plan.vary", value=len(combinations), file=question.path
-        )
+        number = len(combinations)
+        raise BadInput(SWEEP_POINTS.expectation(number), field="plan.vary", value=number, file=question.path)
     return combinations
 
 

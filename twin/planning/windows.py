@@ -180,11 +180,6 @@ def _of_class(goal: Goal, window: Window, run: Run, measure: MeasureSpec) -> Flo
     return values[~np.isnan(values)]
 
 
-def needs_detail(goals: list[Goal]) -> bool:
-    """True if a run must keep the requests' ids, for goals of some of the requests."""
-    return any(goal.of is not None for goal in goals)
-
-
 def describe_overload(load: Document) -> str:
     """The reason why a candidate is saturated, in words."""
     arrive, start = load["arrival_rate"], load["service_rate"]

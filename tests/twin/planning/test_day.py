@@ -16,8 +16,7 @@ from reports.blocks import Text
 from reports.day_plan import day_report
 from tests.twin.serving.scenarios import scenario
 from twin.cli import run
-from twin.planning.day import DayTask, Search, run_day
-from twin.planning.day_question import DayQuestion, Fleet, Outages, prepare_day, read_rates
+from twin.planning.day import DayQuestion, DayTask, Fleet, Outages, Search, prepare_day, read_rates, run_day
 from twin.sweeps.one_run import simulate
 from workloads.errors import BadInput
 
