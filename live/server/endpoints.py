@@ -71,16 +71,12 @@ def models(service: Service, request: None, headers: Mapping[str, str]) -> Model
         "object": "list",
         "data": [
             {
-                "id": name,
-                "object": "model",
-                "created": service.started,
-                "owned_by": "serving-twin",
-                "root": name,
+                "id": name, "object": "model", "created": service.started, "owned_by": "serving-twin", "root": name,
                 "max_model_len": service.inputs.max_model_len,
             }
             for name in service.names
         ],
-    }
+    }  # fmt: skip
 
 
 def version(service: Service, request: None, headers: Mapping[str, str]) -> Version:
@@ -96,6 +92,8 @@ def metrics(service: Service, request: None, headers: Mapping[str, str]) -> byte
 Headers: TypeAlias = Mapping[str, str]
 Vector: TypeAlias = npt.NDArray[np.float32]
 Pairs: TypeAlias = Sequence[tuple[str, str]]
+Rows: TypeAlias = Callable[[list[Vector]], list[dict[str, Any]]]
+"""Makes the rows of a response of pooled outputs, in the order of the prompts."""
 
 
 class PoolingResponse(Response):
@@ -103,17 +101,10 @@ class PoolingResponse(Response):
 
     Args:
         task: of the requests. kind: begins the id of the response.
-        rows: of the pooled outputs, in the order of the prompts, the rows of the response.
     """
 
     def __init__(
-        self,
-        service: Service,
-        prompts: list[list[int]],
-        task: str,
-        kind: str,
-        headers: Headers,
-        rows: Callable[[list[Vector]], list[dict[str, Any]]],
+        self, service: Service, prompts: list[list[int]], task: str, kind: str, headers: Headers, rows: Rows
     ) -> None:
         self.states = service.poolings(prompts, task, headers)
         self._rows = rows
@@ -138,23 +129,15 @@ def embeddings(service: Service, request: EmbeddingRequest, headers: Headers) ->
     if service.labels:
         reason = f"{service.config.name} is a classification model and has no embeddings"
         raise bad_request("model", f"{reason}; /pooling gives its logits")
-    _check_size(request, service.backend.config.shape.hidden)
-    prompts = service.prompts(request.input, "input")
-
-    def rows(vectors: list[Vector]) -> list[dict[str, Any]]:
-        return _rows("embedding", "embedding", [_encoded(_unit(vector), request) for vector in vectors])
-
+    prompts = _pooling_prompts(service, request, service.backend.config.shape.hidden)
+    rows = _rows("embedding", "embedding", lambda vectors: [_encoded(_unit(vector), request) for vector in vectors])
     return PoolingResponse(service, prompts, "embed", "embd", headers, rows)
 
 
 def pooling(service: Service, request: EmbeddingRequest, headers: Headers) -> Response:
     """Unscaled results of prompts: the logits of the labels if the model has any, else the last hidden state."""
-    _check_size(request, len(service.labels) or service.backend.config.shape.hidden)
-    prompts = service.prompts(request.input, "input")
-
-    def rows(vectors: list[Vector]) -> list[dict[str, Any]]:
-        return _rows("pooling", "data", [_encoded(vector, request) for vector in vectors])
-
+    prompts = _pooling_prompts(service, request, len(service.labels) or service.backend.config.shape.hidden)
+    rows = _rows("pooling", "data", lambda vectors: [_encoded(vector, request) for vector in vectors])
     return PoolingResponse(service, prompts, "classify" if service.labels else "embed", "pool", headers, rows)
 
 
@@ -182,11 +165,7 @@ def score(service: Service, request: ScoreRequest, headers: Headers) -> Response
         raise bad_request("text_1", f"expected 1 text or as many as text_2 has ({len(seconds)}), found {len(firsts)}")
     pairs = list(zip(firsts * (len(seconds) // len(firsts)), seconds, strict=True))
     prompts, scores = _scores(service, pairs, ("text_1", "text_2"))
-
-    def rows(vectors: list[Vector]) -> list[dict[str, Any]]:
-        return _rows("score", "score", scores(vectors))
-
-    return PoolingResponse(service, prompts, "score", "score", headers, rows)
+    return PoolingResponse(service, prompts, "score", "score", headers, _rows("score", "score", scores))
 
 
 class RankingResponse(PoolingResponse):
@@ -210,8 +189,15 @@ def rerank(service: Service, request: RerankRequest, headers: Headers) -> Respon
     return RankingResponse(service, prompts, "rerank", "rerank", headers, rows)
 
 
-def _rows(kind: str, field: str, values: Sequence[object]) -> list[dict[str, Any]]:
-    return [{"index": i, "object": kind, field: value} for i, value in enumerate(values)]
+def _pooling_prompts(service: Service, request: EmbeddingRequest, size: int) -> list[list[int]]:
+    """The prompts of a request for vectors of this size."""
+    if request.dimensions not in (None, size):
+        raise bad_request("dimensions", f"not served, expected the model's own {size}, found {request.dimensions}")
+    return service.prompts(request.input, "input")
+
+
+def _rows(kind: str, field: str, values: Callable[[list[Vector]], Sequence[object]]) -> Rows:
+    return lambda vectors: [{"index": i, "object": kind, field: value} for i, value in enumerate(values(vectors))]
 
 
 def _scores(
@@ -229,7 +215,12 @@ def _scores(
     service.check_capacity(len(pairs))
     if labels:
         return _joined(service, pairs, names), lambda logits: [float(_probabilities(row)[0]) for row in logits]
-    index_of, prompts = _distinct(service, pairs, names)
+    name_of: dict[str, str] = {}  # each text once, with the field where it comes first
+    for pair in pairs:
+        for text, name in zip(pair, names, strict=True):
+            name_of.setdefault(text, name)
+    prompts = [service.inputs.prompts(text, name)[0] for text, name in name_of.items()]
+    index_of = {text: i for i, text in enumerate(name_of)}
 
     def cosines(vectors: list[Vector]) -> list[float]:
         units = [_unit(vector) for vector in vectors]
@@ -244,21 +235,6 @@ def _joined(service: Service, pairs: Pairs, names: tuple[str, str]) -> list[list
     firsts = {text: inputs.encode(text, names[0]) for text in dict.fromkeys(first for first, _ in pairs)}
     seconds = (inputs.encode(second, names[1], special=False) for _, second in pairs)
     return [inputs.check_prompt(firsts[first] + ids, names[1]) for (first, _), ids in zip(pairs, seconds, strict=True)]
-
-
-def _distinct(service: Service, pairs: Pairs, names: tuple[str, str]) -> tuple[dict[str, int], list[list[int]]]:
-    """One prompt for each different text, and each text's index among them."""
-    name_of: dict[str, str] = {}
-    for pair in pairs:
-        for text, name in zip(pair, names, strict=True):
-            name_of.setdefault(text, name)
-    prompts = [service.inputs.prompts(text, name)[0] for text, name in name_of.items()]
-    return {text: i for i, text in enumerate(name_of)}, prompts
-
-
-def _check_size(request: EmbeddingRequest, size: int) -> None:
-    if request.dimensions not in (None, size):
-        raise bad_request("dimensions", f"not served, expected the model's own {size}, found {request.dimensions}")
 
 
 def _unit(vector: Vector) -> Vector:

@@ -57,10 +57,8 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **extra: Any,
     ) -> str:
-        """The text of a conversation (contents are strings, lists of text parts, or None), including special tokens."""
-        if not messages:
-            raise BadInput("expected at least one message", field="messages")
-        plain = [_plain(message, f"messages[{i}]") for i, message in enumerate(messages)]
+        """The text of a conversation of `ChatMessage`s, including special tokens."""
+        plain = [_plain(message) for message in messages]
         variables = {**self.tokens, **extra, "messages": plain, "tools": list(tools) if tools else None}
         template = self._template(bool(tools))
         try:
@@ -96,32 +94,14 @@ def _sources(directory: Path) -> dict[str, tuple[str, Path]]:
     return {name: (source, file) for name, source in sources.items()}
 
 
-def _plain(message: Message, where: str) -> dict[str, Any]:
+def _plain(message: Message) -> dict[str, Any]:
     """A message in the form that templates expect: content as a string, arguments of tool calls as objects."""
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise BadInput("expected a message with a role", field=where, value=message)
-    plain = {**message, "content": _text(message.get("content"), f"{where}.content")}
-    if message.get("tool_calls"):
-        calls = enumerate(message["tool_calls"])
-        plain["tool_calls"] = [_with_arguments(call, f"{where}.tool_calls[{i}]") for i, call in calls]
-    return plain
+    content, calls = message.get("content"), message.get("tool_calls")
+    text = content or "" if not isinstance(content, list) else "\n".join(part["text"] for part in content)
+    return {**message, "content": text, **({"tool_calls": [*map(_with_arguments, calls)]} if calls else {})}
 
 
-def _text(content: Any, where: str) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, Sequence):
-        raise BadInput("expected a string or a list of parts", field=where, value=content)
-    for i, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise BadInput("expected a part of type text", field=f"{where}[{i}]", value=kind or part)
-    return "\n".join(part["text"] for part in content)
-
-
-def _with_arguments(call: Any, where: str) -> Any:
+def _with_arguments(call: Any) -> Any:
     """A tool call with its arguments as an object, which templates print as JSON; clients send them as JSON in a
     string.
     """
@@ -131,8 +111,7 @@ def _with_arguments(call: Any, where: str) -> Any:
     try:
         arguments = json.loads(function["arguments"] or "{}")
     except RecursionError:
-        field = f"{where}.function.arguments"
-        raise BadInput("expected arguments of tool calls that are nested less deeply", field=field) from None
+        raise BadInput("expected arguments of tool calls that are nested less deeply") from None
     except ValueError:
         return call
     return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
@@ -160,27 +139,17 @@ def _environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
     return environment
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without escapes for HTML, which Jinja's own filter adds."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    """JSON (`options`: indent, separators, sort_keys) without escapes for HTML, which Jinja's own filter adds."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
 def _refuse(message: str) -> None:
     raise TemplateError(message)
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)
 
 
 def as_batch(value: Prompts) -> Sequence[str | list[int]]:

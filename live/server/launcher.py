@@ -18,24 +18,12 @@ from starlette.types import ASGIApp
 
 from live.backend import Backend
 from live.device import freeze_loaded_objects
-from live.server import protocol, replies
+from live.server import endpoints, protocol, replies
 from live.server.app import STOPPED, App
 from live.server.completions import create_chat_completion, create_completion
 from live.server.connection import ConnectionConfig, cut_off
-from live.server.endpoints import (
-    classify,
-    detokenize,
-    embeddings,
-    health,
-    metrics,
-    models,
-    pooling,
-    rerank,
-    score,
-    tokenize,
-    version,
-)
 from live.server.input_processor import ChatTemplate
+from live.server.loading import refuse
 from live.server.options import ServerConfig, ServerOptions, TopologyOptions, flag
 from live.server.protocol import Operation
 from live.server.replies import busy
@@ -67,20 +55,20 @@ def _post(paths: str, handler: Any, body: Any, response: Any, *, streams: bool =
 
 
 OPERATIONS: tuple[Operation, ...] = (
-    Operation("/health", health, TypeAdapter(replies.Status), requires_key=False),
-    Operation("/ping", health, TypeAdapter(replies.Status), requires_key=False),
-    Operation("/version", version, TypeAdapter(replies.Version), requires_key=False),
-    Operation("/metrics", metrics, None, requires_key=False),
-    Operation("/v1/models", models, TypeAdapter(replies.Models)),
+    Operation("/health", endpoints.health, TypeAdapter(replies.Status), requires_key=False),
+    Operation("/ping", endpoints.health, TypeAdapter(replies.Status), requires_key=False),
+    Operation("/version", endpoints.version, TypeAdapter(replies.Version), requires_key=False),
+    Operation("/metrics", endpoints.metrics, None, requires_key=False),
+    Operation("/v1/models", endpoints.models, TypeAdapter(replies.Models)),
     *_post("/v1/completions", create_completion, protocol.CompletionRequest, replies.Completion, streams=True),
     *_post("/v1/chat/completions", create_chat_completion, protocol.ChatRequest, replies.Chat, streams=True),
-    *_post("/v1/embeddings", embeddings, protocol.EmbeddingRequest, replies.Embeddings),
-    *_post("/pooling", pooling, protocol.EmbeddingRequest, replies.Pooling),
-    *_post("/classify", classify, protocol.ClassifyRequest, replies.Classes),
-    *_post("/score /v1/score", score, protocol.ScoreRequest, replies.Scores),
-    *_post("/rerank /v1/rerank", rerank, protocol.RerankRequest, replies.Ranking),
-    *_post("/tokenize", tokenize, protocol.TokenizeText | protocol.TokenizeChat, replies.Tokens),
-    *_post("/detokenize", detokenize, protocol.DetokenizeRequest, replies.Prompt),
+    *_post("/v1/embeddings", endpoints.embeddings, protocol.EmbeddingRequest, replies.Embeddings),
+    *_post("/pooling", endpoints.pooling, protocol.EmbeddingRequest, replies.Pooling),
+    *_post("/classify", endpoints.classify, protocol.ClassifyRequest, replies.Classes),
+    *_post("/score /v1/score", endpoints.score, protocol.ScoreRequest, replies.Scores),
+    *_post("/rerank /v1/rerank", endpoints.rerank, protocol.RerankRequest, replies.Ranking),
+    *_post("/tokenize", endpoints.tokenize, protocol.TokenizeText | protocol.TokenizeChat, replies.Tokens),
+    *_post("/detokenize", endpoints.detokenize, protocol.DetokenizeRequest, replies.Prompt),
 )
 
 
@@ -269,9 +257,7 @@ def serve_topology(deployment: Deployment, words: list[str], options: TopologyOp
 
 def _serve_in_process(deployment: Deployment, options: TopologyOptions, serve: Serve) -> int:
     """Load the models of all workers into this process, and serve."""
-    for field, value in (("--role", options.role), ("--rendezvous", options.rendezvous)):
-        if value is not None:
-            raise BadInput("expected none beside --in-process", field=field, value=value)
+    refuse(options, "role rendezvous", "expected none beside --in-process")
     with closing(TopologyBackend(deployment, InProcessWorkers(deployment))) as backend:
         return serve(backend)
 

@@ -190,26 +190,22 @@ def _load(source: ModelSource, *, ahead: bool, ranks: int = 1) -> LoadedModel:
 
 
 def _blocks(options: EngineOptions, loaded: LoadedModel, model: ModelSource, sequences: int, tokens: int) -> int:
-    """The number of blocks, for which there is memory as well as for the sequences' block tables.
-
-    Args:
-        sequences, tokens: of a step at most.
-    """
-    config = loaded.decoder.config
-    size = BLOCK * kv_bytes(config, model.dtype)
-    longest = -(-config.max_position_embeddings // BLOCK)
-    requested, memory = options.num_gpu_blocks, options.kv_cache_memory_bytes
-    field: str
-    value: float
-    if requested is None:
-        default = DEFAULT_CACHE_BYTES if memory is not None else default_cache_bytes(loaded, sequences, tokens)
-        blocks, field, value = _blocks_in(memory, size, sequences * longest, default)
+    """The number of blocks, for which there is memory as well as for the block tables of a step's sequences."""
+    config, blocks, memory = loaded.decoder.config, options.num_gpu_blocks, options.kv_cache_memory_bytes
+    field, value = MEMORY_FLAG, 0.0
+    if blocks is None:
+        size, longest = BLOCK * kv_bytes(config, model.dtype), -(-config.max_position_embeddings // BLOCK)
+        value = default_cache_bytes(loaded, sequences, tokens) if memory is None else _parse_size(memory, MEMORY_FLAG)
+        if not size <= value <= MAX_CACHE_BYTES:
+            expected = f"expected memory for a block at least ({size} bytes), and at most {MAX_CACHE_BYTES} bytes"
+            raise BadInput(expected, field=MEMORY_FLAG, value=value)
+        blocks = int(value // size)
+        blocks = min(blocks, sequences * longest) if memory is None else blocks
     elif memory is not None:
         expected = f"expected {BLOCKS_FLAG} or {MEMORY_FLAG}, found both"
         raise BadInput(expected, field=MEMORY_FLAG, value=memory)
     else:
-        blocks = value = at_least_one("num_gpu_blocks", requested)
-        field = BLOCKS_FLAG
+        field, value = BLOCKS_FLAG, at_least_one("num_gpu_blocks", blocks)
     _expect_blocks(config, model, BLOCK, blocks, sequences, field, value, "--max-num-seqs")
     return blocks
 
@@ -235,19 +231,6 @@ def default_cache_bytes(loaded: LoadedModel, sequences: int, tokens: int) -> int
     return DEFAULT_CACHE_BYTES if free is None else int(FREE_SHARE * free) - peak
 
 
-def _blocks_in(memory: str | None, size: int, max_blocks: int, default: int) -> tuple[int, str, float]:
-    """Blocks of `size` bytes in an amount of memory, with the option and its value for errors.
-
-    Without one, `default` bytes, and at most `max_blocks`.
-    """
-    num_bytes = default if memory is None else _parse_size(memory, MEMORY_FLAG)
-    if not size <= num_bytes <= MAX_CACHE_BYTES:
-        expected = f"expected memory for a block at least ({size} bytes), and at most {MAX_CACHE_BYTES} bytes"
-        raise BadInput(expected, field=MEMORY_FLAG, value=num_bytes)
-    blocks = int(num_bytes // size)
-    return min(blocks, max_blocks) if memory is None else blocks, MEMORY_FLAG, num_bytes
-
-
 def _parse_size(text: str, field: str) -> float:
     """The bytes of a size such as 2e9, 4G or 1.5g (`UNITS`)."""
     match = re.fullmatch(r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)([kmgtKMGT]?)", text)
@@ -260,13 +243,15 @@ PROMPT_TOKENS = 512
 """Prompt and decode tokens of one attention instance in one step of a microbatch, unless the user says otherwise."""
 
 
-def refuse(options: TopologyOptions) -> None:
-    values: dict[str, object] = {"--role": options.role, "--rendezvous": options.rendezvous}
-    values |= {"--module": _first_module(options), "--decoder-bits": options.decoder_bits}
-    values |= {"--in-process": options.in_process or None}
-    for field, value in values.items():
-        if value is not None:
-            raise BadInput("expected it beside --scenario of a topology", field=field, value=value)
+def refuse(
+    options: TopologyOptions, names: str = "role rendezvous module decoder_bits in_process", expected: str = ""
+) -> None:
+    """Refuse options of a topology where there is none, or where it has no such thing."""
+    for name in names.split():
+        value = getattr(options, name)
+        value = next(iter(value or ()), None) if name == "module" else value
+        if value is not None and value is not False:
+            raise BadInput(expected or "expected it beside --scenario of a topology", field=flag(name), value=value)
 
 
 def plan_topology(
@@ -288,9 +273,7 @@ def _plan_bundle(
     scenario: ServedScenario, model: ModelSource, engine: EngineOptions, options: TopologyOptions
 ) -> Deployment:
     spec = check_bundle(scenario.document, scenario.settings, scenario.path)
-    for field, value in (("--module", _first_module(options)), ("--decoder-bits", options.decoder_bits)):
-        if value is not None:
-            raise BadInput("expected none: a bundle serves one model", field=field, value=value)
+    refuse(options, "module decoder_bits", "expected none: a bundle serves one model")
     return BundleDeployment(model, _bundle_layout(spec, model, engine, scenario.path), spec.refill)
 
 
@@ -372,7 +355,3 @@ def _modules(names: list[str], modules: list[str], model: ModelSource) -> dict[s
             expected = "expected the shape of --model, whose decoder reads its cache"
             raise BadInput(expected, field="--module", value=name, file=sources[name].path)
     return sources
-
-
-def _first_module(options: TopologyOptions) -> str | None:
-    return options.module[0] if options.module else None

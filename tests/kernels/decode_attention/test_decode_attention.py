@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -12,53 +11,7 @@ import torch
 from kernels import decode_attention as dispatch
 from kernels.decode_attention import reference, triton
 from kernels.decode_attention.work_list import MAX_PARTS, Plan, select, work_list
-
-ROUNDING = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}
-"""Half the distance of two neighbouring numbers, relative."""
-
-
-def tolerance(dtype: torch.dtype, tokens: int, width: int) -> float:
-    """The tolerance of outputs, as a part of the largest value there is.
-
-    Weights and the output are rounded to the type (the weights on a GPU only; the interpreter cuts where a GPU
-    rounds, so that the output may be off by twice the half unit): 3 half units. Sums of n float32 products err by √n
-    half units of float32 where errors are independent, which leaves 8 times that for where they are not: scores are
-    sums over the head, and move weights by as much again; the output is a sum over the tokens.
-    """
-    return 3 * ROUNDING[dtype] + 8 * ROUNDING[torch.float32] * (math.sqrt(width) + math.sqrt(tokens))
-
-
-@dataclass
-class Paged:
-    """A cache in pages, and the contiguous tokens that lie in it."""
-
-    caches: list[torch.Tensor]
-    tables: torch.Tensor
-    lengths: torch.Tensor
-    tokens: list[list[torch.Tensor]]
-
-
-def paged(
-    lengths: list[int], inner: tuple[int, ...], block_size: int, dtype: torch.dtype, device: str, count: int
-) -> Paged:
-    """`count` caches of tokens of shape `inner`; every slot that no sequence owns is NaN."""
-    generator = torch.Generator().manual_seed(sum(lengths) * 31 + block_size)
-    max_pages = max(1, max(-(-length // block_size) for length in lengths))
-    blocks = len(lengths) * max_pages + 1
-    order = torch.randperm(blocks - 1, generator=generator) + 1
-    tables = order.view(len(lengths), max_pages).to(torch.int32)
-    caches, tokens = [], []
-    for _ in range(count):
-        cache = torch.full((blocks, block_size, *inner), float("nan"))
-        rows = [torch.randn(length, *inner, generator=generator).to(dtype) for length in lengths]
-        for table, owned in zip(tables, rows, strict=True):
-            t = torch.arange(len(owned))
-            cache[table[t // block_size], t % block_size] = owned.float()
-        caches.append(cache.to(device, dtype))
-        tokens.append(rows)
-    for i, length in enumerate(lengths):  # entries that are not used are valid but strange
-        tables[i, -(-length // block_size) :] = 0
-    return Paged(caches, tables.to(device), torch.tensor(lengths, dtype=torch.int32, device=device), tokens)
+from tests.kernels.paged import ROUNDING, assert_near, paged
 
 
 def naive(q: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor], scale: float) -> torch.Tensor:
@@ -71,12 +24,6 @@ def naive(q: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor],
                 weights = torch.softmax(k[:, h // group].double() @ q[b, h].double().cpu() * scale, dim=0)
                 out[b, h] = weights @ v[:, h // group].double()
     return out
-
-
-def assert_near(result: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, tokens: int, width: int) -> None:
-    off = (result.double().cpu() - exact).abs().max().item()
-    assert result.isfinite().all()
-    assert off <= tolerance(dtype, tokens, width) * max(1e-30, exact.abs().max().item())
 
 
 LENGTHS = [1, 0, 63, 500]

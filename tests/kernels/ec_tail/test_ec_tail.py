@@ -14,26 +14,9 @@ from kernels.error_compensator.triton import stage
 from kernels.rms_norm.reference import rms_norm
 from kernels.w4_gemm import dequantise, from_codes, quantise
 from kernels.w4_gemm.pack import unpack
-
-ROUNDING = {torch.float32: 2**-24, torch.bfloat16: 2**-7, torch.float16: 2**-10}
-"""Of the result; bfloat16 has a whole unit in the last place, because the interpreter cuts where a GPU rounds."""
+from tests.kernels.compensators import ROUNDING, dense_up, latent_error, random_compensator
 
 EPSILON = 1e-6
-
-
-def gate_and_factors(outputs: int, inputs: int, rank: int, device: str, generator: torch.Generator) -> Compensator:
-    def normal(*size: int, scale: float) -> torch.Tensor:
-        return (scale * torch.randn(*size, generator=generator)).to(device)
-
-    return compensator(
-        normal(rank, inputs, scale=inputs**-0.5),
-        normal(outputs, rank, scale=rank**-0.5),
-        normal(4 * rank, rank, scale=rank**-0.5),
-        normal(4 * rank, scale=1.0),
-        normal(rank, 4 * rank, scale=rank**-0.5),
-        normal(rank, scale=1.0),
-        alpha=0.7,
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +34,7 @@ class Sample:
 
 def sample(ranks: int, tokens: int, hidden: int, rank: int, dtype: torch.dtype, device: str) -> Sample:
     generator = torch.Generator().manual_seed(ranks * 10007 + tokens * 101 + hidden)
-    compensation = gate_and_factors(hidden, 64, rank, device, generator)
+    compensation = random_compensator(hidden, 64, rank, device, generator)
     outputs = torch.randn(ranks, tokens, hidden, generator=generator).to(device, dtype)
     latents = torch.randn(ranks, tokens, rank, generator=generator).to(device)
     latents = torch.nn.functional.pad(latents, (0, compensation.rank - rank))
@@ -61,17 +44,12 @@ def sample(ranks: int, tokens: int, hidden: int, rank: int, dtype: torch.dtype, 
 
 
 def allowed(case: Sample) -> torch.Tensor:
-    """Of h: its rounding; that of a sum of a few float32 numbers; the gated latent's, as B is multiplied with it; and
-    the gate's argument, whose two products see 11 bits."""
-    compensation = case.compensation
-    z = case.latents.double().sum(0)
-    up = (compensation.up.double() * compensation.up_scales.double()[:, None])[: compensation.outputs].abs()
-    inner = z.abs() @ compensation.first.double().abs().T + compensation.first_bias.double().abs()
-    argument = 2**-10 * (2 * inner @ compensation.second.double().abs().T)
-    rounding = ROUNDING[case.residual.dtype]
-    latent = (unsplit.gate(z, compensation) * z).abs() * (rounding + 2**-22) + z.abs() * argument
+    """Of h: its rounding; that of a sum of a few float32 numbers; and the gated latent's, which B multiplies."""
+    compensation, rounding = case.compensation, ROUNDING[case.residual.dtype]
+    latent = latent_error(case.latents.double().sum(0), compensation, rounding)
     size = case.outputs.double().abs().sum(0) + case.residual.double().abs()
-    return rounding * case.exact()[1].abs() + 2**-22 * size + compensation.alpha * latent @ up.T
+    correction = compensation.alpha * latent @ dense_up(compensation).abs().T
+    return rounding * case.exact()[1].abs() + 2**-22 * size + correction
 
 
 def assert_tail(y: torch.Tensor, total: torch.Tensor, case: Sample) -> None:
@@ -106,7 +84,7 @@ def test_a_gate_on_each_ranks_part_is_wrong(ranks: int, device: str) -> None:
     """Three ways to compute one layer split over ranks; only the gate on the sum is the layer that was not split."""
     generator = torch.Generator().manual_seed(ranks)
     tokens, hidden, inputs, rank = 3, 200, 512, 24
-    compensation = gate_and_factors(hidden, inputs, rank, device, generator)
+    compensation = random_compensator(hidden, inputs, rank, device, generator)
     weight = quantise(torch.randn(hidden, inputs, generator=generator).to(device) * inputs**-0.5)
     x = torch.randn(tokens, inputs, generator=generator).to(device)
     residual = torch.randn(tokens, hidden, generator=generator).to(device)
@@ -138,7 +116,7 @@ def test_two_launches_make_the_layer(device: str) -> None:
     """Each rank stages its parts of Ŵx and Ax in one launch, the tail is the other."""
     generator = torch.Generator().manual_seed(5)
     tokens, hidden, inputs, ranks = 2, 70, 512, 2
-    compensation = gate_and_factors(hidden, inputs, 20, device, generator)
+    compensation = random_compensator(hidden, inputs, 20, device, generator)
     weight = quantise(torch.randn(hidden, inputs, generator=generator).to(device) * inputs**-0.5)
     x = torch.randn(tokens, inputs, generator=generator).to(device)
     residual = torch.randn(tokens, hidden, generator=generator).to(device)

@@ -8,59 +8,34 @@ import pytest
 import torch
 
 from benchmarks import kernel_peers
-from kernels.error_compensator import Compensator, compensator, from_int8, reference, to_int8, triton
+from kernels.error_compensator import Compensator, from_int8, reference, to_int8, triton
 from kernels.w4_gemm import PackedWeight, dequantise, quantise
-
-ROUNDING = {torch.float32: 2**-24, torch.bfloat16: 2**-7, torch.float16: 2**-10}
-"""Relative to the result; bfloat16 has a whole unit in the last place: the interpreter cuts where a GPU rounds."""
+from tests.kernels.compensators import ROUNDING, dense_up, gate_error, latent_error, random_compensator
 
 
 def sample(
     tokens: int, outputs: int, inputs: int, rank: int, dtype: torch.dtype, device: str, bits: int = 4
 ) -> tuple[torch.Tensor, PackedWeight, Compensator]:
-    """A gate whose arguments are of order 1, so that it is neither closed nor open, and a correction as large as y."""
     generator = torch.Generator().manual_seed(tokens * 10007 + outputs * 101 + inputs + rank)
-
-    def normal(*size: int, scale: float = 1.0) -> torch.Tensor:
-        return (scale * torch.randn(*size, generator=generator)).to(device)
-
-    x = normal(tokens, inputs).to(dtype)
-    weight = quantise(normal(outputs, inputs, scale=inputs**-0.5), bits)
-    compensation = compensator(
-        normal(rank, inputs, scale=inputs**-0.5),
-        normal(outputs, rank, scale=rank**-0.5),
-        normal(4 * rank, rank, scale=rank**-0.5),
-        normal(4 * rank),
-        normal(rank, 4 * rank, scale=rank**-0.5),
-        normal(rank),
-        alpha=0.7,
-    )
-    return x, weight, compensation
+    x = torch.randn(tokens, inputs, generator=generator).to(device, dtype)
+    weight = quantise(inputs**-0.5 * torch.randn(outputs, inputs, generator=generator).to(device), bits)
+    return x, weight, random_compensator(outputs, inputs, rank, device, generator)
 
 
 def allowed(x: torch.Tensor, weight: PackedWeight, compensation: Compensator, latent_rounding: float) -> torch.Tensor:
     """The most that rounding may add up to.
 
     The result's own; those of float32 sums (as for the W4 product: three times the root of their length); the gated
-    latent, stored with `latent_rounding`; and the gate's argument, whose two products see 11 bits.
+    latent, stored with `latent_rounding`; and the gate's argument.
     """
-    wide = x.double()
-    dense = dequantise(weight, torch.float64)
+    wide, of_sums = x.double(), 3 * weight.inputs**0.5 * 2**-24
     z = reference.project(wide, compensation)
-    up = (
-        compensation.up[: compensation.outputs].double() * compensation.up_scales[: compensation.outputs, None].double()
-    )
-    sums = 3 * weight.inputs**0.5 * 2**-24 * (wide.abs() @ dense.abs().T)
-    latent_sums = (
-        3 * weight.inputs**0.5 * 2**-24 * (wide.abs() @ compensation.down.double().abs().T) * compensation.down_scales
-    )
-    inner = z.abs() @ compensation.first.double().abs().T + compensation.first_bias.double().abs()
-    argument = 2**-10 * (2 * inner @ compensation.second.double().abs().T)
-    latent = (
-        (reference.gate(z, compensation) * z).abs() * (latent_rounding + 2**-22) + z.abs() * argument + 4 * latent_sums
-    )
+    sums = of_sums * (wide.abs() @ dequantise(weight, torch.float64).abs().T)
+    latent_sums = of_sums * (wide.abs() @ compensation.down.double().abs().T) * compensation.down_scales
+    latent = latent_error(z, compensation, latent_rounding) + 4 * latent_sums
     exact = reference.compensated_gemm(wide, weight, compensation)
-    return ROUNDING[x.dtype] * exact.abs() + sums + compensation.alpha * latent @ up.abs().T + 1e-30
+    up = dense_up(compensation).abs()
+    return ROUNDING[x.dtype] * exact.abs() + sums + compensation.alpha * latent @ up.T + 1e-30
 
 
 def assert_close(
@@ -131,9 +106,8 @@ def test_shares_of_many_tokens(device: str) -> None:
     triton.leave_gated_latent(x, compensation, latent, parts, 2)
     z = reference.project(x.double(), compensation)
     exact = compensation.alpha * reference.gate(z, compensation) * z
-    inner = z.abs() @ compensation.first.double().abs().T + compensation.first_bias.double().abs()
-    argument = 2**-10 * (2 * inner @ compensation.second.double().abs().T)  # two products that see 11 bits
-    assert ((latent.double() - exact).abs() <= argument * z.abs() + 2**-16 * exact.abs().max()).all()
+    limit = gate_error(z, compensation) * z.abs() + 2**-16 * exact.abs().max()
+    assert ((latent.double() - exact).abs() <= limit).all()
 
 
 @pytest.mark.parametrize(("tokens", "expected"), [(1, "fused"), (64, "fused"), (65, "overlapped"), (512, "overlapped")])
@@ -182,11 +156,8 @@ def test_gate_at_unity_is_a_static_correction() -> None:
         second=torch.zeros_like(compensation.second),
         second_bias=torch.zeros_like(compensation.second_bias),
     )
-    low_rank = (
-        compensation.alpha
-        * (compensation.up.double() * compensation.up_scales[:, None])[:20]
-        @ (compensation.down.double() * compensation.down_scales[:, None])
-    )
+    down = compensation.down.double() * compensation.down_scales[:, None]
+    low_rank = compensation.alpha * dense_up(compensation) @ down
     expected = x @ (dequantise(weight, torch.float64) + low_rank).T
     torch.testing.assert_close(reference.compensated_gemm(x, weight, still), expected)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass
 
 import pytest
@@ -11,71 +10,35 @@ import torch
 
 from kernels import prefill_attention as dispatch
 from kernels.prefill_attention import reference, triton
-
-ROUNDING = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}
-"""Half the distance of two neighbouring numbers, relative."""
-
-
-def tolerance(dtype: torch.dtype, tokens: int, width: int) -> float:
-    """The tolerance of outputs, as a part of the largest value there is; as that of decode attention.
-
-    3 half units of the type: one for the weights, which a GPU rounds to it, and two for the output, which the
-    interpreter cuts. Float32 sums of n products err by √n half units of float32 where errors are independent, with
-    8 times that for where they are not, over the head for scores and over the tokens for outputs.
-    """
-    return 3 * ROUNDING[dtype] + 8 * ROUNDING[torch.float32] * (math.sqrt(width) + math.sqrt(tokens))
+from tests.kernels.paged import Paged, assert_near, paged
 
 
 @dataclass
-class Sample:
-    """Arguments, and the tokens that lie in the cache, per sequence."""
+class Sample(Paged):
+    """Chunks behind contexts, and padding."""
 
     q: torch.Tensor
-    caches: list[torch.Tensor]
-    tables: torch.Tensor
     bounds: torch.Tensor
     contexts: torch.Tensor
-    tokens: list[list[torch.Tensor]]
 
     def arguments(self) -> tuple[torch.Tensor, ...]:
         return (self.q, *self.caches, self.tables, self.bounds, self.contexts)
 
 
 def sample(
-    chunks: list[int],
-    contexts: list[int],
-    padding: int,
-    heads: tuple[int, int, int],
-    block_size: int,
-    dtype: torch.dtype,
-    device: str,
-    outside: float = float("nan"),
-) -> Sample:
-    """Slots that no sequence owns are `outside`."""
-    query_heads, kv_heads, head_dim = heads
-    generator = torch.Generator().manual_seed(sum(chunks) * 31 + block_size)
+    chunks: list[int], contexts: list[int], padding: int, heads: tuple[int, int, int], block_size: int,
+    dtype: torch.dtype, device: str,
+) -> Sample:  # fmt: skip
+    query_heads, *inner = heads
     lengths = [context + chunk if chunk else 0 for context, chunk in zip(contexts, chunks, strict=True)]
-    pages = [-(-length // block_size) for length in lengths]
-    max_pages = max(1, *pages)
-    order = torch.randperm(len(chunks) * max_pages, generator=generator) + 1
-    tables = order.view(len(chunks), max_pages).to(torch.int32)
-    caches, tokens = [], []
-    for _ in range(2):
-        cache = torch.full((len(chunks) * max_pages + 1, block_size, kv_heads, head_dim), outside)
-        rows = [torch.randn(length, kv_heads, head_dim, generator=generator).to(dtype) for length in lengths]
-        for table, owned in zip(tables, rows, strict=True):
-            t = torch.arange(len(owned))
-            cache[table[t // block_size], t % block_size] = owned.to(cache.dtype)
-        caches.append(cache.to(device, dtype))
-        tokens.append(rows)
-    for table, used in zip(tables, pages, strict=True):
-        table[used:] = 0
-    q = torch.randn(sum(chunks) + padding, query_heads, head_dim, generator=generator).to(device, dtype)
+    generator = torch.Generator().manual_seed(sum(chunks))
+    q = torch.randn(sum(chunks) + padding, query_heads, heads[2], generator=generator).to(device, dtype)
     bounds, behind = (
         torch.tensor(numbers, dtype=torch.int32, device=device)
         for numbers in ([0, *itertools.accumulate(chunks)], contexts)
     )
-    return Sample(q, caches, tables.to(device), bounds, behind, tokens)
+    caches = paged(lengths, tuple(inner), block_size, dtype, device, 2)
+    return Sample(**vars(caches), q=q, bounds=bounds, contexts=behind)
 
 
 def naive(inputs: Sample, scale: float) -> torch.Tensor:
@@ -90,12 +53,6 @@ def naive(inputs: Sample, scale: float) -> torch.Tensor:
             weights = torch.softmax(torch.einsum("hd,thd->ht", query, keys[:visible]) * scale, dim=1)
             out[begin + i] = torch.einsum("ht,thd->hd", weights, values[:visible])
     return out
-
-
-def assert_near(result: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, tokens: int) -> None:
-    assert result.isfinite().all()
-    off = (result.double().cpu() - exact).abs().max().item()
-    assert off <= tolerance(dtype, tokens, result.shape[2]) * exact.abs().max().item()
 
 
 CHUNKS, CONTEXTS, PADDING = [63, 0, 1, 40], [0, 7, 500, 90], 9
@@ -120,7 +77,7 @@ def test_kernel_equals_float64(
     scale = heads[2] ** -0.5
     plan = triton.plan_for(rows, heads[2], wgmma=device == "cpu")
     result = triton.prefill_attention(*inputs.arguments(), scale, plan=plan)
-    assert_near(result, naive(inputs, scale), dtype, 501)
+    assert_near(result, naive(inputs, scale), dtype, 501, inputs.q.shape[2])
     assert result[-PADDING:].eq(0).all()
 
 
@@ -137,7 +94,7 @@ def test_reference_equals_a_loop(dtype: torch.dtype) -> None:
     if dtype == torch.float64:
         torch.testing.assert_close(result, naive(inputs, 0.2), rtol=1e-12, atol=1e-12)
     else:
-        assert_near(result, naive(inputs, 0.2), dtype, 501)
+        assert_near(result, naive(inputs, 0.2), dtype, 501, inputs.q.shape[2])
 
 
 def test_reference_by_hand() -> None:
@@ -174,4 +131,4 @@ def test_a_prompt_without_context_needs_no_cache(dtype: torch.dtype, device: str
     inputs = sample([40], [0], PADDING, (6, 2, 64), 16, dtype, device)
     keys, values = (torch.cat([rows[0].to(device), inputs.q[40:, :2]]) for rows in inputs.tokens)
     result = dispatch.prompt_attention(inputs.q, keys, values, 0.125)
-    assert_near(result[:40], naive(inputs, 0.125)[:40], dtype, 40)
+    assert_near(result[:40], naive(inputs, 0.125)[:40], dtype, 40, 64)
