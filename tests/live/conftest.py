@@ -72,3 +72,15 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("tokenizer")
     write_byte_level(directory)
     return directory
+
+
+@pytest.fixture(scope="session")
+def models(checkpoint: Callable[[str], tuple[Path, Any]]) -> tuple[Any, Any]:
+    """A decoder of Qwen3's family in float32, and transformers' own model."""
+    from live.models.config import read_config
+    from live.models.decoder import Decoder
+    from live.models.weights import load_weights
+
+    directory, peer = checkpoint("qwen3")
+    config = read_config(directory)
+    return Decoder(config, load_weights(directory, config, torch.float32, "cpu")), peer

@@ -18,25 +18,18 @@ from kernels.shapes import Shape
 from live.block_pool import BlockPool
 from live.engine import Engine
 from live.executor import Executor
-from live.generation import Generation, make_generation
+from live.generation import Generation
 from live.graphs.capture_sizes import CaptureSizes, StepShape, powers, sizes
 from live.graphs.executor import MOST_EXTRA_ROWS, GraphExecutor, pad_steps
 from live.loaded_model import ModelSource
-from live.models.config import ModelConfig, read_config
+from live.models.config import ModelConfig
 from live.models.decoder import Decoder
-from live.models.weights import load_weights, random_weights
+from live.models.weights import random_weights
 from live.validation.backend import LiveBackend
-from schedulers.engine_config import EngineConfig, OneShotBudget
+from schedulers.engine_config import EngineConfig
 from schedulers.step_policies import StaticChunks
-from tests.live.test_engine import BLOCK, CONFIGS, GREEDY, prompts
+from tests.live.engines import CONFIGS, GREEDY, config, drain, prompts, request, requests, served
 
-ONE_SHOT = EngineConfig(
-    num_gpu_blocks=40, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=5, one_shot=OneShotBudget(64, 8)
-)
-ANSWERS = EngineConfig(
-    num_gpu_blocks=60, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=8, kv_reservation="max_tokens"
-)
-ENGINES = CONFIGS | {"one-shot": ONE_SHOT, "whole answers reserved": ANSWERS}
 MAKERS: dict[str, tuple[Callable[..., Executor], int]] = {
     "a step ahead": (Executor, 2),
     "padded": (GraphExecutor, 1),
@@ -45,24 +38,25 @@ MAKERS: dict[str, tuple[Callable[..., Executor], int]] = {
 
 
 @pytest.fixture(scope="module")
-def decoder(checkpoint: Callable[[str], tuple[Path, Any]]) -> Decoder:
-    directory, _ = checkpoint("qwen3")
-    config = read_config(directory)
-    return Decoder(config, load_weights(directory, config, torch.float32, "cpu"))
+def decoder(models: tuple[Decoder, Any]) -> Decoder:
+    return models[0]
 
 
-def drain(engine: Engine, each_step: Callable[[int], None] = lambda number: None) -> None:
-    number = 0
-    while engine.step() is not None:
-        engine.core.check_integrity()
-        each_step(number)
-        number += 1
-    assert engine.core.kv_cache.num_free_blocks == engine.core.kv_cache.num_blocks
+SIX = config(90, max_num_seqs=6)
+
+
+def one_by_one(engine: Engine, generations: list[Generation]) -> list[list[int]]:
+    """The outputs of requests of which each comes a step after the one before."""
+    for generation in generations:
+        engine.submit(generation)
+        engine.step()
+    drain(engine)
+    return [generation.output for generation in generations]
 
 
 def mixed_requests(style: str) -> list[Generation]:
     """Twelve requests, of which some stop early; all greedy and for tokens alone, or of every kind."""
-    requests = []
+    generations = []
     for i, prompt in enumerate(prompts()):
         more: dict[str, Any] = {"end_tokens": frozenset(range(i, 199, 9))} if i % 2 else {}
         if style == "mixed":
@@ -75,10 +69,8 @@ def mixed_requests(style: str) -> list[Generation]:
             if i % 5 == 1:
                 more |= {"stop_check": lambda token: token % 7 == 0, "min_tokens": 3}
         max_tokens = 0 if more.get("task") == "embed" else 3 + 2 * i
-        requests.append(
-            make_generation(i, prompt, max_tokens, block_size=BLOCK, **({"sampling_params": GREEDY} | more))
-        )
-    return requests
+        generations.append(request(i, prompt, max_tokens, **more))
+    return generations
 
 
 @pytest.fixture(scope="module")
@@ -88,14 +80,14 @@ def waited_for(decoder: Decoder) -> Callable[[str, str], list[Generation]]:
 
 
 def answers(decoder: Decoder, name: str, style: str, make: Callable[..., Executor], depth: int) -> list[Generation]:
-    engine = Engine(decoder, ENGINES[name], StaticChunks(32), make_executor=make, depth=depth)
-    requests = mixed_requests(style)
-    for generation in requests[:8]:
+    engine = Engine(decoder, CONFIGS[name], StaticChunks(32), make_executor=make, depth=depth)
+    generations = mixed_requests(style)
+    for generation in generations[:8]:
         engine.submit(generation)
 
     def later(number: int) -> None:
         if number == 3:
-            for generation in requests[8:]:
+            for generation in generations[8:]:
                 engine.submit(generation)
         if number in (5, 9):
             engine.abort(7 + number % 2)
@@ -105,15 +97,13 @@ def answers(decoder: Decoder, name: str, style: str, make: Callable[..., Executo
         assert engine.core.preemptions > 0
     if name == "leaders":
         assert engine.core.cached_tokens > 0
-    return [
-        request for request in requests if request.request.id not in (7, 8)
-    ]  # when these were taken back may differ
+    return [*generations[:7], *generations[9:]]  # when the others were aborted may differ
 
 
 @pytest.mark.parametrize(
     ("kind", "style"), [("a step ahead", "mixed"), ("padded", "greedy"), ("padded, a step ahead", "mixed")]
 )
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_answers_do_not_depend_on_how_steps_are_run(
     name: str, kind: str, style: str, decoder: Decoder, waited_for: Callable[[str, str], list[Generation]]
 ) -> None:
@@ -200,10 +190,9 @@ def replayed_steps(engine: Engine) -> ReplayedForward:
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_shape_without_a_graph_runs_as_a_larger_graph(decoder: Decoder, frozen: bool) -> None:
-    config = EngineConfig(num_gpu_blocks=90, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=6)
     outputs = []
     for graphs in (False, True):
-        engine = Engine(decoder, config, make_executor=GraphExecutor)
+        engine = Engine(decoder, SIX, make_executor=GraphExecutor)
         executor = engine.executor
         assert isinstance(executor, GraphExecutor)
         if graphs:
@@ -213,15 +202,7 @@ def test_a_shape_without_a_graph_runs_as_a_larger_graph(decoder: Decoder, frozen
             if frozen:
                 executor.freeze_graphs()
             ahead, before = set(executor.steps), memory.replays
-        requests = [
-            make_generation(i, prompt, 6 + 6 * i, sampling_params=GREEDY, block_size=BLOCK)
-            for i, prompt in enumerate(prompts()[:5])
-        ]
-        for generation in requests:
-            engine.submit(generation)
-            engine.step()
-        drain(engine)
-        outputs.append([generation.output for generation in requests])
+        outputs.append(one_by_one(engine, requests(prompts()[:5], 6, 6)))
     assert outputs[0] == outputs[1]
     assert memory.replays > before
     met = [step for shape, step in executor.steps.items() if shape not in ahead]
@@ -233,57 +214,41 @@ def test_a_prompt_without_context_is_left_to_pytorch(decoder: Decoder, monkeypat
     """Alone in its step, beside decodes, in chunks of which the second has context, padded, and as a larger graph."""
     for module in ("executor", "capture_sizes"):
         monkeypatch.setattr(f"live.graphs.{module}.SDPA_TOKENS", 2)
-    config = EngineConfig(num_gpu_blocks=90, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=6)
     outputs = []
     for backend in ("triton", "sdpa"):
         chosen = copy.copy(decoder)
         chosen.attention_backend = backend
-        engine = Engine(chosen, config, StaticChunks(32), make_executor=GraphExecutor)
+        engine = Engine(chosen, SIX, StaticChunks(32), make_executor=GraphExecutor)
         executor = engine.executor
         assert isinstance(executor, GraphExecutor)
         memory = ReplayedGraphs()
         executor._memory = memory  # type: ignore[assignment]
         executor.warm_up(executor.capture_sizes.prompt_shapes(sdpa=backend == "sdpa"))
-        requests = [make_generation(i, prompt, 9, sampling_params=GREEDY, block_size=BLOCK)
-                    for i, prompt in enumerate(prompts()[:9])]  # fmt: skip
-        for generation in requests:
-            engine.submit(generation)
-            engine.step()
-        drain(engine)
-        outputs.append([generation.output for generation in requests])
+        outputs.append(one_by_one(engine, requests(prompts()[:9], 9)))
     assert outputs[0] == outputs[1]
     kinds = [(shape.no_context, shape.decodes > 0) for shape, step in executor.steps.items() if step.runs > 2]
     assert {(True, True), (False, True)} <= set(kinds)
 
 
 def test_shapes_are_made_ahead_and_met_again(decoder: Decoder) -> None:
-    config = EngineConfig(num_gpu_blocks=90, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=6)
-    engine = Engine(decoder, config, make_executor=GraphExecutor, depth=2)
+    engine = Engine(decoder, SIX, make_executor=GraphExecutor, depth=2)
     executor = engine.executor
     assert isinstance(executor, GraphExecutor)
     executor.warm_up([executor.capture_sizes.shape(n, 0, 0, 1, True) for n in (1, 2, 3, 6)])
     assert not executor.cache.keys.any()
-    for i in range(3):
-        engine.submit(make_generation(i, prompts()[i], 9, sampling_params=GREEDY, block_size=BLOCK))
-    drain(engine)
+    served(engine, requests(prompts()[:3], 9))
     assert {shape.decodes for shape in executor.steps if not shape.chunks} == {1, 2, 4, 6}
 
 
 def test_a_table_may_reach_behind_what_a_chunk_needs(decoder: Decoder) -> None:
     """80 blocks are reserved, and the first chunk, of 32 tokens, is given a table of 64."""
-    config = EngineConfig(num_gpu_blocks=200, block_size=1, prefix_id_tokens=BLOCK, kv_reservation="max_tokens")
-    outputs = []
-    for make in (Executor, GraphExecutor):
-        engine = Engine(decoder, config, StaticChunks(32), make_executor=make)
-        generation = make_generation(0, prompts()[7], 41, sampling_params=GREEDY, block_size=BLOCK)
-        engine.submit(generation)
-        drain(engine)
-        outputs.append(generation.output)
-    assert outputs[0] == outputs[1]
+    settings = config(200, block_size=1, kv_reservation="max_tokens")
+    engines = [Engine(decoder, settings, StaticChunks(32), make_executor=make) for make in (Executor, GraphExecutor)]
+    first, second = (served(engine, [request(0, prompts()[7], 41)]) for engine in engines)
+    assert first == second
 
 
 def test_an_executor_serves_another_engine(decoder: Decoder) -> None:
-    config = EngineConfig(num_gpu_blocks=90, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=6)
     executors: list[GraphExecutor] = []
 
     def make(decoder: Decoder, pool: BlockPool, config: EngineConfig) -> GraphExecutor:
@@ -292,38 +257,24 @@ def test_an_executor_serves_another_engine(decoder: Decoder) -> None:
 
     outputs = []
     for _ in range(2):
-        engine = Engine(decoder, config, make_executor=make, depth=2)
-        requests = [
-            make_generation(i, prompt, 6, sampling_params=GREEDY, block_size=BLOCK)
-            for i, prompt in enumerate(prompts())
-        ]
-        for generation in requests:
+        engine, generations = Engine(decoder, SIX, make_executor=make, depth=2), requests(prompts(), 6)
+        for generation in generations:
             engine.submit(generation)
         for _ in range(4):
             engine.step()
-        outputs.append([len(generation.output) for generation in requests])  # given up in the middle of everything
+        outputs.append([len(generation.output) for generation in generations])  # given up in the middle of everything
     assert outputs[0] == outputs[1]
     assert executors[0] is executors[1]
     drain(engine)
-    waiting = Engine(decoder, config)
-    rest = [
-        make_generation(i, prompt, 6, sampling_params=GREEDY, block_size=BLOCK) for i, prompt in enumerate(prompts())
-    ]
-    for generation in rest:
-        waiting.submit(generation)
-    drain(waiting)
-    assert [generation.output for generation in requests] == [generation.output for generation in rest]
+    assert [generation.output for generation in generations] == served(Engine(decoder, SIX), requests(prompts(), 6))
 
 
 def test_rows_that_fill_up_write_nothing(decoder: Decoder) -> None:
     """Three decodes in a step of four, and a prompt of five in one of sixteen: what is cached is what is theirs."""
-    config = EngineConfig(num_gpu_blocks=90, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=6)
     written = []
     for make in (Executor, GraphExecutor):
-        engine = Engine(decoder, config, make_executor=make)
-        for i in range(3):
-            engine.submit(make_generation(i, prompts()[i], 6, sampling_params=GREEDY, block_size=BLOCK))
-        drain(engine)
+        engine = Engine(decoder, SIX, make_executor=make)
+        served(engine, requests(prompts()[:3], 6))
         written.append(engine.executor.cache)
     torch.testing.assert_close(written[0].keys, written[1].keys)
     torch.testing.assert_close(written[0].values, written[1].values)
@@ -339,11 +290,7 @@ def test_graphs_give_what_the_same_steps_give_launched_one_by_one(depth: int) ->
     outputs = []
     for graphs in (False, True):
         engine = Engine(decoder, engine_config, make_executor=partial(GraphExecutor, graphs=graphs), depth=depth)
-        requests = [make_generation(i, range(1, 30 + i), 40, sampling_params=GREEDY) for i in range(12)]
-        for generation in requests:
-            engine.submit(generation)
-        drain(engine)
-        outputs.append([generation.output for generation in requests])
+        outputs.append(served(engine, requests([range(1, 30 + i) for i in range(12)], 40, block_size=16)))
         captured = [step.captured for step in engine.executor.steps.values()]
         assert any(captured) == graphs
     assert outputs[0] == outputs[1]

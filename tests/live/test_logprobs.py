@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from kernels.sampling import SamplingParams
 from live.engine import Engine
-from live.generation import make_generation
 from live.models.config import read_config
 from live.models.decoder import Decoder
 from live.models.weights import load_weights, random_weights
 from schedulers.engine_config import EngineConfig, OneShotBudget
 from schedulers.step_policies import StaticChunks
 from tests.live.conftest import COMMON
-from tests.live.test_engine import BLOCK, CONFIGS, GREEDY, drain, expected, prompts
+from tests.live.engines import CONFIGS, config, drain, prompts, request, requests, served
+from tests.live.test_engine import expected
 from workloads.errors import BadInput
 
-SOME = EngineConfig(num_gpu_blocks=24, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=8)
-
-
-@pytest.fixture
-def models(checkpoint: Callable[[str], tuple[Path, Any]]) -> tuple[Decoder, Any]:
-    directory, peer = checkpoint("qwen3")
-    config = read_config(directory)
-    return Decoder(config, load_weights(directory, config, torch.float32, "cpu")), peer
+SOME = CONFIGS["few blocks"]
 
 
 def expected_logprobs(peer: Any, tokens: list[int]) -> torch.Tensor:
@@ -37,20 +28,15 @@ def expected_logprobs(peer: Any, tokens: list[int]) -> torch.Tensor:
         return peer(torch.tensor([tokens])).logits[0].log_softmax(dim=-1)
 
 
-@pytest.mark.parametrize("config", [CONFIGS["plenty"], CONFIGS["chunks of 7"], SOME], ids=["whole", "chunks", "few"])
-def test_log_probabilities_are_those_of_transformers(config: EngineConfig, models: tuple[Decoder, Any]) -> None:
+@pytest.mark.parametrize("settings", [CONFIGS["plenty"], CONFIGS["chunks of 7"], SOME], ids=["whole", "chunks", "few"])
+def test_log_probabilities_are_those_of_transformers(settings: EngineConfig, models: tuple[Decoder, Any]) -> None:
     decoder, peer = models
-    engine = Engine(decoder, config, StaticChunks(16))
+    engine = Engine(decoder, settings, StaticChunks(16))
     generations = [
-        make_generation(
-            i, prompt, 6, sampling_params=GREEDY, block_size=BLOCK, logprobs=i % 4 - 1, prompt_logprobs=(i + 1) % 4 - 1
-        )
-        for i, prompt in enumerate(prompts())
+        request(i, prompt, 6, logprobs=i % 4 - 1, prompt_logprobs=(i + 1) % 4 - 1) for i, prompt in enumerate(prompts())
     ]
-    for generation in generations:
-        engine.submit(generation)
-    drain(engine)
-    assert config is not SOME or engine.core.preemptions > 0
+    served(engine, generations)
+    assert settings is not SOME or engine.core.preemptions > 0
     for generation, prompt in zip(generations, prompts(), strict=True):
         exact = expected_logprobs(peer, [*prompt, *generation.output])
         answered = exact[len(prompt) - 1 : -1]
@@ -82,21 +68,14 @@ def same_tops(tops: list[list[tuple[int, float]]], exact: torch.Tensor, n: int) 
 
 def test_prompts_alone_are_told_of_under_the_one_shot_contract(models: tuple[Decoder, Any]) -> None:
     decoder, peer = models
-    config = EngineConfig(
-        num_gpu_blocks=40, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=1, one_shot=OneShotBudget(16, 8)
-    )
-    engine = Engine(decoder, config)
-    generations = [
-        make_generation(i, prompt, 0, task="prompt_logprobs", prompt_logprobs=0, block_size=BLOCK)
-        for i, prompt in enumerate(prompts()[:6])
-    ]
+    engine = Engine(decoder, config(40, max_num_seqs=1, one_shot=OneShotBudget(16, 8)))
+    generations = requests(prompts()[:6], 0, task="prompt_logprobs", prompt_logprobs=0)
     for generation in generations:
         engine.submit(generation)
     assert len(drain(engine)) == 6
     for generation, prompt in zip(generations, prompts(), strict=False):
-        exact = expected_logprobs(peer, prompt)[:-1].gather(1, torch.tensor(prompt[1:], dtype=torch.int64)[:, None])[
-            :, 0
-        ]
+        following = torch.tensor(prompt[1:], dtype=torch.int64)[:, None]
+        exact = expected_logprobs(peer, prompt)[:-1].gather(1, following)[:, 0]
         torch.testing.assert_close(torch.tensor(generation.prompt_token_logprobs[1:]), exact, rtol=1e-4, atol=1e-4)
         assert generation.output == []
 
@@ -111,17 +90,13 @@ def test_who_is_told_every_token_may_end_an_answer(models: tuple[Decoder, Any]) 
         return len(heard) >= 3
 
     engine = Engine(decoder, CONFIGS["plenty"])
-    stopped = make_generation(0, prompts()[1], 12, sampling_params=GREEDY, stop_check=third, block_size=BLOCK)
-    engine.submit(stopped)
-    drain(engine)
+    stopped = request(0, prompts()[1], 12, stop_check=third)
+    served(engine, [stopped])
     assert (stopped.output, stopped.finish_reason, heard) == (answer[:3], "stop", answer[:3])
 
     heard.clear()
-    patient = make_generation(
-        1, prompts()[1], 12, sampling_params=GREEDY, stop_check=third, min_tokens=5, block_size=BLOCK
-    )
-    engine.submit(patient)
-    drain(engine)
+    patient = request(1, prompts()[1], 12, stop_check=third, min_tokens=5)
+    served(engine, [patient])
     assert (patient.output, patient.finish_reason, heard) == (answer[:5], "stop", answer[:5])
 
 
@@ -143,19 +118,12 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 @pytest.mark.parametrize("one_shot", [None, OneShotBudget(64, 8)], ids=["decode-shaped", "one-shot"])
 def test_classes_are_those_of_transformers(one_shot: OneShotBudget | None, classifier: tuple[Path, Any]) -> None:
     directory, peer = classifier
-    config = read_config(directory)
-    assert config.labels == ("bad", "good", "odd")
-    decoder = Decoder(config, load_weights(directory, config, torch.float32, "cpu"))
-    engine = Engine(
-        decoder, EngineConfig(num_gpu_blocks=80, block_size=BLOCK, prefix_id_tokens=BLOCK, one_shot=one_shot)
-    )
+    model = read_config(directory)
+    assert model.labels == ("bad", "good", "odd")
+    decoder = Decoder(model, load_weights(directory, model, torch.float32, "cpu"))
     tasks = ["classify", "embed", "rerank"]
-    generations = [
-        make_generation(i, prompt, 0, task=tasks[i % 3], block_size=BLOCK) for i, prompt in enumerate(prompts())
-    ]
-    for generation in generations:
-        engine.submit(generation)
-    drain(engine)
+    generations = [request(i, prompt, 0, task=tasks[i % 3]) for i, prompt in enumerate(prompts())]
+    served(Engine(decoder, config(80, one_shot=one_shot)), generations)
     for generation, prompt in zip(generations, prompts(), strict=True):
         with torch.inference_mode():
             if generation.request.task == "embed":
@@ -166,12 +134,12 @@ def test_classes_are_those_of_transformers(one_shot: OneShotBudget | None, class
 
 
 def test_a_classifier_gives_no_tokens(classifier: tuple[Path, Any]) -> None:
-    config = read_config(classifier[0])
-    engine = Engine(Decoder(config, random_weights(config, torch.float32, "cpu")), CONFIGS["plenty"])
+    model = read_config(classifier[0])
+    engine = Engine(Decoder(model, random_weights(model, torch.float32, "cpu")), CONFIGS["plenty"])
     with pytest.raises(ValueError, match="request 7: expected a pooling task"):
-        engine.submit(make_generation(7, [1, 2], 3, sampling_params=SamplingParams()))
+        engine.submit(request(7, [1, 2], 3))
     with pytest.raises(ValueError, match="request 8: expected a pooling task"):
-        engine.submit(make_generation(8, [1, 2], 0, task="prompt_logprobs", prompt_logprobs=0))
+        engine.submit(request(8, [1, 2], 0, task="prompt_logprobs", prompt_logprobs=0))
     assert not engine.core.sequences
 
 
