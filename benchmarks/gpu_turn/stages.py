@@ -80,7 +80,7 @@ STAGES = [
         "tests", 100,
         (*PLAIN_PYTEST, *LENIENT, "-m", "not slow", "-n", "8", "--junitxml", f"{WORK}/tests.xml", "tests/kernels",
          "tests/live/test_graphs.py", "tests/live/topologies/test_gpu.py", *NO_TESTS_OF_COMPILATION),
-        (*PLAIN_PYTEST, "-p", "no:xdist", "--junitxml", f"{WORK}/tests.xml", "tests/kernels/test_sass.py"),
+        (*PLAIN_PYTEST, "-p", "no:xdist", "--junitxml", f"{WORK}/tests.xml", "tests/kernels/silu_mul"),
     ),
     Stage("numbers", 70, own("numbers", *CUDA), own("numbers", *CPU)),
     Stage("variants", 70, own("variants", *CUDA), own("variants", *CPU)),

@@ -90,7 +90,7 @@ def share_of_latent(
     """Σ over inputs first … last − 1 of A · xᵀ without A's scales, (RANK, TOKENS).
 
     x is the left factor: A, which is converted, would be one in registers, and the products of a pipelined loop read
-    those while ptxas up to 12.9 lets the next iteration write them (`kernels.sass`).
+    those while ptxas up to 12.9 lets the next iteration write them (`kernels.ahead_of_time`).
     """
     latent = tl.arange(0, RANK)
     total = tl.zeros((TOKENS, RANK), tl.float32)

@@ -39,8 +39,7 @@ from live.executor import (
 )
 from live.graphs.buffers import Arrays, DeviceBuffers, Fields, SamplingBatch, size, views
 from live.graphs.capture_sizes import SDPA_TOKENS, CaptureSizes, StepShape
-from live.graphs.captured_call import CapturedCall, GraphMemory
-from live.graphs.step import Result, StaticStep, UnsampledOutput
+from live.graphs.step import CapturedCall, GraphMemory, Result, StaticStep, UnsampledOutput
 from live.input_batch import InputBatch, generation_of
 from live.models.decoder import Decoder, Inputs
 from schedulers.batches import Batch

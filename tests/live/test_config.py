@@ -17,7 +17,7 @@ from live.models.config import Family, read_config
 from live.models.decoder import Decoder
 from live.models.weights import load_weights, model_bytes
 from tests.live.conftest import COMMON, LLAMA3
-from tests.live.test_decoder import assert_logits_agree
+from tests.live.test_engine import assert_logits_agree
 from workloads.errors import BadInput
 
 transformers = pytest.importorskip("transformers", reason="answers are compared with those of transformers")

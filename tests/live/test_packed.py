@@ -21,7 +21,7 @@ from live.models.weights import DenseFFN, load_weights, random_weights
 from live.validation.backend import LiveBackend, model_source
 from scenarios.validation import LiveModelSpec, QuantiseSpec
 from tests.live.packed_checkpoints import Format, Tensors, change, gptq_words, model_of, write
-from tests.live.test_decoder import assert_logits_agree
+from tests.live.test_engine import assert_logits_agree
 from workloads.errors import BadInput
 
 pytest.importorskip("transformers", reason="checkpoints are written from transformers' models")

@@ -23,8 +23,8 @@ from live.engine import Engine, StepResult
 from live.executor import ModelRunnerOutput
 from live.generation import Generation
 from live.graphs.capture_sizes import WIDTHS, StepShape, at_least, powers, sizes
-from live.graphs.captured_call import CapturedCall, GraphMemory
 from live.graphs.executor import PaddedInputs, on_device
+from live.graphs.step import CapturedCall, GraphMemory
 from live.models.config import ModelConfig
 from live.models.decoder import Decoder, FFNRows, Inputs, PagedCache, ffn_stage, with_decode_work
 from live.models.weights import FFN

@@ -9,7 +9,7 @@ import torch
 
 from kernels.w4_gemm import PackedWeight, dequantise, from_codes, quantise, reference, triton
 from kernels.w4_gemm.pack import pack, unpack
-from kernels.w4_gemm.ptx import codes_ptx
+from kernels.w4_gemm.triton import codes_ptx
 
 ROUNDING = {torch.float32: 2**-24, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 """Of the result. bfloat16 has a whole unit in the last place, because the interpreter cuts where a GPU rounds."""
