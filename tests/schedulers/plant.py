@@ -6,14 +6,15 @@ It keeps books of its own: what every request has cached, how many tokens it was
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from schedulers.batches import Batch, DecodeBatch, MixedBatch, OneShotBatch
 from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
 from schedulers.kv_tiers import Load
-from schedulers.parallel_cores import PipelinedEngineCore
 from schedulers.sequence import FINISHED, Sequence, SubmitOptions
+from schedulers.speculation import SpeculativeEngineCore
 from schedulers.step_policies import ChunkPolicy
 from tests.schedulers.stories import batch_text
 from workloads.request import Request
@@ -61,17 +62,22 @@ class Plant:
     """One run with up to `depth` steps in flight.
 
     `leaps`: steady steps are advanced at once instead of being begun. `forgetful`: the core looks at every waiting
-    sequence in each step, as if it did not know that they lack blocks. `pipelined`: the core has `depth` micro-batches.
+    in each step, as if it did not know that they lack blocks. `make`: makes the core. `accept`: draft tokens that are
+    that are right, of a request's draft of this many.
 
     Attributes:
         ends: how each request ended, and with how many tokens. steps: every step told, by the clock, leaps told too.
+        attended: of each step, the tokens that its decodes attend to together and at most, and its outputs.
     """
 
     def __init__(
         self, config: EngineConfig, chunks: ChunkPolicy | None, depth: int, *, leaps: bool = False,
-        forgetful: bool = False, pipelined: bool = False,
+        forgetful: bool = False, make: Callable[[EngineConfig, ChunkPolicy | None], EngineCore] = EngineCore,
+        accept: Callable[[int, int], int] = lambda id, drafted: 0,
     ) -> None:  # fmt: skip
-        self.core = PipelinedEngineCore(config, depth, chunks) if pipelined else EngineCore(config, chunks)
+        self.core = make(config, chunks)
+        self.accept = accept
+        self.attended: list[tuple[int, int, int]] = []
         self.config = config
         self.chunks = chunks
         self.depth = depth
@@ -176,6 +182,7 @@ class Plant:
         self.quiet = max(promised - 1, 0), members
         if batch is not None:
             self._check(batch)
+            self.attended.append((batch.decode_kv, batch.longest_decode, batch.outputs))
             self.in_flight.append(batch)
         self._aborts(clock, in_flight=True)
         if len(self.in_flight) == self.depth or (self.in_flight and batch is None):
@@ -183,13 +190,19 @@ class Plant:
         return 1
 
     def _finish(self, batch: Batch, clock: int) -> None:
-        stopped: list[Sequence] = []
-        for sequence in [*batch.decodes, *(chunk.sequence for chunk in batch.chunks if chunk.last)]:
+        stopped, accepted, emitted = list[Sequence](), list[int](), list[int]()
+        drafts = batch.draft_tokens or [0] * len(batch.decodes)
+        rows = [*zip(batch.decodes, drafts, strict=True), *((c.sequence, 0) for c in batch.chunks if c.last)]
+        for sequence, drafted in rows:
             id = sequence.request.id
+            accepted.append(self.accept(id, drafted))
+            emitted.append(min(accepted[-1] + 1, self.visits[id].tokens - self.given[id]))
             if sequence.state != FINISHED:
-                self.given[id] += 1
+                self.given[id] += emitted[-1]
                 if self.given[id] == self.visits[id].tokens:
                     stopped.append(sequence)
+        if isinstance(self.core, SpeculativeEngineCore):
+            self.core.record_outputs(batch, accepted, emitted)
         finished = self.core.end_step(batch, stopped, 0.0)
         self._copy(clock, computed=True)
         assert {sequence.request.id for sequence in finished} == {sequence.request.id for sequence in stopped}

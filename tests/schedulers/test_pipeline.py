@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -23,10 +24,14 @@ def allowed(config: EngineConfig) -> EngineConfig:
     return replace(config, max_table_blocks=0, kv_offloading=None)
 
 
+def pipelined(stages: int, config: EngineConfig, policy: ChunkPolicy | None) -> PipelinedEngineCore:
+    return PipelinedEngineCore(config, stages, policy)
+
+
 @given(configs(), policies, st.integers(1, 5), stories)
 def test_any_story(config: EngineConfig, policy: ChunkPolicy | None, stages: int, story: list[Visit]) -> None:
     """`Plant` checks each step; `check_integrity`, that a sequence decodes in one batch in flight."""
-    plant = Plant(allowed(config), policy, stages, pipelined=True).run(story)
+    plant = Plant(allowed(config), policy, stages, make=partial(pipelined, stages)).run(story)
     check_ends(plant, story)
 
 
@@ -34,9 +39,11 @@ def test_any_story(config: EngineConfig, policy: ChunkPolicy | None, stages: int
 def test_a_single_stage_is_the_plain_scheduler(
     config: EngineConfig, policy: ChunkPolicy | None, story: list[Visit]
 ) -> None:
-    plain, pipelined = (Plant(allowed(config), policy, 1, pipelined=flag).run(story) for flag in (False, True))
-    assert pipelined.steps == plain.steps
-    assert pipelined.ends == plain.ends
+    plain, staged = (
+        Plant(allowed(config), policy, 1, make=make).run(story) for make in (EngineCore, partial(pipelined, 1))
+    )
+    assert staged.steps == plain.steps
+    assert staged.ends == plain.ends
 
 
 def core_of(stages: int, **settings: int) -> PipelinedEngineCore:

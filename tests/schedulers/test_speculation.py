@@ -3,50 +3,40 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from schedulers.batches import Batch
 from schedulers.engine_config import EngineConfig
-from schedulers.engine_core import EngineCore
-from schedulers.sequence import FINISHED, Sequence
-from schedulers.speculation import SpeculativeEngineCore
-from schedulers.step_policies import DRAFT_POLICIES, DraftsByBatchSize, FixedDrafts, GoodputDrafts, StaticChunks
+from schedulers.speculation import Propose, SpeculativeEngineCore, as_many_as_may_be
+from schedulers.step_policies import (
+    DRAFT_POLICIES,
+    ChunkPolicy,
+    DraftsByBatchSize,
+    FixedDrafts,
+    GoodputDrafts,
+    StaticChunks,
+)
+from tests.schedulers.plant import Plant, Visit, check_ends
 from workloads.request import Request
 
-
-@dataclass(frozen=True)
-class Visit:
-    """A request that comes before step `at`; its answer ends after `answer` tokens, `abort` steps later it is gone."""
-
-    at: int
-    prompt: int
-    max_tokens: int
-    answer: int
-    ids: tuple[int, ...] = ()
-    abort: int | None = None
-    in_step: bool = False
-    priority: int = 0
-
-
-def visits() -> st.SearchStrategy[list[Visit]]:
-    visit = st.builds(
+VISITS = st.lists(
+    st.builds(
         Visit,
         at=st.integers(0, 12),
         prompt=st.integers(1, 30),
-        max_tokens=st.integers(0, 20),
-        answer=st.integers(1, 20),
+        limit=st.integers(0, 20),
+        stop=st.integers(1, 20),
         ids=st.lists(st.integers(0, 2), max_size=4).map(tuple),
         abort=st.none() | st.integers(0, 12),
-        in_step=st.booleans(),
+        in_flight=st.booleans(),
         priority=st.integers(0, 2),
-    )
-    return st.lists(visit, min_size=1, max_size=8)
-
+    ),
+    min_size=1,
+    max_size=8,
+)
 
 CONFIGS = st.builds(
     EngineConfig,
@@ -65,89 +55,24 @@ CONFIGS = st.builds(
     scheduler=st.sampled_from(["vllm-0.19", "vllm-0.32", "vllm-0.33"]),
 )
 
-Accept = Callable[[int, int], int]
-"""Draft tokens that are right, of a request's draft of this many."""
+
+def speculating(
+    drafts: int, config: EngineConfig, chunks: ChunkPolicy | None, propose: Propose = as_many_as_may_be
+) -> SpeculativeEngineCore:
+    core = SpeculativeEngineCore(config, FixedDrafts(drafts), drafts, chunks)
+    core.propose = propose
+    return core
 
 
-def run(core: EngineCore, story: list[Visit], accept: Accept) -> tuple[list[str], dict[int, int]]:
-    """Play a story to its end. Returns each step in words, and the tokens that each request was given."""
-    steps: list[str] = []
-    given_tokens = dict.fromkeys(range(len(story)), 0)
-    finished_ids: set[int] = set()
-    step = 0
-    while step <= 12 or core.sequences:
-        for number, visit in enumerate(story):
-            if visit.at == step:
-                prompt, ids, priority = visit.prompt, visit.ids, visit.priority
-                request = Request(number, 0.0, prompt, visit.max_tokens, prefix_blocks=ids, priority=priority)
-                core.submit(request, 0.0)
-        _abort(core, story, step, finished_ids, in_step=False)
-        batch = core.begin_step(0.0)
-        if batch is not None:
-            assert batch.tokens <= core.config.max_num_batched_tokens
-            core.check_integrity()
-            steps.append(_batch_text(batch))
-            _abort(core, story, step, finished_ids, in_step=True)
-            for sequence in _end(core, batch, story, given_tokens, accept):
-                assert sequence.request.id not in finished_ids
-                finished_ids.add(sequence.request.id)
-                assert given_tokens[sequence.request.id] == sequence.num_output_tokens
-            core.check_integrity()
-        step += 1
-        assert step < 2000, f"a request starves: {list(core.sequences.values())}"
-    assert finished_ids == set(given_tokens)
-    assert core.kv_cache.num_free_blocks == core.config.num_gpu_blocks
-    assert core.outstanding_tokens == 0
-    return steps, given_tokens
-
-
-def _batch_text(batch: Batch) -> str:
-    decodes = [sequence.request.id for sequence in batch.decodes]
-    return f"{batch.chunks} {decodes} {batch.decode_kv} {batch.longest_decode} {batch.outputs}"
-
-
-def _abort(core: EngineCore, story: list[Visit], step: int, finished_ids: set[int], *, in_step: bool) -> None:
-    for number, visit in enumerate(story):
-        due = visit.abort is not None and visit.at + visit.abort == step and visit.in_step == in_step
-        if due and core.abort(number, 0.0) is not None:
-            finished_ids.add(number)
-
-
-def _end(
-    core: EngineCore, batch: Batch, story: list[Visit], given_tokens: dict[int, int], accept: Accept
-) -> list[Sequence]:
-    """End a step as a backend does that finds the tokens one by one."""
-    stopped: list[Sequence] = []
-    accepted, emitted = [], []
-    drafts = batch.draft_tokens or [0] * len(batch.decodes)
-    tokens = [*zip(batch.decodes, drafts, strict=True), *((c.sequence, 0) for c in batch.chunks if c.last)]
-    for i, (sequence, drafted) in enumerate(tokens):
-        number = sequence.request.id
-        right = accept(number, drafted)
-        remaining = story[number].answer - given_tokens[number]
-        num_emitted = min(right + 1, remaining)
-        if i < len(batch.decodes):
-            accepted.append(right)
-            emitted.append(num_emitted)
-        if sequence.state == FINISHED:
-            continue  # aborted in this step
-        given_tokens[number] += num_emitted
-        if num_emitted == remaining:
-            stopped.append(sequence)
-    if isinstance(core, SpeculativeEngineCore):
-        core.record_outputs(batch, accepted, emitted)
-    return core.end_step(batch, stopped, 0.0)
-
-
-@given(CONFIGS, visits(), st.none() | st.integers(4, 12))
+@given(CONFIGS, VISITS, st.none() | st.integers(4, 12))
 @example(
     EngineConfig(13, block_size=4, max_num_batched_tokens=4, max_num_seqs=1, prefix_id_tokens=4),
-    [Visit(0, 1, 4, 4, (0,), abort=3, in_step=True), Visit(0, 5, 0, 1, (0,))],  # the last step completes a block
+    [Visit(0, 1, 4, (0,), 4, abort=3, in_flight=True), Visit(0, 5, 0, (0,), 1)],  # the last step completes a block
     None,
 )
 @example(
     EngineConfig(13, block_size=4, max_num_batched_tokens=4, max_num_seqs=2, prefix_id_tokens=4),
-    [Visit(0, 1, 0, 1), Visit(0, 1, 4, 4, (0,)), Visit(3, 5, 0, 1, (0,))],  # an answer is found while it grows
+    [Visit(0, 1, 0), Visit(0, 1, 4, (0,)), Visit(3, 5, 0, (0,))],  # an answer is found while it grows
     None,
 )
 @example(
@@ -155,7 +80,7 @@ def _end(
         13, block_size=4, max_num_batched_tokens=8, max_num_seqs=2, prefix_id_tokens=4, scheduling_policy="priority",
         scheduler_reserve_full_isl=False,
     ),
-    [Visit(0, 28, 20, 20, priority=1), Visit(5, 30, 1, 1)],  # a chunk without blocks preempts the lower priority
+    [Visit(0, 28, 20, priority=1), Visit(5, 30, 1)],  # a chunk without blocks preempts the lower priority
     None,
 )  # fmt: skip
 @example(
@@ -163,43 +88,37 @@ def _end(
         13, block_size=4, max_num_batched_tokens=10, max_num_seqs=3, prefix_id_tokens=4, prefill_schedule_interval=3,
         scheduler_reserve_full_isl=False,
     ),
-    [Visit(0, 9, 2, 2), Visit(0, 11, 0, 1), Visit(1, 1, 4, 4)],  # a prompt that was held is before a decode
+    [Visit(0, 9, 2), Visit(0, 11, 0), Visit(1, 1, 4)],  # a prompt that was held is before a decode
     None,
 )  # fmt: skip
 def test_without_drafts_it_decides_as_the_plain_scheduler(
     config: EngineConfig, story: list[Visit], limit: int | None
 ) -> None:
-    def chunks() -> StaticChunks | None:
-        return StaticChunks(limit) if limit else None
-
-    plain = run(EngineCore(config, chunks()), story, lambda number, drafted: 0)
-    speculating = run(SpeculativeEngineCore(config, FixedDrafts(0), 0, chunks()), story, lambda number, drafted: 0)
-    assert speculating == plain
+    chunks = StaticChunks(limit) if limit else None
+    plain = Plant(config, chunks, 1).run(story)
+    undrafted = Plant(config, chunks, 1, make=partial(speculating, 0)).run(story)
+    assert (undrafted.steps, undrafted.attended, undrafted.ends) == (plain.steps, plain.attended, plain.ends)
 
 
-@given(CONFIGS, visits(), st.integers(1, 5), st.integers(0, 2**20))
+@given(CONFIGS, VISITS, st.integers(1, 5), st.integers(0, 2**20))
 def test_whatever_is_accepted_every_request_gets_its_answer_and_every_block_comes_back(
     config: EngineConfig, story: list[Visit], drafts: int, seed: int
 ) -> None:
     rng = random.Random(seed)
-    core = SpeculativeEngineCore(config, FixedDrafts(drafts), drafts)
-    core.propose = lambda sequence, limit: rng.randint(0, limit)
-    _, tokens = run(core, story, lambda number, drafted: rng.randint(0, drafted))
-    for number, visit in enumerate(story):
-        if visit.abort is None:
-            assert tokens[number] == min(visit.answer, max(visit.max_tokens, 1))
-    stats = core.stats
+    make = partial(speculating, drafts, propose=lambda sequence, limit: rng.randint(0, limit))
+    plant = Plant(config, None, 1, make=make, accept=lambda number, drafted: rng.randint(0, drafted)).run(story)
+    check_ends(plant, story)
+    stats = plant.core.stats
     assert sum(stats.num_accepted_tokens_per_pos) == stats.num_accepted_tokens <= stats.num_draft_tokens
 
 
 @pytest.mark.parametrize("drafts", [1, 3, 5])
 def test_accepted_drafts_shorten_a_run_as_they_should(drafts: int) -> None:
     """Every draft right: an answer of 61 tokens takes its prompt's step and 60 / (k + 1) more."""
-    config = EngineConfig(num_gpu_blocks=40)
-    core = SpeculativeEngineCore(config, FixedDrafts(drafts), drafts)
-    steps, _ = run(core, [Visit(0, 10, 61, 61)], lambda number, drafted: drafted)
-    assert len(steps) == 1 + 60 // (drafts + 1)
-    assert core.stats.num_accepted_tokens == 60 // (drafts + 1) * drafts
+    make = partial(speculating, drafts)
+    plant = Plant(EngineConfig(40), None, 1, make=make, accept=lambda number, drafted: drafted).run([Visit(0, 10, 61)])
+    assert len(plant.steps) == 1 + 60 // (drafts + 1)
+    assert plant.core.stats.num_accepted_tokens == 60 // (drafts + 1) * drafts
 
 
 def test_a_sequence_gets_its_token_before_another_gets_drafts() -> None:
