@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from schedulers.admission_control import RequestShed
 from schedulers.batches import Batch, DecodeBatch, MixedBatch, OneShotBatch
 from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
@@ -43,6 +44,7 @@ class Visit:
     task: str = "generate"
     model: str = "a"
     priority: int = 0
+    service_class: str = ""
 
     @property
     def tokens(self) -> int:
@@ -78,6 +80,7 @@ class Plant:
         self.core = make(config, chunks)
         self.accept = accept
         self.attended: list[tuple[int, int, int]] = []
+        self.model_loads = 0
         self.config = config
         self.chunks = chunks
         self.depth = depth
@@ -127,13 +130,19 @@ class Plant:
     def _submit(self, id: int, visit: Visit) -> None:
         request = Request(
             id, 0.0, visit.prompt, visit.limit, visit.model, visit.ids, visit.task, visit.priority,
-            tenant=visit.model, ttft_goal=float(visit.priority),
+            tenant=visit.model, ttft_goal=float(visit.priority), service_class=visit.service_class,
         )  # fmt: skip
         is_sent = visit.way == "sent"
         received = visit.way == "received"
         try:
             options = SubmitOptions(1 if is_sent else None, remote_prefill=received, hold_blocks=is_sent)
-            self.core.submit(request, 0.0, options)
+            before = self.core.outstanding_tokens, self.core.num_waiting
+            self.core.submit(request, float(visit.at), options)
+        except RequestShed as shed:
+            assert shed.retry_after > 0
+            assert (self.core.outstanding_tokens, self.core.num_waiting) == before
+            self._end(id, "shed")
+            return
         except ValueError as error:
             assert "KV blocks" in str(error)
             self._end(id, "rejected")
@@ -147,8 +156,8 @@ class Plant:
         for id, visit in enumerate(self.visits):
             due = visit.abort is not None and visit.at + visit.abort == clock and visit.in_flight == in_flight
             if due and id in self.core.sequences:
-                assert self.core.abort(id, 0.0) is not None
-                assert self.core.abort(id, 0.0) is None
+                assert self.core.abort(id, float(clock)) is not None
+                assert self.core.abort(id, float(clock)) is None
                 self._end(id, "aborted")
                 self._disturb()
 
@@ -172,7 +181,7 @@ class Plant:
         promised, members = self.quiet
         if core.steady_decode_steps() > promised:
             promised, members = core.steady_decode_steps(), tuple(core.decode_set.sequences)
-        batch = core.begin_step(0.0)
+        batch = core.begin_step(float(clock))
         core.check_integrity()
         self._copy(clock, computed=False)
         self.steps.append(f"{clock}: {batch_text(batch)}")
@@ -203,7 +212,7 @@ class Plant:
                     stopped.append(sequence)
         if isinstance(self.core, SpeculativeEngineCore):
             self.core.record_outputs(batch, accepted, emitted)
-        finished = self.core.end_step(batch, stopped, 0.0)
+        finished = self.core.end_step(batch, stopped, float(clock + 1))
         self._copy(clock, computed=True)
         assert {sequence.request.id for sequence in finished} == {sequence.request.id for sequence in stopped}
         for sequence in finished:
@@ -272,6 +281,11 @@ class Plant:
         kind = MixedBatch if batch.chunks else DecodeBatch
         assert type(batch) is (OneShotBatch if one_shot and len(one_shot) == len(everybody) else kind)
         self._check_chunks(batch)
+        self.model_loads += len(batch.loads)
+        assert self.model_loads == self.core.model_loads
+        if config.model_slots is not None:
+            models = {sequence.request.model for sequence in everybody} - {config.model_slots.base}
+            assert len(models) <= (1 if config.model_slots.exclusive else config.model_slots.slots)
         if config.one_shot is not None:
             maximum = config.one_shot.max_step_tokens()
             assert sum(chunk.tokens for chunk in one_shot) <= maximum

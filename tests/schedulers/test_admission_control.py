@@ -10,12 +10,14 @@ from schedulers.admission_control import FIRST_RETRY_AFTER, AdmissionLimits, Req
 from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
 from schedulers.sequence import WAITING
+from tests.schedulers.plant import Plant, Visit, check_ends
 from workloads.request import Request
 
-arrivals = st.lists(
-    st.tuples(
-        st.integers(0, 40), st.sampled_from("ab"), st.sampled_from("xy"), st.integers(1, 30), st.integers(1, 12),
-        st.one_of(st.none(), st.none(), st.integers(0, 9)),
+stories = st.lists(
+    st.builds(
+        Visit, at=st.integers(0, 40), service_class=st.sampled_from("ab"), model=st.sampled_from("xy"),
+        prompt=st.integers(1, 20), limit=st.integers(1, 12), abort=st.none() | st.none() | st.integers(0, 9),
+        priority=st.sampled_from([0, 1, 3]),
     ),
     min_size=1, max_size=60,
 )  # fmt: skip
@@ -28,45 +30,22 @@ limits = st.builds(
 )
 
 
-@given(arrivals, limits, st.sampled_from(["fcfs", "priority", "deadline", "fair"]), st.integers(8, 30))
+@given(stories, limits, st.sampled_from(["fcfs", "priority", "deadline", "fair"]), st.integers(8, 30))
 def test_limits_hold_and_every_request_ends_once(
-    jobs: list[tuple[int, str, str, int, int, int | None]], limits: AdmissionLimits, policy: str, blocks: int
+    story: list[Visit], limits: AdmissionLimits, policy: str, blocks: int
 ) -> None:
-    """Blocks are few, so that sequences are preempted; some requests are aborted."""
-    core = EngineCore(
-        EngineConfig(
-            num_gpu_blocks=blocks, block_size=4, prefix_id_tokens=4, max_num_seqs=3, max_num_batched_tokens=16,
-            scheduling_policy=policy, admission_control=limits,
-        )
+    """Blocks are few, so that sequences are preempted; some requests are aborted. Goals are priorities, in seconds."""
+    config = EngineConfig(
+        num_gpu_blocks=blocks, block_size=4, prefix_id_tokens=4, max_num_seqs=3, max_num_batched_tokens=16,
+        scheduling_policy=policy, admission_control=limits,
     )  # fmt: skip
-    ends: dict[int, str] = {}
-    for step in range(2000):
-        for number, (at, name, tenant, prompt, output, _) in enumerate(jobs):
-            if at == step:
-                request = Request(number, float(at), min(prompt, 20), output, tenant=tenant, service_class=name,
-                                  ttft_goal=3.0, priority=number % 2)  # fmt: skip
-                before = core.outstanding_tokens, core.num_waiting
-                try:
-                    core.submit(request, float(step))
-                except RequestShed as shed:
-                    ends[number] = "shed"
-                    assert shed.retry_after > 0
-                    assert (core.outstanding_tokens, core.num_waiting) == before
-                except ValueError:
-                    ends[number] = "refused"
-            remaining = jobs[number][5]
-            if remaining is not None and at + remaining == step and core.abort(number, float(step)) is not None:
-                ends[number] = "aborted"
-        _check_limits(core, limits)
-        batch = core.begin_step(float(step))
-        core.check_integrity()
-        if batch is not None:
-            for sequence in core.end_step(batch, (), float(step + 1)):
-                assert sequence.request.id not in ends
-                ends[sequence.request.id] = "finished"
-        elif step > 40 and not core.sequences:
-            break
-    assert sorted(ends) == list(range(len(jobs)))
+
+    class Limited(Plant):
+        def _turn(self, clock: int) -> int:
+            _check_limits(self.core, limits)
+            return super()._turn(clock)
+
+    check_ends(Limited(config, None, 1).run(story), story)
 
 
 def _check_limits(core: EngineCore, limits: AdmissionLimits) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from schedulers.engine_config import EngineConfig, OneShotBudget
 from schedulers.engine_core import EngineCore
 from schedulers.model_slots import SlotsConfig
+from tests.schedulers.plant import Plant, Visit, check_ends
 from workloads.request import Request
 
 
@@ -105,50 +106,26 @@ def test_replacement_is_least_recently_used(models: list[str], slots: int, exclu
 
 
 @given(
-    visits=st.lists(
-        st.tuples(st.integers(0, 12), st.sampled_from("abcdz"), st.integers(1, 30), st.integers(1, 12), st.booleans()),
-        min_size=1,
-        max_size=25,
+    story=st.lists(
+        st.builds(
+            Visit, at=st.integers(0, 12), model=st.sampled_from("abcdz"), prompt=st.integers(1, 30),
+            limit=st.integers(1, 12), abort=st.sampled_from([None, 3]),
+        ),
+        min_size=1, max_size=25,
     ),
-    slots=st.integers(1, 3),
-    exclusive=st.booleans(),
-    turn=st.sampled_from([0.0, 3.0]),
-    keep_alive=st.sampled_from([None, 0.0, 4.0]),
-    blocks=st.integers(6, 40),
+    slots=st.integers(1, 3), exclusive=st.booleans(), turn=st.sampled_from([0.0, 3.0]),
+    keep_alive=st.sampled_from([None, 0.0, 4.0]), blocks=st.integers(6, 40),
     policy=st.sampled_from(["fcfs", "priority", "shortest_prompt"]),
-)
+)  # fmt: skip
 def test_every_request_ends_and_no_step_has_more_models_than_slots(
-    visits: list[tuple[int, str, int, int, bool]], slots: int, exclusive: bool, turn: float,
-    keep_alive: float | None, blocks: int, policy: str,
-) -> None:  # fmt: skip
-    config = SlotsConfig(slots, None, "z" if not exclusive else "", exclusive, turn, keep_alive)
-    core = EngineCore(
-        EngineConfig(
-            blocks, block_size=8, max_num_seqs=6, max_num_batched_tokens=16, model_slots=config,
-            scheduling_policy=policy, prefix_id_tokens=8,
-        )
+    story: list[Visit], slots: int, exclusive: bool, turn: float, keep_alive: float | None, blocks: int, policy: str
+) -> None:
+    """`Plant` checks the models of each step and counts loads."""
+    config = EngineConfig(
+        blocks, block_size=8, max_num_seqs=6, max_num_batched_tokens=16, scheduling_policy=policy, prefix_id_tokens=8,
+        model_slots=SlotsConfig(slots, None, "z" if not exclusive else "", exclusive, turn, keep_alive),
     )  # fmt: skip
-    num_finished, step, loaded = 0, 0, 0
-    while core.sequences or step <= 12:
-        for i, (at, model, prompt, tokens, _) in enumerate(visits):
-            if at == step:
-                core.submit(Request(i, float(at), prompt, tokens, model), float(at))
-        for i, (at, _, _, _, aborted) in enumerate(visits):
-            if aborted and at + 3 == step and core.abort(i, float(step)) is not None:
-                num_finished += 1
-        batch = core.begin_step(float(step))
-        if batch is not None:
-            models = {row.request.model for row in (*batch.decodes, *(chunk.sequence for chunk in batch.chunks))}
-            assert len(models - {config.base}) <= (1 if exclusive else slots)
-            loaded += len(batch.loads)
-            core.check_integrity()
-            num_finished += len(core.end_step(batch, (), float(step)))
-        core.check_integrity()
-        step += 1
-        assert step < 3000, f"starving: {core.sequences}"
-    assert num_finished == len(visits)
-    assert loaded == core.model_loads
-    assert core.kv_cache.num_free_blocks == blocks
+    check_ends(Plant(config, None, 1).run(story), story)
 
 
 @pytest.mark.parametrize(("slots", "host", "expected"), [(0, None, "at least 1 slot"), (3, 2, "as many as slots")])
