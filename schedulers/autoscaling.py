@@ -327,36 +327,21 @@ class MeetGoals:
         lower, upper = observation.min_replicas, observation.max_replicas
         if any(observation.latencies.get(name, 0.0) > limit for name, limit in self.goals.items()):
             lower = min(max(lower, observation.replicas), upper)
-        start = min(max(observation.replicas, lower), upper)
-        if self._meets(start):
-            return self._least_down_from(start, lower)
-        return self._least_up_from(start, upper)
+        return self._fewest_near(min(max(observation.replicas, lower), upper), lower, upper)
 
-    def _least_down_from(self, enough: int, lower: int) -> int:
-        """The fewest engines that meet the goals, from `lower` to `enough`, which do."""
-        step = 1
-        while enough > lower:
-            size = max(enough - step, lower)
-            if not self._meets(size):
-                return self._between(size, enough)
-            enough, step = size, 2 * step
-        return enough
-
-    def _least_up_from(self, low: int, upper: int) -> int:
-        """The fewest engines that meet the goals, above `low`, which do not, or `upper`."""
-        step = 1
-        while low < upper:
-            size = min(low + step, upper)
-            if self._meets(size):
-                return self._between(low, size)
-            low, step = size, 2 * step
-        return upper
-
-    def _between(self, low: int, enough: int) -> int:
-        while enough - low > 1:
-            middle = (low + enough) // 2
-            low, enough = (low, middle) if self._meets(middle) else (middle, enough)
-        return enough
+    def _fewest_near(self, size: int, lower: int, upper: int) -> int:
+        """The fewest engines from `lower` that meet the goals, or `upper`; sought in doubled steps from `size`."""
+        enough, step = self._meets(size), 1
+        while size != (lower if enough else upper):
+            following = max(size - step, lower) if enough else min(size + step, upper)
+            if self._meets(following) != enough:
+                low, high = sorted((size, following))
+                while high - low > 1:
+                    middle = (low + high) // 2
+                    low, high = (low, middle) if self._meets(middle) else (middle, high)
+                return high
+            size, step = following, 2 * step
+        return size
 
     def _meets(self, engines: int) -> bool:
         predicted = self._predict(engines)

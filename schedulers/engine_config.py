@@ -70,32 +70,31 @@ SCHEDULERS: Final = SCHEDULER_VERSIONS | {
 """All schedulers by name; `PRESETS` has the settings with which those other than vLLM's come."""
 
 
-SGLANG: Final[dict[str, Any]] = {
-    "block_size": 1,
-    "max_num_batched_tokens": 8192,
-    "max_num_seqs": 2048,
-    "max_prefill_tokens": 16384,
-    "enable_mixed_chunk": False,
-    "cache_blocks_on": "computed",
-    "preemption_policy": "fewest_outputs",
-    "capacity_scheduler_policy": "new_token_ratio",
-    "async_scheduling": True,
+PRESETS: Final[dict[str, dict[str, Any]]] = {
+    "sglang": {
+        "block_size": 1,
+        "max_num_batched_tokens": 8192,
+        "max_num_seqs": 2048,
+        "max_prefill_tokens": 16384,
+        "enable_mixed_chunk": False,
+        "cache_blocks_on": "computed",
+        "preemption_policy": "fewest_outputs",
+        "capacity_scheduler_policy": "new_token_ratio",
+        "async_scheduling": True,
+    },
+    "tensorrt-llm": {
+        "block_size": 32,
+        "max_num_batched_tokens": 8192,
+        "max_num_seqs": 2048,
+        "enable_chunked_prefill": False,
+        "context_chunking_policy": "first_come_first_served",
+        "cache_blocks_on": "computed",
+        "in_batch_prefix_caching": True,
+        "kv_reservation": "prompt",
+        "capacity_scheduler_policy": "guaranteed_no_evict",
+        "async_scheduling": True,
+    },
 }
-
-TENSORRT_LLM: Final[dict[str, Any]] = {
-    "block_size": 32,
-    "max_num_batched_tokens": 8192,
-    "max_num_seqs": 2048,
-    "enable_chunked_prefill": False,
-    "context_chunking_policy": "first_come_first_served",
-    "cache_blocks_on": "computed",
-    "in_batch_prefix_caching": True,
-    "kv_reservation": "prompt",
-    "capacity_scheduler_policy": "guaranteed_no_evict",
-    "async_scheduling": True,
-}
-
-PRESETS: Final = {"sglang": SGLANG, "tensorrt-llm": TENSORRT_LLM}
 
 NOT_OVERLAPPED: Final = ("speculative_config", "pipeline_parallel_size")
 """Settings with which steps are not scheduled ahead."""

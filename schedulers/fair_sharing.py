@@ -59,7 +59,7 @@ class FairSharing:
             if not 0 < value < inf:
                 raise ValueError(f"{name}: expected a weight above 0, found {value!r}")
         self._accounts: dict[str, Account] = {}
-        self._last = ""  # the tenant whose sequence left the queues last
+        self.last = ""  # the tenant whose sequence left the queues last
 
     def make_queue(self) -> FairQueue:
         return FairQueue(self)
@@ -114,18 +114,13 @@ class FairSharing:
         waiting = [name for name, account in self._accounts.items() if account.waiting]
         if waiting:
             minimum = min(self.counter(name) for name in waiting)
-        elif self._last in self._accounts:
-            minimum = self.counter(self._last)
+        elif self.last in self._accounts:
+            minimum = self.counter(self.last)
         else:
             return
         lack = minimum - self.counter(tenant)
         if lack > 0:
             self.account(tenant).lifted += lack
-
-    def on_leave(self, tenant: str) -> None:
-        """Note that a sequence has left a queue."""
-        self.account(tenant).waiting -= 1
-        self._last = tenant
 
 
 class FairQueue:
@@ -143,13 +138,10 @@ class FairQueue:
 
     def push(self, sequence: Sequence) -> None:
         self.policy.on_push(sequence.request.tenant)
-        self._enter(sequence)
+        self.requeue(sequence)
 
     def requeue(self, sequence: Sequence) -> None:
         """See `WaitingQueue.requeue`: a tenant whose sequence was preempted has not been away."""
-        self._enter(sequence)
-
-    def _enter(self, sequence: Sequence) -> None:
         tenant = sequence.request.tenant
         self.count += 1
         self.policy.account(tenant).waiting += 1
@@ -178,10 +170,8 @@ class FairQueue:
     def pop(self) -> Sequence:
         head = self._head
         assert head is not None, "the queue has a sequence, which was peeked at"
-        tenant = head.request.tenant
-        line = self._lines[tenant]
-        line.pop()
-        self._leave(tenant, line)
+        self._lines[head.request.tenant].pop()
+        self._leave(head.request.tenant)
         return head
 
     def ahead_of(self, sequence: Sequence) -> int:
@@ -194,15 +184,14 @@ class FairQueue:
         return min(int(line.ahead_of(sequence) * weights / policy.account(tenant).weight), self.count)
 
     def remove(self, sequence: Sequence) -> None:
-        tenant = sequence.request.tenant
-        line = self._lines[tenant]
-        line.remove(sequence)
-        self._leave(tenant, line)
+        self._lines[sequence.request.tenant].remove(sequence)
+        self._leave(sequence.request.tenant)
 
-    def _leave(self, tenant: str, line: KeyQueue) -> None:
+    def _leave(self, tenant: str) -> None:
         self.count -= 1
-        self.policy.on_leave(tenant)
-        if not line.count:
+        self.policy.account(tenant).waiting -= 1
+        self.policy.last = tenant
+        if not self._lines[tenant].count:
             del self._lines[tenant]
 
     def sequences(self) -> Iterable[Sequence]:

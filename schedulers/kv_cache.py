@@ -246,8 +246,7 @@ class KVCache:
         """Take `count` blocks off the free queue without naming their owner (decodes are assigned theirs later)."""
         if not count:
             return
-        if count > self.num_free_blocks:
-            raise AssertionError(f"{count} blocks wanted, {self.num_free_blocks} are free")
+        assert count <= self.num_free_blocks, f"{count} blocks wanted, {self.num_free_blocks} are free"
         self.num_free_blocks -= count
         queue = self._free_queue
         while count > 0:
@@ -401,8 +400,7 @@ class KVCache:
             for node in blocks.nodes:
                 counts[node] = counts.get(node, 0) + 1
         for node, count in counts.items():
-            if node.ref_count != count:
-                raise AssertionError(f"prefix block {node.key}: {node.ref_count} references, {count} holders")
+            assert node.ref_count == count, f"prefix block {node.key}: {node.ref_count} references, {count} holders"
         private = sum(blocks.num_private for blocks in owners)
         in_use, free = private + len(counts) * self.blocks_per_node + unassigned, self.num_free_blocks
         if in_use + free != self.num_blocks:

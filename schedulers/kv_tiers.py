@@ -234,8 +234,7 @@ class KVTiers(CacheObserver):
             tier.check_integrity()
         pins = sum(block.pins for tier in self.tiers for block in tier.blocks.values())
         sources = sum(len(load.sources) for load in (*self.loads.values(), *self.orphans))
-        if pins != sources:
-            raise AssertionError(f"{pins} blocks of tiers are pinned, loads read {sources}")
+        assert pins == sources, f"{pins} blocks of tiers are pinned, loads read {sources}"
 
     # -- within ------------------------------------------------------------------------------------------------------
 

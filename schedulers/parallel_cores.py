@@ -14,7 +14,7 @@ pass every stage in order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, TypeAlias
 
 from schedulers.batches import Batch
 from schedulers.engine_config import EngineConfig
@@ -210,9 +210,11 @@ class LockstepGroup:
         for rank in self.ranks:
             rank.check_integrity()
         step_indices = [rank.step_index for rank in self.ranks]
-        if len(set(step_indices)) > 1:
-            raise AssertionError(f"ranks have begun {step_indices} steps")
+        assert len(set(step_indices)) <= 1, f"ranks have begun {step_indices} steps"
 
+
+Core: TypeAlias = EngineCore | LockstepGroup
+"""The scheduler of an engine, or those of its data-parallel ranks."""
 
 MICRO_BATCH_STEPS: Final = 1 << 40
 """Steps are counted by micro-batch: those of micro-batch n from n times this number on, so that each has its own."""

@@ -13,8 +13,7 @@ from collections.abc import Callable
 
 from latency_models.step_time import StepTime
 from schedulers.batches import Batch
-from schedulers.engine_core import EngineCore
-from schedulers.parallel_cores import GroupBatch, LockstepGroup
+from schedulers.parallel_cores import Core, GroupBatch, LockstepGroup
 from schedulers.sequence import Sequence, SubmitOptions
 from twin.environment import Alarm, Environment, Priority
 from twin.serving.engine.engine_state import Answer, EngineOptions, EngineState, Foresight
@@ -41,11 +40,7 @@ class Engine(EngineState):
     """
 
     def __init__(
-        self,
-        env: Environment,
-        make_core: Callable[[], EngineCore | LockstepGroup],
-        step_time: StepTime,
-        options: EngineOptions,
+        self, env: Environment, make_core: Callable[[], Core], step_time: StepTime, options: EngineOptions
     ) -> None:
         super().__init__(env, make_core, options)
         self.on_finish: Finished = lambda record, sequence: None

@@ -10,7 +10,7 @@ from typing import Any
 from schedulers.admission_control import RequestShed
 from schedulers.batches import Batch
 from schedulers.engine_core import EngineCore
-from schedulers.parallel_cores import LockstepGroup
+from schedulers.parallel_cores import Core
 from schedulers.router_views import CacheView, LoadTree
 from schedulers.sequence import SubmitOptions
 from twin.environment import Environment
@@ -97,9 +97,7 @@ class Inbox:
         self.reservations: list[tuple[RequestRecord, Answer]] = []
         self.load = 0
 
-    def add(
-        self, record: RequestRecord, request: Request, options: SubmitOptions, core: EngineCore | LockstepGroup
-    ) -> None:
+    def add(self, record: RequestRecord, request: Request, options: SubmitOptions, core: Core) -> None:
         """Add a request. If blocks are reserved for it, the scheduler counts its load already."""
         self.requests.append((record, request, options))
         if not (options.remote_prefill and request.id in core.reserved):
@@ -110,7 +108,7 @@ class Inbox:
         self.reservations.append((record, answer))
         self.load += record.request.prompt_tokens + record.request.max_tokens
 
-    def decide_reservations(self, core: EngineCore | LockstepGroup, now: float) -> None:
+    def decide_reservations(self, core: Core, now: float) -> None:
         """Answer whether blocks can be reserved, and reserve them."""
         reservations = self.reservations
         self.reservations = []
@@ -144,9 +142,7 @@ class EngineState:
         stage_busy: seconds that each stage of a pipeline has computed; empty without one.
     """
 
-    def __init__(
-        self, env: Environment, make_core: Callable[[], EngineCore | LockstepGroup], options: EngineOptions
-    ) -> None:
+    def __init__(self, env: Environment, make_core: Callable[[], Core], options: EngineOptions) -> None:
         self.name = options.name
         self.index = options.index
         self.speculation = options.speculation
@@ -279,14 +275,13 @@ class EngineState:
     def check_is_empty(self) -> None:
         """Check that an engine whose requests are all answered has leaked nothing; AssertionError if it has."""
         self.core.check_integrity()
-        if self.free_blocks != self.blocks:
-            raise AssertionError(f"{self.name}: {self.free_blocks} of {self.blocks} blocks are free")
+        assert self.free_blocks == self.blocks, f"{self.name}: {self.free_blocks} of {self.blocks} blocks are free"
 
     def _note_load(self) -> None:
         for loads, position in self._load_trees:
             loads.set(position, self.load)
 
-    def _new_core(self) -> EngineCore | LockstepGroup:
+    def _new_core(self) -> Core:
         """A scheduler without requests, as the engine has at the start and after each failure."""
         core = self._make_core()
         if self.speculation is not None:

@@ -23,7 +23,7 @@ from typing import Final
 from latency_models.step_time import StepTime, decode_line
 from schedulers.batches import Batch, OneShotBatch
 from schedulers.engine_core import EngineCore
-from schedulers.parallel_cores import LockstepGroup
+from schedulers.parallel_cores import Core, LockstepGroup
 from schedulers.sequence import DECODING, WAITING, Sequence
 from twin.serving.records.engine_log import DECODE_STEP, MIXED_STEP, ONE_SHOT_STEP, Backlog, EngineLog
 from twin.serving.records.requests import UNSET, RequestRecord
@@ -280,7 +280,7 @@ class FastForward:
         self._decode_line = decode_line(step_time)
         self._longest = SHORT_WINDOW  # steps that the next window may have
 
-    def open(self, core: EngineCore | LockstepGroup, now: float) -> Window | None:
+    def open(self, core: Core, now: float) -> Window | None:
         """A window from now on if the next two steps, and the one that runs, change nothing; else None.
 
         Without a running step, the step after the last steady one belongs to the window too: it has the same members,
@@ -305,7 +305,7 @@ class FastForward:
             ends.insert(0, start)
         return Window(now, ends, steps, finishes)
 
-    def _step_ends(self, core: EngineCore | LockstepGroup, start: float, steps: int) -> list[float]:
+    def _step_ends(self, core: Core, start: float, steps: int) -> list[float]:
         """Ends of the next `steps` steps, if the first begins at `start` and all of them decode the same sequences."""
         if self._decode_line is not None and isinstance(core, EngineCore) and core.model_slots is None:
             decodes = core.decode_set.size
@@ -316,14 +316,14 @@ class FastForward:
         del ends[0]
         return ends
 
-    def close(self, core: EngineCore | LockstepGroup, window: Window) -> list[Sequence]:
+    def close(self, core: Core, window: Window) -> list[Sequence]:
         """Log the window's steps, advance the scheduler to its end, and return the sequences that finish with it."""
         self._longest = max(SHORT_WINDOW, 2 * window.num_steps)
         if self._log.detail:
             self._log_states(core, window, window.num_steps)
         return self._advance(core, window)
 
-    def close_early(self, core: EngineCore | LockstepGroup, window: Window, now: float) -> None:
+    def close_early(self, core: Core, window: Window, now: float) -> None:
         """Close the window when the engine fails: steps that have not ended by `now` are lost."""
         window.num_steps = window.num_ended(now)
         window.finishes = False
@@ -333,7 +333,7 @@ class FastForward:
         if window.num_steps:
             self._advance(core, window)
 
-    def _advance(self, core: EngineCore | LockstepGroup, window: Window) -> list[Sequence]:
+    def _advance(self, core: Core, window: Window) -> list[Sequence]:
         if self._running:
             self._advance_ahead(core, window)
             return []
@@ -345,7 +345,7 @@ class FastForward:
             log.step_details(DECODE_STEP, 0, ends[steps - 2] if steps > 1 else window.opened)
         return finished
 
-    def _run(self, core: EngineCore | LockstepGroup, steps: int, finishes: bool) -> list[Sequence]:
+    def _run(self, core: Core, steps: int, finishes: bool) -> list[Sequence]:
         """Have the scheduler run so many steps; returns the sequences that finish with the last, if some do."""
         if not finishes:
             core.advance(steps)
@@ -353,7 +353,7 @@ class FastForward:
         core.advance(steps - 1)
         return core.run_decode_step(self._answer_ends.pop(core.step_index + 1))
 
-    def _advance_ahead(self, core: EngineCore | LockstepGroup, window: Window) -> None:
+    def _advance_ahead(self, core: Core, window: Window) -> None:
         """Advance over a window that was opened while a step ran. Afterwards the step after the window's end runs."""
         batch, start, end = self._running.popleft()
         steps, ends, log, size = window.num_steps, window.ends, self._log, core.num_decodes
@@ -363,13 +363,13 @@ class FastForward:
         log.ran(start, window.end)
         self._running.append((core.current_decode_batch(), window.end, ends[steps]))
 
-    def log_begun_steps(self, core: EngineCore | LockstepGroup, window: Window, now: float) -> None:
+    def log_begun_steps(self, core: Core, window: Window, now: float) -> None:
         """Log the states of steps that have begun, before blocks are freed that are not of these steps."""
         if self._log.detail:
             self._log_states(core, window, window.num_begun(now))
             window.logged = window.num_begun(now)
 
-    def _log_states(self, core: EngineCore | LockstepGroup, window: Window, num_steps: int) -> None:
+    def _log_states(self, core: Core, window: Window, num_steps: int) -> None:
         """Log free blocks at the start of the window's first `num_steps` steps, as if each had been visited."""
         cores = cores_of(core)
         free = sum(rank.kv_cache.num_free_blocks + rank.blocks_allocated_ahead for rank in cores)
@@ -382,12 +382,12 @@ class FastForward:
                 self._log.state(start, running, waiting, free)
 
 
-def cores_of(core: EngineCore | LockstepGroup) -> list[EngineCore]:
+def cores_of(core: Core) -> list[EngineCore]:
     """The scheduler itself, or those of its data-parallel ranks."""
     return core.ranks if isinstance(core, LockstepGroup) else [core]
 
 
-def steady_step_seconds(core: EngineCore | LockstepGroup, step_time: StepTime, steps: int) -> list[float]:
+def steady_step_seconds(core: Core, step_time: StepTime, steps: int) -> list[float]:
     """Durations of the next `steps` steps, if all of them decode the same sequences."""
     if isinstance(core, LockstepGroup):
         return step_time.group_decode_seconds([next_decode_step(rank) for rank in core.ranks], steps)

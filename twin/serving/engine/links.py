@@ -12,7 +12,7 @@ from simpy.events import Event
 from schedulers.engine_core import EngineCore
 from schedulers.kv_cache import CacheObserver
 from schedulers.kv_tiers import Load
-from schedulers.parallel_cores import LockstepGroup
+from schedulers.parallel_cores import Core
 from schedulers.router_views import CacheView
 from twin.environment import Alarm, Environment, Priority
 from twin.serving.engine.fast_forward import Window, cores_of
@@ -158,7 +158,7 @@ class CacheTraffic:
         self._observers: list[CacheObserver] = []
         self._loaded: list[tuple[EngineCore, Load]] = []
 
-    def follow(self, core: EngineCore | LockstepGroup) -> None:
+    def follow(self, core: Core) -> None:
         """Follow the cache of a scheduler that is new and empty."""
         view = self.view
         self._cores = cores_of(core)
@@ -175,14 +175,14 @@ class CacheTraffic:
         """Forget what has been loaded: the engine has failed."""
         self._loaded.clear()
 
-    def end_steps(self, core: EngineCore | LockstepGroup, window: Window | None, now: float) -> None:
+    def end_steps(self, core: Core, window: Window | None, now: float) -> None:
         """Tell the observers the time, after the evictions of a window that ends now."""
         if window is not None:
             self.allocate_begun(core, window, window.num_steps)
         for observer in self._observers:
             observer.now = now
 
-    def allocate_begun(self, core: EngineCore | LockstepGroup, window: Window, steps: int) -> None:
+    def allocate_begun(self, core: Core, window: Window, steps: int) -> None:
         """Allocate the blocks of a window's first steps as each begins, so that evictions are told with their times.
 
         What a step evicts may go to a tier, and what that tier then evicts to the next, if it is complete by then.

@@ -23,8 +23,7 @@ from mypy_extensions import i64
 
 from latency_models.step_time import StepTime
 from schedulers.batches import Batch, DraftedDecode, DraftedSteps
-from schedulers.engine_core import EngineCore
-from schedulers.parallel_cores import LockstepGroup
+from schedulers.parallel_cores import Core
 from schedulers.sequence import DECODING, Sequence
 from schedulers.speculation import AnswerDrafts, SpeculationStats, SpeculativeEngineCore
 from twin.process import runs_compiled
@@ -70,14 +69,14 @@ class SimulatedSpeculation:
         self._answers = [] if acceptance.measured is None else acceptance.measured.answers
         self.stats = SpeculationStats(num_speculative_tokens)
 
-    def attach(self, core: EngineCore | LockstepGroup) -> None:
+    def attach(self, core: Core) -> None:
         """Have a new scheduler ask for drafts here, and count here."""
         assert isinstance(core, SpeculativeEngineCore)
         core.propose = self._propose
         core.stats = self.stats
         self._keys.clear()
 
-    def stopped(self, core: EngineCore | LockstepGroup, batch: Batch) -> list[Sequence]:
+    def stopped(self, core: Core, batch: Batch) -> list[Sequence]:
         """Tell the scheduler what a step has decoded. Returns the sequences whose answers end with it."""
         assert isinstance(core, SpeculativeEngineCore)
         stopped: list[Sequence] = []
@@ -350,7 +349,7 @@ class DraftedWindows(FastForward):
         super().__init__(log, running, answer_ends, step_time)
         self._speculation = speculation
 
-    def open(self, core: EngineCore | LockstepGroup, now: float) -> Window | None:
+    def open(self, core: Core, now: float) -> Window | None:
         """A window from now on if coming steps only verify drafts of the same decodes; else None."""
         assert isinstance(core, SpeculativeEngineCore)
         drafts = core.steady_draft_tokens()
@@ -365,7 +364,7 @@ class DraftedWindows(FastForward):
         ends = [end := end + seconds for seconds in self._step_time.drafted_seconds(foreseen)]
         return Window(now, ends, steps, foreseen.finishes)
 
-    def _run(self, core: EngineCore | LockstepGroup, steps: int, finishes: bool) -> list[Sequence]:
+    def _run(self, core: Core, steps: int, finishes: bool) -> list[Sequence]:
         assert isinstance(core, SpeculativeEngineCore)
         foreseen, speculation = core.foreseen, self._speculation
         assert foreseen is not None, "the steps of a window are foreseen"
