@@ -30,8 +30,8 @@ from live.models.decoder import Decoder, FFNRows
 from live.models.weights import random_weights
 from live.topologies.bundle import workers
 from live.topologies.bundle.coordinator import OUTPUT, ROWS, BundleLayout
-from live.topologies.deployments import BundleDeployment
 from live.topologies.local import LocalTopology
+from live.topologies.processes import BundleDeployment
 from live.topologies.transport import Message, pack, unpack
 from scenarios.afd import parse_ratios
 from schedulers.engine_config import EngineConfig

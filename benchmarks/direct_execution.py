@@ -35,10 +35,9 @@ from live.loaded_model import ModelSource
 from live.models.decoder import Decoder
 from live.models.weights import random_weights
 from live.topologies.bundle.coordinator import OUTPUT, BundleLayout
-from live.topologies.deployments import BundleDeployment
 from live.topologies.direct_time import DirectTime
 from live.topologies.membership import Address, Membership, listen_at
-from live.topologies.processes import QUIET, TimeLimits, run_worker
+from live.topologies.processes import QUIET, BundleDeployment, TimeLimits, run_worker
 from live.topologies.sockets import SocketTransport
 from live.topologies.transport import Message, Receive, Role, Transport, pack, unpack
 from live.validation.bundle import MeasuredBundle, closed_loop, run_in_turns

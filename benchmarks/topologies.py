@@ -40,8 +40,8 @@ from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder
 from live.models.weights import random_weights
 from live.topologies.bundle.coordinator import BundleLayout
-from live.topologies.deployments import BundleDeployment
 from live.topologies.local import LocalTopology, RoleStreams
+from live.topologies.processes import BundleDeployment
 from scenarios.afd import parse_ratios
 from schedulers.engine_config import EngineConfig
 

@@ -23,8 +23,8 @@ from live.server.options import EngineOptions, ServiceClass, TopologyOptions, at
 from live.tokenizer import Tokenizer
 from live.topologies.bundle.coordinator import BundleLayout
 from live.topologies.deployment import Deployment
-from live.topologies.deployments import BundleDeployment, PoolsDeployment
 from live.topologies.pools.layout import PoolsLayout, kv_bytes, pools_layout
+from live.topologies.processes import BundleDeployment, PoolsDeployment
 from live.topologies.tensor_parallel import TensorParallelModel
 from scenarios.afd import AfdScenario, parse_ratios
 from scenarios.afd import check_scenario as check_bundle

@@ -2,5 +2,5 @@
 
 A worker is a *role*: a generator that yields what it waits for (`transport.Receive`), and sends messages at once. Its
 code is the same whether all roles run in one process (`local`) or each in its own (`sockets`).
-`deployments` has what the processes of bundles and pools are started from.
+`processes` has what those of bundles and pools are started from.
 """

@@ -1,4 +1,4 @@
-"""The processes of a topology: a worker's life, workers that are started on this machine, and the front's thread.
+"""The processes of a topology: what they start from, a worker's life, workers of this machine, and the front's thread.
 
 `TopologyBackend` has rank 0 in a thread, between the event loop and the workers. The thread alone runs the role and
 waits for workers. The event loop submits and aborts, and gets each step's tokens as a call on the loop. The thread
@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import IO
 
 import torch
@@ -24,14 +24,20 @@ from live.backend import BackendLimits, BackendState
 from live.device import freeze_loaded_objects
 from live.engine import Progress
 from live.generation import Generation, TopLogprobs
-from live.loaded_model import Models
+from live.loaded_model import DTYPES, Models, ModelSource
 from live.models.config import ModelConfig
-from live.topologies.deployment import Deployment, Ranks
-from live.topologies.device_link import MakeGroup, device_link, group_store
+from live.topologies.bundle.coordinator import BundleLayout, Coordinator
+from live.topologies.bundle.workers import AttentionWorker, FFNWorker, zero_rows
+from live.topologies.deployment import Deployment, MakeWorker, OnProgress, Ranks
 from live.topologies.local import InProcessWorkers
 from live.topologies.membership import Address, Membership, listen_at
-from live.topologies.sockets import SocketTransport
-from live.topologies.transport import FINISH_REASONS, TransportError, append_token
+from live.topologies.pools.frontend import Frontend
+from live.topologies.pools.layout import PoolsLayout
+from live.topologies.pools.worker import EngineWorker
+from live.topologies.sockets import MakeGroup, SocketTransport, device_link, group_store
+from live.topologies.transport import FINISH_REASONS, Transport, TransportError, append_token
+from schedulers.bundle_slots import REFILL_POLICIES
+from schedulers.step_policies import ChunkPolicy
 from workloads.errors import BadInput, TwinError
 
 END_SECONDS = 5.0
@@ -296,3 +302,52 @@ class TopologyBackend:
                 if not code:  # its stop check has ended it
                     self._role.abort(request_id)
         self._deliver(Progress(advanced, finished))
+
+
+@dataclass(frozen=True)
+class BundleDeployment(Deployment):
+    """A bundle with its model. `refill` names the policy by which requests get slots (`REFILL_POLICIES`)."""
+
+    layout: BundleLayout
+    refill: str = "fcfs"
+
+    def front(self, transport: Transport, on_progress: OnProgress) -> Coordinator:
+        longest = self.limits.max_model_len
+        return Coordinator(self.layout, longest, transport, on_progress, REFILL_POLICIES.select(self.refill))
+
+    def load(self, rank: int, models: Models) -> MakeWorker:
+        if rank in self.layout.attention_ranks:
+            decoder = models.attention(self.model)
+            return lambda transport: AttentionWorker(self.layout, decoder, transport, graphs=self.uses_graphs)
+        ffns, dtype, device = models.ffns(self.model), DTYPES[self.model.dtype], torch.device(self.device)
+        captured = zero_rows(self.config, dtype, device, 1) if self.uses_graphs else None
+        return lambda transport: FFNWorker(self.layout, ffns, transport, captured=captured)
+
+    def _settings(self) -> object:
+        return self.refill
+
+
+@dataclass(frozen=True)
+class PoolsDeployment(Deployment):
+    """Pools of engines, with the models' own weights by model, and what makes each engine's chunk policy."""
+
+    layout: PoolsLayout
+    modules: Mapping[str, ModelSource] = field(default_factory=dict)
+    chunks: tuple[Callable[[], ChunkPolicy | None], ...] = ()
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return tuple(self.layout.prefill) if len(self.layout.prefill) > 1 else ()
+
+    def front(self, transport: Transport, on_progress: OnProgress) -> Frontend:
+        return Frontend(self.layout, self.limits.max_model_len, transport, on_progress)
+
+    def load(self, rank: int, models: Models) -> MakeWorker:
+        module = self.layout.engines[rank - 1].module
+        decoder = models.decoder(self.model if module is None else self.modules[module])
+        chunks = self.chunks[rank - 1]() if self.chunks else None
+        graphs = self.uses_graphs
+        return lambda transport: EngineWorker(self.layout, rank, decoder, transport, chunks, graphs=graphs)
+
+    def _settings(self) -> object:
+        return [(name, source.config(), source.random, source.seed) for name, source in sorted(self.modules.items())]

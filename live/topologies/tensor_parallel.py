@@ -26,10 +26,9 @@ from live.models.decoder import Decoder, Inputs, PagedCache
 from live.models.tensor_parallel import config_of_rank
 from live.models.weights import Weights
 from live.topologies.deployment import MakeWorker, Ranks
-from live.topologies.device_link import device_link
 from live.topologies.membership import Address
 from live.topologies.processes import TimeLimits, gathered, run_worker, visible_gpus
-from live.topologies.sockets import SocketTransport
+from live.topologies.sockets import SocketTransport, device_link
 from live.topologies.transport import (
     COMMON_FORMS,
     STOP,

@@ -3,7 +3,7 @@
 A message is a header of integers and a few tensors. Which tensors a message of some kind has, their types, and how many
 rows they have at most is known to both sides beforehand (`Form`): nothing in a message says how it is to be read, and
 nothing is unpickled. As bytes it is a header of 16 integers and then the tensors, each at its exact number of rows.
-Tensors of the workers' devices may travel apart (`live.topologies.device_link`); the header has their rows all the
+Tensors of the workers' devices may travel apart (`live.topologies.sockets`); the header has their rows all the
 same.
 
 Requests and tokens travel as tensors, too. A `Generation` crosses with all that decides its tokens. The client's side

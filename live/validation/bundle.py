@@ -26,9 +26,9 @@ from live.loaded_model import LoadedModel, LoadedSource
 from live.models.decoder import Decoder
 from live.topologies.bundle.coordinator import COORDINATOR, BundleLayout
 from live.topologies.bundle.workers import AttentionWorker
-from live.topologies.deployments import BundleDeployment
 from live.topologies.direct_time import DirectTime, RoleTime
 from live.topologies.local import LocalTopology
+from live.topologies.processes import BundleDeployment
 from live.validation.backend import model_source
 from reports.metrics import BundleTimes, Transfers
 from scenarios.validation import BundleValidationScenario

@@ -31,9 +31,10 @@ from live.validation.backend import (
     generations_of,
     model_source,
     profiling_limits,
+    replayed_run,
+    step_spans,
 )
 from live.validation.profiling import EngineProfile
-from live.validation.replay import replayed_run, step_spans
 from scenarios.engine import SchedulerPlan, make_router
 from scenarios.overload import AutoscalingSpec
 from scenarios.system import ColocatedSpec

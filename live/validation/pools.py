@@ -30,10 +30,10 @@ from live.engine import Engine, Progress
 from live.generation import GREEDY, Generation, make_generation
 from live.loaded_model import LoadedModel, LoadedSource, SharedModels
 from live.topologies.deployment import OnProgress
-from live.topologies.deployments import PoolsDeployment
 from live.topologies.direct_time import RecordedTime
 from live.topologies.local import LocalTopology
 from live.topologies.pools.layout import FRONT, SENT, kv_bytes, pools_layout
+from live.topologies.processes import PoolsDeployment
 from live.validation.backend import (
     IN_TURNS_SEED,
     Requests,
@@ -41,6 +41,7 @@ from live.validation.backend import (
     generations_of,
     model_source,
     profiling_limits,
+    replayed_run,
 )
 from live.validation.profiling import (
     Profile,
@@ -48,7 +49,6 @@ from live.validation.profiling import (
     Round,
     sequences_left,
 )
-from live.validation.replay import replayed_run
 from scenarios.engine import SchedulerPlan
 from scenarios.validation import ProfilingSpec, ValidationScenario, engine_pools
 from schedulers.step_policies import ChunkPolicy

@@ -22,9 +22,8 @@ from latency_models.timed_runs import ProfiledRounds, ReplayedRun
 from live.clock import DirectClock
 from live.device import device_name, versions
 from live.generation import Generation
-from live.validation.backend import IN_TURNS_SEED, Requests, WithoutDrafts, clients_of, profiling_limits
+from live.validation.backend import IN_TURNS_SEED, Requests, WithoutDrafts, clients_of, profiling_limits, replay
 from live.validation.profiling import EngineProfile
-from live.validation.replay import replay
 from live.vllm.server import MODEL, ServerProfile, VllmServer, replay_served
 from live.vllm.settings import SECTION
 from live.vllm.step_log import UNKNOWN, ScheduledStep

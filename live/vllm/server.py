@@ -30,6 +30,7 @@ from latency_models.sources.engine_regression import Step, describe
 from latency_models.timed_runs import ProfiledRounds, ReplayedRun
 from live.generation import Generation
 from live.streamed import HOST, completion_events
+from live.validation.backend import OpenLoop, Sessions, answered_run
 from live.validation.profiling import (
     WARM_UP_STEPS,
     ProfilingLimits,
@@ -38,7 +39,6 @@ from live.validation.profiling import (
     random_sizes,
     warm_up_round,
 )
-from live.validation.replay import OpenLoop, Sessions, answered_run
 from live.vllm.settings import VARIABLES, end_with_parent
 from live.vllm.step_log import Span, StepLogReader
 from workloads.errors import BadInput, TwinError
@@ -257,7 +257,7 @@ class ServerProfile:
 def replay_served(
     server: VllmServer, requests: Sequence[Generation] | Sessions, profiled: ProfiledRounds | None
 ) -> ReplayedRun:
-    """Send each request to an idle server when it arrives; as `live.validation.replay.replay`, by the wall clock."""
+    """Send each request to an idle server when it arrives; as `live.validation.backend.replay`, by the wall clock."""
     clients = OpenLoop(requests) if isinstance(requests, Sequence) else requests
     by_arrival: list[Generation] = []
     noticed: dict[int, float] = {}

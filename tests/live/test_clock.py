@@ -20,7 +20,7 @@ from live.generation import Generation
 from live.models.config import ModelConfig
 from live.models.decoder import Decoder
 from live.models.weights import random_weights
-from live.validation.replay import materialise, replay
+from live.validation.backend import materialise, replay
 from schedulers.engine_config import EngineConfig
 from workloads.request import Request
 

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from live.generation import Generation, make_generation
+from live.validation.backend import materialise
 from live.validation.profiling import ProfilingLimits
-from live.validation.replay import materialise
 from live.vllm import server as server_module
 from live.vllm.server import ServerProfile, VllmServer, flags, replay_served
 from live.vllm.step_log import LoggedEngine, ScheduledChunk, ScheduledStep, StepLogReader, StepLogWriter

@@ -18,7 +18,7 @@ from live.generation import Generation  # noqa: E402
 from live.graphs.executor import GraphExecutor  # noqa: E402
 from live.models.decoder import Decoder  # noqa: E402
 from live.models.weights import random_weights  # noqa: E402
-from live.validation.replay import materialise, replay  # noqa: E402
+from live.validation.backend import materialise, replay  # noqa: E402
 from schedulers.engine_config import EngineConfig, OneShotBudget  # noqa: E402
 from schedulers.engine_core import EngineCore  # noqa: E402
 from schedulers.step_policies import ChunkPolicy, StaticChunks  # noqa: E402

@@ -16,8 +16,8 @@ from live.executor import AsyncModelRunnerOutput
 from live.generation import Generation
 from live.models.decoder import Decoder
 from live.models.weights import random_weights
+from live.validation.backend import materialise
 from live.validation.fleet import Fleet, FleetEngine
-from live.validation.replay import materialise
 from scenarios.engine import make_router
 from schedulers.batches import Batch
 from schedulers.routing import Router

@@ -19,7 +19,7 @@ from live.engine import Engine, InFlightStep  # noqa: E402
 from live.generation import Generation  # noqa: E402
 from live.models.decoder import Decoder  # noqa: E402
 from live.models.weights import random_weights  # noqa: E402
-from live.validation.replay import Sessions, replay  # noqa: E402
+from live.validation.backend import Sessions, replay  # noqa: E402
 from schedulers.batches import Batch  # noqa: E402
 from tests.parity.live_and_twin import BLOCK, CONFIG, noted, trace  # noqa: E402
 from twin.serving.plan.plan import ServingPlan  # noqa: E402

@@ -14,8 +14,7 @@ torch = pytest.importorskip("torch", reason="the live engine needs the extra [li
 from live.models.decoder import Decoder  # noqa: E402
 from live.models.weights import random_weights  # noqa: E402
 from live.speculation import SpeculativeEngine  # noqa: E402
-from live.validation.backend import drafts_of, measure_drafts  # noqa: E402
-from live.validation.replay import materialise, replay  # noqa: E402
+from live.validation.backend import drafts_of, materialise, measure_drafts, replay  # noqa: E402  # noqa: E402
 from scenarios.engine import EngineSpec, SchedulerPlan  # noqa: E402
 from scenarios.steps import SpeculativeSpec  # noqa: E402
 from schedulers.speculation import AnswerDrafts, SpeculativeEngineCore  # noqa: E402

@@ -15,7 +15,7 @@ from live.engine import Engine
 from live.loaded_model import ModelSource
 from live.server import launcher
 from live.server.loading import engine_of_plan
-from live.validation.replay import materialise
+from live.validation.backend import materialise
 from scenarios.validation import single_engine
 from tests.parity.live_and_twin import BLOCK
 from tests.twin.serving.scenarios import scenario

@@ -46,7 +46,7 @@ from live.server.service import Service
 from live.topologies.bundle.coordinator import BundleLayout
 from live.topologies.local import LocalTopology, RoleStreams
 from live.topologies.pools.layout import EnginePlace, PoolsLayout
-from live.validation.replay import replay
+from live.validation.backend import replay
 from schedulers.engine_config import EngineConfig, OneShotBudget
 from schedulers.model_slots import SlotsConfig
 from schedulers.step_policies import StaticChunks

@@ -21,9 +21,17 @@ from scenarios.engine import EngineSpec
 from scenarios.reading import Settings, apply
 from schedulers.engine_config import NULL_BLOCKS
 from twin.recording.run_writer import RunWriter, require_empty
-from twin.recording.server_pages import LiveServer, Scrape, between, read_scrapes, read_server, record_scrapes
+from twin.recording.server_pages import (
+    LiveServer,
+    Scrape,
+    Upstream,
+    between,
+    key_headers,
+    read_scrapes,
+    read_server,
+    record_scrapes,
+)
 from twin.recording.traffic import Target, play
-from twin.recording.upstream import Upstream, key_headers
 from twin.refinement.question import REQUESTS, STEP_TIME, MeasuredRun, Question, read_measured_run
 from twin.refinement.refine import Refinement, refine
 from workloads.errors import BadInput

@@ -13,8 +13,7 @@ import numpy as np
 from reports.blocks import Report, Text, table, time_text
 from scenarios.fields import THROUGHPUTS, Goal
 from scenarios.reading import read_scenario
-from twin.recording.server_pages import is_scrapes, read_scrapes, write_page
-from twin.recording.upstream import Upstream, key_headers
+from twin.recording.server_pages import Upstream, is_scrapes, key_headers, read_scrapes, write_page
 from twin.refinement.question import MeasuredRun
 from twin.refinement.watch import DRIFTED, Watch
 from twin.serving.run.simulation import realisation

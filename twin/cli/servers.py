@@ -189,8 +189,8 @@ def observe(
     assert upstream is not None
     from twin.api.inputs import require_port
     from twin.recording.run_writer import RunWriter
+    from twin.recording.server_pages import Upstream, key_headers, published_settings
     from twin.recording.traffic import Proxy
-    from twin.recording.upstream import Upstream, key_headers, published_settings
 
     require_port(port)
     server = Upstream.of(upstream, "--upstream")
@@ -215,8 +215,7 @@ def observe(
 
 
 def _scrape(url: str, output: Path, every: float, duration: float | None) -> int:
-    from twin.recording.server_pages import record_scrapes
-    from twin.recording.upstream import Upstream, key_headers
+    from twin.recording.server_pages import Upstream, key_headers, record_scrapes
 
     for flag, value in (("--every", every), ("--duration", duration)):
         if value is not None and not 0 < value < float("inf"):
@@ -276,8 +275,8 @@ def replay(
     from twin.api.inputs import require_at_least
     from twin.api.live_server import check_replayable, scenario_trace, verdicts
     from twin.recording.run_writer import RunWriter
+    from twin.recording.server_pages import Upstream, key_headers, model_cards, published_settings
     from twin.recording.traffic import FIRST_ID, Target, play
-    from twin.recording.upstream import Upstream, key_headers, model_cards, published_settings
     from twin.refinement.question import REQUESTS, read_measured_run
     from workloads.traces import read_trace
 
@@ -372,7 +371,7 @@ def watch(
     from scenarios.reading import read_scenario, single_settings
     from twin.api.inputs import require_above_0
     from twin.api.live_server import follow, judge_folder
-    from twin.recording.upstream import Upstream
+    from twin.recording.server_pages import Upstream
     from twin.refinement.question import Question, factor_names
     from twin.refinement.watch import DRIFTED, PREDICTED, Watch, WatchOptions
 

@@ -1,4 +1,4 @@
-"""Pages of a live server: its metrics, as scrapes in Prometheus' text format, and its own account of itself.
+"""A live server as a client sees it: its metrics, as scrapes in Prometheus' text format, and its account of itself.
 
 A run is a folder of metrics pages as the server wrote them, `metrics-<seconds since 1970>.prom`; `twin observe
 --metrics` makes one, and `curl` does as well. Counters and histograms only grow, so differences of two pages are of the
@@ -11,20 +11,118 @@ earlier versions call `/get_server_info`.
 
 from __future__ import annotations
 
+import http.client
 import json
 import math
+import os
 import re
+import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from latency_models.io.files import builtin_name, read_text
 from schedulers.engine_config import NULL_BLOCKS
 from twin.recording.run_writer import require_empty
-from twin.recording.upstream import Upstream, cache_settings, model_cards
 from workloads.errors import BadInput
+
+IDLE_SECONDS = 600.0
+"""Seconds without a byte after which a connection is given up."""
+
+
+def key_headers() -> dict[str, str]:
+    """The header with the key in OPENAI_API_KEY; none without one."""
+    key = os.environ.get("OPENAI_API_KEY")
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """The place of a server: `https` or `http`, host, port, and a path before `/v1`."""
+
+    secure: bool
+    host: str
+    port: int
+    path: str = ""
+
+    @classmethod
+    def of(cls, url: str, flag: str) -> Upstream:
+        expected = "expected a URL such as http://127.0.0.1:8000"
+        try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+            port = parts.port
+        except ValueError:
+            raise BadInput(expected, field=flag, value=url) from None
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+            raise BadInput(expected, field=flag, value=url)
+        secure = parts.scheme == "https"
+        path = parts.path.rstrip("/").removesuffix("/v1")
+        return cls(secure, parts.hostname, port or (443 if secure else 80), path)
+
+    def connect(self, seconds: float = IDLE_SECONDS) -> http.client.HTTPConnection:
+        """A new connection, not open yet."""
+        if self.secure:
+            return http.client.HTTPSConnection(
+                self.host, self.port, timeout=seconds, context=ssl.create_default_context()
+            )
+        return http.client.HTTPConnection(self.host, self.port, timeout=seconds)
+
+    def get(self, path: str, headers: dict[str, str], seconds: float = 10.0) -> str:
+        """The text of a page."""
+        connection = self.connect(seconds)
+        try:
+            connection.request("GET", self.path + path, headers=headers)
+            answer = connection.getresponse()
+            text = answer.read().decode("utf-8", "replace")
+        except http.client.HTTPException as error:
+            raise OSError(f"no HTTP response ({type(error).__name__})") from None
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise OSError(f"status {answer.status}")
+        return text
+
+
+def model_cards(server: Upstream, headers: dict[str, str], flag: str) -> list[dict[str, Any]]:
+    """What `/v1/models` says of each model that a server offers; `id` is its name."""
+    try:
+        cards = json.loads(server.get("/v1/models", headers))["data"]
+        return [{**card, "id": str(card["id"])} for card in cards]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"expected a server that answers /v1/models: {error}", field=flag,
+                       value=f"{server.host}:{server.port}") from None  # fmt: skip
+
+
+def published_settings(server: Upstream, headers: dict[str, str]) -> dict[str, Any]:
+    """Cache settings in a server's metrics (vLLM's `cache_config_info`), by vLLM's names; empty without them."""
+    try:
+        return cache_settings(server.get("/metrics", headers))
+    except OSError:
+        return {}
+
+
+WANTED = ("block_size", "num_gpu_blocks", "enable_prefix_caching", "gpu_memory_utilization")
+
+
+def cache_settings(metrics: str) -> dict[str, Any]:
+    """The settings in the labels of `cache_config_info`, in Prometheus' text format."""
+    match = re.search(r"^vllm:cache_config_info\{([^}]*)\}", metrics, re.MULTILINE)
+    labels = dict(re.findall(r'(\w+)="([^"]*)"', match[1])) if match else {}
+    values = {name: _value(labels[name]) for name in WANTED if name in labels}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _value(text: str) -> bool | int | float | None:
+    if text in ("True", "False"):
+        return text == "True"
+    try:
+        return int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        return None
+
 
 FILE = re.compile(r"metrics-(\d+(?:\.\d+)?)\.prom")
 

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from twin.recording.run_writer import RunWriter
-from twin.recording.upstream import CompletionStream, Upstream
+from twin.recording.run_writer import CompletionStream, RunWriter
+from twin.recording.server_pages import Upstream
 from workloads.trace import Trace
 
 FIRST_ID = 10

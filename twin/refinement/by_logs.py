@@ -21,8 +21,7 @@ from latency_models.sources.vllm_step_log.step_log import StepLog, read_step_log
 from latency_models.step_time import StepTime, same_model
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
 from schedulers.sequence import Sequence as Running
-from twin.recording.server_pages import Means, between, mean_gauges, read_scrapes
-from twin.recording.upstream import cache_settings
+from twin.recording.server_pages import Means, between, cache_settings, mean_gauges, read_scrapes
 from twin.refinement.by_requests import StepDerivatives
 from twin.refinement.posterior import Observations, Posterior, estimate, log_mean_factor
 from twin.refinement.question import (

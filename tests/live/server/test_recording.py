@@ -13,9 +13,8 @@ from tests.live.server.conftest import Setting
 from tests.twin.recording.server import serving
 from twin import cli
 from twin.recording.run_writer import RunWriter
-from twin.recording.server_pages import between, read_scrapes
+from twin.recording.server_pages import Upstream, between, cache_settings, read_scrapes
 from twin.recording.traffic import Proxy
-from twin.recording.upstream import Upstream, cache_settings
 from twin.refinement.question import read_measured_run
 
 

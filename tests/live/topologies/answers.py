@@ -18,9 +18,9 @@ from live.models.config import ModelConfig
 from live.models.decoder import Decoder
 from live.models.weights import random_weights
 from live.topologies.bundle.coordinator import BundleLayout
-from live.topologies.deployments import BundleDeployment, PoolsDeployment
 from live.topologies.local import LocalTopology
 from live.topologies.pools.layout import PoolsLayout
+from live.topologies.processes import BundleDeployment, PoolsDeployment
 from schedulers.engine_config import EngineConfig
 
 BLOCK = 4

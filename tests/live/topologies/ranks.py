@@ -23,11 +23,17 @@ from torch._C._distributed_c10d import PrefixStore
 from live.loaded_model import ModelSource
 from live.topologies.bundle.coordinator import BundleLayout
 from live.topologies.deployment import Deployment
-from live.topologies.deployments import BundleDeployment, PoolsDeployment
-from live.topologies.device_link import device_link
 from live.topologies.membership import Address, Membership, listen_at
 from live.topologies.pools.layout import EnginePlace, PoolsLayout
-from live.topologies.processes import TimeLimits, TopologyBackend, WorkerProcesses, run_worker
+from live.topologies.processes import (
+    BundleDeployment,
+    PoolsDeployment,
+    TimeLimits,
+    TopologyBackend,
+    WorkerProcesses,
+    run_worker,
+)
+from live.topologies.sockets import device_link
 from tests.live.topologies.answers import outputs, requests, settings
 from workloads.errors import TwinError
 

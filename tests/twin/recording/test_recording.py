@@ -15,9 +15,9 @@ import pytest
 
 from tests.twin.recording.server import METRICS, answering, serving
 from twin import cli
-from twin.recording.run_writer import RunWriter
-from twin.recording.traffic import CompletionStream, Proxy, prompts
-from twin.recording.upstream import Upstream, cache_settings
+from twin.recording.run_writer import CompletionStream, RunWriter
+from twin.recording.server_pages import Upstream, cache_settings
+from twin.recording.traffic import Proxy, prompts
 from twin.refinement.question import read_measured_run
 from workloads.trace import IdLists, Trace
 

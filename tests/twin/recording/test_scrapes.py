@@ -10,8 +10,16 @@ import pytest
 
 from tests.twin.recording.server import METRICS, Answering, answering
 from twin import cli
-from twin.recording.server_pages import FINISHED, Scrape, between, is_scrapes, mean_gauges, read_scrapes, record_scrapes
-from twin.recording.upstream import Upstream
+from twin.recording.server_pages import (
+    FINISHED,
+    Scrape,
+    Upstream,
+    between,
+    is_scrapes,
+    mean_gauges,
+    read_scrapes,
+    record_scrapes,
+)
 from workloads.errors import BadInput
 
 PAGE = """\

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.twin.recording.server import answering
-from twin.recording.server_pages import LiveServer, gpu_name, read_server
-from twin.recording.upstream import Upstream
+from twin.recording.server_pages import LiveServer, Upstream, gpu_name, read_server
 from workloads.errors import BadInput
 
 PAGES = Path(__file__).parent / "pages"
