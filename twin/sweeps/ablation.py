@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -48,24 +48,22 @@ LAYOUT_ERROR = 0.7
 share only a part of the error of steps. By two thirds of 895 pairs of `benchmarks.pays` (the logarithms of both)."""
 
 
+Metrics = dict[str, float | None]
+
+
 @dataclass(frozen=True)
-class Change:
-    """One value of a feature: fields with it, and the same fields without it."""
+class Comparison:
+    """A value of a feature, in the context `alone` (the rest as in the scenario) or `others on`.
+
+    `on`, `off`: settings with and without it. `changes_layout`: of an engine, by one of `LAYOUT`.
+    """
 
     feature: str
     value: str
     on: Settings
     off: Settings
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A change in the context `alone` (the rest as in the scenario) or `others on`: settings with and without it."""
-
-    change: Change
-    context: str
-    on: Settings
-    off: Settings
+    changes_layout: bool
+    context: str = "alone"
 
 
 @dataclass(frozen=True)
@@ -94,33 +92,24 @@ class Ablation:
 
     def _row(self, comparison: Comparison, documents: Mapping[str, Document]) -> Document:
         row = {
-            "feature": comparison.change.feature,
-            "value": comparison.change.value,
+            "feature": comparison.feature,
+            "value": comparison.value,
             "context": comparison.context,
             "settings": {"on": comparison.on, "off": comparison.off},
         }
         try:
-            pairs = self._pairs(comparison, documents)
+            on, off = (self._metrics(settings, documents) for settings in (comparison.on, comparison.off))
         except BadInput as error:
             return row | {"verdict": "not possible", "reason": str(error), "changes": {}}
-        replications, draws = pairs
-        if LAYOUT & comparison.change.on.keys():
+        ratios = {key: _ratios(on[key], off[key]) for key in on if key in off}
+        replications = [ratio for (draw, _), ratio in ratios.items() if draw is None]
+        draws = [ratio for (draw, _), ratio in ratios.items() if draw is not None]
+        if comparison.changes_layout:
             draws = with_layout_error(draws, self.sweep.cases[0].plan.unknowns())
         changes = relative_changes(replications, draws)
         return row | {"verdict": verdict(changes.get(self.objective), self.objective), "changes": changes}
 
-    def _pairs(
-        self, comparison: Comparison, documents: Mapping[str, Document]
-    ) -> tuple[list[dict[str, float | None]], list[dict[str, float | None]]]:
-        """Ratios of metrics with to without the change: of each replication, and of each draw of what is not known."""
-        on, off = (self._metrics(settings, documents) for settings in (comparison.on, comparison.off))
-        ratios = {key: _ratios(on[key], off[key]) for key in on if key in off}
-        replications = [ratio for (draw, _), ratio in ratios.items() if draw is None]
-        return replications, [ratio for (draw, _), ratio in ratios.items() if draw is not None]
-
-    def _metrics(
-        self, settings: Settings, documents: Mapping[str, Document]
-    ) -> dict[tuple[Draw, int], dict[str, float | None]]:
+    def _metrics(self, settings: Settings, documents: Mapping[str, Document]) -> dict[tuple[Draw, int], Metrics]:
         """The metrics of a configuration's runs, by draw and replication; `BadInput` if it cannot run."""
         reason = next((refusal.reason for refusal in self.sweep.infeasible if refusal.settings == settings), "")
         if not reason:
@@ -142,7 +131,7 @@ class PairedSweep(ServingSweep):
         return f"configuration {task.case + 1} of {len(self.cases)}"
 
 
-def _ratios(on: Mapping[str, float | None], off: Mapping[str, float | None]) -> dict[str, float | None]:
+def _ratios(on: Metrics, off: Metrics) -> Metrics:
     ratios = {}
     for name in SHOWN:
         above, below = on.get(name), off.get(name)
@@ -150,9 +139,7 @@ def _ratios(on: Mapping[str, float | None], off: Mapping[str, float | None]) -> 
     return ratios
 
 
-def with_layout_error(
-    draws: Sequence[Mapping[str, float | None]], unknowns: Iterable[Unknown]
-) -> list[dict[str, float | None]]:
+def with_layout_error(draws: Sequence[Metrics], unknowns: Iterable[Unknown]) -> list[Metrics]:
     """Ratios of draws, varied at quantiles of a normal distribution by `LAYOUT_ERROR`: what is faster costs less."""
     whole = max((unknown.deviation or 0.0 for unknown in unknowns if unknown.name == WHOLE_STEP), default=0.0)
     varied = []
@@ -218,19 +205,8 @@ def prepare_ablation(
     objective = objective or _objective(document)
     if objective not in HIGHER_IS_BETTER:
         raise BadInput(f"expected one of {', '.join(HIGHER_IS_BETTER)}", field="--objective", value=objective)
-    changes: dict[str, list[Change]] = {}
-    skipped: dict[str, str] = {}
-    located = _with_model_from(path.parent, document)
-    for name in requested:
-        values = FEATURES[name](located)
-        if isinstance(values, str):
-            skipped[name] = values
-        else:
-            changes[name] = [Change(name, value, on, off) for value, on, off in values]
-    for field, field_values in (more or {}).items():
-        own = {} if (value := _get(document, field)) is None else {field: value}
-        changes[field] = [Change(field, str(value), {field: value}, own) for value in field_values]
-    if not changes:
+    alone, skipped = _alone(document, path, dict.fromkeys(requested), more or {})
+    if not alone:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
         raise BadInput(f"expected a feature that the scenario can have ({reasons})", field="--features", file=path)
 
@@ -241,14 +217,36 @@ def prepare_ablation(
             return False
         return True
 
-    alone = [Comparison(change, "alone", change.on, change.off) for values in changes.values() for change in values]
     infeasible = [refusal.settings for refusal in prepare(document, path, _settings(alone)).infeasible]
-    feasible = [comparison.change for comparison in alone if comparison.on not in infeasible]
-    together = [Comparison(change, "others on", *_with_others(change, feasible, possible)) for change in feasible]
-    comparisons = [*alone, *(pair for pair in together if (pair.on, pair.off) != (pair.change.on, pair.change.off))]
+    feasible = [comparison for comparison in alone if comparison.on not in infeasible]
+    together = [(change, *_with_others(change, feasible, possible)) for change in feasible]
+    comparisons = [*alone, *(
+        replace(change, on=on, off=off, context="others on")
+        for change, on, off in together if (on, off) != (change.on, change.off)
+    )]  # fmt: skip
     sweep = prepare(document, path, _settings(comparisons), None, replications, draws)
     paired = PairedSweep(sweep.cases, sweep.replications, sweep.draws, sweep.infeasible)
     return Ablation(paired, comparisons, objective, skipped)
+
+
+def _alone(
+    document: Document, path: Path, features: Iterable[str], more: Mapping[str, Sequence[Any]]
+) -> tuple[list[Comparison], dict[str, str]]:
+    """Comparisons of features and of values of fields, and the features that cannot be, with reasons."""
+    values: list[tuple[str, str, Settings, Settings]] = []
+    skipped: dict[str, str] = {}
+    located = _with_model_from(path.parent, document)
+    for name in features:
+        entries = FEATURES[name](located)
+        if isinstance(entries, str):
+            skipped[name] = entries
+        else:
+            values += [(name, *entry) for entry in entries]
+    for field, choices in more.items():
+        stated = _get(document, field)
+        own = {} if stated is None else {field: stated}
+        values += [(field, str(value), {field: value}, own) for value in choices]
+    return [Comparison(*entry, bool(LAYOUT & entry[2].keys())) for entry in values], skipped
 
 
 def _settings(comparisons: Iterable[Comparison]) -> list[Settings]:
@@ -260,7 +258,7 @@ def _settings(comparisons: Iterable[Comparison]) -> list[Settings]:
 
 
 def _with_others(
-    change: Change, feasible: Iterable[Change], possible: Callable[[Settings], bool]
+    change: Comparison, feasible: Iterable[Comparison], possible: Callable[[Settings], bool]
 ) -> tuple[Settings, Settings]:
     """The settings with and without a change, with the first value of each other feature that goes with it on."""
     extra: Settings = {}

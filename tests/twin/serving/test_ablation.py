@@ -139,7 +139,7 @@ def test_shapes_on_the_same_devices() -> None:
     document |= {"system": {"replicas": 2}}
     document["engine"] = {key: value for key, value in document["engine"].items() if key != "num_gpu_blocks"}
     ablation = prepare_ablation(document, HERE, names=["parallelism", "disaggregate", "offload", "routing"])
-    values = {(comparison.change.feature, comparison.change.value) for comparison in ablation.comparisons}
+    values = {(comparison.feature, comparison.value) for comparison in ablation.comparisons}
     assert values == {
         ("parallelism", "1 x TP 4"), ("parallelism", "4 x TP 1"), ("disaggregate", "1P 1D"), ("offload", "on"),
         ("routing", "prefix_aware"),
@@ -202,8 +202,8 @@ def test_features_that_exclude_each_other_are_not_on_together() -> None:
         "speculation", "async_scheduling", "data_parallel", "routing", "offload", "prefix_caching",
     ])  # fmt: skip
     together = [comparison for comparison in ablation.comparisons if comparison.context == "others on"]
-    assert {comparison.change.value for comparison in together} >= {"1 drafts", "3 drafts"}
-    assert not {"5 drafts", "7 drafts"} & {comparison.change.value for comparison in together}
+    assert {comparison.value for comparison in together} >= {"1 drafts", "3 drafts"}
+    assert not {"5 drafts", "7 drafts"} & {comparison.value for comparison in together}
     settings = [comparison.settings for comparison in ablation.sweep.infeasible]
     assert not [pair for pair in together if pair.on in settings or pair.off in settings]
 
