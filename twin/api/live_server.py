@@ -74,11 +74,7 @@ def verdicts(goals: Sequence[Goal], run: MeasuredRun) -> tuple[Report, bool]:
 
 
 def judge_folder(watch: Watch, folder: Path, since: float) -> dict[str, Any]:
-    """The verdict on the pages of a folder.
-
-    Raises:
-        BadInput: fewer than two pages.
-    """
+    """The verdict on the pages of a folder; `BadInput` for fewer than two."""
     if not folder.is_dir():
         raise BadInput("expected a folder of metrics pages", field="--pages", value=str(folder))
     return watch.judge(read_scrapes(folder, since))
@@ -96,11 +92,7 @@ def follow(
 ) -> dict[str, Any]:
     """Add a page each `every` seconds and judge all so far, until a drift, after `duration` seconds, or on Ctrl-C.
 
-    A server that stops answering later is waited for.
-
-    Raises:
-        BadInput: `folder` is a file.
-        OSError: the server does not answer the first time.
+    A server that stops answering later is waited for; `OSError` if it does not answer the first time.
     """
     if folder.exists() and not folder.is_dir():
         raise BadInput("expected a folder, found a file", field="--pages", value=str(folder))

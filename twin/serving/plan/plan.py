@@ -182,14 +182,10 @@ def make_plan(
     step_times: dict[str, StepTime] | None = None,
     file: Path | None = None,
 ) -> ServingPlan:
-    """Build the plan of a scenario. Relative paths start from `base`.
+    """Build the plan of a scenario; `BadInput` for a field that cannot be used. Relative paths start from `base`.
 
-    Args:
-        step_times: models by their sections as JSON, shared by the plans of a sweep, so that equal ones are read and
-            fitted once. file: the scenario's, for errors.
-
-    Raises:
-        BadInput: a field cannot be used; it names the field and its value.
+    `step_times`: models by their sections as JSON, shared by the plans of a sweep, so that equal ones are read and
+    fitted once. `file`: the scenario's, for errors.
     """
     workload = scenario.workload.build(trace)
     pools = plan_pools(scenario, base, workload.prefix_block_tokens, {} if step_times is None else step_times)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from latency_models.io.files import builtin_names
 from latency_models.sources.registry import StepTimeSpec
-from latency_models.step_time import StepTime, Unknown
+from latency_models.step_time import MeasuredDeployment, StepTime, Unknown
 from latency_models.wrapped import DraftedStepTime
 from scenarios.engine import DeviceSpec, EngineSpec, PoolSpec, SchedulerPlan
 from scenarios.serving import ServingScenario
@@ -34,13 +34,9 @@ if TYPE_CHECKING:
 def check_deployment(
     engine: EngineSpec, base: Path, step_time: StepTime, engine_section: str = "engine", section: str = "step_time"
 ) -> None:
-    """Compare step times with `engine.kv_memory`, and their tables with the model that they are used for.
+    """Refuse another model, or number of devices, in `engine.kv_memory` than step times and their tables are for.
 
-    Args:
-        engine_section, section: where the settings of the engine and the step times stand in the scenario.
-
-    Raises:
-        BadInput: another model, or another number of devices.
+    `engine_section`, `section`: where the settings of the engine and the step times stand in the scenario.
     """
     measured, memory = step_time.measured_deployment(), engine.kv_memory
     if measured is None:
@@ -68,18 +64,11 @@ def _load_model(name: str, base: Path = Path()) -> Model:
     return any_model(name, base)
 
 
-def check_device(device: DeviceSpec | None, ranks: int, step_time: StepTime, section: str) -> None:
-    """Compare the devices that a pool states with those that its step times are for.
+def _check_device(device: DeviceSpec, ranks: int, measured: MeasuredDeployment, section: str) -> None:
+    """Refuse another number of devices, or another GPU, than step times are for, as far as both are known.
 
-    Args:
-        ranks: data-parallel ranks of an engine, each of which has as many devices. section: where the pool stands.
-
-    Raises:
-        BadInput: another number of devices, or another GPU, as far as both are known.
+    `ranks`: data-parallel ranks of an engine, each of which has as many devices. `section`: where the pool stands.
     """
-    measured = step_time.measured_deployment()
-    if device is None or measured is None:
-        return
     if measured.ranks is not None and device.count != measured.ranks * ranks:
         expected = f"expected {measured.ranks * ranks}, as its step_time is for"
         raise BadInput(expected, field=f"{section}.device.count", value=device.count)
@@ -215,13 +204,9 @@ class PlannedPool:
 def plan_pools(
     scenario: ServingScenario, base: Path, prefix_id_tokens: int | None, models: dict[str, StepTime]
 ) -> list[PlannedPool]:
-    """The pools of a scenario, those that prefill first.
+    """The pools of a scenario, those that prefill first; `BadInput` for settings that contradict each other.
 
-    Args:
-        prefix_id_tokens: as in `EngineSpec.build`. models: step-time models by their sections, which are added to.
-
-    Raises:
-        BadInput: settings of a pool that cannot be used, or contradict each other.
+    `prefix_id_tokens`: as in `EngineSpec.build`. `models`: step-time models by their sections, which are added to.
     """
 
     def build(spec: StepTimeSpec) -> StepTime:
@@ -249,8 +234,11 @@ def plan_pools(
             from latency_models.wrapped import PartitionedStepTime
 
             step_time = PartitionedStepTime(step_time, pool.engines_per_device)
-        check_deployment(pool.engine, base, step_time, engine_section, section)
-        check_device(pool.device, pool.engine.data_parallel_size, step_time, f"system.pools.{pool.name}")
+        measured = step_time.measured_deployment()
+        if measured is not None:
+            check_deployment(pool.engine, base, step_time, engine_section, section)
+        if measured is not None and pool.device is not None:
+            _check_device(pool.device, pool.engine.data_parallel_size, measured, f"system.pools.{pool.name}")
         outcomes = None if speculates is None else _draft_outcomes(speculates, base)
         planned.append(PlannedPool(pool, scheduler, step_time, pool.engine_names(scenario.model_names), outcomes))
     return planned
@@ -276,11 +264,7 @@ def _drafted(
     spec: SpeculativeSpec, step_time: StepTime, build: Callable[[StepTimeSpec], StepTime],
     engines: Mapping[str, list[str]], section: str,
 ) -> StepTime:  # fmt: skip
-    """Step times with those of the draft model, where there is one.
-
-    Raises:
-        BadInput: the scenario does not say how many drafts are right, or names a model that the pool does not serve.
-    """
+    """Step times with those of the draft model, where there is one; `BadInput` for models of unknown acceptance."""
     field = f"{section}.speculative_config"
     for model in spec.acceptance_by_model:
         if model not in engines:
@@ -301,11 +285,7 @@ def _drafted(
 
 
 def _draft_outcomes(spec: SpeculativeSpec, base: Path) -> DraftOutcomes | None:
-    """The outcomes of `acceptance_profile`, if there is one.
-
-    Raises:
-        BadInput: a file that cannot be used, or whose drafts were shorter.
-    """
+    """The outcomes of `acceptance_profile`, if there is one; `BadInput` for a file whose drafts were shorter."""
     if spec.acceptance_profile is None:
         return None
     from twin.serving.engine.draft_outcomes import read_draft_outcomes  # few scenarios have such a file

@@ -21,13 +21,9 @@ if TYPE_CHECKING:
 
 
 class StepFile:
-    """Arrays of numbers, appended to a file and read by their place in it.
+    """Arrays of numbers, appended to a file and read by their place in it. An `OSError` of a full disk has a path.
 
-    Args:
-        path: of the file; None: a nameless one that ends with this object. new: begin an empty file.
-
-    Raises:
-        OSError: carrying a path, when the disk does not take it.
+    `path`: of the file; None: a nameless one that ends with this object. `new`: begin an empty file.
     """
 
     def __init__(self, path: Path | None = None, *, new: bool = True) -> None:

@@ -337,14 +337,11 @@ FIELDS = ("queued_ts", "first_token_ts", "last_token_ts", "output_toks")
 
 
 def read_reference_run(requests: Path, timeseries: Path | None = None) -> dict[str, Any]:
-    """Read a measured run and compute its metrics.
+    """Read a measured run and compute its metrics; `BadInput` names a file and line that cannot be used.
 
     `requests` has a JSON object a line with `queued_ts`, `first_token_ts` and `last_token_ts` in seconds of one clock,
     and `output_toks`. `timeseries` is a CSV with the columns t, running and waiting. TTFT and E2E count from
     `queued_ts`.
-
-    Raises:
-        BadInput: the file or one of its lines cannot be used; it names both.
     """
     queued, first, last, tokens = _read(requests)
     several = tokens > 1

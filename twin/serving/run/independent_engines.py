@@ -89,11 +89,7 @@ def independent_groups(plan: ServingPlan) -> list[tuple[str, ...]]:
 
 
 def simulate_apart(plan: ServingPlan, replication: int = 0, draw: Draw = None, sink: Sink | None = None) -> Run:
-    """Run a plan whose engines are in several `independent_groups`, one group after the other in this process.
-
-    Raises:
-        BadInput, AssertionError: as of `Simulation.run`.
-    """
+    """Run a plan whose engines are in several `independent_groups`, one group after the other in this process."""
     share = IndependentEngines(plan, replication, draw)
     return merged_run(plan, share.finished_parts(), sink, share.engines.values)
 
@@ -137,10 +133,7 @@ class IndependentEngines:
     def finished_parts(self) -> Iterator[Rows]:
         """Simulate; yields the requests that finish in each span of arrivals, in order, and then the rest.
 
-        The spans are those of all shares.
-
-        Raises:
-            BadInput, AssertionError: as of `Simulation.run`.
+        The spans are those of all shares. Errors are those of `Simulation.run`.
         """
         finished = 0
         with paused_garbage_collection():

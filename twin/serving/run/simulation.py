@@ -145,11 +145,7 @@ class Simulation:
 
 
 def realisation(plan: ServingPlan, replication: int) -> list[tuple[Request, int]]:
-    """The requests of a replication, each with the length of its answer in tokens.
-
-    Raises:
-        BadInput: a workload of sessions, whose requests depend on the answers; see `realised_sessions`.
-    """
+    """The requests of a replication, each with its answer's length in tokens; `BadInput` if they depend on answers."""
     if not isinstance(plan.workload, Workload):
         raise BadInput("expected none: requests are listed before any is answered", field="workload.sessions")
     return list(plan.workload.requests(plan.generators(replication)[0], plan.requests))
