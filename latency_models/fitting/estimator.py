@@ -2,7 +2,6 @@
 
 The constructor stores its arguments under their own names, without checks. `fit` checks them, sets attributes that end
 in an underscore, and returns the estimator. Methods that predict raise `NotFitted` before `fit`.
-`tests/latency_models/fitting/test_conformance.py` checks every estimator for this.
 """
 
 from __future__ import annotations

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from latency_models.fitting.estimator import CannotFit, Floats, deviation_between
+from latency_models.fitting.estimator import CannotFit, Floats, NotFitted, deviation_between
 from latency_models.fitting.linear import LinearLatency, fit_piecewise
 from reports.metrics import student_quantile
+from workloads.errors import BadInput, TwinError
 
 GRID = np.geomspace(16, 4096, 12)
 
@@ -214,13 +216,13 @@ def test_fewer_than_two_groups_vary_by_nothing_that_is_known(groups: list[np.nda
     assert deviation_between(groups) == 0.0
 
 
-SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+POWERS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 
 
 def test_a_line_stays_one_line_under_noise() -> None:
     generator = np.random.default_rng(4)
-    times = [(3e-6 * x + 2e-5) * generator.normal(1, 0.01) for x in SIZES]
-    (line,) = fit_piecewise(SIZES, times)
+    times = [(3e-6 * x + 2e-5) * generator.normal(1, 0.01) for x in POWERS]
+    (line,) = fit_piecewise(POWERS, times)
     assert line.alpha == pytest.approx(3e-6, rel=0.02)
     assert line.beta == pytest.approx(2e-5, rel=0.02)
     assert (line.low, line.high) == (1, 512)
@@ -229,7 +231,7 @@ def test_a_line_stays_one_line_under_noise() -> None:
 
 def test_a_knee_is_found_where_it_is() -> None:
     """Flat while weights are read, then by the token: max(50, 2·x) µs, which turns at 25."""
-    (flat, rising) = fit_piecewise(SIZES, [max(50.0, 2.0 * x) for x in SIZES])
+    (flat, rising) = fit_piecewise(POWERS, [max(50.0, 2.0 * x) for x in POWERS])
     assert (flat.low, flat.high) == (1, 16)
     assert (flat.alpha, flat.beta) == (0.0, pytest.approx(50.0))
     assert (rising.low, rising.high) == (32, 512)
@@ -259,3 +261,88 @@ def test_times_that_fall_make_a_level() -> None:
 def test_too_few_sizes() -> None:
     with pytest.raises(CannotFit, match="3 different sizes"):
         fit_piecewise([1, 1, 2], [1.0, 1.0, 2.0])
+
+
+SIZES = np.array([1.0, 2.0, 5.0, 8.0, 16.0, 40.0, 64.0, 128.0])
+TIMES = (3.0 * SIZES + 7.0) * (1 + 0.01 * np.array([1, -2, 0, 1, 2, -1, -1, 1]))
+
+
+@pytest.fixture(params=[False, True], ids=["equal", "relative"])
+def relative(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+def learnt(relative: bool, sizes: Floats = SIZES, times: Floats = TIMES) -> dict[str, Any]:
+    line = LinearLatency(relative=relative).fit(sizes, times)
+    return {name: value for name, value in vars(line).items() if name.endswith("_")}
+
+
+def test_predicting_before_fit_is_refused(relative: bool) -> None:
+    with pytest.raises(NotFitted, match="fitted before") as error:
+        LinearLatency(relative=relative).predict(1.0)
+    assert isinstance(error.value, TwinError)
+
+
+def test_a_failed_fit_keeps_what_was_learnt_before(relative: bool) -> None:
+    line = LinearLatency(relative=relative).fit(SIZES, TIMES)
+    before = dict(vars(line))
+    with pytest.raises(CannotFit):
+        line.fit(SIZES, -TIMES)
+    assert vars(line) == before
+
+
+def test_fit_is_deterministic_and_blind_to_the_order_of_points(relative: bool) -> None:
+    order = np.random.default_rng(5).permutation(len(SIZES))
+    first, again, shuffled = learnt(relative), learnt(relative), learnt(relative, SIZES[order], TIMES[order])
+    for name, value in first.items():
+        np.testing.assert_array_equal(again[name], value)
+        np.testing.assert_allclose(shuffled[name], value, rtol=1e-9, atol=1e-18, err_msg=name)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3)])
+def test_predictions_have_the_shape_of_the_sizes(relative: bool, shape: tuple[int, ...]) -> None:
+    predicted = LinearLatency(relative=relative).fit(SIZES, TIMES).predict(np.ones(shape))
+    assert np.shape(predicted) == shape
+    assert np.asarray(predicted).dtype == np.float64
+
+
+BROKEN: dict[str, tuple[list[float], list[float], str]] = {
+    "one point": ([1.0], [1.0], "sizes: got 1, expected at least 3 points"),
+    "two points": ([1.0, 2.0], [1.0, 2.0], "sizes: got 2, expected at least 3 points"),
+    "no points": ([], [], "sizes: got 0, expected at least 3 points"),
+    "one size": ([4.0, 4.0, 4.0], [1.0, 2.0, 3.0], "sizes: got 4.0, expected sizes that differ"),
+    "lengths differ": ([1.0, 2.0, 3.0], [1.0, 2.0], "times: got 2, expected as many times as sizes (3)"),
+    "NaN time": ([1.0, 2.0, 3.0], [1.0, np.nan, 3.0], "times[1]: got nan, expected a finite number, above 0"),
+    "NaN size": ([1.0, np.nan, 3.0], [1.0, 2.0, 3.0], "sizes[1]: got nan, expected a finite number, 0 or more"),
+    "infinite": ([1.0, 2.0, np.inf], [1.0, 2.0, 3.0], "sizes[2]: got inf, expected a finite number, 0 or more"),
+    "negative time": ([1.0, 2.0, 3.0], [1.0, -2.0, 3.0], "times[1]: got -2.0, expected a finite number, above 0"),
+    "time of zero": ([1.0, 2.0, 3.0], [0.0, 2.0, 3.0], "times[0]: got 0.0, expected a finite number, above 0"),
+    "negative size": ([-1.0, 2.0, 3.0], [1.0, 2.0, 3.0], "sizes[0]: got -1.0, expected a finite number, 0 or more"),
+    "time too long": ([1.0, 2.0, 3.0], [1.0, 2.0, 1e200], "times: got 1e+200, expected numbers from 1e-100 to 1e+100"),
+    "time too short": (
+        [1.0, 2.0, 3.0],
+        [1e-200, 2.0, 3.0],
+        "times: got 1e-200, expected numbers from 1e-100 to 1e+100",
+    ),
+    "size too large": ([1.0, 2.0, 1e200], [1.0, 2.0, 3.0], "sizes: got 1e+200, expected numbers up to 1e+100"),
+    "sizes too near": ([0.0, 1e-200, 2e-200], [1.0, 2.0, 3.0], "sizes: got 0.0, expected sizes that differ"),
+    "falls": ([1.0, 2.0, 3.0], [3.0, 2.0, 1.0], "alpha: got -"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_cannot_be_fitted_is_refused_in_one_line(relative: bool, name: str) -> None:
+    sizes, times, message = BROKEN[name]
+    with pytest.raises(CannotFit) as error:
+        LinearLatency(relative=relative).fit(sizes, times)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+    assert isinstance(error.value, BadInput)
+
+
+@pytest.mark.parametrize("column", ["sizes", "times"])
+@pytest.mark.parametrize("values", [[[1.0], [2.0], [3.0]], ["a", "b", "c"], [[1.0], [2.0, 3.0]], 5.0])
+def test_what_is_no_flat_list_is_refused_in_one_line(relative: bool, column: str, values: Any) -> None:
+    columns: dict[str, Any] = {"sizes": [1.0, 2.0, 3.0], "times": [1.0, 2.0, 3.0]} | {column: values}
+    with pytest.raises(CannotFit, match=rf"^{column}: .*expected a flat list of numbers$"):
+        LinearLatency(relative=relative).fit(columns["sizes"], columns["times"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -125,38 +124,31 @@ def test_a_table_that_does_not_grow_is_none_for_the_scheduler() -> None:
         model.chunk_table()
 
 
-def _set(path: str, value: Any) -> Callable[[Document], None]:
-    def change(document: Document) -> None:
-        *folders, last = path.split(".")
-        for name in folders:
-            document = document[name]
-        document[last] = value
-
-    return change
-
-
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("path", "value", "message"),
     [
-        (_set("tokens", [2, 16, 64]), ["tokens[0]", "expected 1", "2"]),
-        (_set("tokens", [1, 64, 64]), ["tokens", "increase", "64 after 64"]),
-        (_set("tokens", [1]), ["tokens"]),
-        (_set("w4.o", [1e-4, 1e-4]), ["w4.o", "3 entries", "found 2"]),
-        (_set("ec", {kind: [1.0] * 3 for kind in ("qkv", "o", "gate_up")}), ["ec.down", "missing"]),
-        (_set("attention", [0.0]), ["attention", "3 entries", "found 1"]),
-        (_set("attention", [0.0, -1.0, 0.0]), ["attention[1]", "-1"]),
-        (_set("w4.qkv", [3e-4, 0.0, 8e-4]), ["w4.qkv[1]", "0"]),
-        (_set("layers", 0), ["layers", "0"]),
-        (_set("source", ""), ["source"]),
-        (_set("schema", "twin.ec-tables/2"), ["schema", "twin.ec-tables/2"]),
-        (_set("w4.lm_head", [1.0] * 3), ["lm_head"]),
+        ("tokens", [2, 16, 64], ["tokens[0]", "expected 1", "2"]),
+        ("tokens", [1, 64, 64], ["tokens", "increase", "64 after 64"]),
+        ("tokens", [1], ["tokens"]),
+        ("w4.o", [1e-4, 1e-4], ["w4.o", "3 entries", "found 2"]),
+        ("ec", {kind: [1.0] * 3 for kind in ("qkv", "o", "gate_up")}, ["ec.down", "missing"]),
+        ("attention", [0.0], ["attention", "3 entries", "found 1"]),
+        ("attention", [0.0, -1.0, 0.0], ["attention[1]", "-1"]),
+        ("w4.qkv", [3e-4, 0.0, 8e-4], ["w4.qkv[1]", "0"]),
+        ("layers", 0, ["layers", "0"]),
+        ("source", "", ["source"]),
+        ("schema", "twin.ec-tables/2", ["schema", "twin.ec-tables/2"]),
+        ("w4.lm_head", [1.0] * 3, ["lm_head"]),
     ],
 )  # fmt: skip
 def test_a_file_that_breaks_the_schema_is_refused_by_field_and_value(
-    change: Callable[[Document], None], message: list[str], tmp_path: Path
+    path: str, value: Any, message: list[str], tmp_path: Path
 ) -> None:
-    document = copy.deepcopy(DOCUMENT)
-    change(document)
+    document = section = copy.deepcopy(DOCUMENT)
+    *folders, last = path.split(".")
+    for name in folders:
+        section = section[name]
+    section[last] = value
     file = tmp_path / "tables.yaml"
     file.write_text(write_yaml(document))
     with pytest.raises(BadInput) as error:

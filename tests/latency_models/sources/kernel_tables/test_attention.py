@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
-from latency_models.interpolation import Grid, make_grid
+from latency_models.interpolation import make_grid
 from latency_models.sources.kernel_tables.attention import AttentionTimes
 from latency_models.sources.kernel_tables.files import read_kernel_tables
 from latency_models.sources.kernel_tables.skew import SkewFit, SkewLevels
@@ -20,6 +19,7 @@ from tests.latency_models.sources.kernel_tables.small_tables import (
     prefill_time,
 )
 from tests.latency_models.sources.kernel_tables.test_files import add_skew
+from tests.latency_models.test_interpolation import multilinear
 
 ALPHA = 0.25
 
@@ -150,21 +150,6 @@ def test_a_corner_that_did_not_fit_into_memory_is_flagged(tmp_path: Path, flags:
 # -- the written-out lookups against the definition ----------------------------------------------------------------
 
 
-def multilinear(grid: Grid, point: tuple[float, ...]) -> float:
-    """Interpolation by its definition: a weighted sum over all corners of the cell, in exact fractions."""
-    corners = [(Fraction(1), grid.times)]
-    for axis, x in zip(grid.axes, point, strict=True):
-        i = max(place for place in range(len(axis) - 1) if axis[place] <= x)
-        low, high = Fraction(axis[i]), Fraction(axis[i + 1])
-        share = (Fraction(x) - low) / (high - low)
-        corners = [
-            (weight * part, block[place])
-            for weight, block in corners
-            for part, place in ((1 - share, i), (share, i + 1))
-        ]
-    return float(sum(weight * Fraction(time) for weight, time in corners))
-
-
 def test_lookups_equal_the_weighted_sum_over_all_corners(folder: Path, flags: Flags) -> None:
     """Inside the table, between its points and beyond its end."""
     table = read_kernel_tables(folder).attention
@@ -185,7 +170,7 @@ def test_lookups_equal_the_weighted_sum_over_all_corners(folder: Path, flags: Fl
             ),
         )
         for result, points, point in expected:
-            assert result == pytest.approx(multilinear(make_grid(points, 1.0), point), rel=1e-12)
+            assert result == pytest.approx(multilinear(make_grid(points, 1.0), *point), rel=1e-12)
 
 
 def test_a_run_equals_single_lookups_to_the_last_bit(folder: Path) -> None:
