@@ -42,7 +42,8 @@ import numpy as np
 from benchmarks.provenance import provenance
 from latency_models.deployment.models import load_model
 from latency_models.io.config_io import write_yaml
-from latency_models.sources.aiconfigurator.kernels import ModelKernels, Placement
+from latency_models.sources.aiconfigurator.kernels import Placement, compose
+from latency_models.sources.aiconfigurator.tables import read_tables
 from twin.executors.executor import Processes
 from twin.planning.confidence import probability
 from twin.planning.confirming import OTHER_SEED
@@ -297,7 +298,7 @@ def big_question(tables: Path, trace: Path, folder: Path) -> dict[str, Any]:
     for degree in DEGREES:
         placement = Placement(tensor_parallel=degree, expert_tensor_parallel=degree)
         file = folder / f"tp{degree}.yaml"
-        file.write_text(write_yaml(ModelKernels.load(tables, model, placement).document()))
+        file.write_text(write_yaml(compose(read_tables(tables), model, placement).document()))
         memory = {
             "memory": 151397597184.0, "model": "llama-3.1-70b", "tensor_parallel_size": degree, "activations": 5e9
         }  # fmt: skip

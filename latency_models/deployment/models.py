@@ -196,7 +196,7 @@ class Model(Strict):
         indexer = self.indexer
         parts = (
             ("ffn_layers", self.ffn_layers or 0, self.layers),
-            ("ffn.dense_layers", self._dense_layers, self.layers_with_ffn),
+            ("ffn.dense_layers", getattr(self.ffn, "dense_layers", 0), self.layers_with_ffn),
             ("linear_attention.layers", self.linear_layers, self.mixers),
             ("attention.windowed_layers", self.windowed_layers, self.attention_layers),
             ("attention.indexer.layers", (indexer.layers or 0) if indexer else 0, self.attention_layers),
@@ -318,11 +318,7 @@ class Model(Strict):
     @property
     def expert_layers(self) -> int:
         """Layers with routed experts."""
-        return self.layers_with_ffn - self._dense_layers if isinstance(self.ffn, ExpertFFN) else 0
-
-    @property
-    def _dense_layers(self) -> int:
-        return self.ffn.dense_layers if isinstance(self.ffn, ExpertFFN) else 0
+        return self.layers_with_ffn - self.ffn.dense_layers if isinstance(self.ffn, ExpertFFN) else 0
 
     @property
     def published_formats(self) -> Formats | None:
@@ -407,16 +403,12 @@ def load_model(name: str | Path, base: Path = Path()) -> Model:
     try:
         status = path.stat()
     except (OSError, ValueError):
-        return _read_model(path)  # which refuses it in the usual words
+        return _known_model(path, ())  # which refuses it in the usual words
     model = _known_model(path, (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size))
     return model if isinstance(name, Path) or name == path.stem else model.named(name)
-
-
-def _read_model(path: Path) -> Model:
-    return checked(Model, read_yaml(path), path)
 
 
 @lru_cache(maxsize=32)  # a sweep loads the same model in each of its points
 def _known_model(path: Path, state: tuple[int, ...]) -> Model:
     """The model of a file, read once as long as the file stays as it is."""
-    return _read_model(path)
+    return checked(Model, read_yaml(path), path)

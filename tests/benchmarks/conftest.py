@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
-from tests.latency_models.sources.aiconfigurator.conftest import real_rows, real_tables
+from pathlib import Path
 
-__all__ = ["real_rows", "real_tables"]
+import pytest
+
+from tests.latency_models.sources.conftest import present
+
+
+@pytest.fixture(scope="session")
+def real_tables() -> Path:
+    return present("kernel_tables/aiconfigurator")
+
+
+@pytest.fixture(scope="session")
+def real_rows() -> Path:
+    return present("measured/aiconfigurator_silicon_calib_dev.csv.gz")

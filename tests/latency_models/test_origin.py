@@ -10,7 +10,7 @@ import pytest
 
 from latency_models.deployment.models import Model, load_model
 from latency_models.io.config_io import read_yaml
-from latency_models.sources.aiconfigurator.kernels import ModelKernels, Placement
+from latency_models.sources.aiconfigurator.kernels import ModelKernels, Placement, compose
 from latency_models.sources.aiconfigurator.tables import read_tables
 from latency_models.sources.kernel_tables.files import read_kernel_tables
 from latency_models.sources.registry import source_of
@@ -67,7 +67,7 @@ def test_a_model_is_the_same_however_it_is_spelt() -> None:
 
 def test_kernels_record_what_their_tables_say_and_their_model(tables: Path) -> None:
     say_device(tables)
-    result = ModelKernels.load(tables, model(), Placement(tensor_parallel=2, expert_tensor_parallel=2))
+    result = compose(read_tables(tables), model(), Placement(tensor_parallel=2, expert_tensor_parallel=2))
     assert result.origin == Origin("NVIDIA H200", "vllm", "0.12.0", "small", 2)
     assert ModelKernels.from_document(result.document()) == result
     old = {name: value for name, value in result.document().items() if name != "origin"}
@@ -75,9 +75,9 @@ def test_kernels_record_what_their_tables_say_and_their_model(tables: Path) -> N
 
 
 def test_an_unknown_bandwidth_is_said(tables: Path) -> None:
-    assert not [note for note in ModelKernels.load(tables, model(), Placement()).notes if "kv_token" in note]
+    assert not [note for note in compose(read_tables(tables), model(), Placement()).notes if "kv_token" in note]
     (tables.parent / "systems" / "lab.yaml").unlink()
-    result = ModelKernels.load(tables, model(), Placement())
+    result = compose(read_tables(tables), model(), Placement())
     assert result.kv_token == 0.0
     assert [
         note
@@ -108,7 +108,7 @@ def test_weights_in_fp8_say_what_else_runs_in_16_bits(tmp_path: Path) -> None:
     folder = kernels.make_tables(tmp_path / "lab_engine_1.0", formats=("fp8",))
     message = r"gemm_dtype: expected GEMMs in float16 too: the output head and routers run in it .*, found fp8$"
     with pytest.raises(BadInput, match=message):
-        ModelKernels.load(folder, model(), Placement(weights="fp8"))
+        compose(read_tables(folder), model(), Placement(weights="fp8"))
 
 
 def test_a_folder_of_another_source_is_named(tables: Path, profile: Path, tmp_path: Path) -> None:

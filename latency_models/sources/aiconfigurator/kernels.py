@@ -21,7 +21,6 @@ from latency_models.sources.aiconfigurator.tables import (
     KernelTables,
     ModuleKind,
     module_shape,
-    read_tables,
 )
 from latency_models.step_time import Origin
 from workloads.errors import BadInput
@@ -126,11 +125,6 @@ class ModelKernels:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise BadInput(f"expected the document of a ModelKernels: {error!r}", field="kernels") from None
-
-    @classmethod
-    def load(cls, folder: Path, model: Model, placement: Placement) -> ModelKernels:
-        """Call `compose` on the tables in a folder."""
-        return compose(read_tables(folder), model, placement)
 
 
 def compose(tables: KernelTables, model: Model, placement: Placement) -> ModelKernels:

@@ -53,12 +53,17 @@ class ByCount:
 
 def linear_layers(tables: KernelTables, settings: KernelTableSettings, model: Model, flag: Flag) -> ByCount:
     """Seconds of all row-by-row layers of a step, with the collectives of tensor parallelism."""
-    dense_layers = model.layers - moe_layers(model)
+    dense_layers = model.layers - model.expert_layers
     if dense_layers and not any(name in tables.dense for name in FFN):
         expected = f"expected one of {', '.join(FFN)}, since {dense_layers} layers of {model.name} are dense"
         raise BadInput(expected, field="dense", value=sorted(tables.dense), file=tables.provenance.source)
     seconds = _sum(tables.dense, _occurrences(tables, model), settings)
-    _add_all_reduces(seconds, settings, model)
+    link = settings.communication
+    if link is not None and settings.tensor_parallel > 1:
+        # Two all-reduces a layer, after the projections of attention and FFN, and one after the embedding.
+        for rows in range(1, len(seconds)):
+            elements = rows * model.hidden_size
+            seconds[rows] += (2 * model.layers + 1) * link.all_reduce(settings.tensor_parallel, elements)
     return ByCount(_padded(seconds, settings.capture_sizes or ()), "dense.tokens", flag)
 
 
@@ -72,11 +77,6 @@ def head(tables: KernelTables, settings: KernelTableSettings, model: Model, flag
     return ByCount(seconds, "per_sequence.sequences", flag)
 
 
-def moe_layers(model: Model) -> int:
-    """Number of layers with experts."""
-    return model.layers - model.ffn.dense_layers if isinstance(model.ffn, ExpertFFN) else 0
-
-
 def distinct_experts(experts: int, per_token: int, tokens: int, ranks: int) -> float:
     """Expected experts of one rank with a token, under uniform routing: E/N · (1 - (1 - k/E)^n)."""
     return experts / ranks * (1.0 - (1.0 - per_token / experts) ** tokens)
@@ -88,14 +88,14 @@ def kernels_a_step(tables: KernelTables, model: Model) -> int:
         sum(_occurrences(tables, model).values())
         + len(tables.per_sequence)
         + KERNELS_OF_ATTENTION * model.layers
-        + KERNELS_OF_EXPERTS * moe_layers(model)
+        + KERNELS_OF_EXPERTS * model.expert_layers
     )
 
 
 def _occurrences(tables: KernelTables, model: Model) -> dict[str, int]:
     times = dict.fromkeys(tables.dense, model.layers)
     special = dict.fromkeys(ONCE_A_STEP, 1) | dict.fromkeys(TWICE_A_LAYER, 2 * model.layers)
-    special |= dict.fromkeys(FFN, model.layers - moe_layers(model))
+    special |= dict.fromkeys(FFN, model.layers - model.expert_layers)
     return {name: special.get(name, count) for name, count in times.items()}
 
 
@@ -128,7 +128,7 @@ class ExpertTimes:
                 f"expected a table of MoE blocks for {ranks} expert-parallel ranks, since {model.name} has experts"
             )
             raise BadInput(expected, field="moe.ep", value=measured, file=tables.provenance.source)
-        self._layers = moe_layers(model)
+        self._layers = model.expert_layers
         self._grid = make_grid(points, self._layers * 1e-6 * settings.time_scale)
         self._hidden = model.hidden_size
         self._known: dict[int, float] = {}
@@ -183,15 +183,6 @@ def _by_count(curve: Curve, tile: int) -> list[float]:
         else:
             times.append(line_through((start, at_start), (end, at_end), count))
     return times
-
-
-def _add_all_reduces(seconds: list[float], settings: KernelTableSettings, model: Model) -> None:
-    """Add two all-reduces a layer, after the projections of attention and FFN, and one after the embedding."""
-    link = settings.communication
-    if link is None or settings.tensor_parallel == 1:
-        return
-    for rows in range(1, len(seconds)):
-        seconds[rows] += (2 * model.layers + 1) * link.all_reduce(settings.tensor_parallel, rows * model.hidden_size)
 
 
 def _padded(seconds: list[float], sizes: Sequence[int]) -> list[float]:

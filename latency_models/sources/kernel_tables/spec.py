@@ -12,7 +12,7 @@ from latency_models.deployment.models import Model, load_model
 from latency_models.io.files import FilePath
 from latency_models.sources.kernel_tables.attention import AttentionTimes
 from latency_models.sources.kernel_tables.files import read_kernel_tables
-from latency_models.sources.kernel_tables.layers import ExpertTimes, head, kernels_a_step, linear_layers, moe_layers
+from latency_models.sources.kernel_tables.layers import ExpertTimes, head, kernels_a_step, linear_layers
 from latency_models.sources.kernel_tables.settings import KernelTableSettings, note, resolve
 from latency_models.sources.kernel_tables.tables import KernelTables, held_out_errors
 from latency_models.sources.registry import SourceSpec, register
@@ -104,7 +104,7 @@ class KernelTableStepTime(StepTime):
         return VariedKernelTables(self, scores)
 
     def _expert_times(self) -> ExpertTimes | None:
-        return ExpertTimes(self.tables, self.settings, self.model, self._flag) if moe_layers(self.model) else None
+        return ExpertTimes(self.tables, self.settings, self.model, self._flag) if self.model.expert_layers else None
 
     def _between_kernels(self) -> float:
         return self.settings.overhead + self.settings.kernel_gap * kernels_a_step(self.tables, self.model)

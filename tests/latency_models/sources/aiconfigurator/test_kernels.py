@@ -118,12 +118,12 @@ def test_shapes_between_those_measured_are_noted(tables: Path) -> None:
 
 
 def test_kernels_come_back_from_their_document(tables: Path) -> None:
-    kernels = ModelKernels.load(tables, model(), Placement(tensor_parallel=2))
+    kernels = compose(read_tables(tables), model(), Placement(tensor_parallel=2))
     assert ModelKernels.from_document(json.loads(json.dumps(kernels.document()))) == kernels
 
 
 def test_a_document_of_something_else_is_refused(tables: Path) -> None:
-    document = ModelKernels.load(tables, model(), Placement()).document()
+    document = compose(read_tables(tables), model(), Placement()).document()
     with pytest.raises(BadInput, match=r"schema: got 'twin.model/1', expected twin.kernels/1"):
         ModelKernels.from_document(document | {"schema": "twin.model/1"})
     del document["context"]

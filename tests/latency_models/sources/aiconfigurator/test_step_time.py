@@ -10,8 +10,9 @@ import pytest
 
 from latency_models.deployment.models import load_model
 from latency_models.interpolation import Curve, Surface
-from latency_models.sources.aiconfigurator.kernels import ModelKernels, Placement
+from latency_models.sources.aiconfigurator.kernels import ModelKernels, Placement, compose
 from latency_models.sources.aiconfigurator.spec import AiconfiguratorStepTime, Corrections
+from latency_models.sources.aiconfigurator.tables import read_tables
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
 from schedulers.sequence import Sequence
 from workloads.request import Request
@@ -67,9 +68,9 @@ def test_no_decode_reads_its_cache_faster_than_the_memory() -> None:
     assert bounded.seconds(batch(4, 2000)) == pytest.approx(13 + 2 + 20)
 
 
-def test_a_published_engine_is_within_what_such_hardware_does(real_tables: Path) -> None:
+def test_a_published_engine_is_within_what_such_hardware_does(aiconfigurator_tables: Path) -> None:
     """Qwen3-32B in 16 bits on two H100s: no faster than its weights are read, and not twice as slow."""
     placement = Placement(tensor_parallel=2)
-    kernels = ModelKernels.load(real_tables / "h100_sxm_vllm_0.12.0", load_model("qwen3-32b"), placement)
+    kernels = compose(read_tables(aiconfigurator_tables / "h100_sxm_vllm_0.12.0"), load_model("qwen3-32b"), placement)
     floor = 32.8e9 * 2 / 2 / 3.35e12
     assert floor < AiconfiguratorStepTime(kernels).seconds(batch(8, 8 * 1000)) < 2 * floor

@@ -138,8 +138,8 @@ def test_a_broken_gzip_file_is_told(tables: Path) -> None:
         read_tables(tables)
 
 
-def test_the_published_tables_are_read_whole(real_tables: Path) -> None:
-    content = read_tables(real_tables / "h100_sxm_vllm_0.12.0")
+def test_the_published_tables_are_read_whole(aiconfigurator_tables: Path) -> None:
+    content = read_tables(aiconfigurator_tables / "h100_sxm_vllm_0.12.0")
     assert {name: len(shapes) for name, shapes in content.tables["gemm"].items()} == {
         "float16": 440,
         "fp8": 440,

@@ -17,10 +17,10 @@ from latency_models.sources.vllm_step_log.step_log import StepLog, read_step_log
 from latency_models.step_time import MeasuredDeployment, Origin, draw_scores
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
 from schedulers.sequence import Sequence
+from tests.latency_models.sources.conftest import present
 from workloads.errors import BadInput
 from workloads.request import Request
 
-PUBLISHED = Path(__file__).resolve().parents[5] / "shared/data/measured/vllm_0.15.1_h100_llama2_70b_steps.csv.gz"
 TRUE = (15e-3, 1.5e-3, 45e-6, 4e-8)
 
 HEADER = (
@@ -325,9 +325,7 @@ def test_a_cell_that_will_not_do_is_told(tmp_path: Path, row: str, message: str)
 
 @pytest.fixture(scope="module")
 def published() -> StepLog:
-    if not PUBLISHED.exists():
-        pytest.skip("the measured steps are not here")
-    return read_step_log(PUBLISHED)
+    return read_step_log(present("measured/vllm_0.15.1_h100_llama2_70b_steps.csv.gz"))
 
 
 def test_later_steps_of_a_real_engine(published: StepLog) -> None:
