@@ -53,12 +53,8 @@ class MeasuredBundle:
     With at least as many further requests as the bundle has slots, these stay full to the end. Prompts are random
     tokens. Torch must compute on one thread. Call `begin`, `run_some` until it returns True, and `result`.
 
-    Args:
-        decoder: a whole model; all workers share its weights. time: the clocks, with the link.
-        prefilled: requests come with the KV cache of their prompts; otherwise the bundle computes it.
-
-    Raises:
-        ValueError: a request that is too long for the bundle, or more completions than requests.
+    All workers share the decoder's weights. `time`: the clocks, with the link. `prefilled`: requests come with the KV
+    cache of their prompts; otherwise the bundle computes it. Raises ValueError for more completions than requests.
     """
 
     def __init__(

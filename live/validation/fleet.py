@@ -50,9 +50,8 @@ MakeEngine = Callable[[Clock], Engine]
 class FleetEngine:
     """One engine of a fleet, as routers (`EngineState`) and scaling (`ScaledEngine`) see it.
 
-    Attributes:
-        due: when its step ends, or when it takes in the first request; infinite for an idle engine, seconds.
-        steps, followed: as of `step_spans`.
+    `due`: when its step ends, or it takes in the first request; infinite for an idle engine, seconds. `steps`,
+    `followed`: as of `step_spans`.
     """
 
     failed = False
@@ -154,15 +153,10 @@ class FleetEngine:
 
 
 class Fleet:
-    """Engines behind a router, as many as an autoscaler decides.
+    """Engines behind a router, as many as an autoscaler decides: of those that there may be, `initial` ones at first.
 
-    Args:
-        engines: as many as there may be, in order of their index. spec: the section `system.autoscaling.engine`; what
-            it states of a start, as the time of a node, is added to the measured time. initial: engines that are up at
-            first.
-
-    Attributes:
-        replicas: their states and the log. starts: the measured seconds of each start, those at time 0 included.
+    `spec`: the section `system.autoscaling.engine`; what it states of a start, as the time of a node, is added to the
+    measured time. `replicas`: states and log. `starts`: the measured seconds of each start, those at time 0 included.
     """
 
     def __init__(self, engines: Sequence[FleetEngine], router: Router, spec: AutoscalingSpec, initial: int) -> None:

@@ -54,12 +54,10 @@ class Observations:
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """Scores after the run.
+    """Scores after the run: `estimate`, (n,), and `covariance`, (n, n). `rounds`: Gauss-Newton steps.
 
-    Attributes:
-        estimate: shape (n,). covariance: shape (n, n). information: JᵀΣ⁻¹J, the data's alone, shape (n, n).
-        noise: for each kind (deviation, share of it that overlapping intervals have in common).
-        rounds: Gauss-Newton steps.
+    `information`: JᵀΣ⁻¹J, the data's alone, (n, n). `noise`: for each kind (deviation, share of it that overlapping
+    intervals have in common).
     """
 
     estimate: Floats
@@ -168,9 +166,8 @@ def fit_noise(
 ) -> dict[int, tuple[float, float]]:
     """Deviation and common share of each kind's noise: means of its logarithm, and of it, weighted by likelihood.
 
-    Args:
-        residuals: at the estimates before the run, to first order. They contain what the unknowns explain, whose
-            covariance is JJᵀ; a bias that an unknown may have is not taken for noise.
+    `residuals`: at the estimates before the run, to first order. They contain what the unknowns explain, whose
+    covariance is JJᵀ; a bias that an unknown may have is not taken for noise.
     """
     noise = {}
     for kind in np.unique(observed.kinds).tolist():
@@ -204,10 +201,7 @@ def log_mean_factor(measured: Floats, predicted: Floats) -> tuple[float, float]:
     It is the mean of the residuals' exponentials over that of a typical one (Duan 1983, "Smearing estimate: a
     nonparametric retransformation method"), at least 1. What is left between the measured and the predicted mean then
     is a level that the fit has missed; it counts as far as it is beyond the ratio's deviation (James and Stein's
-    positive part), a jackknife's over blocks.
-
-    Args:
-        measured, predicted: durations in order, shape (m,), m ≥ 1.
+    positive part), a jackknife's over blocks. Durations are in order, shape (m,), m ≥ 1.
     """
     level = float(predicted @ np.log(measured / predicted) / predicted.sum())
     ratio = float(np.log(measured.sum() / predicted.sum()))

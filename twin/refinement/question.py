@@ -229,16 +229,11 @@ MAX_FITTED = 600
 
 @dataclass(frozen=True)
 class Question:
-    """A scenario and a run.
+    """A scenario, by its path, content and changed fields, and the file or folder of a measured run.
 
-    Attributes:
-        path: of the scenario. document: its content. settings: changed fields.
-        run: file or folder of the measured run.
-        first: requests or steps to fit; None: `SHARE` of them.
-        factors: names of the unknowns to learn; empty: all.
-        spread: requests to fit are spread over the run in place of the first ones, so that a drift of the machine is
-            in both parts.
-        since: seconds since 1970 before which metrics pages are left out.
+    `first`: requests or steps to fit; None: `SHARE` of them. `factors`: names of the unknowns to learn; empty: all.
+    `spread`: requests to fit are spread over the run in place of the first ones, so that a drift of the machine is in
+    both parts. `since`: seconds since 1970 before which metrics pages are left out.
     """
 
     path: Path
@@ -290,13 +285,9 @@ class Evidence(ABC):
 
 
 def read_settings(question: Question, meta: Mapping[str, Any], source: str) -> tuple[Settings, Settings, list[str]]:
-    """The engine's own settings in place of the scenario's, unless the question states others.
+    """The engine's own settings (`meta`, from `source`) in place of the scenario's, unless the question states others.
 
-    Args:
-        meta: as of `engine_settings`. source: where they stand, for notes.
-
-    Returns:
-        All changed fields of the scenario; those that were read; a note on each of them.
+    Returns all changed fields of the scenario, those that were read, and a note on each of them.
     """
     changed = apply(question.document, question.settings)
     scenario = check_scenario(question.document, question.settings, question.path)
@@ -335,11 +326,7 @@ def prediction_errors(
     after: Sequence[dict[str, Any]],
     draws: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Measured metrics with predictions before and after, and with intervals by draws of the refined model.
-
-    Args:
-        before, after: summaries of realisations.
-    """
+    """Measured metrics with predictions before and after, and with intervals by draws of the refined model."""
     measured = dict(measured)
     earlier, refined = compare(combine(before)[0], measured), compare(combine(after)[0], measured)
     _, intervals = combine(after, draws)

@@ -36,12 +36,7 @@ MIN_INFORMATION = 3.0
 
 @dataclass(frozen=True)
 class Refinement:
-    """The result of a refinement.
-
-    Attributes:
-        document: `twin.refinement/1`, for tables. file: `twin.refined-step-time/1`, without `folder`.
-        notes: on what was read or assumed.
-    """
+    """`twin.refinement/1`, for tables; `twin.refined-step-time/1`, without `folder`; what was read or assumed."""
 
     document: dict[str, Any]
     file: dict[str, Any]

@@ -140,18 +140,8 @@ def _engine_windows(run: Run, name: str, table: dict[str, Any], seconds: float) 
 class LoadCurve:
     """A scenario's inter-token latency, a + b·n + c·q with squares and product, by least squares.
 
-    n requests decode in an average step, and q prompt tokens are computed in it.
-
-    Args:
-        question: the scenario and its settings. rates: lowest and highest measured requests a second.
-        seconds: of a window.
-
-    Attributes:
-        deviation: of the logarithm of a window's latency about the curve.
-        prompt_tokens, output_tokens: means of the simulated requests.
-
-    Raises:
-        BadInput: prefill and decode are apart, or too few windows have answers.
+    n requests decode in an average step, and q prompt tokens are computed in it. `rates`: lowest and highest measured
+    requests a second. `seconds`: of a window. `deviation`: of the logarithm of a window's latency about the curve.
     """
 
     def __init__(self, question: Question, rates: tuple[float, float], seconds: float, advance: Advance) -> None:
@@ -174,8 +164,6 @@ class LoadCurve:
         if len(windows) < 3 * LOADS:
             expected = f"expected longer windows or a busier scenario: {len(windows)} simulated windows have answers"
             raise BadInput(expected, field="--window", value=seconds)
-        self.prompt_tokens = float(windows.prompts.sum() / windows.requests.sum())
-        self.output_tokens = float(windows.outputs.sum() / windows.requests.sum())
         weighted = _terms(windows) / windows.itl[:, None]
         self._coefficients = np.linalg.lstsq(weighted, np.ones(len(windows)), rcond=None)[0]
         self._limits = 1.1 * windows.decoding.max(), 1.1 * windows.prompt_rate.max()
@@ -239,11 +227,8 @@ PREDICTED, DRIFTED, UNDECIDED = "as predicted", "drifted", "undecided"
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """What is looked for.
-
-    Attributes:
-        window: seconds that are judged at a time. drift: relative change of latency to be found.
-        learn: seconds at the beginning that tell the scenario's own error; 0: it has none.
+    """What is looked for: seconds that are judged at a time, the relative change of latency to be found, and seconds
+    at the beginning that tell the scenario's own error; 0: it has none.
     """
 
     window: float = 60.0
@@ -252,11 +237,7 @@ class WatchOptions:
 
 
 class Watch:
-    """A scenario beside the pages of an engine. Loads are simulated when they are first seen.
-
-    Raises:
-        BadInput: pages without latencies, prefill and decode apart, or windows with too few answers.
-    """
+    """A scenario beside the pages of an engine. Loads are simulated when they are first seen."""
 
     def __init__(self, question: Question, options: WatchOptions, advance: Advance = lambda text: None) -> None:
         self._question = question
@@ -315,11 +296,8 @@ class Watch:
 class DriftTest:
     """What the first windows tell, and the test of those that follow.
 
-    Args:
-        learned: logarithms of measured over predicted latency of the first windows. deviation: of the curve.
-
-    Attributes:
-        offset: the mean of `learned`. deviation: of a window about it. minutes: until a drift is found, on average.
+    `learned`: logarithms of measured over predicted latency of the first windows; `offset`: their mean. `deviation`: of
+    the curve, then of a window about that mean. `minutes`: until a drift is found, on average.
     """
 
     def __init__(self, learned: Floats, deviation: float, options: WatchOptions) -> None:
@@ -337,13 +315,9 @@ class DriftTest:
 class Cusum:
     """Page's test for a shift of the mean of standard normal scores, both ways.
 
-    Args:
-        shift: to be found, in deviations. seconds: of a window, of which a day has so many fewer.
-        learned: windows that the mean was estimated from, whose own error the allowance leaves room for.
-
-    Attributes:
-        allowance: subtracted from each score. threshold: of the sums.
-        delay: windows until `shift` is found, on average.
+    `shift`: to be found, in deviations. `seconds`: of a window, of which a day has so many fewer. `learned`: windows
+    that the mean was estimated from, whose own error the allowance, which each score is less by, leaves room for.
+    `threshold`: of the sums. `delay`: windows until `shift` is found, on average.
     """
 
     def __init__(self, shift: float, seconds: float, learned: int) -> None:

@@ -136,10 +136,15 @@ class EngineValidation:
         with blamed_on("profiling"):
             model.profile()
         beforehand = model.fitted_file(FITTED_BEFOREHAND if scenario.profiling.in_turns else FITTED)
-        _require_clock(beforehand, self._clock)
+        file = read_engine_regression_file(beforehand)
+        if file.clock != self._clock:
+            expected = f"expected steps timed with clock: {self._clock}"
+            raise BadInput(expected, file=beforehand, field="clock", value=file.clock)
         drafts = None
         if scenario.engine.speculative_config is not None:
-            _require_drafts(beforehand)
+            if not file.largest.get("drafted"):
+                expected = "expected steps with drafts, of an engine with speculative_config"
+                raise BadInput(expected, file=beforehand, field="largest.drafted")
             drafts = measured_drafts(self.backend, scenario, self.base, self.run, self.note)
         capacity = _capacity(self._plan(beforehand, drafts, None))
         self.note(f"predicted capacity: {capacity:.2f} {self._arriving}/s")
@@ -208,19 +213,6 @@ def blamed_on(section: str) -> Iterator[None]:
         if isinstance(error, BadInput):
             raise
         raise BadInput(str(error), field=section) from None
-
-
-def _require_clock(file: Path, clock: ClockName) -> None:
-    """Refuse a step-time model whose steps were timed with the other clock."""
-    if (timed := read_engine_regression_file(file).clock) != clock:
-        raise BadInput(f"expected steps timed with clock: {clock}", file=file, field="clock", value=timed)
-
-
-def _require_drafts(file: Path) -> None:
-    """Refuse a step-time model of steps without drafts for an engine that speculates."""
-    if not read_engine_regression_file(file).largest.get("drafted"):
-        expected = "expected steps with drafts, of an engine with speculative_config"
-        raise BadInput(expected, file=file, field="largest.drafted")
 
 
 def _capacity(plan: ServingPlan) -> float:
