@@ -11,21 +11,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 from latency_models.io.config_io import Strict, late_section, late_sections
 from latency_models.sources.registry import StepTimeSpec
 from latency_models.step_time import StepTime
-from scenarios.fields import (
-    BlockTokens,
-    Engines,
-    KVBlocks,
-    Name,
-    PipelineStages,
-    PolicySpec,
-    Sequences,
-    StepTokens,
-    VirtualNodes,
-    make_policy,
-    name_or_section,
-    named,
-    registered,
-)
+from scenarios import fields
 from schedulers.engine_config import (
     INSTALLED_VLLM,
     MOST_UNSEEN_STEPS,
@@ -59,16 +45,16 @@ else:
     LoRASpec, WeightSwappingSpec = late_sections("scenarios.memory", "LoRASpec", "WeightSwappingSpec")
 
 
-class SchedulingSpec(PolicySpec):
+class SchedulingSpec(fields.PolicySpec):
     """A scheduling policy with parameters: service of a token and weights of tenants (fair)."""
 
-    policy: Annotated[str, registered(SCHEDULING_POLICIES)]
+    policy: Annotated[str, fields.registered(SCHEDULING_POLICIES)]
     prompt_weight: PositiveFloat | None = None
     output_weight: PositiveFloat | None = None
     weights: dict[str, PositiveFloat] | None = None
 
 
-Scheduling = Annotated[str | SchedulingSpec, name_or_section(SCHEDULING_POLICIES)]
+Scheduling = Annotated[str | SchedulingSpec, fields.name_or_section(SCHEDULING_POLICIES)]
 """The name of a scheduling policy, or a section with its name and parameters."""
 
 
@@ -88,8 +74,8 @@ BEYOND_VLLM = (
 class OneShotSpec(Strict):
     """Budgets of one-shot work a step (Prelude 3): prompt tokens, prompts, and bytes of activations (default: any)."""
 
-    tokens: StepTokens = 8192
-    sequences: Sequences = 256
+    tokens: fields.StepTokens = 8192
+    sequences: fields.Sequences = 256
     activation_bytes: PositiveFloat | None = None
     bytes_per_token: NonNegativeFloat = 0.0
 
@@ -132,17 +118,17 @@ class EngineSpec(Strict):
     docs/reference/serving-scenario.md describes every field.
     """
 
-    num_gpu_blocks: KVBlocks | None = None
+    num_gpu_blocks: fields.KVBlocks | None = None
     kv_memory: KVMemorySpec | None = None
-    block_size: BlockTokens = 16
-    max_num_batched_tokens: StepTokens = 2048
-    max_num_seqs: Sequences = 128
+    block_size: fields.BlockTokens = 16
+    max_num_batched_tokens: fields.StepTokens = 2048
+    max_num_seqs: fields.Sequences = 128
     max_table_blocks: int = Field(default=0, ge=0)
     enable_prefix_caching: bool = True
     cache_blocks_on: CacheBlocksOn = "scheduled"
     in_batch_prefix_caching: bool = False
     scheduling_policy: Scheduling = "fcfs"
-    preemption_policy: Annotated[str, registered(PREEMPTION_POLICIES)] | None = None
+    preemption_policy: Annotated[str, fields.registered(PREEMPTION_POLICIES)] | None = None
     kv_reservation: KVReservation = "chunk"
     scheduler_reserve_full_isl: bool = True
     watermark: float = Field(default=0.0, ge=0.0, lt=1.0)
@@ -165,8 +151,8 @@ class EngineSpec(Strict):
     batch_wait_timeout_iters: int = Field(default=0, ge=0)
     batch_wait_max_tokens_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
     scheduler: Literal["vllm-0.19", "vllm-0.32", "vllm-0.33", "sglang", "tensorrt-llm", "installed-vllm"] = "vllm-0.33"
-    data_parallel_size: Engines = 1
-    pipeline_parallel_size: PipelineStages = 1
+    data_parallel_size: fields.Engines = 1
+    pipeline_parallel_size: fields.PipelineStages = 1
     pipeline: PipelineSpec | None = None
     async_scheduling: bool = False
     chunking: ChunkingSpec | None = None
@@ -284,7 +270,7 @@ class EngineSpec(Strict):
             "num_gpu_blocks", "one_shot", "kv_offloading", "model_slots", "admission_control",
         }  # fmt: skip
         settings = {name: value for name, value in self if name in of_scheduler}
-        settings["scheduling_policy"], settings["scheduling_parameters"] = named(self.scheduling_policy)
+        settings["scheduling_policy"], settings["scheduling_parameters"] = fields.named(self.scheduling_policy)
         try:
             one_shot = OneShotBudget(**self.one_shot.model_dump(exclude_none=True)) if self.one_shot else None
             ids = prefix_id_tokens or self.block_size
@@ -313,20 +299,20 @@ class EngineSpec(Strict):
         return plan
 
 
-RouterName = Annotated[str, registered(ROUTERS)]
+RouterName = Annotated[str, fields.registered(ROUTERS)]
 
 
-class RouterSpec(PolicySpec):
+class RouterSpec(fields.PolicySpec):
     """A router with parameters, which docs/reference/serving-scenario.md describes."""
 
     policy: RouterName
     weight: NonNegativeFloat | None = None
     load_factor: Annotated[float, Field(ge=1)] | None = None
-    virtual_nodes: VirtualNodes | None = None
+    virtual_nodes: fields.VirtualNodes | None = None
     max_sessions: PositiveInt | None = None
 
 
-Routing = Annotated[str | RouterSpec, name_or_section(ROUTERS, lambda size: 0)]
+Routing = Annotated[str | RouterSpec, fields.name_or_section(ROUTERS, lambda size: 0)]
 """The name of a router, or a section with its name and parameters."""
 
 
@@ -337,12 +323,12 @@ class KVEventsSpec(Strict):
 
 
 def make_router(routing: str | RouterSpec, draw: Draw) -> Router:
-    return make_policy(ROUTERS, *named(routing), draw, field="system.routing")
+    return fields.make_policy(ROUTERS, *fields.named(routing), draw, field="system.routing")
 
 
 def router_name(routing: str | RouterSpec) -> str:
     """The name of a router that is given with or without parameters."""
-    return named(routing)[0]
+    return fields.named(routing)[0]
 
 
 Role = Literal["both", "prefill", "decode"]
@@ -376,9 +362,9 @@ class LinkSpec(Strict):
 class PoolSpec(Strict):
     """Engines that are alike; docs/reference/serving-scenario.md describes every field."""
 
-    name: Name
+    name: fields.Name
     role: Role = "both"
-    replicas: Engines = 1
+    replicas: fields.Engines = 1
     models: Serves | Annotated[list[str], Field(min_length=1)] = "each"
     engine: EngineSpec
     step_time: StepTimeSpec

@@ -11,15 +11,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from latency_models.io.config_io import Strict
 from latency_models.io.files import FilePath
-from scenarios.fields import (
-    PREFIX_IDS,
-    SESSION_IDS,
-    BlockTokens,
-    LengthSpec,
-    PositiveTokens,
-    PrefixGroups,
-    registered,
-)
+from scenarios import fields
 from workloads.arrivals import LONGEST, SMALLEST_CV, Bursts, Pauses, Profile
 from workloads.errors import BadInput
 from workloads.lengths import Lengths
@@ -51,8 +43,8 @@ class TaskSpec(Strict):
 
     task: Literal["generate", "classify", "embed", "score", "rerank", "prompt_logprobs"]
     weight: PositiveFloat
-    prefill: LengthSpec
-    decode: LengthSpec | None = None
+    prefill: fields.LengthSpec
+    decode: fields.LengthSpec | None = None
     priority: int = 0
     service_class: str | None = None
     tenant: str = ""
@@ -96,9 +88,9 @@ def _share(
 class PrefixesSpec(Strict):
     """Prompts that begin alike: `groups` rubrics of `tokens` tokens, of Zipf popularity. See `SharedPrefixes`."""
 
-    groups: PrefixGroups
-    tokens: PositiveTokens
-    block_tokens: BlockTokens = 16
+    groups: fields.PrefixGroups
+    tokens: fields.PositiveTokens
+    block_tokens: fields.BlockTokens = 16
     zipf: float = Field(default=0.0, ge=0)
     cache_suffix: bool = False
 
@@ -106,9 +98,9 @@ class PrefixesSpec(Strict):
     def _ids_fit(self) -> PrefixesSpec:
         rubric = self.tokens // self.block_tokens
         total = rubric * min(self.groups, REMEMBERED_RUBRICS)
-        if total > PREFIX_IDS.maximum:
+        if total > fields.PREFIX_IDS.maximum:
             raise BadInput(
-                f"{PREFIX_IDS.expectation(total)}; a rubric has {rubric:,}", field="tokens", value=self.tokens
+                f"{fields.PREFIX_IDS.expectation(total)}; a rubric has {rubric:,}", field="tokens", value=self.tokens
             )
         return self
 
@@ -118,8 +110,8 @@ class PrefixesSpec(Strict):
     def check_prompts(self, longest: float, mean: float) -> None:
         """Refuse prompts with too many ids (`cache_suffix`), and prompts that most rubrics do not fit in."""
         ids = int(longest) // self.block_tokens
-        if self.cache_suffix and ids > PREFIX_IDS.maximum:
-            expected = f"{PREFIX_IDS.expectation(ids)}; a prompt of {longest:g} tokens has {ids:,}"
+        if self.cache_suffix and ids > fields.PREFIX_IDS.maximum:
+            expected = f"{fields.PREFIX_IDS.expectation(ids)}; a prompt of {longest:g} tokens has {ids:,}"
             raise BadInput(expected, field="prefixes.block_tokens", value=self.block_tokens)
         if self.tokens > mean:
             expected = f"expected at most the mean prompt ({mean:g} tokens), which includes the prefix"
@@ -130,7 +122,7 @@ class TraceSpec(Strict):
     """A recorded workload. `pairing` joint keeps each prompt with its answer, independent shuffles them."""
 
     path: FilePath | None = None
-    format: Annotated[str, registered(TRACE_FORMATS, AUTO)] = AUTO
+    format: Annotated[str, fields.registered(TRACE_FORMATS, AUTO)] = AUTO
     pairing: Literal["joint", "independent"] = "joint"
 
     def read(self, base: Path) -> Trace:
@@ -204,7 +196,7 @@ class ToolCallsSpec(Strict):
 
     share: Share
     pause: PauseSpec
-    growth: LengthSpec
+    growth: fields.LengthSpec
 
     def build(self) -> ToolCalls:
         return ToolCalls(self.share, self.pause.build(), self.growth.build())
@@ -224,23 +216,23 @@ class DrawnSessionsSpec(Strict):
     """Sessions from distributions. `workload.prefill` is the length of first prompts, `workload.decode` of answers."""
 
     source: Literal["drawn"]
-    turns: LengthSpec
-    growth: LengthSpec
+    turns: fields.LengthSpec
+    growth: fields.LengthSpec
     think: PauseSpec = Field(default_factory=lambda: PauseSpec(mean=0.0))
     tools: ToolCallsSpec | None = None
     branches: BranchesSpec | None = None
-    max_model_len: PositiveTokens | None = None
-    block_tokens: BlockTokens = 16
+    max_model_len: fields.PositiveTokens | None = None
+    block_tokens: fields.BlockTokens = 16
 
-    def check_blocks(self, requests: int, first: LengthSpec, answers: LengthSpec) -> None:
+    def check_blocks(self, requests: int, first: fields.LengthSpec, answers: fields.LengthSpec) -> None:
         """Refuse sessions whose prompts grow, on average, to more blocks than a simulation can follow."""
         growth = max(spec.build().mean for spec in (self.growth, *([self.tools.growth] if self.tools else [])))
         turns = min(self.turns.build().mean, requests)
         tokens = first.build().mean + (turns - 1) * growth + turns * answers.build().mean
         blocks = int(min(tokens, self.max_model_len or tokens) / self.block_tokens)
-        if blocks > SESSION_IDS.maximum:
+        if blocks > fields.SESSION_IDS.maximum:
             turn = f"the last of {turns:,.0f} turns has some {blocks:,} of {self.block_tokens} tokens"
-            raise BadInput(f"{SESSION_IDS.expectation(blocks)}; {turn}", field="sessions")
+            raise BadInput(f"{fields.SESSION_IDS.expectation(blocks)}; {turn}", field="sessions")
 
     def build(self, first: Lengths, answers: Lengths, **others: Any) -> DrawnSessions:
         """Sessions with `first` prompts and `answers` of these lengths; `others`: fields that the workload gives."""
@@ -257,9 +249,9 @@ class RecordedSessionsSpec(Strict):
     source: Literal["session_ids", "prefix_ids"]
     think: PauseSpec | Literal["recorded"] | None = None
     max_pause: PositiveFloat | None = None
-    block_tokens: BlockTokens = 16
+    block_tokens: fields.BlockTokens = 16
     shuffle: bool = False
-    max_model_len: PositiveTokens | None = None
+    max_model_len: fields.PositiveTokens | None = None
     advance: Annotated[list[Share], Field(min_length=2, max_length=2)] | None = None
 
     @model_validator(mode="after")

@@ -12,21 +12,8 @@ from pydantic import Field, PositiveFloat, model_validator
 
 from latency_models.io.config_io import Strict, late_section, late_sections
 from latency_models.sources.registry import StepTimeSpec
+from scenarios import fields
 from scenarios.engine import EngineSpec, PoolSpec, fill_pools
-from scenarios.fields import (
-    DECISIONS,
-    ENGINES,
-    RING_PLACES,
-    Clients,
-    LengthSpec,
-    MeasuredSpec,
-    MeasureSpec,
-    Models,
-    PositiveTokens,
-    Requests,
-    UniformLengths,
-    refuse_first,
-)
 from scenarios.reading import ScenarioFile, Settings, check
 from scenarios.system import AnySystemSpec, ColocatedSpec, FailureSpec
 from workloads.arrivals import (
@@ -85,7 +72,7 @@ class ClosedLoopSpec(Strict):
     """
 
     process: Literal["closed_loop"]
-    concurrency: Clients
+    concurrency: fields.Clients
     think: Annotated[float, Field(ge=0, le=LONGEST)] = 0.0
     think_cv: float = Field(default=0.0, ge=0, le=100)
     duration: PositiveFloat | None = None
@@ -146,26 +133,27 @@ class ReplaySpec(Strict):
 class ModelsSpec(Strict):
     """`count` models named model-0, model-1, …, in order of popularity: p_i ∝ i^-zipf (0 is uniform; SUN A.2)."""
 
-    count: Models = 1
+    count: fields.Models = 1
     zipf: float = Field(default=0.0, ge=0)
 
     @property
     def names(self) -> list[str]:
-        return [f"model-{i}" for i in range(self.count)]
+        """The models that requests are for; a single one is called default."""
+        return [f"model-{i}" for i in range(self.count)] if self.count > 1 else ["default"]
 
     @property
     def shares(self) -> dict[str, float]:
-        """The share of each model in all requests; a single one is called default."""
-        names = self.names if self.count > 1 else ["default"]
-        return dict(zip(names, zipf_weights(self.count, self.zipf).tolist(), strict=True))
+        """The share of each model in all requests."""
+        weights = zipf_weights(self.count, self.zipf).tolist() if self.count > 1 else [1.0]
+        return dict(zip(self.names, weights, strict=True))
 
 
 class ServingWorkloadSpec(Strict):
     """The workload of a serving scenario; docs/reference/serving-scenario.md describes every field."""
 
-    requests: Requests | None = None
-    prefill: LengthSpec | None = None
-    decode: LengthSpec | None = None
+    requests: fields.Requests | None = None
+    prefill: fields.LengthSpec | None = None
+    decode: fields.LengthSpec | None = None
     tasks: Annotated[list[TaskSpec], Field(min_length=1)] | None = None
     clients: list[ClientSpec] = Field(default_factory=list)
     service_classes: dict[str, ServiceClassSpec] = Field(default_factory=dict)
@@ -175,7 +163,7 @@ class ServingWorkloadSpec(Strict):
     prefixes: PrefixesSpec | None = None
     hit_rate: float | None = Field(default=None, ge=0, lt=1)
     sessions: SessionsSpec | None = None
-    max_tokens: PositiveTokens | None = None
+    max_tokens: fields.PositiveTokens | None = None
     retries: RetriesSpec | None = None
 
     @model_validator(mode="after")
@@ -186,7 +174,7 @@ class ServingWorkloadSpec(Strict):
         replays, recorded = process == "replay", source not in (None, "drawn")
         paused = getattr(sessions, "think", None) is not None
         elsewhere = self.tasks is not None or sessions is not None
-        refuse_first([
+        fields.refuse_first([
             (has_lengths + (self.tasks is not None) + (self.trace is not None) != 1, None, None,
              "expected prefill and decode, or tasks, or a trace: one of the three"),
             (self.trace is None and self.requests is None, None, None,
@@ -215,15 +203,15 @@ class ServingWorkloadSpec(Strict):
             self.sessions.check_blocks(self.requests or 1, self.prefill, self.decode)
         if self.prefixes is not None:
             for prompt in (*([self.prefill] if self.prefill else []), *(task.prefill for task in self.tasks or [])):
-                longest = prompt.high if isinstance(prompt, UniformLengths) else prompt.mean
-                mean = (prompt.low + prompt.high) / 2 if isinstance(prompt, UniformLengths) else prompt.mean
+                longest = prompt.high if isinstance(prompt, fields.UniformLengths) else prompt.mean
+                mean = (prompt.low + prompt.high) / 2 if isinstance(prompt, fields.UniformLengths) else prompt.mean
                 self.prefixes.check_prompts(longest, mean)
         names = ", ".join(self.service_classes) or "none"
         sections: dict[str, Sequence[TaskSpec | ClientSpec]] = {"tasks": self.tasks or [], "clients": self.clients}
         for section, specs in sections.items():
             for i, spec in enumerate(specs):
                 name = spec.service_class
-                refuse_first([
+                fields.refuse_first([
                     (name is not None and name not in self.service_classes, f"{section}.{i}.service_class", name,
                      f"expected one of workload.service_classes ({names})"),
                     (name is not None and spec.priority, f"{section}.{i}.priority", spec.priority,
@@ -310,8 +298,8 @@ class ServingScenario(ScenarioFile):
     step_time: StepTimeSpec
     system: AnySystemSpec = Field(default_factory=ColocatedSpec)
     failures: list[FailureSpec] = Field(default_factory=list)
-    measure: MeasureSpec = Field(default_factory=MeasureSpec)
-    measured: MeasuredSpec | None = None
+    measure: fields.MeasureSpec = Field(default_factory=fields.MeasureSpec)
+    measured: fields.MeasuredSpec | None = None
     plan: PlanSpec | None = Field(default=None, exclude=True)
     fast_forward: bool = True
     detail: bool | Literal["requests"] = True
@@ -323,7 +311,7 @@ class ServingScenario(ScenarioFile):
 
     @model_validator(mode="after")
     def _pools_agree(self) -> ServingScenario:
-        models, classes = set(self.model_names), self.workload.service_classes
+        models, classes = set(self.workload.models.names), self.workload.service_classes
         first_names = ", ".join(sorted(models)[:10])
         unserved = {"prefill": set(models), "decode": set(models)}
         for i, pool in enumerate(self.pools):
@@ -333,7 +321,7 @@ class ServingScenario(ScenarioFile):
             control, ranks = pool.engine.admission_control, pool.engine.data_parallel_size
             section, strange_models = self.system.section(i, "engine"), sorted(served - models)
             strange_classes = [name for name in control.classes if name not in classes] if control else []
-            refuse_first([
+            fields.refuse_first([
                 (strange_models, self.system.section(i, "models"), next(iter(strange_models), None),
                  f"expected models of the workload ({first_names})"),
                 (control and self.workload.sessions, f"{section}.admission_control", None,
@@ -343,7 +331,7 @@ class ServingScenario(ScenarioFile):
                 (self.system.kv_events and ranks > 1, f"{section}.data_parallel_size", ranks,
                  "expected 1, since system.kv_events tells of one cache an engine"),
             ])  # fmt: skip
-        refuse_first(
+        fields.refuse_first(
             (missing, "system.pools", None, f"expected a pool that serves {min(missing)}, for {side}")
             for side, missing in unserved.items() if missing
         )  # fmt: skip
@@ -353,15 +341,15 @@ class ServingScenario(ScenarioFile):
     def _engines_in_all(self) -> ServingScenario:
         models, pools = self.workload.models.count, self.pools
         total = sum(pool.num_engines(models) * pool.engine.data_parallel_size for pool in pools)
-        if total > ENGINES.maximum:
+        if total > fields.ENGINES.maximum:
             apart = sum(pool.replicas for pool in pools if pool.models == "each")
             shared = sum(pool.replicas for pool in pools if pool.models != "each")
             ranks = max(pool.engine.data_parallel_size for pool in pools)
             sizes = f"found {models:,} models, {apart:,} engines of each, {shared:,} shared, {ranks:,} ranks an engine"
-            raise BadInput(f"{ENGINES.expectation(total)}; {sizes}", value=total, field="system")
+            raise BadInput(f"{fields.ENGINES.expectation(total)}; {sizes}", value=total, field="system")
         nodes = None if isinstance(self.system.routing, str) else self.system.routing.virtual_nodes
-        if (places := total * (nodes or 0)) > RING_PLACES.maximum:
-            raise BadInput(RING_PLACES.expectation(places), value=places, field="system.routing")
+        if (places := total * (nodes or 0)) > fields.RING_PLACES.maximum:
+            raise BadInput(fields.RING_PLACES.expectation(places), value=places, field="system.routing")
         return self
 
     @model_validator(mode="after")
@@ -372,18 +360,18 @@ class ServingScenario(ScenarioFile):
         duration, rate = getattr(arrivals, "duration", None), getattr(arrivals, "rate", None)
         seconds = (self.workload.requests or 0) / rate if rate else 0.0
         expected = "expected none with autoscaling, which ends with the last of a number of requests"
-        refuse_first([(duration is not None, "workload.arrivals.duration", duration, expected)])
+        fields.refuse_first([(duration is not None, "workload.arrivals.duration", duration, expected)])
         for name, spec in self.system.autoscaling.items():
             field, low, high = f"system.autoscaling.{name}", spec.min_replicas, spec.max_replicas
             if name not in pools:
                 raise BadInput(f"expected a pool: {', '.join(pools)}", field=field)
             role, replicas, decisions = pools[name].role, pools[name].replicas, int(seconds / spec.sync_period)
             metrics = {"prefill": ("ttft",), "decode": ("tpot",), "both": ("ttft", "tpot", "e2e")}[role]
-            refuse_first([
+            fields.refuse_first([
                 (not low <= replicas <= high, field, replicas,
                  f"expected the pool to begin with {low} to {high} replicas"),
-                (decisions > DECISIONS.maximum, "workload.arrivals.rate", rate,
-                 f"{DECISIONS.expectation(decisions)}: at this rate, the requests take {seconds:.2g} s"),
+                (decisions > fields.DECISIONS.maximum, "workload.arrivals.rate", rate,
+                 f"{fields.DECISIONS.expectation(decisions)}: at this rate, the requests take {seconds:.2g} s"),
                 *((goal.metric not in metrics, f"{field}.goals", goal.name,
                    f"expected goals of {' and '.join(metrics)} for engines of role {role}")
                   for goal in spec.latency_goals),
@@ -401,11 +389,6 @@ class ServingScenario(ScenarioFile):
 
     def _expanded(self) -> list[PoolSpec]:
         return self.system.expand_for(self.workload.models.shares, self.engine, self.step_time)
-
-    @property
-    def model_names(self) -> list[str]:
-        """The models that requests are for; a single one is called default."""
-        return self.workload.models.names if self.workload.models.count > 1 else ["default"]
 
 
 def check_scenario(document: dict[str, Any], settings: Settings, path: Path) -> ServingScenario:

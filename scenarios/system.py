@@ -62,6 +62,11 @@ class SystemSpec(Strict):
         """The pools for models with these shares of all requests; `expand` where the shares do not matter."""
         return self.expand(engine, step_time)
 
+    def pool(self, name: str, engine: EngineSpec, step_time: StepTimeSpec, **others: Any) -> PoolSpec:
+        """A pool on the devices of this section."""
+        device = getattr(self, "device", None)
+        return PoolSpec(name=name, engine=engine, step_time=step_time, device=device, **others)
+
     @property
     def topology(self) -> str:
         """The name of the topology that the simulator builds of the pools (`twin.serving.system.topologies`)."""
@@ -70,7 +75,7 @@ class SystemSpec(Strict):
     @property
     def kv_link(self) -> LinkSpec | None:
         """The link from prefill to decode engines; None where there is none."""
-        return None
+        return getattr(self, "link", None)
 
     def section(self, pool: int, field: str) -> str:
         """The dotted name of the section that gave a field of a pool, `engine` or `step_time`."""
@@ -90,8 +95,7 @@ class ColocatedSpec(SystemSpec):
     device: DeviceSpec | None = None
 
     def expand(self, engine: EngineSpec, step_time: StepTimeSpec) -> list[PoolSpec]:
-        pool = PoolSpec(name="engine", replicas=self.replicas, engine=engine, step_time=step_time, device=self.device)
-        return [pool]
+        return [self.pool("engine", engine, step_time, replicas=self.replicas)]
 
 
 @LAYOUTS.register("disaggregated")
@@ -109,19 +113,10 @@ class DisaggregatedSpec(SystemSpec):
     def expand(self, engine: EngineSpec, step_time: StepTimeSpec) -> list[PoolSpec]:
         serves: Serves = "all" if self.decode == "shared" else "each"
         decode_time = self.decode_step_time or step_time
-        prefill = PoolSpec(
-            name="prefill", role="prefill", replicas=self.prefill_replicas, engine=engine, step_time=step_time,
-            device=self.device,
-        )  # fmt: skip
-        decode = PoolSpec(
-            name="decode", role="decode", replicas=self.decode_replicas, models=serves, engine=engine,
-            step_time=decode_time, device=self.device,
-        )  # fmt: skip
-        return [prefill, decode]
-
-    @property
-    def kv_link(self) -> LinkSpec | None:
-        return self.link
+        return [
+            self.pool("prefill", engine, step_time, role="prefill", replicas=self.prefill_replicas),
+            self.pool("decode", engine, decode_time, role="decode", replicas=self.decode_replicas, models=serves),
+        ]
 
     def section(self, pool: int, field: str) -> str:
         is_decoder = pool == 1 and field == "step_time" and self.decode_step_time is not None
@@ -157,10 +152,6 @@ class PoolsSpec(SystemSpec):
     @property
     def topology(self) -> str:
         return "colocated" if self.link is None else "disaggregated"
-
-    @property
-    def kv_link(self) -> LinkSpec | None:
-        return self.link
 
     def section(self, pool: int, field: str) -> str:
         expanded = sorted(range(len(self.pools)), key=lambda i: self.pools[i].role == "decode")
@@ -236,12 +227,13 @@ class ManyModelsSpec(SystemSpec):
             return self._isolated(shares, engine, step_time)
         if self.strategy == "multi_lora":
             with_adapters = engine.model_copy(update={"lora_config": self.lora})
-            return [self._pool("engine", self.engines, [*shares], with_adapters, step_time)]
+            return [self.pool("engine", with_adapters, step_time, role="both", replicas=self.engines, models=[*shares])]
         if self.strategy == "swapping":
             return self._swapping("engine", self.engines, shares, engine, step_time)
         decoder = step_time if self.strategy == "sun" else self.quantised_step_time or step_time
         prefill = self._swapping("prefill", self.num_prefill, shares, engine, step_time, "prefill")
-        return [*prefill, self._pool("decode", self.engines - self.num_prefill, [*shares], engine, decoder, "decode")]
+        replicas = self.engines - self.num_prefill
+        return [*prefill, self.pool("decode", engine, decoder, role="decode", replicas=replicas, models=[*shares])]
 
     def _isolated(self, shares: Mapping[str, float], engine: EngineSpec, step_time: StepTimeSpec) -> list[PoolSpec]:
         """A pool for each model, on equal parts of devices where there are fewer devices than models."""
@@ -256,8 +248,10 @@ class ManyModelsSpec(SystemSpec):
             part = memory.model_copy(update={"gpu_memory_utilization": memory.gpu_memory_utilization / parts})
             engine = engine.model_copy(update={"kv_memory": part})
         replicas = replicas_by_share(shares, self.engines * parts)
-        pools = [self._pool(model, count, [model], engine, step_time) for model, count in replicas.items()]
-        return [pool.model_copy(update={"engines_per_device": parts}) for pool in pools]
+        return [
+            self.pool(model, engine, step_time, role="both", replicas=count, models=[model], engines_per_device=parts)
+            for model, count in replicas.items()
+        ]
 
     def _swapping(
         self, name: str, engines: int, shares: Mapping[str, float], engine: EngineSpec,
@@ -265,8 +259,10 @@ class ManyModelsSpec(SystemSpec):
     ) -> list[PoolSpec]:  # fmt: skip
         """A pool for each engine, which swaps its share of the models, or for each model where engines suffice."""
         if len(shares) <= engines:
-            counts = replicas_by_share(shares, engines)
-            return [self._pool(f"{name}-{of}", count, [of], engine, step_time, role) for of, count in counts.items()]
+            return [
+                self.pool(f"{name}-{model}", engine, step_time, role=role, replicas=count, models=[model])
+                for model, count in replicas_by_share(shares, engines).items()
+            ]
         pools = []
         # Prefill engines can keep equal numbers of models in memory; one that swaps for decodes is better with few.
         room = -(-len(shares) // engines) if role == "prefill" else len(shares)
@@ -274,17 +270,8 @@ class ManyModelsSpec(SystemSpec):
             assert self.swapping is not None, "the section is required of strategies that swap"
             swapping = self.swapping.model_copy(update={"models": len(models)})
             settings = engine.model_copy(update={"weight_swapping": swapping}) if len(models) > 1 else engine
-            pools.append(self._pool(f"{name}-{i}", 1, models, settings, step_time, role))
+            pools.append(self.pool(f"{name}-{i}", settings, step_time, role=role, replicas=1, models=models))
         return pools
-
-    def _pool(
-        self, name: str, replicas: int, models: list[str], engine: EngineSpec, step_time: StepTimeSpec,
-        role: Role = "both",
-    ) -> PoolSpec:  # fmt: skip
-        return PoolSpec(
-            name=name, role=role, replicas=replicas, models=models, engine=engine, step_time=step_time,
-            device=self.device,
-        )  # fmt: skip
 
 
 def replicas_by_share(shares: Mapping[str, float], engines: int) -> dict[str, int]:

@@ -12,21 +12,9 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, mo
 from latency_models.io.config_io import Strict, print_note
 from latency_models.io.files import FilePath
 from latency_models.stages import MessageLink
+from scenarios import fields
 from scenarios.afd import Topology, WorkloadSpec, parse_ratios, ratio_text
 from scenarios.engine import ONE_STAGE, EngineSpec, PoolSpec, SchedulerPlan, router_name
-from scenarios.fields import (
-    Microbatches,
-    PositiveTokens,
-    Probes,
-    Ranks,
-    Repeats,
-    Requests,
-    Slots,
-    Threads,
-    named,
-    refuse_first,
-    registered,
-)
 from scenarios.overload import AutoscalingSpec, check_fixed
 from scenarios.reading import ScenarioFile, Settings, check
 from scenarios.serving import ServingScenario, check_scenario
@@ -67,8 +55,8 @@ def tensor_parallel_size(pool: PoolSpec) -> int:
 def _refuse_sections(engine: EngineSpec, section: str, path: Path, *, single: bool) -> None:
     """Refuse what a live engine does not have; `single`: the server runs this engine alone, in its own process."""
     tiers, ranks, stages = engine.kv_offloading, engine.data_parallel_size, engine.pipeline_parallel_size
-    policy, apart = named(engine.scheduling_policy)[0], "live engines in processes of their own"
-    refuse_first([
+    policy, apart = fields.named(engine.scheduling_policy)[0], "live engines in processes of their own"
+    fields.refuse_first([
         (is_refused, f"{section}.{field}", value, expected)
         for field, is_refused, value, expected in [
             ("data_parallel_size", ranks > 1, ranks, "expected 1: live engines have no data-parallel ranks"),
@@ -152,7 +140,7 @@ class LiveModelSpec(Strict):
     path: FilePath
     weights: Literal["loaded", "random"] = "loaded"
     dtype: Literal["float32", "bfloat16"] = "float32"
-    threads: Threads = 1
+    threads: fields.Threads = 1
     quantise: QuantiseSpec | None = None
 
 
@@ -160,12 +148,12 @@ class LiveEngineSpec(EngineSpec):
     """One engine that is run for real: `live`, this project's own, or `vllm`, the installed one."""
 
     backend: Literal["live", "vllm"] = "live"
-    tensor_parallel_size: Ranks = 1
+    tensor_parallel_size: fields.Ranks = 1
 
     def refuse_in_vllm(self) -> None:
         """Refuse settings that vLLM does not have, by a `ValueError`."""
-        only, policy = "expected none with engine.backend: vllm", named(self.scheduling_policy)[0]
-        refuse_first([
+        only, policy = "expected none with engine.backend: vllm", fields.named(self.scheduling_policy)[0]
+        fields.refuse_first([
             (self.tensor_parallel_size > 1, "engine.tensor_parallel_size", self.tensor_parallel_size,
              "expected 1 with engine.backend: vllm"),
             (policy not in ("fcfs", "priority"), "engine.scheduling_policy", policy, "expected fcfs or priority"),
@@ -186,12 +174,12 @@ NOT_IN_VLLM = (
 class ProfilingSpec(Strict):
     """The profiling of the engine, without a calibration; docs/reference/validation-scenario.md has every field."""
 
-    rounds: Probes = Field(default=150, ge=10)
-    max_steps: Probes = Field(default=100, ge=10)
-    max_prompt_tokens: PositiveTokens
-    max_output_tokens: PositiveTokens
+    rounds: fields.Probes = Field(default=150, ge=10)
+    max_steps: fields.Probes = Field(default=100, ge=10)
+    max_prompt_tokens: fields.PositiveTokens
+    max_output_tokens: fields.PositiveTokens
     resent: float = Field(default=0.0, ge=0, le=1)
-    answers: Probes = 100
+    answers: fields.Probes = 100
     in_turns: bool = False
 
 
@@ -206,7 +194,7 @@ class ValidationScenario(ScenarioFile):
         ColocatedSpec | DisaggregatedSpec, Field(discriminator="layout"), BeforeValidator(_with_layout)
     ] = Field(default_factory=ColocatedSpec)
     loads: list[Load] = Field(min_length=1, max_length=1000)
-    repeats: Repeats = Field(default=3, ge=2)
+    repeats: fields.Repeats = Field(default=3, ge=2)
     profiling: ProfilingSpec
     clock: ClockName | None = None
     calibration: FilePath | None = None
@@ -217,15 +205,15 @@ class ValidationScenario(ScenarioFile):
         engine, drafts, field = self.engine, self.engine.speculative_config, "engine.speculative_config"
         sessions, several = self.workload.get("sessions"), "expected none with layout: disaggregated"
         arrivals = self.workload.get("arrivals")
-        fields = arrivals if isinstance(arrivals, dict) else {}
+        stated = arrivals if isinstance(arrivals, dict) else {}
         apart = isinstance(self.system, DisaggregatedSpec)
-        takes_rate = fields.get("process") in ("poisson", "gamma", "deterministic")
-        refuse_first([
+        takes_rate = stated.get("process") in ("poisson", "gamma", "deterministic")
+        fields.refuse_first([
             (not takes_rate, "workload.arrivals", arrivals, "expected a process that takes a rate"),
             (sessions and apart, "workload.sessions", None, several),
             (sessions and drafts, "workload.sessions", None,
              "expected none with engine.speculative_config: drafts are measured in single answers"),
-            ("rate" in fields, "workload.arrivals.rate", fields.get("rate"), "expected none, since loads give it"),
+            ("rate" in stated, "workload.arrivals.rate", stated.get("rate"), "expected none, since loads give it"),
             (drafts and drafts.method != "ngram", f"{field}.method", drafts and drafts.method,
              "expected ngram: the live engine has no draft model"),
             (drafts and (drafts.states_acceptance or drafts.acceptance_profile is not None), field, None,
@@ -241,7 +229,7 @@ class ValidationScenario(ScenarioFile):
         system, models = self.system, self.workload.get("models")
         if self.engine.backend == "vllm":
             self.engine.refuse_in_vllm()
-            refuse_first([
+            fields.refuse_first([
                 (self.model.quantise is not None, "model.quantise", None, "expected none with engine.backend: vllm"),
                 (isinstance(system, DisaggregatedSpec), "system.layout", "disaggregated",
                  "expected colocated with engine.backend: vllm"),
@@ -249,10 +237,12 @@ class ValidationScenario(ScenarioFile):
         if system.autoscaling:
             _refuse_in_fleet(self, system.autoscaling)
         frontend = system.frontend != FrontendSpec()
-        refuse_first([(frontend, "system.frontend", None, "expected none: it is measured, or part of the steps")])
+        fields.refuse_first(
+            [(frontend, "system.frontend", None, "expected none: it is measured, or part of the steps")]
+        )
         if isinstance(system, DisaggregatedSpec):
             several = "expected none with layout: disaggregated"
-            refuse_first([
+            fields.refuse_first([
                 (self.engine.tensor_parallel_size > 1, "engine.tensor_parallel_size", self.engine.tensor_parallel_size,
                  "expected 1 with layout: disaggregated"),
                 (system.decode_step_time is not None, "system.decode_step_time", None, several),
@@ -265,7 +255,9 @@ class ValidationScenario(ScenarioFile):
             "workload.models.count": models.get("count") if isinstance(models, dict) else 1,
         }
         alone = "expected 1: the live engine is alone"
-        refuse_first((isinstance(count, int) and count > 1, field, count, alone) for field, count in counts.items())
+        fields.refuse_first(
+            (isinstance(count, int) and count > 1, field, count, alone) for field, count in counts.items()
+        )
         return self
 
     @property
@@ -294,7 +286,7 @@ class ValidationScenario(ScenarioFile):
         clock = self.clock or ("direct" if single else "wall")
         in_pools = isinstance(self.system, DisaggregatedSpec)
         served = self.engine.backend == "vllm" and clock == "wall"  # by vLLM's server, in a process of its own
-        refuse_first([
+        fields.refuse_first([
             (in_pools and (not single or self.clock == "wall"), "system.layout", "disaggregated",
              "expected clock: direct, model.threads: 1 and --backend cpu"),
             (self.fleet is not None and (not single or self.clock == "wall"), "system.autoscaling", "engine",
@@ -363,7 +355,7 @@ def _refuse_in_fleet(scenario: ValidationScenario, autoscaling: Mapping[str, Aut
     if spec is None or len(autoscaling) > 1 or isinstance(scenario.system, DisaggregatedSpec):
         raise BadInput("expected engine alone: a live fleet is colocated", field="system.autoscaling")
     measured = {name for name in spec.start_up.model_fields_set if getattr(spec.start_up, name)} - {"node", "image"}
-    refuse_first([
+    fields.refuse_first([
         (spec.goals is not None, f"{field}.policy", spec.policy, "expected a policy without goals: none is predicted"),
         (bool(measured), f"{field}.start_up", ", ".join(sorted(measured)), "expected node and image alone"),
         (not scenario.slo, "slo", None, "expected goals, whose share is compared"),
@@ -395,18 +387,18 @@ class BundleSystemSpec(Strict):
     """A bundle with one FFN instance, B sequences in each of m microbatches."""
 
     layout: Literal["afd"]
-    batch_size: Slots
-    microbatches: Microbatches = 2
-    block_size: PositiveTokens = 16
-    refill: Annotated[str, registered(REFILL_POLICIES)] = "fcfs"
+    batch_size: fields.Slots
+    microbatches: fields.Microbatches = 2
+    block_size: fields.PositiveTokens = 16
+    refill: Annotated[str, fields.registered(REFILL_POLICIES)] = "fcfs"
     link: MessageLinkSpec = Field(default_factory=MessageLinkSpec)
 
 
 class BundleProfilingSpec(Strict):
     """The profiling of the roles, at each ratio, in turns with the live runs."""
 
-    max_prompt_tokens: PositiveTokens
-    max_output_tokens: PositiveTokens
+    max_prompt_tokens: fields.PositiveTokens
+    max_output_tokens: fields.PositiveTokens
 
 
 class BundleValidationScenario(ScenarioFile):
@@ -418,16 +410,16 @@ class BundleValidationScenario(ScenarioFile):
     model: LiveModelSpec
     workload: WorkloadSpec
     system: BundleSystemSpec
-    requests: Requests
+    requests: fields.Requests
     ratio: Annotated[str, BeforeValidator(ratio_text)] = "1:8"
-    repeats: Repeats = Field(default=3, ge=2)
+    repeats: fields.Repeats = Field(default=3, ge=2)
     profiling: BundleProfilingSpec
     clock: Literal["direct"] = "direct"
 
     @model_validator(mode="after")
     def _runnable(self) -> BundleValidationScenario:
         process, ratios = self.workload.arrivals.process, self.topologies
-        refuse_first([
+        fields.refuse_first([
             (process != "closed_loop", "workload.arrivals.process", None, "expected closed_loop"),
             (self.model.threads != 1, "model.threads", None, "expected 1: the CPU time of one thread is the clock"),
             (any(topology.ffn_instances > 1 for topology in ratios), "ratio", self.ratio,

@@ -285,7 +285,7 @@ def _plan_pools(
     )
     spec, pools = engine_pools(scenario.document, scenario.settings, scenario.path)
     layout, chunks = pools_layout(spec, pools)
-    modules = _modules(spec.model_names, options.module or [], model)
+    modules = _modules(spec.workload.models.names, options.module or [], model)
     deployment = PoolsDeployment(_shared_decoder(model, layout, options.decoder_bits), layout, modules, chunks)
     row = kv_bytes(deployment.config, model.dtype)
     for place in layout.engines:

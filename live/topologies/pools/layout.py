@@ -143,7 +143,7 @@ def pools_layout(
     spec: ServingScenario, pools: list[EnginePool]
 ) -> tuple[PoolsLayout, tuple[Callable[[], ChunkPolicy | None], ...]]:
     """The engines of a scenario, and what makes the chunk policy of each."""
-    models = spec.model_names
+    models = spec.workload.models.names
     engines: list[EnginePlace] = []
     chunks: list[Callable[[], ChunkPolicy | None]] = []
     ranks: dict[str, dict[str, tuple[int, ...]]] = {"prefill": {}, "decode": {}}

@@ -227,7 +227,9 @@ def plan_pools(
             scheduler = pool.engine.build(base, prefix_id_tokens, step_time)
         speculates = pool.engine.speculative_config
         if speculates is not None:
-            step_time = _drafted(speculates, step_time, build, pool.engine_names(scenario.model_names), engine_section)
+            step_time = _drafted(
+                speculates, step_time, build, pool.engine_names(scenario.workload.models.names), engine_section
+            )
         with _named(engine_section, "engine"):
             step_time = pool.engine.with_models(step_time, base)
         if pool.engines_per_device > 1:
@@ -240,7 +242,9 @@ def plan_pools(
         if measured is not None and pool.device is not None:
             _check_device(pool.device, pool.engine.data_parallel_size, measured, f"system.pools.{pool.name}")
         outcomes = None if speculates is None else _draft_outcomes(speculates, base)
-        planned.append(PlannedPool(pool, scheduler, step_time, pool.engine_names(scenario.model_names), outcomes))
+        planned.append(
+            PlannedPool(pool, scheduler, step_time, pool.engine_names(scenario.workload.models.names), outcomes)
+        )
     return planned
 
 
