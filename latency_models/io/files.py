@@ -169,32 +169,31 @@ class Columns:
     def numbers(self, name: str, *, above: float = -math.inf, blank: float | None = None) -> list[float]:
         """A column of finite numbers greater than `above`; an empty cell is `blank`, where that is given."""
         cells = self.text(name)
-        values = _all_numbers(cells)
-        if values is not None and min(values) > above:
-            return values
-        values = []
-        for row, cell in enumerate(cells):
-            value = blank if blank is not None and not cell else _number(cell)
-            if not (math.isfinite(value) and value > above):
-                bound = "" if above == -math.inf else f" above {above:g}"
-                raise self.fault(f"expected a finite number{bound}", row, name)
-            values.append(value)
+        stated = cells if blank is None else [cell or str(blank) for cell in cells]
+        try:
+            values = list(map(float, stated))
+        except ValueError:
+            values = list(map(_number, stated))
+        if not (math.isfinite(sum(values)) and min(values) > above):
+            for row, value in enumerate(values):
+                if not (math.isfinite(value) and value > above):
+                    bound = "" if above == -math.inf else f" above {above:g}"
+                    raise self.fault(f"expected a finite number{bound}", row, name)
         return values
 
     def wholes(self, name: str, *, low: int, blank: int | None = None) -> list[int]:
         """A column of whole numbers of at least `low`; 8.0 is one. An empty cell is `blank`, where that is given."""
-        counts = _all_wholes(self.text(name))
-        if counts is not None and min(counts) >= low:
+        try:
+            counts = list(map(int, self.text(name)))
+        except ValueError:  # one is written otherwise
+            counts = []
+        if counts and min(counts) >= low:
             return counts
-        numbers = self.numbers(name, blank=None if blank is None else float(blank))
-        if min(numbers) >= low and all(map(float.is_integer, numbers)):
-            return list(map(int, numbers))
-        values = []
-        for row, value in enumerate(numbers):
+        values = self.numbers(name, blank=None if blank is None else float(blank))
+        for row, value in enumerate(values):
             if value < low or value != math.floor(value):
                 raise self.fault(f"expected a whole number of at least {low}", row, name)
-            values.append(int(value))
-        return values
+        return list(map(int, values))
 
     def where(self, keep: Sequence[bool]) -> Columns:
         """The rows that are kept."""
@@ -214,34 +213,19 @@ def read_columns(path: Path) -> Columns:
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     try:
         header = [name.strip() for name in next(reader, [])]
-        rows = list(reader)
+        numbered = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
         raise BadInput(f"expected a CSV file: {error}", file=path, line=reader.line_num) from None
     for name in header:
         if header.count(name) > 1:
             raise BadInput("expected each column once", value=name, file=path, line=1)
-    lines: Sequence[int] = range(2, len(rows) + 2)
-    if set(map(len, rows)) != {len(header)} or reader.line_num > len(rows) + 1:
-        rows, lines = _numbered(path, header)
-    return Columns(path, header, rows, lines)
-
-
-def _numbered(path: Path, header: Sequence[str]) -> tuple[list[list[str]], list[int]]:
-    """The rows of a file that has blank lines, cells of several lines or faults, and the lines on which they end."""
-    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
-    next(reader, None)
-    rows: list[list[str]] = []
-    lines: list[int] = []
-    for row in reader:
-        if len(row) not in (0, len(header)):
-            expected = f"expected {len(header)} cells, one a column"
-            raise BadInput(expected, value=len(row), file=path, line=reader.line_num)
-        if row:
-            rows.append(row)
-            lines.append(reader.line_num)
-    if not rows:
+    for line, row in numbered:
+        if len(row) != len(header):
+            raise BadInput(f"expected {len(header)} cells, one a column", value=len(row), file=path, line=line)
+    if not numbered:
         raise BadInput("expected a header and rows below it", file=path)
-    return rows, lines
+    lines, rows = zip(*numbered, strict=True)
+    return Columns(path, header, rows, lines)
 
 
 def _parquet_columns(path: Path) -> Columns:
@@ -276,20 +260,3 @@ def _number(cell: str) -> float:
         return float(cell)
     except ValueError:
         return math.nan
-
-
-def _all_wholes(cells: Sequence[str]) -> list[int] | None:
-    """The cells as whole numbers; None where one is written otherwise."""
-    try:
-        return list(map(int, cells))
-    except ValueError:
-        return None
-
-
-def _all_numbers(cells: Sequence[str]) -> list[float] | None:
-    """The cells as finite numbers; None where they have to be looked at one by one."""
-    try:
-        values = list(map(float, cells))
-    except ValueError:
-        return None
-    return values if math.isfinite(sum(values)) else None
