@@ -115,7 +115,7 @@ class RunDirectory:
 
     def set_status(self, complete: bool, status: str) -> None:
         """Set the status of the run in its manifest."""
-        self.manifest |= {"complete": complete, "status": status, "updated": _now().isoformat()}
+        self.manifest |= {"complete": complete, "status": status, "updated": datetime.now(UTC).isoformat()}
         self.write_json("manifest.json", self.manifest)
 
     def abandon(self, why: str) -> None:
@@ -154,7 +154,7 @@ def open_run(root: Path, command: str, fingerprint: str, manifest: dict[str, Any
             run = _take_up(path)
             if run is not None:
                 return run
-    started = _now()
+    started = datetime.now(UTC)
     return _begin(_new_folder(root, f"{started:%Y%m%dT%H%M%S}-{command}-{fingerprint}"), started, manifest)
 
 
@@ -164,7 +164,7 @@ def begin_run(path: Path, manifest: dict[str, Any]) -> RunDirectory:
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):
             raise FileExistsError(errno.EEXIST, "expected an empty folder, or none", str(path))
-    return _begin(path, _now(), manifest)
+    return _begin(path, datetime.now(UTC), manifest)
 
 
 def _begin(path: Path, started: datetime, manifest: dict[str, Any]) -> RunDirectory:
@@ -275,10 +275,6 @@ def _new_folder(root: Path, name: str) -> Path:
             continue
         return path
     raise OSError(17, "no free name left for a run folder", str(root / name))
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
 
 
 def commit() -> str | None:

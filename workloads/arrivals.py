@@ -106,14 +106,7 @@ class Deterministic(Arrivals):
         _check_rate(self.rate)
 
     def stream(self, rng: np.random.Generator) -> TimeStream:
-        count = 0
-
-        def following(size: int) -> FloatArray:
-            nonlocal count
-            count += size
-            return np.arange(count - size + 1, count + 1) / self.rate
-
-        return following
+        return _counted(lambda first, last: np.arange(first + 1, last + 1) / self.rate)
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -126,17 +119,25 @@ class Replay(Arrivals):
         object.__setattr__(self, "recorded", instants(recorded, "recorded"))
 
     def stream(self, rng: np.random.Generator) -> TimeStream:
-        count = 0
-
-        def following(size: int) -> FloatArray:
-            nonlocal count
-            count += size
-            if count > len(self.recorded):
+        def times(first: int, last: int) -> FloatArray:
+            if last > len(self.recorded):
                 expected = f"expected at most the {len(self.recorded)} recorded arrivals"
-                raise BadInput(expected, field="size", value=count)
-            return self.recorded[count - size : count].copy()
+                raise BadInput(expected, field="size", value=last)
+            return self.recorded[first:last].copy()
 
-        return following
+        return _counted(times)
+
+
+def _counted(times: Callable[[int, int], FloatArray]) -> TimeStream:
+    """Times of requests by their numbers from the first, from 0, to before the last."""
+    count = 0
+
+    def following(size: int) -> FloatArray:
+        nonlocal count
+        first, count = count, count + size
+        return times(first, count)
+
+    return following
 
 
 def _after_gaps(gaps: TimeStream) -> TimeStream:

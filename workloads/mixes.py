@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -38,15 +39,26 @@ def zipf_weights(size: int, skew: float) -> FloatArray:
     return popularity
 
 
-class Choice:
-    """Draws index i with probability parts[i] / Σ parts; `parts` are finite, 0 or more, and not all 0."""
+class _Weighted(ABC):
+    """Draws index i of its entries with the share of its weight: finite, 0 or more, and not all 0."""
 
-    def __init__(self, parts: FloatArray) -> None:
-        scaled = parts / parts.max()  # a sum of weights near the largest float would overflow
-        self.probabilities: FloatArray = frozen(scaled / scaled.sum())
+    @abstractmethod
+    def _weights(self) -> FloatArray:
+        """The weights, shape (n,)."""
+
+    @cached_property
+    def probabilities(self) -> FloatArray:
+        """Probabilities of the indices, shape (n,), summing to 1; read-only."""
+        weights = self._weights()
+        scaled = weights / weights.max()  # a sum of weights near the largest float would overflow
+        return frozen(scaled / scaled.sum())
+
+    @cached_property
+    def _reached(self) -> FloatArray:
         # Where an index has no weight the running sum stands still, so not even a last such index can be drawn.
         cumulative = np.cumsum(self.probabilities)
-        self._reached = cumulative / cumulative[-1]
+        reached: FloatArray = cumulative / cumulative[-1]
+        return reached
 
     def sample(self, rng: np.random.Generator, size: int) -> IntArray:
         """`size` independent indices, shape (size,), each from one number of `rng`."""
@@ -55,7 +67,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class ModelMix:
+class ModelMix(_Weighted):
     """Requests for several models: `models[i]` gets the share of `weights[i]` in all weights.
 
     Raises `BadInput` unless models are named once each, with weights of 0 or more, which are not all 0.
@@ -82,18 +94,8 @@ class ModelMix:
         """A mix in which the i-th model has a weight of i^-skew; 0 is uniform. Raises `BadInput` for a skew below 0."""
         return cls(models, zipf_weights(len(models), skew).tolist())
 
-    @property
-    def probabilities(self) -> FloatArray:
-        """Probabilities P(a request is for `models[i]`) at index i, summing to 1; read-only."""
-        return self._choice.probabilities
-
-    def sample(self, rng: np.random.Generator, size: int) -> IntArray:
-        """`size` independent indices into `models`, shape (size,)."""
-        return self._choice.sample(rng, size)
-
-    @cached_property
-    def _choice(self) -> Choice:
-        return Choice(np.array(self.weights))
+    def _weights(self) -> FloatArray:
+        return np.array(self.weights)
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ class TaskShare:
 
 
 @dataclass(frozen=True)
-class TaskMix:
+class TaskMix(_Weighted):
     """Requests of several tasks, each with lengths of its own; a task may come twice. `BadInput` without a weight."""
 
     shares: Sequence[TaskShare]
@@ -144,19 +146,10 @@ class TaskMix:
         weights([share.weight for share in shares], "weights")
 
     @property
-    def probabilities(self) -> FloatArray:
-        """Probabilities P(a request is of `shares[i]`) at index i, summing to 1; read-only."""
-        return self._choice.probabilities
-
-    @property
     def is_constant(self) -> bool:
         """True if all requests are of one share and of one length."""
         shares = [share for share in self.shares if share.weight]
         return len(shares) == 1 and shares[0].lengths.is_constant
-
-    def sample(self, rng: np.random.Generator, size: int) -> IntArray:
-        """`size` independent indices into `shares`, shape (size,)."""
-        return self._choice.sample(rng, size)
 
     def stream(self, rng: np.random.Generator) -> TaskStream:
         """A source of shares with their lengths, each drawn by itself, which takes `rng` over."""
@@ -173,9 +166,8 @@ class TaskMix:
 
         return following
 
-    @cached_property
-    def _choice(self) -> Choice:
-        return Choice(np.array([share.weight for share in self.shares], dtype=np.float64))
+    def _weights(self) -> FloatArray:
+        return np.array([share.weight for share in self.shares], dtype=np.float64)
 
 
 PrefixStream: TypeAlias = Callable[[IntArray], Iterable[tuple[int, ...]]]
@@ -189,7 +181,7 @@ REMEMBERED_RUBRICS = 1024
 
 
 @dataclass(frozen=True)
-class SharedPrefixes:
+class SharedPrefixes(_Weighted):
     """Each request belongs to one of `groups` rubrics (weight i^-zipf), whose `tokens` tokens its prompt begins with.
 
     A shorter prompt is the beginning of the rubric. An id stands for `block_tokens` tokens. The rest of a prompt is
@@ -213,15 +205,6 @@ class SharedPrefixes:
     def shared_blocks(self) -> int:
         """Number of full blocks of one rubric. Those of rubric g have the ids from g times this number on."""
         return self.tokens // self.block_tokens
-
-    @property
-    def probabilities(self) -> FloatArray:
-        """Probabilities P(a request belongs to rubric g) at index g, summing to 1; read-only."""
-        return self._choice.probabilities
-
-    def sample(self, rng: np.random.Generator, size: int) -> IntArray:
-        """The rubrics of `size` requests, independent indices from 0 up, shape (size,)."""
-        return self._choice.sample(rng, size)
 
     def stream(self, rng: np.random.Generator) -> PrefixStream:
         """A source of prefix blocks, which do not depend on the size of a draw; `rng` is now its own."""
@@ -264,6 +247,5 @@ class SharedPrefixes:
 
         return ids
 
-    @cached_property
-    def _choice(self) -> Choice:
-        return Choice(zipf_weights(self.groups, self.zipf))
+    def _weights(self) -> FloatArray:
+        return zipf_weights(self.groups, self.zipf)

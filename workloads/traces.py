@@ -112,23 +112,23 @@ def _document(file: Path) -> dict[str, Any]:
 
 
 def _counts(file: Path, name: str, values: list[Any], *, low: int) -> IntArray:
-    for i, value in enumerate(values):
-        if type(value) is not int or not low <= value <= MAX_TOKENS:
-            expected = f"expected a whole number from {low} to {MAX_TOKENS}"
-            raise BadInput(expected, file=file, field=_place(name, i), value=_shown(value))
+    expected = f"expected a whole number from {low} to {MAX_TOKENS}"
+    _check(file, name, values, lambda value: type(value) is int and low <= value <= MAX_TOKENS, expected)
     return np.array(values, dtype=np.int64)
 
 
 def _times(file: Path, name: str, values: list[Any]) -> FloatArray:
-    for i, value in enumerate(values):
-        if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
-            expected = "expected a finite time, 0 or later"
-            raise BadInput(expected, file=file, field=_place(name, i), value=_shown(value))
+    expected = "expected a finite time, 0 or later"
+    _check(file, name, values, lambda value: type(value) in (int, float) and 0 <= value < math.inf, expected)
     return np.array(values, dtype=np.float64)
 
 
-def _place(name: str, i: int) -> str:
-    return name.format(i) if "{}" in name else f"{name}[{i}]"
+def _check(file: Path, name: str, values: list[Any], usable: Callable[[Any], bool], expected: str) -> None:
+    """Refuse the first value that is not usable; `name` may have a place for its index."""
+    for i, value in enumerate(values):
+        if not usable(value):
+            field = name.format(i) if "{}" in name else f"{name}[{i}]"
+            raise BadInput(expected, file=file, field=field, value=_shown(value))
 
 
 def _shown(value: Any) -> Any:
