@@ -202,12 +202,23 @@ class ValidationScenario(ScenarioFile):
 
     @model_validator(mode="after")
     def _can_run_live(self) -> ValidationScenario:
-        engine, drafts, field = self.engine, self.engine.speculative_config, "engine.speculative_config"
-        sessions, several = self.workload.get("sessions"), "expected none with layout: disaggregated"
-        arrivals = self.workload.get("arrivals")
+        engine, system, drafts = self.engine, self.system, self.engine.speculative_config
+        sessions, models, arrivals = (self.workload.get(name) for name in ("sessions", "models", "arrivals"))
         stated = arrivals if isinstance(arrivals, dict) else {}
-        apart = isinstance(self.system, DisaggregatedSpec)
         takes_rate = stated.get("process") in ("poisson", "gamma", "deterministic")
+        apart = system if isinstance(system, DisaggregatedSpec) else None
+        vllm, field = engine.backend == "vllm", "engine.speculative_config"
+        several, alone = "expected none with layout: disaggregated", "expected 1: the live engine is alone"
+        stages, devices = engine.pipeline_parallel_size, engine.tensor_parallel_size
+        counts = {
+            "engine.data_parallel_size": engine.data_parallel_size,
+            "system.replicas": 1 if system.autoscaling else getattr(system, "replicas", 1),
+            "workload.models.count": models.get("count") if isinstance(models, dict) else 1,
+        }
+        if vllm:
+            engine.refuse_in_vllm()
+        if system.autoscaling:
+            _refuse_in_fleet(self, system.autoscaling)
         fields.refuse_first([
             (not takes_rate, "workload.arrivals", arrivals, "expected a process that takes a rate"),
             (sessions and apart, "workload.sessions", None, several),
@@ -219,45 +230,17 @@ class ValidationScenario(ScenarioFile):
             (drafts and (drafts.states_acceptance or drafts.acceptance_profile is not None), field, None,
              "expected no acceptance and no proposed: they are measured"),
             (drafts and apart, field, None, several),
-            (engine.pipeline_parallel_size > 1, "engine.pipeline_parallel_size", engine.pipeline_parallel_size,
-             ONE_STAGE),
+            (stages > 1, "engine.pipeline_parallel_size", stages, ONE_STAGE),
+            (vllm and self.model.quantise, "model.quantise", None, "expected none with engine.backend: vllm"),
+            (vllm and apart, "system.layout", "disaggregated", "expected colocated with engine.backend: vllm"),
+            (system.frontend != FrontendSpec(), "system.frontend", None,
+             "expected none: it is measured, or part of the steps"),
+            (apart and devices > 1, "engine.tensor_parallel_size", devices, "expected 1 with layout: disaggregated"),
+            (apart and apart.decode_step_time, "system.decode_step_time", None, several),
+            (apart and apart.link.shared, "system.link.shared", None, several),
+            *((not apart and isinstance(count, int) and count > 1, name, count, alone)
+              for name, count in counts.items()),
         ])  # fmt: skip
-        return self
-
-    @model_validator(mode="after")
-    def _engines_can_run_live(self) -> ValidationScenario:
-        system, models = self.system, self.workload.get("models")
-        if self.engine.backend == "vllm":
-            self.engine.refuse_in_vllm()
-            fields.refuse_first([
-                (self.model.quantise is not None, "model.quantise", None, "expected none with engine.backend: vllm"),
-                (isinstance(system, DisaggregatedSpec), "system.layout", "disaggregated",
-                 "expected colocated with engine.backend: vllm"),
-            ])  # fmt: skip
-        if system.autoscaling:
-            _refuse_in_fleet(self, system.autoscaling)
-        frontend = system.frontend != FrontendSpec()
-        fields.refuse_first(
-            [(frontend, "system.frontend", None, "expected none: it is measured, or part of the steps")]
-        )
-        if isinstance(system, DisaggregatedSpec):
-            several = "expected none with layout: disaggregated"
-            fields.refuse_first([
-                (self.engine.tensor_parallel_size > 1, "engine.tensor_parallel_size", self.engine.tensor_parallel_size,
-                 "expected 1 with layout: disaggregated"),
-                (system.decode_step_time is not None, "system.decode_step_time", None, several),
-                (system.link.shared, "system.link.shared", None, several),
-            ])  # fmt: skip
-            return self
-        counts = {
-            "engine.data_parallel_size": self.engine.data_parallel_size,
-            "system.replicas": 1 if system.autoscaling else system.replicas,
-            "workload.models.count": models.get("count") if isinstance(models, dict) else 1,
-        }
-        alone = "expected 1: the live engine is alone"
-        fields.refuse_first(
-            (isinstance(count, int) and count > 1, field, count, alone) for field, count in counts.items()
-        )
         return self
 
     @property
