@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
-
-from reports import metrics
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -130,26 +129,8 @@ def weighted_spread_of_parts(parts: Parts) -> dict[str, float] | None:
 
 
 def exact_sum(parts: Iterable[Floats]) -> float:
-    """The sum of finite numbers that come in parts, rounded once, like `math.fsum` of all.
-
-    Numbers of one power of 2 are summed as whole multiples of it, in two halves: exact for 2²⁶ numbers at a time.
-    """
-    total = 0  # in units of 2**_SMALLEST
-    for values in parts:
-        if not len(values):
-            continue
-        shares, powers = np.frexp(values)
-        lowest = int(powers.min())
-        wholes = np.ldexp(shares, 53)
-        high = np.floor(np.ldexp(wholes, -27))
-        for half, power in ((high, 27), (wholes - np.ldexp(high, 27), 0)):
-            for index, count in enumerate(np.bincount(powers - lowest, half).tolist()):
-                total += int(count) << (lowest + index + power - 53 - _SMALLEST)
-    return total / (1 << -_SMALLEST)
-
-
-_SMALLEST = -1074 - 52
-"""All floats, with 53 bits, are whole multiples of 2 to this power."""
+    """The sum of finite numbers that come in parts, rounded once."""
+    return math.fsum(chain.from_iterable(part.tolist() for part in parts))
 
 
 _DIGIT = 16
@@ -299,14 +280,14 @@ class BundleMetrics:
 
 def bundle_metrics(times: BundleTimes) -> BundleMetrics:
     instances = len(times.attention) + len(times.ffn)
-    stable = metrics.stable_throughput(times.tokens, times.finish)
+    stable = stable_throughput(times.tokens, times.finish)
     generated = int(times.step_tokens[times.step_ends <= stable.time].sum())
     return BundleMetrics(
         throughput=stable.per_instance(instances),
         throughput_generated=generated / stable.time / instances,
         throughput_full=float(times.step_tokens.sum() / times.step_ends[-1]) / instances,
-        tpot=metrics.tpot_paper(times.first_token, times.finish, times.tokens),
-        tpot_gaps=metrics.tpot(times.first_token, times.finish, times.tokens),
+        tpot=tpot_paper(times.first_token, times.finish, times.tokens),
+        tpot_gaps=tpot(times.first_token, times.finish, times.tokens),
         idle_attention=_idle(times.attention),
         idle_ffn=_idle(times.ffn),
         total_time=float(times.finish[-1]),
@@ -319,4 +300,4 @@ def bundle_metrics(times: BundleTimes) -> BundleMetrics:
 
 def _idle(busy_and_elapsed: Floats) -> float:
     busy, elapsed = busy_and_elapsed.sum(axis=0).tolist()
-    return metrics.idle_ratio(busy, 1, elapsed)
+    return idle_ratio(busy, 1, elapsed)
