@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from reports.blocks import View
 from reports.fields import Field
-from reports.theme import GOAL, OUTAGE, SERIES, TABLE, WIDGETS, asset, scale, series_colours
+from reports.theme import GOAL, OUTAGE, SERIES, asset, scale, series_colours
 
 if TYPE_CHECKING:
     from bokeh.models import Column, ColumnDataSource, DataTable, GlyphRenderer, Widget
@@ -132,7 +132,7 @@ def explorer(fields: Sequence[Field], views: Sequence[View], names: Sequence[str
     from bokeh.layouts import column, row
     from bokeh.models import BooleanFilter, CDSView, ColumnDataSource, CustomJS, Div, InlineStyleSheet
 
-    sheet = InlineStyleSheet(css=WIDGETS)
+    sheet = InlineStyleSheet(css=asset("widgets.css"))
     count = len(fields[0].values)
     x, y = views[0].x, views[0].y
     source = ColumnDataSource(_columns(fields, names))
@@ -338,7 +338,7 @@ def data_table(
     ]  # fmt: skip
     return DataTable(
         source=source, view=view, columns=table_columns, sizing_mode="stretch_width", height=height,
-        index_position=None, autosize_mode="none", stylesheets=[InlineStyleSheet(css=TABLE)],
+        index_position=None, autosize_mode="none", stylesheets=[InlineStyleSheet(css=asset("tables.css"))],
     )  # fmt: skip
 
 

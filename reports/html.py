@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from reports.blocks import Block, Cell, Column, Document, Figure, Picture, Points, Report, Shown, Table, Text
 from reports.explorer import bokeh_chart, choice, data_table, explorer, numbers_or_nan
 from reports.fields import is_number
-from reports.theme import WIDGETS, asset
+from reports.theme import asset
 
 if TYPE_CHECKING:
     from bokeh.models import UIElement
@@ -23,37 +23,12 @@ if TYPE_CHECKING:
 FEW = 3
 """Scenarios of a sweep that its page spells out."""
 
-TEMPLATE = """<!doctype html>
-<html lang="en" data-theme="light"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<link rel="icon" href="data:,">
-<style>{style}</style>
-<script>{theme}</script>
-</head>
-<body>
-<button id="theme" type="button" aria-label="light or dark">dark</button>
-{body}
-{scripts}</body></html>
-"""
-
-START = """<script type="application/json" id="charts">{document}</script>
-<script>
-(async () => {{
-  const {{document: json, roots}} = JSON.parse(document.getElementById("charts").textContent)
-  const item = {{docid: "charts", roots, root_ids: Object.keys(roots)}}
-  await Bokeh.embed.embed_items({{charts: json}}, [item])
-  for (const each of Bokeh.documents) paintCharts(each)
-}})()
-</script>
-"""
-
 
 def whole_page(title: str, parts: Sequence[Part], manifest: Document) -> str:
     """The page as one text, with BokehJS as far as its models need it; at its end the run's origin."""
     models: list[UIElement] = []
     body = [_placed(part, models) for part in [*parts, *origin(manifest)]]
-    return TEMPLATE.format(
+    return asset("page.html").format(
         title=escape(title),
         style=asset("page.css"),
         theme=asset("theme.js"),
@@ -89,10 +64,12 @@ def _scripts(models: Sequence[UIElement]) -> str:
     document: Document = _renamed(charts.to_json(deferred=False), names)
     roots = {names[model.id]: f"chart-{index}" for index, model in enumerate(models)}
     text = json.dumps({"document": document, "roots": roots}, separators=(",", ":"), ensure_ascii=False)
+    text = text.replace("</", "<\\/")
     resources = Resources(mode="inline", minified=True, log_level="warn")
     scripts = bundle_for_objs_and_resources([charts], resources).js_raw
     bokeh_js = "".join(f"<script>\n{script}\n</script>\n" for script in scripts)
-    return bokeh_js + START.format(document=text.replace("</", "<\\/"))
+    data = f'<script type="application/json" id="charts">{text}</script>'
+    return f"{bokeh_js}{data}\n<script>\n{asset('charts.js')}</script>\n"
 
 
 def _renamed(value: Any, names: dict[str, str]) -> Any:
@@ -155,7 +132,7 @@ def sortable(headers: Sequence[str], rows: Sequence[Sequence[Any]], filtered: Se
     from bokeh.layouts import column, row
     from bokeh.models import BooleanFilter, CDSView, ColumnDataSource, CustomJS, Div, InlineStyleSheet
 
-    sheet = InlineStyleSheet(css=WIDGETS)
+    sheet = InlineStyleSheet(css=asset("widgets.css"))
     data: dict[str, list[Any]] = {}
     columns = []
     for index, header in enumerate(headers):

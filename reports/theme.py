@@ -12,32 +12,6 @@ PREDICTED, MEASURED, WAITING = SERIES[0], SERIES[1], SERIES[2]
 GOAL = OUTAGE = "#e0566b"
 SOFT = "#8a8f98"
 
-WIDGETS = """
-:host { color: var(--ink); font-family: inherit }
-label, .bk-input-group, .bk-slider-title, .bk-description { color: var(--ink) }
-input, select, textarea, .choices__inner, .choices__list--dropdown, .bk-input {
-  background-color: var(--field) !important; color: var(--ink) !important; border-color: var(--line) !important }
-.choices__list--dropdown .choices__item--selectable.is-highlighted { background-color: var(--raised) !important }
-.bk-btn { background-color: var(--raised); color: var(--ink); border-color: var(--line) }
-.bk-btn.bk-active { background-color: var(--mark); color: var(--paper) }
-select.bk-input { background-image: none !important; appearance: auto !important }
-.noUi-target, .noUi-connects, .noUi-connect { background: var(--line) !important; border-color: var(--line) !important }
-.noUi-handle { background: var(--field); border-color: var(--soft) }
-"""
-"""Style of widgets, whose shadow roots only CSS variables reach."""
-
-TABLE = """
-:host { --ink-of-rows: var(--ink) }
-.slick-header-column, .slick-header-columns, .slick-headerrow { background: var(--raised) !important;
-  color: var(--ink) !important; border-color: var(--line) !important }
-.bk-data-table, .slick-viewport, .slick-pane { background: var(--paper) !important; color: var(--ink) !important }
-.slick-row, .slick-row.odd, .slick-row.even, .slick-cell { background: var(--paper) !important;
-  color: var(--ink) !important; border-color: var(--line) !important }
-.slick-row:hover .slick-cell { background: var(--raised) !important }
-.slick-cell.selected { background: color-mix(in srgb, var(--mark) 30%, var(--paper)) !important }
-"""
-"""Style of tables, likewise."""
-
 
 @cache
 def asset(name: str) -> str:

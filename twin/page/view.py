@@ -26,7 +26,7 @@ from reports.explorer import bokeh_chart
 from reports.fields import POINTS as MEANINGS
 from reports.html import html_cell, html_table
 from reports.serving_sentences import LATENCIES, POINTS, headline, warnings
-from reports.theme import PREDICTED, SERIES, WAITING, WIDGETS
+from reports.theme import PREDICTED, SERIES, WAITING, asset
 from twin.page.questions import Choices, Knob
 
 Changed = Callable[[Choices], None]
@@ -57,7 +57,7 @@ class View:
         self._knobs = knobs
         self._choices = dict(choices)
         self._changed = changed
-        sheet = InlineStyleSheet(css=WIDGETS)
+        sheet = InlineStyleSheet(css=asset("widgets.css"))
         self.widgets = {knob.name: self._widget(knob, sheet) for knob in knobs}
         self.answer = Div(
             text="<p>simulating …</p>", sizing_mode="stretch_width", stylesheets=[sheet], styles={"min-width": "0"}
