@@ -146,7 +146,9 @@ def _try_admit(core: Lifecycle, chunks: list[Chunk], budget: int, sequence: Sequ
 def _begin_prompt(core: Lifecycle, chunks: list[Chunk], sequence: Sequence, num_tokens: int) -> int:
     if not core.shares_tokens:
         return core.schedule_chunk(chunks, sequence, num_tokens)
-    core.start_sharing(sequence)
+    core.prefilling[sequence] = None  # from now on
+    if core.leads_prefixes:
+        core.lead(sequence, sequence.num_computed_tokens)
     return ADMITTED if core.shares_parts else num_tokens
 
 

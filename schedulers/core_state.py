@@ -90,7 +90,8 @@ class CoreState:
         self._num_ahead = 0  # steps that were in flight when the latest one began
         self._num_submitted = self.num_ended = self.num_admitted = 0
         self.blocks_allocated_ahead = 0
-        self.by_importance = PREEMPTION_POLICIES.select(config.resolved_preemption_policy)
+        preemption = "lowest_priority" if config.scheduling_policy == "priority" else "newest"  # as in vLLM
+        self.by_importance = PREEMPTION_POLICIES.select(config.preemption_policy or preemption)
         cache_when_computed = config.cache_blocks_on == "computed"
         self._cache_when_computed = cache_when_computed and (caching or config.in_batch_prefix_caching)
         # Tiers are told of a whole answer at once, when it has ended.

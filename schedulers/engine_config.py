@@ -321,9 +321,3 @@ class EngineConfig:
         """True if prompts are admitted first, and all that are admitted then share the tokens of a step."""
         shares_parts = self.context_chunking_policy is not None and self.enable_chunked_prefill
         return shares_parts or self.batch_wait_timeout_iters > 0
-
-    @property
-    def resolved_preemption_policy(self) -> str:
-        """The name of the preemption policy, the default resolved as in vLLM."""
-        default = "lowest_priority" if self.scheduling_policy == "priority" else "newest"
-        return self.preemption_policy or default

@@ -58,12 +58,6 @@ class Lifecycle(CoreState):
         self.prefill_tokens += num_tokens
         return num_tokens
 
-    def start_sharing(self, sequence: Sequence) -> None:
-        """Let an admitted sequence share the tokens of steps from now on."""
-        self.prefilling[sequence] = None
-        if self.leads_prefixes:
-            self.lead(sequence, sequence.num_computed_tokens)
-
     def lead(self, sequence: Sequence, context: int) -> None:
         """Note the first prefix id that a sequence is going to compute, after `context` tokens."""
         self.prefix_leaders[uncached_prefix_key(sequence, context // self.kv_cache.node_tokens)] = None

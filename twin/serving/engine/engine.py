@@ -77,7 +77,8 @@ class Engine(EngineState):
     def _sleep_until(self, step_end: float) -> None:
         """Set the alarm to the next step end to visit. Those that change nothing outside are visited before."""
         if self.foresight is not None and not self._next_visit_tells():
-            no_request_before, next_end = self.foresight.no_request_before(), step_end
+            foresight = self.foresight  # Python 3.11 is slow to call an instance's attribute
+            no_request_before, next_end = foresight(), step_end
             while next_end < no_request_before and not self._next_visit_tells():
                 visited = self._visit_step_end(next_end)
                 if visited is None:
@@ -90,10 +91,9 @@ class Engine(EngineState):
 
     def _next_visit_tells(self) -> bool:
         """Tell whether something outside may notice the next visit: a request finishes, or the load changes."""
-        inbox = self._inbox
-        if inbox.reservations or (self._sheds and inbox.requests):
+        if self._reservations or (self._sheds and self._requests):
             return True
-        for _, request, options in inbox.requests:
+        for _, request, options in self._requests:
             if not (options.max_tokens or request.max_tokens):  # it counts for a token more once the scheduler has it
                 return True
         if self._window is not None:
@@ -111,11 +111,11 @@ class Engine(EngineState):
         finished = self._end_steps(now)
         for sequence in finished:
             self.on_finish(self.step_records.finish(sequence, now), sequence)
-        traffic, inbox = self._cache_traffic, self._inbox
+        traffic = self._cache_traffic
         if traffic is not None:
             traffic.finish_loads()
             traffic.begin_copies(computed=True)
-        if inbox.requests or inbox.reservations:
+        if self._requests or self._reservations:
             self._accept(now)
             self._note_load()
         elif finished:
@@ -170,7 +170,9 @@ class Engine(EngineState):
         now = self._env.now
         self.backlog.arrive(now)
         options = SubmitOptions(max_tokens, remote_prefill, hold_blocks, never_shed=record.attempts > 0)
-        self._inbox.add(record, request, options, self.core)
+        self._requests.append((record, request, options))
+        if not (remote_prefill and request.id in self.core.reserved):  # whose load the scheduler counts already
+            self._coming_load += request.prompt_tokens + (max_tokens or request.max_tokens)
         self._note_load()
         self._notice(now, late)
 
@@ -180,14 +182,14 @@ class Engine(EngineState):
         It is decided at the next step end, or now if the engine is idle. A request that is in the scheduler by then
         needs nothing reserved.
         """
-        self._inbox.reserve(record, answer)
+        self._reservations.append((record, answer))
+        self._coming_load += record.request.prompt_tokens + record.request.max_tokens
         self._note_load()
         self._notice(self._env.now, late=True)
 
     def cancel(self, record: RequestRecord) -> None:
         """Give up what is or is to be reserved for a request."""
-        inbox = self._inbox
-        inbox.reservations = [entry for entry in inbox.reservations if entry[0] is not record]
+        self._reservations = [entry for entry in self._reservations if entry[0] is not record]
         if record.request.id in self.core.reserved:
             self._allocate_begun_steps()
             if self._window is not None and self._fast_forward is not None:
@@ -220,7 +222,10 @@ class Engine(EngineState):
         for number in list(self.core.reserved):  # their prompts are still being computed
             self.core.abort(number, now)
         records = [self._abort(sequence, now) for sequence in list(self.core.sequences.values())]
-        records += self._inbox.clear()
+        records += [record for record, _, _ in self._requests]
+        self._requests.clear()
+        self._reservations.clear()
+        self._coming_load = 0
         if self._cache_traffic is not None:
             self._cache_traffic.lose_loads()
         self._running.clear()

@@ -60,73 +60,22 @@ class EngineOptions:
     deliver: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Foresight:
-    """The knowledge that one engine of a pool, at `position` of `size`, has of the coming requests.
+Foresight = Callable[[], float]
+"""Gives a time, in seconds, before which no request comes to an engine, if none of its own finishes."""
 
-    `time_after`: gives a time, in seconds, before which at most so many requests arrive; infinity after the last.
+
+def foresight_of(time_after: TimeAfter, requests_elsewhere: RequestsElsewhere, position: int, size: int) -> Foresight:
+    """The foresight of the engine at `position` in a pool of `size`, whose router has the method `requests_elsewhere`.
+
+    `time_after`: gives a time before which at most so many requests arrive; infinity after the last.
     """
-
-    time_after: TimeAfter
-    requests_elsewhere: RequestsElsewhere
-    position: int
-    size: int
-
-    def no_request_before(self) -> float:
-        """A time, in seconds, before which no request comes to the engine, if none of its own finishes."""
-        # Python 3.11 is slow to call an instance's attribute.
-        time_after, requests_elsewhere = self.time_after, self.requests_elsewhere
-        return time_after(requests_elsewhere(self.position, self.size))
+    return lambda: time_after(requests_elsewhere(position, size))
 
 
 Answer = Callable[[bool], None]
 """Called with whether blocks have been reserved."""
 
 Shed = Callable[[RequestRecord, RequestShed], None]
-
-
-class Inbox:
-    """Requests and reservations that an engine's scheduler gets at the next step end.
-
-    Attributes:
-        requests, reservations: in order. load: tokens that they add to the engine's load.
-    """
-
-    def __init__(self) -> None:
-        self.requests: list[tuple[RequestRecord, Request, SubmitOptions]] = []
-        self.reservations: list[tuple[RequestRecord, Answer]] = []
-        self.load = 0
-
-    def add(self, record: RequestRecord, request: Request, options: SubmitOptions, core: Core) -> None:
-        """Add a request. If blocks are reserved for it, the scheduler counts its load already."""
-        self.requests.append((record, request, options))
-        if not (options.remote_prefill and request.id in core.reserved):
-            self.load += request.prompt_tokens + (options.max_tokens or request.max_tokens)
-
-    def reserve(self, record: RequestRecord, answer: Answer) -> None:
-        """Add a prompt that a prefill engine computes."""
-        self.reservations.append((record, answer))
-        self.load += record.request.prompt_tokens + record.request.max_tokens
-
-    def decide_reservations(self, core: Core, now: float) -> None:
-        """Answer whether blocks can be reserved, and reserve them."""
-        reservations = self.reservations
-        self.reservations = []
-        for record, answer in reservations:
-            request = record.request
-            self.load -= request.prompt_tokens + request.max_tokens
-            sequence = None if request.id in core.sequences else core.reserve(request, now)
-            if sequence is not None:
-                sequence.payload = record
-            answer(sequence is not None)
-
-    def clear(self) -> list[RequestRecord]:
-        """Empty it; returns the records of its requests."""
-        records = [record for record, _, _ in self.requests]
-        self.requests.clear()
-        self.reservations.clear()
-        self.load = 0
-        return records
 
 
 class EngineState:
@@ -161,7 +110,9 @@ class EngineState:
         self.stage_busy: list[float] = []
         self.find_speed: Callable[[], float] = lambda: 1.0  # engines are alike
         self._speed = 0.0
-        self._inbox = Inbox()
+        self._requests: list[tuple[RequestRecord, Request, SubmitOptions]] = []  # which the scheduler gets next
+        self._reservations: list[tuple[RequestRecord, Answer]] = []
+        self._coming_load = 0  # tokens that both add to the engine's load
         self._running: deque[RunningStep] = deque()
         self._window: Window | None = None
         self._cache_traffic: CacheTraffic | None = None
@@ -170,10 +121,17 @@ class EngineState:
 
     def _accept(self, now: float) -> None:
         """Pass all that has come to the scheduler, reservations first; BadInput for what the KV memory cannot hold."""
-        inbox, core = self._inbox, self.core
-        if inbox.reservations:
-            inbox.decide_reservations(core, now)
-        for record, request, options in inbox.requests:
+        core = self.core
+        reservations = self._reservations
+        self._reservations = []
+        for record, answer in reservations:
+            request = record.request
+            self._coming_load -= request.prompt_tokens + request.max_tokens
+            reserved = None if request.id in core.sequences else core.reserve(request, now)
+            if reserved is not None:
+                reserved.payload = record
+            answer(reserved is not None)
+        for record, request, options in self._requests:
             try:
                 sequence = core.submit(request, now, options)
             except RequestShed as shed:
@@ -186,12 +144,12 @@ class EngineState:
             sequence.payload = record
             if record.queued < 0:
                 record.queued = now
-        inbox.requests.clear()
-        inbox.load = 0
+        self._requests.clear()
+        self._coming_load = 0
 
     @property
     def load(self) -> int:
-        return self.core.outstanding_tokens + self._inbox.load
+        return self.core.outstanding_tokens + self._coming_load
 
     @property
     def speed(self) -> float:
@@ -245,12 +203,12 @@ class EngineState:
     def is_idle(self) -> bool:
         """True if it has no requests, and no cache that is still to be sent."""
         waits = any(core.awaiting_transfer for core in self.cores)
-        return not (self.core.sequences or self._inbox.requests or self._inbox.reservations or waits)
+        return not (self.core.sequences or self._requests or self._reservations or waits)
 
     @property
     def records(self) -> list[RequestRecord]:
         records: list[RequestRecord] = [sequence.payload for sequence in self.core.sequences.values()]  # type: ignore[misc]
-        return records + [record for record, _, _ in self._inbox.requests]
+        return records + [record for record, _, _ in self._requests]
 
     @property
     def num_running(self) -> int:
@@ -258,7 +216,7 @@ class EngineState:
 
     @property
     def num_waiting(self) -> int:
-        return self.core.num_waiting + len(self._inbox.requests)
+        return self.core.num_waiting + len(self._requests)
 
     def busy_until(self, now: float) -> float:
         """The time in which steps have run, up to now and with the step that runs; seconds."""

@@ -14,7 +14,7 @@ from schedulers.routing import Router, own_method
 from schedulers.sequence import Sequence
 from twin.environment import Environment, Priority
 from twin.serving.engine.engine import Engine
-from twin.serving.engine.engine_state import Foresight, RequestsElsewhere, TimeAfter
+from twin.serving.engine.engine_state import RequestsElsewhere, TimeAfter, foresight_of
 from twin.serving.engine.links import Link
 from twin.serving.records.engine_log import StepIntegral
 from twin.serving.records.requests import RequestRecord
@@ -50,7 +50,7 @@ class Pool:
         size = len(self.engines)
         if elsewhere is not None and size > 1:
             for position, engine in enumerate(self.engines):
-                engine.foresight = Foresight(time_after, elsewhere, position, size)
+                engine.foresight = foresight_of(time_after, elsewhere, position, size)
 
     def _follow_loads(self) -> None:
         """Have the engines that are up keep their loads where the router looks, if it is one that `FollowsLoads`."""
