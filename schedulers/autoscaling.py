@@ -64,9 +64,6 @@ class Observation:
     max_replicas: int = 1_000_000
 
 
-# -- how soon and how fast ---------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class RatePolicy:
     """At most `value` engines, or `value` percent of them, may be added or removed in `period` seconds."""
@@ -157,9 +154,6 @@ class Autoscaler:
         furthest, nearest = (max, min) if sign > 0 else (min, max)
         limit = bound if not limits else furthest(limits) if rules.select == "max" else nearest(limits)
         return nearest(desired, bound, furthest(limit, current))
-
-
-# -- policies ----------------------------------------------------------------------------------------------------------
 
 
 class ScalingPolicy(Protocol):

@@ -28,8 +28,6 @@ from workloads.request import Request
 class EngineCore(Lifecycle):
     """One engine's scheduler. Its attributes are those of `CoreState`, which it changes."""
 
-    # -- called by the backend ---------------------------------------------------------------------------------------
-
     def submit(self, request: Request, now: float, options: SubmitOptions = PLAIN) -> Sequence:
         """Queue a request. Nothing else is decided until the next step.
 
@@ -175,8 +173,6 @@ class EngineCore(Lifecycle):
             self._queue_of(sequence).requeue(sequence)
         self.admission_blocked = False
 
-    # -- runs of decode steps ----------------------------------------------------------------------------------------
-
     def allocate_ahead(self, steps: int) -> None:
         """Allocate the blocks of the next `steps` steady decode steps before `advance` does.
 
@@ -213,8 +209,6 @@ class EngineCore(Lifecycle):
         for sequence in finishing:
             self._sync_blocks(sequence)
         return self._finish_all(finishing, stopped, self.decode_set.step_index)
-
-    # -- one step ----------------------------------------------------------------------------------------------------
 
     def _only_decodes(self) -> bool:
         """Tell whether the step gives every decode its token and does nothing else."""

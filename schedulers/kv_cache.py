@@ -183,8 +183,6 @@ class KVCache:
         """Private blocks of a sequence that its first `tokens` tokens fill."""
         return tokens // self.block_size - len(blocks.nodes) * self.blocks_per_node
 
-    # -- matching ----------------------------------------------------------------------------------------------------
-
     def match_prefix(self, ids: Many[int], tokens: int) -> list[PrefixNode]:
         """The longest cached path along `ids` that lies within the first `tokens` tokens."""
         path: list[PrefixNode] = []
@@ -234,8 +232,6 @@ class KVCache:
             self._free_queue.remove(run)
         self.num_free_blocks -= count
         blocks.num_private += count
-
-    # -- allocating and freeing --------------------------------------------------------------------------------------
 
     def allocate(self, blocks: SequenceBlocks, count: int) -> None:
         """Give a sequence `count` private blocks; that many must be free."""
@@ -384,8 +380,6 @@ class KVCache:
             del siblings[node.key]
         self._free_queue.remove(node)
         return self.blocks_per_node
-
-    # -- integrity ---------------------------------------------------------------------------------------------------
 
     def check_integrity(self, owners: Many[SequenceBlocks], unassigned: int = 0) -> None:
         """Raise AssertionError unless every block is free or held, once, and every node counts its holders.

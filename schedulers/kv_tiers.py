@@ -119,8 +119,6 @@ class KVTiers(CacheObserver):
         self._new_loads: list[Load] = []
         kv_cache.observers.append(self)
 
-    # -- what the device's cache reports -----------------------------------------------------------------------------
-
     def on_cached(self, node: PrefixNode) -> None:
         self._on_device[node.block_hash] = None
         self._tell(True, node.block_hash)
@@ -133,8 +131,6 @@ class KVTiers(CacheObserver):
             self._store(0, node.block_hash, node.depth, DEVICE, node.payload, 0, self._cost(node.depth))
         if self._tier_of(node.block_hash) < 0:
             self._tell(False, node.block_hash)
-
-    # -- what the scheduler asks -------------------------------------------------------------------------------------
 
     def lookup(self, nodes: Many[PrefixNode], ids: Many[int], tokens: int) -> list[tuple[int, TierBlock]]:
         """Blocks of tiers that continue a path of `nodes` on the device, within the first `tokens` tokens of a prompt.
@@ -208,8 +204,6 @@ class KVTiers(CacheObserver):
         self.orphans.append(load)
         return True
 
-    # -- what the backend takes --------------------------------------------------------------------------------------
-
     def take_stores(self, computed: bool) -> list[Store]:
         """The copies into tiers that have come up since the last call, to be made in this order.
 
@@ -235,8 +229,6 @@ class KVTiers(CacheObserver):
         pins = sum(block.pins for tier in self.tiers for block in tier.blocks.values())
         sources = sum(len(load.sources) for load in (*self.loads.values(), *self.orphans))
         assert pins == sources, f"{pins} blocks of tiers are pinned, loads read {sources}"
-
-    # -- within ------------------------------------------------------------------------------------------------------
 
     def _tier_of(self, block: int) -> int:
         """The number of the nearest tier that has a block; -1 if none has."""

@@ -61,8 +61,6 @@ class LockstepGroup:
         timeout, batching_wait = config.attention_dp_timeout_iters, config.attention_dp_batching_wait_iters
         self._balance = PromptBalance(timeout, batching_wait) if timeout else None
 
-    # -- called by the backend ---------------------------------------------------------------------------------------
-
     def submit(self, request: Request, now: float, options: SubmitOptions = PLAIN) -> Sequence:
         comes = options.remote_prefill and request.id in self.reserved
         rank = self._rank_of[request.id] if comes else self._choose_rank()
@@ -156,8 +154,6 @@ class LockstepGroup:
         batches = [rank.current_decode_batch() if rank.num_decodes else None for rank in self.ranks]
         return GroupBatch(batches, self.step_index)
 
-    # -- questions ---------------------------------------------------------------------------------------------------
-
     @property
     def step_index(self) -> int:
         return self.ranks[0].step_index
@@ -250,8 +246,6 @@ class PipelinedEngineCore(EngineCore):
         # Preempted sequences whose last batch is still in flight: they are queued when it has ended.
         self._returning: dict[Sequence, None] = {}
 
-    # -- called by the backend ---------------------------------------------------------------------------------------
-
     def begin_step(self, now: float) -> Batch | None:
         """See `EngineCore.begin_step`. None as well while a batch of every micro-batch is in flight."""
         number = self._next_micro_batch()
@@ -287,8 +281,6 @@ class PipelinedEngineCore(EngineCore):
     def steady_decode_steps(self) -> int:
         return 0  # batches of other sequences run in between
 
-    # -- questions ---------------------------------------------------------------------------------------------------
-
     @property
     def step_index(self) -> int:
         """See `EngineCore.step_index`: batches begun so far, of all micro-batches."""
@@ -318,8 +310,6 @@ class PipelinedEngineCore(EngineCore):
                 if sequence in flying:
                     raise AssertionError(f"{sequence} decodes in two batches in flight")
                 flying[sequence] = None
-
-    # -- one step ----------------------------------------------------------------------------------------------------
 
     def _next_micro_batch(self) -> int:
         """The micro-batch to schedule: one that is not in flight, with decodes if there is one; -1: none."""

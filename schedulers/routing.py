@@ -117,27 +117,6 @@ class TakesTurns(Router, Protocol):
         """The position among `size` engines, all of them up, of the engine that gets request `number` (from 0)."""
 
 
-class RoundRobin:
-    """Engines in turn."""
-
-    DRAWS: ClassVar[bool] = False
-    READS_CACHES: ClassVar[bool] = False
-
-    def __init__(self, draw: Draw | None = None) -> None:
-        self._turn = 0
-
-    def choose(self, request: Request, engines: Many[Engine]) -> Engine:
-        engine = engines[self._turn % len(engines)]
-        self._turn += 1
-        return engine
-
-    def requests_elsewhere(self, position: int, size: int) -> int:
-        return (position - self._turn) % size
-
-    def turn_of(self, number: int, size: int) -> int:
-        return number % size
-
-
 class _InTurns:
     """Chooses by a cost; engines take turns among equals, so that idle ones are used evenly."""
 
@@ -155,6 +134,19 @@ class _InTurns:
     def _cheapest(self, engines: Many[Engine], cost: Callable[[EngineState], float]) -> Engine:
         start = self._start(len(engines))
         return min((*engines[start:], *engines[:start]), key=cost)
+
+
+class RoundRobin(_InTurns):
+    """Engines in turn."""
+
+    def choose(self, request: Request, engines: Many[Engine]) -> Engine:
+        return engines[self._start(len(engines))]
+
+    def requests_elsewhere(self, position: int, size: int) -> int:
+        return (position - self._turn) % size
+
+    def turn_of(self, number: int, size: int) -> int:
+        return number % size
 
 
 class LeastLoaded(_InTurns):

@@ -157,8 +157,6 @@ class SpeculativeEngineCore(EngineCore):
         self._drafts: dict[Sequence, int] = {}  # of the step being scheduled
         self._drafts_are_fixed = not getattr(drafts, "learns", True)
 
-    # -- called by the backend ---------------------------------------------------------------------------------------
-
     def record_outputs(self, batch: Batch, num_accepted: Many[int], num_tokens: Many[int]) -> None:
         """Record what a step has decoded, before `end_step`. Sequences that were aborted meanwhile are passed over.
 
@@ -184,8 +182,6 @@ class SpeculativeEngineCore(EngineCore):
             raise AssertionError("expected record_outputs before end_step")
         at_limit = [s for s in batch.decodes if s.state == DECODING and s.num_output_tokens >= s.max_tokens]
         return super().end_step(batch, [*at_limit, *stopped], now)
-
-    # -- runs of decode steps ----------------------------------------------------------------------------------------
 
     def steady_decode_steps(self) -> int:
         """0: how many tokens a step emits is known only when it has run. See `steady_draft_tokens`."""
@@ -244,8 +240,6 @@ class SpeculativeEngineCore(EngineCore):
         at_limit = [s for s in decode_set.sequences if s.num_output_tokens >= s.max_tokens]
         stopped = [decode.sequence for decode in foreseen.decodes if decode.stops]
         return self._finish_all((), [*at_limit, *stopped], decode_set.step_index)
-
-    # -- one step ----------------------------------------------------------------------------------------------------
 
     def _only_decodes(self) -> bool:
         return False  # decodes have blocks of their own, and drafts

@@ -63,8 +63,6 @@ class Engine(EngineState):
             self._cache_traffic = CacheTraffic(env, options.view, self.tier_links, self._notice_load)
             self._cache_traffic.follow(self.core)
 
-    # -- the loop ----------------------------------------------------------------------------------------------------
-
     def _wake_up(self, now: float) -> None:
         """Visit step ends for as long as nothing else happens before the next one; then sleep until that."""
         env, priority = self._env, self._alarm.priority
@@ -146,8 +144,6 @@ class Engine(EngineState):
 
     def _notice_load(self) -> None:
         self._notice(self._env.now, late=True)
-
-    # -- for the system around it ------------------------------------------------------------------------------------
 
     def submit(
         self,
@@ -259,8 +255,6 @@ class Engine(EngineState):
         self.core.abort(sequence.request.id, now)
         discarded = sum(batch.has_output(sequence) for batch, _, _ in self._running)
         return self.step_records.abort(sequence, sequence.num_output_tokens - discarded)
-
-    # -- at a step end -----------------------------------------------------------------------------------------------
 
     def _end_steps(self, now: float) -> list[Sequence]:
         """End the window or the step that has run; returns the sequences that finish with it."""

@@ -72,8 +72,6 @@ class PipelinedEngine(Engine):
         assert isinstance(core, PipelinedEngineCore)
         return core
 
-    # -- a batch on its way ------------------------------------------------------------------------------------------
-
     def _begin_steps(self, now: float) -> None:
         """See `Engine._begin_steps`: a batch begins while fewer are in flight than there are stages."""
         core, running = self._pipeline, self._running
@@ -122,8 +120,6 @@ class PipelinedEngine(Engine):
         if self._running:
             self.step_records.answer_ends = self._ends_of[micro_batch_of(self._running[0][0].step_index)]
         return super()._next_visit_tells()
-
-    # -- outages -----------------------------------------------------------------------------------------------------
 
     def fail(self) -> list[RequestRecord]:
         records = super().fail()
