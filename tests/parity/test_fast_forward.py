@@ -17,16 +17,10 @@ BASELINE = PassLatency((0.00165, 50), (0.083, 100), (0.022, 20))
 
 lines = st.tuples(st.floats(0, 1), st.floats(0.01, 10))
 configs = st.builds(
-    BundleConfig,
-    attention_instances=st.integers(1, 4),
-    ffn_instances=st.integers(1, 3),
-    batch_size=st.integers(1, 4),
-    latency=st.builds(PassLatency, lines, lines, lines),
-    microbatches=st.integers(1, 4),
-    layers=st.integers(1, 3),
-    refill=st.sampled_from(list(REFILL_POLICIES.values())),
-    advance=st.sampled_from(["lockstep", "independent"]),
-)
+    BundleConfig, attention_instances=st.integers(1, 4), ffn_instances=st.integers(1, 3), batch_size=st.integers(1, 4),
+    latency=st.builds(PassLatency, lines, lines, lines), microbatches=st.integers(1, 4), layers=st.integers(1, 3),
+    refill=st.sampled_from(list(REFILL_POLICIES.values())), advance=st.sampled_from(["lockstep", "independent"]),
+)  # fmt: skip
 
 
 def both(config: BundleConfig, supply: Supply) -> tuple[BundleRecords, BundleRecords]:

@@ -31,14 +31,10 @@ def shared_prefixes(rate: float, limit: int | None) -> dict[str, Any]:
 
 
 @given(
-    rate=st.sampled_from([2.0, 15.0, 40.0, 200.0]),
-    asynchronous=st.booleans(),
-    limit=st.sampled_from([None, 12, 200]),
-    blocks=st.sampled_from([20, 40, 400]),
-    seats=st.sampled_from([2, 16, 64]),
-    caching=st.booleans(),
+    rate=st.sampled_from([2.0, 15.0, 40.0, 200.0]), asynchronous=st.booleans(), limit=st.sampled_from([None, 12, 200]),
+    blocks=st.sampled_from([20, 40, 400]), seats=st.sampled_from([2, 16, 64]), caching=st.booleans(),
     seed=st.integers(0, 10**6),
-)
+)  # fmt: skip
 @example(rate=200.0, asynchronous=True, limit=200, blocks=20, seats=16, caching=False, seed=780924)
 @example(rate=40.0, asynchronous=True, limit=200, blocks=20, seats=64, caching=True, seed=512919)
 def test_one_engine(
@@ -57,15 +53,10 @@ def test_one_engine(
 
 @settings(max_examples=settings().max_examples // 3)
 @given(
-    scheduler=st.sampled_from(["sglang", "sglang", "tensorrt-llm"]),
-    rate=st.sampled_from([15.0, 40.0, 200.0]),
-    asynchronous=st.booleans(),
-    limit=st.sampled_from([None, 12, 200]),
-    blocks=st.sampled_from([20, 40, 400]),
-    policy=st.sampled_from(["fcfs", "lpm"]),
-    interval=st.sampled_from([1, 1, 7]),
-    seed=st.integers(0, 10**6),
-)
+    scheduler=st.sampled_from(["sglang", "sglang", "tensorrt-llm"]), rate=st.sampled_from([15.0, 40.0, 200.0]),
+    asynchronous=st.booleans(), limit=st.sampled_from([None, 12, 200]), blocks=st.sampled_from([20, 40, 400]),
+    policy=st.sampled_from(["fcfs", "lpm"]), interval=st.sampled_from([1, 1, 7]), seed=st.integers(0, 10**6),
+)  # fmt: skip
 def test_other_schedulers(
     scheduler: str, rate: float, asynchronous: bool, limit: int | None, blocks: int, policy: str, interval: int,
     seed: int,
@@ -122,15 +113,11 @@ def test_systems(sections: dict[str, Any], asynchronous: bool) -> None:
 
 @settings(max_examples=settings().max_examples * 2 // 3)
 @given(
-    rate=st.sampled_from([2.0, 15.0, 60.0]),
-    asynchronous=st.booleans(),
-    blocks=st.sampled_from([20, 40, 400]),
-    seats=st.sampled_from([2, 16]),
-    latency=st.sampled_from([0.0, 1e-3]),
-    ranks=st.sampled_from([1, 2]),
+    rate=st.sampled_from([2.0, 15.0, 60.0]), asynchronous=st.booleans(), blocks=st.sampled_from([20, 40, 400]),
+    seats=st.sampled_from([2, 16]), latency=st.sampled_from([0.0, 1e-3]), ranks=st.sampled_from([1, 2]),
     seed=st.integers(0, 10**6),
     outages=st.lists(st.tuples(st.sampled_from(["prefill-0", "decode-1"]), st.floats(0.0, 3.0)), max_size=3),
-)
+)  # fmt: skip
 @example(  # a reservation that is given up while a window is open
     rate=60.0, asynchronous=False, blocks=20, seats=16, latency=1e-3, ranks=1, seed=0, outages=[("prefill-0", 0.5)]
 )  # fmt: skip
@@ -163,17 +150,12 @@ def test_caches_that_leave_with_chunks(
 @given(
     method=st.sampled_from(["draft_model", "ngram"]),
     drafts=st.sampled_from([{}, {"drafts": {"policy": "by_batch_size", "decodes": [2, 4], "drafts": [3, 1]}}]),
-    acceptance=st.sampled_from([0.0, 0.6, 1.0]),
-    rate=st.sampled_from([2.0, 15.0, 60.0]),
-    limit=st.sampled_from([None, 12, 200]),
-    blocks=st.sampled_from([20, 40, 400]),
-    seats=st.sampled_from([2, 16]),
-    caching=st.booleans(),
-    tiers=st.booleans(),
-    reservation=st.sampled_from(["chunk", "max_tokens"]),
+    acceptance=st.sampled_from([0.0, 0.6, 1.0]), rate=st.sampled_from([2.0, 15.0, 60.0]),
+    limit=st.sampled_from([None, 12, 200]), blocks=st.sampled_from([20, 40, 400]), seats=st.sampled_from([2, 16]),
+    caching=st.booleans(), tiers=st.booleans(), reservation=st.sampled_from(["chunk", "max_tokens"]),
     seed=st.integers(0, 10**6),
     outages=st.lists(st.tuples(st.sampled_from(["engine-0", "engine-1"]), st.floats(0.0, 3.0)), max_size=2),
-)
+)  # fmt: skip
 def test_speculation(
     method: str,
     drafts: dict[str, Any],

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.twin.serving.scenarios import records, reported, scenario
+from tests.twin.serving.scenarios import fleets, records, reported, scenario
 from twin.serving.results.summary import Run
 from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
@@ -28,35 +27,8 @@ def of_order(run: Run) -> list[tuple[float, int]]:
     return list(zip(run.columns.last_token, run.columns.id, strict=True))
 
 
-@given(
-    replicas=st.sampled_from([2, 3, 8]),
-    routing=st.sampled_from(["least_loaded", "round_robin"]),
-    arrivals=st.sampled_from(
-        [{"process": "poisson", "rate": rate} for rate in (20.0, 100.0, 900.0)]
-        + [{"process": "deterministic", "rate": 62.5}]
-    ),
-    fixed=st.booleans(),
-    asynchronous=st.booleans(),
-    fast_forward=st.booleans(),
-    limit=st.sampled_from([None, 12, 200]),
-    blocks=st.sampled_from([20, 400]),
-    caching=st.booleans(),
-    seed=st.integers(0, 10**6),
-)
-def test_early_visits_change_no_record(
-    replicas: int, routing: str, arrivals: dict[str, Any], fixed: bool, asynchronous: bool, fast_forward: bool,
-    limit: int | None, blocks: int, caching: bool, seed: int,
-) -> None:  # fmt: skip
-    uniform = [{"distribution": "uniform", "low": 1, "high": high} for high in (90, 60)]
-    prefill, decode = [{"distribution": "fixed", "mean": mean} for mean in (48, 16)] if fixed else uniform
-    document = scenario(
-        seed=seed, fast_forward=fast_forward, system={"layout": "colocated", "replicas": replicas, "routing": routing},
-        workload={
-            "prefill": prefill, "decode": decode, "arrivals": arrivals, "max_tokens": limit,
-            "prefixes": {"groups": 3, "tokens": 40, "cache_suffix": True},
-        },
-        engine={"num_gpu_blocks": blocks, "async_scheduling": asynchronous, "enable_prefix_caching": caching},
-    )  # fmt: skip
+@given(fleets(models=[1], caching=[True, False]))
+def test_early_visits_change_no_record(document: dict[str, Any]) -> None:
     (early, _), (punctual, _) = (simulate(document, early=flag) for flag in (True, False))
     assert of_order(early) == of_order(punctual)
     assert records(early) == records(punctual)

@@ -14,7 +14,7 @@ from reports.run_directory import writing_columns
 from schedulers.routing import ROUTERS
 from tests.twin.serving import by_hand
 from tests.twin.serving.by_hand import Row
-from tests.twin.serving.scenarios import records, reported, scenario
+from tests.twin.serving.scenarios import fleets, records, reported, scenario
 from twin.serving.engine.engine import Engine
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.records import engine_log
@@ -47,40 +47,12 @@ def assert_equal(result: Run, expected: Run, document: dict[str, Any]) -> None:
     assert reported(result, document) == reported(expected, document)
 
 
-@given(
-    replicas=st.sampled_from([2, 3, 8]),
-    models=st.sampled_from([1, 2, 5]),
-    routing=st.sampled_from(["least_loaded", "round_robin"]),
-    arrivals=st.sampled_from(
-        [{"process": "poisson", "rate": rate} for rate in (20.0, 100.0, 900.0)]
-        + [{"process": "deterministic", "rate": 62.5}]
-    ),
-    fixed=st.booleans(),
-    asynchronous=st.booleans(),
-    fast_forward=st.booleans(),
-    limit=st.sampled_from([None, 12, 200]),
-    blocks=st.sampled_from([20, 400]),
-    span=st.sampled_from([1, 7, 1000]),
-    seed=st.integers(0, 10**6),
-)
-def test_apart_as_together(
-    replicas: int, models: int, routing: str, arrivals: dict[str, Any], fixed: bool, asynchronous: bool,
-    fast_forward: bool, limit: int | None, blocks: int, span: int, seed: int,
-) -> None:  # fmt: skip
-    uniform = [{"distribution": "uniform", "low": 1, "high": high} for high in (90, 60)]
-    prefill, decode = [{"distribution": "fixed", "mean": mean} for mean in (48, 16)] if fixed else uniform
-    document = scenario(
-        seed=seed, fast_forward=fast_forward, system={"layout": "colocated", "replicas": replicas, "routing": routing},
-        workload={
-            "prefill": prefill, "decode": decode, "arrivals": arrivals, "max_tokens": limit,
-            "models": {"count": models, "zipf": 1.0}, "prefixes": {"groups": 3, "tokens": 40, "cache_suffix": True},
-        },
-        engine={"num_gpu_blocks": blocks, "async_scheduling": asynchronous},
-    )  # fmt: skip
+@given(fleets(models=[1, 2, 5], caching=[True]), st.sampled_from([1, 7, 1000]))
+def test_apart_as_together(document: dict[str, Any], span: int) -> None:
     plan = plan_of(document)
     if why_together(plan) is not None:
-        assert routing == "least_loaded"
-        assert models == 1
+        assert document["system"]["routing"] == "least_loaded"
+        assert document["workload"]["models"]["count"] == 1
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(independent_engines, "SPAN", span)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,39 +35,21 @@ from tests.parity.live_and_twin import (  # noqa: E402
     simulate,
 )
 
+
+def config(blocks: int, seats: int, **settings: Any) -> EngineConfig:
+    return EngineConfig(blocks, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=seats, **settings)
+
+
+ONE_SHOT = {"cache_blocks_on": "computed", "in_batch_prefix_caching": True, "one_shot": OneShotBudget(32, 4)}
 CASES: dict[str, tuple[EngineConfig, ChunkPolicy | None]] = {
-    "plenty": (EngineConfig(num_gpu_blocks=400, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=8), None),
-    "preemption": (EngineConfig(num_gpu_blocks=20, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=8), None),
-    "small chunks": (
-        EngineConfig(num_gpu_blocks=60, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=4), StaticChunks(6)
-    ),
-    "one-shot, shared when computed": (
-        EngineConfig(
-            num_gpu_blocks=60, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=4, cache_blocks_on="computed",
-            in_batch_prefix_caching=True, one_shot=OneShotBudget(32, 4),
-        ),
-        None,
-    ),
-    "by priority": (
-        EngineConfig(
-            num_gpu_blocks=20, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=4, scheduling_policy="priority"
-        ),
-        None,
-    ),
-    "by deadline": (
-        EngineConfig(
-            num_gpu_blocks=40, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=3, scheduling_policy="deadline"
-        ),
-        None,
-    ),
-    "fair": (
-        EngineConfig(
-            num_gpu_blocks=20, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=4, scheduling_policy="fair",
-            scheduling_parameters={"weights": {"b": 2.0}},
-        ),
-        None,
-    ),
-}  # fmt: skip
+    "plenty": (config(400, 8), None),
+    "preemption": (config(20, 8), None),
+    "small chunks": (config(60, 4), StaticChunks(6)),
+    "one-shot, shared when computed": (config(60, 4, **ONE_SHOT), None),
+    "by priority": (config(20, 4, scheduling_policy="priority"), None),
+    "by deadline": (config(40, 3, scheduling_policy="deadline"), None),
+    "fair": (config(20, 4, scheduling_policy="fair", scheduling_parameters={"weights": {"b": 2.0}}), None),
+}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -14,40 +14,25 @@ from schedulers.step_policies import ChunkPolicy, SloChunks, StaticChunks
 from tests.schedulers.plant import NEVER, Plant, Visit, check_ends
 
 chats = st.builds(
-    Visit,
-    at=st.integers(0, 30),
-    prompt=st.integers(1, 24),
-    limit=st.integers(2, 24),
-    ids=st.lists(st.integers(0, 1), max_size=6).map(tuple),
-    stop=st.one_of(st.just(NEVER), st.integers(1, 24)),
-    abort=st.one_of(st.none(), st.none(), st.none(), st.integers(0, 20)),
-    in_flight=st.booleans(),
-    way=st.sampled_from(["here", "here", "here", "sent", "received"]),
-    kept=st.integers(0, 9),
-    priority=st.integers(0, 2),
-    model=st.sampled_from(["a", "a", "b"]),
-)
+    Visit, at=st.integers(0, 30), prompt=st.integers(1, 24), limit=st.integers(2, 24),
+    ids=st.lists(st.integers(0, 1), max_size=6).map(tuple), stop=st.one_of(st.just(NEVER), st.integers(1, 24)),
+    abort=st.one_of(st.none(), st.none(), st.none(), st.integers(0, 20)), in_flight=st.booleans(),
+    way=st.sampled_from(["here", "here", "here", "sent", "received"]), kept=st.integers(0, 9),
+    priority=st.integers(0, 2), model=st.sampled_from(["a", "a", "b"]),
+)  # fmt: skip
 judges = st.builds(
-    Visit,
-    at=st.integers(0, 30),
-    prompt=st.integers(1, 24),
-    limit=st.integers(0, 1),
+    Visit, at=st.integers(0, 30), prompt=st.integers(1, 24), limit=st.integers(0, 1),
     ids=st.lists(st.integers(0, 1), max_size=6).map(tuple),
-    abort=st.one_of(st.none(), st.none(), st.none(), st.integers(0, 20)),
-    in_flight=st.booleans(),
-    task=st.sampled_from(["generate", "classify", "embed"]),
-    model=st.sampled_from(["a", "a", "b"]),
+    abort=st.one_of(st.none(), st.none(), st.none(), st.integers(0, 20)), in_flight=st.booleans(),
+    task=st.sampled_from(["generate", "classify", "embed"]), model=st.sampled_from(["a", "a", "b"]),
     priority=st.integers(0, 2),
-)
+)  # fmt: skip
 stories = st.lists(st.one_of(chats, chats, judges), min_size=1, max_size=20)
 
 budgets = st.builds(
-    OneShotBudget,
-    tokens=st.integers(1, 30),
-    sequences=st.integers(1, 4),
-    activation_bytes=st.sampled_from([float("inf"), 24.0]),
-    bytes_per_token=st.sampled_from([0.0, 2.0]),
-)
+    OneShotBudget, tokens=st.integers(1, 30), sequences=st.integers(1, 4),
+    activation_bytes=st.sampled_from([float("inf"), 24.0]), bytes_per_token=st.sampled_from([0.0, 2.0]),
+)  # fmt: skip
 policies = st.one_of(
     st.none(),
     st.builds(StaticChunks, st.integers(1, 20), st.booleans()),
@@ -76,25 +61,19 @@ def configs(draw: st.DrawFn) -> EngineConfig:
     one_shot = draw(st.one_of(st.none(), budgets))
     sharing = None if one_shot else draw(st.sampled_from([None, None, "first_come_first_served", "equal_progress"]))
     return EngineConfig(
-        num_gpu_blocks=draw(st.integers(12, 48)) // block + 3,
-        block_size=block,
-        max_num_batched_tokens=max(draw(st.integers(1, 40)), seats),
-        max_num_seqs=seats,
-        max_table_blocks=draw(st.sampled_from([0, 0, 8])),
-        enable_prefix_caching=caching,
-        prefix_id_tokens=block * draw(st.sampled_from([1, 1, 2])),
-        cache_blocks_on=share,
+        num_gpu_blocks=draw(st.integers(12, 48)) // block + 3, block_size=block,
+        max_num_batched_tokens=max(draw(st.integers(1, 40)), seats), max_num_seqs=seats,
+        max_table_blocks=draw(st.sampled_from([0, 0, 8])), enable_prefix_caching=caching,
+        prefix_id_tokens=block * draw(st.sampled_from([1, 1, 2])), cache_blocks_on=share,
         in_batch_prefix_caching=share == "computed" and draw(st.booleans()),
         scheduling_policy=draw(st.sampled_from(["fcfs", "priority", "shortest_prompt", "deadline", "fair", "lpm"])),
         preemption_policy=draw(st.sampled_from([None, None, "fewest_outputs"])),
-        enable_mixed_chunk=draw(st.sampled_from([True, True, False])),
-        context_chunking_policy=sharing,
+        enable_mixed_chunk=draw(st.sampled_from([True, True, False])), context_chunking_policy=sharing,
         capacity_scheduler_policy=draw(st.sampled_from([*CAPACITY_POLICIES, "max_utilization"])),
         scheduler=draw(st.sampled_from(["vllm-0.33", "vllm-0.33", "sglang"])),
-        kv_reservation=draw(st.sampled_from(["chunk", "prompt", "max_tokens"])),
-        one_shot=one_shot,
+        kv_reservation=draw(st.sampled_from(["chunk", "prompt", "max_tokens"])), one_shot=one_shot,
         kv_offloading=draw(st.one_of(st.none(), offloading)) if caching else None,
-    )
+    )  # fmt: skip
 
 
 @given(configs(), policies, st.sampled_from([1, 2]), stories)
@@ -129,13 +108,9 @@ def test_whoever_is_passed_over_as_lacking_blocks_would_not_have_got_them(
 def test_a_policy_that_allows_less_makes_a_chunk_fit() -> None:
     """The second prompt wants all 10 blocks beside no decode, and one of the 9 that are left beside the first's."""
     config = EngineConfig(
-        num_gpu_blocks=10,
-        block_size=4,
-        max_num_batched_tokens=64,
-        max_num_seqs=4,
-        prefix_id_tokens=4,
+        num_gpu_blocks=10, block_size=4, max_num_batched_tokens=64, max_num_seqs=4, prefix_id_tokens=4,
         scheduler_reserve_full_isl=False,
-    )
+    )  # fmt: skip
     policy = SloChunks([1, 64], [1.0, 2.0], slo_seconds=2.0, min_tokens=4, max_tokens=64)
     assert (policy.max_prefill_tokens(0), policy.max_prefill_tokens(1)) == (64, 4)
     plant = Plant(config, policy, 1).run([Visit(0, 2, 9), Visit(0, 40, 1)])

@@ -207,35 +207,24 @@ def test_what_costs_more_to_compute_stays_longer() -> None:
 
 
 visits = st.builds(
-    Visit,
-    at=st.integers(0, 60),
-    prompt=st.integers(6, 20),
-    limit=st.integers(2, 6),
+    Visit, at=st.integers(0, 60), prompt=st.integers(6, 20), limit=st.integers(2, 6),
     ids=st.tuples(st.integers(0, 3), st.integers(0, 1), st.just(0), st.just(0), st.integers(0, 1), st.just(0)),
-    abort=st.one_of(st.none(), st.none(), st.integers(0, 6)),
-    in_flight=st.booleans(),
+    abort=st.one_of(st.none(), st.none(), st.integers(0, 6)), in_flight=st.booleans(),
     way=st.sampled_from(["here", "here", "here", "sent", "received"]),
-)
+)  # fmt: skip
 judges = st.builds(
-    Visit,
-    at=st.integers(0, 60),
-    prompt=st.integers(6, 20),
-    limit=st.integers(0, 1),
+    Visit, at=st.integers(0, 60), prompt=st.integers(6, 20), limit=st.integers(0, 1),
     ids=st.tuples(st.integers(0, 3), st.integers(0, 1), st.just(0), st.just(0), st.integers(0, 1)),
     abort=st.one_of(st.none(), st.integers(0, 6)),
-)
+)  # fmt: skip
 tiers = st.builds(TierConfig, st.just("tier"), st.integers(1, 20), st.sampled_from(["lru", "cost_aware"]))
 
 
 @given(
-    st.lists(tiers, min_size=1, max_size=2).map(tuple),
-    st.sampled_from(["write_through", "write_back"]),
-    st.integers(10, 20),
-    st.sampled_from(["scheduled", "computed"]),
-    st.booleans(),
-    st.sampled_from([1, 2]),
+    st.lists(tiers, min_size=1, max_size=2).map(tuple), st.sampled_from(["write_through", "write_back"]),
+    st.integers(10, 20), st.sampled_from(["scheduled", "computed"]), st.booleans(), st.sampled_from([1, 2]),
     st.lists(st.one_of(visits, visits, judges), min_size=5, max_size=40),
-)
+)  # fmt: skip
 def test_any_story_with_tiers(
     tiers: tuple[TierConfig, ...], policy: str, device: int, share: str, one_shot: bool, depth: int, story: list[Visit]
 ) -> None:

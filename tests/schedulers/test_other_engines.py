@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,18 +16,8 @@ from schedulers.engine_core import EngineCore
 from schedulers.sequence import FINISHED, Sequence
 from tests.schedulers.naive_sglang import NaiveSGLang, SGLang
 from tests.schedulers.naive_tensorrt_llm import NaiveTensorRT, TensorRT
+from tests.schedulers.plant import Visit
 from workloads.request import Request
-
-
-@dataclass(frozen=True)
-class Visit:
-    """One request, which `stop` output tokens end early."""
-
-    at: int
-    prompt: int
-    limit: int
-    ids: tuple[int, ...] = ()
-    stop: int = 10**6
 
 
 class Pair:
@@ -109,45 +99,30 @@ CHUNKING = {"fcfs": "first_come_first_served", "equal": "equal_progress"}
 
 def sglang_pair(args: SGLang, depth: int, rules: str = "sglang") -> Pair:
     config = EngineConfig(
-        num_gpu_blocks=args.pages,
-        block_size=args.page_size,
-        prefix_id_tokens=args.page_size * args.id_pages,
-        chunk_unit_size=args.page_size,
-        max_num_batched_tokens=args.chunked_prefill_size,
-        max_num_seqs=args.max_running_requests,
-        max_prefill_tokens=args.max_prefill_tokens,
+        num_gpu_blocks=args.pages, block_size=args.page_size, prefix_id_tokens=args.page_size * args.id_pages,
+        chunk_unit_size=args.page_size, max_num_batched_tokens=args.chunked_prefill_size,
+        max_num_seqs=args.max_running_requests, max_prefill_tokens=args.max_prefill_tokens,
         scheduler_recv_interval=args.recv_interval,
         prefill_max_requests=args.prefill_max_requests if args.prefill_max_requests < 10**6 else 0,
-        enable_mixed_chunk=False,
-        cache_blocks_on="computed",
-        scheduling_policy="lpm" if args.lpm else "fcfs",
-        preemption_policy="fewest_outputs",
-        capacity_scheduler_policy="new_token_ratio",
-        schedule_conservativeness=args.conservativeness,
-        scheduler=rules,
-    )
+        enable_mixed_chunk=False, cache_blocks_on="computed", scheduling_policy="lpm" if args.lpm else "fcfs",
+        preemption_policy="fewest_outputs", capacity_scheduler_policy="new_token_ratio",
+        schedule_conservativeness=args.conservativeness, scheduler=rules,
+    )  # fmt: skip
     return Pair(config, NaiveSGLang(args), depth)
 
 
 def tensorrt_pair(limits: TensorRT, depth: int) -> Pair:
     config = EngineConfig(
-        num_gpu_blocks=limits.pages,
-        block_size=limits.tokens_per_block,
+        num_gpu_blocks=limits.pages, block_size=limits.tokens_per_block,
         prefix_id_tokens=limits.tokens_per_block * limits.id_pages,
         chunk_unit_size=limits.tokens_per_block if limits.chunking else 1,
-        context_chunking_policy=CHUNKING.get(limits.chunking),
-        enable_chunked_prefill=bool(limits.chunking),
-        max_num_batched_tokens=limits.max_num_tokens,
-        max_num_seqs=limits.max_batch_size,
-        enable_prefix_caching=limits.reuse,
-        cache_blocks_on="computed",
-        in_batch_prefix_caching=limits.reuse,
-        kv_reservation="prompt",
-        capacity_scheduler_policy=limits.capacity,
+        context_chunking_policy=CHUNKING.get(limits.chunking), enable_chunked_prefill=bool(limits.chunking),
+        max_num_batched_tokens=limits.max_num_tokens, max_num_seqs=limits.max_batch_size,
+        enable_prefix_caching=limits.reuse, cache_blocks_on="computed", in_batch_prefix_caching=limits.reuse,
+        kv_reservation="prompt", capacity_scheduler_policy=limits.capacity,
         batch_wait_timeout_iters=limits.batch_wait_timeout_iters,
-        batch_wait_max_tokens_ratio=limits.batch_wait_max_tokens_ratio,
-        scheduler="tensorrt-llm",
-    )
+        batch_wait_max_tokens_ratio=limits.batch_wait_max_tokens_ratio, scheduler="tensorrt-llm",
+    )  # fmt: skip
     return Pair(config, NaiveTensorRT(limits), depth)
 
 
@@ -167,18 +142,11 @@ visits = st.lists(
 
 @pytest.mark.parametrize("depth", [1, 2])
 @given(
-    visits=visits,
-    page=st.sampled_from([1, 1, 2, 4]),
-    id_pages=st.sampled_from([1, 2, 4]),
-    spare=st.integers(0, 24),
-    chunk=st.integers(1, 10),
-    input_tokens=st.sampled_from([10**6, 10**6, 12, 30]),
-    requests=st.sampled_from([10**6, 10**6, 1, 2]),
-    seats=st.integers(1, 8),
-    conservativeness=st.sampled_from([1.0, 1.0, 0.3, 2.0]),
-    lpm=st.booleans(),
-    interval=st.sampled_from([1, 1, 2, 5]),
-)
+    visits=visits, page=st.sampled_from([1, 1, 2, 4]), id_pages=st.sampled_from([1, 2, 4]), spare=st.integers(0, 24),
+    chunk=st.integers(1, 10), input_tokens=st.sampled_from([10**6, 10**6, 12, 30]),
+    requests=st.sampled_from([10**6, 10**6, 1, 2]), seats=st.integers(1, 8),
+    conservativeness=st.sampled_from([1.0, 1.0, 0.3, 2.0]), lpm=st.booleans(), interval=st.sampled_from([1, 1, 2, 5]),
+)  # fmt: skip
 @example(  # an answer that ended has left room, which is seen though no sequence decodes
     visits=[*[Visit(0, 1, 1)] * 11, Visit(1, 1, 1), Visit(0, 1, 2, stop=1), Visit(0, 1, 1)],
     page=1, id_pages=1, spare=3, chunk=1, input_tokens=10**6, requests=10**6, seats=2, conservativeness=1.0, lpm=False,
@@ -221,16 +189,11 @@ def test_sglang(
 
 @pytest.mark.parametrize("depth", [1, 2])
 @given(
-    visits=visits,
-    block=st.sampled_from([1, 2, 4]),
-    id_pages=st.sampled_from([1, 2]),
-    spare=st.integers(0, 12),
-    budget=st.integers(4, 40),
-    seats=st.integers(1, 8),
+    visits=visits, block=st.sampled_from([1, 2, 4]), id_pages=st.sampled_from([1, 2]), spare=st.integers(0, 12),
+    budget=st.integers(4, 40), seats=st.integers(1, 8),
     capacity=st.sampled_from(["guaranteed_no_evict", "guaranteed_no_evict", "max_utilization", "static_batch"]),
-    chunking=st.sampled_from(["", "fcfs", "equal"]),
-    wait=st.sampled_from([(0, 0.0), (2, 1.0), (5, 0.4)]),
-)
+    chunking=st.sampled_from(["", "fcfs", "equal"]), wait=st.sampled_from([(0, 0.0), (2, 1.0), (5, 0.4)]),
+)  # fmt: skip
 @example(  # nothing is reserved for a sequence whose last token is in flight
     visits=[Visit(0, 2, 1), Visit(0, 5, 6), Visit(0, 1, 1), Visit(0, 1, 2)],
     block=1, id_pages=1, spare=7, budget=4, seats=7, capacity="guaranteed_no_evict", chunking="fcfs",

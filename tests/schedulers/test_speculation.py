@@ -18,7 +18,7 @@ from schedulers.step_policies import (
     FixedDrafts,
     GoodputDrafts,
     StaticChunks,
-)
+)  # fmt: skip
 from tests.schedulers.plant import Plant, Visit, check_ends
 from workloads.request import Request
 
@@ -39,21 +39,14 @@ VISITS = st.lists(
 )
 
 CONFIGS = st.builds(
-    EngineConfig,
-    num_gpu_blocks=st.integers(13, 30),
-    block_size=st.just(4),
-    prefix_id_tokens=st.just(4),
-    max_num_batched_tokens=st.integers(4, 24),
-    max_num_seqs=st.integers(1, 4),
-    enable_prefix_caching=st.booleans(),
+    EngineConfig, num_gpu_blocks=st.integers(13, 30), block_size=st.just(4), prefix_id_tokens=st.just(4),
+    max_num_batched_tokens=st.integers(4, 24), max_num_seqs=st.integers(1, 4), enable_prefix_caching=st.booleans(),
     cache_blocks_on=st.sampled_from(["scheduled", "computed"]),
     kv_reservation=st.sampled_from(["chunk", "prompt", "max_tokens"]),
-    scheduling_policy=st.sampled_from(["fcfs", "priority"]),
-    scheduler_reserve_full_isl=st.booleans(),
-    long_prefill_token_threshold=st.sampled_from([0, 3]),
-    prefill_schedule_interval=st.sampled_from([1, 3]),
+    scheduling_policy=st.sampled_from(["fcfs", "priority"]), scheduler_reserve_full_isl=st.booleans(),
+    long_prefill_token_threshold=st.sampled_from([0, 3]), prefill_schedule_interval=st.sampled_from([1, 3]),
     scheduler=st.sampled_from(["vllm-0.19", "vllm-0.32", "vllm-0.33"]),
-)
+)  # fmt: skip
 
 
 def speculating(

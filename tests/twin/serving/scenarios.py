@@ -6,6 +6,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from hypothesis import strategies as st
+
 from twin.serving.results.report import report_run, timeseries
 from twin.serving.results.summary import Run
 from twin.serving.run.simulation import Simulation, realisation
@@ -33,6 +35,34 @@ def scenario(**sections: Any) -> dict[str, Any]:
         old = document.get(name)
         document[name] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
     return document
+
+
+def _fleet(
+    replicas: int, models: int, routing: str, arrivals: dict[str, Any], fixed: bool, asynchronous: bool, caching: bool,
+    fast_forward: bool, limit: int | None, blocks: int, seed: int,
+) -> dict[str, Any]:  # fmt: skip
+    uniform = [{"distribution": "uniform", "low": 1, "high": high} for high in (90, 60)]
+    prefill, decode = [{"distribution": "fixed", "mean": mean} for mean in (48, 16)] if fixed else uniform
+    return scenario(
+        seed=seed, fast_forward=fast_forward, system={"layout": "colocated", "replicas": replicas, "routing": routing},
+        workload={
+            "prefill": prefill, "decode": decode, "arrivals": arrivals, "max_tokens": limit,
+            "models": {"count": models, "zipf": 1.0}, "prefixes": {"groups": 3, "tokens": 40, "cache_suffix": True},
+        },
+        engine={"num_gpu_blocks": blocks, "async_scheduling": asynchronous, "enable_prefix_caching": caching},
+    )  # fmt: skip
+
+
+def fleets(models: list[int], caching: list[bool]) -> st.SearchStrategy[dict[str, Any]]:
+    """Scenarios of several engines whose router looks at loads or at nothing."""
+    rates = [{"process": "poisson", "rate": rate} for rate in (20.0, 100.0, 900.0)]
+    return st.builds(
+        _fleet, replicas=st.sampled_from([2, 3, 8]), models=st.sampled_from(models),
+        routing=st.sampled_from(["least_loaded", "round_robin"]), caching=st.sampled_from(caching),
+        arrivals=st.sampled_from([*rates, {"process": "deterministic", "rate": 62.5}]), fixed=st.booleans(),
+        asynchronous=st.booleans(), fast_forward=st.booleans(), limit=st.sampled_from([None, 12, 200]),
+        blocks=st.sampled_from([20, 400]), seed=st.integers(0, 10**6),
+    )  # fmt: skip
 
 
 def run(document: dict[str, Any], replication: int = 0) -> Run:
