@@ -6,11 +6,14 @@ from collections.abc import Callable
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from reports.run_directory import fingerprint, open_run
 from twin.cli.console import Flag, Fresh, Json, note, print_run
 from workloads.errors import BadInput, missing_extra
+
+if TYPE_CHECKING:
+    from reports.blocks import Document
 
 
 def reproduce(
@@ -57,26 +60,35 @@ def reproduce(
         jobs: Processes; default: one for each core.
     """
     from twin.api.inputs import require_at_least
+    from twin.api.run_folder import complete, manifest
+    from twin.process import usable_cores
 
     require_at_least("--jobs", jobs, 1)
-    _check_options(
-        paper,
-        {
-            "--trace": trace,
-            "--quality": quality or None,
-            "--full": full or None,
-            "--seeds": seeds,
-            "--data": data,
-            "--fit": fit,
-            "--fit-prompts": fit_prompts,
-            "--fit-data": fit_data,
-        },
-    )
-    if quality:
-        return _reproduce_quality(paper, full, seeds, jobs, runs, fresh=fresh, as_json=json)
+    options = {
+        "--trace": trace,
+        "--quality": quality or None,
+        "--full": full or None,
+        "--seeds": seeds,
+        "--data": data,
+        "--fit": fit,
+        "--fit-prompts": fit_prompts,
+        "--fit-data": fit_data,
+    }
+    _check_options(paper, options)
+    require_at_least("--seeds", seeds, 1)
+    count = jobs or usable_cores()
     if paper == "afd" and trace is None:
-        return _reproduce_afd(runs, jobs, fresh=fresh, as_json=json)
-    return _reproduce_tables(paper, jobs, runs, trace, (data, fit, fit_prompts, fit_data), as_json=json)
+        document = _sweep(runs, count, fresh=fresh)
+    elif quality:
+        document = _study(paper, "full" if full else "reduced", seeds or SEEDS, count, runs, fresh=fresh)
+    else:
+        settings, compute = _computation(paper, count, options)
+        content = manifest({"paper": paper, **settings})
+        with open_run(runs, f"reproduce-{paper}", "serving", content, resume=False) as run:
+            document = complete(run, compute(), figures=True)
+    program = import_module(f"papers.{paper}.{'quality' if quality else 'reproduction'}")
+    print_run(document, program.tables, as_json=json)
+    return 0
 
 
 SEEDS = 3
@@ -84,13 +96,8 @@ SEEDS = 3
 
 PAPERS_BY_OPTION: dict[str, tuple[str, ...]] = {
     "--trace": ("afd", "spear"),
-    "--quality": ("sun", "spear"),
-    "--full": ("sun", "spear"),
-    "--seeds": ("sun", "spear"),
-    "--data": ("fastafd",),
-    "--fit": ("fastafd",),
-    "--fit-prompts": ("fastafd",),
-    "--fit-data": ("fastafd",),
+    **dict.fromkeys(("--quality", "--full", "--seeds"), ("sun", "spear")),
+    **dict.fromkeys(("--data", "--fit", "--fit-prompts", "--fit-data"), ("fastafd",)),
 }
 """The papers that read an option."""
 
@@ -99,94 +106,59 @@ def _check_options(paper: str, values: dict[str, Any]) -> None:
     for option, value in values.items():
         if value is None:
             continue
-        text = None if option == "--quality" else str(value)
+        text, papers = None if option == "--quality" else str(value), PAPERS_BY_OPTION[option]
+        expected = ""
         if option in ("--full", "--seeds") and not values["--quality"]:
-            raise BadInput("expected it with --quality only", field=option, value=text)
-        papers = PAPERS_BY_OPTION[option]
-        if paper not in papers:
+            expected = "expected it with --quality only"
+        elif paper not in papers:
             expected = f"expected it with {' or '.join(papers)} only, found it with {paper}"
+        if expected:
             raise BadInput(expected, field=option, value=text)
 
 
-def _reproduce_quality(
-    paper: str, full: bool, seeds: int | None, jobs: int | None, runs: Path, *, fresh: bool, as_json: bool
-) -> int:
+def _study(paper: str, size: str, seeds: int, jobs: int, runs: Path, *, fresh: bool) -> Document:
     """Reproduce a paper's claims about accuracy on small models that are trained here, in a run that is resumed."""
-    from twin.api.inputs import require_at_least
     from twin.api.run_folder import complete, manifest
-    from twin.process import usable_cores
 
-    require_at_least("--seeds", seeds, 1)
     try:
         study = import_module(f"papers.{paper}.training").STUDY
     except ImportError as error:
         raise missing_extra("live", error, field="--quality") from None
-    size, seeds = "full" if full else "reduced", seeds or SEEDS
     sizes = asdict(study.sizes[size])
     settings = {"paper": paper, "quality": True, "size": size, "sizes": sizes, "seeds": seeds}
     content = manifest(settings)
     identity = fingerprint([settings, content["version"]])
     with open_run(runs, f"reproduce-{paper}-quality", identity, content, resume=not fresh) as run:
-        result = study.summarise(sizes, *study.train(run, size, seeds, jobs or usable_cores()))
-        document = complete(run, result, figures=True)
-    return _print(document, f"papers.{paper}.quality", as_json=as_json)
+        return complete(run, study.summarise(sizes, *study.train(run, size, seeds, jobs)), figures=True)
 
 
-def _reproduce_afd(runs: Path, jobs: int | None, *, fresh: bool, as_json: bool) -> int:
+def _sweep(runs: Path, jobs: int, *, fresh: bool) -> Document:
+    """AFD's figures 4 to 7, in a run that is resumed."""
     from papers.afd import reproduction as afd
     from twin.api.run_folder import complete
     from twin.cli.runs import open_sweep, simulate_missing
     from twin.executors.executor import Processes
-    from twin.process import usable_cores
 
     plan = afd.sweep()
     with open_sweep(plan, "reproduce-afd", runs, {"paper": "afd"}, fresh=fresh) as run:
-        sweep = plan.summarise(simulate_missing(plan, run, Processes(jobs or usable_cores()), figures=True))
+        sweep = plan.summarise(simulate_missing(plan, run, Processes(jobs), figures=True))
         sweep["run"] = {"id": run.id, "directory": str(run.path)}
-        document = complete(run, afd.document(sweep), figures=True)
-    return _print(document, "papers.afd.reproduction", as_json=as_json)
+        return complete(run, afd.document(sweep), figures=True)
 
 
-def _reproduce_tables(
-    paper: str, jobs: int | None, runs: Path, trace: Path | None, fit: tuple[Any, ...], *, as_json: bool
-) -> int:
-    """Reproduce a paper on serving systems, measured bundles or a trace, in a run folder that is not resumed.
-
-    Args:
-        trace: of afd or spear. fit: the data, ratios, prompt lengths and fitted data of fastafd.
-    """
-    from twin.api.run_folder import complete, manifest
-
-    settings, compute = _computation(paper, jobs, trace, fit)
-    with open_run(runs, f"reproduce-{paper}", "serving", manifest({"paper": paper, **settings}), resume=False) as run:
-        document = complete(run, compute(), figures=True)
-    return _print(document, f"papers.{paper}.reproduction", as_json=as_json)
-
-
-def _computation(
-    paper: str, jobs: int | None, trace: Path | None, fit: tuple[Any, ...]
-) -> tuple[dict[str, Any], Callable[[], dict[str, Any]]]:
+def _computation(paper: str, jobs: int, options: dict[str, Any]) -> tuple[Document, Callable[[], Document]]:
     """The settings that the manifest keeps, and the program. Input files are read here: they may be unusable."""
-    from twin.process import usable_cores
-
+    program, trace = import_module(f"papers.{paper}.reproduction"), options["--trace"]
     if paper == "afd":
-        lengths = import_module("papers.afd.reproduction").reproduce(trace)
+        lengths = program.reproduce(trace)
         return {"trace": str(trace)}, lambda: lengths
-    program = import_module(f"papers.{paper}.reproduction")
     if paper == "fastafd":
-        data, ratios, prompts, fit_data = fit
-        steps = program.reproduce(data, program.FitChoice(ratios, prompts), fit_data)
-        return {"data": str(data), **steps["fit"]}, lambda: steps
-    count = jobs or usable_cores()
+        choice = program.FitChoice(options["--fit"], options["--fit-prompts"])
+        steps = program.reproduce(options["--data"], choice, options["--fit-data"])
+        return {"data": str(options["--data"]), **steps["fit"]}, lambda: steps
     if paper == "spear":
         from workloads.traces import read_trace
 
-        lengths = read_trace(trace) if trace else None
-        return {"trace": str(trace) if trace else None}, lambda: program.reproduce(lengths, count, note)
-    return {}, lambda: program.reproduce(count, note)
-
-
-def _print(document: dict[str, Any], report: str, *, as_json: bool) -> int:
-
-    print_run(document, import_module(report).tables, as_json=as_json)
-    return 0
+        conversations = read_trace(trace) if trace else None
+        return {"trace": str(trace) if trace else None}, lambda: program.reproduce(conversations, jobs, note)
+    return {}, lambda: program.reproduce(jobs, note)
