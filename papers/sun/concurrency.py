@@ -16,9 +16,9 @@ matrix-vector product.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from latency_models.deployment.hardware import Hardware, load_hardware
 from latency_models.fitting.linear import LinearLatency
 from papers.common import published, records
 from papers.common import scenario as read_scenario
+from reports.blocks import Document
 from twin.sweeps.serving_sweep import prepare, run_task
 
 ISOLATED: Final = "isolated"
@@ -161,24 +162,23 @@ def fit_decode(rows: Iterable[ConcurrencyRow], form: Form = "batching", *, plain
     design, times = [], []
     for row in fitted:
         batch = seen_batch(row.concurrency, 1.0 if plain else row.decoding)
-        columns = [float(row.decode_bits == bits) for bits in kinds]
-        columns += {"batching": [float(batch > 1)], "rows": [batch - 1], "neither": []}[form]
+        extra = {"batching": [float(batch > 1)], "rows": [batch - 1], "neither": []}[form]
+        context = batch * mean_context(row.prompt, row.answer)
+        columns = [*(float(row.decode_bits == bits) for bits in kinds), *extra, context]
         for time in (row.tpot,) if plain else (row.tpot, row.tpot_of_throughput):
-            design.append([*columns, batch * mean_context(row.prompt, row.answer)])
+            design.append(columns)
             times.append(time)
     matrix, target = np.array(design), np.array(times)
     scale = matrix.max(axis=0)
     solution, _ = nnls(matrix / scale / target[:, None], np.ones(len(target)))
     coefficients = solution / scale
-    misfit = float(np.abs(matrix @ coefficients / target - 1).mean())
-    values = [float(value) for value in coefficients]
-    extra = values[len(kinds)] if form != "neither" else 0.0
+    values = coefficients.tolist()
     return DecodeFit(
         weights=dict(zip(kinds, values[: len(kinds)], strict=True)),
-        batching=extra if form == "batching" else 0.0,
-        per_row=extra if form == "rows" else 0.0,
+        batching=values[-2] if form == "batching" else 0.0,
+        per_row=values[-2] if form == "rows" else 0.0,
         per_kv_token=values[-1],
-        misfit=misfit,
+        misfit=float(np.abs(matrix @ coefficients / target - 1).mean()),
     )
 
 
@@ -235,22 +235,27 @@ ROUNDS = 8
 
 METRICS = ("ttft", "tpot", "throughput")
 
-Result = dict[str, Any]
 
-
-def predict_engine(model: str, method: str) -> list[Result]:
+def predict_engine(model: str, method: str) -> list[Document]:
     """The rows of a model and method: printed, simulated, in closed form, and the range that the fit leaves open."""
     rows = rows_of(concurrency_rows(), model)
     fit, prompts = fit_decode(rows), fit_prompts(rows)
-    results = []
-    for row in rows:
-        if row.method != method:
-            continue
-        line = prompts[row.prefill_bits]
-        twin = simulate_row(row, fit, line.alpha_, line.beta_)
-        open_ends = [closed_loop(form, line, row).tpot for form in (fit, all_rows(fit))]
-        results.append(_compare(row, twin, closed_loop(fit, line, row), open_ends))
-    return results
+    return [_predict(row, fit, prompts[row.prefill_bits]) for row in rows if row.method == method]
+
+
+def _predict(row: ConcurrencyRow, fit: DecodeFit, prompts: LinearLatency) -> Document:
+    predicted = asdict(simulate_row(row, fit, prompts.alpha_, prompts.beta_))
+    closed, slower = (closed_loop(line, prompts, row) for line in (fit, all_rows(fit)))
+    published = {metric: getattr(row, metric) for metric in METRICS}
+    return {
+        **{name: getattr(row, name) for name in ("model", "method", "prompt", "answer", "concurrency")},
+        "fitted": row.concurrency in FITTED,
+        "published": published,
+        "predicted": predicted,
+        "closed_form": asdict(closed),
+        "tpot_any_split": [closed.tpot, slower.tpot],
+        "errors": {metric: predicted[metric] / published[metric] - 1 for metric in METRICS},
+    }
 
 
 def simulate_row(row: ConcurrencyRow, fit: DecodeFit, prompt_token: float, prompt_overhead: float) -> ClosedLoop:
@@ -261,7 +266,7 @@ def simulate_row(row: ConcurrencyRow, fit: DecodeFit, prompt_token: float, promp
     return ClosedLoop(summary["ttft"]["mean"], summary["tpot"]["mean"], throughput)
 
 
-def scenario(row: ConcurrencyRow, fit: DecodeFit, prompt_token: float, prompt_overhead: float) -> dict[str, Any]:
+def scenario(row: ConcurrencyRow, fit: DecodeFit, prompt_token: float, prompt_overhead: float) -> Document:
     """The row's settings as a scenario document. A budget of one prompt keeps prompts whole and apart."""
     document = read_scenario("sun", "engines")
     document["name"] = f"sun-{row.model}-{row.method}-{row.prompt}-{row.concurrency}"
@@ -280,12 +285,11 @@ def scenario(row: ConcurrencyRow, fit: DecodeFit, prompt_token: float, prompt_ov
     return document
 
 
-def fits(rows: Sequence[ConcurrencyRow]) -> list[Result]:
+def fits(rows: Sequence[ConcurrencyRow]) -> list[Document]:
     """The fits, model by model, with the roofline that decides their form."""
     hardware = load_hardware(DEVICE)
     results = []
-    for model in dict.fromkeys(row.model for row in rows):
-        model_rows = rows_of(rows, model)
+    for model, model_rows in _by_model(rows).items():
         fit, prompts = fit_decode(model_rows), fit_prompts(model_rows)
         results.append(
             {
@@ -303,14 +307,27 @@ def fits(rows: Sequence[ConcurrencyRow]) -> list[Result]:
     return results
 
 
-def forms(rows: Sequence[ConcurrencyRow]) -> list[Result]:
+def forms(rows: Sequence[ConcurrencyRow]) -> list[Document]:
     """The influence of the line's form and refinements: misfit of fitted rows, errors of the others, in closed form."""
     return [
         {"form": form, "plain": plain, **_errors_of(rows, form, plain)} for plain in (False, True) for form in FORMS
     ]
 
 
-def errors(results: Sequence[Result], metric: str) -> Result:
+def _errors_of(rows: Sequence[ConcurrencyRow], form: Form, plain: bool) -> Document:
+    misfits, tpots, throughputs = [], [], []
+    for model_rows in _by_model(rows).values():
+        fit, prompts = fit_decode(model_rows, form, plain=plain), fit_prompts(model_rows)
+        misfits.append(fit.misfit)
+        for row in (row for row in model_rows if row.concurrency not in FITTED):
+            prediction = closed_loop(fit, prompts[row.prefill_bits], row)
+            tpots.append(abs(prediction.tpot / row.tpot - 1))
+            throughputs.append(abs(prediction.throughput / row.throughput - 1))
+    columns = {"misfit": misfits, "tpot_error": tpots, "throughput_error": throughputs}
+    return {name: float(np.mean(values)) for name, values in columns.items()}
+
+
+def errors(results: Sequence[Document], metric: str) -> Document:
     """Errors of the held-out rows: mean and worst absolute relative error, in all and by model and method."""
     held_out = [result for result in results if not result["fitted"]]
     worst = max(held_out, key=lambda result: abs(result["errors"][metric]))
@@ -325,37 +342,5 @@ def errors(results: Sequence[Result], metric: str) -> Result:
     }
 
 
-def _errors_of(rows: Sequence[ConcurrencyRow], form: Form, plain: bool) -> Result:
-    misfits, tpots, throughputs = [], [], []
-    for model in dict.fromkeys(row.model for row in rows):
-        model_rows = rows_of(rows, model)
-        fit, prompts = fit_decode(model_rows, form, plain=plain), fit_prompts(model_rows)
-        misfits.append(fit.misfit)
-        for row in model_rows:
-            if row.concurrency not in FITTED:
-                prediction = closed_loop(fit, prompts[row.prefill_bits], row)
-                tpots.append(abs(prediction.tpot / row.tpot - 1))
-                throughputs.append(abs(prediction.throughput / row.throughput - 1))
-    return {
-        "misfit": float(np.mean(misfits)),
-        "tpot_error": float(np.mean(tpots)),
-        "throughput_error": float(np.mean(throughputs)),
-    }
-
-
-def _compare(row: ConcurrencyRow, twin: ClosedLoop, closed: ClosedLoop, open_ends: list[float]) -> Result:
-    published = {metric: getattr(row, metric) for metric in METRICS}
-    predicted = {metric: getattr(twin, metric) for metric in METRICS}
-    return {
-        "model": row.model,
-        "method": row.method,
-        "prompt": row.prompt,
-        "answer": row.answer,
-        "concurrency": row.concurrency,
-        "fitted": row.concurrency in FITTED,
-        "published": published,
-        "predicted": predicted,
-        "closed_form": {metric: getattr(closed, metric) for metric in METRICS},
-        "tpot_any_split": open_ends,
-        "errors": {metric: predicted[metric] / published[metric] - 1 for metric in METRICS},
-    }
+def _by_model(rows: Sequence[ConcurrencyRow]) -> dict[str, list[ConcurrencyRow]]:
+    return {model: rows_of(rows, model) for model in dict.fromkeys(row.model for row in rows)}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
+from latency_models.fitting.estimator import student_quantile
+from papers.common import CONFIDENCE
 from papers.common import scenario as read_scenario
 from papers.sun.concurrency import (
     DEVICE,
@@ -27,6 +27,7 @@ from papers.sun.concurrency import (
     rows_of,
     skew_facts,
 )
+from reports.blocks import Document
 from scenarios.fields import MeasureSpec
 from twin.serving.results.summary import RequestLatencies, Run, summarise
 from twin.sweeps.one_run import run_plan
@@ -96,7 +97,7 @@ def fitted_service() -> Service:
     return Service(prompts.beta_, prompts.alpha_, fit.overhead(BITS, several=True), fit.per_kv_token)
 
 
-def scenario(service: Service, load: Load, placement: Placement, workers: int = MODELS) -> dict[str, Any]:
+def scenario(service: Service, load: Load, placement: Placement, workers: int = MODELS) -> Document:
     """A scenario document; `workers` are decode workers in all."""
     hardware, model = load_hardware(DEVICE), load_model(MODEL_FILE)
     until = load.grace + load.window
@@ -121,13 +122,13 @@ def scenario(service: Service, load: Load, placement: Placement, workers: int = 
     return document
 
 
-def outcomes(document: dict[str, Any], replications: int) -> list[Outcome]:
+def outcomes(document: Document, replications: int) -> list[Outcome]:
     """One run for each realisation of the arrivals; run k of two scenarios of one load gets the same requests."""
     tasks = prepare(document, Path(document["name"]), replications=replications).tasks
     return [_outcome(run_plan(task.plan, task.replication), task.plan.scenario.measure, document) for task in tasks]
 
 
-def _outcome(run: Run, measure: MeasureSpec, document: dict[str, Any]) -> Outcome:
+def _outcome(run: Run, measure: MeasureSpec, document: Document) -> Outcome:
     summary, samples = summarise(run, measure), RequestLatencies(run.columns, measure).counted()
     return Outcome(
         throughput=summary["output_throughput"],
@@ -147,10 +148,8 @@ LONG_ANSWER, LONG_GRACE, LONG_WINDOW = 2048, 60.0, 180.0
 STRONGEST_SKEW = 2.0
 """Zipf exponent at the end of our sweep; the paper's is lost too."""
 
-Result = dict[str, Any]
 
-
-def predict_pools(service: Service, answer: int, replications: int) -> Result:
+def predict_pools(service: Service, answer: int, replications: int) -> Document:
     """All rows for one length of answers, printed and by the twin, and the error of the row that chooses the length."""
     isolated, *pools = pool_rows()
     load = offered(isolated, answer)
@@ -187,29 +186,29 @@ def possible_answers(service: Service) -> list[int]:
     return [answer for answer in ANSWERS if offered(isolated, answer).rate * share < prompt_rate]
 
 
-def choose(results: Sequence[Result]) -> Result:
+def choose(results: Sequence[Document]) -> Document:
     """The length at which the row of one shared worker is nearest; the rows of two and three are not used."""
     return min(results, key=lambda result: float(result["distance"]))
 
 
-def _compare(row: PoolRow, isolated: PoolRow, runs: Sequence[Outcome], base: Sequence[Outcome]) -> Result:
+def _compare(row: PoolRow, isolated: PoolRow, runs: Sequence[Outcome], base: Sequence[Outcome]) -> Document:
     """Throughput as a share of the isolated run's with the same requests, whose printed value fixed the load."""
-    throughput = np.mean([run.throughput for run in runs]) / np.mean([run.throughput for run in base])
-    per_worker = float(throughput) * isolated.throughput_per_worker * isolated.workers / row.workers
-    change = np.mean([run.tpot for run in base]) / np.mean([run.tpot for run in runs]) - 1
+    throughput = _mean(runs, "throughput") / _mean(base, "throughput")
+    per_worker = throughput * isolated.throughput_per_worker * isolated.workers / row.workers
+    change = _mean(base, "tpot") / _mean(runs, "tpot") - 1
     return {
         "workers": row.workers,
         "placement": row.placement,
         "fixes_the_load": row.placement == ISOLATED or row.workers == 1,
         "published": {"throughput": row.throughput_per_worker, "interactivity_change": row.interactivity_change},
-        "predicted": {"throughput": per_worker, "interactivity_change": float(change)},
-        "tpot": float(np.mean([run.tpot for run in runs])),
+        "predicted": {"throughput": per_worker, "interactivity_change": change},
+        "tpot": _mean(runs, "tpot"),
         "throughput_error": per_worker / row.throughput_per_worker - 1,
-        "interactivity_points": float(change) - row.interactivity_change,
+        "interactivity_points": change - row.interactivity_change,
     }
 
 
-def _distance(row: Result) -> float:
+def _distance(row: Document) -> float:
     """Distance of a row's throughput and interactivity from the printed ones, by logarithms of ratios."""
     published, predicted = row["published"], row["predicted"]
     speed = math.log((1 + predicted["interactivity_change"]) / (1 + published["interactivity_change"]))
@@ -222,10 +221,8 @@ SKEWS = (0.0, 0.5, 1.0, 1.5, 2.0)
 ANSWER = 512
 """Tokens of an answer: appendix A.2 meets its target, which our text lacks, with 511.8 on average."""
 
-CONFIDENCE = 0.95
-
-Floats = NDArray[np.float64]
 Point = tuple[Placement, float]
+METRICS = ("throughput", "interactivity")
 
 
 def simulate(service: Service, rate: float, placement: Placement, zipf: float, replications: int) -> list[Outcome]:
@@ -237,67 +234,49 @@ def skew_points() -> list[Point]:
     return [(placement, zipf) for placement in (ISOLATED, SHARED) for zipf in SKEWS]
 
 
-def summarise_skew(curves: Mapping[Point, Sequence[Outcome]], rate: float) -> Result:
-    """Curves over skew, and the paper's sizes beside the results."""
-    replications = len(next(iter(curves.values())))
+def summarise_skew(curves: Mapping[Point, Sequence[Outcome]], rate: float) -> Document:
+    """Curves over skew, and the paper's sizes beside the results, by both averages: the paper does not say which."""
+    facts, worst, even = skew_facts(), max(SKEWS), min(SKEWS)
+    compared: list[tuple[str, str, str, Placement, Placement]] = [
+        ("isolated_throughput_change", "throughput, isolated against uniform", "throughput", ISOLATED, ISOLATED),
+        ("shared_throughput_gain", "throughput, shared against isolated", "throughput", SHARED, ISOLATED),
+        ("shared_interactivity_gain", "interactivity, shared against isolated", "interactivity", SHARED, ISOLATED),
+        ("shared_interactivity_gain", "the same by mean TPOT, shared against isolated", "tpot", ISOLATED, SHARED),
+    ]
+
+    def change(metric: str, over: Placement, under: Placement) -> Document:
+        return _change(curves, metric, (over, worst), (under, even if over == under else worst))
+
     return {
         "rate": rate,
         "answer": ANSWER,
-        "replications": replications,
-        "points": [_point(placement, zipf, runs) for (placement, zipf), runs in curves.items()],
-        "sizes": _sizes(curves),
-        "falls": {metric: _falls(curves, metric) for metric in ("throughput", "interactivity")},
-        "shared_change": {
-            metric: _interval(_ratio(curves, metric, (SHARED, max(SKEWS)), (SHARED, min(SKEWS))))
-            for metric in ("throughput", "interactivity")
+        "replications": len(next(iter(curves.values()))),
+        "points": [
+            {"placement": placement, "zipf": zipf, **{name: _mean(runs, name) for name in Outcome.__dataclass_fields__}}
+            for (placement, zipf), runs in curves.items()
+        ],
+        "sizes": [
+            {"what": label, "published": facts[fact], **change(metric, over, under)}
+            for fact, label, metric, over, under in compared
+        ],
+        "falls": {
+            metric: bool(np.all(np.diff([_mean(curves[ISOLATED, zipf], metric) for zipf in SKEWS]) < 0))
+            for metric in METRICS
         },
+        "shared_change": {metric: change(metric, SHARED, SHARED) for metric in METRICS},
     }
 
 
-def _sizes(curves: Mapping[Point, Sequence[Outcome]]) -> list[Result]:
-    """The sizes by both averages, since the paper does not say whether interactivity or TPOT is averaged."""
-    facts, worst, even = skew_facts(), max(SKEWS), min(SKEWS)
-    shared: Point = (SHARED, worst)
-    isolated: Point = (ISOLATED, worst)
-    uniform: Point = (ISOLATED, even)
-    compared = [
-        ("isolated_throughput_change", "throughput, isolated against uniform", "throughput", isolated, uniform),
-        ("shared_throughput_gain", "throughput, shared against isolated", "throughput", shared, isolated),
-        ("shared_interactivity_gain", "interactivity, shared against isolated", "interactivity", shared, isolated),
-        ("shared_interactivity_gain", "the same by mean TPOT, shared against isolated", "tpot", isolated, shared),
-    ]
-    return [
-        {"what": label, "published": facts[fact], **_interval(_ratio(curves, metric, over, under))}
-        for fact, label, metric, over, under in compared
-    ]
-
-
-def _interval(changes: Floats) -> Result:
-    from scipy.special import stdtrit
-
+def _change(curves: Mapping[Point, Sequence[Outcome]], metric: str, over: Point, under: Point) -> Document:
+    """The mean relative change of replications with the same arrivals, and the 95 % range of one run."""
+    pairs = zip(curves[over], curves[under], strict=True)
+    changes = np.array([getattr(above, metric) / getattr(below, metric) - 1 for above, below in pairs])
     mean, count = float(changes.mean()), len(changes)
     reach = math.nan
     if count > 1:
-        deviation = float(changes.std(ddof=1))
-        reach = float(stdtrit(count - 1, 0.5 + CONFIDENCE / 2)) * deviation * math.sqrt(1 + 1 / count)
+        reach = student_quantile(CONFIDENCE, count - 1) * float(changes.std(ddof=1)) * math.sqrt(1 + 1 / count)
     return {"predicted": mean, "one_run": [mean - reach, mean + reach]}
 
 
-def _ratio(curves: Mapping[Point, Sequence[Outcome]], metric: str, over: Point, under: Point) -> Floats:
-    """Relative change from `under` to `over` in each replication, which both serve the same arrivals."""
-    pairs = zip(curves[over], curves[under], strict=True)
-    return np.array([getattr(above, metric) / getattr(below, metric) - 1 for above, below in pairs])
-
-
-def _falls(curves: Mapping[Point, Sequence[Outcome]], metric: str) -> bool:
-    curve = [np.mean([getattr(run, metric) for run in curves[ISOLATED, zipf]]) for zipf in SKEWS]
-    return bool(np.all(np.diff(curve) < 0))
-
-
-def _point(placement: Placement, zipf: float, runs: Sequence[Outcome]) -> Result:
-    table = [asdict(outcome) for outcome in runs]
-    return {
-        "placement": placement,
-        "zipf": zipf,
-        **{name: float(np.mean([row[name] for row in table])) for name in table[0]},
-    }
+def _mean(runs: Sequence[Outcome], name: str) -> float:
+    return float(np.mean([getattr(run, name) for run in runs]))
