@@ -148,7 +148,9 @@ def _key(row: Document) -> tuple[int, int]:
 def _point(stages: LayerStages, parameters: BundleParameters, row: StepMeasurement, fitted: bool) -> Document:
     step = predict_step(stages, parameters, row.prompt_tokens, row.batch_size, row.ratio)
     return {
-        **asdict(row),
+        "prompt_tokens": row.prompt_tokens,
+        "batch_size": row.batch_size,
+        "ratio": row.ratio,
         "fitted": fitted,
         **_errors(row.tpot, step.tpot),
         "throughput_measured": throughput_per_gpu(row.batch_size, row.ratio, row.tpot),

@@ -29,11 +29,11 @@ that is fitted. On the same GPUs AFD and wide EP are compared.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,7 @@ from numpy.typing import NDArray
 from latency_models.deployment.hardware import WEIGHT_BYTES, Deployment, Hardware, footprint
 from latency_models.deployment.models import ExpertFFN, Model
 from latency_models.io.files import read_columns
+from reports.blocks import Document
 from workloads.errors import BadInput
 
 RATIO_SWEEP, SYSTEMS = "ratio_sweep.csv", "systems.csv"
@@ -115,30 +116,21 @@ def read_systems(folder: Path) -> list[SystemMeasurement]:
     if not (folder / SYSTEMS).is_file():
         return []
     columns = read_columns(folder / SYSTEMS)
-    names, notes, models = columns.text("system"), columns.text("note"), columns.text("model")
-    prompts, gpus = columns.wholes("prompt_tokens", low=1), columns.wholes("gpus", low=1)
-    batches = columns.wholes("batch_per_gpu", low=1)
-    rates = columns.numbers("output_tokens_per_second_per_gpu", above=0)
-    rows = []
-    for index, name in enumerate(names):
+    gpus = columns.wholes("gpus", low=1)
+    ratios = []
+    for index, name in enumerate(columns.text("system")):
         bundle = BUNDLE.match(name)
         if bundle is None and name != WIDE_EP:
             raise columns.fault(f"expected {WIDE_EP} or a bundle such as afd-7-1", index, "system")
         ratio = int(bundle.group(1)) if bundle else None
         if ratio is not None and gpus[index] != TRAY * (ratio + 1):
             raise columns.fault(f"expected {TRAY * (ratio + 1)}, the GPUs of {name}", index, "gpus")
-        rows.append(
-            SystemMeasurement(
-                models[index],
-                prompts[index],
-                gpus[index],
-                batches[index],
-                ratio,
-                rates[index],
-                "below the KV ceiling" not in notes[index],
-            )
-        )
-    return rows
+        ratios.append(ratio)
+    ceilings = ["below the KV ceiling" not in note for note in columns.text("note")]
+    prompts, batches = (columns.wholes(name, low=1) for name in ("prompt_tokens", "batch_per_gpu"))
+    rates = columns.numbers("output_tokens_per_second_per_gpu", above=0)
+    rows = zip(columns.text("model"), prompts, gpus, batches, ratios, rates, ceilings, strict=True)
+    return [SystemMeasurement(*row) for row in rows]
 
 
 def curves(rows: list[StepMeasurement]) -> dict[tuple[int, int], list[StepMeasurement]]:
@@ -220,8 +212,7 @@ class LayerStages:
         return busy + parameters.tray_seconds * ratio
 
 
-@dataclass(frozen=True, slots=True)
-class PredictedStep:
+class PredictedStep(NamedTuple):
     """One decode step. `bound`: what sets its length: `attention`, `ffn`, or the `round trip` of one microbatch."""
 
     tpot: float
@@ -283,6 +274,7 @@ class Prior:
 
 
 def priors(stages: LayerStages) -> dict[str, Prior]:
+    """By the fields of `BundleParameters`, in their order."""
     return {
         "sequence_seconds": Prior(1e-6, 1.0, "the order of a kernel's fixed part; hardly known"),
         "row_efficiency": Prior(stages.hardware.efficiency.compute, 0.3, "the hardware file's share of peak FLOP/s"),
@@ -295,9 +287,8 @@ def fit_bundle(stages: LayerStages, measured: Sequence[StepMeasurement]) -> Bund
     """Fit the parameters to measured steps; without any, they are the medians of the prior."""
     from scipy.optimize import least_squares
 
-    expected = priors(stages)
-    medians = np.log([expected[field.name].median for field in fields(BundleParameters)])
-    spreads = np.array([expected[field.name].spread for field in fields(BundleParameters)])
+    expected = priors(stages).values()
+    medians, spreads = np.log([prior.median for prior in expected]), np.array([prior.spread for prior in expected])
 
     def residuals(logarithms: Floats) -> Floats:
         parameters = BundleParameters(*np.exp(logarithms).tolist())
@@ -378,27 +369,22 @@ GPUS = (8, 16, 24, 32, 48, 64, 72)
 BUNDLE_KV_TOKENS = 839_400
 """Tokens that an attention GPU of the measured bundles holds, as reported for Qwen3-235B-A22B."""
 
-Document = dict[str, Any]
-
 
 def compare_layouts(wide_ep: WideEp) -> list[Document]:
     """One entry a prompt length: both layouts at every number of GPUs, each with all sequences that its cache holds."""
-    return [_compare(wide_ep, prompt) for prompt in PROMPTS]
+    comparison = []
+    for prompt in PROMPTS:
+        rows = [_at(wide_ep, prompt, gpus) for gpus in GPUS]
+        best = {name: max(rows, key=_throughput_of(name)) for name in ("afd", "wide_ep")}
+        entry = {"prompt_tokens": prompt, "rows": rows, "afd_ahead": [row["gpus"] for row in rows if row["gain"] > 0]}
+        entry |= {f"best_{name}": {"gpus": row["gpus"], **row[name]} for name, row in best.items()}
+        entry["gain_of_best"] = best["afd"]["afd"]["throughput"] / best["wide_ep"]["wide_ep"]["throughput"] - 1
+        comparison.append(entry)
+    return comparison
 
 
-def _compare(wide_ep: WideEp, prompt_tokens: int) -> Document:
-    rows = [_at(wide_ep, prompt_tokens, gpus) for gpus in GPUS]
-    best_bundle = max(rows, key=lambda row: float(row["afd"]["throughput"]))
-    best_wide = max(rows, key=lambda row: float(row["wide_ep"]["throughput"]))
-    ahead = [row["gpus"] for row in rows if row["gain"] > 0]
-    return {
-        "prompt_tokens": prompt_tokens,
-        "rows": rows,
-        "afd_ahead": ahead,
-        "best_afd": {"gpus": best_bundle["gpus"], **best_bundle["afd"]},
-        "best_wide_ep": {"gpus": best_wide["gpus"], **best_wide["wide_ep"]},
-        "gain_of_best": best_bundle["afd"]["throughput"] / best_wide["wide_ep"]["throughput"] - 1,
-    }
+def _throughput_of(layout: str) -> Callable[[Document], float]:
+    return lambda row: float(row[layout]["throughput"])
 
 
 def _at(wide_ep: WideEp, prompt_tokens: int, gpus: int) -> Document:
@@ -410,5 +396,5 @@ def _at(wide_ep: WideEp, prompt_tokens: int, gpus: int) -> Document:
     wide = wide_ep.tpot(gpus, prompt_tokens, batch)
     afd = {"ratio": ratio, "batch_size": bundle_batch, "tpot_ms": 1e3 * bundle}
     afd["throughput"] = throughput_per_gpu(bundle_batch, ratio, bundle)
-    wide_ep_row = {"batch_size": batch, "tpot_ms": 1e3 * wide, "throughput": batch / wide}
-    return {"gpus": gpus, "afd": afd, "wide_ep": wide_ep_row, "gain": afd["throughput"] / wide_ep_row["throughput"] - 1}
+    alone = {"batch_size": batch, "tpot_ms": 1e3 * wide, "throughput": batch / wide}
+    return {"gpus": gpus, "afd": afd, "wide_ep": alone, "gain": afd["throughput"] / alone["throughput"] - 1}
