@@ -6,7 +6,7 @@ compensators begin as one."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from kernels.error_compensator import Compensator, compensator
 from kernels.error_compensator.reference import correction, project
 from live.adaptation.forward import ForwardPass
 from live.adaptation.quantisers import QuantisedModel, RecordedInputs, inputs_and_states
-from live.adaptation.training import TrainingSettings, train
+from live.adaptation.training import Advance, TrainingSettings, quiet, train
 from live.adaptation.weights import module_names, replaced
 from live.models.weights import Weights
 
@@ -87,15 +87,6 @@ def compensated(
     return replaced(weights, {name: TrainedCompensator(dense[name], tensors, gated) for name, tensors in parts.items()})
 
 
-def with_stored(
-    weights: Weights, dense: Mapping[str, torch.Tensor], compensators: Mapping[str, Compensator]
-) -> Weights:
-    """A quantised model with stored compensators on some modules; arguments as of `compensated`."""
-    return replaced(
-        weights, {name: StoredCompensator(dense[name], compensator) for name, compensator in compensators.items()}
-    )
-
-
 def svd_factors(error: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A, (rank, inputs), and B, (outputs, rank), of evenly divided values, with B · A nearest to W − Ŵ (LQER)."""
     left, values, right = torch.linalg.svd(error.double(), full_matrices=False)
@@ -156,7 +147,8 @@ class Calibrated:
 
     def stored_weights(self) -> Weights:
         """The model with compensators in INT8, as the kernels run them."""
-        return with_stored(self.model.weights(), self.dense(), self.stored())
+        dense, parts = self.dense(), self.stored()
+        return replaced(self.model.weights(), {name: StoredCompensator(dense[name], parts[name]) for name in parts})
 
     def dense(self) -> dict[str, torch.Tensor]:
         return {name: self.model.modules[name].dense() for name in self.parts}
@@ -179,7 +171,7 @@ def calibrate(
     *,
     gated: bool = True,
     seed: int = 0,
-    advance: Callable[[str], None] = lambda text: None,
+    advance: Advance = quiet,
 ) -> Calibrated:
     """Train compensators of one rank on some modules.
 
@@ -197,10 +189,12 @@ def calibrate(
     for phase, (trained, training, with_gate) in enumerate(phases):
         leaves = {f"{name}.{part}": parts[name][part].requires_grad_() for name in modules for part in trained}
         weights = compensated(quantised, dense, parts, gated=with_gate)
-        order = BatchOrder(len(text.tokens), training.batch_size, seed + phase)
 
-        def loss(step: int, weights: Weights = weights, order: BatchOrder = order) -> torch.Tensor:
-            return distillation_loss(forward, weights, text, order.rows(step))
+        def loss(
+            step: int, weights: Weights = weights, size: int = training.batch_size, phase: int = phase
+        ) -> torch.Tensor:
+            rows = batch_rows(len(text.tokens), size, seed + phase, step)
+            return distillation_loss(forward, weights, text, rows)
 
         losses += train(leaves, loss, training, advance=advance)
         for leaf in leaves.values():
@@ -218,17 +212,12 @@ def distillation_loss(
     return kl_div(predictions.flatten(0, 1), targets.flatten(0, 1), reduction="batchmean", log_target=True)
 
 
-@dataclass(frozen=True)
-class BatchOrder:
-    """Batches of sequences: every sequence once in each epoch, in an order of its own."""
+def batch_rows(sequences: int, batch_size: int, seed: int, step: int) -> torch.Tensor:
+    """The sequences of a step, (batch_size,): every one once in each epoch, in an order of its own.
 
-    sequences: int
-    batch_size: int
-    seed: int
-
-    def rows(self, step: int) -> torch.Tensor:
-        """The sequences of a step, (batch_size,); equal arguments give the same."""
-        per_epoch = max(self.sequences // self.batch_size, 1)
-        epoch, place = divmod(step, per_epoch)
-        order = np.random.default_rng([self.seed, epoch]).permutation(self.sequences)
-        return torch.from_numpy(order[place * self.batch_size : (place + 1) * self.batch_size])
+    Equal arguments give the same.
+    """
+    per_epoch = max(sequences // batch_size, 1)
+    epoch, place = divmod(step, per_epoch)
+    order = np.random.default_rng([seed, epoch]).permutation(sequences)
+    return torch.from_numpy(order[place * batch_size : (place + 1) * batch_size])

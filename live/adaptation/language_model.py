@@ -10,7 +10,7 @@ import sysconfig
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -230,20 +230,20 @@ def read_tokenizer(directory: Path) -> Tokenizer:
         raise BadInput(f"expected a tokenizer ({error})", file=file) from None
 
 
-@dataclass(frozen=True)
-class TextModel:
-    """A trained language model with its data."""
+class TextModel(NamedTuple):
+    """A trained language model with its data, and its `training.json`."""
 
     forward: ForwardPass
     weights: Weights
     tokenizer: Tokenizer
     data: TextData
+    document: dict[str, Any]
 
 
 def train_text_model(
     directory: Path, size: TextSize, family: Family, seed: int, *, text: Path | None = None, advance: Advance = quiet
-) -> tuple[TextModel, dict[str, Any]]:
-    """Train a language model into a directory, also from where it was stopped; returns `training.json`, too."""
+) -> TextModel:
+    """Train a language model into a directory, also from where it was stopped."""
     corpus = read_corpus(text)
     tokenizer = train_tokenizer(corpus.training, size.vocabulary)
     data = text_data(tokenizer, corpus.training, corpus.evaluation, size.window)
@@ -269,4 +269,4 @@ def train_text_model(
         "perplexity": perplexity(token_losses(forward, trained.weights, data.held_out(size.windows))),
     }
     write_record(directory, document)
-    return TextModel(forward, trained.weights, tokenizer, data), document
+    return TextModel(forward, trained.weights, tokenizer, data, document)

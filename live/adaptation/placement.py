@@ -31,20 +31,15 @@ Size = tuple[int, int]
 """(outputs, inputs) of a module."""
 
 
-def factor_bytes(size: Size, rank: int) -> int:
-    """Bytes of A, (rank, inputs), and B, (outputs, rank), in INT8 with a float32 scale for each row."""
-    outputs, inputs = size
-    return rank * (inputs + outputs) + SCALE_BYTES * (rank + outputs)
-
-
-def gate_bytes(rank: int) -> int:
-    """Bytes of the gate's two layers with 4 · rank hidden units: 8 r² + 5 r values in float16."""
-    return GATE_BYTES * (8 * rank * rank + 5 * rank)
-
-
 def compensator_bytes(size: Size, rank: int, *, gate: bool = True) -> int:
-    """Bytes of one compensator; without a gate, of a static term of low rank."""
-    return factor_bytes(size, rank) + (gate_bytes(rank) if gate else 0)
+    """Bytes of one compensator; without a gate, of a static term of low rank.
+
+    A, (rank, inputs), and B, (outputs, rank), are INT8 with a float32 scale for each row. The gate's two layers with
+    4 · rank hidden units have 8 r² + 5 r values in float16.
+    """
+    outputs, inputs = size
+    factors = rank * (inputs + outputs) + SCALE_BYTES * (rank + outputs)
+    return factors + GATE_BYTES * (8 * rank * rank + 5 * rank) * gate
 
 
 def total_bytes(sizes: Iterable[Size], rank: int, *, gate: bool = True) -> int:

@@ -260,31 +260,23 @@ class QuantisedModel:
 def quantise_model(
     forward: ForwardPass, weights: Weights, method: Method, precision: Precision, calibration: torch.Tensor
 ) -> QuantisedModel:
-    """Quantise every linear layer. `calibration`: sequences of tokens, (sequences, n), for GPTQ and AWQ."""
+    """Quantise every linear layer. `calibration`: sequences of tokens, (sequences, n), for GPTQ and AWQ.
+
+    GPTQ sees a module's inputs as the modules before it, already quantised, give them.
+    """
     if method not in METHODS:
         raise BadInput(f"expected one of {', '.join(METHODS)}", field="method", value=method)
-    reference, names = weights, module_names(forward.config)
-    if method == "awq":
-        reference = _scaled(forward, weights, precision, calibration)
-    tensors = to_named(reference)
-    if method == "gptq":
-        modules = _gptq_in_order(forward, reference, precision, calibration)
-    else:
-        modules = {name: round_to_nearest(tensors[name], precision) for name in names}
-    return QuantisedModel(reference, modules, method, precision)
-
-
-def _gptq_in_order(
-    forward: ForwardPass, weights: Weights, precision: Precision, calibration: torch.Tensor
-) -> dict[str, QuantisedMatrix]:
-    """GPTQ of each module, with its inputs as the modules before it, already quantised, give them."""
+    reference = _scaled(forward, weights, precision, calibration) if method == "awq" else weights
+    tensors, current = to_named(reference), reference
     modules: dict[str, QuantisedMatrix] = {}
-    tensors, current = to_named(weights), weights
     for name in module_names(forward.config):
-        inputs = inputs_and_states(forward, current, calibration, [name])[0][name]
-        modules[name] = gptq(tensors[name], inputs.second_moment, precision)
-        current = replaced(current, {name: modules[name].dense()})
-    return modules
+        if method == "gptq":
+            inputs = inputs_and_states(forward, current, calibration, [name])[0][name]
+            modules[name] = gptq(tensors[name], inputs.second_moment, precision)
+            current = replaced(current, {name: modules[name].dense()})
+        else:
+            modules[name] = round_to_nearest(tensors[name], precision)
+    return QuantisedModel(reference, modules, method, precision)
 
 
 def _scaled(forward: ForwardPass, weights: Weights, precision: Precision, calibration: torch.Tensor) -> Weights:

@@ -101,6 +101,8 @@ def measure_served(served: ServedModules, prompts: int, concurrency: int, seed: 
             "exact_match_offline": _share(offline[task], expected),
             "equal_answers": _share(served_answers, offline[task]),
         }
+    rounding = None if served.bits is None else Rounding(served.bits)
+    decoder_bytes = model_bytes(read_config(served.base), torch.float32, rounding)
     gaps = [(answer.last - answer.first) / max(len(answer.tokens) - 1, 1) for answer in answers]
     return {
         "schema": SCHEMA,
@@ -113,7 +115,7 @@ def measure_served(served: ServedModules, prompts: int, concurrency: int, seed: 
         "tokens_per_second": sum(len(answer.tokens) for answer in answers) / seconds,
         "ttft_mean": statistics.mean(answer.first for answer in answers),
         "tpot_mean": statistics.mean(gaps),
-        "decoder_bytes": _decoder_bytes(served),
+        "decoder_bytes": decoder_bytes * (len(served.modules) if served.isolated else 1),
         "decode_steps_by_models": steps,
     }
 
@@ -141,12 +143,6 @@ def _offline(served: ServedModules, task: str, pairs: Sequence[Pair]) -> list[li
 
 def _share(answers: Sequence[list[int]], expected: Sequence[list[int]]) -> float:
     return statistics.mean(float(answer == right) for answer, right in zip(answers, expected, strict=True))
-
-
-def _decoder_bytes(served: ServedModules) -> int:
-    rounding = None if served.bits is None else Rounding(served.bits)
-    single = model_bytes(read_config(served.base), torch.float32, rounding)
-    return single * (len(served.modules) if served.isolated else 1)
 
 
 @contextmanager

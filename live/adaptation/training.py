@@ -109,12 +109,19 @@ class SavedState:
         return json.dumps(self.identity, sort_keys=True)
 
 
+Advance = Callable[[str], None]
+
+
+def quiet(text: str) -> None:
+    """Show no progress."""
+
+
 def train(
     trained: dict[str, torch.Tensor],
     loss: Callable[[int], torch.Tensor],
     settings: TrainingSettings,
     state: SavedState | None = None,
-    advance: Callable[[str], None] = lambda text: None,
+    advance: Advance = quiet,
 ) -> list[float]:
     """Minimise `loss`, a function of the step, over leaves of autograd's graph, in place; returns every step's loss."""
     parameters = list(trained.values())
@@ -139,13 +146,6 @@ def curve(losses: list[float]) -> list[float]:
     """A loss curve of at most `CURVE_POINTS` points."""
     chunks = torch.tensor(losses).tensor_split(max(min(CURVE_POINTS, len(losses)), 1))
     return [round(float(chunk.mean()), 5) for chunk in chunks]
-
-
-Advance = Callable[[str], None]
-
-
-def quiet(text: str) -> None:
-    """Show no progress."""
 
 
 class Teacher(Protocol):

@@ -169,7 +169,7 @@ LINE = "\n"
 def train_model(name: str, seed: int, directory: Path) -> Row:
     torch.set_num_threads(1)
     size = STUDY_SIZES[name]
-    model, document = train_text_model(directory, size.text, "llama", seed)
+    model = train_text_model(directory, size.text, "llama", seed)
     first = model.tokenizer.encode(LINE).ids[0]
     held_out = model.data.held_out(size.windows)
     texts = {
@@ -180,7 +180,7 @@ def train_model(name: str, seed: int, directory: Path) -> Row:
     }
     with replacing(directory / TEXTS) as draft:
         save_file({text: tokens.contiguous() for text, tokens in texts.items()}, draft)
-    return language_model_row("base", seed, document)
+    return language_model_row("base", seed, model.document)
 
 
 def compensate(cell: Cell, name: str, seed: int, base: Path) -> Row:

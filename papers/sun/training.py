@@ -188,8 +188,8 @@ def adapt_to_operation(task: str, name: str, seed: int, base: Path) -> Row:
 
 def train_text(name: str, seed: int, directory: Path) -> Row:
     torch.set_num_threads(1)
-    _, document = train_text_model(directory, STUDY_SIZES[name].text.model, "llama", seed)
-    return language_model_row("text_base", seed, document)
+    model = train_text_model(directory, STUDY_SIZES[name].text.model, "llama", seed)
+    return language_model_row("text_base", seed, model.document)
 
 
 def adapt_to_text(task: str, name: str, seed: int, base: Path) -> Row:

@@ -119,7 +119,7 @@ def text(
     if steps is not None:
         sizes = replace(sizes, training=replace(sizes.training, steps=steps))
     with resumable(directory), progress("training", sizes.training.steps, 0) as advance:
-        _, document = train_text_model(directory, sizes, family, options.seed, text=sources, advance=advance)
+        document = train_text_model(directory, sizes, family, options.seed, text=sources, advance=advance).document
     draw_losses(directory, document)
     line = f"{document['corpus']['description']}: perplexity {document['perplexity']:.3f} on held-out files"
     return finish(document, [line], as_json=options.json, directory=directory)
