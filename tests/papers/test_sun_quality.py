@@ -90,19 +90,11 @@ def smallest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from live.adaptation.language_model import Corpus
     from live.adaptation.training import TrainingSettings
     from papers.sun import training as study
+    from tests.live.adaptation.typed import smallest as smallest_size
 
     short = TrainingSettings(steps=2, batch_size=4, learning_rate=1e-3)
     size = study.STUDY_SIZES["reduced"]
-    operations = dataclasses.replace(
-        size.operations,
-        hidden=32,
-        base=short,
-        adaptation=short,
-        hard=short,
-        retuning=short,
-        hard_retuning=short,
-        prompts=20,
-    )
+    operations = smallest_size(short, prompts=20)
     model = dataclasses.replace(size.text.model, layers=2, hidden=32, window=16, windows=8, training=short)
     text = dataclasses.replace(size.text, model=model, adaptation=short, retuning=short, prompts=8)
     monkeypatch.setitem(study.STUDY_SIZES, "reduced", study.StudySize(operations, text))

@@ -14,7 +14,7 @@ from live.adaptation.training import TrainingSettings
 from live.adaptation.weights import read_model, to_named
 from live.loaded_model import LoadedModel, ModelSource
 from schedulers.engine_config import EngineConfig
-from tests.live.adaptation.typed import adapt, refused
+from tests.live.adaptation.typed import adapt, refused, smallest
 from twin.cli import run
 
 
@@ -22,11 +22,8 @@ from twin.cli import run
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
     """A barely trained base model of the smallest size, in the current folder."""
     settings = TrainingSettings(steps=5, batch_size=4, learning_rate=1e-3)
-    smallest = dataclasses.replace(
-        tasks.SIZES["reduced"], hidden=32, base=settings, adaptation=settings,
-        hard=dataclasses.replace(settings, steps=7), retuning=settings, hard_retuning=settings, prompts=40,
-    )  # fmt: skip
-    monkeypatch.setitem(tasks.SIZES, "reduced", smallest)
+    longer = dataclasses.replace(settings, steps=7)
+    monkeypatch.setitem(tasks.SIZES, "reduced", smallest(settings, hard=longer, prompts=40))
     monkeypatch.chdir(tmp_path)
     document = adapt(capsys, "base", "base", "--seed", "3")
     assert len(document["losses"]) == 5

@@ -14,31 +14,12 @@ from live.adaptation.forward import ForwardPass, KVCache, Modules
 from live.adaptation.tasks import draw
 from live.adaptation.weights import from_named, initial_weights, read_model, rounded, to_named, write_model
 from live.models.config import ModelConfig, read_config
-from live.models.decoder import Decoder, Inputs, PagedCache
 from live.models.linear import Rounding
 from live.models.weights import Weights, load_weights
+from tests.live.adaptation.typed import engine_logits
 from workloads.errors import BadInput
 
 PROMPTS, ANSWERS = draw(["reverse"], 4, 6, seed=5, step=0)
-
-
-def engine_logits(decoder: Decoder, tokens: torch.Tensor) -> torch.Tensor:
-    """The live engine's logits of whole prompts, (batch, n, vocabulary), each a chunk in blocks of its own."""
-    batch, n = tokens.shape
-    cache = PagedCache.allocate(decoder.config, batch, 64, torch.float32, "cpu")
-    positions = torch.arange(n)
-    inputs = Inputs(
-        tokens=tokens.flatten(),
-        positions=positions.repeat(batch),
-        slots=torch.cat([64 * row + positions for row in range(batch)]),
-        decode_tables=torch.zeros(0, 1, dtype=torch.int32),
-        decode_lengths=torch.zeros(0, dtype=torch.int32),
-        chunk_tables=torch.arange(batch, dtype=torch.int32).unsqueeze(1),
-        chunk_starts=torch.arange(0, batch * n + 1, n, dtype=torch.int32),
-        chunk_contexts=torch.zeros(batch, dtype=torch.int32),
-    )
-    with torch.inference_mode():
-        return decoder.logits(decoder.normed(decoder.forward(inputs, cache))).view(batch, n, -1)
 
 
 def changed(config: ModelConfig, weights: Weights, part: str = "", seed: int = 9) -> Weights:
@@ -58,7 +39,7 @@ def test_logits_equal_the_engine_s_whole_and_continued(
     directory, _ = checkpoint(name)
     config, weights = read_model(directory)
     tokens = torch.randint(0, 199, (3, 37), generator=torch.Generator().manual_seed(2))
-    expected = engine_logits(Decoder(config, weights), tokens)
+    expected = engine_logits(config, weights, tokens)
     forward = ForwardPass(config)
     torch.testing.assert_close(forward(weights, tokens)[0], expected, rtol=1e-5, atol=1e-5)
     first, cache = forward(weights, tokens[:, :20])
@@ -90,7 +71,7 @@ def test_a_rounded_decode_module_is_what_the_engine_serves(tiny: ModelConfig, tm
     weights = changed(tiny, initial_weights(tiny, 0))
     write_model(tmp_path, tiny, weights)
     packed = load_weights(tmp_path, tiny, torch.float32, "cpu", Rounding(bits))
-    expected = engine_logits(Decoder(tiny, packed), PROMPTS)
+    expected = engine_logits(tiny, packed, PROMPTS)
     logits, _ = ForwardPass(tiny)(rounded(weights, bits), PROMPTS)
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(ForwardPass(tiny)(weights, PROMPTS)[0], expected, atol=1e-2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import socket
 import sys
@@ -16,6 +15,7 @@ from live.adaptation import tasks
 from live.adaptation.served import ServedModules, _ask, _server
 from live.adaptation.text_lessons import Pair
 from live.adaptation.training import TrainingSettings
+from tests.live.adaptation.typed import smallest
 from twin.cli import run
 from workloads.errors import TwinError
 
@@ -26,17 +26,7 @@ TASKS = ("reverse_add_one", "sort_add_three", "running_sum")
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """A base model in the current folder, and a module for each task, all barely trained: their answers differ."""
     settings = TrainingSettings(steps=20, batch_size=8, learning_rate=3e-3)
-    smallest = dataclasses.replace(
-        tasks.SIZES["reduced"],
-        hidden=32,
-        base=settings,
-        adaptation=settings,
-        hard=settings,
-        retuning=settings,
-        hard_retuning=settings,
-        prompts=8,
-    )
-    monkeypatch.setitem(tasks.SIZES, "reduced", smallest)
+    monkeypatch.setitem(tasks.SIZES, "reduced", smallest(settings, prompts=8))
     monkeypatch.chdir(tmp_path)
     assert run(["adapt", "base", "base"]) == 0
     for task in TASKS:

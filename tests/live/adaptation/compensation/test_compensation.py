@@ -30,6 +30,7 @@ from live.adaptation.weights import from_named, initial_weights, module_names, t
 from live.models.config import ModelConfig
 from live.models.weights import Weights
 
+Model = tuple[ForwardPass, Weights, QuantisedModel, torch.Tensor]
 NONE = TrainingSettings(steps=0, batch_size=4, learning_rate=1e-2)
 
 
@@ -46,7 +47,7 @@ def test_cka_is_its_definition() -> None:
 
 
 @pytest.fixture
-def model() -> tuple[ForwardPass, Weights, QuantisedModel, torch.Tensor]:
+def model() -> Model:
     """A random model of two layers, quantised to 2 bits, and tokens."""
     config = ModelConfig("llama", Shape(2, 32, 48, 4, 2, 8, 40), max_position_embeddings=64, tied=True)
     forward, weights = ForwardPass(config), initial_weights(config, 0)
@@ -54,7 +55,7 @@ def model() -> tuple[ForwardPass, Weights, QuantisedModel, torch.Tensor]:
     return forward, weights, quantise_model(forward, weights, "rtn", Precision(2), tokens), tokens
 
 
-def test_damage_is_of_one_module_at_a_time(model: tuple[ForwardPass, Weights, QuantisedModel, torch.Tensor]) -> None:
+def test_damage_is_of_one_module_at_a_time(model: Model) -> None:
     forward, weights, quantised, tokens = model
     damages = damage(forward, quantised, tokens)
     assert list(damages) == module_names(forward.config)
@@ -133,14 +134,12 @@ def test_a_stored_compensator_is_off_by_the_rounding_of_int8() -> None:
     assert 0 < float((exact - rounded).norm() / exact.norm()) < 0.02
 
 
-def text_of(model: tuple[ForwardPass, Weights, QuantisedModel, torch.Tensor]) -> CalibrationText:
+def text_of(model: Model) -> CalibrationText:
     forward, _, quantised, tokens = model
     return calibration_text(forward, quantised.reference, tokens)
 
 
-def test_the_loss_is_the_divergence_at_temperature_2(
-    model: tuple[ForwardPass, Weights, QuantisedModel, torch.Tensor],
-) -> None:
+def test_the_loss_is_the_divergence_at_temperature_2(model: Model) -> None:
     forward, weights, quantised, tokens = model
     rows = torch.tensor([3, 0])
     logits = (forward(version, tokens[rows])[0] for version in (weights, quantised.weights()))
@@ -151,9 +150,7 @@ def test_the_loss_is_the_divergence_at_temperature_2(
     assert float(distillation_loss(forward, weights, text, rows)) == pytest.approx(0, abs=1e-6)
 
 
-def test_phases_train_the_factors_then_the_gate(
-    model: tuple[ForwardPass, Weights, QuantisedModel, torch.Tensor],
-) -> None:
+def test_phases_train_the_factors_then_the_gate(model: Model) -> None:
     forward, _, quantised, _ = model
     names, text = ["layers.0.down", "layers.1.qkv"], text_of(model)
     some = TrainingSettings(steps=12, batch_size=4, learning_rate=5e-3)
@@ -177,9 +174,7 @@ def test_phases_train_the_factors_then_the_gate(
         assert torch.equal(without[part], first[part]) is not factor, part
 
 
-def test_compensation_brings_the_divergence_down(
-    model: tuple[ForwardPass, Weights, QuantisedModel, torch.Tensor],
-) -> None:
+def test_compensation_brings_the_divergence_down(model: Model) -> None:
     forward, weights, quantised, _ = model
     some = TrainingSettings(steps=30, batch_size=4, learning_rate=5e-3)
     calibrated = calibrate(

@@ -21,9 +21,9 @@ from live.adaptation.quantisers import Method, Precision, quantise_model, write_
 from live.adaptation.training import TrainingSettings
 from live.adaptation.weights import initial_weights, read_model, to_named
 from live.models.config import ModelConfig
-from live.models.decoder import Decoder, Inputs, PagedCache
 from live.models.linear import COMPENSATORS, Compensated
 from live.models.weights import DenseFFN, Weights
+from tests.live.adaptation.typed import engine_logits
 from tests.live.server.wire import Client
 from workloads.errors import BadInput
 
@@ -36,24 +36,6 @@ def config() -> ModelConfig:
     """Two layers of width 160: two groups of 128 in each row, of which one is not full."""
     shape = Shape(2, 160, 192, 4, 2, 32, 61, qk_norm=False)
     return ModelConfig(family="llama", shape=shape, max_position_embeddings=64, tied=True)
-
-
-def served_logits(config: ModelConfig, weights: Weights, tokens: torch.Tensor) -> torch.Tensor:
-    """The live engine's logits of one prompt, through its paged cache."""
-    cache = PagedCache.allocate(config, 8, 4, torch.float32, "cpu")
-    count = len(tokens)
-    inputs = Inputs(
-        tokens=tokens,
-        positions=torch.arange(count),
-        slots=torch.arange(count),
-        decode_tables=torch.empty(0, 8, dtype=torch.int32),
-        decode_lengths=torch.empty(0, dtype=torch.int32),
-        chunk_tables=torch.arange(8, dtype=torch.int32)[None],
-        chunk_starts=torch.tensor([0, count], dtype=torch.int32),
-        chunk_contexts=torch.tensor([0], dtype=torch.int32),
-    )
-    decoder = Decoder(config, weights)
-    return decoder.logits(decoder.normed(decoder.forward(inputs, cache)))
 
 
 @pytest.fixture
@@ -91,7 +73,7 @@ def test_the_engine_s_logits_are_those_of_the_training_code(
     tokens = torch.randint(61, (TOKENS,), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         offline, _ = ForwardPass(config)(trained, tokens[None])
-        served = served_logits(config, loaded, tokens)
+        served = engine_logits(config, loaded, tokens[None])[0]
     torch.testing.assert_close(served, offline[0], rtol=1e-4, atol=1e-4)
 
 
@@ -144,9 +126,9 @@ def test_compensators_change_the_logits(config: ModelConfig, write: Callable[...
     write("rtn", Precision(3))
     tokens = torch.arange(TOKENS)
     with torch.no_grad():
-        with_them = served_logits(config, read_model(tmp_path)[1], tokens)
+        with_them = engine_logits(config, read_model(tmp_path)[1], tokens[None])[0]
         (tmp_path / COMPENSATORS).unlink()
-        without = served_logits(config, read_model(tmp_path)[1], tokens)
+        without = engine_logits(config, read_model(tmp_path)[1], tokens[None])[0]
     assert (with_them - without).abs().max() > 1e-2
 
 

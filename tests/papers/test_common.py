@@ -1,4 +1,4 @@
-"""The published tables that lie beside the papers' programs."""
+"""What the papers share: published tables beside their programs, and the order in which small models are trained."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import csv
 from pathlib import Path
 
 import pytest
+
+from papers.common import Models, Task, waves
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data" / "published"
@@ -26,3 +28,15 @@ def test_the_project_s_copy_of_the_facts(name: str) -> None:
 
 def rows(path: Path) -> list[list[str]]:
     return list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 3, 8])
+def test_every_job_runs_once_and_after_its_model(jobs: int) -> None:
+    models = [
+        Models(Task(f"model {i}", print, ()), [Task(f"task {j} of {i}", print, ()) for j in range(2)]) for i in range(3)
+    ]
+    order = waves(models, jobs)
+    wave = {task.name: number for number, tasks in enumerate(order) for task in tasks}
+    assert len(wave) == sum(map(len, order)) == 9
+    assert all(wave[task.name] > wave[model.train.name] for model in models for task in model.compare)
+    assert len(order[0]) == min(jobs, 3)
