@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from reports.blocks import (
@@ -14,13 +14,12 @@ from reports.blocks import (
     Figure,
     Points,
     Report,
-    Row,
     Shown,
     Table,
     Text,
     View,
     texts,
-)  # fmt: skip
+)
 from reports.fields import Field, fixed, in_words, setting_fields, varying
 from reports.theme import GOAL, SERIES, SOFT, series_colours
 
@@ -60,7 +59,10 @@ def sweep_report(document: Document) -> Report:
     for index, configuration in enumerate(configurations if len(configurations) <= MANY else ()):
         name = in_words(configuration["settings"], keys)
         blocks.append(Text(f"Theory: {name}" if name else "Theory", "heading", detail=True))
-        blocks += [*_gaps(_points_of(document, index), document), _closed_forms(configuration["theory"])]
+        blocks += _gaps(_points_of(document, index), document)
+        values = [(key, Shown("", value)) for key, value in configuration["theory"].items()]
+        columns = [Column("quantity"), Column("value")]
+        blocks.append(Table(columns, [*values], title="Closed forms", detail=True))
     calibration = document["calibration"]
     origin = f"{document['note']} Calibration: {calibration['name']} ({calibration['method']})."
     blocks += [Text(footnote(document), "note"), Text(origin, "note", detail=True)]
@@ -151,57 +153,44 @@ def footnote(document: Document) -> str:
 
 def _table(points: Sequence[Document], unit: str, configuration: Document) -> Table:
     """One row a point. The number beside each title is its rank: high ranks are left out first on a narrow terminal."""
-    per_card, memory = counts_cards(configuration), configuration["memory"]
-    titles = {
-        "r": 0,
-        "bundle": 0,
-        **({"cards": 3, "per card": 0} if per_card else {}),
-        "eq. 21": 2,
-        "steady": 0,
-        "± %": 3,
-        "theory": 4,
-        "barrier": 3,
-        "gap %": 4,
-        f"TPOT {unit}": 1,
-        "idle A": 2,
-        "idle F": 2,
-        **({"memory": 1} if memory else {}),
-    }
-    rows: list[Row] = [
-        (*_cells(point, per_card=per_card), *((_memory(point, memory),) if memory else ())) for point in points
+    memory = configuration["memory"]
+
+    def figure(name: str) -> Callable[[Document], str]:
+        return lambda point: _number(point[name])
+
+    def gap(point: Document) -> str:
+        steady, barrier = point["throughput_per_instance_steady"], point["throughput_per_instance_barrier"]
+        return "–" if steady is None or barrier is None else f"{100 * (barrier / steady - 1):+.2f}"
+
+    def half_width(point: Document) -> str:
+        low, high = point["throughput_ci"] or (0.0, 0.0)
+        return f"{50 * (high - low) / point['throughput_per_instance_steady']:.2f}" if high else "–"
+
+    def share(point: Document) -> str:
+        text = f"{100 * point['attention_memory'] / memory['limit']:.0f} %"
+        return text if point["fits"] else f"{text} over"
+
+    columns: list[tuple[str, int, Callable[[Document], str]]] = [
+        ("r", 0, lambda point: f"{point['ratio']:g}"),
+        ("bundle", 0, lambda point: str(point["topology"])),
+        ("cards", 3, lambda point: str(point["cards"])),
+        ("per card", 0, lambda point: _number(rate_per_unit(point, "card"))),
+        ("eq. 21", 2, figure("throughput_per_instance")),
+        ("steady", 0, figure("throughput_per_instance_steady")),
+        ("± %", 3, half_width),
+        ("theory", 4, figure("throughput_per_instance_theory")),
+        ("barrier", 3, figure("throughput_per_instance_barrier")),
+        ("gap %", 4, gap),
+        (f"TPOT {unit}", 1, figure("tpot")),
+        ("idle A", 2, lambda point: f"{100 * point['idle_attention']:.1f} %"),
+        ("idle F", 2, lambda point: f"{100 * point['idle_ffn']:.1f} %"),
+        ("memory", 1, share),
     ]
-    return Table([Column(title, rank) for title, rank in titles.items()], rows, fits=True)
-
-
-def _cells(point: Document, *, per_card: bool) -> list[str]:
-    steady, barrier = point["throughput_per_instance_steady"], point["throughput_per_instance_barrier"]
-    interval = gap = "–"
-    if steady is not None:
-        low, high = point["throughput_ci"]
-        interval = f"{50 * (high - low) / steady:.2f}"
-        if barrier is not None:
-            gap = f"{100 * (barrier / steady - 1):+.2f}"
-    rate_per_card = point["throughput_per_card" if steady is None else "throughput_per_card_steady"]
-    return [
-        f"{point['ratio']:g}",
-        point["topology"],
-        *((str(point["cards"]), _number(rate_per_card)) if per_card else ()),
-        _number(point["throughput_per_instance"]),
-        _number(steady),
-        interval,
-        _number(point["throughput_per_instance_theory"]),
-        _number(barrier),
-        gap,
-        _number(point["tpot"]),
-        f"{100 * point['idle_attention']:.1f} %",
-        f"{100 * point['idle_ffn']:.1f} %",
-    ]
-
-
-def _memory(point: Document, memory: Document) -> str:
-    """Share of the limit on an attention card, with a mark if the point does not fit."""
-    share = f"{100 * point['attention_memory'] / memory['limit']:.0f} %"
-    return share if point["fits"] else f"{share} over"
+    left_out = {"cards", "per card"} if not counts_cards(configuration) else set()
+    left_out |= set() if memory else {"memory"}
+    columns = [column for column in columns if column[0] not in left_out]
+    rows = [[cell(point) for _, _, cell in columns] for point in points]
+    return Table([Column(title, rank) for title, rank, _ in columns], [*rows], fits=True)
 
 
 def _gb(amount: float) -> str:
@@ -344,8 +333,8 @@ def _gaps(points: Sequence[Document], document: Document) -> list[Block]:
     if not explained:
         return []
     names = {name: name.replace("_", " ") for name in explained[0]["gaps"]}
-    rows: list[Row] = [
-        [Shown("", point["ratio"]), *(f"{100 * (point['gaps'][name] - 1):+.2f}" for name in names)]
+    rows = [
+        (Shown("", point["ratio"]), *(f"{100 * (point['gaps'][name] - 1):+.2f}" for name in names))
         for point in explained
     ]
     intro = "From the published formula (eq. 6) to the simulated eq. 21, in per cent; they multiply to the whole gap."
@@ -353,13 +342,8 @@ def _gaps(points: Sequence[Document], document: Document) -> list[Block]:
     columns = [Column("r"), *map(Column, names.values())]
     return [
         Text("Why theory and simulation differ", "heading", detail=True), Text(intro, detail=True),
-        Text(meanings, "list", detail=True), Table(columns, rows, detail=True),
+        Text(meanings, "list", detail=True), Table(columns, [*rows], detail=True),
     ]  # fmt: skip
-
-
-def _closed_forms(theory: Document) -> Table:
-    rows: list[Row] = [[key, Shown("", value)] for key, value in theory.items()]
-    return Table([Column("quantity"), Column("value")], rows, title="Closed forms", detail=True)
 
 
 def curve_per_unit(configuration: Document, name: str, unit: str) -> list[float]:

@@ -7,6 +7,7 @@ blocks and activations are not counted: they share what `gpu_memory_utilization`
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -171,11 +172,8 @@ class MemoryCheck:
         """The largest B whose KV cache fits beside the attention weights; 0 if none does."""
         free = (self.memory.limit - self.memory.attention_weights) * self.cards.attention
         tokens = free / self.memory.kv_bytes_per_token
-        fits, too_many = 0, max(int(tokens / (self.microbatches * self.lengths.renewal_load())) + 2, 1)
-        while too_many - fits > 1:
-            middle = (fits + too_many) // 2
-            fits, too_many = (middle, too_many) if self.high_tokens(middle) <= tokens else (fits, middle)
-        return fits
+        too_many = int(tokens / (self.microbatches * self.lengths.renewal_load())) + 2
+        return bisect_left(range(1, max(too_many, 1)), True, key=lambda size: self.high_tokens(size) > tokens)
 
     def shortage(self) -> str | None:
         """A sentence on what does not fit; None if everything does."""

@@ -7,6 +7,7 @@ sweep --ratio` checks it (`twin.afd.memory`), and at most `engine.max_num_seqs`.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -78,12 +79,8 @@ class Bundles:
     def _kind(self, topology: Topology, gpus: int) -> EngineKindSpec:
         """One bundle, with as many slots as its attention instances have memory for."""
         spec, x, y = self.spec, topology.attention_instances, topology.ffn_instances
-        section = self._section(gpus) | {
-            "attention_instances": x,
-            "ffn_instances": y,
-            "context_cv": self._context_cv,
-            "max_model_len": self.longest,
-        }
+        section = self._section(gpus) | {"attention_instances": x, "ffn_instances": y}
+        section |= {"context_cv": self._context_cv, "max_model_len": self.longest}
         share = float((self.engine.get("kv_memory") or {}).get("gpu_memory_utilization", 0.9))
         engine = {"max_num_seqs": x * self._slots(gpus, share), "kv_memory": {"gpu_memory_utilization": share}}
         gpu = Path(spec.hardware).stem
@@ -106,11 +103,8 @@ class Bundles:
             tokens = self._model(gpus).instance_tokens(share)
         except BadInput:
             return 1  # its candidates are refused with the reason
-        fits, too_many = 0, int(self.engine.get("max_num_seqs", DEFAULT_SEQUENCES)) + 1
-        while too_many - fits > 1:
-            middle = (fits + too_many) // 2
-            enough = load_quantile(self.lengths, middle, LEVEL, in_step=False) <= tokens
-            fits, too_many = (middle, too_many) if enough else (fits, middle)
+        numbers = range(1, int(self.engine.get("max_num_seqs", DEFAULT_SEQUENCES)) + 1)
+        fits = bisect_left(numbers, True, key=lambda n: load_quantile(self.lengths, n, LEVEL, in_step=False) > tokens)
         return max(fits, 1)
 
     def _fewest(self) -> int:

@@ -93,10 +93,8 @@ def scenario_of(question: CatalogueQuestion) -> Document:
         "prices": {key: price for key, price in prices.items() if price is not None},
         "limits": {} if question.max_gpus is None else {"gpus": question.max_gpus},
     }
-    if question.node_size is not None:
-        plan["node_size"] = question.node_size
-    if question.objective is not None:
-        plan["objective"] = question.objective
+    stated = {"node_size": question.node_size, "objective": question.objective}
+    plan |= {name: value for name, value in stated.items() if value is not None}
     if "afd" in question.layouts:
         plan["bundles"] = [
             {"model": question.model, "hardware": key, "cache": question.cache}

@@ -9,6 +9,7 @@ alternatives lose, so that all rows have one basis.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -156,13 +157,10 @@ def confidence_curve(
             levels.append(Level(confidence, best))
             start = top
             continue
-        low, end = start, top if best is not None and confidence < plan_confidence else len(rungs)
-        high = low if low < end and rungs[low].name in trials and reaches(low, confidence) else end
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if reaches(middle, confidence) else (middle + 1, high)
-        start = low
-        levels.append(Level(confidence, trial_at(low) if low < len(rungs) else None))
+        end = top if best is not None and confidence < plan_confidence else len(rungs)
+        end = start if start < end and rungs[start].name in trials and reaches(start, confidence) else end
+        start = bisect_left(range(len(rungs)), True, start, end, key=lambda rung: reaches(rung, confidence))
+        levels.append(Level(confidence, trial_at(start) if start < len(rungs) else None))
     return levels
 
 

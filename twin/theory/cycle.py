@@ -5,25 +5,21 @@ for D steps, with loads s, s + 1, …, s + D − 1. Seen at a random step, a slo
 E[D(D − 1)]/(2 E[D]) tokens in the mean, and its whole distribution is known too. The B slots of an instance are
 independent, so their sum has a known distribution, and the barrier waits for the largest of r such sums.
 
-The cycle has a barrier over instances, m microbatches in flight and exposed communication. Four servers stand in a ring
-(attention, A→F link, FFN, F→A link) and m microbatches go round it without overtaking. Were their times constant, the
-ring would repeat itself with a period Z that is the largest of (the maximum cycle mean of its event graph)
+The cycle has a barrier over instances, m microbatches in flight and exposed communication: four servers stand in a ring
+(attention, A→F link, FFN, F→A link), which m microbatches go round without overtaking. Its period Z for constant times
+is the largest of (the maximum cycle mean of its event graph; `docs/explanation/afd-theory.md`)
 
-    Σ_j a_j                 attention always busy,
-    m·f                     the FFN always busy,
-    m·c/2                   one direction of the link always busy,
-    max_j a_j + c + f       a microbatch never waits: communication is exposed,
+    Σ_j a_j, attention always busy;   m·f, the FFN always busy;   m·c/2, one direction of the link always busy;
+    max_j a_j + c + f, a microbatch never waits: communication is exposed.
 
-and yields m decode steps in that time. Attention times do vary, a_j = α_A·(largest token load of x instances) + β_A,
-but slowly: a step replaces a few of an instance's requests. So the mean period is the expectation of Z over
-independent microbatches in the steady state. The paper's eq. 5 is the same without the first maximum over instances,
-with the mean load for the random one, and with unlimited overlap.
+Attention times do vary, a_j = α_A·(largest token load of x instances) + β_A, but slowly: a step replaces a few of an
+instance's requests. So the mean period is the expectation of Z over independent microbatches in the steady state. The
+paper's eq. 5 is the same without the first maximum over instances, with the mean load for the random one, and with
+unlimited overlap.
 
-That is a bundle in lockstep: every microbatch's attention lasts as long as that of its slowest instance. Instances that
-advance on their own (`independent`) are servers of their own, and only the FFN waits for all of them. Instance i then
-has a period Z_i, with its own attention times a_ij in place of the largest ones, and the bundle's period is the largest
-of the Z_i. A maximum of sums is at most the sum of the maxima, so it is never longer. The instances' loads are
-independent, so the largest of x periods has the distribution P(Z_i ≤ z)^x.
+Instances that advance on their own (`independent`) have periods Z_i with their own attention times in place of the
+largest ones, and the bundle's period is the largest of these. A maximum of sums is at most the sum of the maxima, so it
+is never longer. The instances' loads are independent, so it has the distribution P(Z_i ≤ z)^x.
 """
 
 from __future__ import annotations
