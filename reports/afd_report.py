@@ -333,8 +333,8 @@ def _gaps(points: Sequence[Document], document: Document) -> list[Block]:
     if not explained:
         return []
     names = {name: name.replace("_", " ") for name in explained[0]["gaps"]}
-    rows = [
-        (Shown("", point["ratio"]), *(f"{100 * (point['gaps'][name] - 1):+.2f}" for name in names))
+    rows: list[Sequence[Any]] = [
+        [Shown("", point["ratio"]), *(f"{100 * (point['gaps'][name] - 1):+.2f}" for name in names)]
         for point in explained
     ]
     intro = "From the published formula (eq. 6) to the simulated eq. 21, in per cent; they multiply to the whole gap."
@@ -342,7 +342,7 @@ def _gaps(points: Sequence[Document], document: Document) -> list[Block]:
     columns = [Column("r"), *map(Column, names.values())]
     return [
         Text("Why theory and simulation differ", "heading", detail=True), Text(intro, detail=True),
-        Text(meanings, "list", detail=True), Table(columns, [*rows], detail=True),
+        Text(meanings, "list", detail=True), Table(columns, rows, detail=True),
     ]  # fmt: skip
 
 

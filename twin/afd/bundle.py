@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import numpy as np
 import simpy
@@ -257,7 +258,7 @@ class BundleRecords:
     full_until: float | None = None
 
 
-MICROBATCH, READY, END, ATTENTION_WAIT, FFN_WAIT, LOAD_MAX, LOAD_TOTAL, REQUESTS, AT_WORK = range(9)
+Step = IntEnum("Step", "MICROBATCH READY END ATTENTION_WAIT FFN_WAIT LOAD_MAX LOAD_TOTAL REQUESTS AT_WORK", start=0)
 """Columns of `BundleRecords.steps`."""
 
 

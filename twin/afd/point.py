@@ -13,23 +13,7 @@ from reports import metrics
 from reports.metrics import Estimate, controlled_mean, ratio_of_means
 from reports.run_directory import write_columns
 from scenarios.afd import Topology
-from twin.afd.bundle import (
-    AT_WORK,
-    ATTENTION_WAIT,
-    END,
-    FFN_WAIT,
-    LOAD_MAX,
-    LOAD_TOTAL,
-    MICROBATCH,
-    READY,
-    REQUESTS,
-    Bundle,
-    BundleConfig,
-    BundleRecords,
-    FloatArray,
-    Supply,
-    step_table,
-)
+from twin.afd.bundle import Bundle, BundleConfig, BundleRecords, FloatArray, Step, Supply, step_table
 from twin.afd.plan import BundlePlan
 from twin.theory.paper import decompose
 
@@ -71,7 +55,7 @@ def steady_state(
     """
     # Steps with every slot full; with open arrivals, steps before the last request came and the bundle began to drain.
     until = records.full_until if supply.arrivals is None else float(supply.arrivals[-1])
-    usable = len(steps) if until is None else int(np.searchsorted(steps[:, END], until, side="right"))
+    usable = len(steps) if until is None else int(np.searchsorted(steps[:, Step.END], until, side="right"))
     batches = _cut(steps[:usable], config.microbatches, warm_up, period)
     if batches is None:
         return None
@@ -106,8 +90,8 @@ def _cut(
     # Durations run from end to end, so the step before the window opens it.
     edges = begin + np.arange(count + 1) * size
     inside = steps[begin + 1 : edges[-1] + 1].reshape(count, size, -1)
-    load, requests = (inside[:, :, column].mean(axis=1) for column in (LOAD_TOTAL, REQUESTS))
-    return size, np.diff(steps[edges, END]) / size, load, requests
+    load, requests = (inside[:, :, column].mean(axis=1) for column in (Step.LOAD_TOTAL, Step.REQUESTS))
+    return size, np.diff(steps[edges, Step.END]) / size, load, requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +134,11 @@ def request_times(config: BundleConfig, supply: Supply, records: BundleRecords, 
     owner, first_step = seats % config.microbatches, seats // config.microbatches
     ready, first, finish = (np.full(len(seats), np.inf) for _ in range(3))
     for index in range(config.microbatches):
-        own_steps = steps[steps[:, MICROBATCH] == index]
+        own_steps = steps[steps[:, Step.MICROBATCH] == index]
         finished = np.flatnonzero((seats >= 0) & (owner == index) & (first_step + decode <= len(own_steps)))
-        ready[finished] = own_steps[first_step[finished], READY]
-        first[finished] = own_steps[first_step[finished], END]
-        finish[finished] = own_steps[first_step[finished] + decode[finished] - 1, END]
+        ready[finished] = own_steps[first_step[finished], Step.READY]
+        first[finished] = own_steps[first_step[finished], Step.END]
+        finish[finished] = own_steps[first_step[finished] + decode[finished] - 1, Step.END]
     count = len(decode) if supply.completions is None else supply.completions
     ids = np.argsort(finish, kind="stable")[:count]
     return RequestTimes(ids, owner[ids], ready[ids], first[ids], finish[ids])
@@ -172,8 +156,8 @@ def measure(
     decode = supply.decode[times.ids]
     instances = config.attention_instances + config.ffn_instances
     stable = metrics.stable_throughput(decode, times.finish)
-    total = float(steps[-1, END])
-    generated = float(steps[steps[:, END] <= stable.time, REQUESTS].sum())
+    total = float(steps[-1, Step.END])
+    generated = float(steps[steps[:, Step.END] <= stable.time, Step.REQUESTS].sum())
     busy = _busy(config, steps)
     steady = steady_state(config, supply, records, steps, slot_load=slot_load, warm_up=warm_up, period=period)
     return Measurement(
@@ -185,7 +169,7 @@ def measure(
         idle_ffn=metrics.idle_ratio(busy["ffn"], 1, total),
         steady=steady,
         total_time=total,
-        mean_token_load=float(steps[:, LOAD_TOTAL].mean()) / config.attention_instances,
+        mean_token_load=float(steps[:, Step.LOAD_TOTAL].mean()) / config.attention_instances,
         largest_token_load=largest_token_load(steps, config.microbatches),
         steps=len(steps),
         requests=len(decode),
@@ -195,12 +179,12 @@ def measure(
 
 def largest_token_load(steps: FloatArray, microbatches: int) -> float:
     """An upper bound of an instance's tokens: the sum of the largest loads in each microbatch, maybe of others."""
-    by_begin = steps[np.argsort(steps[:, READY], kind="stable")]
+    by_begin = steps[np.argsort(steps[:, Step.READY], kind="stable")]
     total = np.zeros(len(by_begin))
     for index in range(microbatches):
-        is_own = by_begin[:, MICROBATCH] == index
+        is_own = by_begin[:, Step.MICROBATCH] == index
         latest = np.maximum.accumulate(np.where(is_own, np.arange(len(by_begin)), -1))
-        total += np.where(latest >= 0, by_begin[latest, LOAD_MAX], 0.0)
+        total += np.where(latest >= 0, by_begin[latest, Step.LOAD_MAX], 0.0)
     return float(total.max())
 
 
@@ -210,23 +194,24 @@ def _busy(config: BundleConfig, steps: FloatArray) -> dict[str, float]:
     A phase lasts as long as the slowest instance's attention in lockstep, else as the mean of those at work.
     """
     (alpha_a, beta_a), (alpha_f, beta_f) = config.latency.attention, config.latency.ffn
-    load = steps[:, LOAD_MAX] if config.advance == "lockstep" else steps[:, LOAD_TOTAL] / steps[:, AT_WORK]
+    total, at_work = steps[:, Step.LOAD_TOTAL], steps[:, Step.AT_WORK]
+    load = steps[:, Step.LOAD_MAX] if config.advance == "lockstep" else total / at_work
     phases = (alpha_a * load + beta_a).sum()
-    instances = alpha_a * steps[:, LOAD_TOTAL].sum() + beta_a * steps[:, AT_WORK].sum()
-    ffn = (alpha_f * steps[:, REQUESTS] / config.ffn_instances + beta_f).sum()
+    instances = alpha_a * total.sum() + beta_a * at_work.sum()
+    ffn = (alpha_f * steps[:, Step.REQUESTS] / config.ffn_instances + beta_f).sum()
     times = {"attention": phases, "instances": instances, "ffn": ffn}
     return {name: config.layers * float(time) for name, time in times.items()}
 
 
 def _state_shares(steps: FloatArray, busy: dict[str, float]) -> dict[str, float]:
-    lived = float((steps[:, END] - steps[:, READY]).sum())
+    lived = float((steps[:, Step.END] - steps[:, Step.READY]).sum())
     states = {
         "attention": busy["attention"],
         "a_to_f": 0.0,
-        "wait_for_ffn": float(steps[:, FFN_WAIT].sum()),
+        "wait_for_ffn": float(steps[:, Step.FFN_WAIT].sum()),
         "ffn": busy["ffn"],
         "f_to_a": 0.0,
-        "wait_for_attention": float(steps[:, ATTENTION_WAIT].sum()),
+        "wait_for_attention": float(steps[:, Step.ATTENTION_WAIT].sum()),
     }
     transfers = lived - sum(states.values())
     states["a_to_f"] = states["f_to_a"] = transfers / 2

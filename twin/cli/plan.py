@@ -8,24 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from twin.cli import plan_options as flags
 from twin.cli.console import ExecutorOptions, Fresh, RunOptions, note, print_run, progress
-from twin.cli.plan_options import (
-    AnswerOptions,
-    CatalogueOptions,
-    DayOptions,
-    ObjectiveOptions,
-    QuestionOptions,
-    api_price_of_text,
-    by_name,
-    commitments_of_texts,
-    counts_by_name,
-    rate_of_text,
-    required,
-    seconds_of_text,
-    single,
-    spot_of_text,
-    whole_numbers,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -48,11 +32,11 @@ def plan(
     scenario: Path | None = None,
     /,
     *,
-    question: QuestionOptions = QuestionOptions(),  # noqa: B008 (frozen)
-    catalogue: CatalogueOptions = CatalogueOptions(),  # noqa: B008 (frozen)
-    target: ObjectiveOptions = ObjectiveOptions(),  # noqa: B008 (frozen)
-    answer: AnswerOptions = AnswerOptions(),  # noqa: B008 (frozen)
-    day: DayOptions = DayOptions(),  # noqa: B008 (frozen)
+    question: flags.QuestionOptions = flags.QuestionOptions(),  # noqa: B008 (frozen)
+    catalogue: flags.CatalogueOptions = flags.CatalogueOptions(),  # noqa: B008 (frozen)
+    target: flags.ObjectiveOptions = flags.ObjectiveOptions(),  # noqa: B008 (frozen)
+    answer: flags.AnswerOptions = flags.AnswerOptions(),  # noqa: B008 (frozen)
+    day: flags.DayOptions = flags.DayOptions(),  # noqa: B008 (frozen)
     fresh: Fresh = False,
     execution: ExecutorOptions = ExecutorOptions(),  # noqa: B008 (frozen)
     run: RunOptions = RunOptions(),  # noqa: B008 (frozen)
@@ -81,11 +65,11 @@ def plan(
     if day.day is not None:
         unused = {**catalogue.flags, **target.flags, **answer.flags, "--rate": question.rate}
         _refuse(unused, "with --day, which compares fleets of the scenario's own deployment")
-        return _day(required("SCENARIO", scenario), asked)
+        return _day(flags.required("SCENARIO", scenario), asked)
     _refuse(day.flags, "without --day")
     asked.set("plan.confidence", target.confidence)
-    asked.set("plan.commitments", commitments_of_texts(target.commitment))
-    asked.set("plan.api", api_price_of_text(target.api_price))
+    asked.set("plan.commitments", flags.commitments_of_texts(target.commitment))
+    asked.set("plan.api", flags.api_price_of_text(target.api_price))
     if catalogue.have:
         limits = {"--gpu": catalogue.gpu, "--max-gpus": target.max_gpus, "--objective": target.objective}
         files = {"SCENARIO": scenario, "--candidate": answer.candidate, "--write": answer.write}
@@ -93,13 +77,13 @@ def plan(
         _refuse({**files, **limits, **only}, "with --have, which asks what these GPUs serve")
         return _inventory(asked)
     if answer.max_load:
-        flags = {"--candidate": answer.candidate, "--objective": target.objective, "--max-gpus": target.max_gpus}
-        unused = {**catalogue.flags, **flags, "--write": answer.write, "--what": answer.what}
+        unused = {**catalogue.flags, "--candidate": answer.candidate, "--objective": target.objective}
+        unused |= {"--max-gpus": target.max_gpus, "--write": answer.write, "--what": answer.what}
         unused |= {"--cpu-limit": answer.cpu_limit}
         _refuse(unused, "with --max-load, which asks about the scenario's own deployment")
-        asked.set("workload.arrivals.rate", rate_of_text(question.rate))
+        asked.set("workload.arrivals.rate", flags.rate_of_text(question.rate))
         asked.set("plan.node_size", target.node_size)
-        return _max_load(required("SCENARIO", scenario), asked)
+        return _max_load(flags.required("SCENARIO", scenario), asked)
     return _plan(_question(scenario, asked), asked)
 
 
@@ -109,11 +93,11 @@ class _Asked:
 
     settings: dict[str, Any]
     goals: Goals
-    question: QuestionOptions
-    catalogue: CatalogueOptions
-    target: ObjectiveOptions
-    answer: AnswerOptions
-    day: DayOptions
+    question: flags.QuestionOptions
+    catalogue: flags.CatalogueOptions
+    target: flags.ObjectiveOptions
+    answer: flags.AnswerOptions
+    day: flags.DayOptions
     executor: ExecutorChoice
     fresh: bool
     run: RunOptions
@@ -129,14 +113,14 @@ def _question(scenario: Path | None, asked: _Asked) -> Question:
 
     options, catalogue, target = asked.question, asked.catalogue, asked.target
     if scenario is None:
-        model = required("--model", single("--model", catalogue.model, "with --have"))
-        gpus, rate = required("--gpu", catalogue.gpu), rate_of_text(options.rate)
+        model = flags.required("--model", flags.single("--model", catalogue.model, "with --have"))
+        gpus, rate = flags.required("--gpu", catalogue.gpu), flags.rate_of_text(options.rate)
         if options.trace is None:
-            required("--rate", rate)
+            flags.required("--rate", rate)
         return catalogue_question(_catalogue_question(model, gpus, rate, asked), asked.settings)
     _refuse(catalogue.flags, "beside a scenario, whose section plan says it")
     asked.set("plan.goals", asked.goals or None)
-    asked.set("workload.arrivals.rate", rate_of_text(options.rate))
+    asked.set("workload.arrivals.rate", flags.rate_of_text(options.rate))
     asked.set("plan.limits.gpus", target.max_gpus)
     asked.set("plan.objective", target.objective)
     asked.set("plan.node_size", target.node_size)
@@ -150,20 +134,20 @@ def _catalogue_question(model: str, gpus: list[str], rate: float | None, asked: 
     return CatalogueQuestion(
         model=model,
         gpus=gpus,
-        goals=required("--slo", asked.goals or None),
+        goals=flags.required("--slo", asked.goals or None),
         rate=rate,
         trace=asked.question.trace,
         prompt_tokens=catalogue.prompt_tokens,
         answer_tokens=catalogue.answer_tokens,
         hit_rate=catalogue.hit_rate,
-        degrees=whole_numbers("--tensor-parallel", catalogue.tensor_parallel or "1,2,4,8"),
-        stages=whole_numbers("--pipeline-parallel", catalogue.pipeline_parallel or "1"),
-        replicas=whole_numbers("--data-parallel", catalogue.data_parallel) if catalogue.data_parallel else None,
+        degrees=flags.whole_numbers("--tensor-parallel", catalogue.tensor_parallel or "1,2,4,8"),
+        stages=flags.whole_numbers("--pipeline-parallel", catalogue.pipeline_parallel or "1"),
+        replicas=flags.whole_numbers("--data-parallel", catalogue.data_parallel) if catalogue.data_parallel else None,
         layouts=(catalogue.layout or "colocated,disaggregated").split(","),
         weights=catalogue.weights.split(",") if catalogue.weights else (None,),
         cache=catalogue.cache or "bf16",
-        chunks=whole_numbers("--chunk", catalogue.chunk or "512,1024,2048,4096,8192"),
-        prices=by_name("--price", catalogue.price or [], "a price, or GPU=PRICE", gpus),
+        chunks=flags.whole_numbers("--chunk", catalogue.chunk or "512,1024,2048,4096,8192"),
+        prices=flags.by_name("--price", catalogue.price or [], "a price, or GPU=PRICE", gpus),
         max_gpus=target.max_gpus,
         node_size=target.node_size,
         objective=target.objective,
@@ -206,8 +190,8 @@ def _inventory(asked: _Asked) -> int:
     from twin.planning.inventory import demands_of, divide
 
     run = asked.run
-    have = counts_by_name("--have", asked.catalogue.have or [], "GPU=NUMBER, as h100=2")
-    demands = demands_of(required("--model", asked.catalogue.model), asked.question.rate or [])
+    have = flags.counts_by_name("--have", asked.catalogue.have or [], "GPU=NUMBER, as h100=2")
+    demands = demands_of(flags.required("--model", asked.catalogue.model), asked.question.rate or [])
     template = _catalogue_question(demands[0].model, list(have), 1.0, asked)
     have, options = inventory_options(template, have, demands, asked.settings)
     wanted = {"have": have, "demands": [[demand.model, demand.rate] for demand in demands]}
@@ -246,9 +230,9 @@ def _day(scenario: Path, asked: _Asked) -> int:
     options, run = asked.day, asked.run
     days = 3 if options.days is None else options.days
     require_at_least("--days", days, 1)
-    outages = None if options.mttf is None else seconds_of_text("--mttf", options.mttf)
-    back = None if options.mttr is None else seconds_of_text("--mttr", options.mttr)
-    spot = None if options.spot is None else spot_of_text(options.spot)
+    outages = None if options.mttf is None else flags.seconds_of_text("--mttf", options.mttf)
+    back = None if options.mttr is None else flags.seconds_of_text("--mttr", options.mttr)
+    spot = None if options.spot is None else flags.spot_of_text(options.spot)
     share = 0.95 if options.minutes is None else options.minutes
     document = apply(read_scenario(scenario, "serving"), asked.settings)
     question = prepare_day(
@@ -292,8 +276,8 @@ def _print(document: dict[str, Any], *, as_json: bool) -> int:
     return {True: 0, False: INFEASIBLE, None: UNDECIDED}[document["feasible"]]
 
 
-def _refuse(flags: dict[str, Any], why: str) -> None:
-    for flag, value in flags.items():
+def _refuse(values: dict[str, Any], why: str) -> None:
+    for flag, value in values.items():
         if value is not None:
             from workloads.errors import BadInput
 

@@ -406,7 +406,7 @@ def _pool_function(pool: Document, command: PoolCommand | None, program: Program
     return title + "".join(f"# {note}\n" for note in notes) + f"{_function(pool['name'])}() {{\n    {body}\n}}\n"
 
 
-def serve_live_commands(system: Document) -> str:
+def live_commands(system: Document) -> str:
     """A shell script that serves the deployment with `twin serve-live`, from the scenario beside it."""
     pools = system["pools"]
     lines = [

@@ -12,15 +12,7 @@ from latency_models.io.config_io import write_yaml
 from reports.run_directory import naming, write_text
 from twin.planning.cost import nodes_of
 from twin.planning.given import moved
-from twin.planning.launch import (
-    SGLANG,
-    VLLM,
-    Deployment,
-    PoolCommand,
-    deployment_of,
-    launch_commands,
-    serve_live_commands,
-)
+from twin.planning.launch import SGLANG, VLLM, Deployment, PoolCommand, deployment_of, launch_commands, live_commands
 
 if TYPE_CHECKING:
     from twin.planning.planner import Planner
@@ -86,7 +78,7 @@ def write_deployment(planner: Planner, folder: Path) -> None:
         "scenario.yaml": header + write_yaml(scenario),
         "launch.sh": launch_commands(system, folder, size),
         "launch_sglang.sh": launch_commands(system, folder, size, SGLANG),
-        "serve_live.sh": serve_live_commands(system),
+        "serve_live.sh": live_commands(system),
         "compose.yaml": compose(deployment),
         "llm-d.yaml": llm_d(deployment),
         "dynamo.yaml": dynamo(deployment),

@@ -8,20 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from twin.planning import max_load
 from twin.planning.confirming import LEVELS, OTHER_SEED, Confirmer, Level, confidence_curve, max_looks, why_not
 from twin.planning.evaluation import DRAWS, LONG_WINDOWS, Evaluator
 from twin.planning.family_estimates import LedgerEntry, estimate_families, horizon
-from twin.planning.max_load import (
-    Load,
-    changes,
-    confirmed,
-    estimated_rate,
-    highest_estimate,
-    highest_rate,
-    highest_throughput,
-    load_with_interval,
-    share_under_draws,
-)
 from twin.planning.question import Document, Question
 from twin.planning.result import MaxLoad, Plan, Stop
 from twin.planning.search import Search
@@ -68,17 +58,18 @@ class Planner:
         evaluator, confirmer = self.evaluator(question), Confirmer(self.confirming(question))
         self.search = Search(question, self.families, evaluator, confirmer, self.on_better)
         self.stopped = False
-        load: Load | None = None
+        load: max_load.Load | None = None
         with self._within_limit():
             if question.spec.aim == "throughput":
                 load = self._highest_throughput()
             elif (best := self.search.run()) is not None and question.rate is not None and not self.brief:
-                load = highest_rate(self.evaluator, question, best.candidate, question.rate * 1.25)
+                load = max_load.highest_rate(self.evaluator, question, best.candidate, question.rate * 1.25)
         plan = self._plan(load)
-        others = [
-            (text, Planner(variant, self.simulations, brief=True, given=self.given)) for text, variant in self.variants
+        what_if = [
+            (text, Planner(variant, self.simulations, brief=True, given=self.given).run())
+            for text, variant in self.variants
         ]
-        return replace(plan, what_if=[(text, planner.run()) for text, planner in others])
+        return replace(plan, what_if=what_if)
 
     @contextmanager
     def _within_limit(self) -> Iterator[None]:
@@ -115,19 +106,19 @@ class Planner:
         looks = 1 + math.ceil(math.log2(max(RATE_REQUESTS / requests, 1.0)))
         return Confirmer(self.confirming(question), attempts, looks)
 
-    def _highest_throughput(self) -> Load | None:
+    def _highest_throughput(self) -> max_load.Load | None:
         if self.question.rate is None:
             expected = "expected arrivals with a rate, which objective throughput changes"
             raise BadInput(expected, field="workload.arrivals.process", file=self.question.path)
-        best, trials = highest_throughput(self.evaluator, self.question, self.families)
+        best, trials = max_load.highest_throughput(self.evaluator, self.question, self.families)
         for trial in trials:
             self.search.record(trial)
         load = None
         if best is not None:
             deployment = best.trial.candidate
             estimate = next(family for family in self.families if family.family is deployment.family)
-            share = share_under_draws(self.question, estimate, deployment)
-            load = confirmed(self._rate_confirmer, self.question, best, share)
+            share = max_load.share_under_draws(self.question, estimate, deployment)
+            load = max_load.confirmed(self._rate_confirmer, self.question, best, share)
         if load is not None:
             self.search.best = load.trial
             self.question = self.search.question = self.question.at_rate(load.rate)
@@ -169,14 +160,14 @@ class Planner:
         failed = [trial for trial in self.search.trials.values() if trial.windows and not trial.meets]
         return min(failed, key=lambda trial: (trial.saturated, trial.worst(goals)[0]), default=None)
 
-    def _plan(self, load: Load | None) -> Plan:
+    def _plan(self, load: max_load.Load | None) -> Plan:
         question, search, best = self.question, self.search, self.search.best
         rows = self._rows()
         trials = [trial for _, trial in rows]
         missed = self._nearest_miss(trials) if best is None and not self.stopped else None
         effects: list[Document] = []
         with self._within_limit():
-            effects = [] if best is None or self.brief else changes(self.confirming, question, best.candidate)
+            effects = [] if best is None or self.brief else max_load.changes(self.confirming, question, best.candidate)
         by_estimate, unknowns = search.by_estimate, []
         if by_estimate is not None:
             candidate = by_estimate.candidate
@@ -214,7 +205,7 @@ class Planner:
         for estimate in (family for family in self.families if family.family.name in names):
             best = 0.0
             for candidate in sorted(estimate.candidates, key=lambda candidate: candidate.gpus):
-                rate, family = highest_estimate(estimate, candidate, self.question.goals), estimate.family
+                rate, family = max_load.highest_estimate(estimate, candidate, self.question.goals), estimate.family
                 if rate > best:
                     best = rate
                     identity = {"family": family.name, "layout": family.layout, "parallelism": family.parallelism}
@@ -250,8 +241,8 @@ def find_max_load(question: Question, deployment: Candidate, simulations: Simula
         if status != "infeasible":
             raise BadInput(f"expected a deployment that can run: {reason}", file=question.path)
         return MaxLoad(question, deployment, None, None, reason, 0)
-    start = estimated_rate(families[0], deployment)
+    start = max_load.estimated_rate(families[0], deployment)
     lengths = horizon(question.at_rate(start), families)
-    load = load_with_interval(lambda at: Evaluator(at, lengths, simulations), question, deployment, start)
+    load = max_load.load_with_interval(lambda at: Evaluator(at, lengths, simulations), question, deployment, start)
     reason = "" if load else "goals are missed at every rate that was tried"
     return MaxLoad(question, deployment, lengths, load, reason, simulations.requests)
