@@ -1,9 +1,10 @@
 """A model's config.json: its values, and how its weights are quantised.
 
-It is read for the live engine and for model files. Each field is in one of three tables. READ fields are used. IGNORED
-fields change no answer. REFUSED_UNLESS fields change the answer, and are accepted only with the values under which they
-do not. A field in none of them is ignored, as transformers ignores it: the code that `model_type` names does not ask
-for it.
+It is read for the live engine and for model files. docs/reference/model-directories.md lists fields that are used, and
+those that change no answer: settings of training, of the outputs and algorithms of transformers, types (flags choose
+them), and settings of tokenizers and templates. REFUSED_UNLESS fields change the answer, and are accepted only with the
+values under which they do not. Any other field is ignored, as transformers ignores it: the code that `model_type` names
+does not ask for it.
 
 `quantization_config` states formats of weights. A part of a layer that is excluded in most layers is in bf16:
 attention, experts, or a dense FFN. Step times know one format of linear layers and one of experts, so that a mixture of
@@ -28,30 +29,6 @@ from workloads.json_files import read_json_object
 if TYPE_CHECKING:
     from latency_models.deployment.models import Model
 
-
-READ = frozenset(
-    {
-        "model_type", "architectures", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
-        "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings",
-        "tie_word_embeddings",
-        "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
-        "rope_parameters", "rope_scaling", "rope_theta", "original_max_position_embeddings",
-        "sliding_window", "use_sliding_window", "layer_types", "auto_map",
-        "quantization_config", "eos_token_id", "id2label", "num_labels",
-    }
-)  # fmt: skip
-
-IGNORED = frozenset(
-    {
-        "initializer_range", "attention_dropout", "router_aux_loss_coef",
-        "use_cache", "output_router_logits", "output_hidden_states", "output_attentions", "return_dict",
-        "chunk_size_feed_forward",
-        "pretraining_tp", "dtype", "torch_dtype", "transformers_version", "_name_or_path",
-        "bos_token_id", "pad_token_id", "label2id", "max_window_layers",
-    }
-)  # fmt: skip
-"""Fields that change no answer: settings of training, of the outputs and algorithms of transformers, types (flags
-choose them), settings of tokenizers and templates, and `max_window_layers`, which needs `use_sliding_window`."""
 
 _REFUSED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     (("silu", "swish"), "other activations are not served", ("hidden_act",)),

@@ -42,3 +42,11 @@ def rows(page: str) -> Iterator[tuple[str, list[str]]]:
                 yield heading, [cell.strip() for cell in re.split(r" \|(?= |$)", line.removeprefix("|"))]
         for cells in items_of(section):
             yield heading, cells
+
+
+def config_fields() -> list[set[str]]:
+    """Fields of a config.json that are read, refused unless they change nothing, and ignored, as the page has them."""
+    text = (REFERENCE / "model-directories.md").read_text(encoding="utf-8").replace("\n  ", " ")
+    sections = [re.split(r"^#", part, flags=re.M)[0] for part in text.split("\n### ")[1:4]]
+    items = (re.findall(r"^- (.*?)(?:: |$)", section, re.M) for section in sections)
+    return [{name for item in listed for name in names(item)} for listed in items]

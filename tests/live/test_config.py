@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from latency_models.deployment.hugging_face import model_from_config
-from latency_models.deployment.model_config import FAMILY_DEFAULTS, IGNORED, READ, REFUSED_UNLESS
+from latency_models.deployment.model_config import FAMILY_DEFAULTS
 from live.models.config import Family, read_config
 from live.models.decoder import Decoder
 from live.models.weights import load_weights, model_bytes
+from tests.docs.pages import config_fields
 from tests.live.conftest import COMMON, LLAMA3
 from tests.live.test_engine import assert_logits_agree
 from workloads.errors import BadInput
@@ -29,8 +30,8 @@ GONE = object()
 """In place of a value: the file leaves the field out."""
 
 
-def test_every_field_of_transformers_is_in_one_table() -> None:
-    tables = [READ, IGNORED, frozenset(REFUSED_UNLESS)]
+def test_every_field_of_transformers_is_in_one_list_of_the_page() -> None:
+    tables = config_fields()
     for name in FAMILIES.values():
         fields = {field.name for field in dataclasses.fields(getattr(transformers, f"{name}Config"))}
         assert fields - frozenset().union(*tables) == set()
