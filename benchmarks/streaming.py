@@ -28,7 +28,7 @@ import torch
 from benchmarks.host_step import Instant
 from benchmarks.provenance import provenance
 from live.backend import EngineBackend
-from live.engine import Engine, StepResult
+from live.engine import Engine, Progress
 from live.graphs.executor import GraphExecutor
 from live.graphs.step import StaticStep
 from live.server.launcher import GracefulShutdown, listen, serve
@@ -54,12 +54,12 @@ class CountingEngine(Engine):
         self.times: list[float] = []
         self._end = 0.0
 
-    def step(self) -> StepResult | None:
+    def step(self) -> Progress | None:
         """Run `Engine.step`, and note when it ends if all streams decode."""
         result = super().step()
         self._end = max(self._end + self.step_seconds, time.perf_counter())
         time.sleep(max(self._end - time.perf_counter(), 0.0))
-        if result is not None and len(result.output.decodes) == self.streams:
+        if result is not None and sum(len(each.output) > 1 for each in result.advanced) == self.streams:
             self.times.append(time.thread_time())
         return result
 

@@ -168,5 +168,5 @@ class EngineBackend:
             return self._report(f"the engine has failed: {type(error).__name__}: {error}")
         self._stepping = result is not None
         if result is not None:
-            self._deliver(result.progress)
+            self._deliver(result)
             self._loop.call_soon(self._step)

@@ -35,23 +35,15 @@ Watch = Callable[[Batch, float, float], None]
 
 
 class Progress(NamedTuple):
-    """The changes of a step that clients see: the generations that got a token, and those of them that are finished."""
+    """The changes of a step that clients see: the generations that got a token, and those that are finished."""
 
     advanced: list[Generation]
     finished: list[Generation]
 
-
-class StepResult(NamedTuple):
-    """The result of one step: the output of the model, and the generations that are finished."""
-
-    output: ModelRunnerOutput
-    finished: list[Generation]
-
-    @property
-    def progress(self) -> Progress:
-        """The same, as far as clients see it."""
-        first = [generation_of(sequence) for sequence, _ in self.output.first_tokens]
-        return Progress([*self.output.decodes, *first], self.finished)
+    @classmethod
+    def of(cls, output: ModelRunnerOutput, finished: list[Generation]) -> Progress:
+        """The changes by the output of a step."""
+        return cls([*output.decodes, *(generation_of(sequence) for sequence, _ in output.first_tokens)], finished)
 
 
 class InFlightStep(NamedTuple):
@@ -149,7 +141,7 @@ class Engine:
         if decoder.weights.head is None and (request.task == "generate" or generation.prompt_logprobs >= 0):
             raise ValueError(f"request {request.id}: expected a pooling task, since the model has no LM head")
 
-    def step(self) -> StepResult | None:
+    def step(self) -> Progress | None:
         """Launch as many steps as the depth allows and finish the oldest; None when there is nothing to run."""
         in_flight = self._in_flight
         if not self.launch():
@@ -164,7 +156,7 @@ class Engine:
         finished = self.commit(oldest.batch, decodes, output, end)
         if self.watch is not None:
             self.watch(oldest.batch, oldest.begin, end)
-        return StepResult(output, finished)
+        return Progress.of(output, finished)
 
     def launch(self) -> bool:
         """Launch as many steps as the depth allows, without waiting for them; returns whether one is in flight."""

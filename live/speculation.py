@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from live.block_pool import BlockPool
-from live.engine import Clock, Engine, StepResult
+from live.engine import Clock, Engine, Progress
 from live.executor import AsyncModelRunnerOutput, Executor, LogprobsResult, ModelRunnerOutput
 from live.generation import Generation
 from live.input_batch import Ints, generation_of
@@ -197,7 +197,7 @@ class SpeculativeEngine(Engine):
         super().__init__(decoder, config, clock=clock, make_executor=make_executor, make_core=make_core)
         self.core.propose = drafts.propose
 
-    def step(self) -> StepResult | None:
+    def step(self) -> Progress | None:
         begin = self.clock()
         batch = self.schedule(begin)
         if batch is None:
@@ -210,7 +210,7 @@ class SpeculativeEngine(Engine):
         if self.watch is not None:
             self.watch(batch, begin, end)
         decodes = [generation_of(sequence) for sequence in batch.decodes]
-        return StepResult(verified.rest._replace(decodes=decodes), finished)
+        return Progress.of(verified.rest._replace(decodes=decodes), finished)
 
     def abort(self, request_id: int) -> Generation | None:
         generation = super().abort(request_id)

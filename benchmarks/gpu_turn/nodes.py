@@ -49,7 +49,7 @@ def decoding_engine(workload: live.Workload, decoder: Decoder) -> Engine:
     while decode_steps < STEPS_BEFORE:
         result = engine.step()
         assert result is not None, "answers are longer than the steps before the profile"
-        decode_steps += len(result.output.decodes) == workload.concurrency
+        decode_steps += sum(len(each.output) > 1 for each in result.advanced) == workload.concurrency
     return engine
 
 

@@ -7,9 +7,9 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import vllm
@@ -21,6 +21,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from latency_models.timed_runs import ProfiledRounds, ReplayedRun
 from live.clock import DirectClock
 from live.device import device_name, versions
+from live.engine import Clock, Progress, Watch
 from live.generation import Generation
 from live.validation.backend import IN_TURNS_SEED, Requests, WithoutDrafts, clients_of, profiling_limits, replay
 from live.validation.profiling import EngineProfile
@@ -42,16 +43,6 @@ class ProcessClock(DirectClock):
 
     def elapsed(self) -> float:
         return time.process_time()
-
-
-Clock = Callable[[], float]
-Watch = Callable[[Batch, float, float], None]
-
-
-class StepResult(NamedTuple):
-    """The generations that ended with a step."""
-
-    finished: list[Generation]
 
 
 class VllmEngine:
@@ -113,7 +104,7 @@ class VllmEngine:
             self._begin = begin
         return sequence
 
-    def step(self) -> StepResult | None:
+    def step(self) -> Progress | None:
         """Let vLLM run a step; None when there is nothing to run."""
         while self._llm.has_unfinished_requests() or self._llm.engine_core.engine_core.batch_queue:
             outputs = self._llm.step()
@@ -127,7 +118,7 @@ class VllmEngine:
         del self.sequences[request_id]
         self._llm.abort_request([str(request_id)])
 
-    def _finish(self, step: ScheduledStep, outputs: list[Any]) -> StepResult:
+    def _finish(self, step: ScheduledStep, outputs: list[Any]) -> Progress:
         """Write the outputs of a step to their generations."""
         end = self.clock()
         finished = []
@@ -156,7 +147,7 @@ class VllmEngine:
         if self.watch is not None:
             self.watch(batch, self._begin, end)
         self._begin = end if self.sequences else None
-        return StepResult(finished)
+        return Progress([], finished)
 
     def _batch(self, step: ScheduledStep) -> Batch:
         """The step as the twin's latency models see it."""

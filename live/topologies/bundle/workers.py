@@ -19,7 +19,7 @@ from functools import partial
 
 import torch
 
-from live.engine import Engine, StepResult
+from live.engine import Engine, Progress
 from live.executor import ModelRunnerOutput
 from live.generation import Generation
 from live.graphs.capture_sizes import WIDTHS, StepShape, at_least, powers, sizes
@@ -328,7 +328,7 @@ class AttentionWorker:
         finished = engine.commit(batch, batch.decodes, output, self._transport.clock())
         for generation in finished:
             del self._home[generation.request.id]
-        return StepResult(output, finished).progress.advanced
+        return Progress.of(output, finished).advanced
 
 
 class FFNWorker:

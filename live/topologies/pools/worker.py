@@ -15,7 +15,7 @@ import torch
 
 from live.block_pool import BlockPool
 from live.device import to_device
-from live.engine import Engine, StepResult
+from live.engine import Engine, Progress
 from live.executor import AsyncModelRunnerOutput, Executor
 from live.generation import Generation
 from live.graphs.executor import GraphExecutor
@@ -363,7 +363,7 @@ class EngineWorker:
         self._arrivals.drop(request_id)
         self._departures.drop(request_id)
 
-    def _report(self, result: StepResult) -> None:
+    def _report(self, result: Progress) -> None:
         core = self.engine.core
         for generation in result.finished:
             if generation.finish_reason == "stop" or generation.request.max_tokens <= 1:
@@ -373,7 +373,7 @@ class EngineWorker:
             self._tell(self._events.take())
         blocks = core.kv_cache.num_free_blocks
         counts = core.num_running, blocks, core.preemptions, core.prefill_tokens, core.cached_tokens
-        tokens = pack_tokens(result.progress.advanced)
+        tokens = pack_tokens(result.advanced)
         self._transport.send(FRONT, Message(REPORT, (self._transport.rank, *counts), tokens))
         self._departures.go_on()
 
