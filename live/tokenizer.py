@@ -138,35 +138,50 @@ Names: TypeAlias = Callable[[int], str | None]
 """A token's name in the vocabulary; None for an unknown id."""
 
 
-class ByteLevel:
-    """A vocabulary whose names are bytes, each written as one character."""
+class Vocabulary:
+    """The bytes of tokens by their names.
 
-    def __init__(self, names: Names) -> None:
+    Without `space`, names are bytes, each written as one character. Else they are text with `space` for spaces (an
+    output's first one may be stripped), or a byte such as <0x00>.
+    """
+
+    def __init__(self, names: Names, space: str = "", strips: bool = False) -> None:
         self._names = names
-        self._cache: dict[int, bytes] = {}
+        self._space = space
+        self._strips = strips
+        self._cache: dict[int, tuple[bytes, bool] | None] = {}
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes of a token, perhaps a part of a character; empty for an unknown id."""
-        value = self._cache.get(token)
-        if value is None:
-            value = self._cache[token] = self._from_name(self._names(token) or "")
-        return value
+        """The bytes of a token, perhaps a part of a character, including a leading space; empty for an unknown id."""
+        entry = self.entry(token)
+        return entry[0] if entry else b""
 
-    def incremental(self) -> ByteLevelDetokenizer:
-        return ByteLevelDetokenizer(self)
+    def entry(self, token: int) -> tuple[bytes, bool] | None:
+        """The bytes of a token, and whether it is a byte of a run; None for an unknown id."""
+        if token not in self._cache:
+            name = self._names(token)
+            self._cache[token] = None if name is None else self._from_name(name)
+        return self._cache[token]
 
-    @staticmethod
-    def _from_name(name: str) -> bytes:
-        try:
-            return bytes(BYTES[character] for character in name)
-        except KeyError:  # an added token, whose name is its text
-            return name.encode()
+    def detokenizer(self) -> ByteLevelDetokenizer | ByteFallbackDetokenizer:
+        """A detokenizer for one output that comes token by token."""
+        return ByteFallbackDetokenizer(self, self._strips) if self._space else ByteLevelDetokenizer(self)
+
+    def _from_name(self, name: str) -> tuple[bytes, bool]:
+        if not self._space:
+            try:
+                return bytes(BYTES[character] for character in name), False
+            except KeyError:  # an added token, whose name is its text
+                return name.encode(), False
+        text = name.replace(self._space, " ")
+        byte = BYTE_NAME.fullmatch(text)
+        return (bytes.fromhex(byte[1]), True) if byte else (text.encode(), False)
 
 
 class ByteLevelDetokenizer:
     """Converts the tokens of one output to text, as soon as later tokens cannot change it."""
 
-    def __init__(self, vocabulary: ByteLevel) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         self._token_bytes = vocabulary.token_bytes
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
@@ -177,42 +192,12 @@ class ByteLevelDetokenizer:
         return self._decode(b"", True)
 
 
-class ByteFallback:
-    """A vocabulary whose names are text, with `space` for spaces (an output's first may be stripped), or <0x00>."""
-
-    def __init__(self, names: Names, space: str, strips: bool) -> None:
-        self._names = names
-        self._space = space
-        self.strips = strips
-        self._cache: dict[int, tuple[bytes, bool] | None] = {}
-
-    def token_bytes(self, token: int) -> bytes:
-        """The bytes of a token, including a leading space; empty for an unknown id."""
-        entry = self.entry(token)
-        return entry[0] if entry else b""
-
-    def entry(self, token: int) -> tuple[bytes, bool] | None:
-        """The bytes of a token, and whether it is a byte of a run; None for an unknown id."""
-        if token not in self._cache:
-            name = self._names(token)
-            self._cache[token] = None if name is None else self._from_name(name.replace(self._space, " "))
-        return self._cache[token]
-
-    def incremental(self) -> ByteFallbackDetokenizer:
-        return ByteFallbackDetokenizer(self)
-
-    @staticmethod
-    def _from_name(name: str) -> tuple[bytes, bool]:
-        byte = BYTE_NAME.fullmatch(name)
-        return (bytes.fromhex(byte[1]), True) if byte else (name.encode(), False)
-
-
 class ByteFallbackDetokenizer:
     """The same for a vocabulary with byte fallback; a run of bytes waits for what ends it."""
 
-    def __init__(self, vocabulary: ByteFallback) -> None:
+    def __init__(self, vocabulary: Vocabulary, strips: bool) -> None:
         self._entry = vocabulary.entry
-        self._strips = vocabulary.strips
+        self._strips = strips
         self._run = bytearray()
 
     def push(self, token: int) -> str:
@@ -243,12 +228,12 @@ class ByteFallbackDetokenizer:
         return text
 
 
-def vocabulary_bytes(decoder: Any, names: Names) -> ByteLevel | ByteFallback | None:
+def vocabulary_bytes(decoder: Any, names: Names) -> Vocabulary | None:
     """The vocabulary that the `decoder` of a tokenizer.json describes; None if it is of another kind than these two."""
     steps = _flat(decoder)
     kinds = [step.get("type") for step in steps]
     if kinds == ["ByteLevel"]:
-        return ByteLevel(names)
+        return Vocabulary(names)
     strips = kinds[3:] == ["Strip"]
     if kinds[:3] != ["Replace", "ByteFallback", "Fuse"] or (kinds[3:] and not strips):
         return None
@@ -257,7 +242,7 @@ def vocabulary_bytes(decoder: Any, names: Names) -> ByteLevel | ByteFallback | N
         return None
     if strips and (steps[3].get("content"), steps[3].get("start"), steps[3].get("stop")) != (" ", 1, 0):
         return None
-    return ByteFallback(names, space, strips)
+    return Vocabulary(names, space, strips)
 
 
 def _flat(decoder: Any) -> list[dict[str, Any]]:
@@ -378,9 +363,9 @@ class Tokenizer:
 
     def detokenizer(self) -> ByteLevelDetokenizer | ByteFallbackDetokenizer:
         """A detokenizer for one output that comes token by token; it does not skip special tokens."""
-        return self._vocabulary.incremental()
+        return self._vocabulary.detokenizer()
 
-    def _read_vocabulary(self, file: Path) -> ByteLevel | ByteFallback:
+    def _read_vocabulary(self, file: Path) -> Vocabulary:
         configured = self._trusted.decoder
         decoder = configured and json.loads(configured.__getstate__())  # spares parsing the whole file again
         vocabulary = vocabulary_bytes(decoder, self._trusted.id_to_token)
