@@ -40,6 +40,9 @@ PendingPooled: TypeAlias = list[tuple[list[tuple[int, Sequence]], PendingHostCop
 Rows: TypeAlias = tuple[Ints, Ints, Ints]
 """Token ids, positions and slots."""
 
+LABELLED = ("classify", "score", "rerank")
+"""Tasks whose result the classification head produces, if there is one."""
+
 AsyncModelRunnerOutput: TypeAlias = Callable[[], ModelRunnerOutput]
 """The output of a launched step; calling it waits for the step."""
 
@@ -204,20 +207,17 @@ class Executor:
     def _pooled(self, completed: Many[tuple[int, Sequence]], normed: torch.Tensor) -> PendingPooled:
         """Start the copies of pooled outputs. `completed`: rows of `normed`, with their sequences."""
         pending: PendingPooled = []
+        has_labels = bool(self.decoder.config.labels)
         for labelled in (False, True):
             rows = [
                 (row, sequence)
                 for row, sequence in completed
-                if not wants_token(sequence) and self._classifies(sequence) is labelled
+                if not wants_token(sequence) and (has_labels and sequence.request.task in LABELLED) is labelled
             ]
             if rows:
                 pooled = self.decoder.labels(normed) if labelled else normed
                 pending.append((rows, PendingHostCopy(pooled.float())))
         return pending
-
-    def _classifies(self, sequence: Sequence) -> bool:
-        """True if the classification head produces a request's result."""
-        return bool(self.decoder.config.labels) and sequence.request.task in ("classify", "score", "rerank")
 
     def _prompt_logprobs(self, batch: Batch, hidden: torch.Tensor) -> list[LogprobsResult]:
         """Log-probabilities of prompt tokens, for requests that want them. `hidden`: the rows of the chunks."""

@@ -99,15 +99,12 @@ class InputBatch:
         table = self.pool.table(sequence.blocks)
         self.tables[row, : len(table)] = table
         cached = sequence.kv_offset + step_index - 1
-        self.tokens[row] = self._last_token(sequence)
+        output = generation_of(sequence).output
+        latest = output[-1] if output else 0  # 0 if only the device knows it yet (async scheduling)
+        self.tokens[row] = self.first_tokens.get(sequence, latest)
         self.lengths[row], self.positions[row] = cached, cached - 1
         block, offset = divmod(cached - 1, size)
         self.slots[row] = int(self.tables[row, block]) * size + offset
-
-    def _last_token(self, sequence: Sequence) -> int:
-        """The sequence's latest token; 0 if only the device knows it yet (async scheduling)."""
-        output = generation_of(sequence).output
-        return self.first_tokens.get(sequence, output[-1] if output else 0)
 
 
 def generation_of(sequence: Sequence) -> Generation:

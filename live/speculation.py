@@ -114,14 +114,12 @@ class SpeculativeExecutor(Executor):
         with torch.inference_mode():
             plain = [i for i, drafted in enumerate(batch.draft_tokens) if not drafted]
             order = [*plain, *(i for i, drafted in enumerate(batch.draft_tokens) if drafted)]
-            pieces = [self._piece(batch, i) for i in order[len(plain) :]]
+            pieces = []  # decodes with their drafts as chunks behind their caches
+            for i in order[len(plain) :]:
+                context = batch.decodes[i].num_computed_tokens
+                pieces.append(Chunk(batch.decodes[i], batch.draft_tokens[i] + 1, context, False))
             hidden = self.forward(self._inputs_of(batch, [batch.decodes[i] for i in plain], pieces))
             return self._verified(batch, order, hidden)
-
-    def _piece(self, batch: Batch, i: int) -> Chunk:
-        """A decode with its draft as a chunk behind its cache."""
-        sequence = batch.decodes[i]
-        return Chunk(sequence, batch.draft_tokens[i] + 1, sequence.num_computed_tokens, False)
 
     def _inputs_of(self, batch: Batch, plain: list[Sequence], pieces: list[Chunk]) -> Inputs:
         size, count = self.pool.block_size, len(plain)

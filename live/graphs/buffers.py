@@ -115,6 +115,7 @@ class DeviceBuffers:
         sampled: (rows + chunks + 1,) int64, the tokens of the latest step: of its decodes first, and from index `rows`
             on of its chunks. The last is always 0.
         no_token: index in `sampled` of the 0.
+        latest: sequences of the step launched last: its decodes, and by chunk the sequence it completes.
         decode_rows: rows of `tables`, one for each decode of the step to come.
     """
 
@@ -139,7 +140,7 @@ class DeviceBuffers:
         self.decode_rows: Ints = np.zeros(0, dtype=np.int64)
         self._row_of: dict[Sequence, int] = {}
         self._free = list(range(self.rows - 1, -1, -1))
-        self._latest: tuple[tuple[Sequence, ...], Many[Sequence | None]] = (), ()
+        self.latest: tuple[tuple[Sequence, ...], Many[Sequence | None]] = (), ()
 
     def update(self, decodes: InputBatch) -> None:
         """Free the rows of sequences that no longer decode; give new ones a row, and send their block tables."""
@@ -158,16 +159,12 @@ class DeviceBuffers:
 
     def token_sources(self, sequences: tuple[Sequence, ...]) -> Ints:
         """The index in `sampled` of each decode's input token; `no_token` if the latest step did not sample it."""
-        decoded, completed = self._latest
+        decoded, completed = self.latest
         if sequences == decoded:
             return np.arange(len(sequences))
         index = {sequence: row for row, sequence in enumerate(decoded)}
         index |= {sequence: self.rows + i for i, sequence in enumerate(completed) if sequence is not None}
         return np.array([index.get(sequence, self.no_token) for sequence in sequences], dtype=np.int64)
-
-    def set_latest(self, decodes: tuple[Sequence, ...], completed: Many[Sequence | None]) -> None:
-        """Record the sequences of the step just launched: its decodes, and by chunk the sequence it completes."""
-        self._latest = decodes, completed
 
     def keep(self, tokens: torch.Tensor, decodes: int) -> None:
         """Store a step's tokens: of its (padded) decodes, then of its chunks."""

@@ -47,6 +47,11 @@ class StepShape:
         """Rows of all decodes and chunks."""
         return self.decodes + self.tokens
 
+    @property
+    def cost(self) -> tuple[int, bool, int]:
+        """Orders shapes that hold the same batch."""
+        return self.rows, not self.no_context, self.blocks
+
     def holds(self, other: StepShape) -> bool:
         """True if a batch of the other shape fits into this one, and asks no more of its outputs."""
         sizes = ((self.decodes, other.decodes), (self.chunks, other.chunks), (self.tokens, other.tokens),

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.sampling import sample
+from kernels.sampling import SamplingMetadata, sample
 from live.block_pool import BlockPool
 from live.device import PendingHostCopy
 from live.executor import (
@@ -216,7 +216,7 @@ class GraphExecutor(Executor):
         if not step.shape.greedy_only:
             self._stage_sampling(arrays, step.shape.decodes, completing, sampling)
         result = step.run()
-        self.buffers.set_latest(decodes.sequences, completing)
+        self.buffers.latest = decodes.sequences, completing
         return self._output(step, result, batch, completing, sampling)
 
     def reset(self, pool: BlockPool) -> GraphExecutor:
@@ -267,7 +267,10 @@ class GraphExecutor(Executor):
         decodes, size = self.input_batch, self.pool.block_size
         ends = [-(-(chunk.context + chunk.tokens) // size) for chunk in batch.chunks]
         greedy_only = greedy and not decodes.wants_logprobs and self.decoder.weights.head is not None
-        greedy_only = greedy_only and not any(_wants_more(chunk.sequence) for chunk in batch.chunks)
+        for chunk in batch.chunks:
+            generation = generation_of(chunk.sequence)
+            logprobs = max(generation.logprobs, generation.prompt_logprobs)
+            greedy_only = greedy_only and wants_token(chunk.sequence) and logprobs < 0
         blocks, tokens = max([decodes.width, *ends]), batch.prefill_tokens
         no_context = self._sdpa and tokens >= SDPA_TOKENS and len(ends) == 1 and batch.chunks[0].context == 0
         return self.capture_sizes.shape(len(decodes), len(ends), tokens, blocks, greedy_only, no_context=no_context)
@@ -292,7 +295,7 @@ class GraphExecutor(Executor):
                 self._capture(step)
             return step
         larger = [other for other in self.steps.values() if other.captured and other.shape.holds(shape)]
-        smallest = min(larger, key=_cost, default=step)
+        smallest = min(larger, key=lambda other: other.shape.cost, default=step)
         return smallest if smallest.shape.rows - shape.rows <= MOST_EXTRA_ROWS else step
 
     def _capture(self, step: StaticStep) -> bool:
@@ -384,7 +387,9 @@ class GraphExecutor(Executor):
         """The tokens of a step that is not `greedy_only`, and their log-probabilities, (logits indices,) each."""
         decodes = self._decode_sampling
         greedy, filtered = decodes.greedy and sampling.greedy, decodes.filtered or sampling.filtered
-        tokens, logprobs = sample(logits, step.sampling_metadata(greedy=greedy, filtered=filtered))
+        x = step.inputs
+        columns = x["temperature"], x["top_k"], x["top_p"], x["min_p"], x["seeds"], x["next_positions"]
+        tokens, logprobs = sample(logits, SamplingMetadata(*columns, greedy, filtered))
         self.buffers.keep(tokens, step.shape.decodes)
         return tokens, logprobs
 
@@ -392,23 +397,9 @@ class GraphExecutor(Executor):
         self, logits: torch.Tensor, logprobs: torch.Tensor, first: list[tuple[int, Sequence]]
     ) -> list[LogprobsResult]:
         """Log-probabilities for the generations that want them. This waits for the device."""
-        sampled = [
-            *enumerate(self.input_batch.generations),
-            *((row, generation_of(sequence)) for row, sequence in first),
-        ]
-        sampled_rows = [(row, generation) for row, generation in sampled if generation.logprobs >= 0]
-        if not sampled_rows:
+        sampled = [*enumerate(self.input_batch.generations), *((row, generation_of(owner)) for row, owner in first)]
+        by_row = {row: generation for row, generation in sampled if generation.logprobs >= 0}
+        if not by_row:
             return []
-        rows = torch.tensor([row for row, _ in sampled_rows], device=self.device)
-        return sampled_logprobs([generation for _, generation in sampled_rows], logits[rows], logprobs[rows])
-
-
-def _cost(step: StaticStep) -> tuple[int, bool, int]:
-    """Orders steps that could run the same batch."""
-    return step.shape.rows, not step.shape.no_context, step.shape.blocks
-
-
-def _wants_more(sequence: Sequence) -> bool:
-    """True if a request wants more from its prompt's step than the most likely token."""
-    generation = generation_of(sequence)
-    return not wants_token(sequence) or generation.logprobs >= 0 or generation.prompt_logprobs >= 0
+        rows = torch.tensor([*by_row], device=self.device)
+        return sampled_logprobs([*by_row.values()], logits[rows], logprobs[rows])

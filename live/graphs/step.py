@@ -8,7 +8,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 import torch
 
-from kernels.sampling import SamplingMetadata, sample
+from kernels.sampling import sample
 from live.graphs.buffers import Arrays, DeviceBuffers, fields, size, views
 from live.graphs.capture_sizes import StepShape
 from live.models.decoder import Decoder, Inputs, PagedCache
@@ -159,13 +159,6 @@ class StaticStep:
     def captured(self) -> bool:
         """True if the step is a graph."""
         return self._graph is not None
-
-    def sampling_metadata(self, *, greedy: bool, filtered: bool) -> SamplingMetadata:
-        """The sampling metadata that was staged, of a step that is not `greedy_only`."""
-        x = self.inputs
-        return SamplingMetadata(
-            x["temperature"], x["top_k"], x["top_p"], x["min_p"], x["seeds"], x["next_positions"], greedy, filtered
-        )
 
     def _launch(self) -> Result:
         hidden = self._decoder.forward(self._forward_inputs(), self._cache)

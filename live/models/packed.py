@@ -134,7 +134,10 @@ def _read(checkpoint: Checkpoint, name: str, shape: tuple[int, ...], kind: Quant
     scales = checkpoint.tensor(f"{name}.scales", (groups, outputs), floats).to(device).half()
     if not scales.isfinite().all():
         raise BadInput("expected values that float16 can hold", field=f"{name}.scales", file=checkpoint.directory)
-    _no_bias(checkpoint, name, outputs)
+    bias = f"{name}.bias"
+    if bias in checkpoint and checkpoint.tensor(bias, (outputs,)).any():  # GPTQ writers store zeros for none
+        expected = "expected zeros: linear layers with a bias are not served"
+        raise BadInput(expected, field=bias, file=checkpoint.directory)
     order = _order(checkpoint, name, inputs, span, kind)
     codes = unpack_interleaved(codes).T if kind.method == "awq" else unpack(codes.T, kind.bits)
     zeros = unpack_interleaved(zeros) if kind.method == "awq" else unpack(zeros, kind.bits)
@@ -142,15 +145,6 @@ def _read(checkpoint: Checkpoint, name: str, shape: tuple[int, ...], kind: Quant
         order = order.to(device)
         codes = codes[:, order]
     return Codes(codes, scales.T, zeros.T + kind.zero_offset, order)
-
-
-def _no_bias(checkpoint: Checkpoint, name: str, outputs: int) -> None:
-    """Check that a bias is zero: GPTQ writers store zeros for a model without one."""
-    bias = f"{name}.bias"
-    if bias in checkpoint and checkpoint.tensor(bias, (outputs,)).any():
-        raise BadInput(
-            "expected zeros: linear layers with a bias are not served", field=bias, file=checkpoint.directory
-        )
 
 
 def _order(checkpoint: Checkpoint, name: str, inputs: int, span: int, kind: Quantisation) -> torch.Tensor | None:

@@ -238,9 +238,14 @@ Serve: TypeAlias = Callable[[TopologyBackend], int]
 
 def serve_topology(deployment: Deployment, words: list[str], options: TopologyOptions, serve: Serve) -> int:
     """Serve with a topology, or be one of its workers; returns the exit code. `words`: the flags of a worker."""
-    names, limits = deployment.names, _time_limits(options)
+    for name in ("join_seconds", "worker_seconds"):
+        if not 0 < (value := getattr(options, name)) <= MAX_SECONDS:
+            raise BadInput(f"expected a number above 0, of at most {MAX_SECONDS:g}", field=flag(name), value=value)
+    names, limits = deployment.names, TimeLimits(options.join_seconds, options.worker_seconds)
     if options.in_process:
-        return _serve_in_process(deployment, options, serve)
+        refuse(options, "role rendezvous", "expected none beside --in-process")
+        with closing(TopologyBackend(deployment, InProcessWorkers(deployment))) as backend:
+            return serve(backend)
     rank = 0 if options.role is None else _rank(options, names)
     address = Address("127.0.0.1", 0) if options.rendezvous is None else Address.parse(options.rendezvous)
     try:
@@ -253,13 +258,6 @@ def serve_topology(deployment: Deployment, words: list[str], options: TopologyOp
     except TransportError as error:
         print(f"serve-live: {error}", file=sys.stderr, flush=True)
         return 1
-
-
-def _serve_in_process(deployment: Deployment, options: TopologyOptions, serve: Serve) -> int:
-    """Load the models of all workers into this process, and serve."""
-    refuse(options, "role rendezvous", "expected none beside --in-process")
-    with closing(TopologyBackend(deployment, InProcessWorkers(deployment))) as backend:
-        return serve(backend)
 
 
 def _serve_front(
@@ -292,10 +290,3 @@ def _rank(options: TopologyOptions, names: list[str]) -> int:
     if not 0 <= options.rank < len(ranks):
         raise BadInput(f"expected 0 to {len(ranks) - 1}, of {options.role}", field="--rank", value=options.rank)
     return ranks[options.rank]
-
-
-def _time_limits(options: TopologyOptions) -> TimeLimits:
-    for name in ("join_seconds", "worker_seconds"):
-        if not 0 < (value := getattr(options, name)) <= MAX_SECONDS:
-            raise BadInput(f"expected a number above 0, of at most {MAX_SECONDS:g}", field=flag(name), value=value)
-    return TimeLimits(options.join_seconds, options.worker_seconds)

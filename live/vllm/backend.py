@@ -70,11 +70,11 @@ class VllmEngine:
 
     def share_weights(self, engine: VllmEngine) -> None:
         """Compute with another engine's weights: where these lie in memory, steps differ by up to 15 %."""
-        self._model_runner.model = engine._model_runner.model
-
-    @property
-    def _model_runner(self) -> Any:
-        return self._llm.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+        own, others = (
+            each._llm.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+            for each in (self, engine)
+        )
+        own.model = others.model
 
     def reset(self, chunk_policy: ChunkPolicy | None = None) -> None:
         """Forget the prefix cache, and take another chunk policy. The engine must have no requests."""
