@@ -30,45 +30,49 @@ def shared_prefixes(rate: float, limit: int | None) -> dict[str, Any]:
     }
 
 
-@given(
-    rate=st.sampled_from([2.0, 15.0, 40.0, 200.0]), asynchronous=st.booleans(), limit=st.sampled_from([None, 12, 200]),
-    blocks=st.sampled_from([20, 40, 400]), seats=st.sampled_from([2, 16, 64]), caching=st.booleans(),
-    seed=st.integers(0, 10**6),
-)  # fmt: skip
-@example(rate=200.0, asynchronous=True, limit=200, blocks=20, seats=16, caching=False, seed=780924)
-@example(rate=40.0, asynchronous=True, limit=200, blocks=20, seats=64, caching=True, seed=512919)
-def test_one_engine(
-    rate: float, asynchronous: bool, limit: int | None, blocks: int, seats: int, caching: bool, seed: int
-) -> None:
-    document = scenario(
-        seed=seed,
-        workload=shared_prefixes(rate, limit),
-        engine={
-            "num_gpu_blocks": blocks, "max_num_seqs": seats, "async_scheduling": asynchronous,
-            "enable_prefix_caching": caching,
-        },
-    )  # fmt: skip
+def check_answers(document: dict[str, Any]) -> None:
+    """Compare both modes, and the tokens of all answers."""
     assert sum(check(document)["output_tokens"]) == sum(answers(document))
+
+
+limits, blocks, seeds = st.sampled_from([None, 12, 200]), st.sampled_from([20, 40, 400]), st.integers(0, 10**6)
+MEMORY = {"num_gpu_blocks": 20, "async_scheduling": True}
+
+
+@given(
+    workload=st.builds(shared_prefixes, st.sampled_from([2.0, 15.0, 40.0, 200.0]), limits),
+    engine=st.fixed_dictionaries({
+        "num_gpu_blocks": blocks, "max_num_seqs": st.sampled_from([2, 16, 64]), "async_scheduling": st.booleans(),
+        "enable_prefix_caching": st.booleans(),
+    }),
+    seed=seeds,
+)  # fmt: skip
+@example(
+    workload=shared_prefixes(200.0, 200), engine=MEMORY | {"max_num_seqs": 16, "enable_prefix_caching": False},
+    seed=780924,
+)  # fmt: skip
+@example(
+    workload=shared_prefixes(40.0, 200), engine=MEMORY | {"max_num_seqs": 64, "enable_prefix_caching": True},
+    seed=512919,
+)  # fmt: skip
+def test_one_engine(workload: dict[str, Any], engine: dict[str, Any], seed: int) -> None:
+    check_answers(scenario(seed=seed, workload=workload, engine=engine))
 
 
 @settings(max_examples=settings().max_examples // 3)
 @given(
-    scheduler=st.sampled_from(["sglang", "sglang", "tensorrt-llm"]), rate=st.sampled_from([15.0, 40.0, 200.0]),
-    asynchronous=st.booleans(), limit=st.sampled_from([None, 12, 200]), blocks=st.sampled_from([20, 40, 400]),
-    policy=st.sampled_from(["fcfs", "lpm"]), interval=st.sampled_from([1, 1, 7]), seed=st.integers(0, 10**6),
+    workload=st.builds(shared_prefixes, st.sampled_from([15.0, 40.0, 200.0]), limits),
+    engine=st.fixed_dictionaries({
+        "scheduler": st.sampled_from(["sglang", "sglang", "tensorrt-llm"]), "num_gpu_blocks": blocks,
+        "max_num_seqs": st.just(16), "block_size": st.just(16), "async_scheduling": st.booleans(),
+        "scheduling_policy": st.sampled_from(["fcfs", "lpm"]), "enable_chunked_prefill": st.just(True),
+        "scheduler_recv_interval": st.sampled_from([1, 1, 7]),
+    }),
+    seed=seeds,
 )  # fmt: skip
-def test_other_schedulers(
-    scheduler: str, rate: float, asynchronous: bool, limit: int | None, blocks: int, policy: str, interval: int,
-    seed: int,
-) -> None:  # fmt: skip
+def test_other_schedulers(workload: dict[str, Any], engine: dict[str, Any], seed: int) -> None:
     """Decodes pause for prompts, and room that running sequences may need decides on admissions."""
-    engine = {
-        "scheduler": scheduler, "num_gpu_blocks": blocks, "max_num_seqs": 16, "block_size": 16,
-        "async_scheduling": asynchronous, "scheduling_policy": policy, "enable_chunked_prefill": True,
-        "scheduler_recv_interval": interval,
-    }  # fmt: skip
-    document = scenario(seed=seed, workload=shared_prefixes(rate, limit), engine=engine)
-    assert sum(check(document)["output_tokens"]) == sum(answers(document))
+    check_answers(scenario(seed=seed, workload=workload, engine=engine))
 
 
 TIES = {  # ties must not depend on the mode
@@ -111,85 +115,68 @@ def test_systems(sections: dict[str, Any], asynchronous: bool) -> None:
     check(scenario(**{**sections, "engine": engine}))
 
 
+def failing(*engines: str, max_size: int) -> st.SearchStrategy[list[dict[str, Any]]]:
+    """Outages of some of these engines."""
+    outage = st.fixed_dictionaries(
+        {"engine": st.sampled_from(engines), "at": st.floats(0.0, 3.0), "duration": st.just(0.3)}
+    )
+    return st.lists(outage, max_size=max_size)
+
+
 @settings(max_examples=settings().max_examples * 2 // 3)
 @given(
-    rate=st.sampled_from([2.0, 15.0, 60.0]), asynchronous=st.booleans(), blocks=st.sampled_from([20, 40, 400]),
-    seats=st.sampled_from([2, 16]), latency=st.sampled_from([0.0, 1e-3]), ranks=st.sampled_from([1, 2]),
-    seed=st.integers(0, 10**6),
-    outages=st.lists(st.tuples(st.sampled_from(["prefill-0", "decode-1"]), st.floats(0.0, 3.0)), max_size=3),
+    rate=st.sampled_from([2.0, 15.0, 60.0]), latency=st.sampled_from([0.0, 1e-3]), seed=seeds,
+    engine=st.fixed_dictionaries({
+        "num_gpu_blocks": blocks, "max_num_seqs": st.sampled_from([2, 16]), "async_scheduling": st.booleans(),
+        "data_parallel_size": st.sampled_from([1, 2]),
+    }),
+    outages=failing("prefill-0", "decode-1", max_size=3),
 )  # fmt: skip
 @example(  # a reservation that is given up while a window is open
-    rate=60.0, asynchronous=False, blocks=20, seats=16, latency=1e-3, ranks=1, seed=0, outages=[("prefill-0", 0.5)]
+    rate=60.0, latency=1e-3, seed=0, engine={"num_gpu_blocks": 20, "max_num_seqs": 16},
+    outages=[{"engine": "prefill-0", "at": 0.5, "duration": 0.3}],
 )  # fmt: skip
 def test_caches_that_leave_with_chunks(
-    rate: float,
-    asynchronous: bool,
-    blocks: int,
-    seats: int,
-    latency: float,
-    ranks: int,
-    seed: int,
-    outages: list[tuple[str, float]],
+    rate: float, latency: float, seed: int, engine: dict[str, Any], outages: list[dict[str, Any]]
 ) -> None:
+    link = {**LINK, "latency": latency, "transfer": "with_chunks"}
     document = scenario(
-        seed=seed,
-        workload={"arrivals": {"process": "poisson", "rate": rate}},
-        engine={
-            "num_gpu_blocks": blocks, "max_num_seqs": seats, "async_scheduling": asynchronous,
-            "max_num_batched_tokens": 16, "data_parallel_size": ranks,
-        },
-        system={
-            "layout": "disaggregated", "prefill_replicas": 2, "decode_replicas": 2,
-            "link": {**LINK, "latency": latency, "transfer": "with_chunks"},
-        },
-        failures=[{"engine": name, "at": at, "duration": 0.3} for name, at in outages],
+        seed=seed, workload={"arrivals": {"process": "poisson", "rate": rate}}, failures=outages,
+        engine={"max_num_batched_tokens": 16, **engine},
+        system={"layout": "disaggregated", "prefill_replicas": 2, "decode_replicas": 2, "link": link},
     )  # fmt: skip
-    assert sum(check(document)["output_tokens"]) == sum(answers(document))
+    check_answers(document)
+
+
+TIERS = {"bytes_per_token": 100.0, "host": {"capacity": 2e4, "bandwidth": 1e6}, "write_policy": "write_back"}
 
 
 @given(
-    method=st.sampled_from(["draft_model", "ngram"]),
+    workload=st.builds(shared_prefixes, st.sampled_from([2.0, 15.0, 60.0]), limits), seed=seeds,
+    method=st.sampled_from([{"method": "draft_model"}, {"method": "ngram", "proposed": 0.5}]),
     drafts=st.sampled_from([{}, {"drafts": {"policy": "by_batch_size", "decodes": [2, 4], "drafts": [3, 1]}}]),
-    acceptance=st.sampled_from([0.0, 0.6, 1.0]), rate=st.sampled_from([2.0, 15.0, 60.0]),
-    limit=st.sampled_from([None, 12, 200]), blocks=st.sampled_from([20, 40, 400]), seats=st.sampled_from([2, 16]),
-    caching=st.booleans(), tiers=st.booleans(), reservation=st.sampled_from(["chunk", "max_tokens"]),
-    seed=st.integers(0, 10**6),
-    outages=st.lists(st.tuples(st.sampled_from(["engine-0", "engine-1"]), st.floats(0.0, 3.0)), max_size=2),
+    acceptance=st.sampled_from([0.0, 0.6, 1.0]),
+    engine=st.fixed_dictionaries({
+        "num_gpu_blocks": blocks, "max_num_seqs": st.sampled_from([2, 16]),
+        "kv_reservation": st.sampled_from(["chunk", "max_tokens"]),
+    }),
+    caching=st.sampled_from([
+        {"enable_prefix_caching": False}, {"enable_prefix_caching": True},
+        {"enable_prefix_caching": True, "kv_offloading": TIERS},
+    ]),
+    outages=failing("engine-0", "engine-1", max_size=2),
 )  # fmt: skip
 def test_speculation(
-    method: str,
-    drafts: dict[str, Any],
-    acceptance: float,
-    rate: float,
-    limit: int | None,
-    blocks: int,
-    seats: int,
-    caching: bool,
-    tiers: bool,
-    reservation: str,
-    seed: int,
-    outages: list[tuple[str, float]],
-) -> None:
+    workload: dict[str, Any], seed: int, method: dict[str, Any], drafts: dict[str, Any], acceptance: float,
+    engine: dict[str, Any], caching: dict[str, Any], outages: list[dict[str, Any]],
+) -> None:  # fmt: skip
     """Steps whose drafts are drawn before they have begun: cut by arrivals and failures, short of blocks, stopped."""
-    proposed = {"proposed": 0.5} if method == "ngram" else {}
+    config = {"num_speculative_tokens": 3, "acceptance": acceptance, **method, **drafts}
     document = scenario(
-        seed=seed,
-        workload=shared_prefixes(rate, limit),
-        engine={
-            "num_gpu_blocks": blocks, "max_num_seqs": seats, "enable_prefix_caching": caching or tiers,
-            "kv_reservation": reservation,
-            "speculative_config": {
-                "method": method, "num_speculative_tokens": 3, "acceptance": acceptance, **proposed, **drafts,
-            },
-        },
+        seed=seed, workload=workload, engine={**engine, **caching, "speculative_config": config}, failures=outages,
         system={"layout": "colocated", "replicas": 2, "routing": "prefix_aware"},
-        failures=[{"engine": name, "at": at, "duration": 0.3} for name, at in outages],
     )  # fmt: skip
-    if tiers:
-        document["engine"]["kv_offloading"] = {
-            "bytes_per_token": 100.0, "host": {"capacity": 2e4, "bandwidth": 1e6}, "write_policy": "write_back",
-        }  # fmt: skip
-    assert sum(check(document)["output_tokens"]) == sum(answers(document))
+    check_answers(document)
 
 
 def test_speculative_steps_are_passed_over() -> None:
