@@ -149,8 +149,8 @@ class Autoscaler:
             if rate.type == "engines":
                 limits.append(int(before + sign * rate.value))
             else:
-                scaled = before * (1 + sign * rate.value / 100)
-                limits.append(math.ceil(scaled) if sign > 0 else int(scaled))
+                engines = before * (1 + sign * rate.value / 100)
+                limits.append(math.ceil(engines) if sign > 0 else int(engines))
         furthest, nearest = (max, min) if sign > 0 else (min, max)
         limit = bound if not limits else furthest(limits) if rules.select == "max" else nearest(limits)
         return nearest(desired, bound, furthest(limit, current))
@@ -327,14 +327,14 @@ class MeetGoals:
         """The fewest engines from `lower` that meet the goals, or `upper`; sought in doubled steps from `size`."""
         enough, step = self._meets(size), 1
         while size != (lower if enough else upper):
-            following = max(size - step, lower) if enough else min(size + step, upper)
-            if self._meets(following) != enough:
-                low, high = sorted((size, following))
+            next_size = max(size - step, lower) if enough else min(size + step, upper)
+            if self._meets(next_size) != enough:
+                low, high = sorted((size, next_size))
                 while high - low > 1:
                     middle = (low + high) // 2
                     low, high = (low, middle) if self._meets(middle) else (middle, high)
                 return high
-            size, step = following, 2 * step
+            size, step = next_size, 2 * step
         return size
 
     def _meets(self, engines: int) -> bool:

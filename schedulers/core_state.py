@@ -57,8 +57,8 @@ class CoreState:
         self.gates_admission = self.kv_tiers is not None or self.model_slots is not None
         self.decode_set = DecodeSet(config.block_size)
         self.scheduling_policy = SCHEDULING_POLICIES.select(config.scheduling_policy)(**config.scheduling_parameters)
-        shedding = config.admission_control
-        self.admission_control = AdmissionControl(shedding) if shedding is not None else None
+        limits = config.admission_control
+        self.admission_control = AdmissionControl(limits) if limits is not None else None
         self.queues = [self.scheduling_policy.make_queue() for _ in range(2 if config.one_shot else 1)]
         self.waiting_for_remote_kv: deque[Sequence] = deque()
         self.reserved: dict[int, Sequence] = {}

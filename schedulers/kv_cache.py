@@ -140,15 +140,14 @@ class SequenceBlocks:
 class KVCache:
     """A pool of `num_blocks` blocks of `block_size` tokens; `blocks_per_node` blocks make one id of a prefix.
 
+    Raises ValueError for a size below 1.
+
     Attributes:
         observers: told of every node that is cached or evicted. To be set before the first is.
         reuse_unhashed_first: whether freed blocks that no prompt can find are allocated before all others, as in vLLM
             since 0.27; before, after those that were freed earlier.
         merges_equal: whether a sequence whose blocks equal cached ones gives up its own for these, as in SGLang's radix
             cache; else its blocks become copies.
-
-    Raises:
-        ValueError: a size below 1.
     """
 
     def __init__(self, num_blocks: int, block_size: int, blocks_per_node: int = 1, enable_caching: bool = True) -> None:
@@ -157,6 +156,7 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.blocks_per_node = blocks_per_node
+        self.node_tokens = block_size * blocks_per_node
         self.enable_caching = enable_caching
         self.num_free_blocks = num_blocks
         self.root = PrefixNode(-1, None)
@@ -165,11 +165,6 @@ class KVCache:
         self.merges_equal = False
         self._free_queue = RecencyList()  # of prefix nodes and free runs
         self._free_queue.append(FreeRun(num_blocks))
-
-    @property
-    def node_tokens(self) -> int:
-        """Prompt tokens of one trie node."""
-        return self.block_size * self.blocks_per_node
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that `tokens` tokens fill or begin."""
@@ -188,12 +183,13 @@ class KVCache:
         path: list[PrefixNode] = []
         if not self.enable_caching:
             return path
-        node: PrefixNode | None = self.root
+        children = self.root.children
         for key in ids[: tokens // self.node_tokens]:
-            node = node.children.get(key) if node is not None else None
+            node = children.get(key)
             if node is None:
                 break
             path.append(node)
+            children = node.children
         return path
 
     def free_blocks_needed(self, nodes: Many[PrefixNode], new_blocks: int) -> int:

@@ -62,8 +62,8 @@ class LockstepGroup:
         self._balance = PromptBalance(timeout, batching_wait) if timeout else None
 
     def submit(self, request: Request, now: float, options: SubmitOptions = PLAIN) -> Sequence:
-        comes = options.remote_prefill and request.id in self.reserved
-        rank = self._rank_of[request.id] if comes else self._choose_rank()
+        is_reserved = options.remote_prefill and request.id in self.reserved
+        rank = self._rank_of[request.id] if is_reserved else self._choose_rank()
         sequence = rank.submit(request, now, options)
         self._rank_of[request.id] = rank
         return sequence

@@ -194,6 +194,19 @@ def test_budgets_under_which_nothing_could_run_are_refused(settings: dict[str, A
         OneShotBudget(**settings)
 
 
+def test_the_least_that_is_allowed() -> None:
+    config = EngineConfig(1, block_size=1, max_num_batched_tokens=1, max_num_seqs=1, prefix_id_tokens=1)
+    assert config.num_gpu_blocks == 1
+    assert EngineConfig(1, max_num_batched_tokens=128, max_num_seqs=128).max_num_seqs == 128
+    assert OneShotBudget(tokens=1, sequences=1, activation_bytes=3.5, bytes_per_token=3.5).max_step_tokens() == 1
+
+
+def test_memory_limits_one_shot_tokens() -> None:
+    assert OneShotBudget(tokens=100, activation_bytes=350, bytes_per_token=10).max_step_tokens() == 35
+    assert OneShotBudget(tokens=20, activation_bytes=350, bytes_per_token=10).max_step_tokens() == 20
+    assert OneShotBudget(tokens=20, activation_bytes=5).max_step_tokens() == 20
+
+
 def test_requests_that_are_refused_leave_nothing_behind() -> None:
     core = EngineCore(EngineConfig(num_gpu_blocks=5, max_num_batched_tokens=16, max_num_seqs=3, **BLOCKS))
     core.submit(chat(7, 8, 5), 0.0)

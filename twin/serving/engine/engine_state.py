@@ -127,10 +127,10 @@ class EngineState:
         for record, answer in reservations:
             request = record.request
             self._coming_load -= request.prompt_tokens + request.max_tokens
-            reserved = None if request.id in core.sequences else core.reserve(request, now)
-            if reserved is not None:
-                reserved.payload = record
-            answer(reserved is not None)
+            sequence = None if request.id in core.sequences else core.reserve(request, now)
+            if sequence is not None:
+                sequence.payload = record
+            answer(sequence is not None)
         for record, request, options in self._requests:
             try:
                 sequence = core.submit(request, now, options)
