@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from latency_models.io.config_io import write_yaml
+from tests.twin.serving.scenarios import scenario as serving
 from twin.cli import run
 
 SMALL = """\
@@ -25,7 +27,7 @@ workload:
   decode: {distribution: geometric, mean: 20}
 """
 
-Sweep = Callable[..., dict[str, Any]]
+Printed = Callable[..., Any]
 
 
 @pytest.fixture
@@ -38,16 +40,34 @@ def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def sweep(scenario: Path, capsys: pytest.CaptureFixture[str]) -> Sweep:
-    """Run `twin sweep small.yaml --json` with more arguments; returns the document."""
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a small serving scenario, in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "s.yaml"
+    file.write_text(write_yaml(serving()))
+    return file
 
-    def call(*arguments: str) -> dict[str, Any]:
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
+    """Run a command with `--json`; returns the document that it prints."""
+
+    def call(*arguments: str) -> Any:
         capsys.readouterr()
-        jobs = () if "--jobs" in arguments else ("--jobs", "1")
-        code = run(["sweep", str(scenario), "--json", "--no-figures", *jobs, *arguments])
+        code = run([*arguments, "--json"])
         captured = capsys.readouterr()
         assert code == 0, captured.err
-        document: dict[str, Any] = json.loads(captured.out)
-        return document
+        return json.loads(captured.out)
+
+    return call
+
+
+@pytest.fixture
+def sweep(scenario: Path, printed: Printed) -> Printed:
+    """Run `twin sweep small.yaml --json` with more arguments; returns the document."""
+
+    def call(*arguments: str) -> Any:
+        jobs = () if "--jobs" in arguments else ("--jobs", "1")
+        return printed("sweep", str(scenario), "--no-figures", *jobs, *arguments)
 
     return call

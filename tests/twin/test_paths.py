@@ -12,7 +12,6 @@ from latency_models.io.config_io import write_yaml
 from scenarios import afd, reading, serving, validation
 from tests.twin.conftest import SMALL
 from tests.twin.serving.scenarios import scenario
-from twin.cli import run
 
 TRACE = "prompt_tokens,output_tokens\n" + "10,20\n300,40\n" * 20
 FILE = Path("folder/s.yaml")
@@ -96,7 +95,7 @@ def test_a_built_in_name_stays_a_name() -> None:
 
 
 def test_a_trace_is_found_alike_by_flag_and_by_setting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "away").mkdir()
@@ -104,13 +103,12 @@ def test_a_trace_is_found_alike_by_flag_and_by_setting(
     (tmp_path / "away/in-file.yaml").write_text(write_yaml(AFD | {"calibration": "deepseek-v3-ascend-910c"}))
     (tmp_path / "here.csv").write_text(TRACE)
     (tmp_path / "away/t.csv").write_text(TRACE)
-    common = ("--ratio", "1", "--set", "requests_per_instance=50", "--set", "batch_size=4", "--no-figures", "--json")
+    common = ("--ratio", "1", "--set", "requests_per_instance=50", "--set", "batch_size=4", "--no-figures")
     points = []
     for arguments in (
         ("away/small.yaml", "--trace", "here.csv", "--set", "seed=0"),
         ("away/in-file.yaml", "--set", "workload.trace.path=here.csv"),
         ("away/in-file.yaml",),
     ):
-        assert run(["sweep", *arguments, *common]) == 0
-        points.append(json.loads(capsys.readouterr().out)["points"])
+        points.append(printed("sweep", *arguments, *common)["points"])
     assert points[0] == points[1] == points[2]

@@ -18,11 +18,9 @@ LINK = {"bandwidth": 2e9, "latency": 1e-3, "bytes_per_token": 131072}
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "s.yaml").write_text(write_yaml(scenario()))
-    (tmp_path / "afd.yaml").write_text(SMALL)
-    return tmp_path
+def here(file: Path) -> Path:
+    (file.parent / "afd.yaml").write_text(SMALL)
+    return file.parent
 
 
 def finished_run(here: Path, *arguments: str) -> Path:

@@ -12,18 +12,8 @@ import pandas as pd
 import pytest
 
 import twin
-from latency_models.io.config_io import write_yaml
-from tests.twin.serving.scenarios import scenario
 from twin import BadInput, Result
 from twin.cli import run
-
-
-@pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / "s.yaml"
-    file.write_text(write_yaml(scenario()))
-    return file
 
 
 @pytest.fixture
@@ -31,11 +21,8 @@ def result(file: Path) -> Result:
     return twin.simulate(file)
 
 
-def test_the_document_and_the_files_are_the_command_lines(
-    file: Path, result: Result, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["simulate", str(file), "--json", "--events"]) == 0
-    output = json.loads(capsys.readouterr().out)
+def test_the_document_and_the_files_are_the_command_lines(file: Path, result: Result, printed) -> None:
+    output = printed("simulate", str(file), "--events")
     cli_folder = file.parent / output["run"]["directory"]
     ours = result.save(file.parent / "kept" / "here", events=True)
     assert ours == file.parent / "kept" / "here"

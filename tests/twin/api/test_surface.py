@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 import twin
-from latency_models.io.config_io import write_yaml
-from tests.twin.serving.scenarios import scenario
 from twin import BadInput
 
 
@@ -19,14 +17,6 @@ def test_the_public_names() -> None:
     assert set(twin.__all__) <= set(dir(twin))
     with pytest.raises(AttributeError, match="no attribute 'simulat'"):
         _ = twin.simulat  # type: ignore[attr-defined]
-
-
-@pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / "s.yaml"
-    file.write_text(write_yaml(scenario()))
-    return file
 
 
 def test_a_scenario_is_read_checked_and_changed(file: Path) -> None:

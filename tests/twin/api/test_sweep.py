@@ -9,18 +9,8 @@ import pandas as pd
 import pytest
 
 import twin
-from latency_models.io.config_io import write_yaml
-from tests.twin.serving.scenarios import scenario as serving
 from twin import BadInput
 from twin.cli import run
-
-
-@pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / "s.yaml"
-    file.write_text(write_yaml(serving()))
-    return file
 
 
 def test_every_combination_is_a_row(file: Path) -> None:
@@ -49,11 +39,10 @@ def test_intervals_of_replications(file: Path) -> None:
     assert (points["ttft.mean"] < points["ttft.mean.high"]).all()
 
 
-def test_a_sweep_is_saved_as_the_command_line_saves_it(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_is_saved_as_the_command_line_saves_it(file: Path, printed) -> None:
     swept = twin.sweep(file, {"engine.max_num_seqs": [4, 16]}, jobs=1)
     ours = swept.save("kept")
-    assert run(["sweep", str(file), "--set", "engine.max_num_seqs=4,16", "--jobs", "1", "--json"]) == 0
-    output = json.loads(capsys.readouterr().out)
+    output = printed("sweep", str(file), "--set", "engine.max_num_seqs=4,16", "--jobs", "1")
     cli_folder = Path(output.pop("run")["directory"])
     assert json.loads(json.dumps(swept.document)) == output
     for name in ("points.jsonl", "figures/sweep.svg"):
@@ -62,15 +51,13 @@ def test_a_sweep_is_saved_as_the_command_line_saves_it(file: Path, capsys: pytes
     assert run(["report", str(ours)]) == 0
 
 
-def test_an_afd_bundle_at_each_ratio(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_afd_bundle_at_each_ratio(scenario: Path, sweep) -> None:
     swept = twin.sweep(scenario, {"batch_size": [8, 16]}, ratio=[1, "7/2"], requests=True, jobs=1)
     points = swept.points
     assert points[["batch_size", "topology"]].to_numpy().tolist() == [
         [8, "1A-1F"], [8, "7A-2F"], [16, "1A-1F"], [16, "7A-2F"],
     ]  # fmt: skip
-    line = ["sweep", str(scenario), "--ratio", "1,7/2", "--set", "batch_size=8,16", "--json", "--jobs", "1"]
-    assert run([*line, "--requests", "--no-figures"]) == 0
-    output = json.loads(capsys.readouterr().out)
+    output = sweep("--ratio", "1,7/2", "--set", "batch_size=8,16", "--requests")
     cli_folder = Path(output.pop("run")["directory"])
     assert json.loads(json.dumps(swept.document)) == output
     ours = swept.save("kept", figures=False)

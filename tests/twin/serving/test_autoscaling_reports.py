@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +43,12 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_document_agrees_with_the_requests(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["simulate", "s.yaml", "--json"]) == 0
-    output = json.loads(capsys.readouterr().out)
+def test_the_document_agrees_with_the_requests(workspace: Path, printed) -> None:
+    output = printed("simulate", "s.yaml")
     folder = workspace / output["run"]["directory"]
-    table = {
-        name: np.array(values) for name, values in parquet.read_table(folder / "requests.parquet").to_pydict().items()
-    }
-    ttft, arrival, minutes = (
-        table["first_token"] - table["arrival"],
-        table["arrival"],
-        output["autoscaling"]["minutes"],
-    )
+    table = parquet.read_table(folder / "requests.parquet").to_pandas()
+    arrival, minutes = table["arrival"].to_numpy(), output["autoscaling"]["minutes"]
+    ttft = table["first_token"].to_numpy() - arrival
     for i, start in enumerate(minutes["start"]):
         mask = (arrival >= start) & (arrival < start + 60)
         assert minutes["requests"][i] == mask.sum()
@@ -65,10 +58,8 @@ def test_the_document_agrees_with_the_requests(workspace: Path, capsys: pytest.C
     missed = np.array(minutes["missed"]) > 0.01 * np.array(minutes["requests"])
     assert summary["missed_minutes"] == missed.mean()
     assert missed.any()
-    end = max(table["last_token"])
-    seconds = np.diff([*pools["time"], end]) @ sum(
-        np.array(pools[name]) for name in ("up", "starting", "draining", "failed")
-    )
+    states, end = ("up", "starting", "draining", "failed"), max(table["last_token"])
+    seconds = np.diff([*pools["time"], end]) @ sum(np.array(pools[name]) for name in states)
     assert summary["gpu_hours"] == pytest.approx(2 * seconds / 3600)
     assert summary["engine_hours"] == pytest.approx(seconds / 3600)
     assert summary["cost"] == pytest.approx(0.9 * summary["gpu_hours"])
@@ -87,7 +78,7 @@ def test_the_document_agrees_with_the_requests(workspace: Path, capsys: pytest.C
     assert around["after"]["requests"] == after.sum()
     series = output["series"]["engines"]
     at = np.searchsorted(pools["time"], output["series"]["time"], side="right") - 1
-    for name in ("up", "starting", "draining", "failed"):
+    for name in states:
         assert series[name] == np.array(pools[name])[at].tolist()
     svg = (folder / "figures" / "autoscaling.svg").read_text()
     for text in ("requests/s", "engines", "P99 TTFT, s", "starting", "failed"):
@@ -107,14 +98,9 @@ def test_the_table_says_what_it_costs(workspace: Path, capsys: pytest.CaptureFix
     assert "at most 8 × L40S: at most 7.20 an hour" in out
 
 
-def test_runs_without_autoscaling_have_none_of_it(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        run(
-            ["simulate", "s.yaml", "--json", "--no-figures", "--set", "system.autoscaling=null", "--set", "failures=[]"]
-        )
-        == 0
-    )
-    output = json.loads(capsys.readouterr().out)
+def test_runs_without_autoscaling_have_none_of_it(workspace: Path, printed) -> None:
+    without = ("--set", "system.autoscaling=null", "--set", "failures=[]")
+    output = printed("simulate", "s.yaml", "--no-figures", *without)
     assert "autoscaling" not in output
     assert not {"autoscaling", "outages"} & output["summary"].keys()
     assert "engines" not in output["series"]

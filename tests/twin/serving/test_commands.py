@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
-from latency_models.io.config_io import write_yaml
-from tests.twin.serving.scenarios import scenario
 from twin.cli import run
 from twin.sweeps import one_run
 
@@ -20,21 +18,14 @@ RUN = Path(__file__).parents[4] / "shared/data/measured/vllm_0.19_rtxpro6000_lla
 
 
 @pytest.fixture
-def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "s.yaml").write_text(write_yaml(scenario()))
-    return tmp_path
+def workspace(file: Path) -> Path:
+    return file.parent
 
 
-def printed(capsys: pytest.CaptureFixture[str]) -> Any:
-    return json.loads(capsys.readouterr().out)
-
-
-def test_requests_alone_may_be_kept(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_requests_alone_may_be_kept(workspace: Path, printed) -> None:
     results = []
     for detail in ("true", "requests", "false"):
-        assert run(["simulate", "s.yaml", "--json", "--set", f"detail={detail}"]) == 0
-        document = printed(capsys)
+        document = printed("simulate", "s.yaml", "--set", f"detail={detail}")
         results.append((document, workspace / document["run"]["directory"] / "requests.parquet"))
     (full, requests), (short, streamed), (none, absent) = results
     assert parquet.read_table(streamed).equals(parquet.read_table(requests))
@@ -62,10 +53,9 @@ def test_independent_engines_in_processes_leave_the_same_files(
     assert expected in capsys.readouterr().err
 
 
-def test_outages_are_in_the_document_and_in_the_trace(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outages_are_in_the_document_and_in_the_trace(workspace: Path, printed) -> None:
     failures = "failures=[{engine: engine-0, at: 0.5, duration: 0.5}, {engine: engine-0, at: 0.75, duration: 0.5}]"
-    assert run(["simulate", "s.yaml", "--json", "--events", "--no-figures", "--set", failures]) == 0
-    document = printed(capsys)
+    document = printed("simulate", "s.yaml", "--events", "--no-figures", "--set", failures)
     assert document["outages"] == [{"engine": "engine-0", "start": 0.5, "end": 1.25}]
     folder = workspace / document["run"]["directory"]
     events = json.loads(gzip.decompress((folder / "trace-events.json.gz").read_bytes()))
@@ -88,20 +78,18 @@ def spans_do_not_overlap(events: list[dict[str, Any]]) -> None:
 
 
 def test_overload_is_said_in_the_table_the_document_and_the_report(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
+    workspace: Path, printed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = ["simulate", "s.yaml", "--set", "workload.arrivals.rate=400", "--set", "workload.requests=300"]
     assert run(line) == 0
     assert "overloaded: " in capsys.readouterr().out
     (page,) = workspace.glob("runs/*/report.html")
     assert "overloaded: " in page.read_text()
-    assert run([*line, "--json", "--no-figures", "--replications", "2"]) == 0
-    document = printed(capsys)
+    document = printed(*line, "--no-figures", "--replications", "2")
     result = document["overload"]
     assert document["saturated"] is True
     assert result["arrival_rate"] > 1.5 * result["service_rate"] > 0
-    assert run(["simulate", "s.yaml", "--json", "--no-figures"]) == 0
-    calm = printed(capsys)
+    calm = printed("simulate", "s.yaml", "--no-figures")
     assert (calm["saturated"], calm["overload"]) == (False, None)
 
 
@@ -113,10 +101,9 @@ def test_overload_is_said_in_the_table_the_document_and_the_report(
     ],
 )
 def test_a_configuration_that_cannot_run_is_a_row_with_its_reason(
-    values: str, reason: str, workspace: Path, capsys: pytest.CaptureFixture[str]
+    values: str, reason: str, workspace: Path, printed, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["sweep", "s.yaml", "--json", "--set", values]) == 0
-    document = printed(capsys)
+    document = printed("sweep", "s.yaml", "--set", values)
     (point,), (infeasible,) = document["points"], document["infeasible"]
     ((field, value),) = infeasible["settings"].items()
     assert point["settings"].keys() == infeasible["settings"].keys()
@@ -156,11 +143,10 @@ def test_bad_scenarios_are_told_in_one_line(workspace: Path, refusal, change: st
 
 
 @pytest.mark.skipif(not RUN.exists(), reason="the measured run is not here")
-def test_a_real_engine_is_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_real_engine_is_predicted(tmp_path: Path, printed) -> None:
     """Each of four metrics is as close as the best published simulator of this run, LLMServingSim 2.0."""
     example = str(EXAMPLES / "vllm-rtxpro6000-llama31-8b.yaml")
-    assert run(["simulate", example, "--json", "--no-figures", "--runs", str(tmp_path)]) == 0
-    document = printed(capsys)
+    document = printed("simulate", example, "--no-figures", "--runs", str(tmp_path))
     limits = {"ttft.mean": 0.04, "tpot.mean": 0.01, "e2e.mean": 0.018, "tpot.p99": 0.01}
     assert {
         name: abs(document["comparison"][name]["error"]) <= limit for name, limit in limits.items()
@@ -170,13 +156,13 @@ def test_a_real_engine_is_predicted(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_interrupted_replications_are_taken_up(
-    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    workspace: Path, printed, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from twin.sweeps import serving_sweep
 
-    command = ["simulate", "s.yaml", "--json", "--no-figures", "--replications", "4", "--jobs", "1"]
-    assert run([*command, "--runs", "whole"]) == 0
-    total = printed(capsys)
+    command = ["simulate", "s.yaml", "--no-figures", "--replications", "4", "--jobs", "1"]
+    total = printed(*command, "--runs", "whole")
+    command.append("--json")
     simulated: list[int] = []
     work = serving_sweep.run_task
 

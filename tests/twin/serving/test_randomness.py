@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +72,15 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def simulated(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    assert command(["simulate", *arguments, "--json", "--no-figures", "--jobs", "1"]) == 0
-    return json.loads(capsys.readouterr().out)
+@pytest.fixture
+def simulated(printed: Callable[..., Any]) -> Callable[..., Any]:
+    return partial(printed, "simulate", "--no-figures", "--jobs", "1")
 
 
-def test_a_replay_is_run_once_and_has_no_interval(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    document = simulated(capsys, "s.yaml", "--replications", "5")
+def test_a_replay_is_run_once_and_has_no_interval(
+    workspace: Path, simulated, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = simulated("s.yaml", "--replications", "5")
     assert (document["random"], document["replications"], document["intervals"]) == ([], 1, {})
     assert command(["simulate", "s.yaml", "--replications", "5", "--no-figures"]) == 0
     output = capsys.readouterr()
@@ -86,10 +89,9 @@ def test_a_replay_is_run_once_and_has_no_interval(workspace: Path, capsys: pytes
     assert "[2/" not in output.err
 
 
-def test_a_sweep_runs_each_point_as_often_as_it_draws(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_runs_each_point_as_often_as_it_draws(workspace: Path, printed) -> None:
     system = "system={layout: colocated, replicas: 2, routing: power_of_two},{layout: colocated, replicas: 2}"
-    assert command(["sweep", "s.yaml", "--json", "--jobs", "1", "--replications", "3", "--set", system]) == 0
-    points = json.loads(capsys.readouterr().out)["points"]
+    points = printed("sweep", "s.yaml", "--jobs", "1", "--replications", "3", "--set", system)["points"]
     assert [(point["random"], point["replications"]) for point in points] == [(["routing"], 3), ([], 1)]
     assert points[0]["intervals"]
     assert not points[1]["intervals"]
@@ -119,27 +121,23 @@ def write_steps(path: Path) -> None:
     path.write_text("\n".join(rows) + "\n")
 
 
-def test_draws_of_a_fit_are_taken_where_nothing_else_is_random(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_draws_of_a_fit_are_taken_where_nothing_else_is_random(workspace: Path, simulated) -> None:
     write_steps(workspace / "steps.csv")
     document = {**scenario(), "workload": {"trace": {"path": "trace.csv"}, "arrivals": {"process": "replay"}}}
     fit = {"source": "vllm_step_log", "path": "steps.csv"}
     (workspace / "fit.yaml").write_text(write_yaml({**document, "step_time": fit}))
-    printed = simulated(capsys, "fit.yaml", "--draws", "10", "--replications", "4")
+    printed = simulated("fit.yaml", "--draws", "10", "--replications", "4")
     assert (printed["random"], printed["replications"], printed["draws"]) == (["step_time"], 1, 10)
     low, high = printed["intervals"]["e2e.mean"]["confidence"]
     assert low < printed["summary"]["e2e"]["mean"] < high
 
 
-def test_each_unknown_is_varied_alone_and_the_most_costly_stands_first(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_unknown_is_varied_alone_and_the_most_costly_stands_first(workspace: Path, simulated) -> None:
     step_time = {"source": "linear", "overhead": 5e-3, "per_token": 1e-6, "spread": 0.1}
     memory = {"memory": 3e10, "model": "llama-3.1-8b", "activations": 2e9}
     engine = {**scenario()["engine"], "num_gpu_blocks": None, "kv_memory": memory}
     (workspace / "spread.yaml").write_text(write_yaml({**scenario(), "step_time": step_time, "engine": engine}))
-    document = simulated(capsys, "spread.yaml", "--draws", "10")
+    document = simulated("spread.yaml", "--draws", "10")
     assert [assumption["name"] for assumption in document["assumptions"]] == ["overhead", "per_token", "kv_blocks"]
     deviation = document["assumptions"][0]["deviation"]
     assert deviation["tpot.mean"] == pytest.approx(np.sinh(0.1), rel=0.05)
@@ -154,18 +152,18 @@ def test_draws_that_are_too_few_for_an_interval_are_refused(workspace: Path, ref
     assert "--draws: got 3, expected 0, or 10 and more" in refusal(verb, "drawn.yaml", "--draws", "3")
 
 
-def test_replications_are_drawn_as_often_unless_stated(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replications_are_drawn_as_often_unless_stated(workspace: Path, simulated) -> None:
     step_time = {"source": "linear", "overhead": 5e-3, "spread": 0.1}
     workload = {**FIXED, "arrivals": {"process": "poisson", "rate": 20}}
     (workspace / "both.yaml").write_text(write_yaml(scenario(step_time=step_time, workload=workload)))
-    default = simulated(capsys, "both.yaml", "--replications", "3")
+    default = simulated("both.yaml", "--replications", "3")
     assert (default["replications"], default["draws"]) == (3, 10)
     parts = default["intervals"]["e2e.mean"]["parts"]
     assert parts["sampling"] > 0
     assert parts["model"] == pytest.approx(0.1, rel=0.9)
-    large = simulated(capsys, "both.yaml", "--replications", "12")
+    large = simulated("both.yaml", "--replications", "12")
     assert (large["replications"], large["draws"]) == (12, 12)
-    single = simulated(capsys, "both.yaml", "--replications", "3", "--draws", "0")
+    single = simulated("both.yaml", "--replications", "3", "--draws", "0")
     assert (single["draws"], single["intervals"]["e2e.mean"]["parts"]["model"]) == (0, None)
 
 
