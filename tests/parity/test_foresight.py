@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 
-from tests.twin.serving.scenarios import fleets, records, reported, scenario
+from tests.twin.serving.scenarios import fleets, plan_for, records, reported, scenario
 from twin.serving.results.summary import Run
 from twin.serving.run.simulation import Simulation
-from twin.sweeps.serving_sweep import prepare
 
 
 def simulate(document: dict[str, Any], *, early: bool) -> tuple[Run, int]:
     """A run and the entries that its event queue had. A watcher is told of steps in order, so nothing is early."""
-    plan = prepare(document, Path("scenario.yaml")).cases[0].plan
+    plan = plan_for(document)
     simulation = Simulation(plan, watch=None if early else lambda engine, batch, start, end: None)
     assert any(engine.foresight for engine in simulation.system.engines) == early
     return simulation.run(), next(simulation.environment._eid)
@@ -70,5 +68,5 @@ def test_most_step_ends_are_visited_early(routing: str, tasks: bool) -> None:
 )
 def test_where_something_may_come_in_between_no_visit_is_early(sections: dict[str, Any]) -> None:
     document = scenario(**{"system": {"layout": "colocated", "replicas": 4}, **sections})
-    plan = prepare(document, Path("scenario.yaml")).cases[0].plan
+    plan = plan_for(document)
     assert not any(engine.foresight for engine in Simulation(plan).system.engines)

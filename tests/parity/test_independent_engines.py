@@ -14,7 +14,7 @@ from reports.run_directory import writing_columns
 from schedulers.routing import ROUTERS
 from tests.twin.serving import by_hand
 from tests.twin.serving.by_hand import Row
-from tests.twin.serving.scenarios import fleets, records, reported, scenario
+from tests.twin.serving.scenarios import fleets, plan_for, records, reported, scenario
 from twin.serving.engine.engine import Engine
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.records import engine_log
@@ -25,12 +25,11 @@ from twin.serving.run import independent_engines
 from twin.serving.run.independent_engines import independent_groups, simulate_apart, why_together
 from twin.serving.run.simulation import Simulation
 from twin.sweeps import one_run
-from twin.sweeps.serving_sweep import prepare
 from workloads.request import Request
 
 
 def plan_of(document: dict[str, Any]) -> ServingPlan:
-    return prepare(document, Path("scenario.yaml")).cases[0].plan
+    return plan_for(document)
 
 
 def assert_equal(result: Run, expected: Run, document: dict[str, Any]) -> None:

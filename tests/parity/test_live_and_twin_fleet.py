@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,8 @@ from scenarios.engine import make_router
 from schedulers.batches import Batch
 from schedulers.routing import Router
 from tests.parity.live_and_twin import CONFIG
-from tests.twin.serving.scenarios import scenario
+from tests.twin.serving.scenarios import plan_for, scenario
 from twin.serving.run.simulation import Simulation, realisation
-from twin.sweeps.serving_sweep import prepare
 from workloads.request import Request
 
 torch = pytest.importorskip("torch")
@@ -79,7 +77,7 @@ def test_decisions_are_those_of_the_twin(policy: str, routing: str) -> None:
         engine={"num_gpu_blocks": 100, "max_num_seqs": 8},
         system={"replicas": 1, "routing": routing, "autoscaling": {"engine": section}},
     )
-    plan = prepare(document, Path("scenario.yaml")).cases[0].plan
+    plan = plan_for(document)
     decoder = Decoder(CONFIG, random_weights(CONFIG, torch.float32, "cpu"))
     spec = plan.scenario.system.autoscaling["engine"]
     spec = spec.model_copy(update={"start_up": spec.start_up.model_copy(update={"warm_up": 0.0})})

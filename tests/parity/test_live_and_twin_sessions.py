@@ -4,7 +4,6 @@ batches, cached blocks and metrics are the same.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,10 +21,10 @@ from live.models.weights import random_weights  # noqa: E402
 from live.validation.backend import Sessions, replay  # noqa: E402
 from schedulers.batches import Batch  # noqa: E402
 from tests.parity.live_and_twin import BLOCK, CONFIG, noted, trace  # noqa: E402
+from tests.twin.serving.scenarios import plan_for  # noqa: E402
 from twin.serving.plan.plan import ServingPlan  # noqa: E402
 from twin.serving.results.summary import summarise  # noqa: E402
 from twin.serving.run.simulation import Simulation, realised_sessions  # noqa: E402
-from twin.sweeps.serving_sweep import prepare  # noqa: E402
 from twin.validation.compare import summary  # noqa: E402
 
 SCENARIO: dict[str, Any] = {
@@ -100,7 +99,7 @@ class SteppingEngine(Engine):
 
 
 def planned(engine: dict[str, Any]) -> ServingPlan:
-    return prepare(SCENARIO | {"engine": engine}, Path("scenario.yaml")).cases[0].plan
+    return plan_for(SCENARIO | {"engine": engine})
 
 
 class NotedSessions(Sessions):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from tests.twin.serving.scenarios import scenario
+from tests.twin.serving.scenarios import plan_for, scenario
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.run.simulation import Simulation
-from twin.sweeps.serving_sweep import prepare
 
 
 def constant(step: float) -> dict[str, Any]:
@@ -24,7 +22,7 @@ def servers(seats: int, **engine: Any) -> dict[str, Any]:
 
 def plan_of(document: dict[str, Any] | None = None, **sections: Any) -> ServingPlan:
     """The simulation of a scenario, or of one with these sections."""
-    return prepare(document or scenario(**sections), Path("s.yaml")).cases[0].plan
+    return plan_for(document or scenario(**sections))
 
 
 def simulated(plan: ServingPlan, seed: int | None = None, **changes: Any) -> dict[str, Any]:

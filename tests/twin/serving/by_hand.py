@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from scenarios.fields import MeasureSpec
-from tests.twin.serving.scenarios import scenario
+from tests.twin.serving.scenarios import plan_for, scenario
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.results.summary import Run
 from twin.serving.run.simulation import Simulation
-from twin.sweeps.serving_sweep import prepare
 from workloads.generator import Workload
 from workloads.mixes import ModelMix
 from workloads.traces import Trace
@@ -38,7 +36,7 @@ def plan_of(
 ) -> ServingPlan:
     """A plan that plays exactly `rows`; `prefixes` are the ids of their leading blocks of 16 tokens."""
     document = scenario(**{"step_time": STEP, **sections})
-    plan = prepare(document, Path("scenario.yaml")).cases[0].plan
+    plan = plan_for(document)
     arrivals, prompts, answers = (np.array(column) for column in zip(*rows, strict=True))
     trace = Trace("rows", arrivals * TICK, prompts, answers, prefixes, None if prefixes is None else 16)
     workload = Workload.replay(trace, models=models, max_tokens=max_tokens)

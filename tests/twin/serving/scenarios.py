@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from twin.serving.plan.plan import ServingPlan
 from twin.serving.results.report import report_run, timeseries
 from twin.serving.results.summary import Run
 from twin.serving.run.simulation import Simulation, realisation
@@ -65,21 +66,26 @@ def fleets(models: list[int], caching: list[bool]) -> st.SearchStrategy[dict[str
     )  # fmt: skip
 
 
+def plan_for(document: dict[str, Any], *settings: dict[str, Any]) -> ServingPlan:
+    """The plan of a scenario that stands in no file, with changed fields."""
+    return prepare(document, Path("scenario.yaml"), settings or ({},)).cases[0].plan
+
+
 def run(document: dict[str, Any], replication: int = 0) -> Run:
     """Simulate once."""
-    plan = prepare(document, Path("scenario.yaml")).cases[0].plan
+    plan = plan_for(document)
     return Simulation(plan, replication).run()
 
 
 def reported(result: Run, document: dict[str, Any]) -> dict[str, Any]:
     """The parts of a document that come from a run: summary, engines, links, and the series."""
-    plan = prepare(document, Path("scenario.yaml")).cases[0].plan
+    plan = plan_for(document)
     return report_run(result, plan) | {"series": timeseries(result, plan.scenario.measure)}
 
 
 def answers(document: dict[str, Any]) -> list[int]:
     """The length of each answer of the workload, within its limit."""
-    plan = prepare(document, Path("scenario.yaml")).cases[0].plan
+    plan = plan_for(document)
     return [min(answer, request.max_tokens) for request, answer in realisation(plan, 0)]
 
 

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 from latency_models.io.config_io import write_yaml
 from schedulers.replica_set import ScalingLog
-from tests.twin.serving.scenarios import check_answers, records, reported, run, run_both_ways, scenario
+from tests.twin.serving.scenarios import check_answers, plan_for, records, reported, run, run_both_ways, scenario
 from tests.twin.serving.test_failures import outages
 from twin.cli import run as cli
 from twin.environment import Alarm, Priority
 from twin.serving.results.summary import Run
 from twin.serving.run.simulation import Simulation
 from twin.serving.system.autoscaling import growth_until
-from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
 
 DAY = {"profile": {"swing": 0.9, "period": 4.0, "peak_at": 2.0}}
@@ -187,7 +186,7 @@ def test_predictions_are_those_of_the_simulation_itself() -> None:
         "window": 20.0, "max_requests": 5000,
     }  # fmt: skip
     document = scaled(policy, 2, workload={"requests": 900}, engine={"max_num_seqs": 8})
-    plan = prepare(document, Path("scenario.yaml")).cases[0].plan
+    plan = plan_for(document)
     simulation = Simulation(plan)
     (predictor,) = simulation.autoscaling._predictors
     simulation.environment.run_to(Alarm(Priority.ARRIVAL, lambda now: None), 20.0)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from scenarios.serving import ClosedLoopSpec
 from schedulers.batches import Batch
+from tests.twin.serving.scenarios import plan_for
 from twin.serving.engine.engine import Engine
 from twin.serving.run.simulation import Simulation
-from twin.sweeps.serving_sweep import prepare
 
 from .scenarios import scenario
 
@@ -37,7 +35,7 @@ def test_a_variation_too_small_to_draw_is_refused() -> None:
 
 
 def test_a_watch_sees_every_step_and_changes_none() -> None:
-    plan = prepare(scenario(fast_forward=False), Path("scenario.yaml")).cases[0].plan
+    plan = plan_for(scenario(fast_forward=False))
     observations: list[tuple[float, float, int]] = []
 
     def watch(engine: Engine, batch: Batch, start: float, end: float) -> None:

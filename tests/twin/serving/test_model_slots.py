@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from latency_models.deployment.model_config import TARGET_MODULES, adapter_bytes
 from latency_models.deployment.models import load_model
-from tests.twin.serving.scenarios import records, run, run_both_ways, scenario
+from tests.twin.serving.scenarios import plan_for, records, run, run_both_ways, scenario
 from twin.serving.plan.plan import ServingPlan
 from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
@@ -31,7 +31,7 @@ FLEET: dict[str, Any] = {
 
 
 def plan_of(document: dict[str, Any]) -> ServingPlan:
-    return prepare(document, Path("s.yaml")).cases[0].plan
+    return plan_for(document)
 
 
 @settings(max_examples=settings().max_examples // 2)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from latency_models.stages import StageLink, Stages
 from tests.twin.serving.by_hand import TICK, play, requests
-from tests.twin.serving.scenarios import records, reported, run, scenario
+from tests.twin.serving.scenarios import plan_for, records, reported, run, scenario
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.results.summary import pooled_gaps
 from twin.serving.run.simulation import Simulation
@@ -119,7 +119,7 @@ def busy_document(seed: int, blocks: int, failing: bool, rate: float, **engine: 
 def test_one_stage_is_an_engine_without_stages(seed: int, blocks: int, failing: bool, rate: float) -> None:
     """To the last bit of every record."""
     document = {**busy_document(seed, blocks, failing, rate), "fast_forward": False}
-    plan = prepare(document, Path("scenario.yaml")).cases[0].plan
+    plan = plan_for(document)
     plain, pipelined = Simulation(plan).run(), Simulation(with_one_stage(plan)).run()
     assert pipelined.engines[0].stage_busy, "it is a pipeline"
     assert records(pipelined) == records(plain)
@@ -145,7 +145,7 @@ def test_requests_and_blocks_are_conserved(
     columns = result.columns.table()
     assert sorted(columns["id"].tolist()) == list(range(60))
     if not failing:  # the gaps between the tokens of a request sum to what it was decoded for
-        gaps, weights = pooled_gaps(result.logs, prepare(document, Path("s.yaml")).cases[0].plan.scenario.measure)
+        gaps, weights = pooled_gaps(result.logs, plan_for(document).scenario.measure)
         assert (gaps * weights).sum() == pytest.approx((columns["last_token"] - columns["first_token"]).sum())
         assert weights.sum() == columns["output_tokens"].sum() - 60
     for engine in result.engines:

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from latency_models.io.config_io import write_yaml
-from tests.twin.serving.scenarios import records, run, scenario
+from tests.twin.serving.scenarios import plan_for, records, run, scenario
 from twin.cli import run as command
-from twin.sweeps.serving_sweep import prepare
 
 FIXED: dict[str, Any] = {
     "requests": 20,
@@ -57,7 +56,7 @@ def test_replications_differ_exactly_where_the_plan_says_so(
     """Two replications are compared record by record, so a source of randomness that is not named would be seen."""
     document = scenario(workload={**FIXED, **workload}, system={"layout": "colocated", **system})
     document["workload"] = {key: value for key, value in document["workload"].items() if value is not None}
-    assert list(prepare(document, Path("s.yaml")).cases[0].plan.random) == expected
+    assert list(plan_for(document).random) == expected
     assert (records(run(document, 0)) != records(run(document, 1))) == bool(expected)
 
 
@@ -168,9 +167,9 @@ def test_replications_are_drawn_as_often_unless_stated(workspace: Path, simulate
 
 
 def test_the_number_of_blocks_is_drawn_where_it_was_computed() -> None:
-    stated = prepare(scenario(), Path("s.yaml")).cases[0].plan.pools[0]
+    stated = plan_for(scenario()).pools[0]
     assert stated.at({"kv_blocks": 2.0}).scheduler == stated.scheduler
     engine = {**scenario()["engine"], "num_gpu_blocks": None, "kv_memory": {"memory": 3e10, "model": "llama-3.1-8b"}}
-    computed = prepare({**scenario(), "engine": engine}, Path("s.yaml")).cases[0].plan.pools[0]
+    computed = plan_for({**scenario(), "engine": engine}).pools[0]
     blocks = computed.scheduler.config.num_gpu_blocks
     assert computed.at({"kv_blocks": 2.0}).scheduler.config.num_gpu_blocks == pytest.approx(blocks * np.exp(0.1), abs=1)

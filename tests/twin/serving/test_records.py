@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.twin.serving.scenarios import run, scenario
+from tests.twin.serving.scenarios import plan_for, run, scenario
 from twin.serving.records.requests import PART, Columns, RequestRecord
 from twin.serving.results import summary
 from twin.serving.run.simulation import Simulation
-from twin.sweeps.serving_sweep import prepare
 from workloads.request import Request
 
 Table = dict[str, Any]
@@ -48,7 +46,7 @@ def test_parts_together_are_the_table() -> None:
 
 def test_a_run_with_a_sink_keeps_its_summary() -> None:
     document = scenario()
-    plan = prepare(document, Path("scenario.yaml")).cases[0].plan
+    plan = plan_for(document)
     parts: list[Table] = []
     streamed, retained = Simulation(plan, sink=parts.append).run(), run(document)
     (part,) = parts
@@ -69,7 +67,7 @@ def test_latencies_between_tokens_in_parts_are_those_of_the_whole(
         engine={"num_gpu_blocks": 20, "async_scheduling": asynchronous},
         workload={"prefill": {"distribution": "fixed", "mean": 60}},
     )  # fmt: skip
-    result, spec = run(document), prepare(document, Path("scenario.yaml")).cases[0].plan.scenario.measure
+    result, spec = run(document), plan_for(document).scenario.measure
     together = summary.summarise(result, spec)["itl"]
     monkeypatch.setattr(summary, "MANY_STEPS", 0)
     monkeypatch.setattr(summary, "STEPS_OF_PART", 3)
@@ -90,7 +88,7 @@ def test_latencies_between_tokens_add_up_to_the_time_of_decoding(asynchronous: b
             "arrivals": {"process": "poisson", "rate": 400},
         },
     )  # fmt: skip
-    result, spec = run(document), prepare(document, Path("scenario.yaml")).cases[0].plan.scenario.measure
+    result, spec = run(document), plan_for(document).scenario.measure
     table = result.columns.table()
     assert table["preemptions"].max() > 0
     gaps, weights = summary.pooled_gaps(result.logs, spec)

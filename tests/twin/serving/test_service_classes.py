@@ -11,7 +11,7 @@ import pytest
 import twin
 from latency_models.io.config_io import write_yaml
 from reports.metrics import jain_index
-from tests.twin.serving.scenarios import records, run, scenario
+from tests.twin.serving.scenarios import plan_for, records, run, scenario
 from twin.serving.results.groups import summarise_clients
 from twin.sweeps.one_run import run_plan
 from twin.sweeps.serving_sweep import prepare
@@ -73,7 +73,7 @@ def test_classes_and_tenants_are_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize("detail", [True, "requests", False])
 def test_the_report_does_not_depend_on_what_is_kept(tmp_path: Path, detail: bool | str) -> None:
     def summary(document: dict[str, Any], **arguments: Any) -> dict[str, Any]:
-        plan = prepare(document, Path("s.yaml")).cases[0].plan
+        plan = plan_for(document)
         return summarise_clients(run_plan(plan, **arguments), plan)
 
     total = summary(tenants())
@@ -82,7 +82,7 @@ def test_the_report_does_not_depend_on_what_is_kept(tmp_path: Path, detail: bool
 
 def test_independent_engines_report_the_same() -> None:
     document = tenants(system={"layout": "colocated", "replicas": 3, "routing": "round_robin"})
-    plan = prepare(document, Path("s.yaml")).cases[0].plan
+    plan = plan_for(document)
     together, apart = run(document), run_plan(plan)
     assert records(together) == records(apart)
     assert summarise_clients(together, plan) == summarise_clients(apart, plan)
@@ -92,7 +92,7 @@ def test_a_fair_order_is_fairer_than_first_come_first_served() -> None:
     def index(policy: str) -> float:
         engine = {"scheduling_policy": policy, "max_num_seqs": 4}
         document = tenants(engine=engine, workload={"requests": 800, "arrivals": {"process": "poisson", "rate": 300.0}})
-        plan = prepare(document, Path("s.yaml")).cases[0].plan
+        plan = plan_for(document)
         return float(summarise_clients(run(document), plan)["fairness"]["jain_index"])
 
     # Under first come, first served, service follows demand: 3 to 1 of entitlements of 1 to 1 is 16/20.
@@ -107,7 +107,7 @@ def test_jains_index_by_hand() -> None:
 
 
 def test_a_workload_without_classes_reports_none() -> None:
-    plan = prepare(scenario(), Path("s.yaml")).cases[0].plan
+    plan = plan_for(scenario())
     assert summarise_clients(run(scenario()), plan) == {}
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scenarios.reading import read_scenario
 from scenarios.validation import check_validation
 from tests.twin.serving.by_hand import STEP, TICK
-from tests.twin.serving.scenarios import run, run_both_ways, scenario
+from tests.twin.serving.scenarios import plan_for, run, run_both_ways, scenario
 from twin.serving.plan.plan import ServingPlan
 from twin.serving.results.summary import Run, summarise
 from twin.serving.run.simulation import Simulation, realisation
@@ -50,7 +50,7 @@ def by_id(result: Run) -> dict[str, list[Any]]:
 
 
 def summary(result: Run, document: dict[str, Any]) -> dict[str, Any]:
-    return summarise(result, prepare(document, Path("s.yaml")).cases[0].plan.scenario.measure)
+    return summarise(result, plan_for(document).scenario.measure)
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -217,7 +217,7 @@ def test_no_session_is_out_of_order(
         system=system,
         failures=[{**failure, "engine": names[failure["engine"]]} for failure in failures],
     )
-    plan = prepare(document, Path("scenario.yaml")).cases[0].plan
+    plan = plan_for(document)
     result, _ = run_both_ways(document)
     check(plan, result, bool(failures))
 
@@ -253,7 +253,7 @@ def test_what_cannot_be_used_is_one_line(changes: dict[str, Any], message: str) 
 
 
 def test_requests_of_sessions_cannot_be_listed_before_they_are_answered() -> None:
-    plan = prepare(scenario(workload=workload()), Path("s.yaml")).cases[0].plan
+    plan = plan_for(scenario(workload=workload()))
     with pytest.raises(BadInput, match=r"workload\.sessions: expected none"):
         realisation(plan, 0)
 
@@ -267,10 +267,10 @@ def test_a_validation_of_several_engines_refuses_sessions() -> None:
 
 
 def test_replications_differ_where_sessions_are_drawn() -> None:
-    fixed = prepare(scenario(workload=workload()), Path("s.yaml")).cases[0].plan
+    fixed = plan_for(scenario(workload=workload()))
     assert fixed.random == ()
     thinking = workload(sessions={"think": {"mean": 1.0}})
-    assert prepare(scenario(workload=thinking), Path("s.yaml")).cases[0].plan.random == ("think_times",)
+    assert plan_for(scenario(workload=thinking)).random == ("think_times",)
 
 
 # -- sessions of a trace -----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from reports.metrics import controlled_mean
-from tests.twin.serving.scenarios import records, reported, run, scenario
+from tests.twin.serving.scenarios import plan_for, records, reported, run, scenario
 from tests.twin.serving.test_service_classes import tenants
 from twin.serving.results.groups import summarise_clients
 from twin.serving.run.simulation import Simulation
@@ -45,7 +45,7 @@ def test_every_request_is_finished_or_shed_and_the_summary_says_so(arrivals: dic
 def test_fair_limits_shed_the_flood_alone() -> None:
     def share(limits: dict[str, Any], policy: str) -> dict[str, float]:
         document = sheds(limits, policy, workload={"requests": 800, "arrivals": {"process": "poisson", "rate": 50.0}})
-        plan = prepare(document, Path("s.yaml")).cases[0].plan
+        plan = plan_for(document)
         summary = summarise_clients(run(document), plan)["tenants"]
         return {name: row["shed_share"] for name, row in summary.items()}
 
@@ -67,7 +67,7 @@ def test_a_queue_with_few_places_is_m_m_1_k(places: int) -> None:
                 "admission_control": {"max_waiting": places - 1}},
         step_time={"overhead": STEP, "per_token": 0.0, "per_kv_token": 0.0},
     )  # fmt: skip
-    plan = prepare(document, Path("s.yaml")).cases[0].plan
+    plan = plan_for(document)
     rows = []
     for seed in range(100, 110):
         result = Simulation(replace(plan, scenario=plan.scenario.model_copy(update={"seed": seed}))).run()
