@@ -90,17 +90,6 @@ class Round(NamedTuple):
     drafted: float = 0.5
 
 
-def warm_up_round(limits: ProfilingLimits) -> Round:
-    """A round whose steps are discarded."""
-    return Round(min(limits.max_num_seqs, 4), limits.max_prompt_tokens, limits.max_output_tokens)
-
-
-def random_sizes(rng: np.random.Generator, limits: ProfilingLimits) -> list[list[int]]:
-    """The sequences, prompt tokens and output tokens of each round."""
-    largest = limits.max_num_seqs, limits.max_prompt_tokens, limits.max_output_tokens
-    return [stratified_sizes(rng, limits.rounds, size, power=2) for size in largest]
-
-
 def stratified_sizes(rng: np.random.Generator, rounds: int, largest: int, power: int = 1) -> list[int]:
     """A number from 1 to `largest` for each round, one from each of `rounds` equal strata, in random order.
 
@@ -159,10 +148,10 @@ class Profile(ABC):
         self._rounds: list[list[tuple[float, Step]]] = []
         self._turns = self._all_rounds()
 
-    def run(self) -> ProfiledRounds:
-        """Run as many rounds as the limits say."""
+    def run(self, rounds: int | None = None) -> ProfiledRounds:
+        """Run further rounds, by default as many as the limits say."""
         with no_garbage_collection():
-            while len(self._rounds) < self._limits.rounds:
+            while len(self._rounds) < (rounds or self._limits.rounds):
                 next(self._turns)
         return self.take()
 
@@ -173,15 +162,20 @@ class Profile(ABC):
         return result
 
     def _all_rounds(self) -> Iterator[None]:
-        yield from self._round(warm_up_round(self._limits), WARM_UP_STEPS)
+        limits = self._limits
+        warm_up = Round(min(limits.max_num_seqs, 4), limits.max_prompt_tokens, limits.max_output_tokens)
+        yield from self._round(warm_up, WARM_UP_STEPS)
         self.take()
         while True:
             for size in self._sizes():
-                yield from self._round(size, self._limits.max_steps)
+                yield from self._round(size, limits.max_steps)
                 yield
 
     def _sizes(self) -> list[Round]:
-        return list(map(Round, *random_sizes(self._rng, self._limits)))
+        """As many rounds as the limits say."""
+        limits = self._limits
+        largest = limits.max_num_seqs, limits.max_prompt_tokens, limits.max_output_tokens
+        return list(map(Round, *(stratified_sizes(self._rng, limits.rounds, size, power=2) for size in largest)))
 
     @abstractmethod
     def _round(self, size: Round, max_steps: int) -> Iterator[None]:

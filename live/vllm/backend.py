@@ -294,7 +294,7 @@ class VllmServerBackend(VllmBackend):
         self._between: ServerProfile | None = None
 
     def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfiledRounds:
-        return self._profile(scheduler, spec, seed).run(spec.rounds)
+        return self._profile(scheduler, spec, seed).run()
 
     def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayedRun:
         """Send each request to an idle server at its arrival time, and turns of sessions after their answers."""
@@ -316,9 +316,7 @@ class VllmServerBackend(VllmBackend):
 
     def _profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ServerProfile:
         server, limits = self._running(scheduler), profiling_limits(scheduler, spec)
-        profile = ServerProfile(server, self._vocabulary, limits, scheduler.config.block_size, seed)
-        profile.warm_up()
-        return profile
+        return ServerProfile(server, self._vocabulary, limits, scheduler.config.block_size, seed)
 
     def _running(self, scheduler: SchedulerPlan) -> VllmServer:
         if self._server is None:

@@ -26,18 +26,16 @@ from typing import Any
 
 import numpy as np
 
-from latency_models.sources.engine_regression import Step, describe
+from latency_models.sources.engine_regression import describe
 from latency_models.timed_runs import ProfiledRounds, ReplayedRun
 from live.generation import Generation
 from live.streamed import HOST, completion_events
 from live.validation.backend import OpenLoop, Sessions, answered_run
 from live.validation.profiling import (
-    WARM_UP_STEPS,
+    Profile,
     ProfilingLimits,
     RandomRequests,
     Round,
-    random_sizes,
-    warm_up_round,
 )
 from live.vllm.settings import VARIABLES, end_with_parent
 from live.vllm.step_log import Span, StepLogReader
@@ -187,39 +185,29 @@ def clients_at_once(number: int) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-class ServerProfile:
-    """A profile of a server by rounds of random requests: each client sends its next one when it has an answer."""
+class ServerProfile(Profile):
+    """A profile of a server by rounds of random requests: each client sends its next one when it has an answer.
+
+    It measures requests' ways to steps and back, too (`system.frontend`).
+    """
 
     def __init__(
         self, server: VllmServer, vocabulary: int, limits: ProfilingLimits, block_size: int, seed: int
     ) -> None:
+        super().__init__(limits, seed)
         self._server = server
-        self._limits = limits
-        self._rng = np.random.default_rng([seed, 23])
         self._requests = RandomRequests(self._rng, vocabulary, block_size, limits.resent)
         self._drawing = threading.Lock()
-        self._sizes: list[Round] = []
+        self._frontend: dict[str, list[float]] = {"route": [], "deliver": []}
 
-    def warm_up(self) -> None:
-        """Run a round that is not kept."""
-        self._round(warm_up_round(self._limits), WARM_UP_STEPS)
+    def take(self) -> ProfiledRounds:
+        frontend = {name: float(np.median(means)) for name, means in self._frontend.items()}
+        for means in self._frontend.values():
+            means.clear()
+        return replace(super().take(), frontend=frontend)
 
-    def run(self, rounds: int) -> ProfiledRounds:
-        """Run so many rounds, and measure requests' ways to steps and back (`system.frontend`)."""
-        results = []
-        routes = []
-        deliveries = []
-        for _ in range(rounds):
-            if not self._sizes:
-                self._sizes = list(map(Round, *random_sizes(self._rng, self._limits)))
-            steps, route, deliver = self._round(self._sizes.pop(), self._limits.max_steps)
-            results.append(steps)
-            routes.append(route)
-            deliveries.append(deliver)
-        return ProfiledRounds(results, {"route": float(np.median(routes)), "deliver": float(np.median(deliveries))})
-
-    def _round(self, size: Round, max_steps: int) -> tuple[list[tuple[float, Step]], float, float]:
-        """Timed steps, and mean seconds from a request to its step, and from steps' ends to their tokens."""
+    def _round(self, size: Round, max_steps: int) -> Iterator[None]:
+        """Run one round at once: timed steps, mean seconds from a request to its step, and from steps to tokens."""
         answers: list[Generation] = []
         spans: list[Span] = []
         routes = []
@@ -237,8 +225,10 @@ class ServerProfile:
         times = np.array([at for generation in answers for at in generation.times])
         spans += self._server.steps(len(times) - ALONE)
         ends = [end for batch, _, end in spans for _ in range(batch.outputs)]
-        timed = [(begin, describe(batch, 0, end - begin)) for batch, begin, end in spans]
-        return timed, float(np.mean(routes)), float(times.mean() - np.mean(ends))
+        self._rounds.append([(begin, describe(batch, 0, end - begin)) for batch, begin, end in spans])
+        self._frontend["route"].append(float(np.mean(routes)))
+        self._frontend["deliver"].append(float(times.mean() - np.mean(ends)))
+        yield from ()
 
     def _client(self, size: Round, quota: int, answers: list[Generation]) -> None:
         """Send requests whose answers have `quota` tokens together."""
