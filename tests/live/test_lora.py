@@ -16,17 +16,17 @@ from safetensors.torch import load_file, save_file
 from kernels.sampling import SamplingParams
 from live.engine import Engine
 from live.executor import LoRAExecutor
-from live.generation import Generation, make_generation
+from live.generation import Generation
 from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder
 from live.models.lora import load_adapter, load_adapters
 from live.models.weights import load_weights
 from schedulers.engine_config import EngineConfig
 from schedulers.model_slots import SlotsConfig
+from tests.live.engines import BLOCK, request, served
 from tests.live.test_graphs import replayed_steps
 from workloads.errors import BadInput
 
-BLOCK = 4
 ATTENTION = tuple(f"self_attn.{name}_proj" for name in "qkvo")
 EVERY = (*ATTENTION, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
@@ -78,20 +78,12 @@ def decoder_of(directory: Path) -> Decoder:
 def prompts(models: list[str], sampling: SamplingParams) -> list[Generation]:
     generator = torch.Generator().manual_seed(5)
     return [
-        make_generation(
+        request(
             i, torch.randint(0, 199, (3 + 5 * (i % 4),), generator=generator).tolist(), 4 + 3 * (i % 5),
-            sampling_params=sampling, block_size=BLOCK, model=model, cache_salt=model.encode(),
+            sampling_params=sampling, model=model, cache_salt=model.encode(),
         )
         for i, model in enumerate(models)
     ]  # fmt: skip
-
-
-def answers(engine: Engine, generations: list[Generation]) -> list[list[int]]:
-    for generation in generations:
-        engine.submit(generation)
-    while engine.step() is not None:
-        engine.core.check_integrity()
-    return [generation.output for generation in generations]
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +120,7 @@ def plain_answers(
         plain = EngineConfig(200, BLOCK, max_num_batched_tokens=budget, max_num_seqs=8, prefix_id_tokens=BLOCK)
         sampling = SamplingParams(temperature, seed=4)
         models = {"base": base, **merged}
-        return {name: answers(Engine(model, plain), prompts(MIXTURE, sampling)) for name, model in models.items()}
+        return {name: served(Engine(model, plain), prompts(MIXTURE, sampling)) for name, model in models.items()}
 
     return cache(compute)
 
@@ -159,7 +151,7 @@ def test_answers_are_those_of_merged_weights(
     engine = Engine(base, config, make_executor=lambda *parts: LoRAExecutor(*parts, adapters, fixed=fixed))
     memory = replayed_steps(engine) if fixed else None
     generations = prompts(MIXTURE, sampling)
-    mixed = answers(engine, generations)
+    mixed = served(engine, generations)
     assert engine.core.model_loads >= 3
     assert memory is None or memory.replays > 10
     executor, resident = engine.executor, engine.core.model_slots.resident if engine.core.model_slots else ()

@@ -15,7 +15,7 @@ from scipy import stats
 from kernels.sampling import SamplingParams
 from kernels.shapes import Shape
 from live.engine import Engine
-from live.generation import Generation, make_generation
+from live.generation import Generation
 from live.models.config import ModelConfig
 from live.models.decoder import Decoder
 from live.models.weights import random_weights
@@ -24,10 +24,10 @@ from schedulers.engine_config import EngineConfig
 from schedulers.kv_cache import KVCache
 from schedulers.speculation import SpeculativeEngineCore
 from schedulers.step_policies import FixedDrafts
+from tests.live.engines import CONFIGS, config, drain, request, served
 from tests.live.test_graphs import replayed_steps
 
 CONFIG = ModelConfig("llama", Shape(2, 32, 48, 4, 2, 8, 23), max_position_embeddings=256, tied=False)
-BLOCK = 4
 
 
 @pytest.fixture(scope="module")
@@ -50,32 +50,17 @@ def generations(sampling: SamplingParams, **settings: Any) -> list[Generation]:
         phrase = rng.integers(0, 23, 5).tolist()
         prompt = [*phrase, *rng.integers(0, 23, number).tolist(), *phrase, *phrase[: number % 4]]
         params = SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, seed=number)
-        requests.append(
-            make_generation(number, prompt, 3 + 6 * number, sampling_params=params, block_size=BLOCK, **settings)
-        )
+        requests.append(request(number, prompt, 3 + 6 * number, sampling_params=params, **settings))
     return requests
 
 
 def answered(engine: Engine, requests: list[Generation], abort: int | None = None) -> list[tuple[list[int], str]]:
     for generation in requests:
         engine.submit(generation)
-    steps = 0
-    while engine.step() is not None:
-        engine.core.check_integrity()
-        steps += 1
-        if abort is not None and steps == 5:
-            engine.abort(abort)
-    assert engine.core.kv_cache.num_free_blocks == engine.core.kv_cache.num_blocks
+    drain(engine, lambda number: engine.abort(abort) if abort is not None and number == 4 else None)
     return [(generation.output, generation.finish_reason) for generation in requests]
 
 
-CONFIGS = {
-    "plenty": EngineConfig(num_gpu_blocks=400, block_size=BLOCK, prefix_id_tokens=BLOCK),
-    "chunks of 7": EngineConfig(
-        num_gpu_blocks=400, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_batched_tokens=7, max_num_seqs=5
-    ),
-    "few blocks": EngineConfig(num_gpu_blocks=24, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=8),
-}
 SAMPLING = {
     "greedy": SamplingParams(temperature=0.0),
     "sampled": SamplingParams(temperature=1.0),
@@ -91,9 +76,9 @@ SAMPLING = {
     ],
 )  # fmt: skip
 def test_answers_are_those_without_speculation(decoder: Decoder, name: str, sampling: str, drafts: int) -> None:
-    config, params = CONFIGS[name], SAMPLING[sampling]
-    engine = speculating(decoder, config, drafts)
-    plain = answered(Engine(decoder, config), generations(params))
+    settings, params = CONFIGS[name], SAMPLING[sampling]
+    engine = speculating(decoder, settings, drafts)
+    plain = answered(Engine(decoder, settings), generations(params))
     assert answered(engine, generations(params)) == plain
     stats = engine.core.stats
     assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
@@ -146,11 +131,9 @@ def test_sampled_tokens_have_the_distribution_of_the_model(decoder: Decoder) -> 
     The prompt has every token, so that whatever is sampled first has a draft behind it.
     """
     prompt = np.random.default_rng(1).permutation(23).tolist()
-    config = EngineConfig(num_gpu_blocks=4000, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_batched_tokens=2048)
-    engine = speculating(decoder, config, 3)
+    engine = speculating(decoder, config(4000, max_num_batched_tokens=2048), 3)
     generations = [
-        make_generation(seed, prompt, 3, sampling_params=SamplingParams(1.0, seed=seed * 7919), block_size=BLOCK)
-        for seed in range(3000)
+        request(seed, prompt, 3, sampling_params=SamplingParams(1.0, seed=seed * 7919)) for seed in range(3000)
     ]
     answered(engine, generations)
     assert engine.core.stats.num_drafts > 2500
@@ -167,13 +150,8 @@ def test_sampled_tokens_have_the_distribution_of_the_model(decoder: Decoder) -> 
 
 def _probabilities(decoder: Decoder, tokens: list[int]) -> np.ndarray[Any, Any]:
     """The model's distribution of the next token, from the log-probabilities that an engine tells."""
-    engine = Engine(decoder, EngineConfig(num_gpu_blocks=40, block_size=BLOCK, prefix_id_tokens=BLOCK))
-    generation = make_generation(
-        0, tokens, 1, sampling_params=SamplingParams(temperature=0.0), block_size=BLOCK, logprobs=23
-    )
-    engine.submit(generation)
-    while engine.step() is not None:
-        pass
+    generation = request(0, tokens, 1, logprobs=23)
+    served(Engine(decoder, config(40)), [generation])
     probabilities = np.zeros(23)
     for token, logprob in generation.top_logprobs[0]:
         probabilities[token] = np.exp(logprob)

@@ -150,21 +150,12 @@ def test_llama3_scaling_keeps_fast_rotations_and_slows_slow_ones() -> None:
 
 def test_llama3_scaling_equals_transformers() -> None:
     rope_utils = pytest.importorskip("transformers.modeling_rope_utils")
+    scaling = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
+               "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}  # fmt: skip
     config = pytest.importorskip("transformers").LlamaConfig(
-        hidden_size=4096,
-        num_attention_heads=32,
-        head_dim=128,
-        rope_theta=500000.0,
-        max_position_embeddings=131072,
-        rope_scaling={
-            "rope_type": "llama3",
-            "rope_theta": 500000.0,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        },
-    )
+        hidden_size=4096, num_attention_heads=32, head_dim=128, rope_theta=5e5, max_position_embeddings=131072,
+        rope_scaling=scaling,
+    )  # fmt: skip
     expected, scale = rope_utils.ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     assert scale == 1.0
     torch.testing.assert_close(reference.rope_frequencies(128, 500000.0, Llama3Scaling(8.0)).float(), expected)
