@@ -49,7 +49,7 @@ def decoding_engine(workload: live.Workload, decoder: Decoder) -> Engine:
     while decode_steps < STEPS_BEFORE:
         result = engine.step()
         assert result is not None, "answers are longer than the steps before the profile"
-        decode_steps += sum(len(each.output) > 1 for each in result.advanced) == workload.concurrency
+        decode_steps += len(result.advanced) == workload.concurrency and len(result.advanced[-1].output) > 1
     return engine
 
 

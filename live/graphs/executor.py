@@ -302,7 +302,7 @@ class GraphExecutor(Executor):
         """Capture a step that has run, if there are graphs and not too many; returns whether it was captured."""
         if self._memory is None or step.captured or self._graphs >= MAX_GRAPHS:
             return False
-        step.capture(self._memory)
+        step.capture_in(self._memory)
         self._graphs += 1
         return True
 

@@ -52,30 +52,42 @@ class CapturedCall(Generic[T]):
 
     Args:
         function: reads and writes tensors whose addresses do not change, and waits for nothing.
-        memory: of the graph; None: no graphs.
+        memory: of the graph; None: none, unless `capture_in` makes one.
+
+    Attributes:
+        runs: number of runs so far.
     """
 
     def __init__(self, function: Callable[[], T], memory: GraphMemory | None) -> None:
         self._function = function
         self._memory = memory
-        self._runs = 0
+        self.runs = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._result: T | None = None
 
     def __call__(self) -> T:
         """The function's result. The next run of a graph overwrites its tensors."""
+        if self._graph is None and self._memory is not None and self.runs >= RUNS_BEFORE_CAPTURE:
+            self.capture_in(self._memory)
+        self.runs += 1
         if self._graph is None:
-            if self._memory is None or self._runs < RUNS_BEFORE_CAPTURE:
-                self._runs += 1
-                return self._function()
-            self._graph, self._result = self._memory.capture(self._function)
+            return self._function()
         assert self._result is not None
         self._graph.replay()
         return self._result
 
+    @property
+    def captured(self) -> bool:
+        """True if the function is a graph."""
+        return self._graph is not None
+
+    def capture_in(self, memory: GraphMemory) -> None:
+        """Capture the function, which must have run before: a graph cannot hold a kernel's compilation."""
+        self._graph, self._result = memory.capture(self._function)
+
     def capture(self) -> None:
         """Run the function until it is a graph; nothing where there are no graphs."""
-        while self._memory is not None and self._graph is None:
+        while self._memory is not None and not self.captured:
             self()
 
 
@@ -99,17 +111,15 @@ Result: TypeAlias = torch.Tensor | UnsampledOutput
 """
 
 
-class StaticStep:
-    """A step of one shape, for one engine.
+class StaticStep(CapturedCall[Result]):
+    """A step of one shape, for one engine; a graph when it has been captured.
 
     Inputs are staged in two host buffers in turn. So the tokens of one run may be waited for after the next run has
     begun, but must be waited for before the run after that is staged.
-
-    Attributes:
-        runs: number of runs so far.
     """
 
     def __init__(self, shape: StepShape, decoder: Decoder, cache: PagedCache, buffers: DeviceBuffers) -> None:
+        super().__init__(self._launch, None)
         self.shape = shape
         self._decoder = decoder
         self._cache = cache
@@ -119,13 +129,10 @@ class StaticStep:
         layout = fields(shape)
         staged = [torch.zeros(size(layout), dtype=torch.uint8, pin_memory=on_gpu) for _ in range(2)]
         self._staged = [(memory, {k: v.numpy() for k, v in views(layout, memory).items()}) for memory in staged]
-        self._memory = torch.zeros(size(layout), dtype=torch.uint8, device=device)
-        self.inputs = views(layout, self._memory)
+        self._buffer = torch.zeros(size(layout), dtype=torch.uint8, device=device)
+        self.inputs = views(layout, self._buffer)
         rows = shape.decodes + shape.chunks
         self._greedy = buffers.greedy_metadata(rows) if shape.greedy_only else None
-        self.runs = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._result: Result | None = None
 
     def stage(self) -> Arrays:
         """The input arrays of the next run, filled with padding rows, to be overwritten."""
@@ -138,27 +145,13 @@ class StaticStep:
 
     def run(self) -> Result:
         """Send the staged inputs and launch the step. The next run of a graph overwrites its result."""
-        self.runs += 1
-        self._memory.copy_(self._staged[0][0], non_blocking=True)
-        if self._graph is None:
-            return self._launch()
-        self._graph.replay()
-        assert self._result is not None
-        return self._result
+        self._buffer.copy_(self._staged[0][0], non_blocking=True)
+        return self()
 
     def run_empty(self) -> None:
         """Run with padding rows only, which compiles the kernels or warms up the graph."""
         self.stage()
         self.run()
-
-    def capture(self, memory: GraphMemory) -> None:
-        """Capture the step as a graph. It must have run before, since a graph cannot hold a kernel's compilation."""
-        self._graph, self._result = memory.capture(self._launch)
-
-    @property
-    def captured(self) -> bool:
-        """True if the step is a graph."""
-        return self._graph is not None
 
     def _launch(self) -> Result:
         hidden = self._decoder.forward(self._forward_inputs(), self._cache)
