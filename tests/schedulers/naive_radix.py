@@ -141,3 +141,41 @@ class NaiveRadix:
     def check(self) -> None:
         assert all(path[:-1] in self.users for path in self.users if len(path) > 1)
         assert self._blank() >= 0
+
+
+class NaiveEngine:
+    """What the oracles have in common: a cache, requests by id, and counters."""
+
+    def __init__(self, cache: NaiveRadix) -> None:
+        self.cache = cache
+        self.requests: dict[int, NaiveRequest] = {}
+        self.steps = self.ended = self.preemptions = self.admissions = 0
+
+    @property
+    def free(self) -> int:
+        return self.cache.free
+
+    def check(self) -> None:
+        self.cache.check()
+
+    def begin_request(self, request: NaiveRequest, nodes: int) -> None:
+        """Admit a request that finds these ids of its prefix cached."""
+        self.cache.hold(request, nodes)
+        request.computed = nodes * self.cache.page * self.cache.node_pages
+        self.admissions += 1
+        request.known, request.place = request.tokens, self.admissions
+
+    def schedule(self, batch: NaiveBatch, request: NaiveRequest, tokens: int) -> None:
+        context = request.computed
+        request.computed += tokens
+        self.cache.take(request, request.computed)
+        if request.decoding:
+            batch.decodes.append((request.id, request.computed))
+        else:
+            batch.chunks.append((request.id, tokens, context))
+
+    def leaving(self, batch: NaiveBatch, stopped: list[int]) -> dict[int, int]:
+        """Requests that end with a step, oldest admission first, and the tokens that they have."""
+        ids = [id for id in batch.ending + stopped if id in self.requests]
+        ids.sort(key=lambda id: self.requests[id].place)
+        return {id: sum(step <= batch.number for step in self.requests[id].given_at) for id in ids}

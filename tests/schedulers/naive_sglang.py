@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.schedulers.naive_radix import NaiveBatch, NaiveRadix, NaiveRequest, give_tokens
+from tests.schedulers.naive_radix import NaiveBatch, NaiveEngine, NaiveRadix, NaiveRequest, give_tokens
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,10 @@ class SGLang:
     recv_interval: int = 1
 
 
-class NaiveSGLang:
+class NaiveSGLang(NaiveEngine):
     def __init__(self, args: SGLang) -> None:
+        super().__init__(NaiveRadix(args.pages, args.page_size, args.id_pages))
         self.args = args
-        self.cache = NaiveRadix(args.pages, args.page_size, args.id_pages)
-        self.requests: dict[int, NaiveRequest] = {}
         self.socket: list[NaiveRequest] = []
         self.waiting: list[NaiveRequest] = []
         self.counter = 0
@@ -47,11 +46,6 @@ class NaiveSGLang:
         self.decay = (self.initial_ratio - self.minimum_ratio) / 600
         self.ratio = self.initial_ratio
         self.offset, self.chunk_left, self.input_left = 0.0, 0, 0  # of the step that is being scheduled
-        self.steps = self.ended = self.preemptions = self.admissions = 0
-
-    @property
-    def free(self) -> int:
-        return self.cache.free
 
     @property
     def running(self) -> list[NaiveRequest]:
@@ -145,17 +139,14 @@ class NaiveSGLang:
         if tokens <= 0:
             return False
         self.waiting.remove(request)
-        cache.hold(request, nodes)
-        request.computed = cached
-        self.admissions += 1
-        request.known, request.place = request.tokens, self.admissions
+        self.begin_request(request, nodes)
         self._add(batch, request, tokens)
         if not whole:
             self.chunked = request
         return True
 
     def _add(self, batch: NaiveBatch, request: NaiveRequest, tokens: int) -> None:
-        self._schedule(batch, request, tokens)
+        self.schedule(batch, request, tokens)
         self.chunk_left -= self._paged(tokens)
         self.input_left -= self._paged(tokens)
         if request.computed == request.tokens:
@@ -199,7 +190,7 @@ class NaiveSGLang:
         if len(self.running_batch) < before:
             self.full = False
         for request in decodes:
-            self._schedule(batch, request, 1)
+            self.schedule(batch, request, 1)
         return bool(decodes)
 
     def _new_pages(self, decodes: list[NaiveRequest]) -> int:
@@ -216,15 +207,6 @@ class NaiveSGLang:
     def _paged(self, tokens: int) -> int:
         return self.cache.pages_for(tokens) * self.cache.page
 
-    def _schedule(self, batch: NaiveBatch, request: NaiveRequest, tokens: int) -> None:
-        context = request.computed
-        request.computed += tokens
-        self.cache.take(request, request.computed)
-        if request.decoding:
-            batch.decodes.append((request.id, request.computed))
-        else:
-            batch.chunks.append((request.id, tokens, context))
-
     # -- what a step leaves ------------------------------------------------------------------------------------------
 
     def end(self, batch: NaiveBatch, stopped: list[int]) -> list[tuple[int, int]]:
@@ -232,13 +214,10 @@ class NaiveSGLang:
         for id, new, context in batch.chunks:
             if id in self.requests and self.requests[id] not in self.waiting:
                 self.cache.insert(self.requests[id], context + new)
-        leaving = {
-            id: sum(step <= batch.number for step in self.requests[id].given_at)
-            for id in batch.ending + stopped
-            if id in self.requests
-        }
-        for request in sorted((self.requests[id] for id in leaving), key=lambda request: request.place):
-            known = min(request.computed, request.prompt + leaving[request.id] - 1)
+        leaving = self.leaving(batch, stopped)
+        for id, tokens in leaving.items():
+            request = self.requests[id]
+            known = min(request.computed, request.prompt + tokens - 1)
             if len(request.ids) * self.cache.page * self.cache.node_pages > request.prompt:
                 self.cache.insert(request, known)
             self._leave(request, known)
@@ -252,9 +231,6 @@ class NaiveSGLang:
             self.waiting.remove(request)
         elif request in self.socket:
             self.socket.remove(request)
-
-    def check(self) -> None:
-        self.cache.check()
 
 
 def _common(left: tuple[int, ...], right: tuple[int, ...]) -> int:

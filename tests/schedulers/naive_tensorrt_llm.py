@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.schedulers.naive_radix import NaiveBatch, NaiveRadix, NaiveRequest, give_tokens
+from tests.schedulers.naive_radix import NaiveBatch, NaiveEngine, NaiveRadix, NaiveRequest, give_tokens
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,12 @@ class TensorRT:
     batch_wait_max_tokens_ratio: float = 0.0
 
 
-class NaiveTensorRT:
+class NaiveTensorRT(NaiveEngine):
     def __init__(self, settings: TensorRT) -> None:
+        super().__init__(NaiveRadix(settings.pages, settings.tokens_per_block, settings.id_pages))
         self.settings = settings
-        self.cache = NaiveRadix(settings.pages, settings.tokens_per_block, settings.id_pages)
-        self.requests: dict[int, NaiveRequest] = {}  # active requests, in the order of their arrival
-        self.steps = self.ended = self.preemptions = self.admissions = self.waited = 0
+        self.waited = 0
         self.in_flight: set[int] = set()  # first ids that steps in flight compute
-
-    @property
-    def free(self) -> int:
-        return self.cache.free
 
     @property
     def running(self) -> list[NaiveRequest]:
@@ -60,14 +55,14 @@ class NaiveTensorRT:
             paused = False
         static = self.settings.capacity == "static_batch" and bool(decodes)
         for request in sorted(decodes, key=lambda r: r.place):
-            self._schedule(batch, request, 1)
+            self.schedule(batch, request, 1)
         if not paused and not static:
             contexts = self._fitting(generating, contexts)
         chunks = self._chunks([r.tokens - r.computed for r in contexts], self.settings.max_num_tokens - len(decodes))
         waits = not static and self._waits(len(batch.decodes), sum(chunks))
         for request, tokens in zip(contexts, chunks, strict=True):
             if tokens and not static and not waits:
-                self._schedule(batch, request, tokens)
+                self.schedule(batch, request, tokens)
         if not batch.chunks and not batch.decodes:
             return None
         self.steps += 1
@@ -112,10 +107,7 @@ class NaiveTensorRT:
                 break
             if not self.settings.chunking and request.tokens - cached > budget:
                 break
-            cache.hold(request, nodes)
-            request.computed = cached
-            self.admissions += 1
-            request.place, request.known = self.admissions, request.tokens
+            self.begin_request(request, nodes)
             cache.take(request, request.tokens)
             reserved += max(total - cache.held(request), 0) if guaranteed else 0
             contributed.add(self._first_new(request, nodes))
@@ -166,15 +158,10 @@ class NaiveTensorRT:
         self.waited += 1
         return True
 
-    def _schedule(self, batch: NaiveBatch, request: NaiveRequest, tokens: int) -> None:
-        context = request.computed
-        request.computed += tokens
-        self.cache.take(request, request.computed)
-        if request.decoding:
-            batch.decodes.append((request.id, request.computed))
-        else:
-            batch.chunks.append((request.id, tokens, context))
-            self.in_flight.add(self._first_new(request, context // (self.cache.page * self.cache.node_pages)))
+    def schedule(self, batch: NaiveBatch, request: NaiveRequest, tokens: int) -> None:
+        if not request.decoding:
+            self.in_flight.add(self._first_new(request, request.computed // (self.cache.page * self.cache.node_pages)))
+        super().schedule(batch, request, tokens)
 
     # -- what a step leaves ------------------------------------------------------------------------------------------
 
@@ -186,16 +173,9 @@ class NaiveTensorRT:
             self.in_flight.discard(self._first_new(request, context // size))
             if request.place and self.settings.reuse:
                 self.cache.insert(request, context + new)
-        leaving = {
-            id: sum(step <= batch.number for step in self.requests[id].given_at)
-            for id in batch.ending + stopped
-            if id in self.requests
-        }
-        for request in sorted((self.requests[id] for id in leaving), key=lambda request: request.place):
-            known = min(request.computed, request.prompt + leaving[request.id] - 1)
+        leaving = self.leaving(batch, stopped)
+        for id, tokens in leaving.items():
+            request = self.requests.pop(id)
+            known = min(request.computed, request.prompt + tokens - 1)
             self.cache.release(request, known if self.settings.reuse else 0)
-            del self.requests[request.id]
         return list(leaving.items())
-
-    def check(self) -> None:
-        self.cache.check()

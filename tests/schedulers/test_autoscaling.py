@@ -57,13 +57,6 @@ PODS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("pods", "values", "target", "expected"), [case[1:] for case in PODS], ids=[c[0] for c in PODS]
-)
-def test_replica_calculator(pods: int, values: list[float | None], target: float, expected: int) -> None:
-    assert replicas_at_target(pods, values, target, missing_as=max(target, 1.0)) == expected
-
-
 # The same file: pods that are not ready, with a metric or without.
 UNREADY = [
     ("ScaleUpUnreadyLessScale", 3, [0.5, 0.7], 0.3, 1, 4),
@@ -74,12 +67,11 @@ UNREADY = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("pods", "values", "target", "unready", "expected"), [case[1:] for case in UNREADY], ids=[c[0] for c in UNREADY]
-)
-def test_replica_calculator_with_unready_pods(
-    pods: int, values: list[float | None], target: float, unready: int, expected: int
-) -> None:
+CASES = {name: (*case[:3], 0, case[3]) for name, *case in PODS} | {name: case for name, *case in UNREADY}
+
+
+@pytest.mark.parametrize(("pods", "values", "target", "unready", "expected"), CASES.values(), ids=CASES)
+def test_replica_calculator(pods: int, values: list[float | None], target: float, unready: int, expected: int) -> None:
     assert replicas_at_target(pods, values, target, missing_as=max(target, 1.0), unready=unready) == expected
 
 

@@ -140,79 +140,69 @@ visits = st.lists(
 )
 
 
+sglang_args = st.builds(
+    SGLang, pages=st.integers(0, 24), page_size=st.sampled_from([1, 1, 2, 4]), id_pages=st.sampled_from([1, 2, 4]),
+    chunked_prefill_size=st.integers(1, 10).map(lambda chunk: 4 * chunk),
+    max_prefill_tokens=st.sampled_from([10**6, 10**6, 12, 30]),
+    prefill_max_requests=st.sampled_from([10**6, 10**6, 1, 2]), max_running_requests=st.integers(1, 8),
+    conservativeness=st.sampled_from([1.0, 1.0, 0.3, 2.0]), lpm=st.booleans(),
+    recv_interval=st.sampled_from([1, 1, 2, 5]),
+)  # fmt: skip
+"""`pages`: those besides what the largest request needs."""
+
+TWO = SGLang(3, chunked_prefill_size=4, max_prefill_tokens=10**6, max_running_requests=2)
+
+
 @pytest.mark.parametrize("depth", [1, 2])
-@given(
-    visits=visits, page=st.sampled_from([1, 1, 2, 4]), id_pages=st.sampled_from([1, 2, 4]), spare=st.integers(0, 24),
-    chunk=st.integers(1, 10), input_tokens=st.sampled_from([10**6, 10**6, 12, 30]),
-    requests=st.sampled_from([10**6, 10**6, 1, 2]), seats=st.integers(1, 8),
-    conservativeness=st.sampled_from([1.0, 1.0, 0.3, 2.0]), lpm=st.booleans(), interval=st.sampled_from([1, 1, 2, 5]),
-)  # fmt: skip
+@given(visits, sglang_args)
 @example(  # an answer that ended has left room, which is seen though no sequence decodes
-    visits=[*[Visit(0, 1, 1)] * 11, Visit(1, 1, 1), Visit(0, 1, 2, stop=1), Visit(0, 1, 1)],
-    page=1, id_pages=1, spare=3, chunk=1, input_tokens=10**6, requests=10**6, seats=2, conservativeness=1.0, lpm=False,
-    interval=1,
-)  # fmt: skip
+    [*[Visit(0, 1, 1)] * 11, Visit(1, 1, 1), Visit(0, 1, 2, stop=1), Visit(0, 1, 1)], TWO
+)
 @example(  # the last token of what runs is in flight: there is nothing to run, and arrivals are looked at
-    visits=[Visit(0, 1, 1), Visit(0, 1, 1), Visit(6, 1, 10), Visit(16, 1, 1)],
-    page=1, id_pages=1, spare=3, chunk=1, input_tokens=10**6, requests=10**6, seats=2, conservativeness=1.0, lpm=False,
-    interval=2,
-)  # fmt: skip
+    [Visit(0, 1, 1), Visit(0, 1, 1), Visit(6, 1, 10), Visit(16, 1, 1)], replace(TWO, recv_interval=2)
+)
 @example(  # who arrived before a retraction and is looked at after it waits behind the retracted
-    visits=[Visit(0, 1, 10), Visit(1, 1, 8), Visit(8, 1, 1)],
-    page=1, id_pages=1, spare=4, chunk=1, input_tokens=10**6, requests=10**6, seats=2, conservativeness=0.3, lpm=False,
-    interval=5,
-)  # fmt: skip
+    [Visit(0, 1, 10), Visit(1, 1, 8), Visit(8, 1, 1)], replace(TWO, pages=4, conservativeness=0.3, recv_interval=5)
+)
 @example(  # who is retracted while the only other ends is looked at when it has ended, in a batch that still counts it
-    visits=[Visit(0, 1, 10), Visit(1, 1, 8), Visit(10, 1, 1)],
-    page=1, id_pages=1, spare=6, chunk=1, input_tokens=10**6, requests=10**6, seats=2, conservativeness=0.3, lpm=False,
-    interval=1,
-)  # fmt: skip
+    [Visit(0, 1, 10), Visit(1, 1, 8), Visit(10, 1, 1)], replace(TWO, pages=6, conservativeness=0.3)
+)
 @example(  # who waits is sorted where a slot is free, not where the batch turns out to be full
-    visits=[
+    [
         Visit(0, 6, 3), Visit(0, 2, 3), Visit(1, 2, 1, (0,)), Visit(0, 1, 2, (0, 0)), Visit(0, 3, 3, (1, 0)),
         Visit(1, 3, 1, (1, 0)),
     ],
-    page=2, id_pages=1, spare=15, chunk=6, input_tokens=30, requests=10**6, seats=4, conservativeness=2.0, lpm=True,
-    interval=1,
+    SGLang(15, 2, 1, 24, max_prefill_tokens=30, max_running_requests=4, conservativeness=2.0, lpm=True),
 )  # fmt: skip
-def test_sglang(
-    depth: int, visits: list[Visit], page: int, id_pages: int, spare: int, chunk: int, input_tokens: int,
-    requests: int, seats: int, conservativeness: float, lpm: bool, interval: int,
-) -> None:  # fmt: skip
-    args = SGLang(
-        pages=blocks_of_largest(visits, page) + spare, page_size=page, id_pages=id_pages,
-        chunked_prefill_size=4 * chunk, max_prefill_tokens=input_tokens, prefill_max_requests=requests,
-        max_running_requests=seats, conservativeness=conservativeness, lpm=lpm, recv_interval=interval,
-    )  # fmt: skip
+def test_sglang(depth: int, visits: list[Visit], args: SGLang) -> None:
+    args = replace(args, pages=blocks_of_largest(visits, args.page_size) + args.pages)
     sglang_pair(args, depth).run(visits)
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-@given(
-    visits=visits, block=st.sampled_from([1, 2, 4]), id_pages=st.sampled_from([1, 2]), spare=st.integers(0, 12),
-    budget=st.integers(4, 40), seats=st.integers(1, 8),
-    capacity=st.sampled_from(["guaranteed_no_evict", "guaranteed_no_evict", "max_utilization", "static_batch"]),
-    chunking=st.sampled_from(["", "fcfs", "equal"]), wait=st.sampled_from([(0, 0.0), (2, 1.0), (5, 0.4)]),
-)  # fmt: skip
-@example(  # nothing is reserved for a sequence whose last token is in flight
-    visits=[Visit(0, 2, 1), Visit(0, 5, 6), Visit(0, 1, 1), Visit(0, 1, 2)],
-    block=1, id_pages=1, spare=7, budget=4, seats=7, capacity="guaranteed_no_evict", chunking="fcfs",
-    wait=(0, 0.0),
-)  # fmt: skip
-@example(  # a request that comes to follow a prompt under way lets those behind it pass
-    visits=[Visit(0, 20, 17, (1, 0, 0)), Visit(0, 10, 1, (0, 0, 0, 0, 1, 0)), Visit(0, 1, 1, (0,))],
-    block=2, id_pages=2, spare=4, budget=6, seats=4, capacity="guaranteed_no_evict", chunking="fcfs",
-    wait=(0, 0.0),
-)  # fmt: skip
-def test_tensorrt_llm(
-    depth: int, visits: list[Visit], block: int, id_pages: int, spare: int, budget: int, seats: int,
-    capacity: str, chunking: str, wait: tuple[int, float],
-) -> None:  # fmt: skip
-    limits = TensorRT(
-        pages=blocks_of_largest(visits, block) + spare, tokens_per_block=block, id_pages=id_pages,
-        max_num_tokens=max(budget, seats + 4) if chunking else max(budget, seats + 48), max_batch_size=seats,
-        capacity=capacity, chunking=chunking, reuse=capacity != "max_utilization",
-        batch_wait_timeout_iters=wait[0], batch_wait_max_tokens_ratio=wait[1],
+@st.composite
+def tensorrt_limits(draw: st.DrawFn) -> TensorRT:
+    """Settings; `pages`: those besides what the largest request needs."""
+    chunking, seats = draw(st.sampled_from(["", "fcfs", "equal"])), draw(st.integers(1, 8))
+    capacities = ["guaranteed_no_evict", "guaranteed_no_evict", "max_utilization", "static_batch"]
+    capacity, wait = draw(st.sampled_from(capacities)), draw(st.sampled_from([(0, 0.0), (2, 1.0), (5, 0.4)]))
+    return TensorRT(
+        draw(st.integers(0, 12)), draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2])),
+        max(draw(st.integers(4, 40)), seats + (4 if chunking else 48)), seats, capacity, chunking,
+        capacity != "max_utilization", *wait,
     )  # fmt: skip
-    visits = [replace(visit, ids=visit.ids[: (visit.prompt - 1) // (block * id_pages)]) for visit in visits]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@given(visits, tensorrt_limits())
+@example(  # nothing is reserved for a sequence whose last token is in flight
+    [Visit(0, 2, 1), Visit(0, 5, 6), Visit(0, 1, 1), Visit(0, 1, 2)], TensorRT(7, 1, 1, 11, 7, chunking="fcfs")
+)
+@example(  # a request that comes to follow a prompt under way lets those behind it pass
+    [Visit(0, 20, 17, (1, 0, 0)), Visit(0, 10, 1, (0, 0, 0, 0, 1, 0)), Visit(0, 1, 1, (0,))],
+    TensorRT(4, 2, 2, 8, 4, chunking="fcfs"),
+)
+def test_tensorrt_llm(depth: int, visits: list[Visit], limits: TensorRT) -> None:
+    block = limits.tokens_per_block
+    limits = replace(limits, pages=blocks_of_largest(visits, block) + limits.pages)
+    visits = [replace(visit, ids=visit.ids[: (visit.prompt - 1) // (block * limits.id_pages)]) for visit in visits]
     tensorrt_pair(limits, depth).run(visits)
