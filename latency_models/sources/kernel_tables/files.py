@@ -21,7 +21,7 @@ import numpy as np
 
 from latency_models.io.config_io import checked, read_yaml
 from latency_models.io.files import Columns, read_columns
-from latency_models.sources.kernel_tables.skew import SkewShots, fit_skew
+from latency_models.sources.kernel_tables.skew import SHOT, Shots, fit_skew
 from latency_models.sources.kernel_tables.tables import (
     ATTENTION_AXES,
     UNKNOWN,
@@ -130,24 +130,19 @@ def _attention(table: Columns) -> AttentionTable:
     return checked(AttentionTable, columns, table.path)
 
 
-def _skew(table: Columns) -> SkewShots:
+def _skew(table: Columns) -> Shots:
     regimes = table.text("regime")
     for row, regime in enumerate(regimes):
         if regime not in ("pure", "mixed"):
             raise table.fault("expected pure or mixed", row, "regime")
-    counts = {"decodes": ("n", 1), "short": ("kvs", 0)}
-    numbers = {
-        "mean": "kv_mean",
-        "longest": "kv_big",
-        "at_mean": "t_mean_us",
-        "at_longest": "t_max_us",
-        "time": "t_skew_us",
-    }
-    return SkewShots(
-        mixed=np.array([regime == "mixed" for regime in regimes]),
-        **{name: np.array(table.wholes(column, low=low)) for name, (column, low) in counts.items()},
-        **{name: np.array(table.numbers(column, above=0.0)) for name, column in numbers.items()},
-    )
+    numbers = ("kv_mean", "kv_big", "t_mean_us", "t_max_us", "t_skew_us")
+    columns: list[Any] = [
+        [regime == "mixed" for regime in regimes],
+        table.wholes("n", low=1),
+        table.wholes("kvs", low=0),
+        *(table.numbers(name, above=0.0) for name in numbers),
+    ]
+    return np.rec.fromarrays(columns, dtype=SHOT)
 
 
 def _meta(folder: Path) -> tuple[dict[str, Any], Path | None]:

@@ -21,12 +21,10 @@ sequences end one after another and hide the tail of the longest. α therefore t
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
 from math import log2
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveInt, model_validator
 
 from latency_models.calibration import as_tuples
@@ -90,52 +88,41 @@ def alphas_of(levels: SkewLevels | None, decodes: int) -> list[float]:
     return [a + (b - a) * share for a, b in zip(levels.alpha[i], levels.alpha[i + 1], strict=True)]
 
 
-@dataclass(frozen=True, eq=False)
-class SkewShots:
-    """Columns of skew.csv, shape (n,). `short` is the shorter length; `mean` and `longest` are histories."""
+Shots: TypeAlias = "np.recarray[Any, Any]"
+"""Columns of skew.csv, shape (n,)."""
 
-    mixed: NDArray[np.bool_]
-    decodes: NDArray[np.int64]
-    short: NDArray[np.int64]
-    mean: Floats
-    longest: Floats
-    at_mean: Floats
-    at_longest: Floats
-    time: Floats
-
-    def __len__(self) -> int:
-        return len(self.time)
-
-    def where(self, rows: NDArray[np.bool_]) -> SkewShots:
-        """The shots that a mask of shape (n,) selects."""
-        return SkewShots(**{name: column[rows] for name, column in vars(self).items()})
-
-    @property
-    def skewness(self) -> Floats:
-        """Skewness s of each shot, shape (n,)."""
-        return 1 - self.mean / self.longest
+SHOT: list[tuple[str, type]] = [
+    ("mixed", bool), ("decodes", int), ("short", int), ("kv_mean", float), ("longest", float), ("at_mean", float),
+    ("at_longest", float), ("time", float),
+]  # fmt: skip
+"""Fields of a shot: `short` is the shorter length, `kv_mean` and `longest` are histories, the last three times."""
 
 
-def fit_skew(shots: SkewShots, *, errors: bool = False) -> SkewFit | None:
+def fit_skew(shots: Shots, *, errors: bool = False) -> SkewFit | None:
     """Fit α to shots; None where no history is above its mean. `errors`: with a further fit for each short length."""
-    shots = shots.where((shots.at_longest > shots.at_mean) & (shots.longest > shots.mean))
+    shots = shots[(shots.at_longest > shots.at_mean) & (shots.longest > shots.kv_mean)]
     if not len(shots):
         return None
     return SkewFit(
-        pure=_levels(shots.where(~shots.mixed)),
-        mixed=_levels(shots.where(shots.mixed)),
+        pure=_levels(shots[~shots.mixed]),
+        mixed=_levels(shots[shots.mixed]),
         shots=len(shots),
         **(_errors(shots) if errors else {}),
     )
 
 
-def _errors(shots: SkewShots) -> dict[str, float]:
+def _skewness(shots: Shots) -> Floats:
+    skewness: Floats = 1 - shots.kv_mean / shots.longest
+    return skewness
+
+
+def _errors(shots: Shots) -> dict[str, float]:
     predicted = np.array(shots.at_mean)
     for short in np.unique(shots.short):
         fold = shots.short == short
-        training = shots.where(~fold)
-        levels = {False: _levels(training.where(~training.mixed)), True: _levels(training.where(training.mixed))}
-        predicted[fold] = _predict(shots.where(fold), levels)
+        training = shots[~fold]
+        levels = {False: _levels(training[~training.mixed]), True: _levels(training[training.mixed])}
+        predicted[fold] = _predict(shots[fold], levels)
     heldout = np.abs(predicted - shots.time) / shots.time
     uncorrected = np.abs(shots.at_mean - shots.time) / shots.time
     return {
@@ -146,13 +133,13 @@ def _errors(shots: SkewShots) -> dict[str, float]:
     }
 
 
-def _levels(shots: SkewShots) -> SkewLevels | None:
+def _levels(shots: Shots) -> SkewLevels | None:
     if not len(shots):
         return None
     gap = shots.at_longest - shots.at_mean
     alpha, weight = (shots.time - shots.at_mean) / gap, gap / shots.time
     knots = np.array(KNOTS)
-    nearest = np.abs(shots.skewness[:, None] - knots).argmin(axis=1)
+    nearest = np.abs(_skewness(shots)[:, None] - knots).argmin(axis=1)
     counts, rows = [], []
     for decodes in sorted(set(shots.decodes.tolist())):  # np.unique would load numpy.ma
         of_count = shots.decodes == decodes
@@ -170,15 +157,15 @@ def _levels(shots: SkewShots) -> SkewLevels | None:
     return SkewLevels(n_decode=levels.n_decode, alpha=tuple(_smoothed(levels, shots, decodes) for decodes in counts))
 
 
-def _smoothed(levels: SkewLevels, shots: SkewShots, decodes: int) -> Alphas:
+def _smoothed(levels: SkewLevels, shots: Shots, decodes: int) -> Alphas:
     """α of one number of decodes: halfway between its own and its neighbours', shrunk by the share of least error."""
     i = levels.n_decode.index(decodes)
     counts, alpha = levels.n_decode, levels.alpha
     neighbours = SkewLevels(n_decode=counts[:i] + counts[i + 1 :], alpha=alpha[:i] + alpha[i + 1 :])
     expected = np.array(alphas_of(neighbours, decodes))
-    selected = shots.where(shots.decodes == decodes)
+    selected = shots[shots.decodes == decodes]
     gap = selected.at_longest - selected.at_mean
-    rise = np.interp(selected.skewness, KNOTS, expected) * gap
+    rise = np.interp(_skewness(selected), KNOTS, expected) * gap
     rising = np.abs(rise) > 0
     ratios = (selected.time - selected.at_mean)[rising] / rise[rising]
     share = _weighted_median(ratios, (np.abs(rise) / selected.time)[rising]) if rising.any() else 0.0
@@ -193,10 +180,11 @@ def _weighted_median(values: Floats, weights: Floats) -> float:
     return float(values[order][np.searchsorted(total, total[-1] / 2)])
 
 
-def _predict(shots: SkewShots, levels: dict[bool, SkewLevels | None]) -> Floats:
+def _predict(shots: Shots, levels: dict[bool, SkewLevels | None]) -> Floats:
     alpha = np.zeros(len(shots))
     for mixed, factors in levels.items():
         for decodes in np.unique(shots.decodes[shots.mixed == mixed]):
             rows = (shots.mixed == mixed) & (shots.decodes == decodes)
-            alpha[rows] = np.interp(shots.skewness[rows], KNOTS, alphas_of(factors, int(decodes)))
-    return shots.at_mean + alpha * (shots.at_longest - shots.at_mean)
+            alpha[rows] = np.interp(_skewness(shots)[rows], KNOTS, alphas_of(factors, int(decodes)))
+    predicted: Floats = shots.at_mean + alpha * (shots.at_longest - shots.at_mean)
+    return predicted

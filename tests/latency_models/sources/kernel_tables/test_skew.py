@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from latency_models.sources.kernel_tables.skew import KNOTS, SkewLevels, SkewShots, alphas_of, fit_skew
+from latency_models.sources.kernel_tables.skew import KNOTS, SHOT, Shots, SkewLevels, alphas_of, fit_skew
 
 
-def shots(alpha: float, *, decodes: int = 8, mixed: bool = False, shorts: tuple[int, ...] = (100, 200)) -> SkewShots:
+def shots(alpha: float, *, decodes: int = 8, mixed: bool = False, shorts: tuple[int, ...] = (100, 200)) -> Shots:
     """For every knot of skewness three shots at each short length, all with this α."""
     rows = [(short, knot) for short in shorts for knot in KNOTS for _ in range(3)]
     short = np.array([row[0] for row in rows])
@@ -16,20 +16,13 @@ def shots(alpha: float, *, decodes: int = 8, mixed: bool = False, shorts: tuple[
     mean = longest * (1 - np.array([row[1] for row in rows]))
     at_mean, at_longest = 10 + mean, 10 + longest
     size = len(rows)
-    return SkewShots(
-        mixed=np.full(size, mixed),
-        decodes=np.full(size, decodes),
-        short=short,
-        mean=mean,
-        longest=longest,
-        at_mean=at_mean,
-        at_longest=at_longest,
-        time=at_mean + alpha * (at_longest - at_mean),
-    )
+    time = at_mean + alpha * (at_longest - at_mean)
+    columns = (np.full(size, mixed), np.full(size, decodes), short, mean, longest, at_mean, at_longest, time)
+    return np.rec.fromarrays(columns, dtype=SHOT)
 
 
-def joined(*parts: SkewShots) -> SkewShots:
-    return SkewShots(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])})
+def joined(*parts: Shots) -> Shots:
+    return np.concatenate(parts).view(np.recarray)
 
 
 def test_alpha_is_found_by_regime_and_number_of_decodes() -> None:
@@ -65,7 +58,7 @@ def test_errors_are_of_lengths_that_were_left_out() -> None:
 
 def test_the_median_minimises_relative_errors_of_the_time() -> None:
     """Two shots of three decide, unless the third weighs more: its gap is the larger part of its time."""
-    part = shots(0.0, shorts=(100,)).where(np.arange(18) < 3)
+    part = shots(0.0, shorts=(100,))[np.arange(18) < 3]
     part.time[2] = part.at_longest[2]
     fit = fit_skew(part)
     assert fit.alphas("pure", 8)[0] == 0.0
@@ -76,7 +69,7 @@ def test_two_shots_are_too_few() -> None:
     part = shots(0.2, shorts=(100,))
     keep = np.arange(18) != 6
     part.time[6:9] = part.at_longest[6:9]
-    fit = fit_skew(part.where(keep))
+    fit = fit_skew(part[keep])
     assert fit.alphas("pure", 8) == pytest.approx([0.2] * 6)
 
 
