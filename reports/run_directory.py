@@ -58,7 +58,6 @@ class RunDirectory:
             raise KeyboardInterrupt(summary) from None
 
     def _kept(self) -> str:
-        """The results that an interruption leaves, in words."""
         try:
             finished = len(self.points())
         except OSError:

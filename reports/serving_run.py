@@ -203,7 +203,6 @@ def _over_time(document: Document) -> list[Block]:
 
 
 def _autoscaling(document: Document) -> list[Block]:
-    """Load, engines, and the P99 of the latency with a goal, TTFT first, over time."""
     scaling, series = document.get("autoscaling"), document.get("series")
     if not scaling or not series:
         return []

@@ -122,7 +122,6 @@ def _table(points: Sequence[Document], infeasible: Sequence[Document], keys: Seq
 
 
 def _points(document: Document, table: Table) -> list[Block]:
-    """The points to explore, and a figure of them where a setting varies."""
     points = document["points"]
     fields = serving_fields(points)
     keys = {field.key for field in fields}
@@ -178,7 +177,6 @@ PANELS = (
 
 
 def _figure(document: Document, axis: str, line_keys: Sequence[str]) -> Figure:
-    """Throughput, interactivity, TTFT and P99 ITL over one swept field; other fields make lines."""
     charts = []
     for label, name, factor, inverse in PANELS:
         curves = _curves(document["points"], axis, line_keys, name, factor, inverse=inverse)

@@ -92,7 +92,6 @@ def over_time(document: Document) -> Figure:
 
 
 def _engines(changes: Document) -> list[Curve]:
-    """The engines that are paid for, over time, of each side."""
     return [
         Curve(label, [row[0] for row in changes[side]], [sum(row[1:]) for row in changes[side]], colour, "steps")
         for side, (label, colour, _) in SIDES.items()
@@ -145,7 +144,6 @@ ERRORS = ("error", "95 % interval", "goal")
 
 
 def _cells(entry: Document, style: Style, spread: str, share: bool) -> tuple[str, ...]:
-    """Measured, its spread, predicted, the error with its interval, and its goal."""
     low, high = (_error(end, share) for end in entry["interval"])
     goal = "" if entry["goal"] is None else f"{100 * entry['goal']:g} {'points' if share else '%'}"
     error = _error(entry["error"], share)
@@ -177,7 +175,6 @@ def _expected(style: Style, entry: Document, repeats: int, drafts: tuple[str, ..
 
 
 def _drafts(document: Document) -> Table:
-    """Shares of drafts whose token at each position was right, and the share of decodes that had one."""
     rows = table("load", "", "decodes with a draft", "accepted, by position")
     for load in document["loads"]:
         for title, key in (("measured", "measured"), ("forecast", "predicted")):

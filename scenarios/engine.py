@@ -212,7 +212,6 @@ class EngineSpec(Strict):
 
     @model_validator(mode="after")
     def _vllm_has_it(self) -> EngineSpec:
-        """Refuse settings of ours that vLLM's own scheduler lacks."""
         if self.scheduler == INSTALLED_VLLM:
             for name in BEYOND_VLLM:
                 if getattr(self, name) != EngineSpec.model_fields[name].default:

@@ -173,7 +173,6 @@ def _split(values: str) -> list[str]:
 
 
 def _values(text: str, override: str, flag: str, key: str) -> list[Any]:
-    """The values of one part between commas: those of a range, or one."""
     match = _RANGE.fullmatch(text)
     if match is None or key in OWN_RANGES:
         return [_value(text, override, flag)]
@@ -250,7 +249,6 @@ _imported: dict[str, ImportedPlugin] = {}
 
 
 def _from_current_folder(value: Any) -> Any:
-    """The path of a file on the command line, from the current folder."""
     from_command_line = isinstance(value, CommandLineText) and value.endswith(ENDING)
     return str(Path(value).absolute()) if from_command_line else value
 

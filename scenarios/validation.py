@@ -122,7 +122,6 @@ def _without_pauses(workload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_layout(system: object) -> object:
-    """A section that names no layout is colocated."""
     return {"layout": "colocated", **system} if isinstance(system, dict) and "layout" not in system else system
 
 
@@ -332,7 +331,6 @@ class ValidationScenario(ScenarioFile):
 
 
 def _refuse_in_fleet(scenario: ValidationScenario, autoscaling: Mapping[str, AutoscalingSpec]) -> None:
-    """Refuse what a live fleet does not have, by a `BadInput`."""
     engine, field = scenario.engine, "system.autoscaling.engine"
     spec, expected = autoscaling.get("engine"), "expected none with system.autoscaling"
     if spec is None or len(autoscaling) > 1 or isinstance(scenario.system, DisaggregatedSpec):

@@ -164,7 +164,6 @@ def _pauses(rows: Sequence[_Row]) -> Iterator[float]:
 
 
 def _trace(name: str, sessions: Iterable[Sequence[_Row]], block_tokens: int | None) -> Trace:
-    """The trace of all sessions, whose rows may stand apart in the file."""
     prompts, answers, numbers, agents, pauses = array("q"), array("q"), array("q"), array("q"), array("d")
     counts, starts, ends = array("q"), array("q"), array("q")
     for number, rows in enumerate(sessions):
@@ -253,7 +252,6 @@ def _session_row(file: Path, line: int, place: str, request: dict[str, Any], age
 
 
 def _compressed(ids: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Ids as ranges of successive ones."""
     ranges: list[tuple[int, int]] = []
     for key in ids:
         if ranges and ranges[-1][1] + 1 == key:

@@ -168,7 +168,6 @@ class Workload:
         return 1 if self.models is None or not (recorded or self.prefixes is not None) else len(self.models.models)
 
     def _limited(self, answers: IntArray) -> tuple[IntArray, IntArray]:
-        """The true lengths of the answers, and the limits on them."""
         if self.max_tokens is None:
             return answers, answers
         limits = np.where(answers > 0, self.max_tokens, 0)

@@ -248,7 +248,6 @@ def _moments(mean: float, cv: float) -> tuple[float, float]:
 
 
 def _log_normal(mean: float, cv: float) -> tuple[float, float]:
-    """μ and σ of the logarithm."""
     sigma = math.sqrt(math.log1p(cv**2))
     return math.log(mean) - sigma**2 / 2, sigma
 

@@ -139,7 +139,6 @@ class RecordedSessions:
         return fitting
 
     def _rounds(self, rows: list[int], pause: Callable[[], float] | None, first_id: int) -> Iterator[Round]:
-        """The rounds of a session, with those of the sub-agents that each starts."""
         main, sub_agents = self._by_agent(rows)
         fresh = first_id + sum(self._blocks(row) for row in main)
         for row, round in zip(main, self._chain(main, pause, first_id), strict=True):

@@ -209,8 +209,6 @@ class DrawnSessions:
 
 
 class _Drawing:
-    """Draws sessions, each quantity from a generator of its own."""
-
     def __init__(self, spec: DrawnSessions, rng: np.random.Generator) -> None:
         # All are spawned, used or not, so that a change of one quantity leaves the others as they were.
         (
@@ -279,7 +277,6 @@ def _one(lengths: Lengths, rng: np.random.Generator) -> int:
 
 
 def _cut(drafts: list[_Draft], requests: int) -> list[_Draft]:
-    """The first rounds of a session, of `most` requests at most."""
     rounds: list[_Draft] = []
     for draft in drafts:
         if requests <= 0:

@@ -175,7 +175,6 @@ def _csv_rows(file: Path, text: Iterable[str]) -> tuple[_Names, Iterator[_Row]]:
 
 
 def _csv_cells(file: Path, text: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """The rows that are not blank, each with its line."""
     reader = csv.reader(_split_at_returns(text), strict=True)
     try:
         for row in reader:
