@@ -132,7 +132,11 @@ class Workload:
         # All are spawned, used or not, so that adding a mix leaves the other quantities as they were.
         for_arrivals, for_content, for_models, for_prefixes = rng.spawn(4)
         times = self.arrivals.stream(for_arrivals)
-        content = _content(self.content, for_content)
+        rows = self.content
+        if isinstance(rows, Trace):
+            content = _rows(rows)
+        else:
+            content = _tasks(rows, for_content) if isinstance(rows, TaskMix) else _generations(rows, for_content)
         prefixes = None if self.prefixes is None else self.prefixes.stream(for_prefixes)
         mix, apart = self.models, self._models_with_ids()
 
@@ -174,12 +178,6 @@ class Workload:
         return np.minimum(answers, limits), limits
 
 
-def _content(content: LengthPairs | TaskMix | Trace, rng: np.random.Generator) -> _Content:
-    if isinstance(content, Trace):
-        return _rows(content)
-    return _tasks(content, rng) if isinstance(content, TaskMix) else _generations(content, rng)
-
-
 def _generations(pairs: LengthPairs, rng: np.random.Generator) -> _Content:
     draw = pairs.stream(rng)
 
@@ -191,22 +189,15 @@ def _generations(pairs: LengthPairs, rng: np.random.Generator) -> _Content:
 
 def _tasks(mix: TaskMix, rng: np.random.Generator) -> _Content:
     draw = mix.stream(rng)
-    tasks = [share.task for share in mix.shares]
-    priorities = [share.priority for share in mix.shares]
-    tenants = [share.tenant for share in mix.shares]
-    classes = [share.service_class for share in mix.shares]
-    goals = [share.ttft_goal for share in mix.shares]
-    plain = not any(tenants) and not any(classes)
+    names = ("task", "priority", "tenant", "service_class", "ttft_goal")
+    tables = [[getattr(share, name) for share in mix.shares] for name in names]
+    plain = not any(tables[2]) and not any(tables[3])
 
     def following(size: int) -> _Columns:
         indices, prompts, answers = draw(size)
         shares = indices.tolist()
-        task_names, ranked = map(tasks.__getitem__, shares), map(priorities.__getitem__, shares)
-        if plain:
-            return _Columns(prompts, answers, task_names, ranked, repeat(()))
-        owned, classed = map(tenants.__getitem__, shares), map(classes.__getitem__, shares)
-        contracts = repeat(-1), owned, classed, map(goals.__getitem__, shares)
-        return _Columns(prompts, answers, task_names, ranked, repeat(()), contracts)
+        tasks, priorities, *contracts = (map(table.__getitem__, shares) for table in tables)
+        return _Columns(prompts, answers, tasks, priorities, repeat(()), () if plain else (repeat(-1), *contracts))
 
     return following
 

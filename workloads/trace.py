@@ -142,16 +142,13 @@ class Trace:
     agents: IntArray | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prefill_tokens", token_counts(self.prefill_tokens, "prefill_tokens"))
-        object.__setattr__(self, "decode_tokens", token_counts(self.decode_tokens, "decode_tokens", low=1))
+        for field, low in {"prefill_tokens": 0, "decode_tokens": 1, "sessions": -1, "agents": 0}.items():
+            if (numbers := getattr(self, field)) is not None:
+                object.__setattr__(self, field, token_counts(numbers, field, low=low))
         if self.arrivals is not None:
             object.__setattr__(self, "arrivals", instants(self.arrivals, "arrivals"))
         if (self.prefix_blocks is None) != (self.prefix_block_tokens is None):
             raise BadInput("expected both of prefix_blocks and prefix_block_tokens, or neither", field="Trace")
-        if self.sessions is not None:
-            object.__setattr__(self, "sessions", token_counts(self.sessions, "sessions", low=-1))
-        if self.agents is not None:
-            object.__setattr__(self, "agents", token_counts(self.agents, "agents"))
         for field in ("arrivals", "decode_tokens", "prefix_blocks", "sessions", "pauses", "agents"):
             column = getattr(self, field)
             if column is not None and len(column) != len(self):

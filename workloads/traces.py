@@ -200,15 +200,15 @@ class _Columns:
         self._schema = schema
         self._prompts = array("q")
         self._outputs = array("q")
+        self._has_times = bool(schema.arrival) and (schema.arrival_required or first.named(schema.arrival or ""))
+        self._has_blocks = bool(schema.blocks) and first.named(schema.blocks or "")
+        self._has_sessions = bool(schema.session) and first.named(schema.session or "")
         self._times = array("d")
         self._counts = array("q")
         self._ids = array("Q")
         self._sessions = array("q")
         self._numbers: dict[str | int, int] = {}  # of sessions, by their names or those of their requests
         self._new_sessions = 0
-        self._has_times = bool(schema.arrival) and (schema.arrival_required or first.named(schema.arrival or ""))
-        self._has_blocks = bool(schema.blocks) and first.named(schema.blocks or "")
-        self._has_sessions = bool(schema.session) and first.named(schema.session or "")
         self._start: float | None = None
         self._last = 0.0
 
@@ -227,19 +227,13 @@ class _Columns:
             self._add_sessions(table, schema.session)
 
     def trace(self, name: str) -> Trace:
-        schema = self._schema
-        blocks = (
-            IdLists(whole_column(self._counts), np.frombuffer(self._ids, dtype=np.uint64)) if self._has_blocks else None
-        )
-        return Trace(
-            name,
-            np.frombuffer(self._times, dtype=np.float64) if self._has_times else None,
-            whole_column(self._prompts),
-            whole_column(self._outputs),
-            blocks,
-            schema.block_tokens if self._has_blocks else None,
-            whole_column(self._sessions) if self._has_sessions else None,
-        )
+        times = np.frombuffer(self._times, dtype=np.float64) if self._has_times else None
+        sessions = whole_column(self._sessions) if self._has_sessions else None
+        blocks, size = None, None
+        if self._has_blocks:
+            blocks = IdLists(whole_column(self._counts), np.frombuffer(self._ids, dtype=np.uint64))
+            size = self._schema.block_tokens
+        return Trace(name, times, whole_column(self._prompts), whole_column(self._outputs), blocks, size, sessions)
 
     def _add_times(self, table: Table, name: str) -> None:
         times = self._schema.clock.read(table, name, self._last)
@@ -252,7 +246,7 @@ class _Columns:
         names = session_names(table, name)
         parents = session_names(table, self._schema.parent) if self._schema.parent else names
         for request, parent in zip(names, parents, strict=True):
-            number = self._numbers.get(parent, -1) if parent is not None else -1
+            number = -1 if parent is None else self._numbers.get(parent, -1)
             if number < 0 and request is not None:
                 number = self._new_sessions
                 self._new_sessions += 1
