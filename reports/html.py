@@ -98,7 +98,10 @@ def origin(manifest: Document) -> list[str]:
     parts = ["<h2>How this was made</h2>", f'<div class="scroll"><table class="origin">{rows}</table></div>']
     for key in ("scenario", "plan", "scenarios"):
         if manifest.get(key):
-            shortened, extent = _first_few(manifest[key])
+            # Further configurations of a sweep say the same again but for what the table of points has.
+            shortened, extent = manifest[key], ""
+            if isinstance(shortened, list) and len(shortened) > FEW:
+                shortened, extent = shortened[:FEW], f", the first {FEW} of {len(shortened)}"
             text = yaml.safe_dump(shortened, sort_keys=False, allow_unicode=True, width=110)
             parts.append(f"<details><summary>{escape(key + extent)}</summary><pre>{escape(text)}</pre></details>")
     return parts
@@ -114,13 +117,6 @@ def _value(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return escape(str(value))
-
-
-def _first_few(value: Any) -> tuple[Any, str]:
-    """The first configurations of a sweep; the others say the same again but for what the table of points has."""
-    if isinstance(value, list) and len(value) > FEW:
-        return value[:FEW], f", the first {FEW} of {len(value)}"
-    return value, ""
 
 
 ROW = 26

@@ -212,7 +212,13 @@ class LoRASpec(Strict):
         """Bytes of an adapter on one device."""
         if self.adapter_bytes is not None:
             return self.adapter_bytes
-        size = _adapter_bytes(self, memory, base, step_time)
+        deployment = step_time.measured_deployment() if step_time is not None else None
+        model, ranks = (None, 1) if deployment is None else (deployment.model, deployment.ranks or 1)
+        if memory is not None and memory.model is not None:
+            from latency_models.deployment.hugging_face import any_model  # builds models of pydantic
+
+            model, ranks = any_model(memory.model, base), memory.tensor_parallel_size
+        size = None if model is None else adapter_bytes(model, self.max_lora_rank, self.target_modules, ranks)
         if size is None:
             expected = "expected adapter_bytes, unless kv_memory or step_time name a model of dense layers"
             raise BadInput(expected, field="engine.lora_config")
@@ -293,13 +299,3 @@ class WeightSwappingSpec(Strict):
         size = self.bytes_of_model(memory, base, step_time)
         load, cold = self.load.seconds(size), self.load.seconds(size, cold=True)
         return ModelSlotsStepTime(step_time, LoRACost(), load, cold)
-
-
-def _adapter_bytes(spec: LoRASpec, memory: KVMemorySpec | None, base: Path, step_time: StepTime | None) -> float | None:
-    deployment = step_time.measured_deployment() if step_time is not None else None
-    model, ranks = (None, 1) if deployment is None else (deployment.model, deployment.ranks or 1)
-    if memory is not None and memory.model is not None:
-        from latency_models.deployment.hugging_face import any_model  # builds models of pydantic
-
-        model, ranks = any_model(memory.model, base), memory.tensor_parallel_size
-    return None if model is None else adapter_bytes(model, spec.max_lora_rank, spec.target_modules, ranks)

@@ -13,6 +13,7 @@ import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,10 @@ from workloads.trace_files import Table, json_lines, name_of, read_tables, sessi
 
 SESSION_IDS = 1 << 40
 """Ids of blocks that one session may use, as ids of a trace count from 1 in each session."""
+
+USAGE = {"gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"}
+TIMES = ("startTimeUnixNano", "endTimeUnixNano")
+"""Attributes and fields of a span that is a request."""
 
 _RANGES = re.compile(r"\d+(-\d+)?( \d+(-\d+)?)*", re.ASCII)
 
@@ -105,17 +110,10 @@ def read_otlp(file: Path) -> Trace:
     for line, document in json_lines(file):
         for span in _spans(document):
             attributes = _attributes(span)
-            if "gen_ai.usage.input_tokens" not in attributes or "gen_ai.usage.output_tokens" not in attributes:
+            if not attributes.keys() >= USAGE:
                 continue
-            prompt, answer, start, end = (
-                _count(file, line, name, value, low)
-                for name, value, low in (
-                    ("gen_ai.usage.input_tokens", attributes["gen_ai.usage.input_tokens"], 0),
-                    ("gen_ai.usage.output_tokens", attributes["gen_ai.usage.output_tokens"], 0),
-                    ("startTimeUnixNano", span.get("startTimeUnixNano"), 0),
-                    ("endTimeUnixNano", span.get("endTimeUnixNano"), 0),
-                )
-            )
+            stated = {name: attributes[name] for name in sorted(USAGE)} | {name: span.get(name) for name in TIMES}
+            prompt, answer, start, end = (_count(file, line, name, value) for name, value in stated.items())
             session = str(attributes.get("gen_ai.conversation.id") or span.get("traceId"))
             agent = str(attributes.get("gen_ai.agent.id") or attributes.get("gen_ai.agent.name") or "")
             spans.append((session, agent, _Row(0, start / 1e9, prompt, answer, max(end - start, 0) / 1e9)))
@@ -231,8 +229,8 @@ def _objects(file: Path, line: int, field: str, entries: object) -> Iterator[tup
 
 
 def _session_row(file: Path, line: int, place: str, request: dict[str, Any], agent: int, block_size: int) -> _Row:
-    prompt = _count(file, line, f"{place}.in", request.get("in"), 0)
-    answer = _count(file, line, f"{place}.out", request.get("out"), 0)
+    prompt = _count(file, line, f"{place}.in", request.get("in"))
+    answer = _count(file, line, f"{place}.out", request.get("out"))
     times = []
     for name in ("t", "api_time", "think_time"):
         value = request.get(name)
@@ -252,13 +250,8 @@ def _session_row(file: Path, line: int, place: str, request: dict[str, Any], age
 
 
 def _compressed(ids: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    ranges: list[tuple[int, int]] = []
-    for key in ids:
-        if ranges and ranges[-1][1] + 1 == key:
-            ranges[-1] = ranges[-1][0], key
-        else:
-            ranges.append((key, key))
-    return tuple(ranges)
+    runs = groupby(enumerate(ids), lambda pair: pair[1] - pair[0])
+    return tuple((keys[0], keys[-1]) for keys in ([key for _, key in run] for _, run in runs))
 
 
 def _spans(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -279,12 +272,12 @@ def _attributes(span: dict[str, Any]) -> dict[str, Any]:
     return {entry["key"]: next(iter(entry.get("value", {}).values()), None) for entry in attributes}
 
 
-def _count(file: Path, line: int, field: str, value: object, low: int) -> int:
+def _count(file: Path, line: int, field: str, value: object) -> int:
     """A whole number; OTLP writes those of 64 bits as text."""
     if isinstance(value, str) and value.isascii() and value.isdigit():
         value = int(value)
-    high = MAX_TOKENS if not field.endswith("UnixNano") else 2**63 - 1
-    if type(value) is not int or not low <= value <= high:
+    high = MAX_TOKENS if field not in TIMES else 2**63 - 1
+    if type(value) is not int or not 0 <= value <= high:
         shown = "null" if value is None else value
-        raise BadInput(f"expected a whole number from {low} to {high}", file=file, line=line, field=field, value=shown)
+        raise BadInput(f"expected a whole number from 0 to {high}", file=file, line=line, field=field, value=shown)
     return value

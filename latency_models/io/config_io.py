@@ -198,12 +198,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error)
         raise BadInput(f"expected YAML: {problem}", file=path, line=None if mark is None else mark.line + 1) from None
-    if document is None:
-        raise BadInput("expected a mapping of fields, found nothing", file=path)
-    if isinstance(document, list):
-        raise BadInput("expected a mapping of fields, found a list", file=path)
     if not isinstance(document, dict):
-        raise BadInput("expected a mapping of fields", value=document, file=path)
+        kind = {type(None): ", found nothing", list: ", found a list"}.get(type(document), "")
+        raise BadInput(f"expected a mapping of fields{kind}", value=None if kind else document, file=path)
     for key in document:
         if not isinstance(key, str):
             raise BadInput("expected field names that are text", value=key, file=path)
