@@ -225,14 +225,9 @@ HELD = "#000000"
 
 def operation_figure(picture: Document) -> str:
     """One operation as SVG text: `measured` and `held` as [x, seconds, …], its `lines`, and its errors."""
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
+    from reports.svg import canvas, svg_text
 
-    from reports.svg import svg_text
-
-    figure = Figure(figsize=(6.4, 5.0), layout="constrained")
-    FigureCanvasSVG(figure)
-    times, errors = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    figure, (times, errors) = canvas(2, 1, (6.4, 5.0), sharex=True, height_ratios=(2, 1))
     values = sorted({point[2] for point in picture["measured"]})
     colours = {value: COLOURS[i % len(COLOURS)] for i, value in enumerate(values)}
     for value in values:
