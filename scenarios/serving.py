@@ -25,6 +25,7 @@ from workloads.arrivals import (
     Gamma,
     Pauses,
     Poisson,
+    Steady,
     Varying,
 )
 from workloads.errors import BadInput
@@ -115,7 +116,7 @@ class OpenLoopSpec(Strict):
         )
 
 
-CONSTANT: dict[str, Callable[[float, float], Poisson | Gamma | Deterministic]] = {
+CONSTANT: dict[str, Callable[[float, float], Steady]] = {
     "poisson": lambda rate, cv: Poisson(rate),
     "gamma": Gamma,
     "deterministic": lambda rate, cv: Deterministic(rate),

@@ -57,39 +57,38 @@ class ClosedLoop(Arrivals):
 
 
 @dataclass(frozen=True)
-class Poisson(Arrivals):
-    """Exponential gaps with mean 1/rate. Raises `BadInput` unless 1e-12 <= rate <= 1e12."""
+class Steady(Arrivals):
+    """Base class of processes with gaps of mean 1/rate; `BadInput` unless 1e-12 <= rate <= 1e12."""
 
     rate: float
 
     def __post_init__(self) -> None:
-        _check_rate(self.rate)
+        number(self.rate, "rate", low=_SLOWEST, high=_FASTEST, hint=" requests per time unit")
 
     @property
     def is_random(self) -> bool:
-        return True
+        return not isinstance(self, Deterministic)
+
+
+@dataclass(frozen=True)
+class Poisson(Steady):
+    """Exponential gaps."""
 
     def stream(self, rng: np.random.Generator) -> TimeStream:
         return _after_gaps(lambda size: rng.exponential(1.0 / self.rate, size))
 
 
 @dataclass(frozen=True)
-class Gamma(Arrivals):
-    """Gamma-distributed gaps with mean 1/rate and a cv: bursts above 1, Poisson at 1; never clipped.
-
-    Raises `BadInput` unless 1e-12 <= rate <= 1e12 and 0.001 <= cv <= 100.
+class Gamma(Steady):
+    """Gamma-distributed gaps with a cv: bursts above 1, Poisson at 1; never clipped. Raises `BadInput` unless
+    0.001 <= cv <= 100.
     """
 
-    rate: float
     cv: float
 
     def __post_init__(self) -> None:
-        _check_rate(self.rate)
+        super().__post_init__()
         number(self.cv, "cv", low=1e-3, high=100, hint="; Deterministic has no variation")
-
-    @property
-    def is_random(self) -> bool:
-        return True
 
     def stream(self, rng: np.random.Generator) -> TimeStream:
         shape = self.cv**-2
@@ -97,13 +96,8 @@ class Gamma(Arrivals):
 
 
 @dataclass(frozen=True)
-class Deterministic(Arrivals):
-    """Equal gaps of 1/rate. Raises `BadInput` unless 1e-12 <= rate <= 1e12."""
-
-    rate: float
-
-    def __post_init__(self) -> None:
-        _check_rate(self.rate)
+class Deterministic(Steady):
+    """Equal gaps."""
 
     def stream(self, rng: np.random.Generator) -> TimeStream:
         return _counted(lambda first, last: np.arange(first + 1, last + 1) / self.rate)
@@ -151,10 +145,6 @@ def _after_gaps(gaps: TimeStream) -> TimeStream:
         return times[1:]
 
     return following
-
-
-def _check_rate(rate: float) -> None:
-    number(rate, "rate", low=_SLOWEST, high=_FASTEST, hint=" requests per time unit")
 
 
 SMALLEST_CV = 1e-3
@@ -309,7 +299,7 @@ class Bursts:
 class Varying(Arrivals):
     """A process whose rate follows a profile, bursts, or both; `start`: seconds into the profile, None: drawn."""
 
-    base: Poisson | Gamma | Deterministic
+    base: Steady
     profile: Profile | None = None
     bursts: Bursts | None = None
     start: float | None = 0.0
