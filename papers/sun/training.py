@@ -18,11 +18,11 @@ and the last three with other quantisers and with 3 bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -38,8 +38,8 @@ from live.adaptation.language_model import (
 from live.adaptation.quantisers import METHODS, Method, Precision, quantise_model
 from live.adaptation.runs import train_base
 from live.adaptation.tasks import BASE_OPERATIONS, NEW_OPERATIONS, SIZES, Lesson, Size
-from live.adaptation.text_lessons import FORMS, text_lesson
-from live.adaptation.training import Teacher, Trained, TrainingSettings, curve, tune
+from live.adaptation.text_lessons import FORMS, TextLesson, text_lesson
+from live.adaptation.training import Trained, TrainingSettings, curve, tune
 from live.adaptation.weights import Scope, read_model
 from live.models.weights import Weights
 from papers.common import Recipe, Study, language_model_row, study_sizes
@@ -53,16 +53,6 @@ GROUP = 128
 """Inputs that share a scale in a decode module of few bits, as in the paper."""
 
 
-class Task(Teacher, Protocol):
-    """A task that variants are trained for and measured on."""
-
-    def measure(self, modules: Modules, prompts: int) -> Mapping[str, float]:
-        """Measures by name, such as exact_match, of prompts that no training draws."""
-
-    def sequences(self, count: int) -> torch.Tensor:
-        """Prompts with their answers, as a quantiser's calibration takes them, (count, n) int64."""
-
-
 @dataclass(frozen=True)
 class Comparison:
     """A base model that is adapted to a task in every way that is compared.
@@ -73,7 +63,7 @@ class Comparison:
 
     forward: ForwardPass
     base: Weights
-    task: Task
+    task: Lesson | TextLesson
     calibration: torch.Tensor
     adaptation: TrainingSettings
     retuning: TrainingSettings
