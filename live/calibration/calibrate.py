@@ -11,7 +11,7 @@ from latency_models.io.config_io import write_yaml
 from latency_models.sources.calibration_file import MeasuredCalibration
 from live.calibration.assembling import assemble, pictures
 from live.calibration.communication import measure_link, round_trips
-from live.calibration.operations import Bench, case_of, shape_of, step_case
+from live.calibration.operations import Bench, case_of, shape_of
 from live.calibration.plan import DTYPES, MORE_ROUNDS, Journal, Plan, make_plan
 from live.device import keep_freed_memory, use_huge_pages
 from live.device import use_threads as set_threads
@@ -87,8 +87,7 @@ def measure_all(plan: Plan, journal: Journal, advance: Callable[[str], None], ti
             key = f"{number} {point.key}"
             if key in journal:
                 continue
-            make = step_case if point.operation == "whole_step" else case_of
-            timing = (timer or by_clock)(make(point, bench))
+            timing = (timer or by_clock)(case_of(point, bench))
             journal.add(key, seconds=timing.seconds, spread=timing.spread, samples=timing.samples)
             advance(point.key)
         if number < plan.grid.rounds:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -57,7 +58,6 @@ class Point:
 
 
 Call = Callable[[], object]
-Make = Callable[[], Call]
 
 RANK = 28
 """Rank of an error compensator: SPEAR's for Llama-2-7B (table 8)."""
@@ -120,49 +120,54 @@ class Bench:
 
 def case_of(point: Point, bench: Bench, first: int = 0) -> Case:
     """The case of a point, for `kernels.microbenchmark.measure`; linear layers are numbered from `first`."""
-    sizes, shape = dict(point.sizes), bench.shape
+    shape = bench.shape
     cases = Cases(shape, bench.device, bench.dtype, BLOCK)
-    if point.operation in LINEAR:
-        return _linear(point.operation, sizes["tokens"], *shape.linear()[LINEAR[point.operation]], bench, first)
-    if "/" in point.operation:
-        return _quantised(point, bench, first)
-    if point.operation == "lm_head":
-        return _linear("lm_head", sizes["sequences"], shape.vocabulary, shape.hidden, bench, first)
-    if point.operation == "embedding":
-        return _embedding(sizes["tokens"], bench)
-    if point.operation == "mixed_attention":
-        return _mixed(point, bench)
+    form, _, kind = point.operation.partition("/")
+    linear = {name: shape.linear()[layer] for name, layer in LINEAR.items()}
+    linear["lm_head"] = (shape.vocabulary, shape.hidden)
     makers: dict[str, Callable[..., Case]] = {
+        **{name: partial(_linear, bench, name, first, *size) for name, size in linear.items()},
+        **dict.fromkeys(("w4", "ec"), partial(_quantised, bench, form, kind, first)),
+        "embedding": partial(_embedding, bench),
         "layernorm": cases.rms_norm,
         "final_layernorm": cases.rms_norm,
         "rotary_emb": cases.rope_kv_write,
         "act_fn": cases.silu_mul,
         "sampler": lambda sequences: cases.sampling(sequences, "greedy"),
-        "decode_attention": lambda batch, context: _decodes(bench, batch, context),
-        "prefill_attention": lambda chunk, before: _prompt(bench, chunk, before),
+        "decode_attention": partial(_decodes, cases),
+        "prefill_attention": partial(_prompt, cases),
+        "mixed_attention": partial(_mixed, cases),
+        "whole_step": partial(_step, bench),
     }
-    return replace(makers[point.operation](**sizes), operation=point.operation, sizes=sizes)
+    sizes = dict(point.sizes)
+    return replace(makers[form](*sizes.values()), operation=point.operation, sizes=sizes)
 
 
-def _decodes(bench: Bench, batch: int, context: int) -> Case:
+def _decodes(cases: Cases, batch: int, context: int) -> Case:
     """Decodes with the block tables of an engine, which pads them on a GPU."""
-    padded = (lambda blocks: blocks) if bench.device == "cpu" else padded_width
-    return Cases(bench.shape, bench.device, bench.dtype, BLOCK).decode_attention(batch, context, padded)
+    return cases.decode_attention(batch, context, (lambda blocks: blocks) if cases.device == "cpu" else padded_width)
 
 
-def _prompt(bench: Bench, chunk: int, before: int) -> Case:
+def _prompt(cases: Cases, chunk: int, before: int) -> Case:
     """One chunk, by what an engine computes it with."""
-    cases = Cases(bench.shape, bench.device, bench.dtype, BLOCK)
-    if bench.device != "cpu" and bench.dtype != torch.float32 and before == 0 and chunk >= SDPA_TOKENS:
+    if cases.device != "cpu" and cases.dtype != torch.float32 and before == 0 and chunk >= SDPA_TOKENS:
         return cases.prompt_attention(chunk)
     return cases.prefill_attention(1, chunk, before)
 
 
-def _case(name: str, axis: str, size: int, make: Make, num_bytes: int) -> Case:
-    return Case(name, {axis: size}, make, moved=num_bytes, flops=0)
+def _mixed(cases: Cases, chunk: int, before: int, batch: int, context: int) -> Case:
+    """A chunk of one prompt and decodes: two calls, as an engine makes them."""
+    prompt, decodes = _prompt(cases, chunk, before), _decodes(cases, batch, context)
+
+    def make() -> Call:
+        first, second = prompt.prepare(), decodes.prepare()
+        return lambda: (first(), second())
+
+    moved, flops = prompt.moved + decodes.moved, prompt.flops + decodes.flops
+    return Case("", {}, make, moved, flops, footprint=prompt.set_bytes + decodes.set_bytes)
 
 
-def _linear(name: str, tokens: int, outputs: int, inputs: int, bench: Bench, first: int) -> Case:
+def _linear(bench: Bench, name: str, first: int, outputs: int, inputs: int, tokens: int) -> Case:
     numbers = count(first)
 
     def make() -> Call:
@@ -170,23 +175,20 @@ def _linear(name: str, tokens: int, outputs: int, inputs: int, bench: Bench, fir
         weight = bench.weights(name, next(numbers), lambda: bench.random(outputs, inputs))
         return lambda: functional.linear(x, weight)
 
-    num_bytes = (outputs * inputs + tokens * (outputs + inputs)) * bench.dtype.itemsize
-    return _case(name, "sequences" if name == "lm_head" else "tokens", tokens, make, num_bytes)
+    return Case("", {}, make, (outputs * inputs + tokens * (outputs + inputs)) * bench.dtype.itemsize, flops=0)
 
 
-def _embedding(tokens: int, bench: Bench) -> Case:
+def _embedding(bench: Bench, tokens: int) -> Case:
     def make() -> Call:
         table = bench.weights("embedding", 0, lambda: bench.random(bench.shape.vocabulary, bench.shape.hidden))
         ids = torch.randint(bench.shape.vocabulary, (tokens,), device=bench.device)
         return lambda: functional.embedding(ids, table)
 
-    return _case("embedding", "tokens", tokens, make, 2 * tokens * bench.shape.hidden * bench.dtype.itemsize)
+    return Case("", {}, make, moved=2 * tokens * bench.shape.hidden * bench.dtype.itemsize, flops=0)
 
 
-def _quantised(point: Point, bench: Bench, first: int) -> Case:
-    form, _, kind = point.operation.partition("/")
-    outputs, inputs = bench.shape.linear()[kind]
-    tokens, numbers = point["tokens"], count(first)
+def _quantised(bench: Bench, form: str, kind: str, first: int, tokens: int) -> Case:
+    (outputs, inputs), numbers = bench.shape.linear()[kind], count(first)
 
     def make() -> Call:
         weight, compensator = bench.weights(
@@ -195,41 +197,18 @@ def _quantised(point: Point, bench: Bench, first: int) -> Case:
         x = bench.random(tokens, inputs)
         return (lambda: w4_gemm(x, weight)) if form == "w4" else (lambda: compensated_gemm(x, weight, compensator))
 
-    num_bytes = outputs * inputs // 2 + tokens * (outputs + inputs) * bench.dtype.itemsize
-    return _case(point.operation, "tokens", tokens, make, num_bytes)
+    return Case("", {}, make, outputs * inputs // 2 + tokens * (outputs + inputs) * bench.dtype.itemsize, flops=0)
 
 
-def _mixed(point: Point, bench: Bench) -> Case:
-    """A chunk of one prompt and decodes: two calls, as an engine makes them."""
-    prompt = _prompt(bench, point["chunk"], point["before"])
-    decodes = _decodes(bench, point["batch"], point["context"])
+def _step(bench: Bench, chunk: int, decodes: int, context: int) -> Case:
+    """A whole step, so large that nothing of it is in a cache."""
 
     def make() -> Call:
-        first, second = prompt.prepare(), decodes.prepare()
-        return lambda: (first(), second())
-
-    return Case(
-        "mixed_attention",
-        dict(point.sizes),
-        make,
-        moved=prompt.moved + decodes.moved,
-        flops=prompt.flops + decodes.flops,
-        footprint=prompt.set_bytes + decodes.set_bytes,
-    )
-
-
-def step_case(point: Point, bench: Bench) -> Case:
-    def prepare() -> Call:
-        operations = _operations(point["chunk"], point["decodes"], point["context"], bench.shape.layers)
+        operations = _operations(chunk, decodes, context, bench.shape.layers)
         calls = [case_of(operation, bench, layer).prepare() for layer, operation in operations]
+        return lambda: [call() for call in calls]
 
-        def step() -> None:
-            for call in calls:
-                call()
-
-        return step
-
-    return Case("whole_step", dict(point.sizes), prepare, moved=0, flops=0, footprint=1 << 40)
+    return Case("", {}, make, moved=0, flops=0, footprint=1 << 40)
 
 
 def _operations(chunk: int, decodes: int, context: int, layers: int) -> Iterator[tuple[int, Point]]:
