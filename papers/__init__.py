@@ -1,4 +1,4 @@
-"""Papers computed again: a folder each, with scenarios as YAML, published tables as CSV, and a program.
+"""Papers computed again: a folder each: scenarios and the report's wording (YAML), published tables (CSV), programs.
 
 `reproduction` computes a paper's document and shows it; `quality` does so for claims about accuracy, on small models
 that `training` trains here. The rest of the house does not import this package: `twin reproduce`
