@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -34,44 +35,31 @@ REQUEST = Request(0, 0.0, 10, 5)
 
 
 class Engine:
-    """An engine whose load is given, and noted when it is asked for; nothing else may be asked."""
+    """An engine of which only what is stated may be asked; it is noted in `queried` when asked for its load."""
 
-    def __init__(self, load: int, queried: list[Engine] | None = None, index: int = 0) -> None:
+    def __init__(
+        self, load: int | None, queried: list[Engine] | None = None, index: int = 0, cached: int | None = None,
+        speed: float | None = None,
+    ) -> None:  # fmt: skip
         self._load = load
-        self._asked = queried
+        self._queried = [] if queried is None else queried
         self.index = index
+        self.cached = cached
+        if speed is not None:
+            self.speed = speed
 
     @property
     def load(self) -> int:
-        if self._asked is not None:
-            self._asked.append(self)
+        assert self._load is not None, "the load does not matter here"
+        self._queried.append(self)
         return self._load
 
-    @property
-    def num_running(self) -> int:
-        raise AssertionError("running requests do not matter here")
-
-    @property
-    def num_waiting(self) -> int:
-        raise AssertionError("waiting requests do not matter here")
-
-    @property
-    def free_blocks(self) -> int:
-        raise AssertionError("free blocks do not matter here")
-
     def cached_prefix_tokens(self, request: Request) -> int:
-        raise AssertionError("the prefix cache does not matter here")
+        assert self.cached is not None, "the prefix cache does not matter here"
+        return self.cached
 
-
-class Silent(Engine):
-    """An engine whose load may not be asked for."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-
-    @property
-    def load(self) -> int:
-        raise AssertionError("the load does not matter here")
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} does not matter here")
 
 
 def unasked(size: int) -> int:
@@ -79,7 +67,7 @@ def unasked(size: int) -> int:
 
 
 def test_round_robin_goes_around() -> None:
-    policy, (a, b, c) = RoundRobin(), (Silent(), Silent(), Silent())
+    policy, (a, b, c) = RoundRobin(), (Engine(None), Engine(None), Engine(None))
     assert [policy.choose(REQUEST, [a, b, c]) for _ in range(7)] == [a, b, c, a, b, c, a]
 
 
@@ -98,7 +86,7 @@ def test_of_two_equals_beside_a_busy_one_both_are_used() -> None:
 
 @pytest.mark.parametrize("policy", [LeastLoaded(), PowerOfTwo(unasked)])
 def test_a_single_engine_is_not_asked_for_its_load(policy: LeastLoaded | PowerOfTwo) -> None:
-    engine = Silent()
+    engine = Engine(None)
     assert policy.choose(REQUEST, [engine]) is engine
 
 
@@ -212,17 +200,6 @@ def test_requests_go_elsewhere_for_as_long_as_a_router_says(loads: list[int], da
                 followed.set(i, engines[i]._load)
 
 
-class Caching(Engine):
-    """An engine with this many cached tokens of every prompt."""
-
-    def __init__(self, load: int, cached: int = 0, index: int = 0) -> None:
-        super().__init__(load, index=index)
-        self.cached = cached
-
-    def cached_prefix_tokens(self, request: Request) -> int:
-        return self.cached
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 100)), min_size=2, max_size=9),
     st.sampled_from([0.0, 0.5, 1.0, 3.0]),
@@ -231,7 +208,7 @@ class Caching(Engine):
 def test_the_prefix_counts_against_the_load_with_its_weight(
     states: list[tuple[int, int]], weight: float, before: int
 ) -> None:
-    router, engines = PrefixAware(unasked, weight), [Caching(load, cached) for load, cached in states]
+    router, engines = PrefixAware(unasked, weight), [Engine(load, cached=cached) for load, cached in states]
     for _ in range(before):
         router.choose(REQUEST, engines)
     choice = router.choose(REQUEST, engines)
@@ -240,7 +217,7 @@ def test_the_prefix_counts_against_the_load_with_its_weight(
 
 
 def test_equal_costs_take_turns() -> None:
-    router, engines = PrefixAware(unasked), [Caching(30, 20), Caching(10), Caching(15, 5)]
+    router, engines = PrefixAware(unasked), [Engine(30, cached=20), Engine(10, cached=0), Engine(15, cached=5)]
     assert [engines.index(router.choose(REQUEST, engines)) for _ in range(6)] == [0, 1, 2, 0, 1, 2]
 
 
@@ -320,14 +297,6 @@ def test_parameters_out_of_range_are_refused(make: Callable[..., object], parame
         make(unasked, **parameters)
 
 
-class Fast(Engine):
-    """An engine of some speed."""
-
-    def __init__(self, load: int, speed: float, index: int = 0) -> None:
-        super().__init__(load, index=index)
-        self.speed = speed
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 1000), st.sampled_from([0.5, 1.0, 2.0, 3.0])), min_size=1, max_size=9),
     st.integers(1, 500),
@@ -335,7 +304,7 @@ class Fast(Engine):
 )
 def test_speeds_are_weighed(states: list[tuple[int, float]], tokens: int, turns: int) -> None:
     """By brute force: the least load / speed, or (load + request) / speed; the next in turn among equals."""
-    engines = [Fast(load, speed, i) for i, (load, speed) in enumerate(states)]
+    engines = [Engine(load, speed=speed, index=i) for i, (load, speed) in enumerate(states)]
     request = Request(0, 0.0, tokens, 2)
     for name, added in (("weighted_least_loaded", 0), ("shortest_expected_delay", tokens + 2)):
         router = ROUTERS.select(name)(lambda size: 0)
@@ -348,7 +317,7 @@ def test_speeds_are_weighed(states: list[tuple[int, float]], tokens: int, turns:
 
 
 def test_an_idle_slow_engine_gets_nothing_that_a_busy_fast_one_finishes_sooner() -> None:
-    engines = [Fast(100, 10.0, 0), Fast(0, 1.0, 1)]
+    engines = [Engine(100, speed=10.0, index=0), Engine(0, speed=1.0, index=1)]
     request = Request(0, 0.0, 98, 2)
     assert ROUTERS.select("weighted_least_loaded")(lambda size: 0).choose(request, engines) is engines[1]
     assert ROUTERS.select("shortest_expected_delay")(lambda size: 0).choose(request, engines) is engines[0]
@@ -356,7 +325,7 @@ def test_an_idle_slow_engine_gets_nothing_that_a_busy_fast_one_finishes_sooner()
 
 def test_random_choices_are_in_proportion_to_speeds() -> None:
     """The thresholds of a draw from [0, 1): 1/6, 1/6 + 2/6, and the rest."""
-    engines = [Fast(0, 1.0, 0), Fast(0, 2.0, 1), Fast(0, 3.0, 2)]
+    engines = [Engine(0, speed=1.0, index=0), Engine(0, speed=2.0, index=1), Engine(0, speed=3.0, index=2)]
     for draw, expected in ((0.0, 0), (0.16, 0), (0.17, 1), (0.49, 1), (0.51, 2), (1 - 2**-53, 2)):
         router = ROUTERS.select("weighted_random")(partial(_part, draw))
         assert router.choose(REQUEST, engines).index == expected
