@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reports.run_directory import RunDirectory, begin_run, commit
+from reports.run_directory import RunDirectory, begin_run, commit, write_text
 from twin import __version__
 from twin.api.inputs import path_of
 from workloads.errors import BadInput
@@ -43,7 +43,7 @@ def complete(run: RunDirectory, document: Document, *, figures: bool) -> Documen
     document = {**document, "run": {"id": run.id, "directory": str(run.path)}}
     run.write_json("summary.json", document)
     if figures:
-        illustrate(document, run)
+        illustrate(run.path, *draw(document, run.manifest))
     run.set_status(True, "complete")
     return document
 
@@ -123,12 +123,11 @@ def figure(document: Document, kind: str) -> Figure:
     raise BadInput(expected, field="kind", value=kind)
 
 
-def illustrate(document: Document, run: RunDirectory) -> None:
-    """Write figures and page into the run's folder."""
-    figures, page = draw(document, run.manifest)
+def illustrate(folder: Path, figures: dict[str, str], page: str) -> Path:
+    """Write figures and page into a run's folder; returns the page's path."""
     for name, svg in figures.items():
-        run.write_text(f"figures/{name}.svg", svg)
-    run.write_text("report.html", page)
+        write_text(folder / "figures" / f"{name}.svg", svg)
+    return write_text(folder / "report.html", page)
 
 
 def _paper_report(schema: object) -> ModuleType | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from reports.run_directory import open_run, read_run, write_text
+from reports.run_directory import open_run, read_run
 from twin import __version__
 from twin.cli.console import (
     ExecutorOptions,
@@ -96,20 +96,18 @@ def report(run: Path, /) -> int:
     Args:
         run: Run folder, for example runs/20260101T120000-sweep-0123456789.
     """
-    from twin.api.run_folder import draw
+    from twin.api.run_folder import draw, illustrate
 
     manifest, summary = _read(run)
     try:
         figures, page = draw(summary, manifest)
     except BadInput as error:
-        raise BadInput(error.expected, field=error.field, value=error.value, file=run / "summary.json") from None
+        raise error.in_file(run / "summary.json") from None
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         lacking = f"the field {error}" if isinstance(error, KeyError) else f"other values ({error})"
         expected = f"expected a whole document of schema {summary['schema']}, with {lacking}"
         raise BadInput(expected, file=run / "summary.json") from None
-    for name, svg in figures.items():
-        write_text(run / "figures" / f"{name}.svg", svg)
-    print(write_text(run / "report.html", page))
+    print(illustrate(run, figures, page))
     return 0
 
 
@@ -170,8 +168,11 @@ def simulate(
             plan = sweep.cases[0].plan
 
     note_partial_replay(plan)
-    if sweep is None and execution.jobs is not None and execution.jobs > 1:
-        _note_one_process(plan)
+    if sweep is None and (execution.jobs or 1) > 1:
+        from twin.serving.run.independent_engines import why_together
+
+        if shared := why_together(plan):
+            note(f"one process, since engines are not independent ({shared})")
     inputs = {"scenario_file": str(scenario), **run_inputs([plan], replications, draws)}
     name = partial(run_fingerprint, [plan], replications=replications, draws=draws)
     once = sweep is None or len(sweep.tasks) == 1
@@ -202,15 +203,6 @@ def _others(sweep: ServingSweep, executor: Executor, folder: RunDirectory) -> It
             advance(f"replication {task.replication}" + ("" if task.draw is None else f", draw {task.draw}"))
 
         yield Others(sweep, executor, points, folder.add_point, advance_task)
-
-
-def _note_one_process(plan: ServingPlan) -> None:
-    """Note on stderr that a run has one process although more are wanted, and why."""
-    from twin.serving.run.independent_engines import why_together
-
-    shared = why_together(plan)
-    if shared is not None:
-        note(f"one process, since engines are not independent ({shared})")
 
 
 INSTEAD = {

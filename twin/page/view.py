@@ -54,7 +54,6 @@ class View:
     """The widgets and charts of one open page, by their places; `changed` is called with all choices."""
 
     def __init__(self, knobs: list[Knob], choices: Choices, changed: Changed) -> None:
-        self._knobs = knobs
         self._choices = dict(choices)
         self._changed = changed
         sheet = InlineStyleSheet(css=asset("widgets.css"))

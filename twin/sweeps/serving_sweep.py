@@ -309,7 +309,10 @@ def prepare(
         try:
             scenario = check_scenario(document, settings, path)
             plan = make_plan(scenario, path.parent, traces.read(scenario.workload), step_times, path)
-            _check_draws(plan, draws)
+            if draws and not plan.can_draw:
+                source = scenario.step_time.name()
+                expected = f"expected 0: the error of step_time.source {source} is unknown, so there is nothing to draw"
+                raise BadInput(expected, field="--draws", value=draws)
             cases.append(Case(settings, plan))
         except BadInput as error:
             errors.append((settings, error))
@@ -318,10 +321,3 @@ def prepare(
         raise errors[0][1].in_file(path)
     infeasible = [Infeasible(settings, str(error)) for settings, error in errors]
     return ServingSweep(cases, replications, draws, infeasible)
-
-
-def _check_draws(plan: ServingPlan, draws: int | None) -> None:
-    if draws and not plan.can_draw:
-        source = plan.scenario.step_time.name()
-        expected = f"expected 0: the error of step_time.source {source} is unknown, so there is nothing to draw"
-        raise BadInput(expected, field="--draws", value=draws)

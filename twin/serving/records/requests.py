@@ -234,27 +234,6 @@ class ShedLog:
         self.client.append(self.clients.get((request.service_class, request.tenant), 0))
 
 
-class Retries:
-    """Decides when a client sends a shed request again.
-
-    Args:
-        attempts: of one request, besides the first; 0 for none. jitter: the wait is drawn evenly between what the
-            engine says and (1 + jitter) times that.
-    """
-
-    def __init__(self, attempts: int, jitter: float, rng: np.random.Generator) -> None:
-        self.attempts = attempts
-        self.jitter = jitter
-        self._rng = rng
-
-    def wait(self, record: RequestRecord, retry_after: float) -> float | None:
-        """Seconds until the request is sent again, which is counted; None if the client gives up."""
-        if record.retries >= self.attempts:
-            return None
-        record.retries += 1
-        return retry_after * (1 + self.jitter * float(self._rng.random()))
-
-
 class SessionRecord:
     """A session under way, or finished.
 

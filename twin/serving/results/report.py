@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from reports.metrics import quantiles, spread
 from reports.run_directory import fingerprint
-from scenarios.engine import DeviceSpec
 from scenarios.fields import MeasureSpec
 from scenarios.reading import Settings, plugin_digest
 from scenarios.serving import ClosedLoopSpec
@@ -64,12 +63,6 @@ def step_share(tokens: float) -> float:
     return ONE_TOKEN + (MANY_TOKENS - ONE_TOKEN) * log2(min(max(tokens, 1.0), MANY)) / log2(MANY)
 
 
-def idle_watts(device: DeviceSpec) -> float:
-    """What one device draws between steps."""
-    assert device.power_limit is not None, "its power limit is stated"
-    return IDLE * device.power_limit if device.idle_power is None else device.idle_power
-
-
 def energy_summary(run: Run, plan: ServingPlan) -> dict[str, Any] | None:
     """The energy of all devices while they are paid for; None where a pool's devices have no power limit."""
     joules = 0.0
@@ -84,7 +77,8 @@ def energy_summary(run: Run, plan: ServingPlan) -> dict[str, Any] | None:
             tokens = engine.counters.prefill_tokens + decoded
             watts = device.power_limit * step_share(tokens / log.num_steps) if log.num_steps else 0.0
             idle = max(run.engine_seconds(name) - log.busy, 0.0)
-            joules += device.count / pool.spec.engines_per_device * (log.busy * watts + idle * idle_watts(device))
+            idle_watts = IDLE * device.power_limit if device.idle_power is None else device.idle_power
+            joules += device.count / pool.spec.engines_per_device * (log.busy * watts + idle * idle_watts)
     output_tokens = sum(run.columns.output_tokens)
     return {
         "kwh": joules / 3.6e6,

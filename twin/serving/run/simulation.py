@@ -14,7 +14,7 @@ from twin.process import paused_garbage_collection
 from twin.serving.engine.engine_state import Watch
 from twin.serving.plan.plan import Draw, ServingPlan
 from twin.serving.records.engine_log import StepFile, StepIntegral, StepKeeper
-from twin.serving.records.requests import Columns, PrefixReuse, RequestRecord, Retries, SessionLog, ShedLog, Sink
+from twin.serving.records.requests import Columns, PrefixReuse, RequestRecord, SessionLog, ShedLog, Sink
 from twin.serving.results.summary import Run
 from twin.serving.run.clients import ClosedLoop, OpenLoop, SessionClients
 from twin.serving.system.system import System
@@ -77,8 +77,8 @@ class Simulation:
             self.shed = ShedLog(plan.clients)
             for engine in self.system.engines:
                 engine.on_shed = self._shed
-        retries = scenario.workload.retries
-        self._retries = Retries(retries.attempts, retries.jitter, for_clients.spawn(1)[0]) if retries else None
+        self._retries = scenario.workload.retries
+        self._rng = for_clients.spawn(1)[0] if self._retries else for_clients
         engines = {engine.name: engine for engine in self.system.engines}
         self.outages = [
             env.process(self.system.outage(engines[failure.engine], failure.at, failure.duration))
@@ -128,13 +128,14 @@ class Simulation:
         )  # fmt: skip
 
     def _shed(self, record: RequestRecord, shed: RequestShed) -> None:
-        log, now = self.shed, self.environment.now
+        log, now, retries = self.shed, self.environment.now, self._retries
         assert log is not None, "engines shed requests only with admission control"
         log.reasons[shed.reason] += 1
-        wait = None if self._retries is None else self._retries.wait(record, shed.retry_after)
-        if wait is not None:
+        if retries is not None and record.retries < retries.attempts:
+            record.retries += 1
             log.retries += 1
-            self.system.submit_again(record, wait)
+            # the wait is drawn evenly between what the engine says and (1 + jitter) times that
+            self.system.submit_again(record, shed.retry_after * (1 + retries.jitter * float(self._rng.random())))
             return
         self.population.set(now, self.population.value - 1)
         log.add(record, now)
