@@ -178,6 +178,7 @@ def mid_life(lengths: LengthPairs, rng: np.random.Generator, count: int) -> tupl
     return prefill + age, decode - age
 
 
+RATIOS = ("r_star", "regime", "r_attention", "r_communication", "r_critical", "r_peak")
 CURVE_POINTS = 96
 TRACE_BLOCKS = 40
 SEARCHED = 0.25, 256.0
@@ -193,17 +194,10 @@ def theory_summary(plan: BundlePlan) -> dict[str, Any]:
     if isinstance(lengths, JointEmpirical) and len(lengths) >= TRACE_BLOCKS:  # requests near in time are alike
         interval = lengths.renewal_load_interval(block=len(lengths) // TRACE_BLOCKS)
     return {
-        "r_star": paper.r_star,
-        "regime": paper.regime,
-        "r_attention": paper.r_attention,
-        "r_communication": paper.r_communication,
-        "r_critical": paper.r_critical,
-        "r_peak": paper.r_peak,
+        **{name: getattr(paper, name) for name in RATIOS},
         "throughput_at_r_star": paper.throughput_at_optimum,
         "mean_token_load": paper.mean_load,
-        "horizon_steps": paper.horizon_steps,
-        "t_attention": paper.t_attention,
-        "t_communication": paper.t_communication,
+        **{name: getattr(paper, name) for name in ("horizon_steps", "t_attention", "t_communication")},
         "t_ffn_at_r_star": paper.t_ffn(paper.r_star),
         "mean_token_load_limit": limit.mean_load,
         "r_star_limit": limit.r_star,

@@ -271,7 +271,8 @@ def describe(plan: BundlePlan, topology: Topology, measured: Measurement) -> dic
     """The point's entry in the document `twin.sweep/1`. Barrier-aware theory is for full slots under FCFS only."""
     ratio, instances = float(topology.ratio), topology.attention_instances
     steady = measured.steady
-    rates = {
+    scale = (instances + topology.ffn_instances) / plan.cards.of(topology)
+    rates: dict[str, Any] = {
         "": measured.throughput,
         "_generated": measured.throughput_generated,
         "_steady": None if steady is None else steady.throughput,
@@ -287,7 +288,10 @@ def describe(plan: BundlePlan, topology: Topology, measured: Measurement) -> dic
         "cards": plan.cards.of(topology),
         **{f"throughput_per_instance{name}": rate for name, rate in rates.items()},
         "throughput_ci": None if steady is None else list(steady.interval),
-        **_per_card(plan, topology, rates),
+        **{
+            f"throughput_per_card{name}": None if rates[name] is None else rates[name] * scale
+            for name in ("", "_steady", "_theory", "_barrier")
+        },
         **_memory(plan, measured),
         "tpot": measured.tpot,
         "tpot_between_tokens": measured.tpot_gaps,
@@ -295,19 +299,10 @@ def describe(plan: BundlePlan, topology: Topology, measured: Measurement) -> dic
         "idle_ffn": measured.idle_ffn,
         "regime": plan.paper.regime_at(ratio),
         "gaps": _gaps(plan, ratio, instances, measured),
-        "state_shares": measured.state_shares,
-        "requests": measured.requests,
-        "steps": measured.steps,
-        "mean_token_load": measured.mean_token_load,
+        **{name: getattr(measured, name) for name in ("state_shares", "requests", "steps", "mean_token_load")},
         "simulated_time": measured.total_time,
         "seed": plan.seed(topology),
     }
-
-
-def _per_card(plan: BundlePlan, topology: Topology, rates: dict[str, float | None]) -> dict[str, float | None]:
-    scale = (topology.attention_instances + topology.ffn_instances) / plan.cards.of(topology)
-    by_name = {name: rates[name] for name in ("", "_steady", "_theory", "_barrier")}
-    return {f"throughput_per_card{name}": None if rate is None else rate * scale for name, rate in by_name.items()}
 
 
 def _memory(plan: BundlePlan, measured: Measurement) -> dict[str, float | bool | None]:

@@ -128,12 +128,8 @@ class Plan:
             "headroom": None if self.headroom is None else self.headroom.document(question.rate),
             "changes": self.changes,
             "what_if": [
-                {
-                    "what": text,
-                    "feasible": plan.feasible,
-                    "answer": plan.answer(),
-                    "recommendation": None if plan.best is None else row(plan.question, plan.best),
-                }
+                {"what": text, "feasible": plan.feasible, "answer": plan.answer()}
+                | {"recommendation": None if plan.best is None else row(plan.question, plan.best)}
                 for text, plan in self.what_if
             ],
             "notes": untried(question) + ([] if self.stop is None else [CUT]),
@@ -223,7 +219,9 @@ class MaxLoad:
         """The document `twin.max-load/1`."""
         question, load = self.question, self.load
         at = question if load is None else question.at_rate(load.rate)
-        fields = dict.fromkeys(("rate", "factor", "binds", "beyond")) if load is None else load.document(question.rate)
+        fields: Document = {"rate": None, "interval": None, "factor": None, "binds": None, "beyond": self.reason}
+        if load is not None:
+            fields |= load.document(question.rate) | {"interval": load.interval and list(load.interval)}
         return {
             "schema": "twin.max-load/1",
             "name": str(question.document.get("name", "max-load")),
@@ -232,11 +230,7 @@ class MaxLoad:
             "question": None if self.horizon is None else describe_question(at, self.horizon),
             "answer": self.answer(),
             "feasible": self.feasible,
-            "rate": fields["rate"],
-            "interval": None if load is None or load.interval is None else list(load.interval),
-            "factor": fields["factor"],
-            "binds": fields["binds"],
-            "beyond": self.reason if load is None else load.reason,
+            **fields,
             "deployment": None if load is None else row(at, load.trial),
             "simulated_requests": self.simulated_requests,
         }
@@ -276,11 +270,7 @@ def row(question: Question, trial: Trial, role: str = "recommended") -> Document
         "tokens_per_second_per_gpu": None if output is None else output / candidate.gpus,
         "tokens_per_second_per_user": None if not tpot else 1 / tpot,
         "goals": [_goal(goal, i, trial) for i, goal in enumerate(question.goals)],
-        "probability": trial.probability,
-        "sure": trial.sure,
-        "meets": trial.meets,
-        "saturated": trial.saturated,
-        "reason": trial.reason,
+        **{name: getattr(trial, name) for name in ("probability", "sure", "meets", "saturated", "reason")},
         "windows": len(trial.windows),
         "requests_a_window": trial.windows[0]["requests"] if trial.windows else None,
         "draws": trial.draws,
@@ -292,15 +282,16 @@ def row(question: Question, trial: Trial, role: str = "recommended") -> Document
 
 def identity(family: Family, candidate: Candidate | None) -> Document:
     """The fields that tell a candidate, or a family, from others."""
+    size: Document = {"sizes": None, "gpus": None, "cost_per_hour": None}
+    if candidate is not None:
+        size = {"sizes": list(candidate.sizes), "gpus": candidate.gpus, "cost_per_hour": candidate.cost}
     return {
-        "name": family.name if candidate is None else candidate.name,
+        "name": (candidate or family).name,
         "layout": family.layout,
         "parallelism": family.parallelism,
         "settings": dict(family.settings),
         "routing": family.routing,
-        "sizes": None if candidate is None else list(candidate.sizes),
-        "gpus": None if candidate is None else candidate.gpus,
-        "cost_per_hour": None if candidate is None else candidate.cost,
+        **size,
     }
 
 

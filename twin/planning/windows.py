@@ -21,14 +21,7 @@ from twin.planning.question import Document
 from twin.planning.space import Candidate
 from twin.serving.plan.plan import Draw, ServingPlan
 from twin.serving.results.report import overload
-from twin.serving.results.summary import (
-    RequestLatencies,
-    Run,
-    pooled_gaps,
-    request_latency,
-    summarise,
-    within,
-)
+from twin.serving.results.summary import RequestLatencies, Run, pooled_gaps, request_latency, summarise, within
 from twin.serving.results.uncertainty import combine
 from twin.serving.run.simulation import Simulation, realisation
 from workloads.errors import BadInput
@@ -113,9 +106,7 @@ def run_window(window: Window) -> Document:
     metrics = [_goal(goal, window, run, summary) for goal in window.goals]
     return {
         "summary": summary,
-        "values": [value for value, _, _ in metrics],
-        "excess": [excess for _, excess, _ in metrics],
-        "variance": [variance for _, _, variance in metrics],
+        **{name: [metric[i] for metric in metrics] for i, name in enumerate(("values", "excess", "variance"))},
         "overload": overload(run, window.plan),
         "requests": window.plan.requests,
         "outside": run.outside,

@@ -79,6 +79,9 @@ def pools_of(row: dict[str, Any], folder: Path, scenario: dict[str, Any]) -> tup
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
+        ({}, {"source": "roofline", "model": "Qwen/Qwen3-32B", "hardware": "h200-sxm", "weights": "fp8", "cache": "fp8",
+              "tensor_parallel": 2}),
+        ({"pp": 2, "num_total_gpus": 4}, {"pipeline_parallel": 2}),
         (
             {"model": "openai/gpt-oss-120b", "tp": 1, "dp": 4, "moe_tp": 4, "gemm": "bfloat16", "moe": "w4a16_mxfp4"},
             {"data_parallel": 4, "expert_parallel": False, "weights": "bf16", "experts": "mxfp4"},
@@ -101,9 +104,13 @@ def pools_of(row: dict[str, Any], folder: Path, scenario: dict[str, Any]) -> tup
 def test_its_model_ids_systems_and_formats_are_known(
     row: dict[str, Any], expected: dict[str, Any], tmp_path: Path
 ) -> None:
-    _, (pool,) = pools_of(AGG | row, tmp_path, without_engines())
+    """The plan lacks such engines, so that they get step times of data sheets. Three replicas bear the rate."""
+    candidate, (pool,) = pools_of(AGG | row, tmp_path, without_engines())
     assert {key: pool["step_time"][key] for key in expected} == expected
-    assert pool["device"]["count"] == (row.get("tp", 2) * row.get("dp", 1))
+    assert pool["device"]["count"] == row.get("tp", 2) * row.get("dp", 1) * row.get("pp", 1)
+    assert pool["engine"].get("pipeline_parallel_size", 1) == row.get("pp", 1)
+    priced = pool["device"]["type"] == "h200-sxm"
+    assert candidate.cost == (3 * pool["device"]["count"] * 3.5 if priced else None)
 
 
 def test_a_row_whose_experts_are_both_split_and_spread_is_passed_over(tmp_path: Path) -> None:
@@ -116,21 +123,6 @@ def test_a_row_whose_experts_are_both_split_and_spread_is_passed_over(tmp_path: 
 def test_a_large_batch_of_decodes_has_as_many_tokens_a_step(tmp_path: Path) -> None:
     _, (_, decode) = pools_of(DISAGG | {"(d)bs": 3000}, tmp_path, document())
     assert (decode["engine"]["max_num_seqs"], decode["engine"]["max_num_batched_tokens"]) == (3000, 3000)
-
-
-def test_engines_that_the_plan_lacks_get_step_times_of_data_sheets(tmp_path: Path) -> None:
-    candidate, (pool,) = pools_of(AGG, tmp_path, without_engines())
-    step_time = pool["step_time"]
-    assert step_time["source"] == "roofline"
-    assert (step_time["model"], step_time["hardware"]) == ("Qwen/Qwen3-32B", "h200-sxm")
-    assert (step_time["weights"], step_time["cache"], step_time["tensor_parallel"]) == ("fp8", "fp8", 2)
-    assert candidate.cost == 6 * 3.5
-
-
-def test_stages_of_the_answer_are_stages_of_the_engine(tmp_path: Path) -> None:
-    _, (pool,) = pools_of(AGG | {"pp": 2, "num_total_gpus": 4}, tmp_path, without_engines())
-    assert pool["engine"]["pipeline_parallel_size"] == pool["step_time"]["pipeline_parallel"] == 2
-    assert pool["device"]["count"] == 4
 
 
 def test_its_row_is_in_the_table_of_the_plan(command, folder: Path) -> None:

@@ -125,13 +125,11 @@ def test_a_killed_plan_takes_up_its_windows() -> None:
 
 
 def test_goals_of_one_kind_of_request() -> None:
+    lengths = {"prefill": {"distribution": "fixed", "mean": 100}, "decode": {"distribution": "geometric", "mean": 40}}
     tasks = [
-        {
-            "task": "generate", "weight": 3.0, "prefill": {"distribution": "fixed", "mean": 100},
-            "decode": {"distribution": "geometric", "mean": 40},
-        },
+        {"task": "generate", "weight": 3.0, **lengths},
         {"task": "classify", "weight": 1.0, "prefill": {"distribution": "fixed", "mean": 800}},
-    ]  # fmt: skip
+    ]
     scenario = busy(goals={"classify.e2e_p90": "200ms", "tpot_mean": "40ms"}, layouts=["colocated"])
     scenario["workload"] = {"tasks": tasks, "arrivals": {"process": "poisson", "rate": 60}}
     answer = plan(scenario)
