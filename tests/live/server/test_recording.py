@@ -13,7 +13,7 @@ from tests.live.server.conftest import Setting
 from tests.twin.recording.server import serving
 from twin import cli
 from twin.recording.run_writer import RunWriter
-from twin.recording.server_pages import Upstream, between, cache_settings, read_scrapes
+from twin.recording.server_pages import HISTOGRAMS, Growth, Upstream, between, cache_settings, read_scrapes
 from twin.recording.traffic import Proxy
 from twin.refinement.question import read_measured_run
 
@@ -64,8 +64,9 @@ def test_metrics_pages_teach_one_factor(server: Setting, tmp_path: Path, capsys:
         assert server.client.post("/v1/completions", prompt=list(range(30)), **fields).status == 200
     scrape(1e9 + 5)
     first, last = read_scrapes(pages)
-    values = between(first, last)
-    assert (values.finished, values.counts["ttft"], values.counts["itl"]) == (10, 10, 110)
+    values, growth = between(first, last), Growth(first, last)
+    counts = [growth.of(f"{HISTOGRAMS[name][0]}_count") for name in ("ttft", "itl")]
+    assert (values.finished, counts) == (10, [10, 110])
     assert (values.means["prompt_tokens"], values.means["output_tokens"]) == (30.0, 12.0)
     blocks = cache_settings(last.text)["num_gpu_blocks"] - 1  # vLLM counts its placeholder
     scenario = {
