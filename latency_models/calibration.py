@@ -182,17 +182,12 @@ class Calibration(Strict):
 def to_line(fitted: LinearLatency, component: Component, time_unit: str) -> Line:
     """A fitted estimator as a line of the calibration file, with its report."""
     error = fitted.heldout_median_error_
+    names = ("points", "range", "alpha_interval", "beta_interval", "noise_variance", "degrees", "r_squared")
     report = FitReport(
-        points=fitted.points_,
-        range=fitted.range_,
-        alpha_interval=fitted.alpha_interval_,
-        beta_interval=fitted.beta_interval_,
+        **{name: getattr(fitted, f"{name}_") for name in names},
         confidence=fitted.confidence,
         covariance=fitted.covariance_.tolist(),
-        noise_variance=fitted.noise_variance_,
-        degrees=fitted.degrees_,
         relative=fitted.relative,
-        r_squared=fitted.r_squared_,
         heldout_median_error=None if math.isnan(error) else error,
     )
     unit = f"{time_unit}/{SIZES[component][0]}"
