@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,55 +10,35 @@ import numpy as np
 import pytest
 
 from latency_models.io.config_io import write_yaml
-from scenarios.reading import read_scenario
+from tests.twin.refinement.conftest import plan_of, refine, short_run
 from twin import cli
 from twin.serving.results.summary import Run
 from twin.serving.run.simulation import Simulation
-from twin.sweeps.serving_sweep import prepare
+
+Refined = Callable[..., tuple[Any, str]]
 
 TRUTH = {"whole_step": 1.2}
-SCENARIO: dict[str, Any] = {
-    "schema": "twin.scenario/1",
-    "kind": "serving",
-    "name": "pages",
-    "workload": {
-        "requests": 120,
-        "prefill": {"distribution": "lognormal", "mean": 500, "cv": 0.5},
-        "decode": {"distribution": "lognormal", "mean": 60, "cv": 0.5},
-        "arrivals": {"process": "poisson", "rate": 10},
-    },
-    "engine": {"num_gpu_blocks": 20000, "max_num_seqs": 64},
-    "step_time": {"source": "roofline", "model": "llama-3.1-8b", "hardware": "h100-sxm"},
-}
 
 
 def page(runs: list[Run]) -> str:
     """The page that a server shows after these runs, one after the other."""
-    sums = dict.fromkeys(("ttft", "decoding", "e2e", "tokens", "prompts", "requests", "gaps"), 0.0)
-    for run in runs:
-        table: dict[str, Any] = run.columns.table()
-        first, last = np.asarray(table["first_token"]), np.asarray(table["last_token"])
-        arrival, tokens = np.asarray(table["arrival"]), np.asarray(table["output_tokens"])
-        sums["ttft"] += float((first - arrival).sum())
-        sums["decoding"] += float((last - first).sum())
-        sums["e2e"] += float((last - arrival).sum())
-        sums["tokens"] += float(tokens.sum())
-        sums["gaps"] += float((tokens - 1).sum())
-        sums["prompts"] += float(np.sum(table["prompt_tokens"]))
-        sums["requests"] += len(tokens)
+    tables: list[dict[str, Any]] = [run.columns.table() for run in runs]
+    names = ("arrival", "first_token", "last_token", "output_tokens", "prompt_tokens")
+    arrival, first, last, tokens, prompts = (float(sum(np.sum(table[name]) for table in tables)) for name in names)
+    requests = sum(len(table["arrival"]) for table in tables)
     histograms = {
-        "time_to_first_token_seconds": (sums["requests"], sums["ttft"]),
-        "inter_token_latency_seconds": (sums["gaps"], sums["decoding"]),
-        "e2e_request_latency_seconds": (sums["requests"], sums["e2e"]),
-        "request_prompt_tokens": (sums["requests"], sums["prompts"]),
-        "request_generation_tokens": (sums["requests"], sums["tokens"]),
+        "time_to_first_token_seconds": (requests, first - arrival),
+        "inter_token_latency_seconds": (tokens - requests, last - first),
+        "e2e_request_latency_seconds": (requests, last - arrival),
+        "request_prompt_tokens": (requests, prompts),
+        "request_generation_tokens": (requests, tokens),
     }
     lines = ['vllm:cache_config_info{block_size="16",num_gpu_blocks="9000"} 1.0']
     for name, (count, total) in histograms.items():
         lines += [f'vllm:{name}_bucket{{le="0.05"}} {count / 2}', f'vllm:{name}_bucket{{le="+Inf"}} {count}']
         lines += [f"vllm:{name}_count {count}", f"vllm:{name}_sum {total}"]
-    lines += [f"vllm:generation_tokens_total {sums['tokens']}", f"vllm:prompt_tokens_total {sums['prompts']}"]
-    lines += [f'vllm:request_success_total{{finished_reason="length"}} {sums["requests"]}']
+    lines += [f"vllm:generation_tokens_total {tokens}", f"vllm:prompt_tokens_total {prompts}"]
+    lines += [f'vllm:request_success_total{{finished_reason="length"}} {requests}']
     return "\n".join(lines) + "\n"
 
 
@@ -66,9 +46,8 @@ def page(runs: list[Run]) -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A scenario, and pages of a server whose steps take a fifth longer than it says."""
     folder = tmp_path_factory.mktemp("means")
-    source = folder / "scenario.yaml"
-    source.write_text(write_yaml(SCENARIO))
-    plan = prepare(read_scenario(source, "serving"), source, [{"detail": "requests"}]).cases[0].plan
+    (folder / "scenario.yaml").write_text(write_yaml(short_run(120, 10, (500, 0.5), (60, 0.5))))
+    plan = plan_of(folder, detail="requests")
     plan = plan.with_step_time(plan.step_time.vary(TRUTH))
     runs = [Simulation(plan, 100 + i).run() for i in range(4)]
     (folder / "run").mkdir()
@@ -82,16 +61,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def refine(folder: Path, *words: str, run: str = "run") -> int:
-    paths = ["--run", str(folder / run), "-o", str(folder / "refined.yaml")]
-    return cli.run(["calibrate", "refine", str(folder / "scenario.yaml"), *paths, *words])
-
-
-def test_one_factor_is_found_and_the_rest_predicted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert refine(folder, "--factors", "whole_step", "--json") == 0
-    output = capsys.readouterr()
-    document = json.loads(output.out)
-    assert "engine.num_gpu_blocks: 8999, as the metrics page says" in output.err
+def test_one_factor_is_found_and_the_rest_predicted(folder: Path, refined: Refined) -> None:
+    document, notes = refined(folder, "--factors", "whole_step")
+    assert "engine.num_gpu_blocks: 8999, as the metrics page says" in notes
     assert (document["kind"], document["learned_from"], document["fitted"]) == ("means", "itl.mean", 240)
     assert (document["held_out"], document["pages"]) == (240, 3)
     (unknown,) = document["unknowns"]
@@ -109,15 +81,14 @@ def test_one_factor_is_found_and_the_rest_predicted(folder: Path, capsys: pytest
 
 
 def test_all_factors_hang_together_and_two_pages_hold_nothing_out(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, refined: Refined, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert refine(folder, run="two") == 0
     output = capsys.readouterr().out
     assert "learned from the mean of ITL of 240 requests" in output
     assert "tied to whole_step: only their sum is known" in output
     assert "P99 of TTFT lies" in output
-    assert refine(folder, "--json", run="two") == 0
-    document = json.loads(capsys.readouterr().out)
+    document, _ = refined(folder, run="two")
     assert document["rest"] is None
     fit = document["fit"]["itl.mean"]
     assert abs(fit["after_error"]) < 0.03 < abs(fit["before_error"])
@@ -140,20 +111,19 @@ def test_all_factors_hang_together_and_two_pages_hold_nothing_out(
         (["--set", "workload.decode.mean=90"], "output tokens on average"),
     ],
 )
-def test_what_means_do_not_say_is_refused(
-    folder: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert refine(folder, *words) == 2
-    error = capsys.readouterr().err
+def test_what_means_do_not_say_is_refused(folder: Path, words: list[str], message: str, refine_refusal) -> None:
+    error = refine_refusal(folder, *words)
     assert message in error
     assert error.strip().splitlines()[-1].count("expected") == 1
 
 
-def test_a_factor_that_would_have_to_move_far_is_doubted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert refine(folder, "--factors", "elementwise_kernels") == 0
-    assert "of its deviations: something else may be wrong" in capsys.readouterr().err
-
-
-def test_another_load_is_noted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert refine(folder, "--factors", "whole_step", "--set", "workload.arrivals.rate=5", "--json") == 0
-    assert "requests a second, the server answered" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        (["--factors", "elementwise_kernels"], "of its deviations: something else may be wrong"),
+        (["--factors", "whole_step", "--set", "workload.arrivals.rate=5"], "requests a second, the server answered"),
+    ],
+)
+def test_what_is_doubtful_is_noted(folder: Path, words: list[str], note: str, refined: Refined) -> None:
+    _, notes = refined(folder, *words)
+    assert note in notes

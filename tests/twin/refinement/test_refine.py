@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,47 +15,33 @@ import pytest
 from latency_models.io.config_io import read_yaml, write_yaml
 from latency_models.sources.refined import RefinedSpec
 from scenarios.reading import read_scenario
+from tests.twin.refinement.conftest import ROOFLINE, plan_of, refine, short_run
 from twin import cli
 from twin.refinement.by_requests import simulate_requests
 from twin.refinement.posterior import Posterior, estimate
 from twin.refinement.question import Question
+from twin.refinement.refine import Refinement
 from twin.refinement.refine import refine as refinement
 from twin.serving.run.simulation import realisation
-from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
+
+Refined = Callable[..., tuple[Any, str]]
 
 TRUTH = {"whole_step": 1.2, "linear_kernels": -0.4}
 STEP_LOG = (
     "experiment_id,workload,step.id,step_time_us,batch.num_prefill_reqs,batch.num_decode_reqs,batch.prefill_tokens,"
     "kv.usage_gpu_ratio,kv.blocks_total_gpu"
 )
-ROOFLINE = {"source": "roofline", "model": "llama-3.1-8b", "hardware": "h100-sxm"}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A scenario, and a run of an engine whose steps take other times than it says."""
     folder = tmp_path_factory.mktemp("refine")
-    (folder / "run").mkdir()
-    scenario: dict[str, Any] = {
-        "schema": "twin.scenario/1",
-        "kind": "serving",
-        "name": "short-run",
-        "workload": {
-            "requests": 100,
-            "prefill": {"distribution": "lognormal", "mean": 900, "cv": 0.8},
-            "decode": {"distribution": "lognormal", "mean": 120, "cv": 0.5},
-            "arrivals": {"process": "poisson", "rate": 12},
-        },
-        "engine": {"num_gpu_blocks": 20000, "max_num_seqs": 32},
-        "step_time": ROOFLINE,
-    }
-    (folder / "scenario.yaml").write_text(write_yaml(scenario))
-    settings = {"engine.max_num_seqs": 64}  # the engine's own setting, which its meta.json states
-    source = folder / "scenario.yaml"
-    plan = prepare(read_scenario(source, "serving"), source, [settings]).cases[0].plan
+    (folder / "scenario.yaml").write_text(write_yaml(short_run(100, 12, (900, 0.8), (120, 0.5), max_num_seqs=32)))
+    plan = plan_of(folder, **{"engine.max_num_seqs": 64})  # the engine's own setting, which its meta.json states
     times = simulate_requests(plan, TRUTH, 100)
-    lines = [
+    rows = [
         {
             "input_toks": request.prompt_tokens, "output_toks": min(answer, request.max_tokens),
             "arrival_time": 1e9 + start, "queued_ts": 50 + start, "first_token_ts": 50 + first,
@@ -64,23 +51,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             realisation(plan, 0), times.start.tolist(), times.first.tolist(), times.last.tolist(), strict=True
         )
     ]  # fmt: skip
-    (folder / "run" / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[::-1]))
-    (folder / "run" / "meta.json").write_text(json.dumps({"engine_kwargs": {"max_num_seqs": 64, "seed": 42}}))
+    write_run(folder / "run", rows[::-1])
     return folder
 
 
-def refine(folder: Path, *words: str, run: str = "run") -> int:
-    output = str(folder / "refined.yaml")
-    return cli.run(
-        ["calibrate", "refine", str(folder / "scenario.yaml"), "--run", str(folder / run), "-o", output, *words]
-    )
+def write_run(folder: Path, rows: list[dict[str, Any]]) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "requests.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "meta.json").write_text(json.dumps({"engine_kwargs": {"max_num_seqs": 64, "seed": 42}}))
 
 
-def test_the_truth_is_found_and_the_rest_predicted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert refine(folder, "--first", "30", "--json") == 0
-    output = capsys.readouterr()
-    document = json.loads(output.out)
-    assert "engine.max_num_seqs: 64, as the run's meta.json says" in output.err
+def read_run(folder: Path) -> list[dict[str, Any]]:
+    """The requests of the run in order of arrival."""
+    return [json.loads(line) for line in (folder / "run" / "requests.jsonl").read_text().splitlines()][::-1]
+
+
+def slow_answers(folder: Path, name: str, requests: slice, factor: float) -> Callable[[bool], Refinement]:
+    """What half of the run tells, the first or one spread over it, if some answers had taken `factor` times as long."""
+    rows = read_run(folder)
+    for row in rows[requests]:
+        row["last_token_ts"] += (factor - 1) * (row["last_token_ts"] - row["first_token_ts"])
+    write_run(folder / name, rows)
+    source = folder / "scenario.yaml"
+    scenario = read_scenario(source, "serving")
+    return lambda spread: refinement(Question(source, scenario, {}, folder / name, 50, spread=spread))
+
+
+def test_the_truth_is_found_and_the_rest_predicted(folder: Path, refined: Refined) -> None:
+    document, notes = refined(folder, "--first", "30")
+    assert "engine.max_num_seqs: 64, as the run's meta.json says" in notes
     assert document["settings"] == {"engine.max_num_seqs": 64}
     by_name = {unknown["name"]: unknown for unknown in document["unknowns"]}
     assert by_name["whole_step"]["verdict"] == "learned"
@@ -92,26 +91,17 @@ def test_the_truth_is_found_and_the_rest_predicted(folder: Path, capsys: pytest.
     assert low < document["rest"]["tpot.mean"]["measured"] < high
 
 
-def late(folder: Path, name: str, seconds: float, requests: range) -> str:
-    """The run with tokens of some requests, in order of arrival, that came later."""
-    rows = [json.loads(line) for line in (folder / "run" / "requests.jsonl").read_text().splitlines()][::-1]
-    for i in requests:
-        for event in ("first_token_ts", "last_token_ts"):
-            rows[i][event] += seconds
-    (folder / name).mkdir(exist_ok=True)
-    (folder / name / "requests.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / name / "meta.json").write_text((folder / "run" / "meta.json").read_text())
-    return name
-
-
-def test_the_engines_warm_up_is_not_learned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_engines_warm_up_is_not_learned(folder: Path, refined: Refined) -> None:
     """Whether the first seven requests were slow or not, the same is learned."""
     errors = []
     for seconds in (0.0, 0.15):
-        assert refine(folder, "--first", "30", "--json", run=late(folder, f"cold-{seconds}", seconds, range(7))) == 0
-        output = capsys.readouterr()
-        document = json.loads(output.out)
-        assert "the first 7 requests are left out as the engine's warm-up" in output.err
+        rows = read_run(folder)
+        for row in rows[:7]:
+            row["first_token_ts"] += seconds
+            row["last_token_ts"] += seconds
+        write_run(folder / "cold", rows)
+        document, notes = refined(folder, "--first", "30", run="cold")
+        assert "the first 7 requests are left out as the engine's warm-up" in notes
         assert document["warm_up"] == 7
         errors.append([document["rest"][name]["after_error"] for name in ("ttft.mean", "tpot.mean", "e2e.mean")])
     assert errors[0] == errors[1]
@@ -119,16 +109,10 @@ def test_the_engines_warm_up_is_not_learned(folder: Path, capsys: pytest.Capture
 
 def test_requests_spread_over_the_run_have_its_drift_in_both_parts(folder: Path) -> None:
     """An engine whose answers take a quarter longer in the second half of its run."""
-    file = folder / late(folder, "drift", 0.0, range(0)) / "requests.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    for row in rows[50:]:
-        row["last_token_ts"] += 0.25 * (row["last_token_ts"] - row["first_token_ts"])
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source = folder / "scenario.yaml"
+    learn = slow_answers(folder, "drift", slice(50, None), 1.25)
     errors = {}
     for spread in (False, True):
-        question = Question(source, read_scenario(source, "serving"), {}, folder / "drift", 50, spread=spread)
-        document = refinement(question).document
+        document = learn(spread).document
         assert (document["fitted"], document["held_out"]) == (50, 50)
         errors[spread] = abs(document["rest"]["tpot.mean"]["after_error"])
     assert errors[False] > 0.15
@@ -166,13 +150,7 @@ def test_mean_steps_are_predicted_where_some_stall(tmp_path: Path) -> None:
 
 def test_the_mean_of_tpot_is_learned_where_requests_stall(folder: Path) -> None:
     """An engine of which each eighth answer takes four times as long."""
-    file = folder / late(folder, "stalls", 0.0, range(0)) / "requests.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    for row in rows[::8]:
-        row["last_token_ts"] += 3 * (row["last_token_ts"] - row["first_token_ts"])
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source = folder / "scenario.yaml"
-    result = refinement(Question(source, read_scenario(source, "serving"), {}, folder / "stalls", 50, spread=True))
+    result = slow_answers(folder, "stalls", slice(None, None, 8), 4.0)(True)
     errors = result.document
     mean = errors["mean_factor"]
     assert abs(np.log1p(errors["fit"]["tpot.mean"]["after_error"])) < mean["deviation"]
@@ -186,17 +164,15 @@ def test_the_mean_of_tpot_is_learned_where_requests_stall(folder: Path) -> None:
 
 
 def test_a_fit_further_from_its_own_means_than_before_is_dropped(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, refined: Refined
 ) -> None:
     def wrong(*arguments: Any) -> Posterior:
         posterior = estimate(*arguments)
         return replace(posterior, estimate=posterior.estimate * -5)
 
     monkeypatch.setattr("twin.refinement.by_requests.estimate", wrong)
-    assert refine(folder, "--first", "30", "--json") == 0
-    output = capsys.readouterr()
-    document = json.loads(output.out)
-    assert "further from the means of its own requests than before" in output.err
+    document, notes = refined(folder, "--first", "30")
+    assert "further from the means of its own requests than before" in notes
     assert {unknown["score"] for unknown in document["unknowns"]} == {0.0}
     assert document["rest"]["tpot.mean"]["after_error"] == document["rest"]["tpot.mean"]["before_error"]
 
@@ -205,15 +181,14 @@ def test_the_file_is_a_source_of_step_times_with_narrower_draws(folder: Path) ->
     assert refine(folder, "--first", "30") == 0
     scenario = folder / "scenario.yaml"
     settings = {"step_time": {"source": "refined", "path": str(folder / "refined.yaml")}}
-    document = read_scenario(scenario, "serving")
-    before, after = (prepare(document, scenario, [changes]).cases[0].plan for changes in ({}, settings))
+    before, after = plan_of(folder), plan_of(folder, **settings)
     spread = [
         np.std([plan.step_time.draw(np.random.default_rng(i)).decode_seconds(20, 20000, 1500, 1) for i in range(60)])
         for plan in (before, after)
     ]
     assert spread[1] < 0.4 * spread[0]
     assert {unknown.basis for unknown in after.step_time.unknowns()} >= {"fitted", "held out"}
-    question = Question(scenario, document, settings, folder / "run", 30)
+    question = Question(scenario, read_scenario(scenario, "serving"), settings, folder / "run", 30)
     (folder / "again.yaml").write_text(write_yaml({"folder": ".", **refinement(question).file}))
     again = RefinedSpec(source="refined", path="again.yaml").build(folder)
     assert [u.name for u in again.unknowns()] == [u.name for u in after.step_time.unknowns()]
@@ -221,15 +196,14 @@ def test_the_file_is_a_source_of_step_times_with_narrower_draws(folder: Path) ->
     assert second == pytest.approx(first, rel=0.01)
 
 
-def test_factors_that_hang_together_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert refine(folder, "--first", "30", "--factors", "whole_step,linear_kernels") == 2
-    message = capsys.readouterr().err
+def test_factors_that_hang_together_are_refused(folder: Path, refine_refusal) -> None:
+    message = refine_refusal(folder, "--first", "30", "--factors", "whole_step,linear_kernels")
     assert "--factors: got 'linear_kernels', expected factors that the run tells apart" in message
     assert refine(folder, "--first", "30", "--factors", "whole_step") == 0
 
 
-def test_the_result_of_vllms_benchmark_is_a_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [json.loads(line) for line in (folder / "run" / "requests.jsonl").read_text().splitlines()]
+def test_the_result_of_vllms_benchmark_is_a_run(folder: Path, refined: Refined) -> None:
+    rows = read_run(folder)[::-1]
     result = {
         "input_lens": [row["input_toks"] for row in rows],
         "output_lens": [row["output_toks"] for row in rows],
@@ -239,15 +213,12 @@ def test_the_result_of_vllms_benchmark_is_a_run(folder: Path, capsys: pytest.Cap
         "errors": [""] * len(rows),
     }
     (folder / "result.json").write_text(json.dumps(result))
-    assert refine(folder, "--first", "30", "--set", "engine.max_num_seqs=64", "--json", run="result.json") == 0
-    document = json.loads(capsys.readouterr().out)
+    document, _ = refined(folder, "--first", "30", "--set", "engine.max_num_seqs=64", run="result.json")
     assert abs(document["rest"]["tpot.mean"]["after_error"]) < 0.01
 
 
-def test_a_log_of_steps_is_a_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = folder / "scenario.yaml"
-    plan = prepare(read_scenario(source, "serving"), source).cases[0].plan
-    model = plan.step_time.vary(TRUTH)
+def test_a_log_of_steps_is_a_run(folder: Path, refined: Refined, refine_refusal) -> None:
+    model = plan_of(folder).step_time.vary(TRUTH)
     lines = [STEP_LOG]
     for step in range(1, 201):
         decodes = 4 + step // 4
@@ -257,10 +228,9 @@ def test_a_log_of_steps_is_a_run(folder: Path, capsys: pytest.CaptureFixture[str
     (folder / "steps.csv").write_text("\n".join(lines) + "\n")
     table = [f"{lines[0]},model", *(f"{line},qwen3-32b" for line in lines[1:])]
     (folder / "other.csv").write_text("\n".join(table) + "\n")
-    assert refine(folder, "--first", "80", run="other.csv") == 2
-    assert "model: got 'qwen3-32b', expected a log of llama-3.1-8b, as the scenario's" in capsys.readouterr().err
-    assert refine(folder, "--first", "80", "--json", run="steps.csv") == 0
-    document = json.loads(capsys.readouterr().out)
+    message = refine_refusal(folder, "--first", "80", run="other.csv")
+    assert "model: got 'qwen3-32b', expected a log of llama-3.1-8b, as the scenario's" in message
+    document, _ = refined(folder, "--first", "80", run="steps.csv")
     assert document["kind"] == "steps"
     row = document["rest"]["step"]
     assert abs(row["after_error"]) < 0.02 < abs(row["before_error"])
@@ -275,12 +245,9 @@ def test_a_log_of_steps_is_a_run(folder: Path, capsys: pytest.CaptureFixture[str
         ("", "requests.jsonl: expected at least one request"),
     ],
 )  # fmt: skip
-def test_bad_runs_are_one_line(
-    folder: Path, tmp_path: Path, lines: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_runs_are_one_line(folder: Path, tmp_path: Path, lines: str, message: str, refine_refusal) -> None:
     (tmp_path / "requests.jsonl").write_text(lines)
-    assert refine(folder, run=str(tmp_path)) == 2
-    error = capsys.readouterr().err
+    error = refine_refusal(folder, run=str(tmp_path))
     assert message in error
     assert error.count("\n") == 1
 
@@ -293,11 +260,8 @@ def test_bad_runs_are_one_line(
         (("--set", "step_time={source: linear, overhead: 0.01}"), "step_time.source: expected a source whose error"),
     ],
 )
-def test_bad_questions_are_one_line(
-    folder: Path, words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert refine(folder, *words) == 2
-    assert message in capsys.readouterr().err
+def test_bad_questions_are_one_line(folder: Path, words: tuple[str, ...], message: str, refine_refusal) -> None:
+    assert message in refine_refusal(folder, *words)
 
 
 @pytest.mark.parametrize(
@@ -324,8 +288,7 @@ def test_a_broken_file_is_one_line(tmp_path: Path, field: str, value: object, me
 
 
 def test_a_scenario_of_another_gpu_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    scenario = read_yaml(folder / "scenario.yaml")
-    elsewhere = {**scenario, "step_time": {**ROOFLINE, "hardware": "l40s", "model": "llama-3.1-8b"}}
+    elsewhere = {**read_yaml(folder / "scenario.yaml"), "step_time": {**ROOFLINE, "hardware": "l40s"}}
     (tmp_path / "scenario.yaml").write_text(write_yaml(elsewhere))
     command = ["calibrate", "refine", str(tmp_path / "scenario.yaml"), "--run", str(folder / "run"), "--first", "10"]
     assert cli.run([*command, "-o", str(tmp_path / "refined.yaml")]) == 2

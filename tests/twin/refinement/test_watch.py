@@ -15,6 +15,7 @@ import pytest
 from latency_models.io.config_io import write_yaml
 from reports.calibration import watch_report
 from tests.twin.recording.server import answering
+from tests.twin.refinement.conftest import short_run
 from twin import cli
 from twin.recording.server_pages import read_scrapes
 from twin.refinement import watch as watching
@@ -23,19 +24,7 @@ from twin.refinement.watch import DAY, FALSE_ALARMS, Cusum, Windows, load_plan, 
 from twin.serving.run.simulation import Simulation
 
 SECONDS, BEGIN = 10.0, 1.7e9
-SCENARIO: dict[str, Any] = {
-    "schema": "twin.scenario/1",
-    "kind": "serving",
-    "name": "watched",
-    "workload": {
-        "requests": 100,
-        "prefill": {"distribution": "lognormal", "mean": 400, "cv": 0.5},
-        "decode": {"distribution": "lognormal", "mean": 80, "cv": 0.5},
-        "arrivals": {"process": "poisson", "rate": 8},
-    },
-    "engine": {"num_gpu_blocks": 20000, "max_num_seqs": 64},
-    "step_time": {"source": "roofline", "model": "llama-3.1-8b", "hardware": "h100-sxm"},
-}
+SCENARIO = short_run(100, 8, (400, 0.5), (80, 0.5))
 
 
 def engine(scenario: Path, slower: float, *, seed: int = 0, **settings: Any) -> Windows:
@@ -113,11 +102,8 @@ def test_pages_give_the_windows_back_but_those_without_answers_or_with_a_restart
             np.testing.assert_allclose(getattr(found, field.name), getattr(windows, field.name), rtol=1e-6)
     assert (found.end - BEGIN).tolist() == [10, 20, 30, 40, 50, 60]
     idle = replace(pages[3], at=pages[3].at + 5)
-    restarted = [
-        *pages[:4],
-        idle,
-        *(replace(page, values=pages[i].values, at=page.at + 10) for i, page in enumerate(pages[4:])),
-    ]
+    later = [replace(page, values=pages[i].values, at=page.at + 10) for i, page in enumerate(pages[4:])]
+    restarted = [*pages[:4], idle, *later]
     assert (page_windows(restarted, 5.0).end - BEGIN).tolist() == [10, 20, 30, 60, 70]
     assert (page_windows(pages, 25.0).end - BEGIN).tolist() == [30, 60]
 
@@ -169,20 +155,17 @@ def test_too_few_pages_are_no_verdict(folder: Path, tmp_path: Path, capsys: pyte
 
 def test_pages_of_a_server_are_added(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal) -> None:
     pages = tmp_path / "pages"
-
     words = ["watch", str(folder / "scenario.yaml"), "--pages", str(pages)]
     with answering() as (port, _):
         url = f"http://127.0.0.1:{port}"
         assert cli.run([*words, "--once", "--metrics", url]) == 5  # one page has no window
-        assert "expected vllm:inter_token_latency_seconds" in refusal(
-            *words, "--once", "--metrics", url, "--window", "0.001"
-        )
+        short = [*words, "--once", "--metrics", url, "--window", "0.001"]
+        assert "expected vllm:inter_token_latency_seconds" in refusal(*short)
     assert len(list(pages.iterdir())) == 2
-    assert cli.run([*words, "--once", "--metrics", "http://127.0.0.1:9"]) == 1
+    nobody = ["--once", "--metrics", "http://127.0.0.1:9"]
+    assert cli.run([*words, *nobody]) == 1
     assert "does not answer /metrics" in capsys.readouterr().err
-    assert "--pages: got" in refusal(
-        *words[:-1], str(folder / "scenario.yaml"), "--once", "--metrics", "http://127.0.0.1:9"
-    )
+    assert "--pages: got" in refusal(*words[:-1], folder / "scenario.yaml", *nobody)
     assert "expected a file, found a folder" in refusal(*words, "--refined", str(pages))
     assert "--metrics" in refusal(*words, "--once")
 
