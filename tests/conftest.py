@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import sysconfig
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -71,3 +73,25 @@ def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         return message
 
     return line
+
+
+@pytest.fixture
+def own_registries() -> Generator[None, None, None]:
+    """What a test's plug-ins register is gone in the next. Built-in sources come before: they register only then."""
+    from latency_models.sources.registry import SOURCES, built_in_sources
+    from schedulers.bundle_slots import REFILL_POLICIES
+    from schedulers.routing import ROUTERS
+    from schedulers.scheduling_policies import PREEMPTION_POLICIES, SCHEDULING_POLICIES
+    from schedulers.step_policies import CHUNK_POLICIES
+    from workloads.traces import TRACE_FORMATS
+
+    built_in_sources()
+    policies = (CHUNK_POLICIES, PREEMPTION_POLICIES, REFILL_POLICIES, ROUTERS, SCHEDULING_POLICIES)
+    registries: list[dict[str, Any]] = [*policies, SOURCES, TRACE_FORMATS]
+    before = [dict(registry) for registry in registries]
+    yield
+    for registry, entries in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(entries)
+    for name in [name for name in sys.modules if name.startswith("twin_plugin_")]:
+        del sys.modules[name]

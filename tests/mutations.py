@@ -47,7 +47,7 @@ NEAREST = {
     "schedulers": [*STORIES, "tests/schedulers/test_[dkw]*.py", *BY_HAND, *RANDOM_STORIES, *RULES],
     "twin/serving/results/report.py": ["tests/theory/test_overload.py"],
     "twin/serving": [*BY_HAND, "tests/twin/serving", "tests/parity/test_fast_forward_serving.py"],
-    "twin/afd/role": ["tests/live/topologies/test_role_bundle.py", "tests/twin/test_role_times.py"],
+    "twin/afd/role": ["tests/live/topologies/test_bundle.py", "tests/twin/test_role_times.py"],
     "twin/afd": [*BUNDLE, "tests/parity/test_fast_forward.py", *THEORY, "tests/twin/test_cli_sweep.py"],
     "twin/theory": [*THEORY, "tests/theory/test_paper.py", "tests/golden", "tests/theory/test_queueing.py"],
     "workloads": ["tests/workloads"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks import accuracy_page
 from benchmarks.error_board.cells import Judged, in_own_cell
 from benchmarks.error_board.correction import LEVELS, Case, Deviations, Prior, covariance, left_out
 from benchmarks.error_board.loop import settings, simulated
 from benchmarks.error_board.prediction import predict
 from benchmarks.error_board.rows import ASSUMED, DRAFTS, Row, Workers, read_rows
 from benchmarks.error_board.scripts import script
+from benchmarks.left_out import REACH, Comparison, pooled
+from benchmarks.plan_questions import Question, measured, questions
 from benchmarks.silicon import RANDOM_RANGE_MEAN
 from latency_models.sources.linear import LinearStepTime
 
@@ -218,3 +222,50 @@ def test_prefill_workers_limit_a_disaggregated_loop(tmp_path: Path) -> None:
     assert slow.ttft_shares["waiting"] > 0.5
     assert slow.ttft > 5 * fast.ttft
     assert slow.batch < fast.batch
+
+
+def engine_row(tpot: float, workers: Workers, isl: float = 8192.0) -> Row:
+    """Twenty requests in flight, each of which takes 1 s and 1,023 tokens."""
+    return Row(
+        "a", "vllm", "0.19", "h200_sxm", "deepseek-v3", "fp8", isl, 1024.0, False, 20.0, workers, None, 1.0, tpot
+    )  # fmt: skip
+
+
+def test_measured_deployments_that_meet_the_goals_at_the_rate_by_littles_law() -> None:
+    question = Question("deepseek-v3", "h200", "long")
+    assert question in questions()
+    engine = engine_row(0.02, Workers(8))  # 20 / (1 + 1,023 x 0.02) = 0.93 requests/s, and 5 are asked for
+    assert measured(question, [engine]) == 6 * 8
+    assert measured(question, [engine, engine_row(0.02, Workers(4))]) == 6 * 4
+    assert measured(question, [engine_row(0.051, Workers(8))]) is None  # a goal is missed
+    assert measured(question, [engine_row(0.02, Workers(8), isl=1024.0)]) is None  # other lengths
+
+
+def test_a_value_inside_and_one_outside_by_hand() -> None:
+    """Widths of 2 · 1.645 · 0.1; the second value is missed by log 2 less half of that, which counts 20 times."""
+    result = Comparison("two", fitted=False)
+    result.add(1.0, 1.05, 0.1)
+    result.add(1.0, 2.0, 0.1)
+    summary = result.summary()
+    assert summary["coverage"] == 0.5
+    assert summary["width"] == pytest.approx(2 * REACH * 0.1)
+    assert summary["score"] == pytest.approx(2 * REACH * 0.1 + 20 * (np.log(2.0) - REACH * 0.1) / 2)
+    assert summary["median"] == pytest.approx((0.05 + 1.0) / 2)
+    both = pooled([result, result])
+    assert both.predicted == [1.05, 2.0, 1.05, 2.0]
+    assert both.summary()["coverage"] == 0.5
+
+
+def test_normal_errors_of_the_stated_deviation_are_covered_nine_times_of_ten() -> None:
+    rng = np.random.default_rng(0)
+    result = Comparison("normal", fitted=False)
+    for deviation in rng.uniform(0.01, 0.3, 2000):
+        result.add(1.0, float(np.exp(rng.normal(0, deviation))), float(deviation))
+    assert result.summary()["coverage"] == pytest.approx(0.9, abs=0.02)
+
+
+def test_the_page_shows_the_committed_results() -> None:
+    document = json.loads(accuracy_page.RESULTS.read_text())["left_out"]
+    text = accuracy_page.PAGE.read_text()
+    printed_table = text.split(accuracy_page.BEGIN)[1].split(accuracy_page.END)[0].strip()
+    assert printed_table == accuracy_page.table(document)

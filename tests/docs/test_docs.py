@@ -1,4 +1,4 @@
-"""Types what the tutorial and the how-to guides tell the reader to type, and follows all links.
+"""Types what the tutorial and the how-to guides tell the reader to type, follows all links, and reads the architecture.
 
 A ```python block is run as it is. In a ```console block, `$ twin …` is run in process, `$ python FILE` as a program,
 and `$ jq …` in a shell if jq is there. Lines below a command must be among those it printed, … standing for anything;
@@ -19,14 +19,16 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, permutations, product
 from pathlib import Path
 
 import pytest
 
 from reports import svg
+from tests.installed.guides import Block, blocks, pages, write_traces
 from twin.afd import plan
 from twin.cli import run
 
@@ -35,21 +37,12 @@ DOCS = ROOT / "docs"
 AZURE = ROOT.parent / "shared" / "data" / "traces" / "azure_llm_2023_conv.csv.gz"
 AZURE_NAME = "AzureLLMInferenceTrace_conv.csv"
 
-GUIDES = sorted([*(DOCS / "tutorial").glob("*.md"), *(DOCS / "how-to").glob("*.md")])
+GUIDES = pages()
 SLOW = (
     "autoscale", "compensate-a-model", "measure-on-a-gpu", "more-than-one-machine", "offload-kv-blocks",
     "own-hardware", "plan", "tune-a-prefill-module", "validate-on-your-machine",
 )  # fmt: skip
 PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced block: its language, its text, and the file that the line above tells to save it as."""
-
-    language: str
-    text: str
-    file: str | None
 
 
 @dataclass(frozen=True)
@@ -59,11 +52,6 @@ class Command:
     line: str
     shown: list[str]
     code: int
-
-
-def blocks(page: Path) -> list[Block]:
-    fence = re.compile(r"(?:Save this as `([\w.-]+)`:\n\n)?^```(\w+)\n(.*?)^```$", re.M | re.S)
-    return [Block(match[2], match[3], match[1]) for match in fence.finditer(page.read_text())]
 
 
 def commands(text: str) -> list[Command]:
@@ -149,14 +137,7 @@ def test_a_guide_can_be_followed_from_top_to_bottom(
         file.write_text(_smaller(file.read_text()))
     chats = workplace / "examples" / "chat-sessions.yaml"
     chats.write_text(chats.read_text().replace("requests: 3000", "requests: 100"))
-    (workplace / AZURE_NAME).write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-        + "".join(f"2023-11-16 18:{n:02}:00.0000000,{90 * n + 50},{20 + n}\n" for n in range(60))
-    )
-    (workplace / "agents.csv").write_text(
-        "trace,agent,t,in,out,api_time,think_time,block_ids\n"
-        + "".join(f"s{n % 4},0,{n}.0,{640 + n},20,1.0,2.0,1-{10 + n // 64}\n" for n in range(40))
-    )
+    write_traces(workplace)
     tried = 0
     for block in blocks(page):
         save(block, smaller=True)
@@ -247,11 +228,6 @@ def prose(page: Path) -> str:
     return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: str(page.relative_to(ROOT)))
-def test_lines_of_pages_have_at_most_120_characters(page: Path) -> None:
-    assert [line for line in prose(page).splitlines() if len(line) > 120 and not line.startswith("|")] == []
-
-
 def test_the_readme_has_at_most_700_words() -> None:
     assert 300 < len(prose(ROOT / "README.md").split()) <= 700
 
@@ -262,8 +238,9 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_relative_links_resolve(page: Path) -> None:
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_have_at_most_120_characters_and_links_resolve(page: Path) -> None:
+    assert [line for line in prose(page).splitlines() if len(line) > 120 and not line.startswith("|")] == []
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if re.match(r"[a-z]+:", target):
             continue
@@ -281,19 +258,43 @@ def test_every_page_is_on_the_map() -> None:
             assert page in linked, page
 
 
-@pytest.mark.parametrize(
-    "folder",
-    sorted({path.parent for path in ROOT.glob("*/__init__.py")} - {ROOT / "benchmarks"}),
-    ids=lambda path: path.name,
-)
-def test_every_package_is_on_the_map(folder: Path) -> None:
-    assert f"\n| `{folder.name}` |" in (DOCS / "explanation" / "architecture.md").read_text()
+ARCHITECTURE = (DOCS / "explanation" / "architecture.md").read_text()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+CONTRACTS = PROJECT["tool"]["importlinter"]
 
 
-@pytest.mark.parametrize("part", sorted(path for path in (ROOT / "twin").iterdir()), ids=lambda path: path.name)
-def test_every_part_of_the_twin_is_explained(part: Path) -> None:
-    text = (DOCS / "explanation" / "architecture.md").read_text()
-    if part.is_dir() and any(part.glob("*.py")):
-        assert f"`twin/{part.name}/`" in text
-    elif part.suffix == ".py" and not part.name.startswith("__"):
-        assert f"`twin/{part.name}`" in text
+def test_the_page_of_architecture_names_every_package_and_part_of_the_twin_and_no_file_that_is_not_there() -> None:
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"benchmarks"}
+    assert [name for name in sorted(packages) if f"\n| `{name}` |" not in ARCHITECTURE] == []
+    folders = {f"`twin/{path.parent.name}/`" for path in ROOT.glob("twin/*/*.py")}
+    modules = {f"`twin/{path.name}`" for path in ROOT.glob("twin/*.py") if not path.name.startswith("__")}
+    assert [part for part in sorted(folders | modules) if part not in ARCHITECTURE] == []
+    named = set(re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", ARCHITECTURE))
+    assert len(named) > 30
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def test_a_request_has_at_most_ten_steps_and_each_names_a_file_for_either_backend() -> None:
+    steps = re.findall(r"^\| \d+\. .*$", ARCHITECTURE, re.M)
+    assert 5 <= len(steps) <= 10
+    for step in steps:
+        _, _, twin, live, _ = step.split("|")
+        assert re.search(r"`[\w/]+\.py`", twin)
+        assert re.search(r"`[\w/]+\.py`", live) or live.strip() == "the same"
+
+
+def test_the_page_says_what_each_dependency_is_for() -> None:
+    names = [re.split(r"\W*>", requirement)[0] for requirement in PROJECT["project"]["dependencies"]]
+    rows = dict(re.findall(r"^- \*\*([\w-]+)\*\*: (.+)$", ARCHITECTURE, re.M))
+    assert {name for name in names if not rows.get(name)} == set()
+
+
+@pytest.mark.parametrize("contract", CONTRACTS["contracts"], ids=lambda contract: contract["name"])
+def test_the_table_allows_no_import_that_a_contract_forbids(contract: dict[str, list[str]]) -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", ARCHITECTURE, re.M)
+    allowed = {package: set(re.findall(r"`(\w+)`", cell)) & set(CONTRACTS["root_packages"]) for package, cell in rows}
+    if contract["type"] == "independence":
+        pairs = list(permutations(contract["modules"], 2))
+    else:
+        pairs = list(product(contract.get("source_modules", []), contract.get("forbidden_modules", [])))
+    assert [(package, forbidden) for package, forbidden in pairs if forbidden in allowed[package]] == []

@@ -54,33 +54,26 @@ def test_attributes_and_methods(kind: type) -> None:
     assert set(table(kind.__name__)) == expected
 
 
+def simulated(folder: Path, **sections: Any) -> twin.Result:
+    (folder / "s.yaml").write_text(write_yaml(scenario(**sections)))
+    return twin.simulate(folder / "s.yaml")
+
+
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> twin.Result:
-    file = tmp_path_factory.mktemp("python") / "s.yaml"
-    file.write_text(write_yaml(scenario()))
-    return twin.simulate(file)
+    return simulated(tmp_path_factory.mktemp("python"))
 
 
 @pytest.mark.parametrize("name", ["summary", "requests", "steps", "engines", "timeseries"])
 def test_columns_of_a_result(result: twin.Result, name: str) -> None:
-    frames = {
-        "summary": result.summary, "requests": result.requests, "steps": result.steps,
-        "engines": result.engines, "timeseries": result.timeseries,
-    }  # fmt: skip
     mark = "only with `workload."
     documented = {column for column, cells in table(f"Result.{name}").items() if mark not in " ".join(cells)}
-    assert documented == set(frames[name])
+    assert documented == set(getattr(result, name))
 
 
 def test_columns_of_sessions(tmp_path: Path) -> None:
-    sessions = {
-        "source": "drawn",
-        "turns": {"distribution": "fixed", "mean": 2},
-        "growth": {"distribution": "fixed", "mean": 9},
-    }
-    file = tmp_path / "s.yaml"
-    file.write_text(write_yaml(scenario(workload={"sessions": sessions})))
-    result = twin.simulate(file)
+    turns, growth = ({"distribution": "fixed", "mean": mean} for mean in (2, 9))
+    result = simulated(tmp_path, workload={"sessions": {"source": "drawn", "turns": turns, "growth": growth}})
     of_tasks = {name for name, cells in table("Result.requests").items() if "`workload.tasks`" in " ".join(cells)}
     assert set(table("Result.requests")) - of_tasks == set(result.requests)
     units = result.summary["unit"]

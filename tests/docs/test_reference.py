@@ -69,7 +69,10 @@ def literals(annotation: Any) -> list[str]:
     return [value for inner in get_args(annotation) for value in literals(inner)]
 
 
-FIELDS = list(leaves(AfdScenario))
+FIELDS = {
+    "scenario-file.md": list(leaves(AfdScenario)),
+    "serving-scenario.md": list(leaves(ServingScenario)),
+}
 
 
 def default_text(default: Any) -> str:
@@ -79,27 +82,17 @@ def default_text(default: Any) -> str:
     return str(default).lower() if isinstance(default, bool) else str(default)
 
 
-@pytest.mark.parametrize("field", sorted({field for field, _, _ in FIELDS}))
-def test_the_scenario_file_names_the_field_its_default_and_its_choices(field: str) -> None:
-    (cells_of_field,) = [cells for _, cells in rows("scenario-file.md") if field in names(cells[0])]
-    defaults = {default_text(default) for name, _, default in FIELDS if name == field}
-    assert cells_of_field[1] in defaults
-    text = (REFERENCE / "scenario-file.md").read_text()
-    for value in [value for name, kind, _ in FIELDS if name == field for value in literals(kind)]:
-        assert f"`{value}`" in text, value
-
-
-SERVING = list(leaves(ServingScenario))
-
-
-@pytest.mark.parametrize("field", sorted({field for field, _, _ in SERVING}))
-def test_the_serving_scenario_names_the_field_its_default_and_its_choices(field: str) -> None:
-    (cells_of_field,) = [cells for _, cells in rows("serving-scenario.md") if field in names(cells[0])]
-    defaults = {default_text(default) for name, _, default in SERVING if name == field}
-    assert cells_of_field[1] in defaults
-    text = (REFERENCE / "serving-scenario.md").read_text()
-    for value in [value for name, kind, _ in SERVING if name == field for value in literals(kind)]:
-        assert f"`{value}`" in text, value
+@pytest.mark.parametrize("page", FIELDS)
+def test_a_page_of_scenarios_names_every_field_its_default_and_its_choices_and_no_other_field(page: str) -> None:
+    text, documented = (REFERENCE / page).read_text(), [(names(cells[0]), cells[1]) for _, cells in rows(page)]
+    fields = {name for name, _, _ in FIELDS[page]}
+    assert {name for row, _ in documented for name in row} == fields
+    for field in sorted(fields):
+        (default_of_page,) = [default for row, default in documented if field in row]
+        variants = [(kind, default_text(default)) for name, kind, default in FIELDS[page] if name == field]
+        assert default_of_page in {default for _, default in variants}, field
+        for value in [value for kind, _ in variants for value in literals(kind)]:
+            assert f"`{value}`" in text, (field, value)
 
 
 @pytest.mark.parametrize(
@@ -117,16 +110,6 @@ def test_the_serving_scenario_names_the_field_its_default_and_its_choices(field:
 def test_a_field_that_names_a_policy_lists_those_that_ship(page: str, field: str, registry: dict[str, object]) -> None:
     (cells_of_field,) = [cells for _, cells in rows(page) if field in names(cells[0])]
     assert set(registry) <= set(names(cells_of_field[2]))
-
-
-def test_the_serving_scenario_names_no_field_that_is_not_there() -> None:
-    documented = {name for _, cells in rows("serving-scenario.md") for name in names(cells[0])}
-    assert documented == {field for field, _, _ in SERVING}
-
-
-def test_the_scenario_file_names_no_field_that_is_not_there() -> None:
-    documented = {name for _, cells in rows("scenario-file.md") for name in names(cells[0])}
-    assert documented == {field for field, _, _ in FIELDS}
 
 
 def commands(command: cyclopts.App, path: str = "") -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Runs the lines of the tutorial and the how-to guides as they stand, installed from a wheel as `verbs.py` does.
 
-    python tests/installed/guides.py [WHEEL [PAGE ...]]
+    python -m tests.installed.guides [WHEEL [PAGE ...]]
 
 Each line of a fenced block that begins with `twin` is run by a shell, in the order of its page, in a folder with what
 the page tells the reader to have. `REDUCED` adds flags to those that take more than a minute, `PLACEHOLDERS` has the
@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from verbs import ADOPTED, MISSED, MODEL, ROOT, TRACE, UNDECIDED, Commands, install
+from tests.installed.verbs import ADOPTED, MISSED, MODEL, ROOT, TRACE, UNDECIDED, Commands, install
 
 SERVER = "http://127.0.0.1:8000"
 
@@ -163,12 +163,17 @@ def prepare(place: Path) -> None:
     """Put into a folder what pages take for granted: the examples, and traces of the reader's own."""
     shutil.copytree(ROOT / "examples", place / "examples")
     (place / "trace.csv").write_text(TRACE)
+    write_traces(place)
+
+
+def write_traces(folder: Path) -> None:
+    """Write short traces under the names of public ones."""
     rows = "".join(f"2023-11-16 18:{n:02}:00.0000000,{90 * n + 50},{20 + n}\n" for n in range(60))
     azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows
-    (place / "AzureLLMInferenceTrace_conv.csv").write_text(azure)
-    (place / "azure_llm_2023_conv.csv.gz").write_bytes(gzip.compress(azure.encode()))
+    (folder / "AzureLLMInferenceTrace_conv.csv").write_text(azure)
+    (folder / "azure_llm_2023_conv.csv.gz").write_bytes(gzip.compress(azure.encode()))
     turns = "".join(f"s{n % 4},0,{n}.0,{640 + n},20,1.0,2.0,1-{10 + n // 64}\n" for n in range(40))
-    (place / "agents.csv").write_text("trace,agent,t,in,out,api_time,think_time,block_ids\n" + turns)
+    (folder / "agents.csv").write_text("trace,agent,t,in,out,api_time,think_time,block_ids\n" + turns)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Runs each command of README as a user has it: installed from a wheel, in a folder without the checkout.
 
-    python tests/installed/verbs.py [WHEEL]
+    python -m tests.installed.verbs [WHEEL]
 
 The wheel, or one of this checkout, is installed into an environment of its own, which borrows the dependencies of this
 interpreter's. Sizes are reduced by flags where there are some. A command passes if it writes no traceback and exits
@@ -64,7 +64,7 @@ def main() -> None:
         runs = Commands(twin, place)
         runs.check("--version", expected=r"\(compiled\)")
         for command in COMMANDS:
-            runs.check(*command, *([newest(place / "swept")] if command == ("report",) else []))
+            runs.check(*command, *(map(str, (place / "swept").iterdir()) if command == ("report",) else ()))
         with runs.server("page", "--port", "0", "--no-browser") as address:
             runs.fetch(address)
         (place / "trace.csv").write_text(TRACE)
@@ -74,7 +74,8 @@ def main() -> None:
         ):
             runs.check("replay", "trace.csv", "--url", proxy, "-o", "replayed", "--vocabulary", "500")
             runs.check("adopt", engine, "--into", "adopted", *ADOPTED)
-        (place / "requests.jsonl").write_text(recorded_requests())
+        recorded = re.search(r"```jsonl\n(.*?)```", (ROOT / "docs" / "how-to" / "refine.md").read_text(), re.DOTALL)
+        (place / "requests.jsonl").write_text(recorded[1])
         scenario = "examples/roofline-h200-llama-70b.yaml"
         runs.check("calibrate", "refine", scenario, "--run", "requests.jsonl", "--first", "6", "-o", "refined.yaml")
         missing = verbs_of_readme() - runs.verbs
@@ -101,17 +102,6 @@ def install(wheel: str, folder: Path) -> Path:
         env={**os.environ, "SERVING_TWIN_COMPILE": "1"},
     )  # fmt: skip
     return folder / "bin" / "twin"
-
-
-def newest(folder: Path) -> str:
-    """The run folder in a folder of runs."""
-    return str(max(folder.iterdir()))
-
-
-def recorded_requests() -> str:
-    """The recorded requests in the how-to of refinement."""
-    match = re.search(r"```jsonl\n(.*?)```", (ROOT / "docs" / "how-to" / "refine.md").read_text(), re.DOTALL)
-    return match[1]
 
 
 def verbs_of_readme() -> set[str]:

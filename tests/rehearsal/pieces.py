@@ -44,15 +44,14 @@ from live.server.loading import engine_of_flags
 from live.server.options import EngineOptions, ServerConfig
 from live.server.service import Service
 from live.topologies.bundle.coordinator import BundleLayout
-from live.topologies.local import LocalTopology, RoleStreams
-from live.topologies.pools.layout import EnginePlace, PoolsLayout
+from live.topologies.local import RoleStreams
 from live.validation.backend import replay
 from schedulers.engine_config import EngineConfig, OneShotBudget
 from schedulers.model_slots import SlotsConfig
 from schedulers.step_policies import StaticChunks
 from tests.live.server.wire import Client
 from tests.live.test_host_tier import conversations, offloading
-from tests.live.topologies.answers import local_bundle, pools_of, settings
+from tests.live.topologies.answers import layout, local_bundle, local_pools, settings
 from tests.rehearsal.gpu import PretendedGPU
 from twin.cli import program
 from twin.cli.validate import EXIT_CODES
@@ -297,14 +296,14 @@ def bundle(gpu: PretendedGPU) -> None:
     settings = EngineConfig(num_gpu_blocks=400, max_num_seqs=4, max_num_batched_tokens=512, enable_prefix_caching=False)
     for model in (shallow("qwen3-0.6b"), decoder(ModelConfig("m", EXPERTS, max_position_embeddings=4096, tied=False))):
         streams = RoleStreams()
-        layout = BundleLayout(3, 2, microbatches=2, engine=settings)
+        places = BundleLayout(3, 2, microbatches=2, engine=settings)
         steps: list[int] = []
 
         def note(progress: Progress, steps: list[int] = steps) -> None:
             steps.append(len(progress.advanced))
 
         gpu.capture_streams.clear()
-        topology = local_bundle(layout, model, timekeeper=streams, handover=streams, graphs=True, on_progress=note)
+        topology = local_bundle(places, model, timekeeper=streams, handover=streams, graphs=True, on_progress=note)
         for _ in range(2):
             gpu.forget()
             steps.clear()
@@ -321,9 +320,7 @@ def bundle(gpu: PretendedGPU) -> None:
 def pools(gpu: PretendedGPU) -> None:
     """Two prefill engines and a decode engine on streams, with graphs."""
     model, streams = shallow("qwen3-0.6b"), RoleStreams()
-    engines = [EnginePlace("prefill", CONFIGS[1])] * 2 + [EnginePlace("decode", CONFIGS[1])]
-    layout = PoolsLayout(tuple(engines), {"default": (1, 2)}, {"default": (3,)})
-    topology = LocalTopology(pools_of(layout, model, graphs=True), timekeeper=streams, handover=streams)
+    topology = local_pools(layout(2, 1, CONFIGS[1]), model, graphs=True, timekeeper=streams, handover=streams)
     for worker in topology.workers:
         executor = worker.engine.executor
         assert isinstance(executor, GraphExecutor)
@@ -341,6 +338,7 @@ def pools(gpu: PretendedGPU) -> None:
 
 twin = partial(program(), result_action="return_value")
 
+SHORT_ANSWERS = ("--prompt", "20", "--output", "6", "--repeats", "1")
 PIECES: dict[str, Piece] = {
     "qwen3": engines(partial(shallow, "qwen3-0.6b"), thorough=True),
     "llama": engines(partial(shallow, "llama-3.1-8b")),
@@ -363,19 +361,7 @@ PIECES: dict[str, Piece] = {
         live_benchmark.main, "--device", "cuda", "--tiny", "--only", "Llama-3.1", "--repeats", "1"
     ),
     "benchmarks.topologies": command(
-        topology_benchmark.main,
-        "--device",
-        "cuda",
-        "--model",
-        str(TINY),
-        "--batch-size",
-        "4",
-        "--prompt",
-        "20",
-        "--output",
-        "6",
-        "--repeats",
-        "1",
+        topology_benchmark.main, "--device", "cuda", "--model", str(TINY), "--batch-size", "4", *SHORT_ANSWERS
     ),
     "benchmarks.kernels": command(kernel_benchmark.main, "--device", "cuda"),
     "benchmarks.gpu_turn": gpu_turn,

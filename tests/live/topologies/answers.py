@@ -19,7 +19,7 @@ from live.models.decoder import Decoder
 from live.models.weights import random_weights
 from live.topologies.bundle.coordinator import BundleLayout
 from live.topologies.local import LocalTopology
-from live.topologies.pools.layout import PoolsLayout
+from live.topologies.pools.layout import EnginePlace, PoolsLayout
 from live.topologies.processes import BundleDeployment, PoolsDeployment
 from schedulers.engine_config import EngineConfig
 
@@ -38,9 +38,9 @@ CONFIGS = {
 }
 
 
-def make_decoder(name: str, seed: int = 3) -> Decoder:
+def make_decoder(name: str, seed: int = 3, device: str = "cpu") -> Decoder:
     """A tiny model with random weights."""
-    return Decoder(CONFIGS[name], random_weights(CONFIGS[name], torch.float32, "cpu", seed))
+    return Decoder(CONFIGS[name], random_weights(CONFIGS[name], torch.float32, device, seed))
 
 
 def local_bundle(layout: BundleLayout, decoder: Decoder, *, graphs: bool = False, refill: str = "fcfs", **options: Any):
@@ -52,6 +52,22 @@ def pools_of(layout: PoolsLayout, decoder: Decoder, *, graphs: bool = False, **m
     """Pools with one decoder, or with a module for each model."""
     sources = {name: LoadedSource.of(module) for name, module in modules.items()}
     return PoolsDeployment(LoadedSource.of(decoder), layout, sources, graphs=graphs)
+
+
+def layout(
+    prefill: int, decode: int, config: EngineConfig, decode_config: EngineConfig | None = None, **options: Any
+) -> PoolsLayout:
+    """One model on so many prefill and decode engines; without decode engines on engines that do both."""
+    role = "prefill" if decode else "both"
+    engines = [EnginePlace(role, config)] * prefill + [EnginePlace("decode", decode_config or config)] * decode
+    ranks = tuple(range(1, 1 + len(engines)))
+    decoding = {"default": ranks[prefill:]} if decode else {}
+    return PoolsLayout(tuple(engines), {"default": ranks[:prefill]}, decoding, **options)
+
+
+def local_pools(places: PoolsLayout, decoder: Decoder, *, graphs: bool = False, **options: Any) -> LocalTopology:
+    """Pools in this process; their `front` is the frontend."""
+    return LocalTopology(pools_of(places, decoder, graphs=graphs), **options)
 
 
 def settings(batch_size: int = 4, **changes: object) -> EngineConfig:

@@ -24,7 +24,6 @@ from live.loaded_model import ModelSource
 from live.topologies.bundle.coordinator import BundleLayout
 from live.topologies.deployment import Deployment
 from live.topologies.membership import Address, Membership, listen_at
-from live.topologies.pools.layout import EnginePlace, PoolsLayout
 from live.topologies.processes import (
     BundleDeployment,
     PoolsDeployment,
@@ -34,7 +33,7 @@ from live.topologies.processes import (
     run_worker,
 )
 from live.topologies.sockets import device_link
-from tests.live.topologies.answers import outputs, requests, settings
+from tests.live.topologies.answers import layout, outputs, requests, settings
 from workloads.errors import TwinError
 
 LIMITS = TimeLimits(join=2.0, answer=4.0)
@@ -47,9 +46,7 @@ def deployment(folder: Path, kind: str) -> Deployment:
         return BundleDeployment(model, BundleLayout(2, 1, 2, settings(2)))
     with_chunks = kind == "with chunks"
     prefill = settings(4, max_num_batched_tokens=6 if with_chunks else 64)
-    engines = [EnginePlace("prefill", prefill)] * 2 + [EnginePlace("decode", settings(4))]
-    layout = PoolsLayout(tuple(engines), {"default": (1, 2)}, {"default": (3,)}, with_chunks=with_chunks)
-    return PoolsDeployment(model, layout)
+    return PoolsDeployment(model, layout(2, 1, prefill, settings(4), with_chunks=with_chunks))
 
 
 def run_front(folder: Path, port: int, kind: str, link: bool) -> str:

@@ -13,8 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("torch", reason="the live backend needs the extra [live]")
-
 from live.topologies.membership import Address, Membership, listen_at
 from live.topologies.sockets import GREETING, OUTSTANDING, Connection, connect_all
 from live.topologies.transport import TransportError

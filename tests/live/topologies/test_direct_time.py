@@ -8,14 +8,14 @@ from random import Random
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="the live backend needs the extra [live]")
-
-from latency_models.stages import MessageLink  # noqa: E402
-from live.topologies.bundle.coordinator import BundleLayout  # noqa: E402
-from live.topologies.direct_time import DirectTime, RoleTime  # noqa: E402
-from live.topologies.local import LocalNetwork, LocalTransport, Timekeeper  # noqa: E402
-from live.topologies.transport import (  # noqa: E402
+from latency_models.stages import MessageLink
+from live.topologies.bundle.coordinator import BundleLayout
+from live.topologies.direct_time import DirectTime, RoleTime
+from live.topologies.local import LocalNetwork, LocalTransport, Timekeeper
+from live.topologies.transport import (
+    Computing,
     Form,
     Message,
     Payload,
@@ -24,9 +24,9 @@ from live.topologies.transport import (  # noqa: E402
     Role,
     received,
 )
-from live.validation.bundle import MeasuredBundle, run_in_turns  # noqa: E402
-from reports.metrics import Transfers, bundle_metrics  # noqa: E402
-from tests.live.topologies.answers import local_bundle, make_decoder, outputs, requests, serve, settings  # noqa: E402
+from live.validation.bundle import MeasuredBundle, run_in_turns
+from reports.metrics import Transfers, bundle_metrics
+from tests.live.topologies.answers import local_bundle, make_decoder, outputs, requests, serve, settings
 
 DATA = 2
 FORMS = {DATA: Form(1, (Payload(torch.float32, 1000),))}
@@ -261,3 +261,32 @@ def test_metrics_of_a_bundle_whose_work_takes_no_time(microbatches: int, end: fl
 def test_a_measured_bundle_needs_requests_for_its_completions() -> None:
     with pytest.raises(ValueError, match="at most the 2 requests as completions, found 3"):
         MeasuredBundle(BundleLayout(1, 1, 1, settings(2)), make_decoder("llama"), np.ones(2, int), np.ones(2, int), 3)
+
+
+def computing(name: str, log: list[str], done: bool) -> Role:
+    """Launches twice, each time waits for its kernels, and collects their output."""
+    for _ in range(2):
+        log.append(f"{name} launches")
+        yield Computing(lambda: done, lambda: log.append(f"{name} is waited for"))
+        log.append(f"{name} collects")
+
+
+def computed(**done: bool) -> list[str]:
+    log: list[str] = []
+    network = LocalNetwork({})
+    network.start({rank: computing(name, log, is_done) for rank, (name, is_done) in enumerate(done.items())})
+    network.run()
+    assert network.ended
+    return log
+
+
+def test_all_launch_before_the_host_waits() -> None:
+    assert computed(a=False, b=False)[:4] == ["a launches", "b launches", "a is waited for", "a collects"]
+
+
+def test_kernels_that_are_done_are_not_waited_for() -> None:
+    """Role b goes on twice while a's kernels run."""
+    assert computed(a=False, b=True) == [
+        "a launches", "b launches", "b collects", "b launches", "b collects",
+        "a is waited for", "a collects", "a launches", "a is waited for", "a collects",
+    ]  # fmt: skip

@@ -9,35 +9,38 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="the live backend needs the extra [live]")
-if not torch.cuda.is_available():
-    pytest.skip("needs a GPU", allow_module_level=True)
-
-from live.models.config import ModelConfig  # noqa: E402
-from live.models.decoder import Decoder  # noqa: E402
-from live.models.weights import random_weights  # noqa: E402
-from live.topologies.bundle.coordinator import BundleLayout  # noqa: E402
-from live.topologies.local import LocalTopology, RoleStreams  # noqa: E402
-from live.topologies.pools.layout import EnginePlace, PoolsLayout  # noqa: E402
-from tests.live.topologies.answers import CONFIGS, check_served, local_bundle, pools_of, requests, settings  # noqa: E402
+from live.models.decoder import Decoder
+from live.topologies.bundle.coordinator import BundleLayout
+from live.topologies.local import RoleStreams
+from tests.live.topologies.answers import (
+    CONFIGS,
+    check_served,
+    layout,
+    local_bundle,
+    local_pools,
+    make_decoder,
+    requests,
+    settings,
+)
 
 ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def decoder_on_gpu(name: str) -> Decoder:
     """A tiny model with the weights of the CPU's tests. Float32 leaves no ties to rounding."""
-    config: ModelConfig = CONFIGS[name]
     torch.backends.cuda.matmul.allow_tf32 = False
-    return Decoder(config, random_weights(config, torch.float32, "cuda", 3))
+    return make_decoder(name, device="cuda")
 
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("model", CONFIGS)
 def test_a_bundle_on_streams_gives_the_tokens_of_one_engine(model: str, graphs: bool) -> None:
     decoder, streams = decoder_on_gpu(model), RoleStreams()
-    layout = BundleLayout(3, 2, 2, settings(4, num_gpu_blocks=200))
-    bundle = local_bundle(layout, decoder, timekeeper=streams, handover=streams, graphs=graphs)
+    places = BundleLayout(3, 2, 2, settings(4, num_gpu_blocks=200))
+    bundle = local_bundle(places, decoder, timekeeper=streams, handover=streams, graphs=graphs)
     for seed in (1, 2, 3):  # graphs are captured on the way
         check_served(bundle, decoder, requests(40, seed=seed))
 
@@ -45,9 +48,8 @@ def test_a_bundle_on_streams_gives_the_tokens_of_one_engine(model: str, graphs: 
 @pytest.mark.parametrize("graphs", [False, True])
 def test_pools_on_streams_give_the_tokens_of_one_engine(graphs: bool) -> None:
     decoder, streams = decoder_on_gpu("qwen3"), RoleStreams()
-    engines = [EnginePlace("prefill", settings(4))] * 2 + [EnginePlace("decode", settings(8))]
-    layout = PoolsLayout(tuple(engines), {"default": (1, 2)}, {"default": (3,)})
-    pools = LocalTopology(pools_of(layout, decoder, graphs=graphs), timekeeper=streams, handover=streams)
+    places = layout(2, 1, settings(4), settings(8))
+    pools = local_pools(places, decoder, graphs=graphs, timekeeper=streams, handover=streams)
     check_served(pools, decoder, requests(40))
 
 

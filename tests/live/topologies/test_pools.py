@@ -6,29 +6,29 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from random import Random
-from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="the live backend needs the extra [live]")
-
-from latency_models.stages import MessageLink  # noqa: E402
-from live.engine import Progress  # noqa: E402
-from live.executor import AsyncModelRunnerOutput  # noqa: E402
-from live.generation import Generation, make_generation  # noqa: E402
-from live.models.decoder import Decoder, Inputs, PagedCache  # noqa: E402
-from live.topologies.direct_time import DirectTime  # noqa: E402
-from live.topologies.local import LocalTopology  # noqa: E402
-from live.topologies.pools.layout import BLOCKS, FRONT, GIVEN_UP, LAST, MORE, EnginePlace, PoolsLayout  # noqa: E402
-from live.topologies.transport import Message  # noqa: E402
-from schedulers.batches import Batch  # noqa: E402
-from schedulers.engine_config import EngineConfig, KVOffloading, OneShotBudget, TierConfig  # noqa: E402
-from schedulers.routing import ROUTERS  # noqa: E402
-from tests.live.topologies.answers import (  # noqa: E402
+from latency_models.stages import MessageLink
+from live.engine import Progress
+from live.executor import AsyncModelRunnerOutput
+from live.generation import Generation, make_generation
+from live.models.decoder import Decoder, Inputs, PagedCache
+from live.topologies.direct_time import DirectTime
+from live.topologies.local import LocalTopology
+from live.topologies.pools.layout import BLOCKS, FRONT, GIVEN_UP, LAST, MORE, EnginePlace, PoolsLayout
+from live.topologies.transport import Message
+from schedulers.batches import Batch
+from schedulers.engine_config import KVOffloading, OneShotBudget, TierConfig
+from schedulers.routing import ROUTERS
+from tests.live.topologies.answers import (
     BLOCK,
     check_logprobs,
     check_served,
     colocated,
+    layout,
+    local_pools,
     make_decoder,
     outputs,
     pools_of,
@@ -44,25 +44,6 @@ def check_whole_or_aborted(generations: list[Generation], expected: list[list[in
     for generation, output in zip(generations, expected, strict=True):
         assert generation.output == output[: len(generation.output)]
         assert generation.finish_reason == "abort" or generation.output == output
-
-
-def layout(
-    prefill: int,
-    decode: int,
-    config: EngineConfig,
-    decode_config: EngineConfig | None = None,
-    routing: str = "least_loaded",
-) -> PoolsLayout:
-    """One model on so many prefill and decode engines; without decode engines on engines that do both."""
-    role = "prefill" if decode else "both"
-    engines = [EnginePlace(role, config)] * prefill + [EnginePlace("decode", decode_config or config)] * decode
-    ranks = tuple(range(1, 1 + len(engines)))
-    decoding = {"default": ranks[prefill:]} if decode else {}
-    return PoolsLayout(tuple(engines), {"default": ranks[:prefill]}, decoding, routing)
-
-
-def local_pools(places: PoolsLayout, decoder: Decoder, *, graphs: bool = False, **options: Any) -> LocalTopology:
-    return LocalTopology(pools_of(places, decoder, graphs=graphs), **options)
 
 
 def check_empty(pools: LocalTopology) -> None:
@@ -138,12 +119,8 @@ def conversations(count: int, turns: int) -> list[list[Generation]]:
     for session in range(count):
         tokens = torch.randint(50, (turns, 2 * BLOCK), generator=generator).flatten().tolist()
         prompts = [tokens[: 2 * BLOCK * (turn + 1)] for turn in range(turns)]
-        sessions.append(
-            [
-                make_generation(turn * count + session, prompt, 3, block_size=BLOCK)
-                for turn, prompt in enumerate(prompts)
-            ]
-        )
+        ids = enumerate(prompts, session * turns)
+        sessions.append([make_generation(i, prompt, 3, block_size=BLOCK) for i, prompt in ids])
     return sessions
 
 
@@ -197,7 +174,7 @@ def test_prefix_aware_routing_keeps_conversations_where_their_caches_are(
 
 def test_events_that_take_long_leave_the_router_ignorant() -> None:
     decoder = make_decoder("llama")
-    stale = replace(layout(2, 0, settings(4, num_gpu_blocks=200), routing="prefix_aware"), kv_event_delay=1e9)
+    stale = layout(2, 0, settings(4, num_gpu_blocks=200), routing="prefix_aware", kv_event_delay=1e9)
     pools = local_pools(stale, decoder)
     for turn in zip(*conversations(5, turns=2), strict=True):
         serve(pools, turn)
@@ -320,7 +297,7 @@ def test_caches_that_leave_with_chunks_give_the_same_tokens(case: str, packed: b
     prefill, decode, first, second = WITH_CHUNKS[case]
     decoder = make_decoder("qwen3")
     engines = settings(4, **{"max_num_batched_tokens": 6, **first}), settings(4, **second)
-    places = replace(layout(prefill, decode, *engines), with_chunks=True)
+    places = layout(prefill, decode, *engines, with_chunks=True)
     pools = Ticking(places, decoder, LINK, packed=packed)
     check_served(pools, decoder, requests(40, seed=5))
     check_empty(pools)
@@ -335,7 +312,7 @@ def test_caches_that_leave_with_chunks_give_the_same_tokens(case: str, packed: b
 def test_without_a_slot_or_blocks_a_cache_leaves_when_it_is_complete() -> None:
     """A decode engine for one sequence: while it decodes, nothing is reserved there."""
     decoder = make_decoder("llama")
-    places = replace(layout(1, 1, settings(4, max_num_batched_tokens=4), settings(1)), with_chunks=True)
+    places = layout(1, 1, settings(4, max_num_batched_tokens=4), settings(1), with_chunks=True)
     pools = Ticking(places, decoder, LINK)
     first, second = (make_generation(i, [7] * 16, tokens, block_size=BLOCK) for i, tokens in ((0, 100), (1, 3)))
     pools.submit(first)
@@ -350,7 +327,7 @@ def test_without_a_slot_or_blocks_a_cache_leaves_when_it_is_complete() -> None:
 
 def test_a_prompt_that_is_preempted_half_sent_sends_the_rest() -> None:
     decoder = make_decoder("llama")
-    places = replace(layout(1, 1, settings(4, max_num_batched_tokens=4)), with_chunks=True)
+    places = layout(1, 1, settings(4, max_num_batched_tokens=4), with_chunks=True)
     pools = Ticking(places, decoder, LINK)
     generation = make_generation(0, list(range(24)), 5, block_size=BLOCK)
     pools.submit(generation)
@@ -369,7 +346,7 @@ def test_a_prompt_that_is_preempted_half_sent_sends_the_rest() -> None:
 def test_a_question_that_comes_after_the_answer_reserves_nothing() -> None:
     """Between processes, blocks may come before the front's question whether there are some for them."""
     decoder = make_decoder("llama")
-    pools = local_pools(replace(layout(1, 1, settings(4)), with_chunks=True), decoder)
+    pools = local_pools(layout(1, 1, settings(4), with_chunks=True), decoder)
     core, arrivals = pools.workers[1].engine.core, pools.workers[1]._arrivals
     generation = make_generation(0, [1, 2, 3], 2, block_size=BLOCK)
     arrivals.take(Message(BLOCKS, (0, LAST), (torch.zeros(1, 2, 2, BLOCK, 2, 8),)))
@@ -380,11 +357,6 @@ def test_a_question_that_comes_after_the_answer_reserves_nothing() -> None:
     assert not arrivals._coming
 
 
-def chunks_end_at(prompt: int, chunk: int) -> list[int]:
-    """Tokens of a prompt that are computed at the end of each of its chunks."""
-    return [*range(chunk, prompt, chunk), prompt]
-
-
 @pytest.mark.parametrize("seconds_a_block", [0.5, 4.0, 9.0])
 @pytest.mark.parametrize("with_chunks", [False, True])
 def test_a_decode_begins_as_a_pipeline_of_two_stages_says(with_chunks: bool, seconds_a_block: float) -> None:
@@ -393,11 +365,11 @@ def test_a_decode_begins_as_a_pipeline_of_two_stages_says(with_chunks: bool, sec
     The steps of prefill are of 4 tokens, which is a block, so that links are faster, as fast and slower.
     """
     decoder, prompt = make_decoder("llama"), 22
-    places = replace(layout(1, 1, settings(4, max_num_batched_tokens=4)), with_chunks=with_chunks)
+    places = layout(1, 1, settings(4, max_num_batched_tokens=4), with_chunks=with_chunks)
     pools = Ticking(places, decoder, BlockLink(seconds_a_block))
     pools.submit(make_generation(0, list(range(prompt)), 3, block_size=BLOCK))
     pools.run()
-    computed = chunks_end_at(prompt, 4)
+    computed = [*range(4, prompt, 4), prompt]
     sent = 0.0
     for end in computed:
         sent = max(end if with_chunks else prompt, sent) + seconds_a_block
@@ -412,7 +384,7 @@ def test_aborts_in_the_middle_of_partial_transfers_free_everything(seed: int) ->
     expected = colocated(decoder, generations)
     config = settings(3, max_num_batched_tokens=4, num_gpu_blocks=24)
     link = BlockLink(random.uniform(0.1, 8.0), latency=random.random())
-    pools = Ticking(replace(layout(2, 2, config), with_chunks=True), decoder, link)
+    pools = Ticking(layout(2, 2, config, with_chunks=True), decoder, link)
     for generation in generations[::4]:  # some end with their first token, of which their engine does not know
         generation.stop_check = lambda token: True
     for i, output in enumerate(expected):
@@ -443,6 +415,13 @@ MODELS = ("math", "code", "tools")
 def module(name: str | None) -> Decoder:
     """A prefill module for each model, and the shared decoder."""
     return make_decoder("qwen3", seed=1 if name is None else 10 + MODELS.index(name))
+
+
+def pools_of_modules(decoders: list[EnginePlace], decoding: dict[str, tuple[int, ...]]) -> LocalTopology:
+    """A prefill engine for each model, and these decode engines, of which each model has some."""
+    engines = [EnginePlace("prefill", settings(4), name) for name in MODELS] + decoders
+    places = PoolsLayout(tuple(engines), {name: (1 + i,) for i, name in enumerate(MODELS)}, decoding)
+    return LocalTopology(pools_of(places, module(None), **{name: module(name) for name in MODELS}))
 
 
 def of_models(count: int) -> list[Generation]:
@@ -476,12 +455,7 @@ def by_modules(generation: Generation, prefill: Decoder, decode: Decoder) -> lis
 
 
 def test_one_decoder_continues_the_prompts_of_all_models_in_the_same_batches() -> None:
-    config = settings(4)
-    engines = [EnginePlace("prefill", config, name) for name in MODELS] + [EnginePlace("decode", config)] * 2
-    places = PoolsLayout(
-        tuple(engines), {name: (1 + i,) for i, name in enumerate(MODELS)}, dict.fromkeys(MODELS, (4, 5))
-    )
-    pools = LocalTopology(pools_of(places, module(None), **{name: module(name) for name in MODELS}))
+    pools = pools_of_modules([EnginePlace("decode", settings(4))] * 2, dict.fromkeys(MODELS, (4, 5)))
     generations = of_models(36)
     mixed: list[int] = []
     for worker in pools.workers[3:]:
@@ -496,11 +470,8 @@ def test_one_decoder_continues_the_prompts_of_all_models_in_the_same_batches() -
 
 
 def test_isolated_pools_give_what_each_model_gives_alone() -> None:
-    config = settings(4)
-    engines = [EnginePlace(role, config, name) for role in ("prefill", "decode") for name in MODELS]  # type: ignore[arg-type]
-    ranks = range(len(MODELS))
-    places = PoolsLayout(tuple(engines), {MODELS[i]: (1 + i,) for i in ranks}, {MODELS[i]: (4 + i,) for i in ranks})
-    pools = LocalTopology(pools_of(places, module(None), **{name: module(name) for name in MODELS}))
+    decoders = [EnginePlace("decode", settings(4), name) for name in MODELS]
+    pools = pools_of_modules(decoders, {name: (4 + i,) for i, name in enumerate(MODELS)})
     generations = of_models(30)
     serve(pools, generations)
     for name in MODELS:

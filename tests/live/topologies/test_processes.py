@@ -17,8 +17,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="the live backend needs the extra [live]")
-
 from live.loaded_model import ModelSource
 from live.topologies.local import InProcessWorkers
 from live.topologies.membership import Address, Membership, listen_at

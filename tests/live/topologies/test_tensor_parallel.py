@@ -14,9 +14,6 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-
-pytest.importorskip("torch", reason="the live backend needs the extra [live]")
-
 import torch
 
 from kernels.cases import random_layer

@@ -12,7 +12,7 @@ import pytest
 import twin
 from latency_models.io.config_io import read_yaml
 from tests.twin.recording.server import answering
-from tests.twin.recording.test_server_settings import SGLANG, VLLM
+from tests.twin.recording.test_server_pages import SGLANG, VLLM
 from twin import cli
 from twin.api.plan import scenario_question
 

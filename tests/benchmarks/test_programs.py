@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.afd_accuracy import compare
 from benchmarks.gpu_turn.runner import Turn
 from benchmarks.gpu_turn.stages import Stage
 
@@ -60,3 +61,11 @@ def test_a_turn_is_rehearsed_on_a_cpu(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     assert {row["status"] for row in rows} == {"done", "needs a GPU"}
     assert len([row for row in rows if row["status"] == "done"]) >= 7
+
+
+@pytest.mark.parametrize(("advance", "best"), [("lockstep", 8.90), ("independent", 8.31)])
+def test_a_short_comparison(advance: str, best: float) -> None:
+    result = compare({}, "1", 1000, advance)
+    assert result["points"] == 1
+    assert abs(result["largest"]) < 0.02
+    assert result["r_star_barrier"] == pytest.approx(best, abs=0.02)
