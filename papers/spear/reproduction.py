@@ -23,12 +23,12 @@ from papers.spear.tables import (
     SMALLEST,
     SYNTHETIC,
     Figures,
-    Fit,
     Iteration,
     Reading,
     Sampling,
     Setting,
     density_misfit,
+    fit_tables,
 )
 from reports.blocks import Document, Report, Table, sections, table
 from reports.svg import render
@@ -78,14 +78,14 @@ def reproduce(trace: Trace | None, jobs: int, progress: Callable[[str], None], s
         return [partial(setting.run, fit["iteration"], row, range(first, first + count)) for row in rows]
 
     settings = _settings(trace, study)
-    screened = run("screening", [Fit(setting, ("mid",), study.screening).run for setting in settings])
+    screened = run("screening", [partial(fit_tables, setting, ("mid",), study.screening) for setting in settings])
     finalists = _finalists(settings, screened, study)
-    fits = run("fitting", [Fit(setting, tuple(DENSITIES), study.fitting).run for setting in finalists])
+    fits = run("fitting", [partial(fit_tables, setting, tuple(DENSITIES), study.fitting) for setting in finalists])
     stated = [i for i, setting in enumerate(finalists) if setting.reading.passes == "separate"]
     best = min(stated, key=lambda i: _misfit(fits[i]))
     chosen, alternatives = finalists[best], [i for i in range(len(fits)) if i != best]
-    refining = Fit(chosen, tuple(DENSITIES), study.refining, fits[best]["iteration"])
-    (fit,) = run("refining", [refining.run])
+    refining = partial(fit_tables, chosen, tuple(DENSITIES), study.refining, fits[best]["iteration"])
+    (fit,) = run("refining", [refining])
     figures_by_row = run("predicting", simulations(chosen, fit, rows, study.predicting))
     coarse = run("coarse chunks", simulations(replace(chosen, step=STEP), fit, slo_rows(), study.predicting))
     others = [simulations(finalists[i], fits[i], slo_rows(), study.fitting[0]) for i in alternatives]

@@ -276,60 +276,49 @@ class Setting:
         }
 
 
-@dataclass(frozen=True, eq=False)
-class Fit:
+def fit_tables(
+    setting: Setting, densities: tuple[str, ...], effort: tuple[int, int], start: Iteration | None = None
+) -> dict[str, Any]:
     """Fit W and E to the P99 ITL of the static rows of some densities, by simulation, from a first guess `start`.
 
-    `effort`: replications, and rounds.
-    `run` gives the `iteration`, `p99` and `ttft` of the last round, (densities, chunks), and the misfit of both
-    columns.
+    `effort`: replications, and rounds, of which the last corrects nothing. The result has the `iteration`, `p99` and
+    `ttft` of the last round, (densities, chunks), and the misfit of both columns.
     """
-
-    setting: Setting
-    densities: tuple[str, ...]
-    effort: tuple[int, int]
-    start: Iteration | None = None
-
-    def run(self) -> dict[str, Any]:
-        """Simulate and correct by the error of P99 ITL, repeatedly; the last round corrects nothing."""
-        replications, rounds = self.effort
-        rows = [row for row in static_rows() if row.density in self.densities]
-        printed_p99, printed_ttft = (
-            _by_density({(row.density, row.chunk): getattr(row, name) for row in rows}, self.densities)
-            for name in ("p99_itl", "ttft")
+    replications, rounds = effort
+    rows = [row for row in static_rows() if row.density in densities]
+    printed_p99, printed_ttft = (
+        _by_density({(row.density, row.chunk): getattr(row, name) for row in rows}, densities)
+        for name in ("p99_itl", "ttft")
+    )
+    if start is None:
+        base, added = on_density(printed_p99, densities)
+        if setting.reading.passes == "separate":  # then the decodes' pass takes half of a step with the smallest chunk
+            base, added = base - base[0] / 2, added - added[0] / 2
+    else:
+        base, added = np.array(start.base[1:]), np.array(start.compensators[1:])
+    result: dict[str, Any] = {}
+    for _ in range(rounds):
+        iteration = complete(base.tolist(), added.tolist())
+        runs = {(row.density, row.chunk): setting.run(iteration, row, range(replications)) for row in rows}
+        p99, ttft = (
+            _by_density(
+                {key: math.fsum(run[i] for run in values) / len(values) for key, values in runs.items()}, densities
+            )
+            for i in range(2)
         )
-        base, added = self._first_guess(printed_p99)
-        result: dict[str, Any] = {}
-        for _ in range(rounds):
-            iteration = complete(base.tolist(), added.tolist())
-            means = {(row.density, row.chunk): self._means(iteration, row, range(replications)) for row in rows}
-            p99, ttft = (_by_density({key: pair[i] for key, pair in means.items()}, self.densities) for i in range(2))
-            result = {
-                "iteration": iteration,
-                "p99": p99,
-                "ttft": ttft,
-                "misfit_p99": _misfit(p99, printed_p99),
-                "misfit_ttft": _misfit(ttft, printed_ttft),
-            }
-            if result["misfit_ttft"] > HOPELESS:
-                break
-            # Half of what is missing: of two passes, the one over the decodes may read the same entry of the table.
-            a, b = on_density(0.5 * (printed_p99 - p99), self.densities)
-            base, added = np.array(iteration.base[1:]) + a, np.array(iteration.compensators[1:]) + b
-        return result
-
-    def _first_guess(self, p99: Floats) -> tuple[Floats, Floats]:
-        """The first guess. If passes are separate, the decodes' takes about half of a step with the smallest chunk."""
-        if self.start is not None:
-            return np.array(self.start.base[1:]), np.array(self.start.compensators[1:])
-        a, b = on_density(p99, self.densities)
-        if self.setting.reading.passes == "joint":
-            return a, b
-        return a - a[0] / 2, b - b[0] / 2
-
-    def _means(self, iteration: Iteration, row: Row, replications: Sequence[int]) -> Figures:
-        p99, ttft = zip(*self.setting.run(iteration, row, replications), strict=True)
-        return math.fsum(p99) / len(p99), math.fsum(ttft) / len(ttft)
+        result = {
+            "iteration": iteration,
+            "p99": p99,
+            "ttft": ttft,
+            "misfit_p99": _misfit(p99, printed_p99),
+            "misfit_ttft": _misfit(ttft, printed_ttft),
+        }
+        if result["misfit_ttft"] > HOPELESS:
+            break
+        # Half of what is missing: of two passes, the one over the decodes may read the same entry of the table.
+        a, b = on_density(0.5 * (printed_p99 - p99), densities)
+        base, added = np.array(iteration.base[1:]) + a, np.array(iteration.compensators[1:]) + b
+    return result
 
 
 def _by_density(values: dict[Any, float], densities: Sequence[str]) -> Floats:

@@ -17,7 +17,7 @@ from papers.spear import tables as spear_tables
 from papers.spear.published import DENSITIES, Row, meets, published_rows, slo_rows, static_rows
 from papers.spear.reproduction import Study, claims, reproduce
 from papers.spear.reproduction import tables as spear_table
-from papers.spear.tables import READINGS, Fit, Reading, Sampling, Setting, complete
+from papers.spear.tables import READINGS, Reading, Sampling, Setting, complete, fit_tables
 from tests.reports.rendering import lines_of
 from workloads.traces import Trace
 
@@ -93,25 +93,24 @@ def test_planted_tables_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(spear_tables, "REQUESTS", 100)
     rows = planted("mid", (0,))
     monkeypatch.setattr(spear_published, "published_rows", lambda: rows)
-    fit = Fit(SYNTHETIC, ("mid",), (1, 8)).run()
+    fit = fit_tables(SYNTHETIC, ("mid",), (1, 8))
     assert fit["misfit_p99"] < 5e-3
     assert fit["misfit_ttft"] < 5e-2
     assert fit["iteration"].at(DENSITIES["mid"])[1:] == pytest.approx(TABLES.at(DENSITIES["mid"])[1:], rel=0.02)
-    rough = Fit(SYNTHETIC, ("mid",), (1, 1)).run()
+    rough = fit_tables(SYNTHETIC, ("mid",), (1, 1))
     assert rough["misfit_p99"] > 3 * fit["misfit_p99"]
 
 
 def test_held_out_rows_touch_no_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spear_tables, "REQUESTS", 60)
-    task = Fit(SYNTHETIC, tuple(DENSITIES), (1, 2))
-    before = task.run()
+    before = fit_tables(SYNTHETIC, tuple(DENSITIES), (1, 2))
     spoilt = [
         row if row.chunk else dataclasses.replace(row, p99_itl=9.0, ttft=9.0)
         for row in spear_published.published_rows()
     ]
     monkeypatch.setattr(spear_published, "published_rows", lambda: spoilt)
     assert slo_rows()[0].ttft == 9.0
-    after = task.run()
+    after = fit_tables(SYNTHETIC, tuple(DENSITIES), (1, 2))
     assert after["iteration"] == before["iteration"]
     assert (after["misfit_p99"], after["misfit_ttft"]) == (before["misfit_p99"], before["misfit_ttft"])
 
