@@ -284,6 +284,7 @@ def _latency(scenario: ValidationScenario, directory: Path, runs: Path, note: Ca
     """Measured and predicted metrics of an engine, and its predicted capacity in requests per second."""
     from live.validation.backend import LiveBackend, model_source
     from twin.api.run_folder import complete, manifest
+    from twin.validation.profiling import contention
     from twin.validation.run import EngineValidation
 
     engine = LiveBackend(model_source(scenario.model, directory, scenario.seed), clock="direct")
@@ -294,7 +295,8 @@ def _latency(scenario: ValidationScenario, directory: Path, runs: Path, note: Ca
     identity = fingerprint([described, content["version"], files])
     with open_run(runs, "adapt-measure", identity, content, resume=True) as run:
         document = EngineValidation(engine, scenario, directory, None, run, note).document()
-        document = complete(run, document | {"missed": [], "tolerance": 1.0}, figures=True)
+        document |= {"missed": [], "tolerance": 1.0, "contention": contention(run.points().values())}
+        document = complete(run, document, figures=True)
     metrics = document["loads"][0]["metrics"]
     rows = {name: {key: metrics[name][key] for key in ("measured", "predicted", "error")} for name in SHOWN}
     return {"capacity": document["capacity"], "metrics": rows, "run": document["run"]}
