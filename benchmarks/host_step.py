@@ -44,6 +44,7 @@ class Instant:
 
     def __init__(self) -> None:
         self.config = CONFIG
+        self.attention_backend = "triton"
         self.weights = SimpleNamespace(norm=torch.zeros(8), head=torch.zeros(100, 8))
         self._hidden = cache(lambda rows: torch.zeros(rows, 8))
         self._logits = cache(lambda rows: torch.zeros(rows, 100))
